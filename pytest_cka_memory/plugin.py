@@ -1,1 +1,89 @@
-"""Hooks of the pytest plugin."""
+"""The hooks of the plugin, and nothing else; imported by pytest alone."""
+
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import pytest
+
+from pytest_cka_memory import hookspecs, items, reporting, settings, workers
+from pytest_cka_memory.limits import MARKERS
+from pytest_cka_memory.meters import Meter, meter_for
+from pytest_cka_memory.probe import MemoryProbe
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(hookspecs)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    settings.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for build, example in MARKERS.values():
+        config.addinivalue_line("markers", f"{example}: {build.__doc__}")
+    config.stash[items.settings_key] = settings.resolve(config)
+    if workers.worker_input(config) is None:
+        config.pluginmanager.register(reporting.Reporter(config), "cka_memory_reporter")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_cka_memory_meter(device: str) -> Meter:
+    return meter_for(device)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.option.collectonly:
+        return
+    measured = items.check(session.items)
+    named = session.config.stash[items.settings_key].device not in ("auto", "cpu")
+    if measured or named:
+        workers.take_gpu(session.config)
+    if named:  # not there is a usage error now, not a skip later
+        items.meter_of(session.config)
+
+
+@pytest.fixture
+def cka_memory(request: pytest.FixtureRequest) -> Iterator[MemoryProbe]:
+    """Measure regions of the test: ``with cka_memory.measure() as region: ...``."""
+    job = items.job_of(request.node)
+    assert job is not None, "a test that uses this fixture is measured"
+    yield job.probe
+    job.judge_late_regions()
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    job = items.job_of(item)
+    if job is None:
+        return (yield)
+    if items.is_sync_testcase(item):
+        with items.measured_method(item, job):
+            return (yield)
+    result = yield
+    items.refuse_unseen(item, job)
+    return result
+
+
+# Innermost: fixture values are then in both readings and cancel, and what an earlier failure
+# kept in sys.last_traceback is already gone, so it cannot mask a leak.
+@pytest.hookimpl(wrapper=True, trylast=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
+    job = items.job_of(pyfuncitem)
+    if job is None:
+        return (yield)
+    with job.measured_call():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    job = item.stash.get(items.job_key, None)
+    if job is not None and call.when != "setup":
+        # A plain attribute of builtin types: it reaches the controller with the report itself,
+        # and so survives a worker that dies later.
+        report.cka_memory = job.take_payload()  # type: ignore[attr-defined]
+    return report

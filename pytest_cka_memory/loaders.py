@@ -1,0 +1,87 @@
+"""Data loaders seen through: the same to their consumer, watched or cut short by us."""
+
+from collections.abc import Callable, Iterable, Iterator, Sized
+from itertools import islice
+from typing import Any
+
+
+class _LoaderProxy:
+    """Passes for the loader it wraps: every attribute, ``len``, indexing and ``isinstance``."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._loader[index]  # type: ignore[index]
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __bool__(self) -> bool:
+        return bool(self._loader)
+
+    @property
+    def __class__(self) -> Any:
+        # Consumers ask isinstance(loader, DataLoader) and would refuse anything else.
+        return type(self._loader)
+
+    @__class__.setter
+    def __class__(self, value: Any) -> None:
+        raise TypeError("a watched loader stays one")
+
+
+class WatchedLoader(_LoaderProxy):
+    """Calls ``batch_done(size)`` each time its consumer asks for the batch after one."""
+
+    def __init__(self, loader: Iterable[Any], batch_done: Callable[[int | None], None]) -> None:
+        super().__init__(loader)
+        self._batch_done = batch_done
+
+    def __iter__(self) -> Iterator[Any]:
+        for box in map(_boxed, self._loader):
+            size = size_of(box[0])
+            # Popped, so that this frame holds no batch its consumer has let go.
+            yield box.pop()
+            self._batch_done(size)
+
+
+class FirstBatches(_LoaderProxy):
+    """The first `count` batches of a loader."""
+
+    def __init__(self, loader: Iterable[Any], count: int) -> None:
+        super().__init__(loader)
+        self._count = count
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self._loader, self._count)
+
+    def __len__(self) -> int:
+        return min(self._count, super().__len__())
+
+
+def _boxed(batch: Any) -> list[Any]:
+    return [batch]
+
+
+def size_of(batch: Any) -> int | None:
+    """Items in a batch: the first dimension of its first tensor, else its length, else None."""
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else None
+    if isinstance(batch, dict):
+        batch = tuple(batch.values())
+    if isinstance(batch, (list, tuple)):
+        sizes = (size_of(part) for part in batch if not isinstance(part, str))
+        return next((size for size in sizes if size is not None), len(batch))
+    return None
+
+
+def length_of(loader: Iterable[Any]) -> int | None:
+    """Number of batches, where the loader knows it."""
+    try:
+        return len(loader) if isinstance(loader, Sized) else None
+    except TypeError:  # a DataLoader over an iterable dataset
+        return None

@@ -1,0 +1,71 @@
+"""The seam to the devices. Nothing outside this folder asks a device anything.
+
+Importing this package imports no torch: that waits until a device is measured.
+"""
+
+from functools import cache
+
+from pytest_cka_memory.errors import DeviceError
+from pytest_cka_memory.meters.base import Meter, Reading
+
+__all__ = ["KNOWN_DEVICES", "Meter", "Reading", "check_device_name", "meter_for"]
+
+KNOWN_DEVICES = ("auto", "cpu", "cuda", "xpu", "mps", "hpu", "npu", "privateuseone")
+
+
+def check_device_name(name: str) -> str:
+    """Return `name` if it can be a device, without asking whether this machine has it.
+
+    Raises:
+        DeviceError: for anything but a known type, optionally with an index.
+    """
+    kind, _, index = name.partition(":")
+    if kind not in KNOWN_DEVICES or (":" in name and not (index.isdecimal() and kind != "auto")):
+        raise DeviceError(
+            f"unknown device {name!r}; write one of {', '.join(KNOWN_DEVICES)}, or e.g. 'cuda:1'"
+        )
+    return name
+
+
+def meter_for(name: str = "auto") -> Meter:
+    """Return this process's one meter for a device; ``auto`` is the accelerator, else the CPU.
+
+    Raises:
+        DeviceError: for a device that is unknown, not there, or keeps no counters.
+    """
+    kind, _, index = check_device_name(name).partition(":")
+    if kind == "cpu":
+        return _cpu_meter()
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if kind == "auto":
+        return _cpu_meter() if accelerator is None else meter_for(accelerator.type)
+    if accelerator is None or accelerator.type != kind:
+        has = "no accelerator" if accelerator is None else f"only {accelerator.type}"
+        raise DeviceError(
+            f"device {name!r} is not there: torch {torch.__version__} finds {has} on this machine; "
+            "write cpu, or auto to take what there is"
+        )
+    number = int(index) if index else torch.accelerator.current_device_index()
+    if number >= torch.accelerator.device_count():
+        raise DeviceError(
+            f"device {name!r} is not there: torch finds {torch.accelerator.device_count()}, "
+            "counted from 0"
+        )
+    return _accelerator_meter(kind, number)
+
+
+# One meter a device and process: peaks are reset globally, so nested regions must share one.
+@cache
+def _cpu_meter() -> Meter:
+    from pytest_cka_memory.meters.cpu import CpuMeter
+
+    return CpuMeter()
+
+
+@cache
+def _accelerator_meter(kind: str, index: int) -> Meter:
+    from pytest_cka_memory.meters.accelerator import AcceleratorMeter
+
+    return AcceleratorMeter(kind, index)

@@ -1,0 +1,43 @@
+"""The seed notebook's two functions, under their own names, on any device."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from pytest_cka_memory.loaders import length_of
+from pytest_cka_memory.probe import MemoryProbe
+
+
+def measure_memory_retention(
+    func: Callable[[], Any], device: str | None = None
+) -> tuple[Any, float, float]:
+    """Measure what `func` keeps: ``(result, peak_mb, retained_mb)``.
+
+    As in the notebook, the peak includes what was there before, and the result is alive when
+    retention is read. Unlike there, old memory that `func` frees cannot hide what it keeps.
+    """
+    region = MemoryProbe(device).run(func)
+    return region.result, region.peak_mb, region.retained_mb
+
+
+def measure_memory_at_batch_counts(
+    func: Callable[[Any, Any], Any],
+    model_fn: Callable[[], Any],
+    dataloader: Iterable[Any],
+    batch_counts: Sequence[int],
+    device: str | None = None,
+) -> list[float]:
+    """Retained memory in MB after ``func(model, loader)``, for each number of batches.
+
+    Each count gets a fresh ``model_fn()``, moved to the device and in eval mode, and a loader of
+    so many batches; as in the notebook, counts above what `dataloader` has are cut to that.
+    """
+    probe = MemoryProbe(device)
+    available = length_of(dataloader)
+    counts = [n if available is None else min(n, available) for n in batch_counts]
+    retained = {
+        count: probe.sweep(
+            func, dataloader, (count,), setup=lambda: model_fn().to(probe.device).eval()
+        ).retained_mb[0]
+        for count in counts
+    }
+    return [retained[count] for count in counts]

@@ -1,0 +1,307 @@
+"""Measure regions of code: in a test through the ``cka_memory`` fixture, anywhere else directly."""
+
+import gc
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_cka_memory.errors import RegionError
+from pytest_cka_memory.gauge import Gauge, gauge_for
+from pytest_cka_memory.loaders import FirstBatches, WatchedLoader, length_of
+from pytest_cka_memory.meters import Meter, meter_for
+from pytest_cka_memory.region import FIGURES, RegionRecord
+from pytest_cka_memory.timeline import Sample
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A device's memory at one moment, in bytes."""
+
+    allocated_bytes: int
+    """Live now."""
+    reserved_bytes: int | None
+    """Held by the allocator; None where the device has no reserve."""
+    peak_bytes: int
+    """Highest live level so far in the region around, else since the last one."""
+    peak_reserved_bytes: int | None
+    """Highest reserve so far, likewise."""
+
+
+class Region:
+    """A measured stretch of code. Its figures can be read once it has ended.
+
+    Every figure of :class:`~pytest_cka_memory.region.RegionRecord` in bytes is an attribute, and
+    the same in MB (2**20 bytes): ``region.retained_bytes``, ``region.retained_mb``.
+    """
+
+    start_bytes: int
+    end_bytes: int
+    peak_bytes: int
+    peak_increase_bytes: int
+    retained_bytes: int
+    net_bytes: int
+    reserved_start_bytes: int | None
+    reserved_peak_bytes: int | None
+    reserved_end_bytes: int | None
+    reserved_increase_bytes: int | None
+    one_time_bytes: int | None
+    growth_bytes_per_batch: float | None
+    start_mb: float
+    end_mb: float
+    peak_mb: float
+    peak_increase_mb: float
+    retained_mb: float
+    net_mb: float
+    reserved_start_mb: float | None
+    reserved_peak_mb: float | None
+    reserved_end_mb: float | None
+    reserved_increase_mb: float | None
+    one_time_mb: float | None
+    growth_mb_per_batch: float | None
+
+    def __init__(self, label: str, gauge: Gauge) -> None:
+        self.label = label
+        self.result: Any = None
+        """What the function returned, where :meth:`MemoryProbe.run` called one."""
+        self._gauge = gauge
+        self._samples: list[Sample] = []
+        self._record: RegionRecord | None = None
+        self._span = gauge.open()
+
+    @property
+    def timeline(self) -> tuple[Sample, ...]:
+        """One sample per batch boundary so far."""
+        return tuple(self._samples)
+
+    @property
+    def record(self) -> RegionRecord:
+        """All figures as plain data.
+
+        Raises:
+            RegionError: while the region is open.
+        """
+        if self._record is None:
+            raise RegionError(
+                f"region {self.label!r} is still open; read its figures after its 'with' block"
+            )
+        return self._record
+
+    def batches(self, loader: Iterable[Any]) -> Any:
+        """Return `loader`, the same to its consumer, sampled at each batch boundary."""
+        return WatchedLoader(loader, self._sample_if_open)
+
+    def batch_done(self, size: int | None = None) -> None:
+        """Sample a batch boundary in a loop of one's own; `size` is the number of items.
+
+        Raises:
+            RegionError: after the region has ended.
+        """
+        if self._record is not None:
+            raise RegionError(
+                f"region {self.label!r} has ended; call batch_done inside its 'with' block"
+            )
+        self._sample_if_open(size)
+
+    def _sample_if_open(self, size: int | None) -> None:
+        if self._record is not None:  # its loader is used on, after the region
+            return
+        reading, peak_bytes = self._gauge.sample(self._span)
+        # Garbage in cycles is no growth. To collect costs more than most batches, so it is done
+        # only where the level is higher than ever.
+        highest = max((s.requested_bytes for s in self._samples), default=None)
+        if highest is not None and reading.requested_bytes > highest:
+            gc.collect()
+            reading, _ = self._gauge.sample(self._span)
+        self._samples.append(
+            Sample(
+                batch=len(self._samples) + 1,
+                size=size,
+                allocated_bytes=reading.allocated_bytes,
+                requested_bytes=reading.requested_bytes,
+                peak_bytes=peak_bytes,
+            )
+        )
+
+    def _close(self, completed: bool, first_run_retained_bytes: int | None = None) -> None:
+        closing = self._gauge.close(self._span)
+        span, end, one_time_bytes = self._span, closing.end, closing.workspace_bytes
+        if first_run_retained_bytes is not None:
+            kept_once = max(0, first_run_retained_bytes - closing.retained_bytes)
+            one_time_bytes = (one_time_bytes or 0) + kept_once
+        self._record = RegionRecord(
+            label=self.label,
+            completed=completed,
+            start_bytes=span.start.allocated_bytes,
+            end_bytes=end.allocated_bytes,
+            peak_bytes=span.peak_bytes,
+            retained_bytes=closing.retained_bytes,
+            reserved_start_bytes=span.start.reserved_bytes,
+            reserved_peak_bytes=span.peak_reserved_bytes,
+            reserved_end_bytes=end.reserved_bytes,
+            one_time_bytes=one_time_bytes,
+            timeline=self.timeline,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached only for what is no ordinary attribute: the figures, in bytes or in MB.
+        figure = name.replace("_mb", "_bytes")
+        if figure not in FIGURES:
+            raise AttributeError(f"a region has no {name!r}; its figures are {', '.join(FIGURES)}")
+        return self.record.in_mb(figure) if figure != name else getattr(self.record, figure)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One region per batch count, each on a fresh set-up, as the seed's timeline does it."""
+
+    batch_counts: tuple[int, ...]
+    regions: tuple[Region, ...]
+
+    @property
+    def retained_mb(self) -> list[float]:
+        """Retained after each count, in MB."""
+        return [region.retained_mb for region in self.regions]
+
+    @property
+    def growth_mb_per_batch(self) -> float:
+        """(last retained - first) / (last count - first): 0.0 where memory does not grow.
+
+        Raises:
+            RegionError: for a single batch count.
+        """
+        if len(self.batch_counts) < 2:
+            raise RegionError("growth needs two batch counts or more, e.g. batch_counts=(1, 8)")
+        rise = self.retained_mb[-1] - self.retained_mb[0]
+        return rise / (self.batch_counts[-1] - self.batch_counts[0])
+
+
+class MemoryProbe:
+    """Measures one device.
+
+    Args:
+        device: ``"auto"`` (or None) for the accelerator if there is one, else the CPU; or
+            ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ...
+        meter: something else to read from, such as
+            :class:`~pytest_cka_memory.testing.ScriptedMeter`.
+
+    Raises:
+        DeviceError: for a device that is unknown or not there.
+    """
+
+    def __init__(
+        self, device: "torch.device | str | None" = None, *, meter: Meter | None = None
+    ) -> None:
+        self.meter = meter or meter_for("auto" if device is None else str(device))
+        self.records: list[RegionRecord] = []
+        """The figures of every region that has ended."""
+        self._gauge = gauge_for(self.meter)
+        self._labels: Counter[str] = Counter()
+
+    @property
+    def device(self) -> "torch.device":
+        """The device measured; put models there."""
+        import torch
+
+        return torch.device(self.meter.device)
+
+    @contextmanager
+    def measure(self, label: str | None = None) -> Iterator[Region]:
+        """Measure a ``with`` block. Blocks may nest; an outer one includes its inner ones."""
+        region = Region(self._unique(label or "region"), self._gauge)
+        with self._closing(region):
+            yield region
+
+    def run(
+        self, func: Callable[..., Any], /, *args: Any, warmup: int = 0, **kwargs: Any
+    ) -> Region:
+        """Measure ``func(*args, **kwargs)``; the region's ``result`` is what it returned.
+
+        The result is alive when the region ends, and so counts as retained. With ``warmup=n``,
+        `func` runs n times before; what the first of these kept and the measured run did not is
+        the region's ``one_time_bytes``.
+        """
+        label = self._unique(_name_of(func))
+        rehearsals = []
+        for _ in range(warmup):
+            rehearsal = Region(label, self._gauge)
+            with self._closing(rehearsal, record=False):
+                func(*args, **kwargs)
+            rehearsals.append(rehearsal.retained_bytes)
+        region = Region(label, self._gauge)
+        with self._closing(region, first_run_retained_bytes=rehearsals[0] if rehearsals else None):
+            region.result = func(*args, **kwargs)
+        return region
+
+    def sweep(
+        self,
+        func: Callable[..., Any],
+        loader: Iterable[Any],
+        batch_counts: Sequence[int] = (1, 2, 4, 8, 16),
+        setup: Callable[[], Any] | None = None,
+    ) -> Sweep:
+        """Measure `func` over the first n batches of `loader`, for each n in `batch_counts`.
+
+        `func` is called with what `setup` returned (if given) and the shortened loader. `setup`
+        runs anew, outside the region, for each count.
+
+        Raises:
+            ValueError: for no counts, counts that do not rise, or a loader too short.
+        """
+        counts = _checked_counts(batch_counts, loader)
+        name = _name_of(func)
+        regions = []
+        for count in counts:
+            prepared = () if setup is None else (setup(),)
+            with self.measure(f"{name} x{count}") as region:
+                func(*prepared, region.batches(FirstBatches(loader, count)))
+            regions.append(region)
+        return Sweep(counts, tuple(regions))
+
+    def snapshot(self) -> Snapshot:
+        """Read the device's memory now."""
+        reading = self._gauge.snapshot()
+        return Snapshot(
+            allocated_bytes=reading.allocated_bytes,
+            reserved_bytes=reading.reserved_bytes,
+            peak_bytes=reading.peak_bytes,
+            peak_reserved_bytes=reading.peak_reserved_bytes,
+        )
+
+    @contextmanager
+    def _closing(
+        self, region: Region, *, record: bool = True, first_run_retained_bytes: int | None = None
+    ) -> Iterator[None]:
+        completed = False
+        try:
+            yield
+            completed = True
+        finally:
+            region._close(completed, first_run_retained_bytes)
+            if record:
+                self.records.append(region.record)
+
+    def _unique(self, label: str) -> str:
+        self._labels[label] += 1
+        return label if self._labels[label] == 1 else f"{label} #{self._labels[label]}"
+
+
+def _name_of(func: Callable[..., Any]) -> str:
+    return getattr(func, "__name__", type(func).__name__)
+
+
+def _checked_counts(batch_counts: Sequence[int], loader: Iterable[Any]) -> tuple[int, ...]:
+    counts = tuple(batch_counts)
+    if not counts or counts[0] < 1 or list(counts) != sorted(set(counts)):
+        raise ValueError(f"batch_counts must be rising numbers, 1 or more, not {counts}")
+    available = length_of(loader)
+    if available is not None and available < counts[-1]:
+        raise ValueError(
+            f"the loader has {available} batches, batch_counts asks for {counts[-1]}; "
+            f"write counts up to {available}, or give more data"
+        )
+    return counts

@@ -1,0 +1,114 @@
+"""The end of a session, in the one process that reports: gather, write, gate and print."""
+
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from pytest_cka_memory import items
+from pytest_cka_memory.errors import ReportError
+from pytest_cka_memory.reports import files, json_file, terminal
+from pytest_cka_memory.reports.terminal import Line
+from pytest_cka_memory.session import Gathered
+from pytest_cka_memory.settings import describe
+
+
+class Reporter:
+    """Registered where test reports arrive: a serial run, or the controller of a parallel one."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.settings = config.stash[items.settings_key]
+        self.gathered = Gathered()
+        self.problems: list[str] = []
+        """What failed the session beyond its tests."""
+        if self.settings.json_path is not None and not config.option.collectonly:
+            try:
+                files.check_writable(self.settings.json_path)
+            except ReportError as error:
+                raise pytest.UsageError(f"--cka-memory-json: {error}") from None
+
+    def pytest_report_header(self) -> list[str]:
+        described = describe(self.settings)
+        return [f"cka-memory: {described}"] if described else []
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        self.gathered.expect(item.nodeid for item in session.items)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
+        self.gathered.expect(ids)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        payload = getattr(report, "cka_memory", None)
+        if payload is not None:
+            worker = getattr(report, "worker_id", "main")
+            self.gathered.add(report.nodeid, worker, _outcome(report), payload)
+        if report.when == "teardown":
+            self.gathered.finish(report.nodeid, teardown_failed=report.failed)
+
+    # Not sessionfinish: by then the exit status is settled.
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, Any, Any]:
+        result = yield
+        measured, wanted = self.gathered.measured, self.settings.min_regions
+        if measured < wanted and not session.config.option.collectonly:
+            self._fail(session, f"{measured} regions measured, --cka-memory-min-regions={wanted}")
+        return result
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        path = self.settings.json_path
+        if path is None or exitstatus == pytest.ExitCode.USAGE_ERROR:
+            return
+        if session.config.option.collectonly:
+            return
+        gathered = self.gathered
+        try:
+            files.write_whole(
+                path,
+                json_file.text(gathered.description(), gathered.results, gathered.missing),
+            )
+        except ReportError as error:
+            self._fail(session, str(error))
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        lines = list(self._lines(terminalreporter._tw.fullwidth))
+        if lines:
+            terminalreporter.section("cka-memory")
+        for line in lines:
+            colour = {line.colour: True} if line.colour else {}
+            terminalreporter.write_line(line.text, **colour)
+
+    def _lines(self, width: int) -> Iterator[Line]:
+        settings, gathered = self.settings, self.gathered
+        if settings.report and gathered.results:
+            yield from terminal.table(gathered.results, max(width, 100))
+            yield Line("")
+            yield from terminal.legend(gathered.description())
+            yield from terminal.findings(gathered.results, max(width, 100))
+        if settings.report or settings.json_path:
+            if not gathered.results:
+                yield Line(_NOTHING, "yellow")
+            for reason, count in gathered.unmeasured.items():
+                yield Line(f"{count} not measured: {reason}", "yellow")
+            yield from terminal.missing(gathered.missing)
+        if settings.json_path and not self.problems:
+            yield Line(f"figures written to {settings.json_path}")
+        for problem in self.problems:
+            yield Line(f"FAILED: {problem}", "red")
+
+    def _fail(self, session: pytest.Session, problem: str) -> None:
+        self.problems.append(problem)
+        session.testsfailed += 1
+
+
+_NOTHING = (
+    "nothing was measured: give tests a memory marker or the cka_memory fixture, "
+    "or write --cka-memory-report to measure every test"
+)
+
+
+def _outcome(report: pytest.TestReport) -> str:
+    if hasattr(report, "wasxfail"):
+        return "xpassed" if report.passed else "xfailed"
+    return "error" if report.when == "teardown" and report.failed else report.outcome

@@ -1,0 +1,1 @@
+"""Results to text: every module here takes plain results and returns lines or strings."""

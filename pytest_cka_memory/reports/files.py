@@ -1,0 +1,45 @@
+"""Write a report file whole or not at all."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from pytest_cka_memory.errors import ReportError
+
+
+def check_writable(path: Path) -> None:
+    """Make the folder of `path` and try to write there, before any test has run.
+
+    Raises:
+        ReportError: naming the path and the reason.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write `text` to `path`, so that readers find the old file or the new one, never a part.
+
+    Raises:
+        ReportError: naming the path and the reason; an old file is untouched.
+    """
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            temporary = Path(file.name)
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)  # a temporary file starts private
+        temporary.replace(path)
+    except OSError as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise ReportError(f"cannot write {path}: {error.strerror or error}") from error

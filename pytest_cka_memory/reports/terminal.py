@@ -1,0 +1,127 @@
+"""The table in the terminal summary, as lines with a colour each."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tabulate import tabulate
+
+from pytest_cka_memory.results import Result
+from pytest_cka_memory.units import format_size
+
+_BARS = "▁▂▃▄▅▆▇█"
+_NAME_WIDTH = 16
+_MAX_NAMED = 10
+
+
+class Line(NamedTuple):
+    """A line and how to colour it on a terminal that can."""
+
+    text: str
+    colour: str | None = None
+
+
+def table(results: Sequence[Result], width: int = 100) -> list[Line]:
+    """One row a region; names are cut on the left to fit `width` columns."""
+    has_reserve = any(result.record.reserved_peak_bytes is not None for result in results)
+    rows = [_row(result, has_reserve=has_reserve) for result in results]
+    # The header is a row like the others: as a header, tabulate would widen every column.
+    cells = [list(rows[0]), *(list(row.values()) for row in rows)]
+    align = ("left", *("right",) * (len(rows[0]) - 2), "left", "left")
+    figures = tabulate(cells, tablefmt="plain", disable_numparse=True, colalign=align[1:])
+    room = max(_NAME_WIDTH, width - max(map(len, figures.splitlines())) - 2)
+    names = ["region", *(_cut(name, room) for name in _names(results))]
+    cells = [[name, *row] for name, row in zip(names, cells, strict=True)]
+    text = tabulate(cells, tablefmt="plain", disable_numparse=True, colalign=align)
+    head, *body = text.splitlines()
+    coloured = [Line(row, _colour(result)) for row, result in zip(body, results, strict=True)]
+    return [Line(head), Line("-" * max(map(len, [head, *body]))), *coloured]
+
+
+def _row(result: Result, *, has_reserve: bool) -> dict[str, str]:
+    record = result.record
+    growth = record.growth_bytes_per_batch
+    reserve = {"reserved": format_size(record.reserved_peak_bytes)} if has_reserve else {}
+    return {
+        "batches": str(record.batches or "-"),
+        "start": format_size(record.start_bytes),
+        "peak": format_size(record.peak_bytes),
+        "increase": format_size(record.peak_increase_bytes),
+        "retained": format_size(record.retained_bytes),
+        "growth/b": format_size(growth),
+        **reserve,
+        "timeline": spark([sample.allocated_bytes for sample in record.timeline]),
+        "verdict": result.verdict,
+    }
+
+
+def _names(results: Sequence[Result]) -> list[str]:
+    """Test and label; with the file too where two files have a test of that name."""
+    tests = [result.nodeid.partition("::")[2] for result in results]
+    owners: dict[str, set[str]] = {}
+    for test, result in zip(tests, results, strict=True):
+        owners.setdefault(test, set()).add(result.nodeid)
+    return [
+        f"{test if len(owners[test]) == 1 else result.nodeid} {result.record.label}".rstrip()
+        for test, result in zip(tests, results, strict=True)
+    ]
+
+
+def _cut(name: str, room: int) -> str:
+    return name if len(name) <= room else "…" + name[1 - room :]
+
+
+def spark(levels: Sequence[int], width: int = 8) -> str:
+    """Draw levels as a line of bars, lowest to highest; at most `width` of them, evenly taken."""
+    if not levels:
+        return ""
+    step = max(1, len(levels) / width)
+    taken = [levels[min(len(levels) - 1, int(i * step))] for i in range(min(width, len(levels)))]
+    taken[-1] = levels[-1]
+    low, high = min(taken), max(taken)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((level - low) * scale)] for level in taken)
+
+
+def _colour(result: Result) -> str | None:
+    return {"ok": "green", "BREACH": "red", "not judged": "yellow"}.get(result.verdict)
+
+
+def legend(session: Mapping[str, Any]) -> list[Line]:
+    """Say what was measured, by what, and what such figures can and cannot see."""
+    versions = [f"torch {session['torch']}"]
+    versions += [f"CUDA {session['cuda']}"] if session["cuda"] else []
+    return [
+        Line(f"device: {session['device']} ({session['device_name']}), {', '.join(versions)}"),
+        Line(f"meter: {session['meter']}; sizes in MB (2**20 bytes) where no unit is given"),
+        *(Line(f"  {note}") for note in session["notes"]),
+        Line("start: live at entry; peak: highest live; increase: peak - start; retained: born"),
+        Line("inside and alive at the end; growth/b: rise of the upper level a batch (5+ batches)"),
+    ]
+
+
+def findings(results: Sequence[Result], width: int = 100) -> list[Line]:
+    """Name what was broken, and what was not judged and why."""
+    lines = []
+    for result in results:
+        for breach in result.breaches:
+            lines.append(Line(f"BREACH {result.name}", "red"))
+            sentence = textwrap.wrap(f"{breach.limit}: {breach.message}", width - 2)
+            lines += [Line(f"  {part}", "red") for part in sentence]
+        for unjudged in result.unjudged:
+            lines.append(Line(f"not judged {result.name}", "yellow"))
+            lines.append(Line(f"  {unjudged.limit}: {unjudged.reason}", "yellow"))
+        if not result.record.completed:
+            why = "the test was skipped" if result.outcome == "skipped" else "the test failed"
+            lines.append(Line(f"not judged {result.name}: {why}", "yellow"))
+    return lines
+
+
+def missing(nodeids: Sequence[str]) -> list[Line]:
+    """Say how many results are missing, and name the first of them."""
+    if not nodeids:
+        return []
+    named = [Line(f"  {nodeid}", "yellow") for nodeid in nodeids[:_MAX_NAMED]]
+    more = [Line(f"  ... and {len(nodeids) - _MAX_NAMED} more", "yellow")]
+    head = Line(f"{len(nodeids)} collected tests have no result (stopped early, or lost)", "yellow")
+    return [head, *named, *(more if len(nodeids) > _MAX_NAMED else [])]

@@ -1,0 +1,79 @@
+"""What one region of one test came to: its figures and what the limits say of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pytest_cka_memory.limits import Breach, Limit, Unjudged
+from pytest_cka_memory.region import RegionRecord
+
+
+@dataclass(frozen=True)
+class Result:
+    """A region, judged. Becomes builtin types to ride on a test report to any process."""
+
+    nodeid: str
+    record: RegionRecord
+    breaches: tuple[Breach, ...] = ()
+    unjudged: tuple[Unjudged, ...] = ()
+    limits: tuple[str, ...] = ()
+    """Those that applied, as users write them."""
+    outcome: str = "passed"
+    """The test's: passed, failed, skipped, xfailed, xpassed or error."""
+    worker: str = "main"
+
+    @property
+    def name(self) -> str:
+        """Test and label, as people would say it."""
+        return f"{self.nodeid} {self.record.label}".rstrip()
+
+    @property
+    def verdict(self) -> str:
+        """In a word or two: ok, BREACH, no limit, not judged."""
+        if self.breaches:
+            return "BREACH"
+        if not self.limits:
+            return "no limit"
+        if not self.record.completed or len(self.unjudged) == len(self.limits):
+            return "not judged"
+        return "ok"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Builtin types only, in the order of the published schema."""
+        record = self.record.to_dict()
+        return {
+            "nodeid": self.nodeid,
+            "label": record.pop("label"),
+            "worker": self.worker,
+            "outcome": self.outcome,
+            "verdict": self.verdict,
+            **record,
+            "limits": list(self.limits),
+            "breaches": [breach.to_dict() for breach in self.breaches],
+            "unjudged": [asdict(unjudged) for unjudged in self.unjudged],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Result":
+        """Rebuild from :meth:`to_dict`."""
+        return cls(
+            nodeid=data["nodeid"],
+            record=RegionRecord.from_dict(data),
+            breaches=tuple(Breach(**breach) for breach in data["breaches"]),
+            unjudged=tuple(Unjudged(**unjudged) for unjudged in data["unjudged"]),
+            limits=tuple(data["limits"]),
+            outcome=data["outcome"],
+            worker=data["worker"],
+        )
+
+
+def judge(nodeid: str, record: RegionRecord, limits: Sequence[Limit]) -> Result:
+    """Hold `record` against every limit; one that an exception left is not judged."""
+    verdicts = [limit.judge(record) for limit in limits] if record.completed else []
+    return Result(
+        nodeid,
+        record,
+        breaches=tuple(v for v in verdicts if isinstance(v, Breach)),
+        unjudged=tuple(v for v in verdicts if isinstance(v, Unjudged)),
+        limits=tuple(limit.text for limit in limits),
+    )

@@ -1,0 +1,97 @@
+"""Gathers the results of a session, from this process or from any worker, off the test reports."""
+
+import platform
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from typing import Any
+
+from pytest_cka_memory._version import __version__
+from pytest_cka_memory.meters import Meter
+from pytest_cka_memory.results import Result
+
+Payload = dict[str, Any]
+"""What rides on a test report: ``facts``, ``regions`` and ``unmeasured``; builtin types only."""
+
+
+def facts_of(meter: Meter) -> dict[str, Any]:
+    """What the figures of `meter` depend on; asked in the process that measured."""
+    import torch
+
+    return {
+        "device": meter.device,
+        "device_name": meter.device_name,
+        "meter": meter.name,
+        "notes": list(meter.notes),
+        "torch": str(torch.__version__),
+        "cuda": torch.version.cuda if meter.device.startswith("cuda") else None,
+    }
+
+
+@dataclass
+class Gathered:
+    """All results so far. The controller of an xdist run has one; workers need none."""
+
+    started: str = field(
+        default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds")
+    )
+    facts: dict[str, Any] = field(default_factory=dict)
+    unmeasured: Counter[str] = field(default_factory=Counter)
+    """Why tests that were to be measured could not be -> how many."""
+    workers: set[str] = field(default_factory=set)
+    _expected: dict[str, int] = field(default_factory=dict)
+    _finished: set[str] = field(default_factory=set)
+    _results: dict[str, list[Result]] = field(default_factory=dict)
+
+    def expect(self, nodeids: Iterable[str]) -> None:
+        """Note the tests of this session, in their order."""
+        for nodeid in nodeids:
+            self._expected.setdefault(nodeid, len(self._expected))
+
+    def add(self, nodeid: str, worker: str, outcome: str, payload: Payload) -> None:
+        """Take in what one report carries."""
+        self.workers.add(worker)
+        self.facts = self.facts or payload["facts"]
+        for reason in payload["unmeasured"]:
+            self.unmeasured[reason] += 1
+        results = [Result.from_dict(region) for region in payload["regions"]]
+        self._results.setdefault(nodeid, []).extend(
+            replace(result, worker=worker, outcome=outcome) for result in results
+        )
+
+    def finish(self, nodeid: str, *, teardown_failed: bool = False) -> None:
+        """Note that a test has run to its end."""
+        self._finished.add(nodeid)
+        if teardown_failed:
+            self._results[nodeid] = [
+                replace(result, outcome="error") for result in self._results.get(nodeid, [])
+            ]
+
+    @property
+    def results(self) -> list[Result]:
+        """Every region, in the order of collection whatever process ran it."""
+        order = sorted(self._results, key=lambda nodeid: self._expected.get(nodeid, sys.maxsize))
+        return [result for nodeid in order for result in self._results[nodeid]]
+
+    @property
+    def missing(self) -> list[str]:
+        """Collected tests without a result."""
+        return [nodeid for nodeid in self._expected if nodeid not in self._finished]
+
+    @property
+    def measured(self) -> int:
+        """Regions that ran to their end: what a gate may count on."""
+        return sum(result.record.completed for result in self.results)
+
+    def description(self) -> Mapping[str, Any]:
+        """The session, as the head of a report."""
+        unknown = dict.fromkeys(("device", "device_name", "meter", "torch", "cuda"))
+        return {
+            **(self.facts or {**unknown, "notes": []}),
+            "python": platform.python_version(),
+            "plugin": __version__,
+            "workers": len(self.workers),
+            "started": self.started,
+        }

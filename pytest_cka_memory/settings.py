@@ -1,0 +1,130 @@
+"""The command line and the ini file, resolved once into frozen settings."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pytest_cka_memory.errors import DeviceError, SizeError
+from pytest_cka_memory.meters import KNOWN_DEVICES, check_device_name
+from pytest_cka_memory.units import format_exact, parse_megabytes
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What this session was asked to do."""
+
+    report: bool
+    """Measure every test and print the table."""
+    device: str
+    """As the user named it; ``auto`` unless told otherwise."""
+    json_path: Path | None
+    """Where the JSON report goes, if anywhere."""
+    max_retained_bytes: int | None
+    """Limit for tests that have none of their own."""
+    max_peak_bytes: int | None
+    """Limit for tests that have none of their own."""
+    min_regions: int
+    """Fewer measured regions than this fail the session."""
+
+    @property
+    def measures_all(self) -> bool:
+        """Whether tests without marker and fixture are measured too."""
+        limits = (self.max_retained_bytes, self.max_peak_bytes)
+        return self.report or any(limit is not None for limit in limits)
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Declare every option, with an ini key of the same name."""
+    group = parser.getgroup("cka-memory", "memory regression tests for PyTorch")
+    flag = "measure every test and print a table of memory figures"
+    group.addoption("--cka-memory-report", action="store_true", default=None, help=flag)
+    parser.addini("cka_memory_report", flag, type="bool", default=None)
+    for name, metavar, text in _VALUED:
+        group.addoption(f"--cka-memory-{name}", metavar=metavar, default=None, help=text)
+        parser.addini(_ini_key(name), text, default=None)
+
+
+_VALUED = (
+    ("device", "DEVICE", f"device to measure: {', '.join(KNOWN_DEVICES)}, cuda:N; default auto"),
+    ("json", "PATH", "write the figures of every region to this JSON file"),
+    ("max-retained-mb", "MB", "max_retained_mb for tests that have no such marker"),
+    ("max-peak-mb", "MB", "max_peak_mb for tests that have no such marker"),
+    ("min-regions", "N", "fail the session if fewer regions were measured"),
+)
+
+
+def resolve(config: pytest.Config) -> Settings:
+    """Read command line, then ini, then defaults.
+
+    Raises:
+        pytest.UsageError: for a value that cannot be used; it names the option and says what to
+            write instead.
+    """
+    report = config.getoption("--cka-memory-report")
+    return Settings(
+        report=bool(config.getini("cka_memory_report") if report is None else report),
+        device=_device(_valued(config, "device") or "auto"),
+        json_path=_path(config, "json"),
+        max_retained_bytes=_size(config, "max-retained-mb"),
+        max_peak_bytes=_size(config, "max-peak-mb"),
+        min_regions=_count(config, "min-regions"),
+    )
+
+
+def _ini_key(name: str) -> str:
+    return "cka_memory_" + name.replace("-", "_")
+
+
+def _valued(config: pytest.Config, name: str) -> str | None:
+    value = config.getoption(f"--cka-memory-{name}")
+    return value if value is not None else config.getini(_ini_key(name)) or None
+
+
+def _device(name: str) -> str:
+    try:
+        return check_device_name(name)
+    except DeviceError as error:
+        raise pytest.UsageError(f"--cka-memory-device: {error}") from None
+
+
+def _size(config: pytest.Config, name: str) -> int | None:
+    text = _valued(config, name)
+    try:
+        return None if text is None else parse_megabytes(text)
+    except SizeError as error:
+        raise pytest.UsageError(f"--cka-memory-{name}: {error}") from None
+
+
+def _count(config: pytest.Config, name: str) -> int:
+    text = _valued(config, name) or "0"
+    if not text.isdecimal():
+        raise pytest.UsageError(
+            f"--cka-memory-{name}: cannot read {text!r} as a number of regions; write e.g. 1"
+        )
+    return int(text)
+
+
+def _path(config: pytest.Config, name: str) -> Path | None:
+    text = _valued(config, name)
+    if text is None:
+        return None
+    on_command_line = config.getoption(f"--cka-memory-{name}") is not None
+    path = (config.invocation_params.dir if on_command_line else config.rootpath) / text
+    if path.is_dir():
+        raise pytest.UsageError(f"--cka-memory-{name}: {path} is a folder; write a file's path")
+    return path
+
+
+def describe(settings: Settings) -> str:
+    """Return what was asked for beyond the defaults, in a line; empty where nothing was."""
+    limits = {
+        "max retained": settings.max_retained_bytes,
+        "max peak": settings.max_peak_bytes,
+    }
+    parts = ["every test measured"] if settings.measures_all else []
+    parts += [f"device {settings.device}"] if settings.device != "auto" else []
+    parts += [f"{name} {format_exact(size)}" for name, size in limits.items() if size is not None]
+    parts += [f"at least {settings.min_regions} regions"] if settings.min_regions else []
+    parts += [f"JSON to {settings.json_path}"] if settings.json_path else []
+    return ", ".join(parts)

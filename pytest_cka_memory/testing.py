@@ -1,0 +1,85 @@
+"""For tests of the plugin, and of plugins built on it: a meter that is moved by hand."""
+
+from itertools import count
+
+from pytest_cka_memory.meters import Meter, Reading
+
+
+class ScriptedMeter(Meter):
+    """Memory that exists only as numbers; every report names it as scripted.
+
+    >>> meter = ScriptedMeter()
+    >>> block = meter.allocate(512)
+    >>> meter.read().allocated_bytes
+    512
+    >>> meter.free(block)
+    """
+
+    device = "cpu"
+    device_name = "no device"
+    name = "scripted figures"
+    notes = ("nothing was measured: a test wrote these figures by hand",)
+
+    def __init__(self, *, has_reserve: bool = False) -> None:
+        self._has_reserve = has_reserve
+        self._blocks: dict[int, int] = {}
+        self._handles = count(1)
+        self._last = 0
+        self._workspace_bytes = 0
+        self._reserved = 0
+        self._peak = 0
+        self._peak_reserved = 0
+
+    def allocate(self, size_bytes: int) -> int:
+        """Allocate a block; returns its handle, for :meth:`free`."""
+        self._last = next(self._handles)
+        self._blocks[self._last] = size_bytes
+        self._rise()
+        return self._last
+
+    def free(self, handle: int) -> None:
+        """Free a block; a reserve keeps its bytes until :meth:`clean`."""
+        del self._blocks[handle]
+
+    def use_workspace(self, size_bytes: int) -> None:
+        """Let a library allocate a workspace, which only :meth:`clean` drops."""
+        self._workspace_bytes += size_bytes
+        self._rise()
+
+    def start(self) -> None:
+        """Scripted figures are always there."""
+
+    def stop(self) -> None:
+        """Scripted figures are always there."""
+
+    def clean(self) -> int | None:
+        dropped, self._workspace_bytes = self._workspace_bytes, 0
+        self._reserved = self._level()
+        return dropped if self._has_reserve else None
+
+    def read(self) -> Reading:
+        return Reading(
+            allocated_bytes=self._level(),
+            requested_bytes=self._level(),
+            peak_bytes=self._peak,
+            reserved_bytes=self._reserved if self._has_reserve else None,
+            peak_reserved_bytes=self._peak_reserved if self._has_reserve else None,
+        )
+
+    def reset_peak(self) -> None:
+        self._peak = self._level()
+        self._peak_reserved = self._reserved
+
+    def mark(self) -> int:
+        return self._last
+
+    def retained_since(self, mark: int) -> int:
+        return sum(size for handle, size in self._blocks.items() if handle > mark)
+
+    def _level(self) -> int:
+        return sum(self._blocks.values()) + self._workspace_bytes
+
+    def _rise(self) -> None:
+        self._reserved = max(self._reserved, self._level())
+        self._peak = max(self._peak, self._level())
+        self._peak_reserved = max(self._peak_reserved, self._reserved)

@@ -1,0 +1,68 @@
+"""Bytes and how people write them. MB means 2**20 bytes everywhere, as in the seed notebook."""
+
+import math
+import re
+
+from pytest_cka_memory.errors import SizeError
+
+MB = 2**20
+
+_UNITS = {"B": 1, "KB": 2**10, "KIB": 2**10, "MB": MB, "MIB": MB, "GB": 2**30, "GIB": 2**30}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B|B)\s*", re.IGNORECASE)
+
+
+def megabytes(value: object) -> int:
+    """Read a limit as a user writes it: a number of MB, or a text with a unit; returns bytes.
+
+    Raises:
+        SizeError: for a negative or infinite number, NaN, a bool, or a text that is no size.
+    """
+    if isinstance(value, str):
+        return parse_size(value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise SizeError(f"cannot read {value!r} as a memory size; write a number of MB, e.g. 1.5")
+    if not math.isfinite(value) or value < 0:
+        raise SizeError(f"a memory size cannot be {value!r}; write a number of MB, 0 or more")
+    return round(value * MB)
+
+
+def parse_size(text: str) -> int:
+    """Read ``'512 KiB'``, ``'1.5 MB'`` or ``'4 B'``; returns bytes.
+
+    Raises:
+        SizeError: for anything else, and for a number without its unit.
+    """
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise SizeError(f"cannot read {text!r} as a memory size; write e.g. '512 KiB' or '1.5 MB'")
+    number, unit = match.groups()
+    return round(float(number) * _UNITS[unit.upper()])
+
+
+def parse_megabytes(text: str) -> int:
+    """Read a command-line limit, where a bare number means MB; returns bytes."""
+    try:
+        number = float(text)
+    except ValueError:
+        return parse_size(text)
+    return megabytes(number)
+
+
+def format_size(size: float | None) -> str:
+    """Write bytes for a table cell: MB without its unit, others with: ``42.66``, ``4.0 B``."""
+    if size is None:
+        return "-"
+    if size == 0:
+        return "0"
+    if abs(size) < 2**10:
+        return f"{size} B"
+    if abs(size) < 10 * 2**10:
+        return f"{size / 2**10:.1f} KB"
+    return f"{size / MB:.2f}"
+
+
+def format_exact(size: float) -> str:
+    """Write bytes for a sentence, where one byte decides: ``1,048,577 bytes (1.00 MB)``."""
+    noun = "byte" if size == 1 else "bytes"
+    approximate = f" ({size / MB:.2f} MB)" if abs(size) >= 10 * 2**10 else ""
+    return f"{size:,} {noun}{approximate}"
