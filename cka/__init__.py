@@ -1,0 +1,38 @@
+"""Centered Kernel Alignment between the layers of PyTorch networks, at the cost of a forward pass.
+
+from cka import CKA
+
+with CKA(model1, model2) as cka:
+    result = cka.compare(loader)
+"""
+
+from cka.comparison import CKA
+from cka.errors import (
+    CKAError,
+    CKAWarning,
+    DoesNotFitError,
+    InputError,
+    LayerError,
+    MissingExtraError,
+    SettingError,
+)
+from cka.features import cka_from_features
+from cka.hsic import hsic
+from cka.kernels import RBF
+from cka.result import CKAResult, Match
+
+__all__ = [
+    "CKA",
+    "RBF",
+    "CKAError",
+    "CKAResult",
+    "CKAWarning",
+    "DoesNotFitError",
+    "InputError",
+    "LayerError",
+    "Match",
+    "MissingExtraError",
+    "SettingError",
+    "cka_from_features",
+    "hsic",
+]
