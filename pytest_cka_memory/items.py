@@ -47,22 +47,20 @@ def is_measured(item: pytest.Item) -> bool:
     )
 
 
-def check(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Return the items to measure, with every marker read once.
+def check(items: Sequence[pytest.Item]) -> None:
+    """Read every marker once, before any test runs.
 
     Raises:
         pytest.UsageError: for wrong marker arguments; it names the tests.
     """
-    measured = [item for item in items if is_measured(item)]
     wrong = []
-    for item in measured:
+    for item in filter(is_measured, items):
         try:
             limits_of(item)
         except LimitError as error:
             wrong.append(f"{item.nodeid}: {error}")
     if wrong:
         raise pytest.UsageError(*wrong)
-    return measured
 
 
 def meter_of(config: pytest.Config) -> Meter:
@@ -80,6 +78,23 @@ def meter_of(config: pytest.Config) -> Meter:
         except DeviceError as error:
             raise pytest.UsageError(f"--cka-memory-device: {error}") from None
     return config.stash[meter_key]
+
+
+def prepare(item: pytest.Item) -> None:
+    """Get all ready that `item` needs to be measured; where that fails, the test is in error.
+
+    A serial run has checked markers and device before; an xdist worker cannot refuse to start.
+    """
+    if not is_measured(item):
+        return
+    wrong = None
+    try:
+        limits_of(item)
+        meter_of(item.config)
+    except (LimitError, pytest.UsageError) as error:
+        wrong = f"{item.nodeid}: {error}"
+    if wrong is not None:  # outside the except block, or pytest would print both errors
+        pytest.fail(wrong, pytrace=False)
 
 
 class Job:

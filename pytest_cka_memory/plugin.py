@@ -23,7 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for build, example in MARKERS.values():
         config.addinivalue_line("markers", f"{example}: {build.__doc__}")
     config.stash[items.settings_key] = settings.resolve(config)
-    if workers.worker_input(config) is None:
+    if not workers.is_worker(config):
         config.pluginmanager.register(reporting.Reporter(config), "cka_memory_reporter")
 
 
@@ -32,15 +32,28 @@ def pytest_cka_memory_meter(device: str) -> Meter:
     return meter_for(device)
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    chosen = session.config.stash[items.settings_key]
+    if chosen.names_accelerator and workers.is_controller(session.config):
+        workers.check_device(session.config, chosen.device)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if session.config.option.collectonly:
+    config = session.config
+    if config.option.collectonly:
         return
-    measured = items.check(session.items)
-    named = session.config.stash[items.settings_key].device not in ("auto", "cpu")
-    if measured or named:
-        workers.take_gpu(session.config)
-    if named:  # not there is a usage error now, not a skip later
-        items.meter_of(session.config)
+    if workers.is_worker(config):  # it cannot refuse to start: its tests will say what is wrong
+        if any(map(items.is_measured, session.items)):
+            workers.take_gpu(config)
+        return
+    items.check(session.items)
+    if config.stash[items.settings_key].names_accelerator:
+        items.meter_of(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    items.prepare(item)
 
 
 @pytest.fixture

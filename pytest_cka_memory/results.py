@@ -32,11 +32,11 @@ class Result:
         """In a word or two: ok, BREACH, no limit, not judged."""
         if self.breaches:
             return "BREACH"
+        if not self.record.completed:
+            return "not judged"
         if not self.limits:
             return "no limit"
-        if not self.record.completed or len(self.unjudged) == len(self.limits):
-            return "not judged"
-        return "ok"
+        return "not judged" if len(self.unjudged) == len(self.limits) else "ok"
 
     def to_dict(self) -> dict[str, Any]:
         """Builtin types only, in the order of the published schema."""

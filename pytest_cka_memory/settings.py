@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_cka_memory.errors import DeviceError, SizeError
-from pytest_cka_memory.meters import KNOWN_DEVICES, check_device_name
+from pytest_cka_memory.errors import SizeError
+from pytest_cka_memory.meters import KNOWN_DEVICES
 from pytest_cka_memory.units import format_exact, parse_megabytes
 
 
@@ -26,6 +26,11 @@ class Settings:
     """Limit for tests that have none of their own."""
     min_regions: int
     """Fewer measured regions than this fail the session."""
+
+    @property
+    def names_accelerator(self) -> bool:
+        """Whether a device was named that may not be there: then that is a usage error."""
+        return self.device not in ("auto", "cpu")
 
     @property
     def measures_all(self) -> bool:
@@ -64,7 +69,7 @@ def resolve(config: pytest.Config) -> Settings:
     report = config.getoption("--cka-memory-report")
     return Settings(
         report=bool(config.getini("cka_memory_report") if report is None else report),
-        device=_device(_valued(config, "device") or "auto"),
+        device=_valued(config, "device") or "auto",
         json_path=_path(config, "json"),
         max_retained_bytes=_size(config, "max-retained-mb"),
         max_peak_bytes=_size(config, "max-peak-mb"),
@@ -79,13 +84,6 @@ def _ini_key(name: str) -> str:
 def _valued(config: pytest.Config, name: str) -> str | None:
     value = config.getoption(f"--cka-memory-{name}")
     return value if value is not None else config.getini(_ini_key(name)) or None
-
-
-def _device(name: str) -> str:
-    try:
-        return check_device_name(name)
-    except DeviceError as error:
-        raise pytest.UsageError(f"--cka-memory-device: {error}") from None
 
 
 def _size(config: pytest.Config, name: str) -> int | None:
