@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
-from torch.utils.data import DataLoader, DistributedSampler
+from torch.utils.data import DistributedSampler
 
 from cka.batches import first_samples, joined, samples_in
 from cka.errors import InputError
@@ -32,15 +32,13 @@ def length(loader: Iterable[Any]) -> int | None:
 
 
 def dataset_size(loader: Iterable[Any]) -> int | None:
-    """Number of samples this process will see, where the loader tells."""
-    if not isinstance(loader, DataLoader):
-        return None
+    """Number of samples this process will see, where the loader tells as a DataLoader does."""
     own = _own_samples(loader)
     if own is not None:
         return own
     try:
-        return len(loader.sampler)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):
+        return len(loader.sampler)  # type: ignore[attr-defined]
+    except (AttributeError, TypeError, NotImplementedError):
         return None
 
 
@@ -126,19 +124,17 @@ def _merged(
 def _held_back(loader: Iterable[Any], index: int, fewest: int) -> bool:
     """Whether to look at the next batch before batch ``index`` is used.
 
-    It costs the memory of one more batch, so it is done where it costs nothing (a list holds its
-    batches anyway) and right before a last batch that may be too small.
+    It costs the memory of one more batch, so it is done only where it costs nothing (a list holds
+    its batches anyway) and right before a last batch that is known to be too small.
     """
     if isinstance(loader, (list, tuple)):
         return True
-    total = length(loader)
-    if total is None or index != total - 2:
-        return False
+    # By its attributes, not its class: a wrapper around a DataLoader will do.
     samples = dataset_size(loader)
     size = getattr(loader, "batch_size", None)
-    if samples is None or not isinstance(size, int):
-        return True
-    return 0 < samples % size < fewest
+    if samples is None or not isinstance(size, int) or getattr(loader, "drop_last", False):
+        return False
+    return 0 < samples % size < fewest and index == samples // size - 1
 
 
 def _too_small(pair: Pair, fewest: int) -> bool:
