@@ -126,11 +126,11 @@ class Job:
         """Judge regions that ended after the call, in a fixture's teardown."""
         self._fail_on_breach(self._collect())
 
-    def take_payload(self) -> Payload | None:
-        """Hand over what is to ride on the next report; None where that is nothing new."""
+    def take_payload(self, when: str) -> Payload | None:
+        """Hand over what is to ride on the report of a phase; None where that is nothing new."""
         results, self._results = self._results, []
-        unmeasured = [] if self.called else [unseen_reason(self._item)]
-        self.called = True
+        unseen = when == "call" and not self.called
+        unmeasured = [unseen_reason(self._item)] if unseen else []
         if not results and not unmeasured:
             return None
         return {

@@ -1,0 +1,74 @@
+"""The seed notebook's model and data, for the gates."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, Subset
+from torchvision import datasets, models, transforms
+
+DATA_ROOT = Path(__file__).parents[2] / "data"
+
+TRANSFORM = transforms.Compose(
+    [
+        transforms.ToTensor(),
+        transforms.Normalize((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    ]
+)
+
+
+def load_images() -> tuple[Dataset, str]:
+    """Return CIFAR-10 if it is on disk, else generated images of its shape, and which it is."""
+    try:
+        real = datasets.CIFAR10(root=DATA_ROOT, train=True, download=False, transform=TRANSFORM)
+    except RuntimeError:  # not on disk; memory does not depend on what the pixels show
+        generated = datasets.FakeData(
+            size=50_000, image_size=(3, 32, 32), num_classes=10, transform=TRANSFORM
+        )
+        return generated, "generated images of CIFAR-10's shape (the data set is not on disk)"
+    return real, "CIFAR-10"
+
+
+def pytest_report_header() -> str:
+    """Say before the run what the gates run on."""
+    return f"gates: {load_images()[1]}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say beside the figures what the gates ran on."""
+    terminalreporter.write_line(f"gates: {load_images()[1]}")
+
+
+@pytest.fixture
+def loader() -> Callable[[int, int], DataLoader]:
+    """Build a loader of so many batches of so many images."""
+
+    def build(batch_size: int, batches: int) -> DataLoader:
+        images = Subset(load_images()[0], range(batch_size * batches))
+        return DataLoader(images, batch_size=batch_size, shuffle=False, num_workers=0)
+
+    return build
+
+
+def resnet18_cifar(num_classes: int = 10) -> nn.Module:
+    """ResNet-18 for 32 x 32 images, random weights: the seed's variant."""
+    torch.manual_seed(0)
+    model = models.resnet18(weights=None)
+    model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
+    model.maxpool = nn.Identity()
+    model.fc = nn.Linear(model.fc.in_features, num_classes)
+    return model.eval()
+
+
+@pytest.fixture
+def make_model(cka_memory) -> Callable[[], nn.Module]:
+    """Build a fresh ResNet-18 on the measured device."""
+    return lambda: resnet18_cifar().to(cka_memory.device)
+
+
+@pytest.fixture
+def many_batches(cka_memory) -> int:
+    """Batches for a growth figure: the seed's 16 on an accelerator, fewer on a CPU, for time."""
+    return 5 if cka_memory.device.type == "cpu" else 16

@@ -1,0 +1,24 @@
+"""The seed's timeline: what is retained after 1, 2, 4, 8 and 16 batches."""
+
+import pytest
+
+from cka import CKA
+
+BATCH_COUNTS = (1, 2, 4, 8, 16)
+
+
+@pytest.mark.zero_retention
+def test_retention_does_not_depend_on_the_number_of_batches(cka_memory, make_model, loader):
+    """Each count gets a fresh model; the line stays at zero."""
+    # A CPU takes smaller batches, for time: the line is flat or not at any size.
+    batch_size = 16 if cka_memory.device.type == "cpu" else 64
+
+    def compare(model, images):
+        with CKA(model, model, device=cka_memory.device) as cka:
+            cka.compare(images, progress=False)
+
+    sweep = cka_memory.sweep(
+        compare, loader(batch_size, max(BATCH_COUNTS)), BATCH_COUNTS, setup=make_model
+    )
+    assert sweep.retained_mb == [0.0] * len(BATCH_COUNTS)
+    assert sweep.growth_mb_per_batch == 0.0

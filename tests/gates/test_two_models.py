@@ -1,0 +1,29 @@
+"""Two different networks, which must be in memory at once; their features need not be."""
+
+import pytest
+from torch import nn
+from torchvision import models
+
+from cka import CKA
+
+
+def resnet34_cifar() -> nn.Module:
+    """ResNet-34 with the same changes as the seed's ResNet-18."""
+    model = models.resnet34(weights=None, num_classes=10)
+    model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
+    model.maxpool = nn.Identity()
+    return model.eval()
+
+
+@pytest.mark.zero_retention
+@pytest.mark.flat_per_batch
+@pytest.mark.max_peak_mb(96)
+def test_two_models_stay_flat_and_low(cka_memory, make_model, loader, many_batches):
+    """The peak is that of one forward pass and the Gram matrices of both networks."""
+    model1, model2 = make_model(), resnet34_cifar().to(cka_memory.device)
+    images = loader(32, many_batches)
+    with (
+        cka_memory.measure("ResNet-18 and ResNet-34") as region,
+        CKA(model1, model2, device=cka_memory.device) as cka,
+    ):
+        cka.compare(region.batches(images), progress=False)
