@@ -8,7 +8,7 @@ from typing import Any
 from pytest_cka_memory.errors import LimitError, SizeError
 from pytest_cka_memory.region import RegionRecord
 from pytest_cka_memory.timeline import MIN_JUDGED_BATCHES, full_batches, growth_bytes_per_batch
-from pytest_cka_memory.units import MB, format_exact, megabytes
+from pytest_cka_memory.units import MB, format_exact, format_fraction, megabytes
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class FlatPerBatch(Limit):
         if growth <= self.tolerance_bytes:
             return None
         message = (
-            f"grew by {growth:,.1f} bytes a batch over {record.batches} batches, "
+            f"grew by {format_fraction(growth)} bytes a batch over {record.batches} batches, "
             f"allowed {format_exact(self.tolerance_bytes)} a batch"
         )
         return Breach(self.text, self.tolerance_bytes, growth, message)

@@ -1,6 +1,5 @@
 """Bytes and how people write them. MB means 2**20 bytes everywhere, as in the seed notebook."""
 
-import math
 import re
 
 from pytest_cka_memory.errors import SizeError
@@ -8,7 +7,8 @@ from pytest_cka_memory.errors import SizeError
 MB = 2**20
 
 _UNITS = {"B": 1, "KB": 2**10, "KIB": 2**10, "MB": MB, "MIB": MB, "GB": 2**30, "GIB": 2**30}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMG]i?B|B)\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d+)?)\s*([KMG]i?B|B)\s*", re.IGNORECASE)
+_MOST = 2**63  # beyond any machine, and within a float
 
 
 def megabytes(value: object) -> int:
@@ -21,7 +21,7 @@ def megabytes(value: object) -> int:
         return parse_size(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise SizeError(f"cannot read {value!r} as a memory size; write a number of MB, e.g. 1.5")
-    if not math.isfinite(value) or value < 0:
+    if not 0 <= value <= _MOST:  # NaN is neither
         raise SizeError(f"a memory size cannot be {value!r}; write a number of MB, 0 or more")
     return round(value * MB)
 
@@ -55,10 +55,15 @@ def format_size(size: float | None) -> str:
     if size == 0:
         return "0"
     if abs(size) < 2**10:
-        return f"{size} B"
+        return f"{size} B" if isinstance(size, int) else f"{format_fraction(size)} B"
     if abs(size) < 10 * 2**10:
         return f"{size / 2**10:.1f} KB"
     return f"{size / MB:.2f}"
+
+
+def format_fraction(size: float) -> str:
+    """Write ``4.0``; what that would round to zero keeps the digit that tells: ``0.03``."""
+    return f"{size:,.1f}" if size == 0 or abs(size) >= 0.05 else f"{size:.1g}"
 
 
 def format_exact(size: float) -> str:
