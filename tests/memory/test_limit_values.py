@@ -1,0 +1,265 @@
+"""Limits: the exact boundary, the arguments, and what a broken one says."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+
+from pytest_cka_memory import LimitError, RegionRecord
+from pytest_cka_memory.limits import (
+    MARKERS,
+    Breach,
+    FlatPerBatch,
+    Maximum,
+    Unjudged,
+    default_limits,
+    limit_from_marker,
+    max_peak_mb,
+    max_retained_mb,
+)
+from pytest_cka_memory.units import MB
+
+MakeRecord = Callable[..., RegionRecord]
+
+
+@pytest.mark.parametrize("extra", [-1, 0], ids=["one-byte-below", "equal"])
+@pytest.mark.parametrize("limit_mb", [0, 1, 1.5, "4 B", "512 KiB"])
+def test_a_value_up_to_the_limit_keeps_it(record: MakeRecord, limit_mb: object, extra: int) -> None:
+    """Equality keeps a limit: 1 MB exactly is allowed by max_retained_mb(1)."""
+    limit = max_retained_mb(limit_mb)
+    assert limit.judge(record(retained_bytes=max(0, limit.allowed_bytes + extra))) is None
+
+
+@pytest.mark.parametrize(
+    ("marker", "args", "figures", "message"),
+    [
+        (
+            "max_retained_mb",
+            (1,),
+            {"retained_bytes": MB + 1},
+            "retained 1,048,577 bytes (1.00 MB), allowed 1,048,576 bytes (1.00 MB): "
+            "1 byte too much",
+        ),
+        (
+            "zero_retention",
+            (),
+            {"retained_bytes": 1},
+            "retained 1 byte, allowed 0 bytes: 1 byte too much",
+        ),
+        (
+            "max_peak_mb",
+            ("4 B",),
+            {"start_bytes": 1000, "peak_bytes": 1005},
+            "peak increase 5 bytes, allowed 4 bytes: 1 byte too much",
+        ),
+        (
+            "max_reserved_mb",
+            (2,),
+            {"reserved_start_bytes": MB, "reserved_peak_bytes": 3 * MB + 1},
+            "reserve increase 2,097,153 bytes (2.00 MB), allowed 2,097,152 bytes (2.00 MB): "
+            "1 byte too much",
+        ),
+    ],
+)
+def test_one_byte_above_breaks(
+    record: MakeRecord, marker: str, args: tuple[object, ...], figures: dict[str, int], message: str
+) -> None:
+    """Every byte counts, and the sentence says which."""
+    breach = limit_from_marker(marker, args, {}).judge(record(**figures))
+    assert isinstance(breach, Breach)
+    assert breach.message == message
+    assert breach.measured_bytes == breach.allowed_bytes + 1
+
+
+@pytest.mark.parametrize(
+    ("marker", "args", "figures"),
+    [
+        ("zero_retention", (), {"retained_bytes": 0}),
+        ("max_peak_mb", ("4 B",), {"start_bytes": 1000, "peak_bytes": 1004}),
+        ("max_reserved_mb", (2,), {"reserved_start_bytes": MB, "reserved_peak_bytes": 3 * MB}),
+        ("max_retained_mb", (0,), {"start_bytes": 9, "end_bytes": 2}),
+    ],
+)
+def test_equality_keeps_every_marker(
+    record: MakeRecord, marker: str, args: tuple[object, ...], figures: dict[str, int]
+) -> None:
+    """The counterpart of one byte above."""
+    assert limit_from_marker(marker, args, {}).judge(record(**figures)) is None
+
+
+def test_a_device_without_reserve_is_not_judged_on_it(record: MakeRecord) -> None:
+    """Said, never silently kept."""
+    verdict = limit_from_marker("max_reserved_mb", (1,), {}).judge(record())
+    assert verdict == Unjudged("max_reserved_mb(1)", "this device has no reserve")
+
+
+@pytest.mark.parametrize(
+    ("levels", "kwargs", "measured"),
+    [
+        pytest.param([4 * i for i in range(9)], {}, 4.0, id="leak"),
+        pytest.param([5 * i for i in range(9)], {"tolerance_mb": "4 B"}, 5.0, id="one-byte-above"),
+        pytest.param([4 * i for i in range(9)], {"tolerance_mb": "4 B"}, None, id="equal"),
+        pytest.param([100 - i for i in range(9)], {}, None, id="shrinking"),
+        pytest.param([0, 0, 0, 8, 8], {}, 4.0, id="step-between-the-halves"),
+        pytest.param([0, 8, 8, 8, 8], {}, None, id="step-after-the-warm-up"),
+        pytest.param([0, 8, 8, 8, 8], {"warmup": 0}, None, id="step-in-an-odd-first-batch"),
+    ],
+)
+def test_growth_above_the_tolerance_breaks(
+    record: MakeRecord, levels: list[int], kwargs: dict[str, object], measured: float | None
+) -> None:
+    """The default tolerates not one byte."""
+    verdict = limit_from_marker("flat_per_batch", (), kwargs).judge(record(levels=levels))
+    if measured is None:
+        assert verdict is None
+    else:
+        assert isinstance(verdict, Breach)
+        assert verdict.measured_bytes == measured
+
+
+def test_growth_says_what_was_allowed(record: MakeRecord) -> None:
+    """Per batch, over how many, against what."""
+    breach = limit_from_marker("flat_per_batch", (), {}).judge(
+        record(levels=[4 * i for i in range(9)])
+    )
+    assert isinstance(breach, Breach)
+    assert breach.message == ("grew by 4.0 bytes a batch over 9 batches, allowed 0 bytes a batch")
+
+
+def test_growth_of_a_fraction_of_a_byte_is_not_written_as_zero(record: MakeRecord) -> None:
+    """'grew by 0.0 bytes, allowed 0' would be a riddle."""
+    breach = limit_from_marker("flat_per_batch", (), {}).judge(record(levels=[0] * 33 + [1] * 32))
+    assert isinstance(breach, Breach)
+    assert breach.message.startswith("grew by 0.03 bytes a batch")
+
+
+def test_no_batches_seen_says_how_to_show_them(record: MakeRecord) -> None:
+    """A limit on growth that saw no batch is broken, not kept."""
+    breach = limit_from_marker("flat_per_batch", (), {}).judge(record())
+    assert isinstance(breach, Breach)
+    assert breach.measured_bytes is None
+    assert breach.message == (
+        "cannot be judged, no batch was seen: loop over region.batches(loader), "
+        "or call region.batch_done() after each batch"
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "warmup", "words"),
+    [
+        (4, 1, "4 full batches were seen and 5 are needed (1 to warm up, 4 to judge): feed 1 more"),
+        (1, 0, "1 full batches were seen and 4 are needed (0 to warm up, 4 to judge): feed 3 more"),
+        (4, 6, "4 full batches were seen and 10 are needed"),
+    ],
+)
+def test_too_few_batches_say_how_many_more(
+    record: MakeRecord, count: int, warmup: int, words: str
+) -> None:
+    """An error that says what to do."""
+    limit = limit_from_marker("flat_per_batch", (), {"warmup": warmup})
+    breach = limit.judge(record(levels=[0] * count))
+    assert isinstance(breach, Breach)
+    assert breach.message.startswith(f"cannot be judged, {words}")
+
+
+NOT_A_SIZE = [-1, -0.001, math.nan, math.inf, True, None, "2KBanana", "1", "", [1], 1e308]
+
+
+@pytest.mark.parametrize("value", NOT_A_SIZE, ids=repr)
+@pytest.mark.parametrize("marker", ["max_retained_mb", "max_peak_mb", "max_reserved_mb"])
+def test_a_limit_that_is_no_size_is_refused(marker: str, value: object) -> None:
+    """The error repeats the marker as written and gives an example of a size."""
+    with pytest.raises(LimitError, match=rf"^{marker}\(.*\): .*memory size.*write") as caught:
+        limit_from_marker(marker, (value,), {})
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("marker", "args", "kwargs"),
+    [
+        ("max_retained_mb", (), {}),
+        ("max_retained_mb", (1, 2), {}),
+        ("max_retained_mb", (1,), {"limit": 2}),
+        ("max_retained_mb", (), {"limit_mb": 1}),
+        ("max_peak_mb", (), {"mb": 1}),
+        ("max_reserved_mb", (1, "MB"), {}),
+        ("zero_retention", (0,), {}),
+        ("zero_retention", (), {"limit": 0}),
+        ("flat_per_batch", (0, 1, 2), {}),
+        ("flat_per_batch", (), {"tolerance": 1}),
+    ],
+)
+def test_wrong_arguments_are_refused_with_an_example(
+    marker: str, args: tuple[object, ...], kwargs: dict[str, object]
+) -> None:
+    """What is wrong, what was given, what to write instead."""
+    example = MARKERS[marker][1]
+    with pytest.raises(LimitError, match=rf"^{marker}\(.*\): wrong arguments; write") as caught:
+        limit_from_marker(marker, args, kwargs)
+    assert str(caught.value).endswith(f"@pytest.mark.{example}")
+
+
+@pytest.mark.parametrize("warmup", [-1, 1.0, True, "1", None], ids=repr)
+def test_a_warm_up_that_is_no_count_is_refused(warmup: object) -> None:
+    """Zero is a count; True and 1.0 are not."""
+    with pytest.raises(LimitError, match=r"flat_per_batch\(warmup=.*\): .*write a whole number"):
+        limit_from_marker("flat_per_batch", (), {"warmup": warmup})
+
+
+@pytest.mark.parametrize("tolerance", [-1, math.nan, "x", True], ids=repr)
+def test_a_tolerance_that_is_no_size_is_refused(tolerance: object) -> None:
+    """As for any other size."""
+    with pytest.raises(LimitError, match="memory size"):
+        limit_from_marker("flat_per_batch", (tolerance,), {})
+
+
+@pytest.mark.parametrize(
+    ("marker", "args", "kwargs", "text"),
+    [
+        ("max_retained_mb", (1,), {}, "max_retained_mb(1)"),
+        ("max_retained_mb", (), {"limit": "512 KiB"}, "max_retained_mb('512 KiB')"),
+        ("max_peak_mb", (0.5,), {}, "max_peak_mb(0.5)"),
+        ("zero_retention", (), {}, "zero_retention"),
+        ("flat_per_batch", (), {}, "flat_per_batch"),
+        ("flat_per_batch", (0.0, 1), {}, "flat_per_batch"),
+        ("flat_per_batch", (), {"warmup": 3}, "flat_per_batch(warmup=3)"),
+        ("flat_per_batch", ("4 B",), {}, "flat_per_batch(tolerance_mb='4 B')"),
+        ("flat_per_batch", (1, 0), {}, "flat_per_batch(tolerance_mb=1, warmup=0)"),
+    ],
+)
+def test_a_limit_is_named_as_users_write_it(
+    marker: str, args: tuple[object, ...], kwargs: dict[str, object], text: str
+) -> None:
+    """Reports name the limit that broke; readers search for it in their tests."""
+    assert limit_from_marker(marker, args, kwargs).text == text
+
+
+def test_the_examples_of_the_markers_are_valid() -> None:
+    """They are what every error message tells people to write."""
+    for name, (build, example) in MARKERS.items():
+        limit = eval(example, {name: build})
+        limit = limit() if callable(limit) else limit
+        assert isinstance(limit, (Maximum, FlatPerBatch))
+        assert build.__doc__
+
+
+def test_limits_of_the_session_are_for_tests_without_their_own() -> None:
+    """A marker on the same figure takes the place of the option; on another, both apply."""
+    both = default_limits([], 2 * MB, 3 * MB)
+    assert [(limit.text, limit.allowed_bytes) for limit in both] == [
+        ("--cka-memory-max-retained-mb=2", 2 * MB),
+        ("--cka-memory-max-peak-mb=3", 3 * MB),
+    ]
+    own_retained = default_limits([max_retained_mb(9)], 2 * MB, 3 * MB)
+    assert [limit.text for limit in own_retained] == ["--cka-memory-max-peak-mb=3"]
+    zero = limit_from_marker("zero_retention", (), {})
+    assert default_limits([zero, max_peak_mb(1)], 2 * MB, 3 * MB) == []
+    flat = limit_from_marker("flat_per_batch", (), {})
+    assert len(default_limits([flat], 2 * MB, None)) == 1
+    assert default_limits([], None, None) == []
+
+
+def test_a_session_limit_of_zero_is_a_limit() -> None:
+    """Zero is not unset."""
+    (limit,) = default_limits([], 0, None)
+    assert limit.allowed_bytes == 0

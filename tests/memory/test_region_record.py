@@ -1,0 +1,93 @@
+"""The record of a region: derived figures, and the way to disk and back."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from pytest_cka_memory import RegionRecord, Sample
+from pytest_cka_memory.region import DERIVED_FIGURES, FIGURES
+from pytest_cka_memory.units import MB
+
+FULL = RegionRecord(
+    label="compare",
+    completed=False,
+    start_bytes=100,
+    end_bytes=90,
+    peak_bytes=1000,
+    retained_bytes=5,
+    reserved_start_bytes=2 * MB,
+    reserved_peak_bytes=20 * MB,
+    reserved_end_bytes=4 * MB,
+    one_time_bytes=7,
+    timeline=tuple(Sample(i, None, 100 + 4 * i, 10 + 4 * i, 900) for i in range(1, 10)),
+)
+
+
+def test_derived_figures_follow_from_the_measured_ones() -> None:
+    """Increase and net are against the level at entry; net may be negative."""
+    assert FULL.peak_increase_bytes == 900
+    assert FULL.net_bytes == -10
+    assert FULL.reserved_increase_bytes == 18 * MB
+    assert FULL.batches == 9
+    assert FULL.growth_bytes_per_batch == 4.0
+
+
+def test_no_reserve_has_no_increase(record: Callable[..., RegionRecord]) -> None:
+    """None, not zero: a device without a reserve keeps no limit on it."""
+    plain = record()
+    assert plain.reserved_increase_bytes is None
+    assert plain.one_time_bytes is None
+    assert plain.growth_bytes_per_batch is None
+    assert plain.batches == 0
+
+
+def test_megabytes_are_of_2_to_the_20(record: Callable[..., RegionRecord]) -> None:
+    """As the seed counts them."""
+    made = record(retained_bytes=3 * MB // 2)
+    assert made.in_mb("retained_bytes") == 1.5
+    assert made.in_mb("reserved_peak_bytes") is None
+
+
+@pytest.mark.parametrize(
+    "made", [FULL, RegionRecord.from_dict(FULL.to_dict())], ids=["new", "read"]
+)
+def test_a_record_survives_json(made: RegionRecord) -> None:
+    """Worker to controller, and report to ``compare``, are both this way."""
+    assert RegionRecord.from_dict(json.loads(json.dumps(made.to_dict()))) == FULL
+
+
+def test_a_record_is_builtin_types_only() -> None:
+    """Anything else would kill an xdist worker when it is sent."""
+
+    def kinds(value: object) -> set[type]:
+        if isinstance(value, dict):
+            return {dict}.union(*map(kinds, value.values()))
+        if isinstance(value, list):
+            return {list}.union(*map(kinds, value))
+        return {type(value)}
+
+    assert kinds(FULL.to_dict()) == {dict, list, str, bool, int, float, type(None)}
+
+
+def test_the_dictionary_has_every_figure_in_a_fixed_order() -> None:
+    """A diff of two reports shows figures, not shuffled keys."""
+    measured = [name for name in RegionRecord.__dataclass_fields__ if name != "timeline"]
+    assert list(FULL.to_dict()) == [*measured, *DERIVED_FIGURES, "timeline"]
+    assert set(FULL.to_dict()) == set(FIGURES)
+
+
+def test_unknown_figures_are_ignored_and_missing_ones_default() -> None:
+    """A report of a later or an earlier version can be read."""
+    later = {**FULL.to_dict(), "invented_bytes": 1}
+    assert RegionRecord.from_dict(later) == FULL
+    earlier = FULL.to_dict()
+    del earlier["one_time_bytes"], earlier["timeline"]
+    read = RegionRecord.from_dict(earlier)
+    assert (read.one_time_bytes, read.timeline) == (None, ())
+
+
+def test_records_cannot_be_changed() -> None:
+    """Facts are frozen."""
+    with pytest.raises(AttributeError, match="cannot assign to field 'peak_bytes'"):
+        FULL.peak_bytes = 0  # type: ignore[misc]

@@ -1,0 +1,111 @@
+"""Is it flat? Growth per batch from samples at batch boundaries."""
+
+from collections.abc import Callable
+
+import pytest
+
+from pytest_cka_memory import Sample
+from pytest_cka_memory.timeline import full_batches, growth_bytes_per_batch
+
+BATCH = 393_216
+MakeSamples = Callable[..., list[Sample]]
+
+
+def _period_2(count: int, leak: int) -> list[int]:
+    return [BATCH * (i % 2) + leak * i for i in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("levels", "growth"),
+    [
+        pytest.param([1000 + 4 * i for i in range(9)], 4.0, id="leak-of-4-bytes"),
+        pytest.param([0, 0, 0, 50, 50, 50, 50, 50, 50], 0.0, id="one-step-then-flat"),
+        pytest.param([0, *[50] * 8], 0.0, id="step-in-the-warm-up"),
+        pytest.param(_period_2(9, 0), 0.0, id="period-2-clean"),
+        pytest.param(_period_2(9, 4), 4.0, id="period-2-and-4-bytes"),
+        pytest.param([10 * (i // 2) for i in range(9)], 5.0, id="leak-every-second-batch"),
+        pytest.param([7] * 9, 0.0, id="constant"),
+        pytest.param([100 - 4 * i for i in range(9)], -4.0, id="shrinking"),
+        pytest.param([1000 + i for i in range(9)], 1.0, id="one-byte-a-batch"),
+    ],
+)
+def test_growth_is_the_drift_of_the_upper_level(
+    samples: MakeSamples, levels: list[int], growth: float
+) -> None:
+    """The series that least squares, Theil-Sen and the range each get wrong somewhere."""
+    assert growth_bytes_per_batch(samples(levels)) == growth
+
+
+@pytest.mark.parametrize("count", range(5, 40))
+@pytest.mark.parametrize("leak", [0, 1, 4, BATCH + 1])
+def test_a_leak_is_exact_whatever_the_number_of_batches(
+    samples: MakeSamples, count: int, leak: int
+) -> None:
+    """From the fifth batch on, steady or alternating, the figure is the leak to the byte."""
+    assert growth_bytes_per_batch(samples([leak * i for i in range(count)])) == leak
+    assert growth_bytes_per_batch(samples(_period_2(count, leak))) == leak
+
+
+@pytest.mark.parametrize("count", range(5))
+def test_too_few_batches_give_no_figure(samples: MakeSamples, count: int) -> None:
+    """A zero would be a pass that nobody measured."""
+    assert growth_bytes_per_batch(samples([0] * count)) is None
+
+
+@pytest.mark.parametrize(
+    ("count", "warmup", "growth"),
+    [(4, 0, 4.0), (3, 0, None), (5, 1, 4.0), (6, 3, None), (7, 3, 4.0), (9, 100, None)],
+)
+def test_warm_up_batches_are_not_judged(
+    samples: MakeSamples, count: int, warmup: int, growth: float | None
+) -> None:
+    """Four full batches after the warm-up are enough, three are not."""
+    levels = [4 * i for i in range(count)]
+    assert growth_bytes_per_batch(samples(levels), warmup) == growth
+
+
+def test_a_warm_up_hides_what_it_is_meant_to_hide(samples: MakeSamples) -> None:
+    """A cache that fills over five batches is growth with one of warm-up, not with five."""
+    levels = [0, 100, 200, 300, 400, 500, 500, 500, 500]
+    assert growth_bytes_per_batch(samples(levels), 1) == 25.0
+    assert growth_bytes_per_batch(samples(levels), 5) == 0.0
+
+
+def test_a_short_last_batch_is_not_judged(samples: MakeSamples) -> None:
+    """Its tensors are smaller, so its level says nothing about growth."""
+    levels = [BATCH] * 8 + [BATCH // 2]
+    assert growth_bytes_per_batch(samples(levels, [64] * 8 + [17])) == 0.0
+    leaking = [BATCH + 4 * i for i in range(8)] + [0]
+    assert growth_bytes_per_batch(samples(leaking, [64] * 8 + [17])) == 4.0
+
+
+def test_a_larger_odd_batch_is_not_judged_either(samples: MakeSamples) -> None:
+    """The modal size is what is judged, not the largest."""
+    levels = [BATCH] * 6 + [9 * BATCH] + [BATCH] * 2
+    assert growth_bytes_per_batch(samples(levels, [64] * 6 + [576] + [64] * 2)) == 0.0
+
+
+def test_batches_of_unknown_size_count_as_one_size(samples: MakeSamples) -> None:
+    """``batch_done()`` without a size is the plain loop of one's own."""
+    assert growth_bytes_per_batch(samples([4 * i for i in range(9)], [None] * 9)) == 4.0
+
+
+def test_full_batches_keep_their_order(samples: MakeSamples) -> None:
+    """Growth is read from an order in time."""
+    kept = full_batches(samples([1, 2, 3, 4, 5], [64, 17, 64, 64, 17]))
+    assert [sample.batch for sample in kept] == [1, 3, 4]
+
+
+def test_no_samples_have_no_full_batches() -> None:
+    """An empty timeline is answered, not an index error."""
+    assert full_batches([]) == []
+    assert growth_bytes_per_batch([]) is None
+
+
+def test_only_the_upper_level_after_the_warm_up_is_read() -> None:
+    """Growth is in bytes that tensors asked for: a GPU's blocks come in whole sizes."""
+    flat = [
+        Sample(i, 64, allocated_bytes=512 * i, requested_bytes=8, peak_bytes=9 * i)
+        for i in range(1, 10)
+    ]
+    assert growth_bytes_per_batch(flat) == 0.0

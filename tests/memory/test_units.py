@@ -1,0 +1,156 @@
+"""Sizes: text to bytes and back, and everything that is no size."""
+
+import math
+
+import pytest
+
+from pytest_cka_memory.errors import CkaMemoryError, SizeError
+from pytest_cka_memory.units import (
+    MB,
+    format_exact,
+    format_size,
+    megabytes,
+    parse_megabytes,
+    parse_size,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0 B", 0),
+        ("4 B", 4),
+        ("4B", 4),
+        ("512 KiB", 512 * 2**10),
+        ("512 KB", 512 * 2**10),
+        ("1 MiB", 2**20),
+        ("1.5 MB", 3 * 2**19),
+        ("  1   mb ", 2**20),
+        ("2GiB", 2**31),
+        ("0.5 gb", 2**29),
+    ],
+)
+def test_text_with_a_unit_is_bytes_in_powers_of_two(text: str, size: int) -> None:
+    """KB and KiB are the same: the seed counts MB as 2**20 bytes, and so does everything here."""
+    assert parse_size(text) == size
+    assert megabytes(text) == size
+    assert parse_megabytes(text) == size
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2KBanana",
+        "",
+        "MB",
+        "1",
+        "-1 MB",
+        "1e3 MB",
+        "1,5 MB",
+        "1 000 MB",
+        "1 TB",
+        "1 MB 2",
+        "nan MB",
+    ],
+)
+def test_text_that_is_no_size_is_refused_with_an_example(text: str) -> None:
+    """A parser that reads half of '2KBanana' would judge by a limit nobody wrote."""
+    with pytest.raises(
+        SizeError, match=r"^cannot read .* as a memory size; write e\.g\. '512 KiB'"
+    ):
+        parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("number", "size"),
+    [(0, 0), (0.0, 0), (-0.0, 0), (1, MB), (1.5, 3 * MB // 2), (1 / MB, 1), (2**40, 2**60)],
+)
+def test_a_bare_number_is_megabytes(number: float, size: int) -> None:
+    """Markers take MB; a single byte can still be written."""
+    assert megabytes(number) == size
+
+
+@pytest.mark.parametrize(
+    "number",
+    [-1, -1e-9, math.nan, math.inf, -math.inf, 1e308, 10**400],
+    ids=["-1", "tiny", "nan", "inf", "-inf", "1e308", "10**400"],
+)
+def test_a_number_that_is_no_size_is_refused(number: float) -> None:
+    """NaN would keep every limit, because no comparison with it is true."""
+    with pytest.raises(SizeError, match=r"^a memory size cannot be .*; write a number of MB"):
+        megabytes(number)
+
+
+@pytest.mark.parametrize("value", [True, False, None, [1], 1j, b"1 MB", object], ids=repr)
+def test_a_value_that_is_no_number_is_refused(value: object) -> None:
+    """True is an int in Python and 1 MB by accident."""
+    with pytest.raises(SizeError, match=r"^cannot read .* as a memory size; write a number of MB"):
+        megabytes(value)
+
+
+def test_a_text_too_long_for_a_float_is_refused() -> None:
+    """An OverflowError here would end the session as an internal error."""
+    with pytest.raises(SizeError, match="as a memory size"):
+        parse_size("9" * 400 + " GB")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1", MB), ("0.5", MB // 2), ("4 B", 4), ("1e1", 10 * MB)]
+)
+def test_a_bare_number_on_the_command_line_is_megabytes(text: str, size: int) -> None:
+    """The options are named ...-mb."""
+    assert parse_megabytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["nan", "-1", "inf", "x", "1e308"])
+def test_the_command_line_refuses_what_a_marker_refuses(text: str) -> None:
+    """One rule for a size, wherever it is written."""
+    with pytest.raises(SizeError, match="memory size"):
+        parse_megabytes(text)
+
+
+def test_a_size_error_is_a_value_error_too() -> None:
+    """Callers may catch the builtin, or everything of this package."""
+    assert issubclass(SizeError, ValueError)
+    assert issubclass(SizeError, CkaMemoryError)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (None, "-"),
+        (0, "0"),
+        (0.0, "0"),
+        (1, "1 B"),
+        (1023, "1023 B"),
+        (-1023, "-1023 B"),
+        (4.0, "4.0 B"),
+        (5 / 3, "1.7 B"),
+        (1 / 32, "0.03 B"),
+        (1024, "1.0 KB"),
+        (10239, "10.0 KB"),
+        (10240, "0.01"),
+        (-(2**20), "-1.00"),
+        (2**20 + 1, "1.00"),
+        (2663.8 * 2**20, "2663.80"),
+    ],
+)
+def test_a_table_cell_is_short(size: float | None, text: str) -> None:
+    """Columns of MB carry no unit; what is too small for two decimals carries its own."""
+    assert format_size(size) == text
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (4, "4 bytes"),
+        (10239, "10,239 bytes"),
+        (10240, "10,240 bytes (0.01 MB)"),
+        (2**20 + 1, "1,048,577 bytes (1.00 MB)"),
+    ],
+)
+def test_a_sentence_has_every_byte(size: int, text: str) -> None:
+    """One byte decides, so one byte is shown."""
+    assert format_exact(size) == text
