@@ -32,10 +32,20 @@ def limits_of(item: pytest.Item) -> list[Limit]:
     Raises:
         LimitError: for a marker with arguments it cannot have.
     """
-    markers = [marker for name in MARKERS if (marker := item.get_closest_marker(name)) is not None]
+    markers = [marker for name in MARKERS if (marker := _closest(item, name)) is not None]
     own = [limit_from_marker(marker.name, marker.args, marker.kwargs) for marker in markers]
     settings = item.config.stash[settings_key]
     return own + default_limits(own, settings.max_retained_bytes, settings.max_peak_bytes)
+
+
+def _closest(item: pytest.Item, name: str) -> pytest.Mark | None:
+    """The last marker of the nearest node that has any.
+
+    Not ``get_closest_marker``, which takes the first: there a function goes before its
+    ``pytest.param``, a base class before its subclass, and a written marker before one applied.
+    """
+    found = list(item.iter_markers_with_node(name))
+    return next((mark for node, mark in reversed(found) if node is found[0][0]), None)
 
 
 def is_measured(item: pytest.Item) -> bool:
@@ -80,21 +90,36 @@ def meter_of(config: pytest.Config) -> Meter:
     return config.stash[meter_key]
 
 
-def prepare(item: pytest.Item) -> None:
-    """Get all ready that `item` needs to be measured; where that fails, the test is in error.
+def begin(item: pytest.Item) -> None:
+    """Forget an earlier run of `item`, and check its markers once more.
 
-    A serial run has checked markers and device before; an xdist worker cannot refuse to start.
+    A serial run has refused wrong ones before; an xdist worker cannot refuse to start.
     """
+    if job_key in item.stash:  # a plugin runs this test again
+        del item.stash[job_key]
+    limits_or_fail(item)
+
+
+def limits_or_fail(item: pytest.Item) -> list[Limit]:
+    """As :func:`limits_of`, where it is too late to refuse to run: a wrong marker fails."""
+    try:
+        return limits_of(item)
+    except LimitError as error:
+        wrong = f"{item.nodeid}: {error}"
+    # Outside the except block, or pytest would print both errors.
+    pytest.fail(wrong, pytrace=False)
+
+
+def need_meter(item: pytest.Item) -> None:
+    """Make the meter for a test that will be measured; without its device the test is in error."""
     if not is_measured(item):
         return
-    wrong = None
     try:
-        limits_of(item)
         meter_of(item.config)
-    except (LimitError, pytest.UsageError) as error:
+        return
+    except pytest.UsageError as error:
         wrong = f"{item.nodeid}: {error}"
-    if wrong is not None:  # outside the except block, or pytest would print both errors
-        pytest.fail(wrong, pytrace=False)
+    pytest.fail(wrong, pytrace=False)
 
 
 class Job:
@@ -107,24 +132,36 @@ class Job:
         self._item = item
         self._results: list[Result] = []
         self._judged = 0
+        self._returned = False
+        """Whether the call has ended without an exception."""
 
     @contextmanager
     def measured_call(self) -> Iterator[None]:
         """Measure the test function as a whole, for it may open no region, then judge."""
         self.called = True
+        in_fixtures = len(self.probe.records)
         whole = MemoryProbe(meter=self.probe.meter)
         try:
             with whole.measure():
                 yield
+            self._returned = True
         finally:
-            if not self.probe.records:
+            if len(self.probe.records) == in_fixtures:
                 self.probe.records.extend(replace(r, label="") for r in whole.records)
             results = self._collect()
         self._fail_on_breach(results)
 
     def judge_late_regions(self) -> None:
         """Judge regions that ended after the call, in a fixture's teardown."""
+        if not self._returned:  # a traceback holds what they saw being born
+            late = self.probe.records[self._judged :]
+            self.probe.records[self._judged :] = [replace(r, completed=False) for r in late]
         self._fail_on_breach(self._collect())
+
+    def join_late(self) -> None:
+        """Take in a call that asked for its probe only while it ran, and so has no limits."""
+        self.called = self._returned = True
+        self._collect()
 
     def take_payload(self, when: str) -> Payload | None:
         """Hand over what is to ride on the report of a phase; None where that is nothing new."""
@@ -140,7 +177,7 @@ class Job:
         }
 
     def _collect(self) -> list[Result]:
-        limits = limits_of(self._item)
+        limits = limits_or_fail(self._item)
         records: list[RegionRecord] = self.probe.records[self._judged :]
         results = [judge(self._item.nodeid, record, limits) for record in records]
         self._judged = len(self.probe.records)
@@ -159,6 +196,29 @@ def job_of(item: pytest.Item) -> Job | None:
     return item.stash.get(job_key, None)
 
 
+def job_for_fixture(item: pytest.Item) -> Job:
+    """As :func:`job_of`, for a test that may ask for the fixture only while it runs."""
+    job = job_of(item)
+    if job is None:
+        job = item.stash[job_key] = Job(item)
+    return job
+
+
+@contextmanager
+def unmeasured_call(item: pytest.Item) -> Iterator[None]:
+    """Let a test run that is not measured, unless it asks for that while it runs."""
+    yield
+    limits = limits_or_fail(item)
+    if limits:
+        pytest.fail(
+            f"{', '.join(limit.text for limit in limits)}: not checked, the test already ran when "
+            "this marker was added; add it in a fixture, or write it on the test",
+            pytrace=False,
+        )
+    if job_key in item.stash:
+        item.stash[job_key].join_late()
+
+
 def unseen_reason(item: pytest.Item) -> str:
     """Why the code of an item cannot be seen running."""
     return f"{type(item).__name__} items run their code where it cannot be measured"
@@ -166,7 +226,7 @@ def unseen_reason(item: pytest.Item) -> str:
 
 def refuse_unseen(item: pytest.Item, job: Job) -> None:
     """Fail a test whose limits were never checked: silence would look like a pass."""
-    limits = limits_of(item)
+    limits = limits_or_fail(item)
     if limits and not job.called:
         pytest.fail(
             f"{', '.join(limit.text for limit in limits)}: not checked. {unseen_reason(item)}; "

@@ -53,14 +53,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    items.prepare(item)
+    items.begin(item)
+
+
+# After the skips, which are tryfirst, so that a skipped test imports no torch.
+@pytest.hookimpl(specname="pytest_runtest_setup")
+def runtest_setup_after_skips(item: pytest.Item) -> None:
+    items.need_meter(item)
 
 
 @pytest.fixture
 def cka_memory(request: pytest.FixtureRequest) -> Iterator[MemoryProbe]:
     """Measure regions of the test: ``with cka_memory.measure() as region: ...``."""
-    job = items.job_of(request.node)
-    assert job is not None, "a test that uses this fixture is measured"
+    job = items.job_for_fixture(request.node)
     yield job.probe
     job.judge_late_regions()
 
@@ -83,9 +88,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
     job = items.job_of(pyfuncitem)
-    if job is None:
-        return (yield)
-    with job.measured_call():
+    with items.unmeasured_call(pyfuncitem) if job is None else job.measured_call():
         return (yield)
 
 
