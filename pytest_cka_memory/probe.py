@@ -105,7 +105,7 @@ class Region:
             raise RegionError(
                 f"region {self.label!r} has ended; call batch_done inside its 'with' block"
             )
-        self._sample_if_open(size)
+        self._sample_if_open(None if size is None else int(size))  # a tensor would be kept
 
     def _sample_if_open(self, size: int | None) -> None:
         if self._record is not None:  # its loader is used on, after the region
@@ -212,7 +212,7 @@ class MemoryProbe:
     @contextmanager
     def measure(self, label: str | None = None) -> Iterator[Region]:
         """Measure a ``with`` block. Blocks may nest; an outer one includes its inner ones."""
-        region = Region(self._unique(label or "region"), self._gauge)
+        region = Region(self._unique(_one_line(label) or "region"), self._gauge)
         with self._closing(region):
             yield region
 
@@ -288,6 +288,11 @@ class MemoryProbe:
     def _unique(self, label: str) -> str:
         self._labels[label] += 1
         return label if self._labels[label] == 1 else f"{label} #{self._labels[label]}"
+
+
+def _one_line(label: object) -> str:
+    """Text of a label: whatever was given, reports and xdist take plain text in one line."""
+    return "" if label is None else " ".join(str(label).split())
 
 
 def _name_of(func: Callable[..., Any]) -> str:
