@@ -18,15 +18,14 @@ Payload = dict[str, Any]
 
 def facts_of(meter: Meter) -> dict[str, Any]:
     """What the figures of `meter` depend on; asked in the process that measured."""
-    import torch
-
+    torch = sys.modules.get("torch")  # a meter that needs none must not import it
     return {
         "device": meter.device,
         "device_name": meter.device_name,
         "meter": meter.name,
         "notes": list(meter.notes),
-        "torch": str(torch.__version__),
-        "cuda": torch.version.cuda if meter.device.startswith("cuda") else None,
+        "torch": str(torch.__version__) if torch else None,
+        "cuda": torch.version.cuda if torch and meter.device.startswith("cuda") else None,
     }
 
 
