@@ -86,6 +86,8 @@ class Reporter:
             yield Line("")
             yield from terminal.legend(gathered.description())
             yield from terminal.findings(gathered.results, max(width, 100))
+        else:
+            yield from terminal.unjudged(gathered.results)
         if settings.report or settings.json_path:
             if not gathered.results:
                 yield Line(_NOTHING, "yellow")

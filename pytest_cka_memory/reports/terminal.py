@@ -1,6 +1,7 @@
 """The table in the terminal summary, as lines with a colour each."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -89,7 +90,7 @@ def _colour(result: Result) -> str | None:
 
 def legend(session: Mapping[str, Any]) -> list[Line]:
     """Say what was measured, by what, and what such figures can and cannot see."""
-    versions = [f"torch {session['torch']}"]
+    versions = [f"torch {session['torch'] or 'not imported'}"]
     versions += [f"CUDA {session['cuda']}"] if session["cuda"] else []
     return [
         Line(f"device: {session['device']} ({session['device_name']}), {', '.join(versions)}"),
@@ -115,6 +116,15 @@ def findings(results: Sequence[Result], width: int = 100) -> list[Line]:
             why = "the test was skipped" if result.outcome == "skipped" else "the test failed"
             lines.append(Line(f"not judged {result.name}: {why}", "yellow"))
     return lines
+
+
+def unjudged(results: Sequence[Result]) -> list[Line]:
+    """Say in a line each which limits were not judged: for sessions without the table."""
+    counts = Counter((u.limit, u.reason) for result in results for u in result.unjudged)
+    return [
+        Line(f"not judged: {limit}, {reason} (regions: {count})", "yellow")
+        for (limit, reason), count in counts.items()
+    ]
 
 
 def missing(nodeids: Sequence[str]) -> list[Line]:
