@@ -69,7 +69,7 @@ def resolve(config: pytest.Config) -> Settings:
     report = config.getoption("--cka-memory-report")
     return Settings(
         report=bool(config.getini("cka_memory_report") if report is None else report),
-        device=_valued(config, "device") or "auto",
+        device=_device(config),
         json_path=_path(config, "json"),
         max_retained_bytes=_size(config, "max-retained-mb"),
         max_peak_bytes=_size(config, "max-peak-mb"),
@@ -86,6 +86,11 @@ def _valued(config: pytest.Config, name: str) -> str | None:
     return value if value is not None else config.getini(_ini_key(name)) or None
 
 
+def _device(config: pytest.Config) -> str:
+    device = _valued(config, "device")
+    return "auto" if device is None else device
+
+
 def _size(config: pytest.Config, name: str) -> int | None:
     text = _valued(config, name)
     try:
@@ -95,7 +100,9 @@ def _size(config: pytest.Config, name: str) -> int | None:
 
 
 def _count(config: pytest.Config, name: str) -> int:
-    text = _valued(config, name) or "0"
+    text = _valued(config, name)
+    if text is None:
+        return 0
     if not text.isdecimal():
         raise pytest.UsageError(
             f"--cka-memory-{name}: cannot read {text!r} as a number of regions; write e.g. 1"
