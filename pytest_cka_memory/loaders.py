@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import islice
 from typing import Any
 
+_OWN = frozenset(("_loader", "_batch_done", "_count", "__class__"))
+
 
 class _LoaderProxy:
     """Passes for the loader it wraps: every attribute, ``len``, indexing and ``isinstance``."""
@@ -12,7 +14,15 @@ class _LoaderProxy:
         self._loader = loader
 
     def __getattr__(self, name: str) -> Any:
+        if name in _OWN:  # a copy in the making has none yet
+            raise AttributeError(name)
         return getattr(self._loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _OWN:
+            super().__setattr__(name, value)
+        else:
+            setattr(self._loader, name, value)
 
     def __getitem__(self, index: Any) -> Any:
         return self._loader[index]  # type: ignore[index]
@@ -49,14 +59,30 @@ class WatchedLoader(_LoaderProxy):
 
 
 class FirstBatches(_LoaderProxy):
-    """The first `count` batches of a loader."""
+    """The first `count` batches of a loader.
+
+    Raises:
+        ValueError: on iteration, where a loader that does not know its length ends before.
+    """
 
     def __init__(self, loader: Iterable[Any], count: int) -> None:
         super().__init__(loader)
         self._count = count
 
     def __iter__(self) -> Iterator[Any]:
-        return islice(self._loader, self._count)
+        taken = 0
+
+        def counted(batch: Any) -> Any:
+            nonlocal taken
+            taken += 1
+            return batch
+
+        yield from map(counted, islice(self._loader, self._count))
+        if taken < self._count:  # an iterator used up before, or a short stream
+            raise ValueError(
+                f"the loader ended after {taken} of {self._count} batches; give one that can be "
+                "iterated anew each time and has enough data"
+            )
 
     def __len__(self) -> int:
         return min(self._count, super().__len__())

@@ -1,0 +1,74 @@
+"""A record held against limits, and the result on its way through processes."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from pytest_cka_memory import RegionRecord
+from pytest_cka_memory.limits import Limit, limit_from_marker, max_peak_mb, max_retained_mb
+from pytest_cka_memory.results import Result, judge
+
+MakeRecord = Callable[..., RegionRecord]
+ZERO = limit_from_marker("zero_retention", (), {})
+RESERVED = limit_from_marker("max_reserved_mb", (1,), {})
+FLAT = limit_from_marker("flat_per_batch", (), {})
+
+
+@pytest.mark.parametrize(
+    ("limits", "figures", "verdict"),
+    [
+        pytest.param([], {"retained_bytes": 9}, "no limit", id="no-limit"),
+        pytest.param([ZERO], {}, "ok", id="kept"),
+        pytest.param([ZERO], {"retained_bytes": 1}, "BREACH", id="broken"),
+        pytest.param([ZERO, FLAT], {}, "BREACH", id="one-kept-one-impossible"),
+        pytest.param([RESERVED], {}, "not judged", id="only-limit-says-nothing"),
+        pytest.param([RESERVED, ZERO], {}, "ok", id="one-says-nothing"),
+        pytest.param([RESERVED, ZERO], {"retained_bytes": 1}, "BREACH", id="the-other-broken"),
+        pytest.param([ZERO], {"retained_bytes": 1, "completed": False}, "not judged", id="raised"),
+        pytest.param([], {"completed": False}, "not judged", id="raised-without-limit"),
+    ],
+)
+def test_a_result_comes_to_one_verdict(
+    record: MakeRecord, limits: list[Limit], figures: dict[str, object], verdict: str
+) -> None:
+    """A region that an exception left is never a pass and never a breach."""
+    assert judge("test_x.py::test", record(**figures), limits).verdict == verdict
+
+
+def test_every_broken_limit_is_named(record: MakeRecord) -> None:
+    """One repair must not uncover the next breach only at the next run."""
+    limits = [max_retained_mb("4 B"), max_peak_mb("8 B"), ZERO]
+    result = judge("n", record(retained_bytes=5, peak_bytes=9), limits)
+    assert [breach.limit for breach in result.breaches] == [limit.text for limit in limits]
+    assert result.limits == tuple(limit.text for limit in limits)
+
+
+def test_the_name_is_test_and_label(record: MakeRecord) -> None:
+    """A whole test has no label, and no trailing space."""
+    assert judge("a.py::t", record(label="fit"), []).name == "a.py::t fit"
+    assert judge("a.py::t", record(), []).name == "a.py::t"
+
+
+@pytest.mark.parametrize("limits", [[], [ZERO, RESERVED, FLAT]], ids=["free", "limited"])
+def test_a_result_survives_json(record: MakeRecord, limits: list[Limit]) -> None:
+    """It rides on a test report to the controller as builtin types."""
+    levels = [4 * i for i in range(9)]
+    made = judge("a.py::t", record(label="fit", retained_bytes=1, levels=levels), limits)
+    assert Result.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+
+
+def test_the_dictionary_has_the_published_keys(record: MakeRecord) -> None:
+    """Schema pytest-cka-memory/1."""
+    plain = judge("a.py::t", record(label="fit"), [ZERO]).to_dict()
+    assert list(plain)[:5] == ["nodeid", "label", "worker", "outcome", "verdict"]
+    assert {"limits", "breaches", "unjudged", "timeline", "growth_bytes_per_batch"} < set(plain)
+    broken = judge("a.py::t", record(retained_bytes=1), [ZERO]).to_dict()
+    assert broken["breaches"] == [
+        {
+            "limit": "zero_retention",
+            "allowed_bytes": 0,
+            "measured_bytes": 1,
+            "message": "retained 1 byte, allowed 0 bytes: 1 byte too much",
+        }
+    ]

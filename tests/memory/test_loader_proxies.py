@@ -1,0 +1,223 @@
+"""Loaders seen through: the same to their consumer, holding nothing."""
+
+import copy
+import gc
+import itertools
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from pytest_cka_memory.loaders import FirstBatches, WatchedLoader, length_of, size_of
+
+
+class Batch:
+    """Something that can be referred to weakly."""
+
+    def __init__(self, size: int) -> None:
+        self.shape = (size,)
+
+
+class Stream(IterableDataset[int]):
+    """A dataset that does not know its length."""
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(5))
+
+
+@pytest.fixture
+def loader() -> DataLoader[tuple[torch.Tensor, ...]]:
+    return DataLoader(TensorDataset(torch.arange(10)), batch_size=4)
+
+
+def ignore(size: int | None) -> None:
+    """A watcher that does not care."""
+
+
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [
+        (torch.zeros(4, 3), 4),
+        (torch.zeros(0, 3), 0),
+        (torch.tensor(1.0), None),
+        ((torch.zeros(4), torch.zeros(9)), 4),
+        ([torch.zeros(4)], 4),
+        ({"x": torch.zeros(4), "y": 1}, 4),
+        ({"id": "abcdefg", "x": torch.zeros(4)}, 4),
+        (("text", torch.zeros(4)), 4),
+        (["a", "b", "c"], 3),
+        ([1, 2, 3, 4, 5], 5),
+        ([], 0),
+        ({}, 0),
+        ((torch.tensor(1.0), torch.zeros(4)), 4),
+        ([[torch.zeros(6)], torch.zeros(4)], 6),
+        (7, None),
+        ("text", None),
+        (None, None),
+        (object(), None),
+        (Batch(3), 3),
+    ],
+    ids=repr,
+)
+def test_the_size_of_a_batch_is_its_first_dimension(batch: object, size: int | None) -> None:
+    """Whatever the collate function made of it; None where it cannot be told."""
+    assert size_of(batch) == size
+
+
+def test_a_watched_loader_passes_for_its_loader(
+    loader: DataLoader[tuple[torch.Tensor, ...]],
+) -> None:
+    """Consumers check types, lengths and attributes, and must not notice."""
+    watched = WatchedLoader(loader, ignore)
+    assert isinstance(watched, DataLoader)
+    assert len(watched) == 3
+    assert watched.dataset is loader.dataset
+    assert watched.batch_size == 4
+    assert watched.sampler is loader.sampler
+    assert bool(watched)
+    with pytest.raises(AttributeError, match=r"DataLoader.* has no attribute 'nonsense'"):
+        _ = watched.nonsense
+
+
+def test_what_a_consumer_sets_is_set_on_the_loader(
+    loader: DataLoader[tuple[torch.Tensor, ...]],
+) -> None:
+    """An attribute that stayed on the proxy would be lost in silence."""
+    watched = WatchedLoader(loader, ignore)
+    watched.worker_init_fn = ignore
+    assert loader.worker_init_fn is ignore
+    with pytest.raises(ValueError, match="batch_size attribute should not be set"):
+        watched.batch_size = 9
+
+
+def test_an_indexable_loader_stays_indexable() -> None:
+    """A list of batches is a loader too."""
+    watched = WatchedLoader([10, 20, 30], ignore)
+    assert watched[1] == 20
+    assert isinstance(watched, list)
+    assert list(watched) == [10, 20, 30]
+
+
+def test_a_loader_without_length_stays_without() -> None:
+    """The same error as from the loader itself; list() and iteration work."""
+    watched = WatchedLoader((i for i in range(3)), ignore)
+    with pytest.raises(TypeError, match="object of type 'generator' has no len"):
+        len(watched)
+    assert list(watched) == [0, 1, 2]
+
+
+def test_a_proxy_can_be_copied(loader: DataLoader[tuple[torch.Tensor, ...]]) -> None:
+    """Trainers copy loaders; a copy asks for attributes before it has any."""
+    assert copy.copy(FirstBatches(loader, 2)).batch_size == 4
+    assert len(copy.deepcopy(FirstBatches([1, 2, 3], 2))) == 2
+
+
+def test_each_batch_is_reported_when_the_next_is_asked_for(
+    loader: DataLoader[tuple[torch.Tensor, ...]],
+) -> None:
+    """The boundary is where the consumer is done with a batch; the last one counts too."""
+    sizes: list[int | None] = []
+    seen_at: list[int] = []
+    for _ in WatchedLoader(loader, sizes.append):
+        seen_at.append(len(sizes))
+    assert seen_at == [0, 1, 2]
+    assert sizes == [4, 4, 2]
+
+
+def test_the_batch_of_an_early_break_is_not_reported() -> None:
+    """It was not finished."""
+    sizes: list[int | None] = []
+    for number in WatchedLoader([[1], [2], [3]], sizes.append):
+        if number == [2]:
+            break
+    gc.collect()
+    assert sizes == [1]
+
+
+def test_a_second_epoch_is_reported_too() -> None:
+    """A watched loader can be iterated as often as the loader can."""
+    sizes: list[int | None] = []
+    watched = WatchedLoader([[1], [2, 2]], sizes.append)
+    assert list(watched) == list(watched)
+    assert sizes == [1, 2, 1, 2]
+
+
+def test_two_iterations_at_once_are_independent() -> None:
+    """zip(loader, loader) is how two models are compared."""
+    sizes: list[int | None] = []
+    watched = WatchedLoader([[1], [2]], sizes.append)
+    assert list(zip(watched, watched, strict=True)) == [([1], [1]), ([2], [2])]
+
+
+def test_a_watched_loader_holds_no_batch() -> None:
+    """It would be the very leak it looks for."""
+    alive: list[bool] = []
+    references: list[weakref.ref[Batch]] = []
+
+    def batches() -> Iterator[Batch]:
+        for _ in range(3):
+            batch = Batch(1)
+            references.append(weakref.ref(batch))
+            yield batch
+            del batch
+
+    watched = iter(
+        WatchedLoader(batches(), lambda size: alive.append(references[-1]() is not None))
+    )
+    for _ in range(3):
+        batch = next(watched)
+        del batch
+        # The source above still has it, being stopped at its yield; nobody else does.
+        assert len(gc.get_referrers(references[-1]())) == 1
+    with pytest.raises(StopIteration):
+        next(watched)
+
+
+def test_an_error_of_the_loader_reaches_its_consumer() -> None:
+    """As if nobody watched."""
+
+    def broken() -> Iterator[int]:
+        yield 1
+        raise OSError("disk gone")
+
+    with pytest.raises(OSError, match="disk gone"):
+        list(WatchedLoader(broken(), ignore))
+
+
+def test_first_batches_are_the_first(loader: DataLoader[tuple[torch.Tensor, ...]]) -> None:
+    """The rest of the loader is never asked for."""
+    first = FirstBatches(loader, 2)
+    assert len(first) == 2
+    assert isinstance(first, DataLoader)
+    assert [len(batch[0]) for batch in first] == [4, 4]
+    assert len(FirstBatches(loader, 9)) == 3
+    endless = itertools.count()
+    assert list(FirstBatches(endless, 2)) == [0, 1]
+    assert next(endless) == 2
+
+
+def test_a_loader_that_ends_too_soon_is_refused() -> None:
+    """Else the figures of 4 batches would be those of 1, or of an iterator used up before."""
+    once = iter([1, 2, 3])
+    assert list(FirstBatches(once, 2)) == [1, 2]
+    with pytest.raises(ValueError, match="ended after 1 of 2 batches; give one that can be iter"):
+        list(FirstBatches(once, 2))
+
+
+@pytest.mark.parametrize(
+    ("made", "length"),
+    [
+        ([1, 2], 2),
+        (iter([1, 2]), None),
+        (DataLoader(Stream(), batch_size=2), None),
+        (DataLoader(TensorDataset(torch.arange(3))), 3),
+        (WatchedLoader([1, 2], ignore), 2),
+        (WatchedLoader(iter([1]), ignore), None),
+    ],
+    ids=["list", "iterator", "stream", "loader", "watched-list", "watched-iterator"],
+)
+def test_the_length_of_a_loader_is_known_or_none(made: object, length: int | None) -> None:
+    """A DataLoader over a stream has a ``len`` that raises."""
+    assert length_of(made) == length
