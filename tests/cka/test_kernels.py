@@ -1,0 +1,121 @@
+"""Gram matrices: centring, chunks, layouts, half precision, distances."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from cka_reference import linear
+
+from cka import RBF, InputError, SettingError
+from cka.kernels import _columns_per_chunk, as_rows, linear_gram, resolve_kernel, squared_distances
+from cka.precision import full_precision
+
+
+@pytest.mark.parametrize("around", [-1, 0, 1], ids=["one-less", "equal", "one-more"])
+def test_chunks_add_up_to_the_whole_gram_matrix(around):
+    """Columns on either side of a chunk's boundary are all counted once."""
+    per_chunk = _columns_per_chunk(torch.zeros(16, 10**6), 4)
+    rows = torch.randn(16, 2 * per_chunk + around)
+    expected = linear(rows)
+    assert (linear_gram(rows) - expected).abs().max() < 1e-6 * expected.abs().max()
+
+
+def test_a_common_offset_costs_no_digit():
+    """Features + 1000 have the Gram matrix of the features, to the rounding of the sum itself."""
+    rows = torch.randn(32, 300)
+    moved = rows + 1000
+    expected = linear(moved)
+    assert (linear_gram(moved) - expected).abs().max() < 1e-6 * expected.abs().max()
+
+
+@pytest.mark.parametrize("samples", [4, 7, 100])
+def test_equal_samples_give_exactly_zero(samples):
+    """0.1 times 7 over 7 is not 0.1 in float32, and still nothing is left."""
+    assert not linear_gram(torch.full((samples, 50), 0.1)).any()
+
+
+def test_channels_last_images_are_not_copied():
+    """The columns come in memory order, which is a view for either memory format."""
+    image = torch.randn(4, 3, 5, 5)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        laid_out = image.to(memory_format=layout)
+        rows = as_rows(laid_out)
+        assert rows.data_ptr() == laid_out.data_ptr()
+        torch.testing.assert_close(linear_gram(rows), linear_gram(image.flatten(1)))
+
+
+def test_complex_features_use_the_real_inner_product():
+    """Re<x, y>, as the same numbers seen as pairs of reals."""
+    features = torch.randn(5, 4, dtype=torch.complex64)
+    pairs = torch.view_as_real(features).flatten(1)
+    torch.testing.assert_close(linear_gram(as_rows(features)), linear_gram(pairs))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_widened(dtype):
+    """Values whose squares exceed 65504 give a finite float32 Gram matrix."""
+    rows = (torch.randn(8, 100) * 500).to(dtype)
+    gram = linear_gram(rows)
+    assert gram.dtype == torch.float32
+    assert (gram - linear(rows)).abs().max() < 1e-5 * linear(rows).abs().max()
+
+
+def test_float64_stays():
+    """A float64 model keeps its precision."""
+    rows = torch.randn(8, 100, dtype=torch.float64)
+    assert linear_gram(rows).dtype == torch.float64
+    torch.testing.assert_close(linear_gram(rows), linear(rows), rtol=1e-12, atol=1e-12)
+
+
+def test_the_median_distance_counts_the_diagonal():
+    """The convention of Google's demo: 18.302 on its data, 18.387 without the diagonal."""
+    state = np.random.RandomState(1337)
+    rows = torch.from_numpy(state.randn(100, 10))
+    distances = squared_distances(rows).numpy()
+    assert round(float(np.median(distances)), 3) == 18.302
+    expected = np.exp(-distances / (2 * 0.25 * np.median(distances)))
+    np.testing.assert_allclose(RBF(0.5)(rows).numpy(), expected, rtol=1e-12)
+
+
+def test_rbf_of_mostly_equal_samples_is_defined():
+    """Where the median distance is 0, equal samples are alike and others are not."""
+    rows = torch.tensor([[1.0], [1.0], [1.0], [1.0], [5.0]])
+    gram = RBF()(rows)
+    assert torch.equal(gram[:4, :4], torch.ones(4, 4))
+    assert torch.equal(gram[4], torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0]))
+
+
+@pytest.mark.parametrize("threshold", [0, -1.0, float("nan")])
+def test_rbf_refuses_a_width_that_is_none(threshold):
+    """Zero, negative and NaN widths are refused by name."""
+    with pytest.raises(SettingError, match="threshold above 0, got"):
+        RBF(threshold)
+
+
+def test_a_kernel_of_ones_own_must_return_a_gram_matrix():
+    """A function that returns something else is refused, with both shapes."""
+    with pytest.raises(InputError, match=r"features \(6, 3\) to a Gram matrix \(6, 6\).*\(3, 3\)"):
+        resolve_kernel(lambda rows: rows.T @ rows)(torch.zeros(6, 3))
+    with pytest.raises(InputError, match="it gave float"):
+        resolve_kernel(lambda rows: 1.0)(torch.zeros(6, 3))
+
+
+def test_a_kernel_of_ones_own_gets_wide_features():
+    """Half precision never reaches a user's function."""
+    seen = []
+    resolve_kernel(lambda rows: seen.append(rows.dtype) or rows @ rows.T)(torch.zeros(6, 3).half())
+    assert seen == [torch.float32]
+
+
+def test_full_precision_undoes_autocast_and_fast_matmuls():
+    """Neither the caller's autocast nor their speed setting reaches a kernel, and both survive."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16), full_precision(torch.device("cpu")):
+            assert (torch.ones(4, 4) @ torch.ones(4, 4)).dtype == torch.float32
+            assert torch.get_float32_matmul_precision() == "highest"
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)

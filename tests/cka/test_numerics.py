@@ -1,0 +1,171 @@
+"""Worst errors against float64, and every mistake published libraries make, made right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from cka_nets import Constant, batches_of, cifar_resnet18, mlp
+from cka_reference import cloned_outputs, linear, minibatch_cka, reference_matrix
+from torch import nn
+
+from cka import CKA, RBF, CKAWarning
+
+
+@pytest.mark.parametrize(
+    ("scale", "offset"),
+    [
+        pytest.param(1, 0, id="raw-init"),
+        pytest.param(1, 1000, id="plus-1000"),
+        pytest.param(1e-3, 0, id="times-0.001"),
+        pytest.param(1e3, 0, id="times-1000"),
+    ],
+)
+def test_resnet18_is_within_a_millionth_of_float64(scale, offset):
+    """Every entry of the randomly initialised CIFAR ResNet-18, all layers."""
+
+    def change(tensor):
+        return tensor * scale + offset
+
+    model = cifar_resnet18()
+    batches = batches_of(12, features=(3, 32, 32))
+    result = CKA(model, pick=lambda name, output: change(output)).compare(batches, progress=False)
+    assert len(result.model1_layers) == 75
+    outputs = cloned_outputs(model, batches, change)
+    expected = reference_matrix(outputs, result.model1_layers)
+    assert (result.matrix.double() - expected).abs().max() < 1e-6
+
+
+def test_float64_models_are_compared_in_float64():
+    """Thirteen digits, in a float64 result."""
+    model, batches = mlp().double(), [one.double() for one in batches_of(16, 12)]
+    result = CKA(model).compare(batches, progress=False)
+    outputs = cloned_outputs(model, batches)
+    expected = reference_matrix(outputs, result.model1_layers)
+    assert result.matrix.dtype == torch.float64
+    assert (result.matrix - expected).abs().max() < 1e-13
+
+
+def test_offset_features_are_themselves():
+    """CKA(a, a + 100) = 1; published libraries give 0.0 and 0.022."""
+
+    class Offset(nn.Module):
+        def forward(self, x):
+            return x + 100
+
+    model = nn.Sequential(nn.Linear(6, 4), Offset())
+    result = CKA(model).compare(batches_of(16), progress=False)
+    assert result.matrix[0, 1] == pytest.approx(1, abs=1e-5)
+    assert result.matrix[0, 0] == 1
+
+
+def test_estimates_below_zero_are_not_clamped():
+    """Independent layers average to about 0; a clamp to [0, 1] would give +0.04."""
+    values = []
+    for seed in range(60):
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn(2, 10, 50, generator=generator)
+        result = CKA(nn.Identity(), nn.Identity()).compare([noise[0]], [noise[1]], progress=False)
+        values.append(result.matrix.item())
+    assert min(values) < 0
+    mean = sum(values) / len(values)
+    assert abs(mean) < 4 * torch.tensor(values).std().item() / len(values) ** 0.5
+
+
+@pytest.mark.parametrize("samples", [8, 11])
+@pytest.mark.parametrize("value", [0.0, 0.1, 1e4], ids=str)
+def test_only_constant_layers_are_nan_and_are_named(samples, value):
+    """NaN in the row and column of the constant layer only, whatever its value."""
+    with pytest.warns(CKAWarning, match="same for every sample: constant$") as warned:
+        result = CKA(Constant(value)).compare(batches_of(samples), progress=False)
+    assert len(warned) == 1
+    assert result.matrix.isnan().tolist() == [[False, True], [True, True]]
+    assert result.matrix[0, 0] == 1
+
+
+def test_layers_that_put_out_nan_are_named_apart():
+    """A NaN activation is no constant one."""
+    model = nn.Sequential(nn.Linear(6, 4), nn.Threshold(0.0, float("nan")))
+    with pytest.warns(CKAWarning, match="put out NaN or infinity: 1$"):
+        result = CKA(model).compare(batches_of(8), progress=False)
+    assert result.matrix[0, 0] == 1
+
+
+def test_two_models_match_the_formula():
+    """(L1, L2) between two networks, over several batches of different size."""
+    first, second, batches = mlp(0).eval(), mlp(1).eval(), batches_of(16, 12, 8)
+    result = CKA(first, second).compare(batches, progress=False)
+    one, two = cloned_outputs(first, batches), cloned_outputs(second, batches)
+    for row, name in enumerate(result.model1_layers):
+        for column, other in enumerate(result.model2_layers):
+            expected = minibatch_cka(one[name], two[other])
+            assert float(result.matrix[row, column]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_self_comparison_is_symmetric_and_has_a_diagonal_of_ones():
+    """In float32, to the bit on the diagonal."""
+    result = CKA(mlp()).compare(batches_of(16, 16), progress=False)
+    torch.testing.assert_close(result.matrix, result.matrix.T)
+    assert torch.equal(result.matrix.diagonal(), torch.ones(3))
+    assert result.standard_error.diagonal().max() < 1e-6
+    assert result.standard_error[0, 2] > 0
+
+
+def test_equal_models_agree_whether_run_once_or_twice():
+    """A copy of the model is a second model with the same matrix."""
+    batches = batches_of(16, 16)
+    once = CKA(mlp(0)).compare(batches, progress=False)
+    twice = CKA(mlp(0), mlp(0)).compare(batches, progress=False)
+    torch.testing.assert_close(once.matrix, twice.matrix)
+    torch.testing.assert_close(once.standard_error, twice.standard_error)
+
+
+def test_a_self_comparison_runs_the_model_once_per_batch():
+    """model2=None, and the same object, alike."""
+    for second in (False, True):
+        model, passes = mlp(), []
+        model.register_forward_hook(lambda *_, passes=passes: passes.append(1))
+        CKA(model, model if second else None).compare(batches_of(8, 8), progress=False)
+        assert len(passes) == 2
+
+
+@pytest.mark.parametrize("sizes", [(64,), (70,), (66,)], ids=["even", "rest", "small-rest"])
+def test_parts_of_a_batch_count_as_batches(sizes):
+    """hsic_batch_size=16 is the comparison of batches of 16; a rest under 4 joins the last part."""
+    data = batches_of(*sizes)[0]
+    parts = list(data.split(16))
+    if len(parts[-1]) < 4:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    split = CKA(mlp(), hsic_batch_size=16).compare([data], progress=False)
+    plain = CKA(mlp()).compare(parts, progress=False)
+    torch.testing.assert_close(split.matrix, plain.matrix)
+    torch.testing.assert_close(split.standard_error, plain.standard_error)
+    assert (split.samples, split.batches) == (sizes[0], 1)
+
+
+@pytest.mark.parametrize("kernel", ["rbf", RBF(0.5), lambda rows: (rows @ rows.T).pow(2)])
+def test_other_kernels_match_the_feature_level_function(kernel):
+    """RBF and a polynomial kernel, of the network's outputs."""
+    from cka import cka_from_features
+
+    model, batches = mlp().eval(), batches_of(16)
+    outputs = cloned_outputs(model, batches)
+    result = CKA(model, kernel=kernel).compare(batches, progress=False)
+    expected = cka_from_features(outputs["0"][0], outputs["2"][0], kernel=kernel)
+    assert float(result.matrix[0, 2]) == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_the_biased_estimator_matches_its_formula():
+    """Kornblith et al. 2019, by minibatch."""
+    from cka_reference import gretton_hsic
+
+    model, batches = mlp().eval(), batches_of(16, 12)
+    outputs = cloned_outputs(model, batches)
+    result = CKA(model, estimator="biased").compare(batches, progress=False)
+    expected = minibatch_cka(outputs["0"], outputs["2"], hsic=gretton_hsic)
+    assert float(result.matrix[0, 2]) == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_reference_is_not_ours():
+    """Guard: the reference's centred Gram matrix is what its definition says."""
+    rows = torch.tensor([[1.0], [2.0], [6.0]])
+    assert linear(rows).tolist() == [[4.0, 2.0, -6.0], [2.0, 1.0, -3.0], [-6.0, -3.0, 9.0]]
