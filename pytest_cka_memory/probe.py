@@ -112,9 +112,11 @@ class Region:
             return
         reading, peak_bytes = self._gauge.sample(self._span)
         # Garbage in cycles is no growth. To collect costs more than most batches, so it is done
-        # only where the level is higher than ever.
-        highest = max((s.requested_bytes for s in self._samples), default=None)
-        if highest is not None and reading.requested_bytes > highest:
+        # only where the level is above those of the last quarter. All of these lie within one of
+        # the halves that growth compares, so what the later half has more is never garbage.
+        levels = [sample.requested_bytes for sample in self._samples if sample.size == size]
+        recent = levels[-max(2, len(levels) // 4) :]
+        if recent and reading.requested_bytes > max(recent):
             gc.collect()
             reading, _ = self._gauge.sample(self._span)
         self._samples.append(
@@ -287,7 +289,9 @@ class MemoryProbe:
 
     def _unique(self, label: str) -> str:
         self._labels[label] += 1
-        return label if self._labels[label] == 1 else f"{label} #{self._labels[label]}"
+        if self._labels[label] == 1:
+            return label
+        return self._unique(f"{label} #{self._labels[label]}")  # someone may have written that too
 
 
 def _one_line(label: object) -> str:
