@@ -1,23 +1,14 @@
 """Accelerators count for themselves: this reads their caching allocator's own figures."""
 
 import gc
-import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
+from pytest_cka_memory.births import Birth
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters.base import Meter, Reading
-from pytest_cka_memory.meters.storages import live_storages
-
-
-@dataclass(frozen=True)
-class _Mark:
-    """What was alive at a moment: the allocator's sum, and which storages, held weakly."""
-
-    requested_bytes: int
-    storages: dict[int, tuple["weakref.ref[torch.UntypedStorage]", int]]
+from pytest_cka_memory.meters.watch import StorageWatch
 
 
 class AcceleratorMeter(Meter):
@@ -35,6 +26,7 @@ class AcceleratorMeter(Meter):
     def __init__(self, kind: str, index: int) -> None:
         self._device = torch.device(kind, index)
         self.device = str(self._device)
+        self._watch = StorageWatch(self._device)
         self._drop_workspaces = _workspace_dropper(kind)
         try:
             torch.empty(1, device=self._device)  # the counters exist from the first use on
@@ -52,16 +44,17 @@ class AcceleratorMeter(Meter):
             self.name += ", whole blocks only"
 
     def start(self) -> None:
-        """The allocator always counts."""
+        self._watch.start()  # the allocator always counts; this tells whose the bytes are
 
     def stop(self) -> None:
-        """The allocator always counts."""
+        self._watch.stop()
 
     def clean(self) -> int | None:
         # In this order: running kernels may hold tensors, cycles hold tensors, and the cache can
         # give back only what neither they nor a library's workspace keep.
         torch.accelerator.synchronize(self._device)
         gc.collect()
+        self._watch.find_unseen()
         workspace_bytes = None
         if self._drop_workspaces is not None:
             before = self._requested(self._stats())
@@ -82,30 +75,26 @@ class AcceleratorMeter(Meter):
 
     def reset_peak(self) -> None:
         torch.accelerator.reset_peak_memory_stats(self._device)
+        self._watch.ledger.reset_peak()
 
-    def mark(self) -> _Mark:
-        storages = live_storages(self._device.type)
-        alive = {s._cdata: (weakref.ref(s), s.nbytes()) for s in storages if self._is_mine(s)}
-        return _Mark(self.read().requested_bytes, alive)
+    def mark(self) -> tuple[int, int]:
+        return self.read().requested_bytes, self._watch.ledger.serial
 
-    def retained_since(self, mark: _Mark) -> int:
+    def retained_since(self, mark: tuple[int, int]) -> int:
         """The allocator's rise or the storages born since, whichever is more.
 
         The rise alone would let old tensors, freed inside, hide a leak of the same size; the
         storages alone would miss what no tensor owns.
         """
-        rise = self.read().requested_bytes - mark.requested_bytes
-        born = 0
-        for storage in live_storages(self._device.type):
-            reference, size = mark.storages.get(storage._cdata, (None, 0))
-            if reference is None or reference() is not storage:
-                size = 0
-            if self._is_mine(storage):
-                born += max(0, storage.nbytes() - size)
-        return max(rise, born, 0)
+        requested, serial = mark
+        rise = self.read().requested_bytes - requested
+        return max(rise, self._watch.ledger.retained_since(serial), 0)
 
-    def _is_mine(self, storage: torch.UntypedStorage) -> bool:
-        return storage.device.index in (self._device.index, None)
+    def births_since(self, mark: tuple[int, int]) -> list[Birth]:
+        return self._watch.ledger.births_since(mark[1])
+
+    def births_at_peak(self) -> list[Birth]:
+        return self._watch.ledger.alive_at_peak()
 
     def _stats(self) -> dict[str, int]:
         return torch.accelerator.memory_stats(self._device)

@@ -4,6 +4,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_cka_memory.births import Birth
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -67,3 +69,11 @@ class Meter(ABC):
     @abstractmethod
     def retained_since(self, mark: Any) -> int:
         """Bytes born after `mark` was taken and alive now."""
+
+    def births_since(self, mark: Any) -> list[Birth]:
+        """What :meth:`retained_since` counts, one by one, as far as it can be told."""
+        return []
+
+    def births_at_peak(self) -> list[Birth]:
+        """What was alive at the highest level since ``reset_peak``, as far as it can be told."""
+        return []

@@ -43,22 +43,22 @@ def _storages_of_parts(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, ...]
     return tuple(s for part in parts if isinstance(part, torch.Tensor) for s in storages_of(part))
 
 
-def live_storages(device_type: str) -> Iterator[torch.UntypedStorage]:
-    """Each storage on `device_type` that a Python object, a ``.grad`` or a script module holds.
+def live_storages(device: torch.device) -> Iterator[torch.UntypedStorage]:
+    """Each storage on `device` that a Python object, a ``.grad`` or a script module holds.
 
     Walks the garbage collector's objects (about 20 ms for 300,000). Tensors that only C++ holds
     are invisible here.
     """
     seen: set[int] = set()
     for storage in _all_storages():
-        if storage.device.type == device_type and storage._cdata not in seen:
+        if storage.device == device and storage._cdata not in seen:
             seen.add(storage._cdata)
             yield storage
 
 
 def _all_storages() -> Iterator[torch.UntypedStorage]:
-    tensor_types = _with_subclasses(torch.Tensor)
-    script_types = _with_subclasses(torch.jit.ScriptModule)
+    tensor_types = with_subclasses(torch.Tensor)
+    script_types = with_subclasses(torch.jit.ScriptModule)
     # By type, never isinstance: that asks __class__, and a dead weak proxy raises.
     for item in gc.get_objects():
         kind = type(item)
@@ -87,7 +87,8 @@ def _script_tensors(module: torch.jit.ScriptModule) -> list[torch.Tensor]:
         return []
 
 
-def _with_subclasses(base: type) -> set[type]:
+def with_subclasses(base: type) -> set[type]:
+    """`base` and every class derived from it so far."""
     found = {base}
     todo = [base]
     while todo:

@@ -1,0 +1,84 @@
+"""The birth of a storage: what was born, and the code that bore it. Weak, and without torch."""
+
+import sys
+import sysconfig
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from weakref import ReferenceType
+
+_LONGEST_WALK = 100
+_MOST_FRAMES = 6
+_LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
+_FOREIGN = (
+    str(Path(__file__).parent),
+    *(f"{library / 'torch'}/" for library in _LIBRARIES),
+    "<frozen",
+    "<string>",
+    "<eval_with_key>",
+)
+
+
+class Maker(NamedTuple):
+    """The operator that returned a storage's first tensor, and who called it."""
+
+    operator: str
+    dtype: str
+    shape: tuple[int, ...]
+    frames: tuple[str, ...]
+    """Innermost first, ``net.py:11 in Block.forward``; without frames of torch and the plugin."""
+
+
+@dataclass(frozen=True)
+class Birth:
+    """A storage born, or grown, in a region."""
+
+    storage: "ReferenceType[Any]"
+    key: int
+    """What identifies it while it lives."""
+    bytes: int
+    """What it holds of the region's own bytes."""
+    serial: int
+    """Its place among all births."""
+    maker: Maker | None
+    """None where no operator was seen making it."""
+
+
+RawFrames = tuple[tuple[Any, int], ...]
+"""(code, line) pairs: what can be noted in a microsecond, at every birth."""
+
+
+def callers() -> RawFrames:
+    """Note the innermost frames of the user's own code."""
+    found = []
+    frame = sys._getframe(1)
+    for _ in range(_LONGEST_WALK):
+        code = frame.f_code
+        if not _is_foreign(code.co_filename):
+            found.append((code, frame.f_lineno))
+            if len(found) == _MOST_FRAMES:
+                break
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+    return tuple(found)
+
+
+def written(frames: RawFrames) -> tuple[str, ...]:
+    """Write frames as a reader finds them: ``torch_cka/cka.py:163 in CKA.compare``."""
+    return tuple(
+        f"{short(code.co_filename)}:{line} in {getattr(code, 'co_qualname', code.co_name)}"
+        for code, line in frames
+        if not short(code.co_filename).startswith(("pluggy/", "_pytest/"))
+    )
+
+
+def short(filename: str) -> str:
+    """The last folder and the name of a file."""
+    return "/".join(Path(filename).parts[-2:])
+
+
+@cache
+def _is_foreign(filename: str) -> bool:
+    return filename.startswith(_FOREIGN)

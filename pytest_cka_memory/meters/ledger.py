@@ -1,0 +1,164 @@
+"""Books the storages of one kind of device: born, grown, dead, and the highest level between."""
+
+import threading
+import weakref
+from collections import deque
+from typing import NamedTuple
+
+import torch
+
+from pytest_cka_memory.births import Birth, Maker, RawFrames, callers, written
+
+
+class Origin(NamedTuple):
+    """What is noted at a birth, as cheaply as can be; put into words only when asked."""
+
+    operator: object
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    frames: RawFrames
+
+    def maker(self) -> Maker:
+        dtype = str(self.dtype).removeprefix("torch.")
+        return Maker(str(self.operator), dtype, self.shape, written(self.frames))
+
+
+class _Booked(weakref.ref[torch.UntypedStorage]):
+    """A storage in the ledger. Weak: a strong reference here would be the leak we report."""
+
+    __slots__ = ("hidden", "history", "key", "origin", "size")
+
+    key: int
+    origin: Origin | None
+    size: int
+    hidden: int
+    """Bytes it had before the ledger met it too late to count them; they never weigh."""
+    history: list[tuple[int, int]]
+    """(serial number, weight) of birth and of every change of size since."""
+
+    @property
+    def weight(self) -> int:
+        return self.history[-1][1]
+
+    def weight_at(self, serial: int) -> int:
+        """Bytes this storage weighed when the ledger stood at `serial`; 0 before its birth."""
+        return next((weight for when, weight in reversed(self.history) if when <= serial), 0)
+
+    def birth(self, size: int) -> Birth:
+        """Tell of `size` bytes of it."""
+        maker = None if self.origin is None else self.origin.maker()
+        return Birth(self, self.key, size, self.history[-1][0], maker)
+
+
+class Ledger:
+    """Books the birth, growth and death of storages, and the highest level between.
+
+    Births are told by :meth:`book`; deaths tell themselves, through weak references.
+    """
+
+    def __init__(self) -> None:
+        self.level = 0
+        self.peak = 0
+        self.serial = 0
+        self._live: dict[int, _Booked] = {}
+        # What was alive at the peak is what is alive now and was then, and these.
+        self._peak_serial = 0
+        self._died_since_peak: list[_Booked] = []
+        # Weakref callbacks run at any moment, in any thread: they only append here, lock-free.
+        self._dead: deque[_Booked] = deque()
+        # Re-entrant: a collection inside book() may run a __del__ that computes with tensors.
+        self._lock = threading.RLock()
+
+    def book(
+        self,
+        storage: torch.UntypedStorage,
+        *,
+        born: bool = True,
+        tensor: torch.Tensor | None = None,
+        operator: object = None,
+    ) -> None:
+        """Book `storage` at its present size, if new or resized.
+
+        ``born=False`` is for one that was alive before the ledger and escaped it: known from now
+        on, but weighing nothing, because the start level did not contain it either. `tensor` and
+        `operator` tell what it was born as and by.
+        """
+        size = storage.nbytes()
+        with self._lock:
+            self._bury()
+            known = self._live.get(storage._cdata)
+            if known is None or known() is not storage:
+                if known is not None:  # a dead one, whose address was used again
+                    self._forget(known)
+                origin = None
+                if operator is not None and tensor is not None:
+                    origin = Origin(operator, tensor.dtype, tuple(tensor.shape), callers())
+                self._enter(storage, 0 if born else size, origin)
+            elif known.size != size:
+                self._weigh(known, size)
+
+    def retained_since(self, serial: int) -> int:
+        """Bytes born, or grown, after `serial` and alive now."""
+        with self._lock:
+            self._bury()
+            return sum(max(0, b.weight - b.weight_at(serial)) for b in self._live.values())
+
+    def settle(self) -> None:
+        """Bring :attr:`level` up to date with every death so far."""
+        with self._lock:
+            self._bury()
+
+    def births_since(self, serial: int) -> list[Birth]:
+        """What :meth:`retained_since` sums up, one by one."""
+        with self._lock:
+            self._bury()
+            living = list(self._live.values())
+        grown = ((booked, booked.weight - booked.weight_at(serial)) for booked in living)
+        return [booked.birth(size) for booked, size in grown if size > 0]
+
+    def alive_at_peak(self) -> list[Birth]:
+        """Every storage of the highest level since :meth:`reset_peak`, with its bytes then."""
+        with self._lock:
+            self._bury()
+            candidates = [*self._live.values(), *self._died_since_peak]
+        weighed = ((booked, booked.weight_at(self._peak_serial)) for booked in candidates)
+        return [booked.birth(size) for booked, size in weighed if size > 0]
+
+    def reset_peak(self) -> None:
+        """Start the peak anew from the present level."""
+        with self._lock:
+            self._bury()
+            self._note_peak()
+
+    def _enter(self, storage: torch.UntypedStorage, hidden: int, origin: Origin | None) -> None:
+        booked = _Booked(storage, self._dead.append)
+        booked.key = storage._cdata
+        booked.origin = origin
+        booked.hidden = hidden
+        booked.history = [(self.serial, 0)]
+        self._live[booked.key] = booked
+        self._weigh(booked, storage.nbytes())
+
+    def _weigh(self, booked: _Booked, size: int) -> None:
+        before = booked.weight
+        booked.size = size
+        self.serial += 1
+        booked.history.append((self.serial, max(0, size - booked.hidden)))
+        self.level += booked.weight - before
+        if self.level > self.peak:
+            self._note_peak()
+
+    def _note_peak(self) -> None:
+        self.peak, self._peak_serial = self.level, self.serial
+        self._died_since_peak.clear()
+
+    def _bury(self) -> None:
+        while self._dead:
+            self._forget(self._dead.popleft())
+
+    def _forget(self, booked: _Booked) -> None:
+        if self._live.get(booked.key) is booked:
+            del self._live[booked.key]
+            self.level -= booked.weight
+            if booked.weight_at(self._peak_serial) > 0:
+                self._died_since_peak.append(booked)

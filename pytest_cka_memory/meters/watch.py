@@ -1,0 +1,143 @@
+"""Sees every storage that operators take and return on one device, and keeps their ledger."""
+
+import gc
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from pytest_cka_memory.meters.ledger import Ledger
+from pytest_cka_memory.meters.storages import live_storages, storages_of
+
+_BORN_BY_DEFINITION = torch.ops.aten.lift_fresh.default  # torch.tensor, torch.from_numpy
+
+
+class _Mode(TorchDispatchMode):
+    """Shows the ledger what every operator of this thread takes and returns."""
+
+    def __init__(self, owner: "StorageWatch") -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._owner = owner
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile compile; otherwise it would silently run eagerly under a mode."""
+        return True
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        owner = self._owner
+        if not owner.counting:  # a thread that outlived the region
+            return func(*args, **kwargs)
+        born = owner.newcomers_are_born or func is _BORN_BY_DEFINITION
+        # A backward pass brings tensors that only the graph held, alive since before the region.
+        born = born and torch._C._current_graph_task_id() == -1
+        owner.see(args, born=born)
+        if kwargs:
+            owner.see(kwargs.values(), born=born)
+        result = func(*args, **kwargs)
+        owner.see((result,), born=True, operator=func)
+        return result
+
+
+class StorageWatch:
+    """A ledger of the storages on one device, kept while started; starts nest."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.counting = False
+        self.newcomers_are_born = True
+        self.ledger = Ledger()
+        self._depth = 0
+        self._mode: _Mode
+        self._patches: _Patches
+
+    def start(self) -> None:
+        """Book what is alive, and from now on what is born."""
+        self._depth += 1
+        if self._depth > 1:
+            return
+        self.ledger = Ledger()
+        for storage in live_storages(self.device):
+            self.ledger.book(storage)
+        # Objects under gc.freeze() are hidden from that walk; better blind than to blame them.
+        self.newcomers_are_born = gc.get_freeze_count() == 0
+        self.counting = True
+        self._patches = _Patches(self)
+        self._mode = _Mode(self)
+        self._mode.__enter__()
+
+    def stop(self) -> None:
+        """End what the matching :meth:`start` began."""
+        self._depth -= 1
+        if self._depth > 0:
+            return
+        self.counting = False
+        self._mode.__exit__(None, None, None)
+        self._patches.undo()
+        self.ledger = Ledger()
+
+    def see(self, values: Iterable[Any], *, born: bool, operator: object = None) -> None:
+        """Book the storages of every tensor in `values`, lists and dicts included."""
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                for storage in storages_of(value):
+                    if self.counting and storage.device == self.device:
+                        self.ledger.book(storage, born=born, tensor=value, operator=operator)
+            elif isinstance(value, (list, tuple)):
+                self.see(value, born=born, operator=operator)
+            elif isinstance(value, dict):
+                self.see(value.values(), born=born, operator=operator)
+
+    def see_storage(self, storage: torch.UntypedStorage) -> None:
+        """Book one storage, if it lies on this device."""
+        if self.counting and storage.device == self.device:
+            self.ledger.book(storage)
+
+    def find_unseen(self) -> None:
+        """Book what is alive and was shown by no operator."""
+        if self.counting and self.newcomers_are_born:
+            for storage in live_storages(self.device):
+                self.ledger.book(storage)
+
+
+class _Patches:
+    """See what no dispatch mode sees: storages resized in place, and threads started from here."""
+
+    def __init__(self, watch: StorageWatch) -> None:
+        plain_resize = torch.UntypedStorage.resize_
+        plain_start = threading.Thread.start
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            watch.see_storage(storage)
+            result = plain_resize(storage, size)
+            watch.see_storage(storage)
+            return result
+
+        def start(thread: threading.Thread) -> None:
+            run = thread.run
+
+            def watched_run() -> None:
+                del thread.run  # or the thread and this closure would hold each other
+                with _Mode(watch):
+                    run()
+
+            thread.run = watched_run  # type: ignore[method-assign]
+            plain_start(thread)
+
+        self._start, self._plain_start = start, plain_start
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+        threading.Thread.start = start  # type: ignore[method-assign, assignment]
+
+    def undo(self) -> None:
+        del torch.UntypedStorage.resize_  # back to the inherited one
+        if threading.Thread.start is self._start:  # else someone patched over us: theirs to undo
+            threading.Thread.start = self._plain_start  # type: ignore[method-assign]
