@@ -46,16 +46,16 @@ class Reporter:
         if report.when == "teardown":
             self.gathered.finish(report.nodeid, teardown_failed=report.failed)
 
-    # Not sessionfinish: by then the exit status is settled.
+    # Not in sessionfinish alone: by then the summary's status is settled.
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, Any, Any]:
         result = yield
-        measured, wanted = self.gathered.measured, self.settings.min_regions
-        if measured < wanted and not session.config.option.collectonly:
-            self._fail(session, f"{measured} regions measured, --cka-memory-min-regions={wanted}")
+        self._gate(session)
         return result
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if exitstatus == pytest.ExitCode.OK:  # pytest.exit(returncode=0) ends the loop before
+            self._gate(session)
         path = self.settings.json_path
         if path is None or exitstatus == pytest.ExitCode.USAGE_ERROR:
             return
@@ -69,7 +69,6 @@ class Reporter:
             )
         except ReportError as error:
             self._fail(session, str(error))
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         lines = list(self._lines(terminalreporter._tw.fullwidth))
@@ -99,9 +98,15 @@ class Reporter:
         for problem in self.problems:
             yield Line(f"FAILED: {problem}", "red")
 
+    def _gate(self, session: pytest.Session) -> None:
+        measured, wanted = self.gathered.measured, self.settings.min_regions
+        if measured < wanted and not session.config.option.collectonly:
+            self._fail(session, f"{measured} regions measured, --cka-memory-min-regions={wanted}")
+
     def _fail(self, session: pytest.Session, problem: str) -> None:
         self.problems.append(problem)
         session.testsfailed += 1
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED  # for a problem found in sessionfinish
 
 
 _NOTHING = (
