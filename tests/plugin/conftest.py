@@ -7,7 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch  # noqa: F401  # a session in this process must not be the first to import it
+
+# A session in this process forgets what it imported, and these cannot be imported twice.
+import torch._dynamo  # noqa: F401
+
+import pytest_cka_memory.meters.cpu  # noqa: F401
 
 SCRIPTED = """
 import pytest

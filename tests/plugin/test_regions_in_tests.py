@@ -195,7 +195,6 @@ def test_the_fixture_may_be_asked_for_by_name(scripted):
             with probe.measure("mine"):
                 meter.allocate(4)
         """,
-        "-k test",
     )
     run.outcomes(passed=2)
     assert [(r["label"], r["retained_bytes"]) for r in run.regions] == [("mine", 3), ("mine", 4)]
