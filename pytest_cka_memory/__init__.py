@@ -14,13 +14,15 @@ from pytest_cka_memory.errors import (
     SizeError,
 )
 from pytest_cka_memory.notebook import measure_memory_at_batch_counts, measure_memory_retention
-from pytest_cka_memory.probe import MemoryProbe, Region, Snapshot, Sweep
-from pytest_cka_memory.region import RegionRecord
+from pytest_cka_memory.open_region import Region
+from pytest_cka_memory.probe import MemoryProbe, Snapshot, Sweep
+from pytest_cka_memory.region import Holding, RegionRecord
 from pytest_cka_memory.timeline import Sample
 
 __all__ = [
     "CkaMemoryError",
     "DeviceError",
+    "Holding",
     "LimitError",
     "MemoryProbe",
     "Region",

@@ -4,10 +4,11 @@ A device has one peak counter and one reset, so an inner region's reset would er
 one has seen. Here every reset is preceded by a look that folds the peak into all open spans.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
+from pytest_cka_memory.births import Birth
 from pytest_cka_memory.meters import Meter, Reading
 
 
@@ -21,8 +22,12 @@ class Span:
     peak_reserved_bytes: int | None
     sample_peak_bytes: int
     """Highest level since the last sample of this span."""
+    births_at_peak: list[Birth] = field(default_factory=list)
+    """What was alive at its peak, held weakly."""
 
-    def fold(self, reading: Reading) -> None:
+    def fold(self, reading: Reading, meter: Meter) -> None:
+        if reading.peak_bytes > self.peak_bytes:
+            self.births_at_peak = meter.births_at_peak()
         self.peak_bytes = max(self.peak_bytes, reading.peak_bytes)
         self.sample_peak_bytes = max(self.sample_peak_bytes, reading.peak_bytes)
         if self.peak_reserved_bytes is not None and reading.peak_reserved_bytes is not None:
@@ -37,6 +42,8 @@ class Closing:
     retained_bytes: int
     workspace_bytes: int | None
     """Dropped by cleaning at the end: library workspaces, allocated by a first run only."""
+    survivors: tuple[Birth, ...]
+    """What is retained, one by one, held weakly; as far as the meter can tell."""
 
 
 class Gauge:
@@ -85,9 +92,10 @@ class Gauge:
             self._fold()
             workspace_bytes = self.meter.clean()
             return Closing(
-                end=self.meter.read(),
+                end=self._fold(),  # what cleaning was the first to see is in the peak too
                 retained_bytes=self.meter.retained_since(span.mark),
                 workspace_bytes=workspace_bytes,
+                survivors=tuple(self.meter.births_since(span.mark)),
             )
         finally:
             self._open.remove(span)
@@ -96,7 +104,7 @@ class Gauge:
     def _fold(self) -> Reading:
         reading = self.meter.read()
         for span in self._open:
-            span.fold(reading)
+            span.fold(reading, self.meter)
         self.meter.reset_peak()
         return reading
 

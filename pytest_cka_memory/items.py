@@ -1,10 +1,10 @@
 """One test item: whether it is measured, by which limits, and what came of it."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 from unittest import TestCase
 
 import pytest
@@ -126,7 +126,7 @@ class Job:
     """The measuring of one test."""
 
     def __init__(self, item: pytest.Item) -> None:
-        self.probe = MemoryProbe(meter=meter_of(item.config))
+        self.probe = MemoryProbe(meter=meter_of(item.config), explainer=self)
         self.called = False
         """Whether the test's own code has been seen running."""
         self._item = item
@@ -140,7 +140,7 @@ class Job:
         """Measure the test function as a whole, for it may open no region, then judge."""
         self.called = True
         in_fixtures = len(self.probe.records)
-        whole = MemoryProbe(meter=self.probe.meter)
+        whole = MemoryProbe(meter=self.probe.meter, explainer=self)
         try:
             with whole.measure():
                 yield
@@ -150,6 +150,17 @@ class Job:
                 self.probe.records.extend(replace(r, label="") for r in whole.records)
             results = self._collect()
         self._fail_on_breach(results)
+
+    def wanted(self, record: RegionRecord) -> Collection[str]:
+        """Figures to explain: those that break a limit, or with the option what is retained."""
+        breaches = judge(self._item.nodeid, record, limits_or_fail(self._item)).breaches
+        explain = self._item.config.stash[settings_key].explain
+        broken = {breach.figure for breach in breaches if breach.measured_bytes is not None}
+        return broken | ({"retained_bytes"} if explain else set())
+
+    def named(self) -> Mapping[str, Any]:
+        """The test's fixtures."""
+        return dict(getattr(self._item, "funcargs", {}))
 
     def judge_late_regions(self) -> None:
         """Judge regions that ended after the call, in a fixture's teardown."""

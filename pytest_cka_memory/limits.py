@@ -23,6 +23,8 @@ class Breach:
     """What was measured; None where the limit could not be judged."""
     message: str
     """One sentence: measured, allowed, by how much."""
+    figure: str
+    """The figure of the record that broke it."""
 
     def to_dict(self) -> dict[str, Any]:
         """Builtin types only."""
@@ -72,7 +74,10 @@ class Maximum(Limit):
             f"{self.noun} {format_exact(measured)}, allowed {format_exact(self.allowed_bytes)}: "
             f"{format_exact(measured - self.allowed_bytes)} too much"
         )
-        return Breach(self.text, self.allowed_bytes, measured, message)
+        return Breach(self.text, self.allowed_bytes, measured, message, self.figure)
+
+
+_GROWTH = "growth_bytes_per_batch"
 
 
 @dataclass(frozen=True)
@@ -85,14 +90,14 @@ class FlatPerBatch(Limit):
     def judge(self, record: RegionRecord) -> Verdict:
         growth = growth_bytes_per_batch(record.timeline, self.warmup)
         if growth is None:
-            return Breach(self.text, self.tolerance_bytes, None, self._missing(record))
+            return Breach(self.text, self.tolerance_bytes, None, self._missing(record), _GROWTH)
         if growth <= self.tolerance_bytes:
             return None
         message = (
             f"grew by {format_fraction(growth)} bytes a batch over {record.batches} batches, "
             f"allowed {format_exact(self.tolerance_bytes)} a batch"
         )
-        return Breach(self.text, self.tolerance_bytes, growth, message)
+        return Breach(self.text, self.tolerance_bytes, growth, message, _GROWTH)
 
     def _missing(self, record: RegionRecord) -> str:
         if not record.timeline:

@@ -1,6 +1,5 @@
 """Measure regions of code: in a test through the ``cka_memory`` fixture, anywhere else directly."""
 
-import gc
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -8,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.errors import RegionError
-from pytest_cka_memory.gauge import Gauge, gauge_for
-from pytest_cka_memory.loaders import FirstBatches, WatchedLoader, length_of
+from pytest_cka_memory.gauge import gauge_for
+from pytest_cka_memory.loaders import FirstBatches, length_of
 from pytest_cka_memory.meters import Meter, meter_for
-from pytest_cka_memory.region import FIGURES, RegionRecord
-from pytest_cka_memory.timeline import Sample
+from pytest_cka_memory.open_region import Explainer, Region
+from pytest_cka_memory.region import RegionRecord
 
 if TYPE_CHECKING:
     import torch
@@ -30,131 +29,6 @@ class Snapshot:
     """Highest live level so far in the region around, else since the last one."""
     peak_reserved_bytes: int | None
     """Highest reserve so far, likewise."""
-
-
-class Region:
-    """A measured stretch of code. Its figures can be read once it has ended.
-
-    Every figure of :class:`~pytest_cka_memory.region.RegionRecord` in bytes is an attribute, and
-    the same in MB (2**20 bytes): ``region.retained_bytes``, ``region.retained_mb``.
-    """
-
-    start_bytes: int
-    end_bytes: int
-    peak_bytes: int
-    peak_increase_bytes: int
-    retained_bytes: int
-    net_bytes: int
-    reserved_start_bytes: int | None
-    reserved_peak_bytes: int | None
-    reserved_end_bytes: int | None
-    reserved_increase_bytes: int | None
-    one_time_bytes: int | None
-    growth_bytes_per_batch: float | None
-    start_mb: float
-    end_mb: float
-    peak_mb: float
-    peak_increase_mb: float
-    retained_mb: float
-    net_mb: float
-    reserved_start_mb: float | None
-    reserved_peak_mb: float | None
-    reserved_end_mb: float | None
-    reserved_increase_mb: float | None
-    one_time_mb: float | None
-    growth_mb_per_batch: float | None
-
-    def __init__(self, label: str, gauge: Gauge) -> None:
-        self.label = label
-        self.result: Any = None
-        """What the function returned, where :meth:`MemoryProbe.run` called one."""
-        self._gauge = gauge
-        self._samples: list[Sample] = []
-        self._record: RegionRecord | None = None
-        self._span = gauge.open()
-
-    @property
-    def timeline(self) -> tuple[Sample, ...]:
-        """One sample per batch boundary so far."""
-        return tuple(self._samples)
-
-    @property
-    def record(self) -> RegionRecord:
-        """All figures as plain data.
-
-        Raises:
-            RegionError: while the region is open.
-        """
-        if self._record is None:
-            raise RegionError(
-                f"region {self.label!r} is still open; read its figures after its 'with' block"
-            )
-        return self._record
-
-    def batches(self, loader: Iterable[Any]) -> Any:
-        """Return `loader`, the same to its consumer, sampled at each batch boundary."""
-        return WatchedLoader(loader, self._sample_if_open)
-
-    def batch_done(self, size: int | None = None) -> None:
-        """Sample a batch boundary in a loop of one's own; `size` is the number of items.
-
-        Raises:
-            RegionError: after the region has ended.
-        """
-        if self._record is not None:
-            raise RegionError(
-                f"region {self.label!r} has ended; call batch_done inside its 'with' block"
-            )
-        self._sample_if_open(None if size is None else int(size))  # a tensor would be kept
-
-    def _sample_if_open(self, size: int | None) -> None:
-        if self._record is not None:  # its loader is used on, after the region
-            return
-        reading, peak_bytes = self._gauge.sample(self._span)
-        # Garbage in cycles is no growth. To collect costs more than most batches, so it is done
-        # only where the level is above those of the last quarter. All of these lie within one of
-        # the halves that growth compares, so what the later half has more is never garbage.
-        levels = [sample.requested_bytes for sample in self._samples if sample.size == size]
-        recent = levels[-max(2, len(levels) // 4) :]
-        if recent and reading.requested_bytes > max(recent):
-            gc.collect()
-            reading, _ = self._gauge.sample(self._span)
-        self._samples.append(
-            Sample(
-                batch=len(self._samples) + 1,
-                size=size,
-                allocated_bytes=reading.allocated_bytes,
-                requested_bytes=reading.requested_bytes,
-                peak_bytes=peak_bytes,
-            )
-        )
-
-    def _close(self, completed: bool, first_run_retained_bytes: int | None = None) -> None:
-        closing = self._gauge.close(self._span)
-        span, end, one_time_bytes = self._span, closing.end, closing.workspace_bytes
-        if first_run_retained_bytes is not None:
-            kept_once = max(0, first_run_retained_bytes - closing.retained_bytes)
-            one_time_bytes = (one_time_bytes or 0) + kept_once
-        self._record = RegionRecord(
-            label=self.label,
-            completed=completed,
-            start_bytes=span.start.allocated_bytes,
-            end_bytes=end.allocated_bytes,
-            peak_bytes=span.peak_bytes,
-            retained_bytes=closing.retained_bytes,
-            reserved_start_bytes=span.start.reserved_bytes,
-            reserved_peak_bytes=span.peak_reserved_bytes,
-            reserved_end_bytes=end.reserved_bytes,
-            one_time_bytes=one_time_bytes,
-            timeline=self.timeline,
-        )
-
-    def __getattr__(self, name: str) -> Any:
-        # Reached only for what is no ordinary attribute: the figures, in bytes or in MB.
-        figure = name.replace("_mb", "_bytes")
-        if figure not in FIGURES:
-            raise AttributeError(f"a region has no {name!r}; its figures are {', '.join(FIGURES)}")
-        return self.record.in_mb(figure) if figure != name else getattr(self.record, figure)
 
 
 @dataclass(frozen=True)
@@ -190,18 +64,25 @@ class MemoryProbe:
             ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ...
         meter: something else to read from, such as
             :class:`~pytest_cka_memory.testing.ScriptedMeter`.
+        explainer: tells what to trace as soon as a region ends; by default ``region.retained``
+            is traced when asked for.
 
     Raises:
         DeviceError: for a device that is unknown or not there.
     """
 
     def __init__(
-        self, device: "torch.device | str | None" = None, *, meter: Meter | None = None
+        self,
+        device: "torch.device | str | None" = None,
+        *,
+        meter: Meter | None = None,
+        explainer: Explainer | None = None,
     ) -> None:
         self.meter = meter or meter_for("auto" if device is None else str(device))
         self.records: list[RegionRecord] = []
         """The figures of every region that has ended."""
         self._gauge = gauge_for(self.meter)
+        self._explainer = explainer
         self._labels: Counter[str] = Counter()
 
     @property
@@ -214,7 +95,7 @@ class MemoryProbe:
     @contextmanager
     def measure(self, label: str | None = None) -> Iterator[Region]:
         """Measure a ``with`` block. Blocks may nest; an outer one includes its inner ones."""
-        region = Region(self._unique(_one_line(label) or "region"), self._gauge)
+        region = Region(self._unique(_one_line(label) or "region"), self._gauge, self._explainer)
         with self._closing(region):
             yield region
 
@@ -230,11 +111,11 @@ class MemoryProbe:
         label = self._unique(_name_of(func))
         rehearsals = []
         for _ in range(warmup):
-            rehearsal = Region(label, self._gauge)
+            rehearsal = Region(label, self._gauge, self._explainer)
             with self._closing(rehearsal, record=False):
                 func(*args, **kwargs)
             rehearsals.append(rehearsal.retained_bytes)
-        region = Region(label, self._gauge)
+        region = Region(label, self._gauge, self._explainer)
         with self._closing(region, first_run_retained_bytes=rehearsals[0] if rehearsals else None):
             region.result = func(*args, **kwargs)
         return region

@@ -9,6 +9,36 @@ from pytest_cka_memory.units import MB
 
 
 @dataclass(frozen=True, kw_only=True)
+class Holding:
+    """Storages of one origin and one kind of holder."""
+
+    bytes: int
+    """Of all of them."""
+    count: int
+    dtype: str | None = None
+    """Of the largest, as its tensor was born; None, as the next two, where no operator made it."""
+    shape: tuple[int, ...] | None = None
+    operator: str | None = None
+    created_at: tuple[str, ...] = ()
+    """Frames of the code that made them, innermost first: ``net.py:11 in Block.forward``."""
+    held_by: str | None = None
+    """A path to the largest, as code; None where no Python object holds it."""
+    hint: str | None = None
+    """What usually helps with such a holder."""
+    batches: int | None = None
+    """In how many batches one was born; None outside a batch loop."""
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Holding":
+        """Rebuild from a dict, where tuples may have become lists."""
+        plain: dict[str, Any] = dict(data)
+        for name in ("shape", "created_at"):
+            if plain.get(name) is not None:
+                plain[name] = tuple(plain[name])
+        return cls(**plain)
+
+
+@dataclass(frozen=True, kw_only=True)
 class RegionRecord:
     """What was measured between a region's entry and its exit; bytes, unless said."""
 
@@ -34,6 +64,12 @@ class RegionRecord:
     """Allocated by a first run only, such as library workspaces; None where not determined."""
     timeline: tuple[Sample, ...] = ()
     """One sample per batch boundary."""
+    retained: tuple[Holding, ...] = ()
+    """What ``retained_bytes`` counts and who holds it; searched for where a limit broke."""
+    grown: tuple[Holding, ...] = ()
+    """What is born and kept batch after batch; searched for where a growth limit broke."""
+    at_peak: tuple[Holding, ...] = ()
+    """What was alive at the peak, by origin; listed where a peak limit broke."""
 
     @property
     def peak_increase_bytes(self) -> int:
@@ -79,6 +115,8 @@ class RegionRecord:
         """Rebuild a record from :meth:`to_dict`; figures it does not know are ignored."""
         known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
         known["timeline"] = tuple(Sample(**sample) for sample in data.get("timeline", ()))
+        for name in ("retained", "grown", "at_peak"):
+            known[name] = tuple(Holding.from_dict(holding) for holding in data.get(name, ()))
         return cls(**known)
 
 

@@ -16,6 +16,8 @@ class Settings:
 
     report: bool
     """Measure every test and print the table."""
+    explain: bool
+    """Trace what every region retains, not only where a limit broke."""
     device: str
     """As the user named it; ``auto`` unless told otherwise."""
     json_path: Path | None
@@ -42,14 +44,18 @@ class Settings:
 def add_options(parser: pytest.Parser) -> None:
     """Declare every option, with an ini key of the same name."""
     group = parser.getgroup("cka-memory", "memory regression tests for PyTorch")
-    flag = "measure every test and print a table of memory figures"
-    group.addoption("--cka-memory-report", action="store_true", default=None, help=flag)
-    parser.addini("cka_memory_report", flag, type="bool", default=None)
+    for name, text in _FLAGS:
+        group.addoption(f"--cka-memory-{name}", action="store_true", default=None, help=text)
+        parser.addini(_ini_key(name), text, type="bool", default=None)
     for name, metavar, text in _VALUED:
         group.addoption(f"--cka-memory-{name}", metavar=metavar, default=None, help=text)
         parser.addini(_ini_key(name), text, default=None)
 
 
+_FLAGS = (
+    ("report", "measure every test and print a table of memory figures"),
+    ("explain", "trace who holds what is retained in every region, not only where a limit broke"),
+)
 _VALUED = (
     ("device", "DEVICE", f"device to measure: {', '.join(KNOWN_DEVICES)}, cuda:N; default auto"),
     ("json", "PATH", "write the figures of every region to this JSON file"),
@@ -66,9 +72,9 @@ def resolve(config: pytest.Config) -> Settings:
         pytest.UsageError: for a value that cannot be used; it names the option and says what to
             write instead.
     """
-    report = config.getoption("--cka-memory-report")
     return Settings(
-        report=bool(config.getini("cka_memory_report") if report is None else report),
+        report=_flag(config, "report"),
+        explain=_flag(config, "explain"),
         device=_device(config),
         json_path=_path(config, "json"),
         max_retained_bytes=_size(config, "max-retained-mb"),
@@ -79,6 +85,11 @@ def resolve(config: pytest.Config) -> Settings:
 
 def _ini_key(name: str) -> str:
     return "cka_memory_" + name.replace("-", "_")
+
+
+def _flag(config: pytest.Config, name: str) -> bool:
+    given = config.getoption(f"--cka-memory-{name}")
+    return bool(config.getini(_ini_key(name)) if given is None else given)
 
 
 def _valued(config: pytest.Config, name: str) -> str | None:

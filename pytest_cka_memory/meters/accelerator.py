@@ -90,6 +90,9 @@ class AcceleratorMeter(Meter):
         rise = self.read().requested_bytes - requested
         return max(rise, self._watch.ledger.retained_since(serial), 0)
 
+    def serial(self) -> int:
+        return self._watch.ledger.serial
+
     def births_since(self, mark: tuple[int, int]) -> list[Birth]:
         return self._watch.ledger.births_since(mark[1])
 

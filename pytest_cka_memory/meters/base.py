@@ -70,6 +70,10 @@ class Meter(ABC):
     def retained_since(self, mark: Any) -> int:
         """Bytes born after `mark` was taken and alive now."""
 
+    def serial(self) -> int:
+        """How many births there have been; 0 where they are not counted."""
+        return 0
+
     def births_since(self, mark: Any) -> list[Birth]:
         """What :meth:`retained_since` counts, one by one, as far as it can be told."""
         return []

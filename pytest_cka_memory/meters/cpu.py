@@ -39,6 +39,8 @@ class CpuMeter(Meter):
         return None
 
     def read(self) -> Reading:
+        # Compiled code, DataLoader workers and buffers bear tensors without an operator.
+        self._watch.find_unseen(young=True)
         ledger = self._watch.ledger
         ledger.settle()
         return Reading(
@@ -53,6 +55,9 @@ class CpuMeter(Meter):
 
     def retained_since(self, mark: int) -> int:
         return self._watch.ledger.retained_since(mark)
+
+    def serial(self) -> int:
+        return self._watch.ledger.serial
 
     def births_since(self, mark: int) -> list[Birth]:
         return self._watch.ledger.births_since(mark)

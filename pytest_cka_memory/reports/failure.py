@@ -1,28 +1,81 @@
 """What a failing test says of the limits it broke."""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from pytest_cka_memory.limits import Breach
 from pytest_cka_memory.meters import Meter
+from pytest_cka_memory.region import Holding, RegionRecord
+from pytest_cka_memory.reports.terminal import spark
 from pytest_cka_memory.results import Result
+from pytest_cka_memory.units import format_exact, format_size
 
 _WIDTH = 100
+_MOST_GROUPS = 4
+_MOST_FRAMES = 3
 _ADVICE = {
-    "retained": "find what still refers to these tensors: a list, an attribute, a hook, a cache",
-    "grew": "something is kept each batch: append loss.item(), not loss; clear what you collect",
-    "peak": "free or detach tensors earlier, use torch.no_grad(), or a smaller batch",
-    "reserve": "blocks of changing sizes fragment the reserve; a steady batch size avoids it",
+    "retained_bytes": "find what still refers to these: a list, an attribute, a hook, a cache",
+    "growth_bytes_per_batch": "something is kept each batch: append loss.item(), not loss",
+    "peak_increase_bytes": "free or detach tensors earlier, use torch.no_grad(), a smaller batch",
+    "reserved_increase_bytes": "blocks of changing sizes fragment the reserve: keep batches alike",
 }
 
 
 def text(results: Sequence[Result], meter: Meter) -> str:
-    """Name every broken limit of one test: what was measured, what is allowed, what to do."""
-    lines = []
+    """Name every broken limit of one test: the figures, who holds the bytes, what to do."""
+    lines: list[str] = []
     for result in results:
-        region = f"region {result.record.label!r}" if result.record.label else "the whole test"
-        for breach in result.breaches:
-            lines += textwrap.wrap(f"{breach.limit} broken: {breach.message}", _WIDTH)
-            lines.append(f"  in {region}, on {meter.device} by {meter.name}")
-            advice = _ADVICE.get(breach.message.split()[0])
-            lines += [f"  what to do: {advice}"] if advice is not None else []
+        for number, breach in enumerate(result.breaches):
+            already = {other.figure for other in result.breaches[:number]}
+            lines += _broken(breach, result, meter)
+            if breach.measured_bytes is not None and breach.figure not in already:
+                lines += _explained(breach, result.record)
     return "\n".join(lines)
+
+
+def _broken(breach: Breach, result: Result, meter: Meter) -> Iterator[str]:
+    region = f"region {result.record.label!r}" if result.record.label else "the whole test"
+    yield from textwrap.wrap(f"{breach.limit} broken: {breach.message}", _WIDTH)
+    yield f"  in {region}, on {meter.device} by {meter.name}"
+
+
+def _explained(breach: Breach, record: RegionRecord) -> Iterator[str]:
+    holdings = {
+        "retained_bytes": record.retained,
+        "growth_bytes_per_batch": record.grown,
+    }.get(breach.figure, record.at_peak)
+    if breach.figure == "growth_bytes_per_batch":
+        rises = [sample.requested_bytes - record.start_bytes for sample in record.timeline]
+        span = f"{format_size(min(rises))} to {format_size(max(rises))}"
+        yield f"  {spark(rises, 40)}  {span} above the start"
+    if holdings is record.at_peak and holdings:
+        yield "  alive at the peak:"
+    for holding in holdings[:_MOST_GROUPS]:
+        yield from holding_lines(holding, traced=holdings is not record.at_peak)
+    rest = holdings[_MOST_GROUPS:]
+    if rest:
+        yield f"  and {len(rest)} smaller groups, {format_exact(sum(h.bytes for h in rest))}"
+    if not any(holding.hint for holding in holdings[:_MOST_GROUPS]):
+        yield f"  what to do: {_ADVICE[breach.figure]}"
+
+
+def holding_lines(holding: Holding, *, traced: bool = True) -> Iterator[str]:
+    """Tell of one group: what it is, where it was made, who holds it, what helps."""
+    noun = "tensor" if holding.count == 1 else "tensors"
+    kind = [f"  {holding.count} {noun}, {format_exact(holding.bytes)}"]
+    if holding.shape is not None:
+        largest = "" if holding.count == 1 else "largest "
+        kind.append(f"{holding.dtype} {largest}{holding.shape} by {holding.operator}")
+    elif not traced:
+        kind.append("alive before the region")
+    if traced and holding.batches is not None:
+        kind.append(f"born in {holding.batches} batches")
+    yield ", ".join(kind)
+    if holding.created_at:
+        first, *others = holding.created_at[:_MOST_FRAMES]
+        yield f"    made at {first}"
+        yield from (f"       from {frame}" for frame in others)
+    if holding.held_by is not None:
+        yield f"    held by {holding.held_by}"
+    if holding.hint is not None:
+        yield f"    {holding.hint}"
