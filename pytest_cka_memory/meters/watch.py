@@ -102,10 +102,10 @@ class StorageWatch:
         if self.counting and storage.device == self.device:
             self.ledger.book(storage)
 
-    def find_unseen(self) -> None:
-        """Book what is alive and was shown by no operator."""
+    def find_unseen(self, *, young: bool = False) -> None:
+        """Book what is alive and was shown by no operator; with `young`, only what is recent."""
         if self.counting and self.newcomers_are_born:
-            for storage in live_storages(self.device):
+            for storage in live_storages(self.device, young=young):
                 self.ledger.book(storage)
 
 
