@@ -174,10 +174,10 @@ class Job:
         self.called = self._returned = True
         self._collect()
 
-    def take_payload(self, when: str) -> Payload | None:
+    def take_payload(self, report: pytest.TestReport) -> Payload | None:
         """Hand over what is to ride on the report of a phase; None where that is nothing new."""
         results, self._results = self._results, []
-        unseen = when == "call" and not self.called
+        unseen = report.when == "call" and report.passed and not self.called
         unmeasured = [unseen_reason(self._item)] if unseen else []
         if not results and not unmeasured:
             return None

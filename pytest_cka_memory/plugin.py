@@ -101,5 +101,5 @@ def pytest_runtest_makereport(
     if job is not None and call.when != "setup":
         # A plain attribute of builtin types: it reaches the controller with the report itself,
         # and so survives a worker that dies later.
-        report.cka_memory = job.take_payload(call.when)  # type: ignore[attr-defined]
+        report.cka_memory = job.take_payload(report)  # type: ignore[attr-defined]
     return report
