@@ -1,0 +1,259 @@
+"""Where the readings are taken: what a test is blamed for, and what it is not."""
+
+MASKING = """
+import gc
+import pytest
+
+class Held:
+    "A tensor, as far as this test goes: it lives in the meter as long as somebody holds it."
+
+    def __init__(self, meter, size):
+        self.meter, self.handle = meter, meter.allocate(size)
+
+    def __del__(self):
+        self.meter.free(self.handle)
+
+@pytest.fixture(autouse=True)
+def naive(meter, request):
+    gc.collect()
+    before = meter.read().allocated_bytes
+    yield
+    gc.collect()
+    change = meter.read().allocated_bytes - before
+    print(f"fixture says {change} for {request.node.name}")
+
+def test_fails_and_holds(meter):
+    kept_by_the_traceback = Held(meter, 700)
+    raise ValueError
+
+LEAK = []
+
+@pytest.mark.zero_retention
+def test_leaks(meter):
+    LEAK.append(Held(meter, 300))
+"""
+NAIVE_CALL_WRAPPER = """
+import gc
+
+class CollectingMeter(ScriptedMeter):
+    def clean(self):  # as every real meter does
+        gc.collect()
+        return super().clean()
+
+METER = CollectingMeter()
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    gc.collect()
+    before = METER.read().allocated_bytes
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        change = METER.read().allocated_bytes - before
+        print(f"call wrapper says {change} for {item.name}")
+"""
+
+
+def test_a_failure_before_cannot_mask_a_leak(scripted, pytester, monkeypatch):
+    """What sys.last_traceback held is freed when the next call begins: naive baselines count it.
+
+    A fixture or a wrapper around pytest_runtest_call reads before pytest lets go of the last
+    traceback, and so sees 300 bytes of leak as 400 bytes freed. Ours reads after.
+    """
+    conftest = pytester.path / "conftest.py"
+    conftest.write_text(conftest.read_text("utf-8") + NAIVE_CALL_WRAPPER, "utf-8")
+    # Other plugins may hold the traceback for longer, and so does pytester in this process.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    run = scripted(MASKING, "-s", "-p", "cka_memory", subprocess=True)
+    run.outcomes(failed=2)
+    assert "fixture says -400 for test_leaks" in run.text
+    assert "call wrapper says -400 for test_leaks" in run.text
+    leak = run.of("test_leaks")
+    assert (leak["retained_bytes"], leak["net_bytes"]) == (300, 300)
+    assert leak["start_bytes"] == 0
+    assert leak["verdict"] == "BREACH"
+
+
+def test_the_same_with_real_tensors(session):
+    """Alone or after a failing test, the leak is the same to the byte."""
+    run = session(
+        """
+        import pytest
+        import torch
+
+        LEAK = []
+
+        def test_fails_and_holds():
+            kept_by_the_traceback = torch.ones(1000)
+            raise ValueError
+
+        @pytest.mark.zero_retention
+        def test_leaks():
+            LEAK.append(torch.ones(100))
+
+        @pytest.mark.zero_retention
+        def test_clean():
+            torch.ones(10).sum()
+        """,
+        "--cka-memory-device=cpu",
+        subprocess=True,
+    )
+    run.outcomes(passed=1, failed=2)
+    assert run.of("test_leaks")["retained_bytes"] == 400
+    assert run.of("test_leaks")["net_bytes"] == 400
+    assert run.of("test_clean")["retained_bytes"] == 0
+
+
+def test_fixture_values_cancel(scripted):
+    """What fixtures of any scope made is in both readings; what the call makes is not."""
+    run = scripted(
+        """
+        import pytest
+
+        pytestmark = pytest.mark.zero_retention
+
+        @pytest.fixture
+        def mine(meter):
+            handle = meter.allocate(10)
+            yield
+            meter.free(handle)
+
+        @pytest.fixture(scope="module")
+        def shared():
+            from conftest import METER
+            METER.allocate(100)
+
+        @pytest.fixture(scope="session")
+        def cache():
+            from conftest import METER
+            METER.allocate(1000)
+
+        def setup_function(function):
+            from conftest import METER
+            METER.allocate(10000)
+
+        def test_first(mine, shared, cache, meter): meter.free(meter.allocate(1))
+        def test_second(mine, shared, cache): pass
+        """
+    )
+    run.outcomes(passed=2)
+    assert [r["start_bytes"] for r in run.regions] == [11110, 21110]
+    assert [r["peak_increase_bytes"] for r in run.regions] == [1, 0]
+
+
+def test_a_fixture_asked_for_inside_the_call_is_the_calls(scripted):
+    """A shared value first made while the test runs is born in it, and said to be."""
+    run = scripted(
+        """
+        import pytest
+
+        @pytest.fixture(scope="module")
+        def shared():
+            from conftest import METER
+            METER.allocate(100)
+
+        @pytest.mark.zero_retention
+        def test_it(request): request.getfixturevalue("shared")
+        """
+    )
+    run.outcomes(failed=1)
+    assert run.region["retained_bytes"] == 100
+
+
+def test_local_variables_are_gone_when_the_call_is_judged(session):
+    """A test's own locals, cycles included, are not retained; what outlives it is."""
+    run = session(
+        """
+        import pytest
+        import torch
+
+        pytestmark = pytest.mark.zero_retention
+
+        def test_locals():
+            x = torch.ones(1000)
+            y = torch.ones(1000, requires_grad=True)
+            (x * y).sum().backward()
+
+        def test_cycle():
+            node = {"x": torch.ones(1000)}
+            node["self"] = node
+
+        @pytest.mark.parametrize("x", [torch.ones(10)])
+        def test_parameter(x):
+            x.add_(1)
+
+        def test_grows_in_place(model=torch.nn.Linear(4, 4)):
+            model(torch.ones(2, 4)).sum().backward()
+        """,
+        "--cka-memory-device=cpu",
+    )
+    run.outcomes(passed=3, failed=1)
+    assert run.of("test_locals")["retained_bytes"] == 0
+    assert run.of("test_cycle")["retained_bytes"] == 0
+    assert run.of("test_grows_in_place")["retained_bytes"] == (16 + 4) * 4
+
+
+def test_freeing_old_tensors_cannot_hide_a_leak(session):
+    """Retained counts births; the net change beside it may be negative."""
+    run = session(
+        """
+        import pytest
+        import torch
+
+        OLD, NEW = [torch.ones(1000)], []
+
+        @pytest.mark.zero_retention
+        def test_swaps():
+            OLD.clear()
+            NEW.append(torch.ones(10))
+        """,
+        "--cka-memory-device=cpu",
+    )
+    run.outcomes(failed=1)
+    assert (run.region["retained_bytes"], run.region["net_bytes"]) == (40, -3960)
+
+
+def test_a_leak_of_four_bytes_a_batch_with_real_tensors(session):
+    """Appending the loss instead of its number is caught, and called 4.0 bytes a batch."""
+    run = session(
+        """
+        import pytest
+        import torch
+        from torch.utils.data import DataLoader
+
+        @pytest.mark.flat_per_batch
+        @pytest.mark.parametrize("keep", [lambda x: x, lambda x: x.item()], ids=["leak", "clean"])
+        def test_epoch(cka_memory, keep):
+            loader, losses = DataLoader(torch.ones(64, 8), batch_size=4), []
+            with cka_memory.measure() as region, torch.no_grad():
+                for x in region.batches(loader):
+                    losses.append(keep(x.sum()))
+        """,
+        "--cka-memory-device=cpu",
+    )
+    run.outcomes(passed=1, failed=1)
+    assert run.of("test_epoch[leak]")["growth_bytes_per_batch"] == 4.0
+    assert run.of("test_epoch[clean]")["growth_bytes_per_batch"] == 0.0
+    assert run.of("test_epoch[clean]")["batches"] == 16
+
+
+def test_one_byte_decides_with_real_tensors(session):
+    """1 MB keeps max_retained_mb(1), one byte more breaks it."""
+    run = session(
+        """
+        import pytest
+        import torch
+
+        KEPT = []
+
+        @pytest.mark.max_retained_mb(1)
+        @pytest.mark.parametrize("more", [0, 1])
+        def test_keeps(more): KEPT.append(torch.ones(2**20 + more, dtype=torch.uint8))
+        """,
+        "--cka-memory-device=cpu",
+    )
+    run.outcomes(passed=1, failed=1)
+    assert [r["retained_bytes"] for r in run.regions] == [2**20, 2**20 + 1]
+    run.result.stdout.fnmatch_lines(["max_retained_mb(1) broken: retained 1,048,577 bytes *"])
+    assert "allowed 1,048,576 bytes (1.00 MB): 1 byte too much" in " ".join(run.text.split())
