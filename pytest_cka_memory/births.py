@@ -5,6 +5,7 @@ import sysconfig
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 from weakref import ReferenceType
 
@@ -50,17 +51,20 @@ RawFrames = tuple[tuple[Any, int], ...]
 
 
 def callers() -> RawFrames:
-    """Note the innermost frames of the user's own code."""
-    found = []
-    frame = sys._getframe(1)
+    """Note the innermost frames of the user's own code, at most two running in any one file.
+
+    Two, because a deep network runs many frames of one file, and would hide who called it.
+    """
+    found: list[tuple[Any, int]] = []
+    frame: FrameType | None = sys._getframe(1)
     for _ in range(_LONGEST_WALK):
-        code = frame.f_code
-        if not _is_foreign(code.co_filename):
-            found.append((code, frame.f_lineno))
-            if len(found) == _MOST_FRAMES:
-                break
-        if frame.f_back is None:
+        if frame is None or len(found) == _MOST_FRAMES:
             break
+        code = frame.f_code
+        file = code.co_filename
+        crowded = len(found) > 1 and file == found[-1][0].co_filename == found[-2][0].co_filename
+        if not crowded and not _is_foreign(file):
+            found.append((code, frame.f_lineno))
         frame = frame.f_back
     return tuple(found)
 

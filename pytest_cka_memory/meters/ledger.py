@@ -20,7 +20,8 @@ class Origin(NamedTuple):
 
     def maker(self) -> Maker:
         dtype = str(self.dtype).removeprefix("torch.")
-        return Maker(str(self.operator), dtype, self.shape, written(self.frames))
+        operator = str(self.operator).removesuffix(".default")
+        return Maker(operator, dtype, self.shape, written(self.frames))
 
 
 class _Booked(weakref.ref[torch.UntypedStorage]):

@@ -2,7 +2,9 @@
 
 import gc
 from collections.abc import Iterable, Iterator
+from typing import Any
 from itertools import chain
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
@@ -61,7 +63,7 @@ def live_storages(device: torch.device, *, young: bool = False) -> Iterator[torc
             yield storage
 
 
-def _storages_among(objects: Iterable[object]) -> Iterator[torch.UntypedStorage]:
+def _storages_among(objects: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
     tensor_types = with_subclasses(torch.Tensor)
     script_types = with_subclasses(torch.jit.ScriptModule)
     # By type, never isinstance: that asks __class__, and a dead weak proxy raises.

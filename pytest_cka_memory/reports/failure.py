@@ -12,7 +12,7 @@ from pytest_cka_memory.units import format_exact, format_size
 
 _WIDTH = 100
 _MOST_GROUPS = 4
-_MOST_FRAMES = 3
+_MOST_FRAMES = 4
 _ADVICE = {
     "retained_bytes": "find what still refers to these: a list, an attribute, a hook, a cache",
     "growth_bytes_per_batch": "something is kept each batch: append loss.item(), not loss",
@@ -50,8 +50,12 @@ def _explained(breach: Breach, record: RegionRecord) -> Iterator[str]:
         yield f"  {spark(rises, 40)}  {span} above the start"
     if holdings is record.at_peak and holdings:
         yield "  alive at the peak:"
+    told = None
     for holding in holdings[:_MOST_GROUPS]:
         yield from holding_lines(holding, traced=holdings is not record.at_peak)
+        if holding.hint not in (None, told):
+            told = holding.hint
+            yield f"    what to do: {told}"
     rest = holdings[_MOST_GROUPS:]
     if rest:
         yield f"  and {len(rest)} smaller groups, {format_exact(sum(h.bytes for h in rest))}"
@@ -60,9 +64,9 @@ def _explained(breach: Breach, record: RegionRecord) -> Iterator[str]:
 
 
 def holding_lines(holding: Holding, *, traced: bool = True) -> Iterator[str]:
-    """Tell of one group: what it is, where it was made, who holds it, what helps."""
+    """Tell of one group: what it is, where it was made, who holds it."""
     noun = "tensor" if holding.count == 1 else "tensors"
-    kind = [f"  {holding.count} {noun}, {format_exact(holding.bytes)}"]
+    kind = [f"{holding.count} {noun}, {format_exact(holding.bytes)}"]
     if holding.shape is not None:
         largest = "" if holding.count == 1 else "largest "
         kind.append(f"{holding.dtype} {largest}{holding.shape} by {holding.operator}")
@@ -70,12 +74,17 @@ def holding_lines(holding: Holding, *, traced: bool = True) -> Iterator[str]:
         kind.append("alive before the region")
     if traced and holding.batches is not None:
         kind.append(f"born in {holding.batches} batches")
-    yield ", ".join(kind)
+    yield from _wrapped(", ".join(kind), "  ")
     if holding.created_at:
-        first, *others = holding.created_at[:_MOST_FRAMES]
-        yield f"    made at {first}"
-        yield from (f"       from {frame}" for frame in others)
+        made = ", from ".join(holding.created_at[:_MOST_FRAMES])
+        yield from _wrapped(f"made at {made}", "    ")
     if holding.held_by is not None:
-        yield f"    held by {holding.held_by}"
-    if holding.hint is not None:
-        yield f"    {holding.hint}"
+        yield from _wrapped(f"held by {holding.held_by}", "    ")
+    elif traced and holding.hint is None:
+        yield "    held by nothing that Python can name"
+
+
+def _wrapped(text: str, indent: str) -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ", break_long_words=False
+    )
