@@ -2,7 +2,7 @@
 
 import gc
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from pytest_cka_memory.meters.ledger import Ledger
 from pytest_cka_memory.meters.storages import live_storages, storages_of
 
 _BORN_BY_DEFINITION = torch.ops.aten.lift_fresh.default  # torch.tensor, torch.from_numpy
+_UNPICKLES = torch.ops.aten.set_.source_Storage_storage_offset
 
 
 class _Mode(TorchDispatchMode):
@@ -90,7 +91,9 @@ class StorageWatch:
         for value in values:
             if isinstance(value, torch.Tensor):
                 for storage in storages_of(value):
-                    if self.counting and storage.device == self.device:
+                    if not self.counting or storage.device != self.device:
+                        continue
+                    if operator is not _UNPICKLES or not _may_wait(storage):
                         self.ledger.book(storage, born=born, tensor=value, operator=operator)
             elif isinstance(value, (list, tuple)):
                 self.see(value, born=born, operator=operator)
@@ -106,7 +109,17 @@ class StorageWatch:
         """Book what is alive and was shown by no operator; with `young`, only what is recent."""
         if self.counting and self.newcomers_are_born:
             for storage in live_storages(self.device, young=young):
-                self.ledger.book(storage)
+                if not (young and _may_wait(storage)):
+                    self.ledger.book(storage)
+
+
+def _may_wait(storage: torch.UntypedStorage) -> bool:
+    """Whether `storage` may be a batch that a DataLoader's worker has delivered ahead.
+
+    How many of these wait is chance, and would read as growth. They count from the first operator
+    that uses them, or from the full walk at the end.
+    """
+    return storage.is_shared()
 
 
 class _Patches:
@@ -133,11 +146,27 @@ class _Patches:
             thread.run = watched_run  # type: ignore[method-assign]
             plain_start(thread)
 
-        self._start, self._plain_start = start, plain_start
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
-        threading.Thread.start = start  # type: ignore[method-assign, assignment]
+        self._undo = [
+            _replace(torch.UntypedStorage, "resize_", resize_),
+            _replace(threading.Thread, "start", start),
+        ]
 
     def undo(self) -> None:
-        del torch.UntypedStorage.resize_  # back to the inherited one
-        if threading.Thread.start is self._start:  # else someone patched over us: theirs to undo
-            threading.Thread.start = self._plain_start  # type: ignore[method-assign]
+        for undo in self._undo:
+            undo()
+
+
+def _replace(owner: type, name: str, function: Callable[..., Any]) -> Callable[[], None]:
+    """Put `function` in the place of a method; returns what puts back the one of before."""
+    before = vars(owner).get(name)  # None where it is inherited
+    setattr(owner, name, function)
+
+    def undo() -> None:
+        if vars(owner).get(name) is not function:
+            return  # someone patched over us: theirs to undo
+        if before is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+    return undo
