@@ -19,6 +19,8 @@ Centring: TypeAlias = Literal["unbiased", "biased"]
 
 # Float64 working space of one product; the Gram matrices themselves stay in their own dtype.
 _SLAB_BYTES = 8 * 2**20
+# How far entries of a matrix product of equal rows may be apart, relative to their size.
+_EQUAL = {torch.float32: 1e-5, torch.float64: 1e-13}
 
 
 def fewest_samples(estimator: Centring) -> int:
@@ -64,19 +66,17 @@ def hsic_products(
     device = grams_x[0].device
     dtype = sum_dtype(device)
     samples = len(grams_x[0])
-    shares_x = _shares(grams_x, estimator, dtype)
     cross: Tensor = torch.zeros((), device=device, dtype=dtype)
     self_x, self_y = cross, cross
     with full_precision(device):
         if grams_y is None:
-            for x in _centred_slabs(grams_x, shares_x, estimator):
+            for x in _centred_slabs(grams_x, estimator):
                 cross = cross + x @ x.T
             self_x = self_y = cross.diagonal()
         else:
-            shares_y = _shares(grams_y, estimator, dtype)
             for x, y in zip(
-                _centred_slabs(grams_x, shares_x, estimator),
-                _centred_slabs(grams_y, shares_y, estimator),
+                _centred_slabs(grams_x, estimator),
+                _centred_slabs(grams_y, estimator),
                 strict=True,
             ):
                 cross = cross + x @ y.T
@@ -101,16 +101,32 @@ def _shares(grams: Sequence[Tensor], estimator: Centring, dtype: torch.dtype) ->
     return means - means.sum(1, keepdim=True) / (2 * (n - 1))
 
 
-def _centred_slabs(
-    grams: Sequence[Tensor], shares: Tensor, estimator: Centring
-) -> Iterator[Tensor]:
+def _informative(grams: Sequence[Tensor]) -> Tensor:
+    """Which of the L matrices say anything about the samples, (L, 1, 1).
+
+    One with all entries equal says nothing: its HSIC is 0 exactly, and not what rounding leaves
+    of it. Equal means to the rounding of a matrix product: entries of features that vary around
+    a centre among them are far further apart.
+    """
+    lowest = torch.stack([gram.amin() for gram in grams])
+    highest = torch.stack([gram.amax() for gram in grams])
+    size = torch.maximum(lowest.abs(), highest.abs())
+    told_apart = highest - lowest > _EQUAL[lowest.dtype] * size
+    # NaN compares false, and has to stay NaN.
+    return (told_apart | size.isnan())[:, None, None]
+
+
+def _centred_slabs(grams: Sequence[Tensor], estimator: Centring) -> Iterator[Tensor]:
     """Yield (L, rows * n) pieces of the L centred matrices, flattened, a few rows at a time."""
     n = len(grams[0])
-    rows = max(1, _SLAB_BYTES // (len(grams) * n * shares.dtype.itemsize))
+    dtype = sum_dtype(grams[0].device)
+    shares = _shares(grams, estimator, dtype)
+    informative = _informative(grams)
+    rows = max(1, _SLAB_BYTES // (len(grams) * n * dtype.itemsize))
     for start in range(0, n, rows):
-        slab = torch.stack([gram[start : start + rows] for gram in grams]).to(shares.dtype)
+        slab = torch.stack([gram[start : start + rows] for gram in grams]).to(dtype)
         slab = slab - shares[:, start : start + rows, None]
-        slab = slab - shares[:, None, :]
+        slab = (slab - shares[:, None, :]) * informative
         if estimator == "unbiased":
             slab.diagonal(offset=start, dim1=1, dim2=2).zero_()
         yield slab.flatten(1)
