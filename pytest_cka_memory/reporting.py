@@ -1,6 +1,7 @@
 """The end of a session, in the one process that reports: gather, write, gate and print."""
 
 from collections.abc import Generator, Iterator, Sequence
+from importlib.metadata import packages_distributions
 from typing import Any
 
 import pytest
@@ -29,7 +30,17 @@ class Reporter:
 
     def pytest_report_header(self) -> list[str]:
         described = describe(self.settings)
-        return [f"cka-memory: {described}"] if described else []
+        if not described:
+            return []
+        lines = [f"cka-memory: {described}"]
+        # Both install a package of this name, and whichever came last is the one imported.
+        owners = sorted(set(packages_distributions().get("cka", [])))
+        if len(owners) > 1:
+            lines.append(
+                f"cka-memory: warning: package 'cka' is installed by {' and by '.join(owners)}, "
+                "and only one of them can be imported; keep one in this environment"
+            )
+        return lines
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.gathered.expect(item.nodeid for item in session.items)
