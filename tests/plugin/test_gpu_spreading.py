@@ -1,0 +1,82 @@
+"""Workers take the caller's GPUs in turn, without a CUDA call."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from pytest_cka_memory import workers
+
+
+def _worker(number):
+    return SimpleNamespace(workerinput={"workerid": f"gw{number}"})
+
+
+@pytest.mark.parametrize(
+    ("visible", "taken"),
+    [
+        ("0,1", ["0", "1", "0", "1", "0"]),
+        ("3", ["3", "3", "3", "3", "3"]),
+        ("2, 5 ,7", ["2", "5", "7", "2", "5"]),
+        ("GPU-8932f937,GPU-1", ["GPU-8932f937", "GPU-1"] * 2 + ["GPU-8932f937"]),
+        ("MIG-a/1/0,MIG-a/2/0", ["MIG-a/1/0", "MIG-a/2/0"] * 2 + ["MIG-a/1/0"]),
+    ],
+)
+def test_worker_n_takes_entry_n_of_the_callers_list(monkeypatch, visible, taken):
+    """The entries as the caller wrote them, over and over."""
+    for number, entry in enumerate(taken):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        workers.take_gpu(_worker(number))
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == entry
+
+
+@pytest.mark.parametrize("visible", ["", " ", ","])
+def test_hidden_gpus_stay_hidden(monkeypatch, visible):
+    """A caller who hides every GPU gets none."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert workers.visible_gpus() == []
+    workers.take_gpu(_worker(0))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
+
+
+def test_a_serial_run_takes_nothing(monkeypatch):
+    """Without xdist the environment is the caller's."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    workers.take_gpu(SimpleNamespace())
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5"
+
+
+def test_the_driver_is_asked_where_the_caller_says_nothing(monkeypatch, tmp_path):
+    """The folders that the driver keeps, one a GPU; none where there is no driver."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(workers, "Path", lambda path: tmp_path / path.lstrip("/"))
+    assert workers.visible_gpus() == []
+    for bus in ("0000:01:00.0", "0000:02:00.0"):
+        (tmp_path / "proc/driver/nvidia/gpus" / bus).mkdir(parents=True)
+    assert workers.visible_gpus() == ["0", "1"]
+
+
+SHOW = """
+import os
+import pytest
+
+@pytest.mark.parametrize("n", range(2))
+def test_it({fixture}n):
+    import time
+    time.sleep(0.3)
+    print("sees", os.environ["PYTEST_XDIST_WORKER"], os.environ["CUDA_VISIBLE_DEVICES"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("fixture", "second"), [("cka_memory, ", "9"), ("", "7,9")], ids=["measured", "unmeasured"]
+)
+def test_workers_that_measure_see_one_gpu_each(scripted, monkeypatch, fixture, second):
+    """Workers that measure nothing keep what the caller gave them."""
+    pytest.importorskip("xdist")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,9")
+    run = scripted(SHOW.format(fixture=fixture), "-n2", "-rP", subprocess=True)
+    run.outcomes(passed=2)
+    first = "7" if fixture else "7,9"
+    seen = {tuple(line.split()[1:]) for line in run.result.outlines if line.startswith("sees")}
+    assert seen == {("gw0", first), ("gw1", second)}

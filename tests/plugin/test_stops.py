@@ -1,0 +1,136 @@
+"""Sessions that end early: the report is written with what there is."""
+
+import pytest
+
+MANY = """
+import pytest
+
+@pytest.mark.parametrize("n", range(6))
+@pytest.mark.max_retained_mb("1 B")
+def test_it(meter, n): {body}
+"""
+LEAKING = MANY.format(body="meter.allocate(n)")
+INTERRUPTED = MANY.format(body="\n    meter.allocate(0)\n    if n == 3: raise KeyboardInterrupt")
+
+
+@pytest.mark.parametrize(
+    ("options", "failed", "left"),
+    [(["-x"], 1, 3), (["--maxfail=2"], 2, 2)],
+    ids=["exitfirst", "maxfail"],
+)
+def test_stopping_at_a_failure_reports_what_ran(scripted, options, failed, left):
+    """The tests that never ran are counted and named."""
+    run = scripted(LEAKING, *options)
+    run.outcomes(passed=2, failed=failed)
+    assert len(run.regions) == 6 - left
+    assert run.report["missing"] == [f"test_it.py::test_it[{n}]" for n in range(6 - left, 6)]
+    run.result.stdout.fnmatch_lines([f"{left} collected tests have no result*"])
+
+
+def test_stopping_workers_at_a_failure_reports_what_ran(scripted):
+    """In parallel too, though workers may finish what they have at hand."""
+    pytest.importorskip("xdist")
+    run = scripted(LEAKING, "-n2", "-x")
+    assert run.result.ret != pytest.ExitCode.OK
+    assert "INTERNALERROR" not in run.text
+    assert len(run.regions) + len(run.report["missing"]) == 6
+    assert any(region["verdict"] == "BREACH" for region in run.regions)
+
+
+def test_ctrl_c_in_a_test_reports_what_ran(scripted):
+    """KeyboardInterrupt ends the session with pytest's own status, and a report."""
+    run = scripted(INTERRUPTED, subprocess=True)
+    assert run.result.ret == pytest.ExitCode.INTERRUPTED
+    assert "INTERNALERROR" not in run.text
+    assert [r["verdict"] for r in run.regions] == ["ok"] * 3
+    assert len(run.report["missing"]) == 3
+
+
+def test_ctrl_c_leaves_no_meter_running(session, pytester):
+    """The CPU meter takes its hooks off on the way out of an interrupted region."""
+    pytester.makeconftest(
+        """
+        import threading
+        import torch
+
+        START, RESIZE = threading.Thread.start, torch.UntypedStorage.resize_
+
+        def pytest_unconfigure():
+            modes = torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+            assert threading.Thread.start is START
+            assert torch.UntypedStorage.resize_ is RESIZE
+            print("modes left:", modes)
+        """
+    )
+    run = session(
+        """
+        import torch
+
+        def test_it(cka_memory):
+            with cka_memory.measure(), cka_memory.measure():
+                torch.ones(3)
+                raise KeyboardInterrupt
+        """,
+        "--cka-memory-device=cpu",
+        subprocess=True,
+    )
+    assert run.result.ret == pytest.ExitCode.INTERRUPTED
+    assert "modes left: []" in run.text
+
+
+def test_ctrl_c_in_a_worker_is_no_crash(scripted):
+    """A worker that is interrupted ends the session; what had finished is reported."""
+    pytest.importorskip("xdist")
+    run = scripted(INTERRUPTED, "-n2", subprocess=True)
+    assert run.result.ret != pytest.ExitCode.OK
+    assert "INTERNALERROR" not in run.text + run.errors
+    assert run.report is not None
+    assert len(run.regions) + len(run.report["missing"]) == 6
+
+
+@pytest.mark.parametrize("how", ["pytest.exit('enough')", "raise SystemExit(3)"])
+def test_leaving_from_a_test_is_no_crash(scripted, how):
+    """The session ends as pytest decides, with a report."""
+    run = scripted(f"import pytest\ndef test_a(cka_memory): pass\ndef test_b(cka_memory): {how}\n")
+    assert run.result.ret != pytest.ExitCode.OK
+    assert "INTERNALERROR" not in run.text
+    assert run.of("test_a")["verdict"] == "no limit"
+
+
+def test_errors_at_collection_write_an_empty_report(scripted):
+    """A file that cannot be imported stops the session before any test."""
+    run = scripted("import no_such_module")
+    assert run.result.ret == pytest.ExitCode.INTERRUPTED
+    assert run.regions == []
+
+
+def test_a_timeout_is_no_crash(scripted):
+    """With pytest-timeout, a hanging region fails its test and is not judged."""
+    pytest.importorskip("pytest_timeout")
+    run = scripted(
+        """
+        import time
+        def test_it(cka_memory):
+            with cka_memory.measure("hangs"):
+                time.sleep(30)
+        """,
+        "--timeout=0.3",
+    )
+    run.outcomes(failed=1)
+    assert run.region["verdict"] == "not judged"
+
+
+def test_setup_only_measures_nothing(scripted):
+    """--setup-only runs fixtures and no test."""
+    for option in ("--setup-only", "--setup-plan"):
+        run = scripted("def test_it(cka_memory): pass", option)
+        assert run.result.ret == pytest.ExitCode.OK
+        assert run.regions == []
+
+
+def test_stepwise_goes_on_where_it_stopped(scripted):
+    """--stepwise stops at the breach, and measures from there the next time."""
+    run = scripted(LEAKING, "--stepwise")
+    assert len(run.regions) == 3
+    run = scripted(LEAKING, "--stepwise")
+    assert run.region["nodeid"].endswith("[2]")
