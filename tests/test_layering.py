@@ -1,0 +1,124 @@
+"""Imports point one way: each module imports only from those listed above it."""
+
+import ast
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+LAYERS = {
+    "pytest_cka_memory": """
+        _version errors timeline births loaders references workers
+        units
+        paths region
+        meters.base meters.storages meters.ledger meters.watch
+        meters.cpu meters.accelerator meters
+        holders limits results
+        gauge testing hookspecs settings session open_region
+        reports reports.terminal reports.failure reports.files reports.json_file
+        probe notebook items
+        __init__
+        reporting
+        plugin
+    """,
+    "cka": """
+        errors precision progress accumulate distributed
+        placement kernels hsic layers outputs plots
+        batches estimators features capture result
+        loaders run
+        comparison
+        __init__
+    """,
+}
+"""Add a new module where its imports allow; if none fits, it closes a circle."""
+
+
+def modules_of(package: str) -> dict[str, Path]:
+    """Name -> file of every module, as the list above names it."""
+    spec = find_spec(package)  # as installed: CI tests the wheel, not the checkout
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent
+    found = {}
+    for file in sorted(folder.rglob("*.py")):
+        name = ".".join(file.relative_to(folder).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = file
+    return found
+
+
+def imports_of(file: Path) -> Iterator[str]:
+    """Everything a file imports, anywhere in it: lazily and for type checkers too."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}:{node.lineno}: write imports in full"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def inner_imports(package: str, file: Path) -> Iterator[str]:
+    """The modules of its own package that a file imports."""
+    known = modules_of(package)
+    for name in imports_of(file):
+        if name.split(".")[0] != package:
+            continue
+        path = name.split(".")[1:]
+        candidates = (".".join(path[:length]) for length in range(len(path), 0, -1))
+        yield next((candidate for candidate in candidates if candidate in known), "__init__")
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_every_module_has_its_layer(package: str) -> None:
+    """One that is not listed could import anything."""
+    assert sorted(LAYERS[package].split()) == sorted(modules_of(package))
+
+
+@pytest.mark.parametrize("package", LAYERS)
+def test_imports_point_one_way(package: str) -> None:
+    """So there is no circle, and a module can be read with only those above it known."""
+    order = LAYERS[package].split()
+    wrong = [
+        f"{name} imports {imported}"
+        for name, file in modules_of(package).items()
+        for imported in inner_imports(package, file)
+        if imported != name and order.index(imported) > order.index(name)
+    ]
+    assert wrong == []
+
+
+def test_nothing_imports_the_plugin() -> None:
+    """It wires hooks; pytest alone loads it."""
+    importers = [
+        name
+        for name, file in modules_of("pytest_cka_memory").items()
+        if "plugin" in inner_imports("pytest_cka_memory", file)
+    ]
+    assert importers == []
+
+
+@pytest.mark.parametrize(
+    ("package", "other"), [("cka", "pytest_cka_memory"), ("pytest_cka_memory", "cka")]
+)
+def test_the_two_packages_never_import_each_other(package: str, other: str) -> None:
+    """They meet in the tests."""
+    imported = {
+        name.split(".")[0] for file in modules_of(package).values() for name in imports_of(file)
+    }
+    assert other not in imported
+
+
+def test_only_meters_ask_a_device() -> None:
+    """Everything above them works from numbers, and is tested with scripted ones."""
+    devices = {"cuda", "accelerator", "xpu", "mps"}
+    asking = [
+        f"{name}:{node.lineno}"
+        for name, file in modules_of("pytest_cka_memory").items()
+        if not name.startswith("meters")
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "torch"
+        and node.attr in devices
+    ]
+    assert asking == []
