@@ -1,11 +1,13 @@
 """One test item: whether it is measured, by which limits, and what came of it."""
 
 import functools
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
 from unittest import TestCase
+from zlib import crc32
 
 import pytest
 
@@ -132,6 +134,7 @@ class Job:
         self._item = item
         self._results: list[Result] = []
         self._judged = 0
+        self._snapshots = item.config.stash[settings_key].snapshots
         self._returned = False
         """Whether the call has ended without an exception."""
 
@@ -141,6 +144,8 @@ class Job:
         self.called = True
         in_fixtures = len(self.probe.records)
         whole = MemoryProbe(meter=self.probe.meter, explainer=self)
+        if self._snapshots is not None:
+            self.probe.meter.record_history()
         try:
             with whole.measure():
                 yield
@@ -149,7 +154,23 @@ class Job:
             if len(self.probe.records) == in_fixtures:
                 self.probe.records.extend(replace(r, label="") for r in whole.records)
             results = self._collect()
+            if not self._returned or any(result.breaches for result in results):
+                self._dump_snapshot()
         self._fail_on_breach(results)
+
+    def _dump_snapshot(self) -> None:
+        """Write the allocator's history of a failed test, and say where."""
+        if self._snapshots is None:
+            return
+        # A checksum, for two names may differ only in what a file name cannot hold.
+        nodeid = self._item.nodeid
+        name = f"{re.sub(r'[^-.A-Za-z0-9]+', '_', nodeid)[-120:]}-{crc32(nodeid.encode()):08x}"
+        path = self._snapshots / f"{name}.pickle"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        said = f"{path}: open it in PyTorch's memory viewer"
+        if not self.probe.meter.dump_history(path):
+            said = f"no memory snapshot: {self.probe.meter.device} keeps no history"
+        self._item.add_report_section("call", "cka-memory", said)
 
     def wanted(self, record: RegionRecord) -> Collection[str]:
         """Figures to explain: those that break a limit, or with the option what is retained."""

@@ -180,7 +180,9 @@ class Region:
     def _explained(self, record: RegionRecord) -> RegionRecord:
         wanted = self._wanted(record)
         if "retained_bytes" in wanted:
-            record = replace(record, retained=self._traced(self._survivors))
+            unowned = record.retained_bytes - sum(birth.bytes for birth in self._survivors)
+            rest = (Holding(bytes=unowned, count=0, hint=_UNOWNED),) if unowned > 0 else ()
+            record = replace(record, retained=(*self._traced(self._survivors), *rest))
         if "growth_bytes_per_batch" in wanted:
             record = replace(record, grown=_repeated(self._traced(self._survivors)) or self._grown)
         if {"peak_increase_bytes", "reserved_increase_bytes"} & set(wanted):
@@ -200,6 +202,12 @@ class Region:
         if figure not in FIGURES:
             raise AttributeError(f"a region has no {name!r}; its figures are {', '.join(FIGURES)}")
         return self.record.in_mb(figure) if figure != name else getattr(self.record, figure)
+
+
+_UNOWNED = (
+    "no tensor owns these bytes, but a library's workspace or C++; "
+    "--cka-memory-snapshots=DIR records where they were allocated"
+)
 
 
 def _repeated(holdings: Iterable[Holding]) -> tuple[Holding, ...]:

@@ -20,6 +20,8 @@ class Settings:
     """Trace what every region retains, not only where a limit broke."""
     device: str
     """As the user named it; ``auto`` unless told otherwise."""
+    snapshots: Path | None
+    """Folder for the allocator's history of each test that breaks a limit, if any."""
     json_path: Path | None
     """Where the JSON report goes, if anywhere."""
     max_retained_bytes: int | None
@@ -58,6 +60,7 @@ _FLAGS = (
 )
 _VALUED = (
     ("device", "DEVICE", f"device to measure: {', '.join(KNOWN_DEVICES)}, cuda:N; default auto"),
+    ("snapshots", "DIR", "dump PyTorch's memory snapshot of each test that breaks a limit (CUDA)"),
     ("json", "PATH", "write the figures of every region to this JSON file"),
     ("max-retained-mb", "MB", "max_retained_mb for tests that have no such marker"),
     ("max-peak-mb", "MB", "max_peak_mb for tests that have no such marker"),
@@ -76,6 +79,7 @@ def resolve(config: pytest.Config) -> Settings:
         report=_flag(config, "report"),
         explain=_flag(config, "explain"),
         device=_device(config),
+        snapshots=_path(config, "snapshots", folder=True),
         json_path=_path(config, "json"),
         max_retained_bytes=_size(config, "max-retained-mb"),
         max_peak_bytes=_size(config, "max-peak-mb"),
@@ -121,14 +125,16 @@ def _count(config: pytest.Config, name: str) -> int:
     return int(text)
 
 
-def _path(config: pytest.Config, name: str) -> Path | None:
+def _path(config: pytest.Config, name: str, *, folder: bool = False) -> Path | None:
     text = _valued(config, name)
     if text is None:
         return None
     on_command_line = config.getoption(f"--cka-memory-{name}") is not None
     path = (config.invocation_params.dir if on_command_line else config.rootpath) / text
-    if path.is_dir():
+    if path.is_dir() and not folder:
         raise pytest.UsageError(f"--cka-memory-{name}: {path} is a folder; write a file's path")
+    if path.is_file() and folder:
+        raise pytest.UsageError(f"--cka-memory-{name}: {path} is a file; write a folder's path")
     return path
 
 

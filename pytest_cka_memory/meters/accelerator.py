@@ -2,6 +2,8 @@
 
 import gc
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -9,6 +11,8 @@ from pytest_cka_memory.births import Birth
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters.base import Meter, Reading
 from pytest_cka_memory.meters.watch import StorageWatch
+
+_HISTORY_ENTRIES = 100_000
 
 
 class AcceleratorMeter(Meter):
@@ -28,6 +32,7 @@ class AcceleratorMeter(Meter):
         self.device = str(self._device)
         self._watch = StorageWatch(self._device)
         self._drop_workspaces = _workspace_dropper(kind)
+        self._history = _history_of(kind)
         try:
             torch.empty(1, device=self._device)  # the counters exist from the first use on
             stats = self._stats()
@@ -90,6 +95,19 @@ class AcceleratorMeter(Meter):
         rise = self.read().requested_bytes - requested
         return max(rise, self._watch.ledger.retained_since(serial), 0)
 
+    def record_history(self) -> bool:
+        if self._history is None:
+            return False
+        self._history._record_memory_history(max_entries=_HISTORY_ENTRIES)
+        return True
+
+    def dump_history(self, path: Path) -> bool:
+        if self._history is None:
+            return False
+        self._history._dump_snapshot(str(path))
+        self._history._record_memory_history(enabled=None)
+        return True
+
     def serial(self) -> int:
         return self._watch.ledger.serial
 
@@ -116,6 +134,13 @@ def _workspace_dropper(device_type: str) -> Callable[[], None] | None:
     A private name, probed for: without it they stay, and show as retained by the first region.
     """
     return getattr(torch._C, "_cuda_clearCublasWorkspaces", None) if device_type == "cuda" else None
+
+
+def _history_of(device_type: str) -> Any:
+    """Where the allocator's history is kept: private names of ``torch.cuda.memory``, probed for."""
+    memory = getattr(torch.get_device_module(device_type), "memory", None)
+    names = ("_record_memory_history", "_dump_snapshot")
+    return memory if all(hasattr(memory, name) for name in names) else None
 
 
 def _name_of(device: torch.device) -> str:

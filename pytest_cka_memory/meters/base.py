@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pytest_cka_memory.births import Birth
@@ -69,6 +70,14 @@ class Meter(ABC):
     @abstractmethod
     def retained_since(self, mark: Any) -> int:
         """Bytes born after `mark` was taken and alive now."""
+
+    def record_history(self) -> bool:
+        """Let the allocator note where each block comes from, within bounds; False if it cannot."""
+        return False
+
+    def dump_history(self, path: Path) -> bool:
+        """Write those notes for PyTorch's memory viewer; False where the device has none."""
+        return False
 
     def serial(self) -> int:
         """How many births there have been; 0 where they are not counted."""

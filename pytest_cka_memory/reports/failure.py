@@ -66,7 +66,8 @@ def _explained(breach: Breach, record: RegionRecord) -> Iterator[str]:
 def holding_lines(holding: Holding, *, traced: bool = True) -> Iterator[str]:
     """Tell of one group: what it is, where it was made, who holds it."""
     noun = "tensor" if holding.count == 1 else "tensors"
-    kind = [f"{holding.count} {noun}, {format_exact(holding.bytes)}"]
+    count = f"{holding.count} {noun}, " if holding.count else ""
+    kind = [f"{count}{format_exact(holding.bytes)}"]
     if holding.shape is not None:
         largest = "" if holding.count == 1 else "largest "
         kind.append(f"{holding.dtype} {largest}{holding.shape} by {holding.operator}")

@@ -1,0 +1,89 @@
+"""``--cka-memory-snapshots``: one file per failed test, or a word on why there is none."""
+
+import pytest
+
+CONFTEST = """
+import pytest
+from pytest_cka_memory.testing import ScriptedMeter
+
+class WithHistory(ScriptedMeter):
+    recording = False
+
+    def record_history(self):
+        self.recording = True
+        return True
+
+    def dump_history(self, path):
+        assert self.recording, "asked for a history that was never recorded"
+        path.write_bytes(b"history")
+        return True
+
+METER = {meter}()
+
+def pytest_cka_memory_meter():
+    return METER
+
+@pytest.fixture
+def meter():
+    return METER
+"""
+TESTS = """
+import pytest
+
+@pytest.mark.zero_retention
+def test_leaks(meter):
+    meter.allocate(1)
+
+@pytest.mark.zero_retention
+@pytest.mark.parametrize("name", ["a/b", "a:b"])
+def test_raises(name):
+    raise MemoryError
+
+@pytest.mark.zero_retention
+def test_clean():
+    pass
+"""
+
+
+@pytest.fixture
+def run(pytester):
+    """Run the tests above over a meter of that class, and return the result."""
+
+    def run(meter, *options):
+        pytester.makeconftest(CONFTEST.format(meter=meter))
+        pytester.makepyfile(test_it=TESTS)
+        return pytester.runpytest_inprocess("-p", "no:cacheprovider", *options)
+
+    return run
+
+
+def test_each_failed_test_leaves_one_file_and_says_where(run, pytester):
+    """Breach or exception, names that differ only in what a file name cannot hold included."""
+    result = run("WithHistory", "--cka-memory-snapshots=new/folder")
+    result.assert_outcomes(passed=1, failed=3)
+    files = sorted(path.name for path in (pytester.path / "new/folder").iterdir())
+    assert len(files) == 3
+    assert all(name.endswith(".pickle") for name in files)
+    for name in files:
+        result.stdout.fnmatch_lines(f"*new/folder/{name}: open it in PyTorch's memory viewer")
+
+
+def test_without_a_history_the_failure_says_so(run, pytester):
+    """The CPU keeps none: no empty file that looks like a snapshot."""
+    result = run("ScriptedMeter", "--cka-memory-snapshots=folder")
+    result.stdout.fnmatch_lines("no memory snapshot: cpu keeps no history")
+    assert list((pytester.path / "folder").iterdir()) == []
+
+
+def test_nothing_is_recorded_unless_asked_for(run, pytester):
+    """History costs time at every allocation."""
+    run("WithHistory").assert_outcomes(passed=1, failed=3)
+    assert not list(pytester.path.glob("**/*.pickle"))
+
+
+def test_a_file_is_no_folder(run, pytester):
+    """A usage error before any test runs."""
+    pytester.makefile(".txt", taken="")
+    result = run("WithHistory", "--cka-memory-snapshots=taken.txt")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines("*--cka-memory-snapshots: *taken.txt is a file; write a folder's*")
