@@ -22,6 +22,9 @@ class Reporter:
         self.gathered = Gathered()
         self.problems: list[str] = []
         """What failed the session beyond its tests."""
+        self._ran = False
+        """Whether tests were run: no --collect-only, --fixtures or --cache-show."""
+        self._written = False
         if self.settings.json_path is not None and not config.option.collectonly:
             try:
                 files.check_writable(self.settings.json_path)
@@ -60,6 +63,7 @@ class Reporter:
     # Not in sessionfinish alone: by then the summary's status is settled.
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, Any, Any]:
+        self._ran = not session.config.option.collectonly
         result = yield
         self._gate(session)
         return result
@@ -68,9 +72,7 @@ class Reporter:
         if exitstatus == pytest.ExitCode.OK:  # pytest.exit(returncode=0) ends the loop before
             self._gate(session)
         path = self.settings.json_path
-        if path is None or exitstatus == pytest.ExitCode.USAGE_ERROR:
-            return
-        if session.config.option.collectonly:
+        if path is None or not self._ran:
             return
         gathered = self.gathered
         try:
@@ -80,9 +82,11 @@ class Reporter:
             )
         except ReportError as error:
             self._fail(session, str(error))
+        else:
+            self._written = True
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        lines = list(self._lines(terminalreporter._tw.fullwidth))
+        lines = list(self._lines(terminalreporter._tw.fullwidth)) if self._ran else []
         if lines:
             terminalreporter.section("cka-memory")
         for line in lines:
@@ -104,14 +108,14 @@ class Reporter:
             for reason, count in gathered.unmeasured.items():
                 yield Line(f"{count} not measured: {reason}", "yellow")
             yield from terminal.missing(gathered.missing)
-        if settings.json_path and not self.problems:
+        if self._written:
             yield Line(f"figures written to {settings.json_path}")
         for problem in self.problems:
             yield Line(f"FAILED: {problem}", "red")
 
     def _gate(self, session: pytest.Session) -> None:
         measured, wanted = self.gathered.measured, self.settings.min_regions
-        if measured < wanted and not session.config.option.collectonly:
+        if self._ran and measured < wanted:
             self._fail(session, f"{measured} regions measured, --cka-memory-min-regions={wanted}")
 
     def _fail(self, session: pytest.Session, problem: str) -> None:
