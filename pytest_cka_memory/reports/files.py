@@ -31,7 +31,12 @@ def write_whole(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
+            "w",
+            encoding="utf-8",
+            errors="backslashreplace",  # file names may hold any bytes; JSON reads it back
+            dir=path.parent,
+            prefix=f".{path.name}.",
+            delete=False,
         ) as file:
             temporary = Path(file.name)
             file.write(text)
@@ -40,6 +45,7 @@ def write_whole(path: Path, text: str) -> None:
         temporary.chmod(0o644)  # a temporary file starts private
         temporary.replace(path)
     except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
         raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)  # still there only if it failed, Ctrl-C included
