@@ -58,7 +58,10 @@ def format_size(size: float | None) -> str:
         return f"{size} B" if isinstance(size, int) else f"{format_fraction(size)} B"
     if abs(size) < 10 * 2**10:
         return f"{size / 2**10:.1f} KB"
-    return f"{size / MB:.2f}"
+    # At most seven characters up to a terabyte, or tables grow too wide.
+    megabytes = size / MB
+    digits = 2 if abs(megabytes) < 9_999.995 else 1 if abs(megabytes) < 99_999.95 else 0
+    return f"{megabytes:.{digits}f}"
 
 
 def format_fraction(size: float) -> str:

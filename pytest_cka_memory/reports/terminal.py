@@ -11,7 +11,7 @@ from pytest_cka_memory.results import Result
 from pytest_cka_memory.units import format_size
 
 _BARS = "▁▂▃▄▅▆▇█"
-_NAME_WIDTH = 16
+_NAME_WIDTH = 10  # at least; leaves 100 columns to a table with a reserve
 _MAX_NAMED = 10
 
 
