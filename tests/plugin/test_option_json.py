@@ -1,0 +1,203 @@
+"""``--cka-memory-json``: the report as a file, whole or not at all."""
+
+import json
+from datetime import datetime
+
+import pytest
+
+from pytest_cka_memory.reports import files
+
+SOURCE = """
+import pytest
+
+@pytest.mark.max_retained_mb("1 B")
+def test_leaks(cka_memory, meter):
+    with cka_memory.measure("épö ✓") as region:
+        for size in (4, 4, 4, 4, 4, 2):
+            meter.free(meter.allocate(100))
+            meter.allocate(1)
+            region.batch_done(size)
+
+def test_whole(cka_memory, meter): meter.allocate(5)
+"""
+BYTES = (
+    "start_bytes",
+    "end_bytes",
+    "peak_bytes",
+    "peak_increase_bytes",
+    "retained_bytes",
+    "net_bytes",
+)
+RESERVES = ("reserved_start_bytes", "reserved_peak_bytes", "reserved_end_bytes", "one_time_bytes")
+
+
+def test_the_report_keeps_to_its_schema(scripted):
+    """Every key of the contract, of its type."""
+    run = scripted(SOURCE)
+    report = run.report
+    assert report["schema"] == "pytest-cka-memory/1"
+    head = report["session"]
+    for key in ("device", "device_name", "meter", "python", "plugin"):
+        assert isinstance(head[key], str), key
+    assert {"torch", "cuda"} <= set(head)
+    assert head["cuda"] is None
+    assert head["workers"] == 1
+    assert datetime.fromisoformat(head["started"]).tzinfo is not None
+    leak, whole = report["regions"]
+    for region in (leak, whole):
+        assert isinstance(region["nodeid"], str)
+        assert isinstance(region["label"], str)
+        assert region["worker"] == "main"
+        for key in BYTES:
+            assert type(region[key]) is int, key
+        for key in RESERVES:
+            assert region[key] is None, key
+    assert leak["label"] == "épö ✓"
+    assert leak["outcome"] == "failed"
+    assert leak["batches"] == 6
+    assert leak["growth_bytes_per_batch"] == 1.0
+    assert isinstance(leak["growth_bytes_per_batch"], float)
+    for number, sample in enumerate(leak["timeline"], start=1):
+        assert sample["batch"] == number
+        assert sample["size"] == (2 if number == 6 else 4)
+        assert sample["allocated_bytes"] == number
+        assert sample["peak_bytes"] == number - 1 + 100
+    (breach,) = leak["breaches"]
+    assert breach["limit"] == "max_retained_mb('1 B')"
+    assert (breach["allowed_bytes"], breach["measured_bytes"]) == (1, 6)
+    assert breach["message"] == "retained 6 bytes, allowed 1 byte: 5 bytes too much"
+    assert whole["label"] == ""
+    assert whole["growth_bytes_per_batch"] is None
+    assert whole["timeline"] == []
+
+
+def test_a_device_with_a_reserve_reports_it(scripted_reserve):
+    """The three levels of the reserve and what only a first run allocates are whole numbers."""
+    run = scripted_reserve(
+        """
+        def test_it(cka_memory, meter):
+            meter.allocate(100)
+            with cka_memory.measure():
+                meter.use_workspace(64)
+                meter.free(meter.allocate(10))
+        """
+    )
+    region = run.region
+    assert (region["reserved_start_bytes"], region["reserved_end_bytes"]) == (100, 100)
+    assert region["reserved_peak_bytes"] == 174
+    assert region["one_time_bytes"] == 64
+    assert region["retained_bytes"] == 0
+
+
+@pytest.mark.parametrize("place", ["made/for/it/r.json", "./r.json", "é r.json"])
+def test_folders_are_made_and_relative_paths_start_where_pytest_does(scripted, pytester, place):
+    """A path on the command line is relative to the folder of the call."""
+    inner = pytester.mkdir("inner")
+    pytester.makeini("[pytest]\n")
+    (inner / "test_in.py").write_text("def test_it(cka_memory): pass")
+    pytester._monkeypatch.chdir(inner)
+    run = scripted(None, f"--cka-memory-json={place}", writes_json=False)
+    run.outcomes(passed=1)
+    assert json.loads((inner / place).read_text("utf-8"))["regions"]
+    run.result.stdout.fnmatch_lines([f"figures written to *{place.removeprefix('./')}"])
+
+
+def test_paths_in_the_ini_file_start_there(scripted, pytester):
+    """However deep in the project pytest is called."""
+    inner = pytester.mkdir("inner")
+    pytester.makeini("[pytest]\ncka_memory_json = out/r.json\n")
+    (inner / "test_in.py").write_text("def test_it(cka_memory): pass")
+    pytester._monkeypatch.chdir(inner)
+    scripted(None, writes_json=False).outcomes(passed=1)
+    assert (pytester.path / "out" / "r.json").is_file()
+    assert not (inner / "out").exists()
+
+
+@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "xdist"])
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("a_file/r.json", "cannot write *a_file*r.json: "),
+        ("a_folder", "a_folder is a folder; write a file's path"),
+        ("", "is a folder; write a file's path"),
+    ],
+    ids=["below-a-file", "folder", "empty"],
+)
+def test_a_place_that_cannot_be_written_is_refused_at_once(
+    scripted, pytester, place, message, workers
+):
+    """Before any test has run, not after an hour of them."""
+    (pytester.path / "a_file").touch()
+    pytester.mkdir("a_folder")
+    run = scripted(SOURCE, f"--cka-memory-json={place}", *workers, writes_json=False)
+    run.refused("--cka-memory-json: ")
+    lines = [*run.result.outlines, *run.result.errlines]
+    pytest.LineMatcher(lines).fnmatch_lines([f"*{message}*"])
+    assert "test_leaks" not in run.text
+
+
+def test_a_place_that_is_lost_meanwhile_fails_the_session(scripted, pytester):
+    """A report that was asked for and could not be written is no green session."""
+    source = """
+        import pathlib
+        def test_it(cka_memory):
+            pathlib.Path("out").rmdir()
+            pathlib.Path("out").touch()
+        """
+    run = scripted(source, "--cka-memory-json=out/r.json", writes_json=False)
+    assert run.result.ret == pytest.ExitCode.TESTS_FAILED
+    run.result.stdout.fnmatch_lines(["FAILED: cannot write *r.json: *"])
+    assert "figures written" not in run.text
+
+
+def test_an_old_report_stays_until_the_new_one_is_whole(scripted, pytester):
+    """A usage error, or a place that is lost, leaves the old file alone; no litter is left."""
+    old = pytester.path / "old.json"
+    old.write_text("old")
+    options = [f"--cka-memory-json={old}", "--cka-memory-device=cpu"]
+    run = scripted(
+        "import pytest\n@pytest.mark.max_peak_mb(-1)\ndef test_it(): pass",
+        *options,
+        writes_json=False,
+    )
+    assert run.result.ret == pytest.ExitCode.USAGE_ERROR
+    assert old.read_text() == "old"
+    scripted("def test_it(cka_memory): pass", *options, writes_json=False)
+    assert json.loads(old.read_text("utf-8"))["regions"]
+    assert [path.name for path in pytester.path.iterdir() if "old.json" in path.name] == [
+        "old.json"
+    ]
+
+
+def test_outcomes_are_those_of_the_tests(scripted):
+    """As pytest counts them: the last word is the teardown's."""
+    run = scripted(
+        """
+        import pytest
+
+        def test_passed(cka_memory): pass
+        def test_failed(cka_memory): assert 0
+        def test_skipped(cka_memory): pytest.skip()
+        @pytest.mark.xfail
+        def test_xfailed(cka_memory): assert 0
+        @pytest.mark.xfail
+        def test_xpassed(cka_memory): pass
+        @pytest.fixture
+        def broken():
+            yield
+            raise ValueError
+        def test_error(broken, cka_memory): pass
+        """
+    )
+    for region in run.regions:
+        assert f"test_{region['outcome']}" in region["nodeid"]
+    assert len(run.regions) == 6
+
+
+def test_file_names_of_any_bytes_can_be_written(tmp_path):
+    """A test's file may have a name that is no UTF-8: it is escaped, as JSON reads it back."""
+    path = tmp_path / "r.json"
+    name = "test_\udcff.py"  # what Python makes of such a name
+    files.write_whole(path, json.dumps({"nodeid": name}, ensure_ascii=False))
+    assert json.loads(path.read_text("utf-8")) == {"nodeid": name}
+    assert list(tmp_path.iterdir()) == [path]

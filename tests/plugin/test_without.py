@@ -1,0 +1,147 @@
+"""Sessions that leave something out: the plugin, torch, the terminal, the cache."""
+
+import pytest
+
+NO_TORCH = """
+import sys
+import pytest
+
+def pytest_sessionfinish():
+    assert "torch" not in sys.modules, "torch was imported"
+    assert not any(name.startswith("torch.") for name in sys.modules)
+
+def pytest_unconfigure():
+    print("no torch:", "torch" not in sys.modules)
+"""
+PLAIN = """
+import pytest
+
+def test_it(): assert "torch" not in __import__("sys").modules
+
+@pytest.mark.parametrize("n", range(2))
+def test_more(n): pass
+"""
+MARKED = """
+import pytest
+
+@pytest.mark.zero_retention
+@pytest.mark.max_retained_mb(-1)
+def test_it(): pass
+"""
+SKIPPED = """
+import pytest
+
+@pytest.mark.skip
+@pytest.mark.zero_retention
+def test_it(): import torch
+
+@pytest.mark.xfail(run=False)
+def test_not_run(cka_memory): import torch
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "options"),
+    [
+        pytest.param(PLAIN, [], id="unmarked"),
+        pytest.param(PLAIN, ["--cka-memory-json=r.json"], id="json"),
+        pytest.param(PLAIN, ["--cka-memory-device=cpu"], id="cpu-named"),
+        pytest.param(PLAIN, ["-n2"], id="xdist"),
+        pytest.param(SKIPPED, ["--cka-memory-report"], id="all-skipped"),
+        pytest.param(PLAIN, ["--cka-memory-report", "--collect-only"], id="collect-only"),
+        pytest.param(PLAIN, ["--cka-memory-report", "--setup-plan"], id="setup-plan"),
+        pytest.param(PLAIN, ["--markers"], id="markers"),
+        pytest.param("", ["--cka-memory-min-regions=1"], id="no-tests"),
+    ],
+)
+def test_torch_is_not_imported_where_nothing_is_measured(session, pytester, source, options):
+    """Neither the controller nor a worker pays for torch unless it measures."""
+    pytester.makeconftest(NO_TORCH)
+    run = session(source, *options, subprocess=True, writes_json=False)
+    assert "torch was imported" not in run.text + run.errors
+    assert "no torch: True" in run.text
+    assert run.result.ret in (0, 1 if "--cka-memory-min-regions=1" in options else 0)
+
+
+def test_a_scripted_meter_imports_no_torch(scripted, pytester):
+    """Nor does measuring, where the meter needs no torch."""
+    conftest = pytester.path / "conftest.py"
+    conftest.write_text(conftest.read_text("utf-8") + NO_TORCH, "utf-8")
+    source = "def test_it(cka_memory, meter): meter.allocate(1)"
+    run = scripted(source, "--cka-memory-report", subprocess=True)
+    run.outcomes(passed=1)
+    assert "no torch: True" in run.text
+    assert run.report["session"]["torch"] is None
+    run.result.stdout.fnmatch_lines(["device: cpu (no device), torch not imported"])
+
+
+def test_without_the_plugin_markers_are_only_unknown(session):
+    """-p no:cka_memory turns all of it off: wrong arguments are nobody's business then."""
+    run = session(MARKED, "-p", "no:cka_memory", subprocess=True, writes_json=False)
+    run.outcomes(passed=1, warnings=2)
+    assert "Unknown pytest.mark.zero_retention" in run.text
+
+
+def test_without_the_plugin_its_fixture_is_missing(session):
+    """As any fixture of a plugin that is turned off."""
+    run = session("def test_it(cka_memory): pass", "-p", "no:cka_memory", writes_json=False)
+    run.outcomes(errors=1)
+    assert "fixture 'cka_memory' not found" in run.text
+
+
+@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "xdist"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["-p", "no:cacheprovider"],
+        ["-p", "no:terminal"],
+        ["-p", "no:junitxml", "-p", "no:logging", "-p", "no:skipping"],
+        ["-p", "no:warnings", "-p", "no:unittest", "-p", "no:doctest"],
+        ["-q"],
+        ["-qq", "--tb=no", "--no-header", "--no-summary"],
+        ["--tb=no"],
+        ["-vv", "-rA"],
+        ["--import-mode=importlib"],
+        ["-p", "no:capture", "-s"],
+    ],
+    ids="_".join,
+)
+def test_the_rest_of_pytest_may_be_turned_off(scripted, options, workers):
+    """No other plugin is needed: the verdicts and the JSON are the same."""
+    source = """
+        import pytest
+        @pytest.mark.zero_retention
+        @pytest.mark.parametrize("size", [0, 1])
+        def test_it(meter, size): meter.allocate(size)
+        """
+    if workers and "no:terminal" in options:
+        pytest.skip("pytest-xdist itself needs the terminal plugin")
+    if options[:2] == ["-p", "no:capture"]:
+        options = ["-s"]
+    run = scripted(source, *options, *workers)
+    assert run.result.ret == pytest.ExitCode.TESTS_FAILED
+    assert "INTERNALERROR" not in run.text + run.errors
+    assert [r["verdict"] for r in run.regions] == ["ok", "BREACH"]
+
+
+@pytest.mark.parametrize(
+    "option", ["--collect-only", "--fixtures", "--fixtures-per-test", "--cache-show"]
+)
+def test_sessions_that_run_no_test_write_no_report(scripted, option):
+    """Nothing ran, and nothing was said to have been measured."""
+    options = [option, "--cka-memory-report", "--cka-memory-min-regions=1"]
+    run = scripted("def test_it(cka_memory): pass", *options)
+    assert run.result.ret == pytest.ExitCode.OK
+    assert run.report is None
+    for text in ("nothing was measured", "no result", "figures written", "FAILED"):
+        assert text not in run.text
+
+
+def test_loading_the_plugin_imports_no_heavy_module(pytester):
+    """Neither torch nor numpy, before anything is measured."""
+    result = pytester.runpython_c(
+        "import sys, pytest_cka_memory, pytest_cka_memory.plugin, pytest_cka_memory.testing;"
+        "heavy = {'torch', 'numpy', 'pandas', 'matplotlib'} & set(sys.modules);"
+        "assert not heavy, heavy"
+    )
+    assert result.ret == 0
