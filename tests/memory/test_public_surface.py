@@ -1,0 +1,81 @@
+"""What users import: it exists, it is documented, and it is what the contract names."""
+
+import inspect
+
+import pytest
+
+import pytest_cka_memory
+from pytest_cka_memory import MemoryProbe, Region, RegionRecord, errors
+from pytest_cka_memory.meters import Meter
+from pytest_cka_memory.region import FIGURES
+
+CONTRACT = (
+    "MemoryProbe",
+    "Snapshot",
+    "measure_memory_at_batch_counts",
+    "measure_memory_retention",
+)
+FIGURES_OF_THE_CONTRACT = (
+    "start_bytes",
+    "end_bytes",
+    "peak_bytes",
+    "peak_increase_bytes",
+    "retained_bytes",
+    "net_bytes",
+    "reserved_start_bytes",
+    "reserved_peak_bytes",
+    "reserved_end_bytes",
+    "one_time_bytes",
+    "batches",
+    "timeline",
+    "growth_bytes_per_batch",
+)
+
+
+@pytest.mark.parametrize("name", pytest_cka_memory.__all__)
+def test_every_public_name_exists_and_is_documented(name: str) -> None:
+    """``__all__`` promises nothing that is not there."""
+    public = getattr(pytest_cka_memory, name)
+    if name != "__version__":
+        assert inspect.getdoc(public)
+
+
+def test_the_public_names_are_those_of_the_contract() -> None:
+    """Without doubles; there may be more than it names, never less."""
+    names = pytest_cka_memory.__all__
+    assert len(names) == len(set(names))
+    assert set(CONTRACT) <= set(names)
+    assert set(FIGURES_OF_THE_CONTRACT) <= set(FIGURES)
+
+
+@pytest.mark.parametrize(
+    "owner", [MemoryProbe, Region, RegionRecord, Meter], ids=lambda owner: owner.__name__
+)
+def test_every_public_method_is_documented(owner: type) -> None:
+    """A reader of ``help()`` finds a sentence at each."""
+    undocumented = [
+        name
+        for name, member in vars(owner).items()
+        if not name.startswith("_")
+        and (callable(member) or isinstance(member, property))
+        and not inspect.getdoc(member)
+    ]
+    assert undocumented == []
+
+
+def test_every_error_is_one_of_the_package() -> None:
+    """One ``except CkaMemoryError`` catches them all."""
+    found = [error for _, error in inspect.getmembers(errors, inspect.isclass)]
+    assert len(found) >= 6
+    assert all(issubclass(error, errors.CkaMemoryError) for error in found)
+
+
+@pytest.mark.parametrize("figure", FIGURES_OF_THE_CONTRACT)
+def test_a_region_has_every_figure_and_its_twin_in_megabytes(figure: str) -> None:
+    """``region.peak_bytes`` and ``region.peak_mb``."""
+    from pytest_cka_memory.testing import ScriptedMeter
+
+    with MemoryProbe(meter=ScriptedMeter()).measure() as region:
+        pass
+    assert hasattr(region, figure)
+    assert hasattr(region, figure.replace("_bytes", "_mb"))

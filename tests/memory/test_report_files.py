@@ -1,0 +1,127 @@
+"""Report files: whole or not at all, and the JSON text."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_cka_memory import RegionRecord, ReportError
+from pytest_cka_memory.limits import limit_from_marker
+from pytest_cka_memory.reports import files, json_file
+from pytest_cka_memory.results import Result, judge
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_written_whole(tmp_path: Path) -> None:
+    """In UTF-8, into folders that need not exist, readable by others, leaving nothing else."""
+    path = tmp_path / "deep" / "er" / "report.json"
+    files.write_whole(path, "größer ▁█\n")
+    assert path.read_text(encoding="utf-8") == "größer ▁█\n"
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert names_in(path.parent) == ["report.json"]
+
+
+def test_an_old_file_is_replaced(tmp_path: Path) -> None:
+    """Never appended to."""
+    path = tmp_path / "report.json"
+    path.write_text("old, and much longer than the new one")
+    files.write_whole(path, "new")
+    assert path.read_text() == "new"
+
+
+def test_an_old_file_is_kept_where_writing_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk must not cost the last good report."""
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    path = tmp_path / "report.json"
+    path.write_text("old")
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(ReportError, match=r"cannot write .*report\.json: No space left on device"):
+        files.write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert names_in(tmp_path) == ["report.json"]
+
+
+def test_nothing_is_left_where_writing_is_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while writing leaves the old file and no litter."""
+
+    def interrupt(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "report.json"
+    path.write_text("old")
+    monkeypatch.setattr("os.fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        files.write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert names_in(tmp_path) == ["report.json"]
+
+
+def test_text_that_is_no_unicode_is_escaped(tmp_path: Path) -> None:
+    """File names may hold any bytes; JSON reads the escape back."""
+    path = tmp_path / "report.json"
+    files.write_whole(path, json.dumps("\udc80", ensure_ascii=False))
+    assert json.loads(path.read_text(encoding="utf-8")) == "\udc80"
+
+
+@pytest.mark.parametrize("use", [files.check_writable, lambda p: files.write_whole(p, "x")])
+def test_a_path_below_a_file_is_refused(tmp_path: Path, use: Callable[[Path], None]) -> None:
+    """Named, with the system's reason; no traceback of ours."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ReportError, match=r"cannot write .*report\.json: (Not a dir|File exists)"):
+        use(tmp_path / "file" / "report.json")
+
+
+def test_a_folder_in_the_place_of_the_file_is_refused(tmp_path: Path) -> None:
+    """And nothing is left beside it."""
+    (tmp_path / "report.json").mkdir()
+    with pytest.raises(ReportError, match=r"cannot write .*report\.json: Is a directory"):
+        files.write_whole(tmp_path / "report.json", "x")
+    assert names_in(tmp_path) == ["report.json"]
+
+
+def test_checking_a_path_makes_its_folder_and_no_file(tmp_path: Path) -> None:
+    """Before any test has run; an old report stays until there is a new one."""
+    files.check_writable(tmp_path / "new" / "report.json")
+    assert names_in(tmp_path / "new") == []
+
+
+def test_the_json_report_is_exact(record: Callable[..., RegionRecord]) -> None:
+    """Schema first, then the session, the regions and what is missing; readable by people."""
+    result = judge("t.py::t", record(label="größer"), [limit_from_marker("zero_retention", (), {})])
+    text = json_file.text({"device": "cpu"}, [result], ["t.py::lost"])
+    assert text.startswith(
+        '{\n "schema": "pytest-cka-memory/1",\n "session": {\n  "device": "cpu"\n },\n'
+        ' "regions": [\n'
+    )
+    assert text.endswith(' "missing": [\n  "t.py::lost"\n ]\n}\n')
+    assert '"label": "größer"' in text
+    read = json.loads(text)
+    assert [Result.from_dict(region) for region in read["regions"]] == [result]
+
+
+def test_an_empty_report_is_valid() -> None:
+    """A session that measured nothing still says so."""
+    assert json.loads(json_file.text({}, [], [])) == {
+        "schema": "pytest-cka-memory/1",
+        "session": {},
+        "regions": [],
+        "missing": [],
+    }
+
+
+def test_a_figure_that_is_no_number_is_refused(record: Callable[..., RegionRecord]) -> None:
+    """NaN is no JSON; other readers would choke on the file."""
+    result = judge("t.py::t", record(retained_bytes=float("nan")), [])
+    with pytest.raises(ValueError, match="Out of range float values are not JSON compliant"):
+        json_file.text({}, [result], [])

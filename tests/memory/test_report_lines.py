@@ -1,0 +1,197 @@
+"""The terminal's table, findings and the failure text: exact lines of plain results."""
+
+from collections.abc import Callable
+
+import pytest
+
+from pytest_cka_memory import RegionRecord
+from pytest_cka_memory.limits import limit_from_marker
+from pytest_cka_memory.reports import failure, terminal
+from pytest_cka_memory.results import Result, judge
+from pytest_cka_memory.testing import ScriptedMeter
+from pytest_cka_memory.units import MB
+
+MakeRecord = Callable[..., RegionRecord]
+FLAT = limit_from_marker("flat_per_batch", (), {})
+ZERO = limit_from_marker("zero_retention", (), {})
+RESERVED = limit_from_marker("max_reserved_mb", (1,), {})
+FILE = "tests/gates/test_cka.py"
+
+
+@pytest.fixture
+def results(record: MakeRecord) -> list[Result]:
+    """Kept, broken, without a limit, failed, and not to be judged on this device."""
+    start = {"start_bytes": 42 * MB, "peak_bytes": 100 * MB, "label": "compare"}
+    flat, leaking = [42 * MB] * 9, [42 * MB + 4 * i for i in range(9)]
+    long = "TestBig::test_a_very_long_name_that_does_not_fit_into_the_row"
+    return [
+        judge(f"{FILE}::test_flat", record(**start, levels=flat), [FLAT]),
+        judge(f"{FILE}::test_leak[64]", record(**start, retained_bytes=36, levels=leaking), [FLAT]),
+        judge(f"{FILE}::{long}", record(start_bytes=5, peak_bytes=2000), []),
+        judge("a.py::test_same", record(completed=False, retained_bytes=MB), [ZERO]),
+        judge("b.py::test_same", record(), [RESERVED]),
+    ]
+
+
+def test_the_table_is_exact(results: list[Result]) -> None:
+    """A row a region, at most 100 columns; a name too long is cut where files and classes are."""
+    lines = terminal.table(results, 100)
+    assert [line.text for line in lines] == [
+        "region                    batches  start    peak  increase  retained  growth/b  timeline"
+        "  verdict",
+        "-" * 100,
+        "test_flat compare               9  42.00  100.00     58.00         0         0  ▁▁▁▁▁▁▁▁"
+        "  ok",
+        "test_leak[64] compare           9  42.00  100.00     58.00      36 B     4.0 B  ▁▂▃▄▅▅▆█"
+        "  BREACH",
+        "…es_not_fit_into_the_row        -    5 B  2.0 KB    1.9 KB         0         -          "
+        "  no limit",
+        "a.py::test_same                 -      0       0         0      1.00         -          "
+        "  not judged",
+        "b.py::test_same                 -      0       0         0         0         -          "
+        "  not judged",
+    ]
+    colours = [None, None, "green", "red", None, "yellow", "yellow"]
+    assert [line.colour for line in lines] == colours
+
+
+def test_a_gpus_table_has_its_reserve(record: MakeRecord) -> None:
+    """The seed's row for batch 128, beside a CPU's row that has none."""
+    on_gpu = record(
+        label="x4",
+        start_bytes=round(42.66 * MB),
+        peak_bytes=round(673.32 * MB),
+        levels=[MB, 2 * MB],
+        reserved_start_bytes=44 * MB,
+        reserved_peak_bytes=700 * MB,
+        reserved_end_bytes=44 * MB,
+    )
+    rows = [judge("t.py::test_gpu", on_gpu, [ZERO]), judge("t.py::test_cpu", record(), [])]
+    lines = [line.text for line in terminal.table(rows, 100)]
+    assert lines == [
+        "region       batches  start    peak  increase  retained  growth/b  reserved  timeline"
+        "  verdict",
+        "-" * 95,
+        "test_gpu x4        2  42.66  673.32    630.66         0         -    700.00  ▁█        ok",
+        "test_cpu           -      0       0         0         0         -         -          "
+        "  no limit",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("levels", "bars"),
+    [
+        ([], ""),
+        ([5], "▁"),
+        ([5, 5, 5], "▁▁▁"),
+        ([0, 7], "▁█"),
+        ([0, 1, 2, 3, 4, 5, 6, 7], "▁▂▃▄▅▆▇█"),
+        ([1000, 1001, 1000], "▁█▁"),
+        (list(range(100)), "▁▂▃▄▅▅▆█"),
+        ([0] * 99 + [1], "▁▁▁▁▁▁▁█"),
+    ],
+    ids=["none", "one", "flat", "two", "stairs", "one-byte", "many", "last-is-shown"],
+)
+def test_a_spark_line_spans_lowest_to_highest(levels: list[int], bars: str) -> None:
+    """At most eight bars, the last of them the last level."""
+    assert terminal.spark(levels) == bars
+
+
+def test_findings_name_breaches_and_what_was_not_judged(results: list[Result]) -> None:
+    """Nothing that was kept is mentioned."""
+    assert terminal.findings(results) == [
+        (f"BREACH {FILE}::test_leak[64] compare", "red"),
+        (
+            "  flat_per_batch: grew by 4.0 bytes a batch over 9 batches, allowed 0 bytes a batch",
+            "red",
+        ),
+        ("not judged a.py::test_same: the test failed", "yellow"),
+        ("not judged b.py::test_same", "yellow"),
+        ("  max_reserved_mb(1): this device has no reserve", "yellow"),
+    ]
+
+
+def test_findings_keep_within_the_width(record: MakeRecord) -> None:
+    """Long sentences are folded, not cut."""
+    limit = limit_from_marker("max_retained_mb", (1,), {})
+    result = judge("t.py::t", record(retained_bytes=MB + 1), [limit])
+    head, *sentence = terminal.findings([result], 60)
+    assert head.text == "BREACH t.py::t"
+    assert max(len(line.text) for line in sentence) <= 60
+    assert " ".join(line.text.strip() for line in sentence) == (
+        "max_retained_mb(1): retained 1,048,577 bytes (1.00 MB), allowed 1,048,576 bytes "
+        "(1.00 MB): 1 byte too much"
+    )
+
+
+@pytest.mark.parametrize(
+    ("count", "lines"),
+    [
+        (0, []),
+        (2, ["2 collected tests have no result (stopped early, or lost)", "  n0", "  n1"]),
+        (
+            12,
+            [
+                "12 collected tests have no result (stopped early, or lost)",
+                *(f"  n{i}" for i in range(10)),
+                "  ... and 2 more",
+            ],
+        ),
+    ],
+)
+def test_missing_results_are_counted_and_named(count: int, lines: list[str]) -> None:
+    """The first ten by name."""
+    found = terminal.missing([f"n{i}" for i in range(count)])
+    assert [line.text for line in found] == lines
+
+
+def test_the_legend_says_what_measured_and_what_it_cannot_see() -> None:
+    """Device, versions, meter, its notes, and what the columns mean."""
+    session = {
+        "device": "cuda:0",
+        "device_name": "A100",
+        "meter": "PyTorch's caching allocator",
+        "torch": "2.9.0",
+        "cuda": "12.8",
+        "notes": ["first note", "second note"],
+    }
+    lines = [line.text for line in terminal.legend(session)]
+    assert lines[:4] == [
+        "device: cuda:0 (A100), torch 2.9.0, CUDA 12.8",
+        "meter: PyTorch's caching allocator; sizes in MB (2**20 bytes) where no unit is given",
+        "  first note",
+        "  second note",
+    ]
+    assert max(map(len, lines)) <= 100
+    on_cpu = terminal.legend({**session, "cuda": None})
+    assert on_cpu[0].text == "device: cuda:0 (A100), torch 2.9.0"
+
+
+def test_a_failure_names_limit_region_device_and_remedy(record: MakeRecord) -> None:
+    """All a reader needs, in a few lines."""
+    limits = [ZERO, limit_from_marker("max_peak_mb", ("4 B",), {})]
+    result = judge("t.py::t", record(label="fit", retained_bytes=1, peak_bytes=5), limits)
+    assert failure.text([result], ScriptedMeter()).splitlines() == [
+        "zero_retention broken: retained 1 byte, allowed 0 bytes: 1 byte too much",
+        "  in region 'fit', on cpu by scripted figures",
+        "  what to do: find what still refers to these: a list, an attribute, a hook, a cache",
+        "max_peak_mb('4 B') broken: peak increase 5 bytes, allowed 4 bytes: 1 byte too much",
+        "  in region 'fit', on cpu by scripted figures",
+        "  what to do: free or detach tensors earlier, use torch.no_grad(), a smaller batch",
+    ]
+
+
+def test_a_failure_of_a_whole_test_says_so(record: MakeRecord) -> None:
+    """It has no label; and a limit that could not be judged advises by itself."""
+    text = failure.text([judge("t.py::t", record(), [FLAT])], ScriptedMeter())
+    assert text.splitlines() == [
+        "flat_per_batch broken: cannot be judged, no batch was seen: "
+        "loop over region.batches(loader), or",
+        "call region.batch_done() after each batch",
+        "  in the whole test, on cpu by scripted figures",
+    ]
+
+
+def test_kept_limits_are_no_failure(record: MakeRecord) -> None:
+    """Nothing to say."""
+    assert failure.text([judge("t.py::t", record(), [ZERO])], ScriptedMeter()) == ""
