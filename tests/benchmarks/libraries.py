@@ -1,0 +1,78 @@
+"""The CKA libraries compared here: what pip installs for each, and its documented call."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Library:
+    """One published library, or ours."""
+
+    name: str
+    folder: str | None
+    """Folder of its own to install into, for several import as `cka`; None for ours."""
+    requirements: tuple[str, ...]
+    """What goes there, without dependencies: those of ours serve, and torch must be the same."""
+    compare: Callable[[nn.Module, Iterable[Any], torch.device], object]
+    """Compare every layer of a model with every layer of it."""
+
+
+def _with_block(model: nn.Module, loader: Iterable[Any], device: torch.device) -> object:
+    """Make the seed's call, which ours and pytorch-cka 0.1.3 understand."""
+    from cka import CKA
+
+    with CKA(model, model, device=device) as comparison:
+        return comparison.compare(loader, progress=False)
+
+
+def _compute_cka(model: nn.Module, loader: Iterable[Any], device: torch.device) -> object:
+    from cka import compute_cka  # type: ignore[attr-defined]  # pytorch-cka 1
+
+    return compute_cka(model, model, loader, device=device, progress=False)
+
+
+def _torch_cka(model: nn.Module, loader: Iterable[Any], device: torch.device) -> object:
+    from torch_cka import CKA  # type: ignore[import-not-found]
+
+    comparison = CKA(model, model, model1_name="one", model2_name="other", device=device)
+    with torch.no_grad():
+        comparison.compare(loader, loader)
+    return comparison
+
+
+def _cka_pytorch(model: nn.Module, loader: Iterable[Any], device: torch.device) -> object:
+    from cka_pytorch import CKACalculator  # type: ignore[import-not-found]
+
+    calculator = CKACalculator(model, model, device=device, verbose=False)
+    return calculator.calculate_cka_matrix(loader, num_epochs=1)
+
+
+LIBRARIES = {
+    library.name: library
+    for library in (
+        Library("ours", None, (), _with_block),
+        Library("pytorch-cka 0.1.3", "pytorch_cka_013", ("pytorch-cka==0.1.3",), _with_block),
+        Library("pytorch-cka 1.1.3", "pytorch_cka_113", ("pytorch-cka==1.1.3",), _compute_cka),
+        Library(
+            "cka-pytorch 1.1.3",
+            "cka_pytorch",
+            (
+                "cka-pytorch==1.1.3",
+                "lightning",
+                "lightning-utilities",
+                "torchmetrics",
+                "seaborn",
+                "pyyaml",
+                "fsspec",
+                "packaging",
+                "pytorch-lightning",
+            ),
+            _cka_pytorch,
+        ),
+        Library("torch-cka 0.21", "torch_cka", ("torch-cka==0.21",), _torch_cka),
+    )
+}

@@ -1,0 +1,81 @@
+"""Measure one library on one network at one batch size; prints one line of JSON.
+
+Runs in a process of its own, so that neither import name nor allocator state leaks into the next.
+The bare forward pass is measured beside it, in the same process, and timed in turn with it.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from libraries import LIBRARIES
+from networks import NETWORKS, images
+from torch import nn
+
+from pytest_cka_memory import MemoryProbe
+
+
+def forward(model: nn.Module, loader: Iterable[Any], device: torch.device) -> None:
+    """Run the network over the data, keeping nothing."""
+    with torch.no_grad():
+        for batch, _ in loader:
+            model(batch.to(device))
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Wall time of one call, kernels included."""
+    start = time.perf_counter()
+    call()
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()
+    return time.perf_counter() - start
+
+
+def main() -> None:
+    """Read the arguments, measure memory once and time several times."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("library", choices=LIBRARIES)
+    parser.add_argument("network", choices=NETWORKS)
+    parser.add_argument("batch_size", type=int)
+    parser.add_argument("--batches", type=int, default=2)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--device", default="auto")
+    args = parser.parse_args()
+
+    probe = MemoryProbe(args.device)
+    model = NETWORKS[args.network]().to(probe.device).eval()
+    loader = images(args.batch_size, args.batches)
+    compare = LIBRARIES[args.library].compare
+
+    bare = probe.run(forward, model, loader, probe.device)
+    with probe.measure() as region:
+        compare(model, region.batches(loader), probe.device)
+
+    times: list[tuple[float, float]] = []
+    for _ in range(args.repeat):
+        alone = seconds(lambda: forward(model, loader, probe.device))
+        times.append((alone, seconds(lambda: compare(model, loader, probe.device))))
+    figures = {
+        "device": probe.meter.device_name,
+        "torch": str(torch.__version__),
+        "threads": torch.get_num_threads(),
+        "batches": args.batches,
+        "repeat": args.repeat,
+        "forward_seconds": statistics.median(alone for alone, _ in times),
+        "seconds": statistics.median(whole for _, whole in times),
+        "time_ratio": statistics.median(whole / alone for alone, whole in times),
+        "forward_peak_increase_bytes": bare.peak_increase_bytes,
+        "peak_bytes": region.peak_bytes,
+        "peak_increase_bytes": region.peak_increase_bytes,
+        "peak_ratio": region.peak_increase_bytes / bare.peak_increase_bytes,
+        "retained_bytes": region.retained_bytes,
+    }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""The networks of the benchmarks, sized so that a CPU gets through them."""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+from torchvision import models
+
+IMAGE_SIZE = 32
+
+
+def resnet18() -> nn.Module:
+    """The seed's variant for CIFAR."""
+    model = models.resnet18(weights=None, num_classes=10)
+    model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
+    model.maxpool = nn.Identity()
+    return model
+
+
+def resnet50() -> nn.Module:
+    """As torchvision has it: at 32 x 32 its stem leaves 8 x 8."""
+    return models.resnet50(weights=None, num_classes=10)
+
+
+def vit() -> nn.Module:
+    """ViT-S over 4 x 4 patches of 32 x 32 images."""
+    return models.VisionTransformer(
+        image_size=IMAGE_SIZE,
+        patch_size=4,
+        num_layers=12,
+        num_heads=6,
+        hidden_dim=384,
+        mlp_dim=1536,
+        num_classes=10,
+    )
+
+
+NETWORKS = {"resnet18": resnet18, "resnet50": resnet50, "vit": vit}
+
+
+def images(batch_size: int, batches: int) -> DataLoader[tuple[torch.Tensor, ...]]:
+    """Generated images with labels: memory and time do not depend on what they show."""
+    torch.manual_seed(0)
+    count = batch_size * batches
+    data = TensorDataset(torch.randn(count, 3, IMAGE_SIZE, IMAGE_SIZE), torch.zeros(count))
+    return DataLoader(data, batch_size=batch_size)
