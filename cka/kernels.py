@@ -107,7 +107,8 @@ def _columns_per_chunk(rows: Tensor, itemsize: int) -> int:
         wanted = max(_CPU_CHUNK_BYTES // (samples * itemsize), columns // _CPU_SHARE)
     else:
         wanted = -(-columns // _ACCELERATOR_SHARE)
-    return max(_FEWEST_COLUMNS, wanted)
+    # Rows a power of two apart would compete for the same cache lines.
+    return max(_FEWEST_COLUMNS, wanted) + 16
 
 
 @dataclass(frozen=True)
