@@ -70,5 +70,6 @@ def test_the_dictionary_has_the_published_keys(record: MakeRecord) -> None:
             "allowed_bytes": 0,
             "measured_bytes": 1,
             "message": "retained 1 byte, allowed 0 bytes: 1 byte too much",
+            "figure": "retained_bytes",
         }
     ]

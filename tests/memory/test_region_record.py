@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_cka_memory import RegionRecord, Sample
+from pytest_cka_memory import Holding, RegionRecord, Sample
 from pytest_cka_memory.region import DERIVED_FIGURES, FIGURES
 from pytest_cka_memory.units import MB
 
@@ -20,6 +20,18 @@ FULL = RegionRecord(
     reserved_peak_bytes=20 * MB,
     reserved_end_bytes=4 * MB,
     one_time_bytes=7,
+    retained=(
+        Holding(
+            bytes=5,
+            count=1,
+            dtype="uint8",
+            shape=(5,),
+            operator="aten.zeros.default",
+            created_at=("net.py:11 in Block.forward",),
+            held_by="net.cache[0]",
+        ),
+        Holding(bytes=1, count=1),
+    ),
     timeline=tuple(Sample(i, None, 100 + 4 * i, 10 + 4 * i, 900) for i in range(1, 10)),
 )
 
@@ -63,11 +75,11 @@ def test_a_record_is_builtin_types_only() -> None:
     def kinds(value: object) -> set[type]:
         if isinstance(value, dict):
             return {dict}.union(*map(kinds, value.values()))
-        if isinstance(value, list):
-            return {list}.union(*map(kinds, value))
+        if isinstance(value, (list, tuple)):
+            return {type(value)}.union(*map(kinds, value))
         return {type(value)}
 
-    assert kinds(FULL.to_dict()) == {dict, list, str, bool, int, float, type(None)}
+    assert kinds(FULL.to_dict()) == {dict, list, tuple, str, bool, int, float, type(None)}
 
 
 def test_the_dictionary_has_every_figure_in_a_fixed_order() -> None:
