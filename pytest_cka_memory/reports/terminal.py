@@ -113,18 +113,25 @@ def findings(results: Sequence[Result], width: int = 100) -> list[Line]:
             lines.append(Line(f"not judged {result.name}", "yellow"))
             lines.append(Line(f"  {unjudged.limit}: {unjudged.reason}", "yellow"))
         if not result.record.completed:
-            why = "the test was skipped" if result.outcome == "skipped" else "the test failed"
-            lines.append(Line(f"not judged {result.name}: {why}", "yellow"))
+            lines.append(Line(f"not judged {result.name}: {_why_incomplete(result)}", "yellow"))
     return lines
+
+
+def _why_incomplete(result: Result) -> str:
+    if result.outcome in ("passed", "xpassed"):
+        return "an exception left it; write its 'with' around what catches the exception"
+    return "the test was skipped" if result.outcome == "skipped" else "the test failed"
 
 
 def unjudged(results: Sequence[Result]) -> list[Line]:
     """Say in a line each which limits were not judged: for sessions without the table."""
     counts = Counter((u.limit, u.reason) for result in results for u in result.unjudged)
-    return [
+    lines = [
         Line(f"not judged: {limit}, {reason} (regions: {count})", "yellow")
         for (limit, reason), count in counts.items()
     ]
+    left = [r for r in results if r.limits and not r.record.completed and r.outcome == "passed"]
+    return lines + [Line(f"not judged {r.name}: {_why_incomplete(r)}", "yellow") for r in left]
 
 
 def missing(nodeids: Sequence[str]) -> list[Line]:

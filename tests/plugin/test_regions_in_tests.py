@@ -1,5 +1,7 @@
 """Regions opened by tests and by fixtures: which of them count, and when they are judged."""
 
+import pytest
+
 
 def test_a_block_replaces_the_whole_test(scripted):
     """A test that opens a region is judged by it alone: what it keeps outside is its own affair."""
@@ -274,8 +276,6 @@ def pytest_runtest_protocol(item, nextitem):
 
 def test_rerunfailures_judges_the_run_that_passes(scripted):
     """With pytest-rerunfailures, a leak in the last run fails the test."""
-    import pytest
-
     pytest.importorskip("pytest_rerunfailures")
     run = scripted(
         """
@@ -292,3 +292,40 @@ def test_rerunfailures_judges_the_run_that_passes(scripted):
     )
     assert run.result.ret == 1
     assert [r["verdict"] for r in run.regions] == ["not judged", "BREACH", "BREACH"]
+
+
+@pytest.mark.parametrize("options", [[], ["--cka-memory-report"]], ids=["plain", "report"])
+def test_a_region_left_by_a_caught_exception_is_said_not_to_be_judged(scripted, options):
+    """The exception in hand holds its tensors; a pass without a judgement is never silent."""
+    run = scripted(
+        """
+        import pytest
+
+        @pytest.mark.zero_retention
+        def test_it(cka_memory, meter):
+            with pytest.raises(ValueError):
+                with cka_memory.measure("inside"):
+                    meter.allocate(1)
+                    raise ValueError
+        """,
+        *options,
+        writes_json=False,
+    )
+    run.outcomes(passed=1)
+    run.result.stdout.fnmatch_lines(["not judged *test_it inside: an exception left it; *"])
+
+
+def test_a_region_around_the_caught_exception_is_judged(scripted):
+    """That is how to measure what an error path leaves behind."""
+    run = scripted(
+        """
+        import pytest
+
+        @pytest.mark.zero_retention
+        def test_it(cka_memory, meter):
+            with cka_memory.measure("around"), pytest.raises(ValueError):
+                meter.allocate(1)
+                raise ValueError
+        """
+    )
+    run.outcomes(failed=1)
