@@ -130,7 +130,8 @@ def _path(config: pytest.Config, name: str, *, folder: bool = False) -> Path | N
     if text is None:
         return None
     on_command_line = config.getoption(f"--cka-memory-{name}") is not None
-    path = (config.invocation_params.dir if on_command_line else config.rootpath) / text
+    start = config.invocation_params.dir if on_command_line else config.rootpath
+    path = start / Path(text).expanduser()
     if path.is_dir() and not folder:
         raise pytest.UsageError(f"--cka-memory-{name}: {path} is a folder; write a file's path")
     if path.is_file() and folder:

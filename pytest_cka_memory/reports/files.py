@@ -15,10 +15,16 @@ def check_writable(path: Path) -> None:
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            pass
+        if not _is_stream(path):
+            with tempfile.TemporaryFile(dir=path.resolve().parent):
+                pass
     except OSError as error:
         raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _is_stream(path: Path) -> bool:
+    """Whether `path` is there and is no file: to replace ``/dev/null`` by one would be a pity."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -30,11 +36,15 @@ def write_whole(path: Path, text: str) -> None:
     temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if _is_stream(path):
+            path.write_text(text, encoding="utf-8", errors="backslashreplace")
+            return
+        target = path.resolve()  # a link stays, what it points to is replaced
         with tempfile.NamedTemporaryFile(
             "w",
             encoding="utf-8",
             errors="backslashreplace",  # file names may hold any bytes; JSON reads it back
-            dir=path.parent,
+            dir=target.parent,
             prefix=f".{path.name}.",
             delete=False,
         ) as file:
@@ -43,7 +53,7 @@ def write_whole(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.chmod(0o644)  # a temporary file starts private
-        temporary.replace(path)
+        temporary.replace(target)
     except OSError as error:
         raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
     finally:

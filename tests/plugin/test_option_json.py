@@ -1,7 +1,9 @@
 """``--cka-memory-json``: the report as a file, whole or not at all."""
 
 import json
+import os
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 
@@ -100,6 +102,39 @@ def test_folders_are_made_and_relative_paths_start_where_pytest_does(scripted, p
     run.outcomes(passed=1)
     assert json.loads((inner / place).read_text("utf-8"))["regions"]
     run.result.stdout.fnmatch_lines([f"figures written to *{place.removeprefix('./')}"])
+
+
+def test_a_tilde_is_the_home_folder(scripted, pytester):
+    """No shell expands one that stands after an equals sign."""
+    run = scripted("def test_it(cka_memory): pass", "--cka-memory-json=~/h.json", writes_json=False)
+    run.outcomes(passed=1)
+    assert (Path.home() / "h.json").is_file()  # pytester's own home folder
+    assert not (pytester.path / "~").exists()
+
+
+def test_a_link_stays_and_its_file_is_replaced(tmp_path):
+    """As any program that writes through a link would do."""
+    (tmp_path / "far").mkdir()
+    link, file = tmp_path / "link.json", tmp_path / "far" / "r.json"
+    file.write_text("old")
+    link.symlink_to(file)
+    files.check_writable(link)
+    files.write_whole(link, "new")
+    assert link.is_symlink()
+    assert file.read_text() == "new"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with a name")
+def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
+    """A pipe stays a pipe, /dev/null stays what it is."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    files.check_writable(pipe)
+    files.write_whole(pipe, "through it")
+    assert os.read(reader, 100) == b"through it"
+    os.close(reader)
+    assert pipe.is_fifo()
 
 
 def test_paths_in_the_ini_file_start_there(scripted, pytester):
