@@ -2,7 +2,6 @@
 
 import gc
 from collections.abc import Iterable, Iterator
-from typing import Any
 from itertools import chain
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 # A tensor without one plain storage (opaque, batched by functorch, not yet materialised) answers
-# with one of these; it is not ours to count.
+# with one of these; it is not ours to count. A subclass may answer with anything.
 _NO_STORAGE = (NotImplementedError, RuntimeError, ValueError, AttributeError)
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 _SPARSE_PARTS = {
@@ -32,7 +31,7 @@ def storages_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, ...]:
     with torch._C.DisableTorchFunctionSubclass():
         try:
             return _storages_of_parts(tensor)
-        except _NO_STORAGE:
+        except Exception:
             return ()
 
 

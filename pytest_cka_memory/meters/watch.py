@@ -49,6 +49,26 @@ class _Mode(TorchDispatchMode):
         return result
 
 
+class _Here(threading.local):
+    """The mode of one thread: regions of different threads may overlap, modes may not."""
+
+    depth = 0
+    mode: _Mode
+
+    def enter(self, owner: "StorageWatch") -> None:
+        if self.depth == 0:
+            self.mode = _Mode(owner)
+            self.mode.__enter__()
+        self.depth += 1
+
+    def leave(self) -> None:
+        if self.depth == 0:
+            return  # entered in another thread, where an idle mode stays
+        self.depth -= 1
+        if self.depth == 0:
+            self.mode.__exit__(None, None, None)
+
+
 class StorageWatch:
     """A ledger of the storages on one device, kept while started; starts nest."""
 
@@ -58,33 +78,32 @@ class StorageWatch:
         self.newcomers_are_born = True
         self.ledger = Ledger()
         self._depth = 0
-        self._mode: _Mode
+        self._here = _Here()
         self._patches: _Patches
 
     def start(self) -> None:
         """Book what is alive, and from now on what is born."""
-        self._depth += 1
-        if self._depth > 1:
-            return
-        self.ledger = Ledger()
-        for storage in live_storages(self.device):
-            self.ledger.book(storage)
-        # Objects under gc.freeze() are hidden from that walk; better blind than to blame them.
-        self.newcomers_are_born = gc.get_freeze_count() == 0
-        self.counting = True
-        self._patches = _Patches(self)
-        self._mode = _Mode(self)
-        self._mode.__enter__()
+        if self._depth == 0:
+            self._begin()
+        self._depth += 1  # not before: a walk that was interrupted has begun nothing
+        self._here.enter(self)
 
     def stop(self) -> None:
         """End what the matching :meth:`start` began."""
         self._depth -= 1
-        if self._depth > 0:
-            return
-        self.counting = False
-        self._mode.__exit__(None, None, None)
-        self._patches.undo()
+        if self._depth == 0:
+            self.counting = False
+            self._patches.undo()
+            self.ledger = Ledger()
+        self._here.leave()
+
+    def _begin(self) -> None:
         self.ledger = Ledger()
+        self._book_living()
+        # Objects under gc.freeze() are hidden from that walk; better blind than to blame them.
+        self.newcomers_are_born = gc.get_freeze_count() == 0
+        self.counting = True
+        self._patches = _Patches(self)
 
     def see(self, values: Iterable[Any], *, born: bool, operator: object = None) -> None:
         """Book the storages of every tensor in `values`, lists and dicts included."""
@@ -108,6 +127,10 @@ class StorageWatch:
     def find_unseen(self, *, young: bool = False) -> None:
         """Book what is alive and was shown by no operator; with `young`, only what is recent."""
         if self.counting and self.newcomers_are_born:
+            self._book_living(young=young)
+
+    def _book_living(self, *, young: bool = False) -> None:
+        with torch._C.DisableTorchFunction():  # a mode of the user's is not to see our questions
             for storage in live_storages(self.device, young=young):
                 if not (young and _may_wait(storage)):
                     self.ledger.book(storage)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -160,6 +161,51 @@ def test_wrapper_subclasses_weigh_their_parts(cpu: MemoryProbe) -> None:
         view = old.view(2, 5)
     assert region.retained_bytes == 80
     del new, view
+
+
+def test_a_tensor_that_answers_with_errors_is_no_obstacle(cpu: MemoryProbe) -> None:
+    """One broken subclass anywhere in the process must not break, nor blind, the meter."""
+
+    class Broken(Pair):
+        def __tensor_flatten__(self) -> tuple[list[str], None]:
+            raise KeyError("not yet")
+
+    broken = Broken(torch.zeros(1), torch.zeros(1))
+    assert cpu.run(lambda: torch.zeros(5)).retained_bytes == 20
+    del broken
+
+
+def test_an_interrupted_start_blinds_no_later_region(
+    cpu: MemoryProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C in the walk: the next region must count, or it would pass with zeros."""
+
+    def interrupt(*args: object, **kwargs: object) -> Iterator[None]:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pytest_cka_memory.meters.watch.live_storages", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            cpu.run(lambda: None)
+    assert cpu.run(lambda: torch.zeros(5)).retained_bytes == 20
+
+
+def test_a_function_mode_of_the_user_sees_only_the_users_calls(cpu: MemoryProbe) -> None:
+    """To measure must not change what is measured."""
+    calls: list[str] = []
+
+    class Log(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            calls.append(func.__name__)
+            return func(*args, **(kwargs or {}))
+
+    with Log(), cpu.measure() as region:
+        kept = torch.zeros(5)
+    assert calls == ["zeros"]
+    assert region.retained_bytes == 20
+    del kept
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")

@@ -161,3 +161,31 @@ def test_a_thread_of_before_is_found_at_the_end() -> None:
         pool.submit(int).result()  # the worker exists
         region = MemoryProbe("cpu").run(lambda: pool.submit(torch.zeros, 100).result())
     assert region.retained_bytes == 400
+
+
+def test_regions_of_two_threads_may_overlap() -> None:
+    """Each thread leaves its own stack of modes as it was, whichever region ends first."""
+    probe = MemoryProbe("cpu")
+    opened, over = threading.Event(), threading.Event()
+    figures: list[int] = []
+
+    def work() -> None:
+        with probe.measure("thread") as region:
+            opened.set()
+            assert over.wait(60)
+            kept = torch.zeros(10)
+        figures.append(region.retained_bytes)
+        figures.append(torch._C._len_torch_dispatch_stack())
+        del kept
+
+    depth = torch._C._len_torch_dispatch_stack()
+    with probe.measure("main"):
+        thread = threading.Thread(target=work)
+        thread.start()
+        assert opened.wait(60)
+    assert torch._C._len_torch_dispatch_stack() == depth
+    over.set()
+    thread.join()
+    # The mode that the first region gave to its thread is still there, and goes with it.
+    assert figures == [40, 1]
+    assert probe.run(torch.zeros, 5).retained_bytes == 20
