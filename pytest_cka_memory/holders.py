@@ -1,18 +1,18 @@
 """Survivors of a region: who made them, and who holds them."""
 
 import gc
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from pytest_cka_memory import paths
 from pytest_cka_memory.births import Birth
-from pytest_cka_memory.references import Root, Step, frame_roots, module_roots, search
+from pytest_cka_memory.hidden import look_for_tensors
+from pytest_cka_memory.references import Step, search
 from pytest_cka_memory.region import Holding
-
-if TYPE_CHECKING:
-    import torch
+from pytest_cka_memory.roots import Root, context_root, frame_roots, module_roots
 
 _PACKAGE = str(Path(__file__).parent)
 
@@ -96,82 +96,53 @@ def _origin(birth: Birth) -> tuple[object, ...]:
 def _search(keys: Collection[int], named: Mapping[str, Any]) -> dict[int, list[Step]]:
     if not keys:
         return {}
-    import torch
-
-    from pytest_cka_memory.meters.storages import storages_of, with_subclasses
-
-    tensor_types = with_subclasses(torch.Tensor)
-
-    def found(value: Any) -> Collection[int]:
-        if type(value) in tensor_types:
-            return [storage._cdata for storage in storages_of(value)]
-        return [value._cdata] if type(value) is torch.UntypedStorage else ()
-
-    def more(value: Any) -> Iterator[tuple[str, Any]]:
-        if type(value) in tensor_types:
-            yield from _beyond_tensor(value)
-        elif hasattr(type(value), "next_functions"):
-            yield from _beyond_node(value)
-
-    modules = list(module_roots())
-    frames = list(frame_roots(_is_own))
-    fixtures = Root("", " (a fixture)", dict(named))
-    early = [fixtures, *(root for root in (*frames, *modules) if not root.is_library)]
-    late = [root for root in (*frames, *modules) if root.is_library]
-    return search(found, keys, early, late, more)
-
-
-def _beyond_tensor(tensor: "torch.Tensor") -> Iterator[tuple[str, Any]]:
-    import torch
-
-    with torch._C.DisableTorchFunctionSubclass():
-        if tensor.grad_fn is not None:
-            yield ".grad_fn", tensor.grad_fn
-        if (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None:
-            yield ".grad", tensor.grad
-
-
-def _beyond_node(node: Any) -> Iterator[tuple[str, Any]]:
-    """What an autograd node leads to: its inputs' nodes, and the tensors it saved."""
-    for index, (following, _) in enumerate(node.next_functions):
-        if following is not None:
-            yield f".next_functions[{index}][0]", following
-    for name in dir(node):
-        if name.startswith("_saved_") or name in ("variable", "saved_tensors"):
-            try:
-                value = getattr(node, name)
-            except RuntimeError:  # already freed
-                continue
-            if value is not None:
-                yield f".{name}", value
+    roots = [*frame_roots(_is_own), context_root(), *module_roots()]
+    early = [Root("", " (a fixture)", dict(named)), *(r for r in roots if not r.is_library)]
+    return search(look_for_tensors(), keys, early, [r for r in roots if r.is_library])
 
 
 def _hint(way: Sequence[Step] | None, held_by: str | None) -> str | None:
     if way is None or held_by is None:
-        return (
-            "no Python holder found: C++ holds it, such as an autograd graph or a library's cache"
-        )
+        return _NOBODY
     for pattern, advice in _PATTERNS:
-        if pattern in held_by:
+        if re.search(pattern, held_by):
             return advice
-    holder = way[-1].value
-    if getattr(holder, "grad_fn", None) is not None:
-        return _ATTACHED
-    return None
+    return _hint_of(way[-1].value)
 
 
+def _hint_of(holder: Any) -> str | None:
+    """What the tensor that holds a storage says by itself."""
+    import torch
+
+    if not issubclass(type(holder), torch.Tensor):
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        if holder.requires_grad and not holder.is_leaf:
+            return _ATTACHED
+        is_part = holder.layout is torch.strided and holder._is_view()
+        return _VIEW if is_part and holder.nbytes < holder.untyped_storage().nbytes() else None
+
+
+_NOBODY = (
+    "no Python holder found: C code holds it, such as an autograd graph, a library's cache, atexit"
+)
 _ATTACHED = "attached to its autograd graph: keep loss.item() or loss.detach() instead"
+_VIEW = "a view keeps all of its base alive: keep a clone() of it"
+_EXCEPTION = "a stored exception keeps its frames alive: store its text instead"
+_CACHE = "a cache keeps its results: call cache_clear(), or do not cache tensors"
 _PATTERNS = (
-    ("_hooks", "a hook was never removed: keep its handle and call handle.remove()"),
-    ("__traceback__", "a stored exception keeps its frames alive: store its text instead"),
-    ("tb_frame", "a stored exception keeps its frames alive: store its text instead"),
-    ("lru_cache", "a cache keeps its results: call cache_clear(), or do not cache tensors"),
-    ("gi_frame", "a suspended generator keeps its locals: exhaust it, or close() it"),
-    ("cr_frame", "a suspended coroutine keeps its locals: await it, or close() it"),
-    (".grad_fn", _ATTACHED),
-    ("_saved_", _ATTACHED),
-    (".state[<", "optimizer state is born in the first step: take one before measuring"),
-    (".grad", "gradients stay until optimizer.zero_grad() sets them to None"),
+    (r"_hooks\b", "a hook was never removed: keep its handle and call handle.remove()"),
+    (r"\.__traceback__|\.tb_frame", _EXCEPTION),
+    (
+        r"\.<functools.lru_cache>",
+        "a cache keeps its results: call cache_clear(), or do not cache tensors",
+    ),
+    (r"\.gi_frame", "a suspended generator keeps its locals: exhaust it, or close() it"),
+    (r"\.cr_frame", "a suspended coroutine keeps its locals: await it, or close() it"),
+    (r"\.ag_frame", "a suspended generator keeps its locals: exhaust it, or aclose() it"),
+    (r"\.grad_fn\b|\._saved_", _ATTACHED),
+    (r"\.state\[<", "optimizer state is born in the first step: take one before measuring"),
+    (r"\.grad\b", "gradients stay until optimizer.zero_grad() sets them to None"),
 )
 
 

@@ -1,30 +1,40 @@
-"""Write a path of references as code a user could type: ``net.CACHE['x'][3]``."""
+"""Write a path of references as code a user could type: ``net.CACHE['x'][3]``.
+
+Reads fields and containers as they are in memory: a property or a ``__getattr__`` may do anything.
+"""
 
 import functools
 import re
 import types
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from pytest_cka_memory.references import Step, locals_of
+from pytest_cka_memory.hidden import mro
+from pytest_cka_memory.references import Step
+from pytest_cka_memory.roots import locals_of
 
+_LONGEST = 240
 _LONGEST_KEY = 40
-_ATTRIBUTES: dict[type, tuple[str, ...]] = {
-    types.FunctionType: ("__closure__", "__defaults__", "__kwdefaults__", "__dict__"),
-    types.MethodType: ("__self__", "__func__"),
-    types.CellType: ("cell_contents",),
-    types.TracebackType: ("tb_frame", "tb_next"),
-    functools.partial: ("func", "args", "keywords"),
-    property: ("fget", "fset"),
-    staticmethod: ("__func__",),
-    classmethod: ("__func__",),
-}
 _FRAMES = {
     types.GeneratorType: "gi_frame",
     types.CoroutineType: "cr_frame",
     types.AsyncGeneratorType: "ag_frame",
 }
+_COMPUTED = {
+    "builtins.function": ("__defaults__", "__kwdefaults__"),
+    "builtins.builtin_function_or_method": ("__self__",),
+    "builtins.cell": ("cell_contents",),
+    "builtins.traceback": ("tb_next",),
+    "builtins.generator": ("gi_yieldfrom",),
+    "builtins.coroutine": ("cr_await",),
+    "builtins.async_generator": ("ag_await",),
+    "builtins.BaseException": ("__traceback__", "__context__", "__cause__", "args"),
+    "_asyncio.Future": ("_result", "_exception"),
+    "_asyncio.Task": ("_coro", "_result", "_exception"),
+}
+"""What is no plain field, but can be asked for without running any code."""
+_CODE = r"\[(?:'(?:[^'\\]|\\.)*'|\"[^\"]*\"|[^][]*)\]"
 
 
 def written(path: Sequence[Step]) -> str:
@@ -36,6 +46,11 @@ def written(path: Sequence[Step]) -> str:
     return _shortened(text) + first.root.suffix
 
 
+def kind(path: str | None) -> str | None:
+    """Return a path without its keys and indices: equal for entries of one container."""
+    return None if path is None else re.sub(_CODE, "[]", path)
+
+
 def _edge(parent: Any, child: Any) -> str:
     for text in _edges(parent, child):
         return text
@@ -45,90 +60,111 @@ def _edge(parent: Any, child: Any) -> str:
 def _edges(parent: Any, child: Any) -> Iterator[str]:
     """Every way to write how `parent` refers to `child`, best first."""
     kind = type(parent)
-    if isinstance(parent, dict):
-        yield from (f"[{_key(key)}]" for key, value in dict.items(parent) if value is child)
-        yield from (" (a key)" for key in dict.keys(parent) if key is child)
-    elif isinstance(parent, (list, tuple, deque)):
-        names = getattr(kind, "_fields", None)
-        for index, value in enumerate(parent):
-            if value is child:
-                yield f".{names[index]}" if names else f"[{index}]"
-    elif isinstance(parent, (set, frozenset)):
+    if issubclass(kind, (list, tuple, deque)):
+        yield from _items(parent, child)
+    elif issubclass(kind, dict):
+        yield from _entries(parent, child)
+    elif issubclass(kind, (set, frozenset)):
         yield " (an element)"
     elif kind in _FRAMES:
-        frame = getattr(parent, _FRAMES[kind])
-        yield from _named(
-            f".{_FRAMES[kind]}.f_locals[%r]", locals_of(frame) if frame else {}, child
-        )
-    elif isinstance(parent, types.FrameType):
-        yield from _named(".f_locals[%r]", locals_of(parent), child)
-    elif isinstance(parent, functools._lru_cache_wrapper) and not _is_attribute(parent, child):
-        yield ".<functools.lru_cache>"
-    elif isinstance(parent, type):
-        yield from _named(".%s", dict(vars(parent)), child)
-        if type(child) is dict and child.keys() == vars(parent).keys():  # the one behind the proxy
-            yield ".__dict__"
+        if (frame := getattr(parent, _FRAMES[kind])) is not None:
+            yield from (f".{_FRAMES[kind]}{local}" for local in _locals(frame, child))
+    elif kind is types.FrameType:
+        yield from _locals(parent, child)
     yield from _attributes(parent, child)
-    if child is _dict_of(parent):
-        yield ".__dict__"
+    if issubclass(kind, functools._lru_cache_wrapper):
+        yield ".<functools.lru_cache>"
+    if issubclass(kind, type):
+        yield from _class_attributes(parent, child)
+
+
+def _items(parent: Any, child: Any) -> Iterator[str]:
+    base = next(cls for cls in mro(type(parent)) if cls in (list, tuple, deque))
+    names = _of(type(parent)).get("_fields") if base is tuple else None
+    for index, value in enumerate(tuple(base.__iter__(parent))):
+        if value is child:
+            yield f".{names[index]}" if names else f"[{index}]"
+
+
+def _entries(parent: dict[Any, Any], child: Any) -> Iterator[str]:
+    entries = list(dict.items(parent))  # at once: another thread may add to it
+    yield from (f"[{_key(key)}]" for key, value in entries if value is child)
+    yield from (" (a key)" for key, _ in entries if key is child)
+
+
+def _locals(frame: types.FrameType, child: Any) -> Iterator[str]:
+    yield from _named(".f_locals[%r]", locals_of(frame), child)
 
 
 def _attributes(parent: Any, child: Any) -> Iterator[str]:
-    yield from _named(".%s", _dict_of(parent) or {}, child)
-    for cls in type(parent).__mro__:
-        for name in (*_slots(cls), *_ATTRIBUTES.get(cls, ())):
-            if _get(parent, name) is child:
+    classes = mro(type(parent))
+    own = _dict_of(parent, classes)
+    if own is not None:
+        yield from _named(".%s", own, child)
+    for cls in classes:
+        computed = _COMPUTED.get(_full_name(cls), ())
+        for name, descriptor in list(_of(cls).items()):
+            is_field = type(descriptor) is types.MemberDescriptorType or name in computed
+            if is_field and _read(descriptor, parent) is child:
                 yield f".{name}"
-    if isinstance(parent, BaseException):
-        for name in ("__traceback__", "__context__", "__cause__", "args"):
-            if getattr(parent, name) is child:
-                yield f".{name}"
+    if own is child:
+        yield ".__dict__"
 
 
-def _is_attribute(parent: Any, child: Any) -> bool:
-    values = (_dict_of(parent) or {}).values()
-    return any(value is child for value in values) or child is _dict_of(parent)
+def _class_attributes(parent: type, child: Any) -> Iterator[str]:
+    names = dict(_of(parent))
+    yield from _named(".%s", names, child)
+    if type(child) is dict and child.keys() == names.keys():  # the one behind the proxy
+        yield ".__dict__"
 
 
-def _named(form: str, names: dict[Any, Any], child: Any) -> Iterator[str]:
-    yield from (form % name for name, value in names.items() if value is child)
+def _named(form: str, names: dict[str, Any], child: Any) -> Iterator[str]:
+    yield from (form % name for name, value in list(dict.items(names)) if value is child)
 
 
-def _dict_of(value: Any) -> dict[str, Any] | None:
+def _dict_of(value: Any, classes: Iterable[type]) -> dict[str, Any] | None:
+    for cls in classes:
+        descriptor = _of(cls).get("__dict__")
+        if type(descriptor) is types.GetSetDescriptorType and cls is not type:
+            found = _read(descriptor, value)
+            return found if isinstance(found, dict) else None
+    return None
+
+
+def _of(cls: type) -> types.MappingProxyType[str, Any]:
+    """A class's own attributes, whatever its metaclass says."""
+    found: types.MappingProxyType[str, Any] = type.__dict__["__dict__"].__get__(cls)
+    return found
+
+
+def _full_name(cls: type) -> str:
+    module, name = (type.__dict__[part].__get__(cls) for part in ("__module__", "__qualname__"))
+    return f"{module}.{name}"
+
+
+def _read(descriptor: Any, value: Any) -> Any:
     try:
-        found = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return None
-    return found if isinstance(found, dict) else None
-
-
-def _slots(cls: type) -> tuple[str, ...]:
-    slots = vars(cls).get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
-
-
-def _get(value: Any, name: str) -> Any:
-    try:
-        return getattr(value, name)
-    except Exception:  # a slot not set, a graph already freed, a property that raises
+        return descriptor.__get__(value)
+    except (AttributeError, ValueError):  # a slot not set, an empty cell
         return None
 
 
 def _key(key: Any) -> str:
-    if isinstance(key, (str, int, float, bytes, bool, type(None))):
+    if type(key) is tuple:
+        text = f"({', '.join(map(_key, key))}{',' * (len(key) == 1)})"
+    elif type(key) in (str, int, float, bytes, bool, type(None)):
         text = repr(key)
-        return text if len(text) <= _LONGEST_KEY else f"{text[:_LONGEST_KEY]}…"
-    return f"<{type(key).__name__}>"
+    else:
+        text = f"<{type(key).__name__}>"
+    return text if len(text) <= _LONGEST_KEY else f"{text[:_LONGEST_KEY]}…"
 
 
 def _shortened(text: str) -> str:
-    """Write modules' children and long chains of autograd nodes as people do."""
+    """Write modules' children, long chains of autograd nodes and endless paths as people do."""
     text = re.sub(r"\.__dict__\['(\w+)'\]", r".\1", text)
     text = re.sub(r"\._(?:modules|parameters|buffers)\['(\d+)'\]", r"[\1]", text)
     text = re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", text)
-    return re.sub(r"(?:\.next_functions\[\d+\]\[0\]){3,}", " … ", text)
-
-
-def kind(path: str | None) -> str | None:
-    """Return a path without its keys and indices: equal for entries of one container."""
-    return None if path is None else re.sub(r"\[(?:'[^']*'|\d+)\]", "[]", path)
+    text = re.sub(r"(?:\.next_functions\[\d+\]\[0\]){3,}", " … ", text)
+    if len(text) <= _LONGEST:
+        return text
+    return f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"

@@ -1,44 +1,25 @@
 """Who refers to an object: one forward search from everything a program can name.
 
-Forward, from module globals and the locals of running frames, because one pass finds every target
-at once; a backward search costs as much again for each.
+Forward, because one pass finds every target at once; a backward search costs as much again for
+each. Objects are known by their type: to ask one for an attribute may compute, warn or raise.
 """
 
 import gc
-import sys
-import sysconfig
 import types
-import weakref
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-CO_OPTIMIZED = 0x1
-"""Code whose locals live in slots: its ``f_locals`` is a copy."""
+from pytest_cka_memory.roots import Root, globals_of, modules
 
-# fmt: off
-_LEAVES = frozenset((
-    str, bytes, bytearray, int, float, complex, bool, type(None), type(...), types.CodeType,
-    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType,
-    types.GetSetDescriptorType, types.MemberDescriptorType, range, slice, weakref.ref,
-))
-# fmt: on
+_LEAVES = frozenset(
+    {str, bytes, bytearray, int, float, complex, bool, type(None), type(...), range}
+    | {types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType}
+    | {types.GetSetDescriptorType, types.MemberDescriptorType}
+)
 _LATE_DEPTH = 3
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
-
-
-@dataclass(frozen=True)
-class Root:
-    """Where a search starts: values by name, and how to write those names."""
-
-    prefix: str
-    """Written before a name: ``net.`` for a module's globals, empty for a frame's locals."""
-    suffix: str
-    """Written at the end of a path: `` in train (loop.py:12)`` for a frame's locals."""
-    names: Mapping[str, Any]
-    is_library: bool = False
-    """Whether these are names of installed code, which few readers would type first."""
+_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True)
@@ -52,103 +33,149 @@ class Step:
     """How to write the step, where that is known: a name in the root, or ``.grad_fn``."""
 
 
-def locals_of(frame: types.FrameType) -> dict[str, Any]:
-    """Return a frame's locals without leaving the frame a copy that would keep them alive."""
-    live = frame.f_locals
-    found = dict(live)
-    # Before Python 3.13 the frame caches the dict it gave us, and with it every local's value.
-    if type(live) is dict and frame.f_code.co_flags & CO_OPTIMIZED:
-        live.clear()
-    return found
+@dataclass(frozen=True)
+class Look:
+    """What to make of the objects of one type."""
+
+    keys: Callable[[Any], Collection[int]] = lambda _: ()
+    """Which of the wanted an object is, or holds by itself."""
+    beyond: Callable[[Any], Iterable[tuple[str, Any]]] = lambda _: ()
+    """References that the garbage collector cannot see or name, each with how it is written."""
 
 
-def frame_roots(is_own: Callable[[str], bool]) -> Iterator[Root]:
-    """The locals of every frame that is running, in any thread, innermost first."""
-    for top in sys._current_frames().values():
-        frame: types.FrameType | None = top
-        while frame is not None:
-            code = frame.f_code
-            if not is_own(code.co_filename) and code.co_flags & CO_OPTIMIZED:
-                where = f" in {code.co_name} ({_base(code.co_filename)}:{frame.f_lineno})"
-                yield Root("", where, locals_of(frame), code.co_filename.startswith(_LIBRARIES))
-            frame = frame.f_back
-
-
-def module_roots() -> Iterator[Root]:
-    """The globals of every imported module."""
-    for name, module in list(sys.modules.items()):
-        if isinstance(module, types.ModuleType):
-            file = getattr(module, "__file__", None) or ""
-            installed = not file or file.startswith(_LIBRARIES)
-            yield Root(f"{name}.", "", dict(vars(module)), installed and name != "__main__")
+LookAt = Callable[[type], Look | None]
+"""What to make of a type; None where the garbage collector knows all."""
 
 
 def search(
-    found: Callable[[Any], Collection[int]],
+    look_at: LookAt,
     wanted: Collection[int],
     roots: Collection[Root],
     late_roots: Collection[Root],
-    more: Callable[[Any], Iterator[tuple[str, Any]]],
 ) -> dict[int, list[Step]]:
     """Find a short path to each wanted thing.
 
     Args:
-        found: which of the wanted an object is, or holds by itself.
+        look_at: tells what is wanted, and more references than the garbage collector does.
         wanted: what to find, by key.
         roots: where to start. Modules and their globals are entered only as roots, so that no
             path leads through an import.
         late_roots: names nobody would type first: entered after a few steps from the others.
-        more: references of an object that the garbage collector does not know, each written out.
 
     Returns:
         For each key that was found, the steps from a root to the object.
     """
-    missing = set(wanted)
-    paths: dict[int, list[Step]] = {}
-    modules = [module for module in sys.modules.values() if isinstance(module, types.ModuleType)]
-    barred = [item for module in modules for item in (module, vars(module))]
-    steps = {id(item): Step(item, None) for item in barred}
-    level: deque[Step] = deque()
-
-    def enter(step: Step) -> None:
-        # By type, never isinstance: that asks __class__, where some objects warn or raise.
-        if id(step.value) in steps or type(step.value) in _LEAVES:
-            return
-        steps[id(step.value)] = step
-        for key in found(step.value):
-            if key in missing:
-                missing.discard(key)
-                paths[key] = _way_to(step, steps)
-        level.append(step)
-
-    def enter_roots(some: Collection[Root]) -> None:
-        for root in some:
-            for name, value in root.names.items():
-                enter(Step(value, None, root, name))
-
-    enter_roots(roots)
+    known = list(modules().values())
+    levels = _Levels(look_at, wanted, barred=[*known, *map(globals_of, known)])
+    levels.enter_roots(roots)
     depth = 0
-    while missing and (level or depth <= _LATE_DEPTH):
-        if depth == _LATE_DEPTH:
-            enter_roots(late_roots)
+    while levels.missing and (levels.present or depth < _LATE_DEPTH):
+        levels.advance()
         depth += 1
-        current, level = level, deque()
-        for step in current:
-            for child in gc.get_referents(step.value):
-                enter(Step(child, step.value))
-            for edge, child in more(step.value):
-                enter(Step(child, step.value, None, edge))
-            if not missing:
+        if depth == _LATE_DEPTH:
+            levels.enter_roots(late_roots)
+    return levels.ways()
+
+
+class _Levels:
+    """All objects, by their distance from the roots.
+
+    How each was reached is not noted, for that costs more than all the rest: it is found again,
+    backwards, for the few that matter.
+    """
+
+    def __init__(self, look_at: LookAt, wanted: Collection[int], barred: Iterable[Any]) -> None:
+        self.missing = set(wanted)
+        self._look_at = look_at
+        self._looks: dict[type, Look | None] = {}
+        self._levels: list[list[Any]] = [[]]
+        # Alive as long as this, or their ids would be given to others.
+        self._seen = {id(value): value for value in barred}
+        self._steps: dict[int, Step] = {}
+        """Those that no other object can tell: from roots, and beyond what gc sees."""
+        self._beyond: list[Step] = []
+        self._found: dict[int, Any] = {}
+        self._found_at: defaultdict[int, set[int]] = defaultdict(set)
+
+    @property
+    def present(self) -> list[Any]:
+        """The objects at the largest distance so far."""
+        return self._levels[-1]
+
+    def enter_roots(self, roots: Iterable[Root]) -> None:
+        """Enter the values of `roots` into the present level."""
+        for root in roots:
+            new = self._enter(list(root.names.values()))
+            for name, value in root.names.items():
+                if id(value) in new:
+                    self._steps.setdefault(id(value), Step(value, None, root, name))
+
+    def advance(self) -> None:
+        """Enter all that the present level refers to, as the next one."""
+        level = self.present
+        self._levels.append([])
+        beyond, self._beyond = self._beyond, []
+        for step in beyond:
+            if self._enter((step.value,)):
+                self._steps[id(step.value)] = step
+        for start in range(0, len(level), _AT_ONCE):
+            self._enter(gc.get_referents(*level[start : start + _AT_ONCE]))
+
+    def _enter(self, values: Iterable[Any]) -> Mapping[int, Any]:
+        seen = self._seen
+        new = {id(it): it for it in values if type(it) not in _LEAVES and id(it) not in seen}
+        seen.update(new)
+        self.present.extend(new.values())
+        looks = self._looks
+        for value in new.values():
+            kind = type(value)
+            if kind not in looks:
+                looks[kind] = self._look_at(kind)
+            look = looks[kind]
+            if look is not None:
+                self._examine(value, look)
+        return new
+
+    def _examine(self, value: Any, look: Look) -> None:
+        for key in look.keys(value):
+            if key in self.missing:
+                self.missing.discard(key)
+                self._found[key] = value
+                self._found_at[len(self._levels) - 1].add(id(value))
+        self._beyond += [Step(child, value, None, edge) for edge, child in look.beyond(value)]
+
+    def ways(self) -> dict[int, list[Step]]:
+        """The steps to everything found so far."""
+        steps = dict(self._steps)
+        needed: set[int] = set()
+        for distance in reversed(range(len(self._levels))):
+            needed |= self._found_at[distance]
+            unknown = {ident for ident in needed if ident not in steps}
+            if unknown:
+                steps.update(self._steps_between(self._levels[distance - 1], unknown))
+            # Another thread may have taken something away meanwhile: that step is missing then.
+            parents = (steps[ident].parent for ident in needed if ident in steps)
+            needed = {id(parent) for parent in parents if parent is not None}
+        ways = {key: _way_to(value, steps) for key, value in self._found.items()}
+        return {key: way for key, way in ways.items() if way}
+
+    def _steps_between(self, parents: Sequence[Any], unknown: set[int]) -> dict[int, Step]:
+        steps: dict[int, Step] = {}
+        for parent in parents:
+            for ident in unknown.intersection(map(id, gc.get_referents(parent))):
+                steps[ident] = Step(self._seen[ident], parent)
+                unknown.discard(ident)
+            if not unknown:
                 break
-    return paths
+        return steps
 
 
-def _way_to(step: Step, steps: Mapping[int, Step]) -> list[Step]:
-    way = [step]
-    while way[-1].root is None:
-        way.append(steps[id(way[-1].parent)])
+def _way_to(value: Any, steps: dict[int, Step]) -> list[Step]:
+    way: list[Step] = []
+    while value is not None:
+        step = steps.get(id(value))
+        if step is None:
+            return []
+        way.append(step)
+        value = step.parent
     return way[::-1]
-
-
-def _base(filename: str) -> str:
-    return filename.replace("\\", "/").rpartition("/")[2]

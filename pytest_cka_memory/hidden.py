@@ -1,0 +1,130 @@
+"""References that the garbage collector does not see: of tensors, autograd nodes, foreign arrays.
+
+Also those it sees but cannot name, such as what a ``threading.local`` holds for each thread.
+"""
+
+import contextvars
+import gc
+import sys
+import threading
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING, Any
+
+from pytest_cka_memory.references import Look, LookAt
+
+if TYPE_CHECKING:
+    import torch
+
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def look_for_tensors() -> LookAt:
+    """Tell of each type which storages its objects hold, and what else they refer to."""
+    import torch
+
+    from pytest_cka_memory.meters.storages import storages_of, with_subclasses
+
+    tensor_types = with_subclasses(torch.Tensor)
+    array = getattr(sys.modules.get("numpy"), "ndarray", None)
+    plain = {
+        torch.UntypedStorage: Look(lambda storage: (storage._cdata,)),
+        contextvars.Context: Look(beyond=_beyond_context),
+        memoryview: Look(beyond=lambda view: [(".obj", view.obj)]),
+    }
+
+    def keys(tensor: "torch.Tensor") -> Collection[int]:
+        return [storage._cdata for storage in storages_of(tensor)]
+
+    def look_at(kind: type) -> Look | None:
+        if kind in tensor_types:
+            return Look(keys, _beyond_tensor)
+        # By the type alone: a metaclass may answer to any name.
+        if any("next_functions" in type.__dict__["__dict__"].__get__(cls) for cls in mro(kind)):
+            return _look_at_node(kind)
+        if array in mro(kind):
+            return Look(beyond=lambda value: _beyond_array(value, array))
+        if threading.local in mro(kind):
+            return Look(beyond=_beyond_thread_local)
+        return plain.get(kind)
+
+    return look_at
+
+
+def mro(kind: type) -> tuple[type, ...]:
+    """A class and its bases, whatever its metaclass says."""
+    found: tuple[type, ...] = type.__dict__["__mro__"].__get__(kind)
+    return found
+
+
+def _beyond_tensor(tensor: "torch.Tensor") -> Iterator[tuple[str, Any]]:
+    import torch
+
+    with torch._C.DisableTorchFunctionSubclass():
+        if (node := _grad_fn(tensor)) is not None:
+            yield ".grad_fn", node
+        if (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None:
+            yield ".grad", tensor.grad
+        for name in _HOOKS:
+            if (hooks := getattr(tensor, name)) is not None:
+                yield f".{name}", hooks
+
+
+def _grad_fn(tensor: "torch.Tensor") -> Any:
+    try:
+        return tensor.grad_fn
+    except RuntimeError:  # a view whose base was changed behind autograd's back
+        return None
+
+
+def _look_at_node(kind: type) -> Look:
+    """What autograd nodes of one kind lead to: their inputs' nodes, and the tensors they saved."""
+    saved = [name for name in dir(kind) if name.startswith("_raw_saved_")]
+    is_leaf = "variable" in dir(kind)
+
+    def beyond(node: Any) -> Iterator[tuple[str, Any]]:
+        for index, (following, _) in enumerate(node.next_functions):
+            if following is not None:
+                yield f".next_functions[{index}][0]", following
+        if is_leaf:
+            yield ".variable", node.variable
+        for name in saved:
+            yield from _saved(node, name)
+
+    return Look(beyond=beyond)
+
+
+def _saved(node: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """What is saved under `name`, as it is: to unpack it would run the user's hooks."""
+    plain = "saved_tensors" if name == "_raw_saved_tensors" else name.replace("_raw", "", 1)
+    try:
+        raw = getattr(node, name)
+        several = isinstance(raw, tuple)
+        for index, saved in enumerate(raw if several else (raw,)):
+            place = f"[{index}]" if several else ""
+            if saved.unpack_hook is not None:
+                yield f".{name}{place}.data", saved.data
+            elif saved.data is not None:
+                yield f".{plain}{place}", saved.data
+    except RuntimeError:  # freed by its backward pass
+        return
+
+
+def _beyond_array(array: Any, kind: Any) -> Iterator[tuple[str, Any]]:
+    base = kind.base.__get__(array)
+    if base is not None:
+        yield ".base", base
+    if kind.dtype.__get__(array).hasobject and not kind.dtype.__get__(array).names:
+        for index, value in enumerate(kind.flat.__get__(array)):
+            yield f".flat[{index}]", value
+
+
+def _beyond_context(context: contextvars.Context) -> Iterator[tuple[str, Any]]:
+    for variable, value in context.items():
+        yield f"[<ContextVar {variable.name!r}>]", value
+
+
+def _beyond_thread_local(local: threading.local) -> Iterator[tuple[str, Any]]:
+    """Each thread's attributes: a dict of dicts, which has no name in Python."""
+    for threads in gc.get_referents(local):
+        if type(threads) is dict:
+            yield from ((".__dict__", names) for names in threads.values() if type(names) is dict)

@@ -1,0 +1,100 @@
+"""Everything a program can name: module globals, the locals of running frames, context variables.
+
+Nothing of the user's runs here: asking a lazy module for an attribute would load it.
+"""
+
+import contextvars
+import sys
+import sysconfig
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+CO_OPTIMIZED = 0x1
+"""Code whose locals live in slots: its ``f_locals`` is a copy."""
+
+_OWN_REFERENCES = 3
+_MODULE_DICT: Any = vars(types.ModuleType)["__dict__"]
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+
+
+@dataclass(frozen=True)
+class Root:
+    """Where a search starts: values by name, and how to write those names."""
+
+    prefix: str
+    """Written before a name: ``net.`` for a module's globals, empty for a frame's locals."""
+    suffix: str
+    """Written at the end of a path: `` in train (loop.py:12)`` for a frame's locals."""
+    names: Mapping[str, Any]
+    is_library: bool = False
+    """Whether these are names of installed code, which few readers would type first."""
+
+
+def locals_of(frame: types.FrameType) -> dict[str, Any]:
+    """Return a frame's locals without leaving the frame a copy that would keep them alive."""
+    live = frame.f_locals
+    found = dict(live)
+    # Before Python 3.13 the frame caches the dict it gave us, and with it every local's value.
+    # If others refer to it too, it is what locals() gave to the user, and not ours to clear.
+    is_copy = type(live) is dict and frame.f_code.co_flags & CO_OPTIMIZED
+    if is_copy and sys.getrefcount(live) <= _OWN_REFERENCES:
+        live.clear()
+    return found
+
+
+def modules() -> dict[str, types.ModuleType]:
+    """Every imported module; what only poses as one is left out."""
+    imported = list(sys.modules.items())
+    return {name: it for name, it in imported if issubclass(type(it), types.ModuleType)}
+
+
+def globals_of(module: types.ModuleType) -> dict[str, Any]:
+    """As ``vars(module)``, which would load a module that waits to be used."""
+    found: dict[str, Any] = _MODULE_DICT.__get__(module)
+    return found
+
+
+def module_roots() -> Iterator[Root]:
+    """The globals of every imported module."""
+    for name, module in modules().items():
+        names = dict(globals_of(module))
+        file = names.get("__file__")
+        installed = type(file) is not str or file.startswith(_LIBRARIES)
+        yield Root(f"{name}.", "", names, installed and name != "__main__")
+
+
+def frame_roots(is_own: Callable[[str], bool]) -> Iterator[Root]:
+    """The locals of every frame that is running, in any thread, innermost first."""
+    known = {id(globals_of(module)) for module in modules().values()}
+    for top in sys._current_frames().values():
+        frame: types.FrameType | None = top
+        while frame is not None:
+            yield from _roots_of(frame, is_own, known)
+            frame = frame.f_back
+
+
+def _roots_of(
+    frame: types.FrameType, is_own: Callable[[str], bool], known: set[int]
+) -> Iterator[Root]:
+    code, outside = frame.f_code, frame.f_globals
+    if is_own(code.co_filename):
+        return
+    where = f" in {code.co_name} ({_base(code.co_filename)}:{frame.f_lineno})"
+    is_library = code.co_filename.startswith(_LIBRARIES)
+    if code.co_flags & CO_OPTIMIZED:
+        yield Root("", where, locals_of(frame), is_library)
+    if id(outside) not in known:  # run by exec(): in no module
+        known.add(id(outside))
+        yield Root("", f", a global{where}", dict(outside), is_library)
+
+
+def context_root() -> Root:
+    """The context variables of this thread."""
+    found = contextvars.copy_context().items()
+    return Root("", " (a context variable)", {f"{var.name}.get()": value for var, value in found})
+
+
+def _base(filename: str) -> str:
+    return filename.replace("\\", "/").rpartition("/")[2]
