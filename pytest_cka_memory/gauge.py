@@ -24,6 +24,8 @@ class Span:
     """Highest level since the last sample of this span."""
     births_at_peak: list[Birth] = field(default_factory=list)
     """What was alive at its peak, held weakly."""
+    workspace_bytes: int | None = None
+    """Dropped by cleaning so far: library workspaces, allocated by a first run only."""
 
     def fold(self, reading: Reading, meter: Meter) -> None:
         if reading.peak_bytes > self.peak_bytes:
@@ -40,8 +42,6 @@ class Closing:
 
     end: Reading
     retained_bytes: int
-    workspace_bytes: int | None
-    """Dropped by cleaning at the end: library workspaces, allocated by a first run only."""
     survivors: tuple[Birth, ...]
     """What is retained, one by one, held weakly; as far as the meter can tell."""
 
@@ -55,7 +55,7 @@ class Gauge:
 
     def open(self) -> Span:
         self._fold()
-        self.meter.clean()
+        self._clean()
         self.meter.start()
         try:
             mark = self.meter.mark()
@@ -90,16 +90,22 @@ class Gauge:
         """End `span`: its peaks are final, then all that nobody holds is let go and counted."""
         try:
             self._fold()
-            workspace_bytes = self.meter.clean()
+            self._clean()
             return Closing(
                 end=self._fold(),  # what cleaning was the first to see is in the peak too
                 retained_bytes=self.meter.retained_since(span.mark),
-                workspace_bytes=workspace_bytes,
                 survivors=tuple(self.meter.births_since(span.mark)),
             )
         finally:
             self._open.remove(span)
             self.meter.stop()
+
+    def _clean(self) -> None:
+        """Clean, and tell every open span what was dropped: an inner one cleans for the outer."""
+        dropped = self.meter.clean()
+        if dropped is not None:
+            for span in self._open:
+                span.workspace_bytes = (span.workspace_bytes or 0) + dropped
 
     def _fold(self) -> Reading:
         reading = self.meter.read()

@@ -163,7 +163,7 @@ class Region:
 
     def _close(self, completed: bool, first_run_retained_bytes: int | None = None) -> None:
         closing = self._gauge.close(self._span)
-        one_time_bytes = closing.workspace_bytes
+        one_time_bytes = self._span.workspace_bytes
         if first_run_retained_bytes is not None:
             kept_once = max(0, first_run_retained_bytes - closing.retained_bytes)
             one_time_bytes = (one_time_bytes or 0) + kept_once

@@ -11,8 +11,10 @@ from pytest_cka_memory.results import Result
 from pytest_cka_memory.units import format_size
 
 _BARS = "▁▂▃▄▅▆▇█"
-_NAME_WIDTH = 10  # at least; leaves 100 columns to a table with a reserve
+_NAME_WIDTH = 16
 _MAX_NAMED = 10
+_LEFT = ("region", "timeline", "verdict")
+_LEFT = ("region", "timeline", "verdict")
 
 
 class Line(NamedTuple):
@@ -26,17 +28,26 @@ def table(results: Sequence[Result], width: int = 100) -> list[Line]:
     """One row a region; names are cut on the left to fit `width` columns."""
     has_reserve = any(result.record.reserved_peak_bytes is not None for result in results)
     rows = [_row(result, has_reserve=has_reserve) for result in results]
+    room = width - _width(_lay_out(rows)) - 2
+    if room < _NAME_WIDTH:  # a name says more than a chart
+        rows = [{key: text for key, text in row.items() if key != "timeline"} for row in rows]
+        room = max(_NAME_WIDTH, width - _width(_lay_out(rows)) - 2)
+    names = [_cut(name, room) for name in _names(results)]
+    rows = [{"region": name, **row} for name, row in zip(names, rows, strict=True)]
+    head, *body = _lay_out(rows)
+    coloured = [Line(row, _colour(result)) for row, result in zip(body, results, strict=True)]
+    return [Line(head), Line("-" * _width([head, *body])), *coloured]
+
+
+def _lay_out(rows: Sequence[dict[str, str]]) -> list[str]:
     # The header is a row like the others: as a header, tabulate would widen every column.
     cells = [list(rows[0]), *(list(row.values()) for row in rows)]
-    align = ("left", *("right",) * (len(rows[0]) - 2), "left", "left")
-    figures = tabulate(cells, tablefmt="plain", disable_numparse=True, colalign=align[1:])
-    room = max(_NAME_WIDTH, width - max(map(len, figures.splitlines())) - 2)
-    names = ["region", *(_cut(name, room) for name in _names(results))]
-    cells = [[name, *row] for name, row in zip(names, cells, strict=True)]
-    text = tabulate(cells, tablefmt="plain", disable_numparse=True, colalign=align)
-    head, *body = text.splitlines()
-    coloured = [Line(row, _colour(result)) for row, result in zip(body, results, strict=True)]
-    return [Line(head), Line("-" * max(map(len, [head, *body]))), *coloured]
+    align = ["left" if name in _LEFT else "right" for name in rows[0]]
+    return tabulate(cells, tablefmt="plain", disable_numparse=True, colalign=align).splitlines()
+
+
+def _width(lines: Sequence[str]) -> int:
+    return max(map(len, lines))
 
 
 def _row(result: Result, *, has_reserve: bool) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The accelerator meter against the device's own counters; skipped, visibly, where there is none."""
+"""The accelerator meter against the device's own counters; skipped, visibly, without a device."""
 
 import pytest
 import torch

@@ -10,6 +10,7 @@ from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports import failure, terminal
 from pytest_cka_memory.results import Result, judge
 from pytest_cka_memory.testing import ScriptedMeter
+from pytest_cka_memory.timeline import Sample
 from pytest_cka_memory.units import MB
 
 MakeRecord = Callable[..., RegionRecord]
@@ -199,3 +200,27 @@ def test_a_failure_of_a_whole_test_says_so(record: MakeRecord) -> None:
 def test_kept_limits_are_no_failure(record: MakeRecord) -> None:
     """Nothing to say."""
     assert failure.text([judge("t.py::t", record(), [ZERO])], ScriptedMeter()) == ""
+
+
+def test_a_table_too_wide_gives_up_its_chart_before_its_names():
+    """Two rows of large figures, a reserve among them, stay within 100 columns."""
+    levels = [1234 * MB + step for step in range(9)]
+    samples = tuple(Sample(n, 64, level, level, level) for n, level in enumerate(levels, 1))
+    large = RegionRecord(
+        label="self-comparison",
+        completed=True,
+        start_bytes=1234 * MB,
+        end_bytes=1234 * MB,
+        peak_bytes=2663 * MB,
+        retained_bytes=0,
+        reserved_start_bytes=0,
+        reserved_peak_bytes=2700 * MB,
+        reserved_end_bytes=0,
+        timeline=samples,
+    )
+    results = [judge("tests/test_gpu.py::test_it[512]", large, [ZERO])]
+    results.append(judge("tests/test_gpu.py::test_failed", replace(large, completed=False), []))
+    lines = [line.text for line in terminal.table(results, 100)]
+    assert max(map(len, lines)) <= 100
+    assert "timeline" not in lines[0]
+    assert "self-comparison" in lines[2]

@@ -8,6 +8,7 @@ from pytest_cka_memory import MemoryProbe, RegionError, RegionRecord
 from pytest_cka_memory.gauge import Gauge, gauge_for
 from pytest_cka_memory.meters import Meter
 from pytest_cka_memory.testing import ScriptedMeter
+from pytest_cka_memory.units import MB
 
 
 class CountedMeter(ScriptedMeter):
@@ -342,3 +343,14 @@ def test_a_gauge_is_shared_per_meter(meter: Meter) -> None:
     """One meter has one peak counter, whoever reads it."""
     assert gauge_for(meter) is gauge_for(meter)
     assert gauge_for(meter) is not gauge_for(ScriptedMeter())
+
+
+def test_an_inner_region_swallows_no_one_time_bytes_of_the_outer():
+    """Its entry cleans for itself, and drops the workspace that the outer region must tell of."""
+    meter = ScriptedMeter(has_reserve=True)
+    probe = MemoryProbe(meter=meter)
+    with probe.measure() as outer:
+        meter.use_workspace(8 * MB)
+        with probe.measure() as inner:
+            pass
+    assert (outer.one_time_bytes, inner.one_time_bytes) == (8 * MB, 0)
