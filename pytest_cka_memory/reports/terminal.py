@@ -14,7 +14,6 @@ _BARS = "▁▂▃▄▅▆▇█"
 _NAME_WIDTH = 16
 _MAX_NAMED = 10
 _LEFT = ("region", "timeline", "verdict")
-_LEFT = ("region", "timeline", "verdict")
 
 
 class Line(NamedTuple):
