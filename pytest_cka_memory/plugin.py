@@ -58,7 +58,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 # After the skips, which are tryfirst, so that a skipped test imports no torch.
 @pytest.hookimpl(specname="pytest_runtest_setup")
-def runtest_setup_after_skips(item: pytest.Item) -> None:
+def pytest_runtest_setup_after_skips(item: pytest.Item) -> None:
     items.need_meter(item)
 
 

@@ -92,3 +92,20 @@ def test_a_named_accelerator_is_measured(session):
     run.outcomes(passed=1)
     assert run.region["retained_bytes"] == 2**20
     assert run.report["session"]["device"].startswith(kind)
+
+
+@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "xdist"])
+def test_a_device_found_missing_late_is_an_error_of_each_test(session, pytester, workers):
+    """A hook that finds no device when the first test asks for it: no test passes unmeasured."""
+    pytester.makeconftest(
+        """
+        from pytest_cka_memory import DeviceError
+
+        def pytest_cka_memory_meter(device):
+            raise DeviceError("the abacus is lost")
+        """
+    )
+    run = session(MARKED + "\ndef test_unmarked(): pass\n", *workers, subprocess=bool(workers))
+    run.outcomes(passed=1, errors=1)
+    run.result.stdout.fnmatch_lines(["test_it.py::test_it: --cka-memory-device: the abacus is*"])
+    assert run.regions == []
