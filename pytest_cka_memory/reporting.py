@@ -25,11 +25,15 @@ class Reporter:
         self._ran = False
         """Whether tests were run: no --collect-only, --fixtures or --cache-show."""
         self._written = False
-        if self.settings.json_path is not None and not config.option.collectonly:
-            try:
-                files.check_writable(self.settings.json_path)
-            except ReportError as error:
-                raise pytest.UsageError(f"--cka-memory-json: {error}") from None
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        path = self.settings.json_path
+        if path is None or session.config.option.collectonly:
+            return
+        try:
+            files.check_writable(path)
+        except ReportError as error:
+            raise pytest.UsageError(f"--cka-memory-json: {error}") from None
 
     def pytest_report_header(self) -> list[str]:
         described = describe(self.settings)

@@ -104,6 +104,14 @@ def test_folders_are_made_and_relative_paths_start_where_pytest_does(scripted, p
     run.result.stdout.fnmatch_lines([f"figures written to *{place.removeprefix('./')}"])
 
 
+@pytest.mark.parametrize("option", ["--help", "--markers", "--version", "--collect-only"])
+def test_asking_pytest_for_help_makes_no_folder(scripted, pytester, option):
+    """The path is tried when a session starts, not before."""
+    run = scripted(None, option, "--cka-memory-json=new/r.json", writes_json=False)
+    assert run.result.ret in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    assert not (pytester.path / "new").exists()
+
+
 def test_a_tilde_is_the_home_folder(scripted, pytester):
     """No shell expands one that stands after an equals sign."""
     run = scripted("def test_it(cka_memory): pass", "--cka-memory-json=~/h.json", writes_json=False)
