@@ -11,8 +11,8 @@ import pytest
 @pytest.mark.max_retained_mb(1)
 def test_training_of_a_network_with_a_long_name(cka_memory, meter, name):
     with cka_memory.measure("epoch over the whole training set, with validation") as region:
+        meter.allocate(56_345_678_901)
         for _ in range(6):
-            meter.allocate(12_345_678_901)
             region.batch_done(64)
 
 @pytest.mark.zero_retention
