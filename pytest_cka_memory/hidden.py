@@ -7,6 +7,7 @@ import contextvars
 import gc
 import sys
 import threading
+import types
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,7 @@ def look_for_tensors() -> LookAt:
     def look_at(kind: type) -> Look | None:
         if kind in tensor_types:
             return Look(keys, _beyond_tensor)
-        # By the type alone: a metaclass may answer to any name.
-        if any("next_functions" in type.__dict__["__dict__"].__get__(cls) for cls in mro(kind)):
+        if _is_node(kind):
             return _look_at_node(kind)
         if array in mro(kind):
             return Look(beyond=lambda value: _beyond_array(value, array))
@@ -74,6 +74,11 @@ def _grad_fn(tensor: "torch.Tensor") -> Any:
         return tensor.grad_fn
     except RuntimeError:  # a view whose base was changed behind autograd's back
         return None
+
+
+def _is_node(kind: type) -> bool:
+    found = (type.__dict__["__dict__"].__get__(cls).get("next_functions") for cls in mro(kind))
+    return any(type(item) is types.GetSetDescriptorType for item in found)
 
 
 def _look_at_node(kind: type) -> Look:
