@@ -299,26 +299,21 @@ def test_class_and_static_methods_and_callables_are_measured(scripted):
     run.outcomes(failed=3)
 
 
-def test_hypothesis_examples_are_one_region(session, pytester):
+def test_hypothesis_examples_are_one_region(scripted):
     """A property test is measured as a whole, all examples in one region."""
     pytest.importorskip("hypothesis")
-    pytester.makeconftest("")
-    run = session(
+    run = scripted(
         """
-        import pytest, torch
+        import pytest
+        from conftest import METER
         from hypothesis import given, settings, strategies as st
 
-        KEPT = []
-
-        @pytest.mark.zero_retention
+        @pytest.mark.max_retained_mb("4 B")
         @settings(max_examples=5, database=None, derandomize=True)
-        @given(st.integers(1, 4))
-        def test_it(n): KEPT.append(torch.ones(1))
+        @given(st.integers(1, 1000))
+        def test_it(n): METER.allocate(1)
         """,
-        "-p",
-        "no:cacheprovider",
-        "--cka-memory-device=cpu",
         subprocess=True,
     )
     run.outcomes(failed=1)
-    assert run.region["retained_bytes"] > 0
+    assert run.region["retained_bytes"] == 5

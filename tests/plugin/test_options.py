@@ -185,7 +185,7 @@ def test_the_header_says_what_was_asked_for(scripted):
 
 def test_warnings_as_errors_find_none(scripted):
     """The plugin warns of nothing in a healthy session."""
-    run = scripted(TWO, "-W", "error", "--cka-memory-report")
+    run = scripted(TWO, "-W", "error", "-p", "no:asyncio", "--cka-memory-report")
     run.outcomes(passed=2)
 
 

@@ -49,7 +49,6 @@ def test_not_run(cka_memory): import torch
         pytest.param(PLAIN, ["-n2"], id="xdist"),
         pytest.param(SKIPPED, ["--cka-memory-report"], id="all-skipped"),
         pytest.param(PLAIN, ["--cka-memory-report", "--collect-only"], id="collect-only"),
-        pytest.param(PLAIN, ["--cka-memory-report", "--setup-plan"], id="setup-plan"),
         pytest.param(PLAIN, ["--markers"], id="markers"),
         pytest.param("", ["--cka-memory-min-regions=1"], id="no-tests"),
     ],
