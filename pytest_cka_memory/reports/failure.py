@@ -1,5 +1,6 @@
 """What a failing test says of the limits it broke."""
 
+import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
@@ -11,6 +12,10 @@ from pytest_cka_memory.results import Result
 from pytest_cka_memory.units import format_exact, format_size
 
 _WIDTH = 100
+_LONG_WORD = re.compile(rf"\S{{{_WIDTH // 2},}}")
+_JOINT = re.compile(r"(?=[.[])")
+_BREAK = "\v"
+"""A space to textwrap, and in no name."""
 _MOST_GROUPS = 4
 _MOST_FRAMES = 4
 _ADVICE = {
@@ -55,7 +60,7 @@ def _explained(breach: Breach, record: RegionRecord) -> Iterator[str]:
         yield from holding_lines(holding, traced=holdings is not record.at_peak)
         if holding.hint not in (None, told):
             told = holding.hint
-            yield f"    what to do: {told}"
+            yield from _wrapped(f"what to do: {told}", "    ")
     rest = holdings[_MOST_GROUPS:]
     if rest:
         yield f"  and {len(rest)} smaller groups, {format_exact(sum(h.bytes for h in rest))}"
@@ -86,6 +91,14 @@ def holding_lines(holding: Holding, *, traced: bool = True) -> Iterator[str]:
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
-    return textwrap.wrap(
-        text, _WIDTH, initial_indent=indent, subsequent_indent=f"{indent}  ", break_long_words=False
+    """Fold `text`; a word too long for a line before its dots and brackets, if it has any."""
+    marked = _LONG_WORD.sub(lambda word: _JOINT.sub(_BREAK, word[0]), text)
+    lines = textwrap.wrap(
+        marked,
+        _WIDTH,
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  ",
+        break_on_hyphens=False,
+        replace_whitespace=False,
     )
+    return [line.replace(_BREAK, "") for line in lines]
