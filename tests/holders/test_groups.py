@@ -1,0 +1,232 @@
+"""What a breach says: groups of like tensors, by batch and at the peak, in a screenful."""
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import pytest
+import torch
+from planted import KEEP, cleaned_up
+
+from pytest_cka_memory import Holding, MemoryProbe, Region, RegionRecord
+from pytest_cka_memory.limits import Limit, flat_per_batch, max_peak_mb, zero_retention
+from pytest_cka_memory.meters import meter_for
+from pytest_cka_memory.reports import failure
+from pytest_cka_memory.results import judge
+
+
+class Wanting:
+    """Asks a region to explain some figures, as a test with limits does."""
+
+    def __init__(self, *figures: str) -> None:
+        self.figures = figures
+
+    def wanted(self, record: RegionRecord) -> Collection[str]:
+        return self.figures
+
+    def named(self) -> Mapping[str, Any]:
+        return {}
+
+
+GROWTH = Wanting("growth_bytes_per_batch")
+PEAK = Wanting("peak_increase_bytes")
+
+
+@pytest.fixture(autouse=True)
+def _clean():
+    with cleaned_up():
+        yield
+
+
+def text_of(region: Region, *limits: Limit) -> list[str]:
+    """The lines that a failing test prints."""
+    result = judge("test_it.py::test_it", region.record, limits)
+    return failure.text([result], meter_for("cpu")).splitlines()
+
+
+def sizes(holdings: tuple[Holding, ...]) -> list[tuple[int, int]]:
+    return [(holding.bytes, holding.count) for holding in holdings]
+
+
+class TestRetained:
+    def test_many_tensors_in_one_dict_are_one_group(self) -> None:
+        """Their bytes are summed; the path is that of the largest."""
+        with MemoryProbe("cpu").measure() as region:
+            KEEP.append({f"layer{number}": torch.ones(number) for number in range(1, 63)})
+        (group,) = region.retained
+        assert (group.bytes, group.count) == (4 * 62 * 63 // 2, 62)
+        assert group.shape == (62,)
+        assert group.held_by == "planted.KEEP[0]['layer62']"
+        assert group.batches is None
+
+    def test_groups_differ_by_line_and_by_holder(self) -> None:
+        """The largest comes first."""
+        other = []
+        with MemoryProbe("cpu").measure() as region:
+            for _ in range(3):
+                KEEP.append(torch.ones(10))
+                other.append(torch.ones(20))
+            for where in (KEEP, other):
+                where.append(torch.ones(100))
+        assert sizes(region.retained) == [(400, 1), (400, 1), (240, 3), (120, 3)]
+        paths = [str(holding.held_by).partition(" in ")[0] for holding in region.retained]
+        assert paths == ["planted.KEEP[3]", "other[3]", "other[0]", "planted.KEEP[0]"]
+
+    def test_what_has_died_since_is_left_out(self) -> None:
+        """A region asked late tells of what is still there."""
+        with MemoryProbe("cpu").measure() as region:
+            KEEP.extend([torch.ones(10), torch.ones(20)])
+        KEEP.pop()
+        assert sizes(region.retained) == [(40, 1)]
+        assert region.retained_bytes == 120
+
+    def test_a_record_survives_json(self) -> None:
+        """Every word of its groups."""
+        with MemoryProbe("cpu", explainer=Wanting("retained_bytes", *PEAK.figures)).measure() as r:
+            KEEP.append({"x": torch.ones(10), 3: torch.ones(20)})
+        assert r.record.retained
+        assert r.record.at_peak
+        again = RegionRecord.from_dict(json.loads(json.dumps(r.record.to_dict())))
+        assert again == r.record
+
+
+class TestGrowth:
+    def test_what_grows_is_told_by_batch(self) -> None:
+        """Born once is no growth, however large."""
+        with MemoryProbe("cpu", explainer=GROWTH).measure() as region:
+            KEEP.append(torch.ones(1000))
+            for number in range(16):
+                KEEP.append(torch.ones(10))
+                if number % 2:
+                    KEEP.append((torch.ones(5), torch.ones(5)))
+                region.batch_done(4)
+        grown = region.record.grown
+        assert sizes(grown) == [(640, 16), (320, 16)]
+        assert [group.batches for group in grown] == [16, 8]
+
+    def test_growth_is_told_though_the_loop_lets_go_in_the_end(self) -> None:
+        """It is searched for at the boundary where it showed."""
+
+        def loop(region: Region) -> None:
+            losses = []
+            for _ in range(16):
+                losses.append(torch.ones(10))
+                region.batch_done(4)
+
+        limit = flat_per_batch()
+        with MemoryProbe("cpu", explainer=Judging(limit)).measure() as region:
+            loop(region)
+        assert region.retained_bytes == 0
+        (group,) = region.record.grown
+        assert "losses[" in str(group.held_by)
+        assert " in loop (test_groups.py:" in str(group.held_by)
+        text = "\n".join(text_of(region, limit))
+        assert "born in" in text
+        assert "above the start" in text
+
+
+class Judging(Wanting):
+    """Asks for what breaks a limit, as a test does."""
+
+    def __init__(self, *limits: Limit) -> None:
+        self.limits = limits
+
+    def wanted(self, record: RegionRecord) -> Collection[str]:
+        return {breach.figure for breach in judge("", record, self.limits).breaches}
+
+
+class TestPeak:
+    def test_the_largest_groups_of_that_moment_are_told(self) -> None:
+        """With the lines that made them; not what came before or after."""
+        with MemoryProbe("cpu", explainer=PEAK).measure() as region:
+            before = torch.ones(450)
+            del before
+            first, second = [torch.ones(100) for _ in range(2)], torch.ones(300)
+            del first, second
+            after = torch.ones(400)
+            del after
+        made = [group for group in region.record.at_peak if group.created_at]
+        assert region.peak_increase_bytes == 2000
+        assert sizes(tuple(made)) == [(1200, 1), (800, 2)]
+        assert all("test_the_largest_groups" in group.created_at[0] for group in made)
+
+    def test_a_peak_between_two_boundaries_is_told(self) -> None:
+        """Boundaries read the level, and must not hide what was above it."""
+        with MemoryProbe("cpu", explainer=PEAK).measure() as region:
+            for number in range(4):
+                short = torch.ones(1000 if number == 1 else 10)
+                del short
+                region.batch_done()
+        made = [group for group in region.record.at_peak if group.created_at]
+        assert sizes(tuple(made)) == [(4000, 1)]
+
+    def test_a_peak_inside_an_inner_region_is_told_by_both(self) -> None:
+        """Opening and closing the inner one resets the device's peak, not the outer region's."""
+        probe = MemoryProbe("cpu", explainer=PEAK)
+        with probe.measure() as outer:
+            kept = torch.ones(100)
+            with probe.measure() as inner:
+                short = torch.ones(1000)
+                del short
+            assert kept is not None
+        for region, expected in ((outer, [(4000, 1), (400, 1)]), (inner, [(4000, 1), (400, 1)])):
+            made = [group for group in region.record.at_peak if group.created_at]
+            assert sizes(tuple(made)) == expected
+
+    def test_what_was_there_before_is_told_as_that(self) -> None:
+        """Its makers ran unseen."""
+        KEEP.append(torch.ones(100_000))
+        with MemoryProbe("cpu", explainer=PEAK).measure() as region:
+            KEEP.append(torch.ones(10))
+        lines = text_of(region, max_peak_mb("1 B"))
+        assert any("alive before the region" in line for line in lines)
+        assert any("alive at the peak" in line for line in lines)
+
+
+class TestText:
+    def test_one_leak_takes_a_screenful(self) -> None:
+        """At most 30 lines of at most 100 columns, however deep the path and long its names."""
+        name = "a_name_that_goes_on_and_on" * 9
+        with MemoryProbe("cpu").measure() as region:
+            KEEP.append({name: [[{(name, 1): [torch.ones(10)]}]]})
+            for _ in range(5):
+                KEEP.append(torch.ones(3))
+        assert region.retained
+        lines = text_of(region, zero_retention())
+        assert len(lines) <= 30
+        assert max(map(len, lines)) <= 100
+
+    def test_advice_is_folded_too(self) -> None:
+        """Where C++ holds it, the advice is the longest."""
+        with MemoryProbe("cpu").measure() as region:
+            future: torch.futures.Future[Any] = torch.futures.Future()
+            future.set_result(torch.ones(3))
+        assert future.done()
+        assert region.retained[0].held_by is None
+        lines = text_of(region, zero_retention())
+        assert max(map(len, lines)) <= 100
+        assert any("no Python holder found" in line for line in lines)
+
+    def test_a_long_file_name_is_folded(self) -> None:
+        """Words longer than a line are broken."""
+        holding = Holding(
+            bytes=4,
+            count=1,
+            dtype="float32",
+            shape=tuple(range(1, 40)),
+            operator="aten.ones",
+            created_at=(f"{'folder' * 30}/file.py:1 in f",) * 6,
+            held_by="KEEP" * 60,
+        )
+        lines = list(failure.holding_lines(holding))
+        assert max(map(len, lines)) <= 100
+        assert len(lines) <= 20
+
+    def test_a_name_is_folded_where_it_has_joints(self) -> None:
+        """A path that fits no line breaks before a dot or a bracket."""
+        path = "model." + ".".join(f"encoder_layer_{number}" for number in range(12)) + "[3].weight"
+        holding = Holding(bytes=4, count=1, held_by=path)
+        lines = [line.strip() for line in failure.holding_lines(holding)]
+        assert len(lines) == 4
+        assert "".join(lines[1:]) == f"held by {path}"
+        assert all(line.startswith((".", "[")) for line in lines[2:])
