@@ -34,10 +34,15 @@ def limits_of(item: pytest.Item) -> list[Limit]:
     Raises:
         LimitError: for a marker with arguments it cannot have.
     """
-    markers = [marker for name in MARKERS if (marker := _closest(item, name)) is not None]
-    own = [limit_from_marker(marker.name, marker.args, marker.kwargs) for marker in markers]
+    own = own_limits_of(item)
     settings = item.config.stash[settings_key]
     return own + default_limits(own, settings.max_retained_bytes, settings.max_peak_bytes)
+
+
+def own_limits_of(item: pytest.Item) -> list[Limit]:
+    """Limits of the test's own markers; raises as :func:`limits_of`."""
+    markers = [marker for name in MARKERS if (marker := _closest(item, name)) is not None]
+    return [limit_from_marker(marker.name, marker.args, marker.kwargs) for marker in markers]
 
 
 def _closest(item: pytest.Item, name: str) -> pytest.Mark | None:
@@ -188,7 +193,14 @@ class Job:
         if not self._returned:  # a traceback holds what they saw being born
             late = self.probe.records[self._judged :]
             self.probe.records[self._judged :] = [replace(r, completed=False) for r in late]
+        left_open = self.probe.end_open()
         self._fail_on_breach(self._collect())
+        if left_open and self._returned:
+            pytest.fail(
+                f"never ended: region {', '.join(map(repr, left_open))}, so nothing of it was "
+                "judged; open it in a 'with' block",
+                pytrace=False,
+            )
 
     def join_late(self) -> None:
         """Take in a call that asked for its probe only while it ran, and so has no limits."""
@@ -257,8 +269,11 @@ def unseen_reason(item: pytest.Item) -> str:
 
 
 def refuse_unseen(item: pytest.Item, job: Job) -> None:
-    """Fail a test whose limits were never checked: silence would look like a pass."""
-    limits = limits_or_fail(item)
+    """Fail a test whose own limits were never checked: silence would look like a pass.
+
+    The session's limits are not the test's to fail by: the report counts it as not measured.
+    """
+    limits = own_limits_of(item)
     if limits and not job.called:
         pytest.fail(
             f"{', '.join(limit.text for limit in limits)}: not checked. {unseen_reason(item)}; "

@@ -84,6 +84,7 @@ class MemoryProbe:
         self._gauge = gauge_for(self.meter)
         self._explainer = explainer
         self._labels: Counter[str] = Counter()
+        self._open: list[Region] = []
 
     @property
     def device(self) -> "torch.device":
@@ -155,18 +156,38 @@ class MemoryProbe:
             peak_reserved_bytes=reading.peak_reserved_bytes,
         )
 
+    def end_open(self) -> list[str]:
+        """End regions whose ``with`` block never ended, as not completed; returns their labels."""
+        left = self._open[::-1]
+        for region in left:
+            self._end(region, completed=False)
+        return [region.label for region in left]
+
     @contextmanager
     def _closing(
         self, region: Region, *, record: bool = True, first_run_retained_bytes: int | None = None
     ) -> Iterator[None]:
         completed = False
+        self._open.append(region)
         try:
             yield
             completed = True
         finally:
-            region._close(completed, first_run_retained_bytes)
-            if record:
-                self.records.append(region.record)
+            if region in self._open:  # else end_open was faster
+                self._end(region, completed, first_run_retained_bytes, record=record)
+
+    def _end(
+        self,
+        region: Region,
+        completed: bool,
+        first_run_retained_bytes: int | None = None,
+        *,
+        record: bool = True,
+    ) -> None:
+        self._open.remove(region)
+        region._close(completed, first_run_retained_bytes)
+        if record:
+            self.records.append(region.record)
 
     def _unique(self, label: str) -> str:
         self._labels[label] += 1

@@ -82,7 +82,9 @@ class Reporter:
         try:
             files.write_whole(
                 path,
-                json_file.text(gathered.description(), gathered.results, gathered.missing),
+                json_file.text(
+                    gathered.description(), gathered.results, gathered.missing, gathered.unmeasured
+                ),
             )
         except ReportError as error:
             self._fail(session, str(error))

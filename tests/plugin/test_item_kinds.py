@@ -156,6 +156,18 @@ def test_doctests_are_said_not_to_be_measured(scripted, pytester):
     assert len(run.regions) == 1
 
 
+def test_a_limit_of_the_session_fails_no_doctest(scripted):
+    """It has no marker to take off; that it was not measured is said."""
+    run = scripted(
+        "def test_it(): '''\n    >>> 1\n    1\n    '''\n",
+        "--doctest-modules",
+        "--cka-memory-max-retained-mb=1",
+        "--cka-memory-report",
+    )
+    run.outcomes(passed=2)
+    run.result.stdout.fnmatch_lines(["1 not measured: DoctestItem items run their code*"])
+
+
 def test_items_of_other_plugins_are_said_not_to_be_measured(scripted, pytester):
     """Without a limit they pass and are counted; with one they fail, for nothing checks it."""
     (pytester.path / "a.recipe").touch()

@@ -329,3 +329,27 @@ def test_a_region_around_the_caught_exception_is_judged(scripted):
         """
     )
     run.outcomes(failed=1)
+
+
+def test_a_region_that_never_ends_is_an_error(scripted):
+    """Its block was entered and not left: it is ended for it, named, and the next test is right."""
+    run = scripted(
+        """
+        import pytest
+
+        KEPT = []
+
+        def test_forgets(cka_memory, meter):
+            block = cka_memory.measure("forgotten")
+            KEPT.append(block)
+            block.__enter__()
+            meter.allocate(1)
+
+        @pytest.mark.zero_retention
+        def test_after(meter):
+            pass
+        """
+    )
+    run.outcomes(passed=2, errors=1)
+    run.result.stdout.fnmatch_lines(["never ended: region 'forgotten', so nothing of it was*"])
+    assert [region["verdict"] for region in run.regions] == ["no limit", "not judged", "ok"]
