@@ -56,10 +56,10 @@ def ignore(size: int | None) -> None:
         (7, None),
         ("text", None),
         (None, None),
-        (object(), None),
-        (Batch(3), 3),
+        pytest.param(object(), None, id="object"),
+        pytest.param(Batch(3), 3, id="has-shape"),
     ],
-    ids=repr,
+    ids=lambda value: repr(value).split(" at 0x")[0],
 )
 def test_the_size_of_a_batch_is_its_first_dimension(batch: object, size: int | None) -> None:
     """Whatever the collate function made of it; None where it cannot be told."""
