@@ -3,9 +3,8 @@
 import sys
 import sysconfig
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 from weakref import ReferenceType
 
@@ -46,8 +45,11 @@ class Birth:
     """None where no operator was seen making it."""
 
 
-RawFrames = tuple[tuple[Any, int], ...]
-"""(code, line) pairs: what can be noted in a microsecond, at every birth."""
+RawFrames = tuple[tuple[CodeType, int], ...]
+"""(code, index of the last instruction) pairs: what a microsecond is enough to note, each birth.
+
+Not the line, which is computed when asked for; and code, which holds no tensor as a frame does.
+"""
 
 
 def callers() -> RawFrames:
@@ -55,16 +57,17 @@ def callers() -> RawFrames:
 
     Two, because a deep network runs many frames of one file, and would hide who called it.
     """
-    found: list[tuple[Any, int]] = []
+    found: list[tuple[CodeType, int]] = []
+    last = before_last = None
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_LONGEST_WALK):
         if frame is None or len(found) == _MOST_FRAMES:
             break
         code = frame.f_code
         file = code.co_filename
-        crowded = len(found) > 1 and file == found[-1][0].co_filename == found[-2][0].co_filename
-        if not crowded and not _is_foreign(file):
-            found.append((code, frame.f_lineno))
+        if (file != last or last != before_last) and not _foreign[file]:
+            found.append((code, frame.f_lasti))
+            before_last, last = last, file
         frame = frame.f_back
     return tuple(found)
 
@@ -72,10 +75,16 @@ def callers() -> RawFrames:
 def written(frames: RawFrames) -> tuple[str, ...]:
     """Write frames as a reader finds them: ``torch_cka/cka.py:163 in CKA.compare``."""
     return tuple(
-        f"{short(code.co_filename)}:{line} in {getattr(code, 'co_qualname', code.co_name)}"
-        for code, line in frames
+        f"{short(code.co_filename)}:{_line(code, last)} in "
+        f"{getattr(code, 'co_qualname', code.co_name)}"
+        for code, last in frames
         if not short(code.co_filename).startswith(("pluggy/", "_pytest/"))
     )
+
+
+def _line(code: CodeType, last: int) -> int:
+    lines = (line for start, end, line in code.co_lines() if line and start <= last < end)
+    return next(lines, code.co_firstlineno)
 
 
 def short(filename: str) -> str:
@@ -83,6 +92,12 @@ def short(filename: str) -> str:
     return "/".join(Path(filename).parts[-2:])
 
 
-@cache
-def _is_foreign(filename: str) -> bool:
-    return filename.startswith(_FOREIGN)
+class _Foreign(dict[str, bool]):
+    """Whether a file is none of the user's; asked so often that a call would count."""
+
+    def __missing__(self, filename: str) -> bool:
+        self[filename] = filename.startswith(_FOREIGN)
+        return self[filename]
+
+
+_foreign = _Foreign()

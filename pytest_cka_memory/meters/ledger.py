@@ -85,6 +85,9 @@ class Ledger:
         `operator` tell what it was born as and by.
         """
         size = storage.nbytes()
+        known = self._live.get(storage._cdata)
+        if known is not None and known.size == size and known() is storage:
+            return  # most often; and so without the lock
         with self._lock:
             self._bury()
             known = self._live.get(storage._cdata)
@@ -161,5 +164,6 @@ class Ledger:
         if self._live.get(booked.key) is booked:
             del self._live[booked.key]
             self.level -= booked.weight
-            if booked.weight_at(self._peak_serial) > 0:
+            was_born = booked.history[0][0] < self._peak_serial
+            if was_born and booked.weight_at(self._peak_serial) > 0:
                 self._died_since_peak.append(booked)

@@ -14,6 +14,8 @@ from pytest_cka_memory.meters.storages import live_storages, storages_of
 _BORN_BY_DEFINITION = torch.ops.aten.lift_fresh.default  # torch.tensor, torch.from_numpy
 _UNPICKLES = torch.ops.aten.set_.source_Storage_storage_offset
 
+_NO_TENSORS = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device))
+
 
 class _Mode(TorchDispatchMode):
     """Shows the ledger what every operator of this thread takes and returns."""
@@ -108,6 +110,8 @@ class StorageWatch:
     def see(self, values: Iterable[Any], *, born: bool, operator: object = None) -> None:
         """Book the storages of every tensor in `values`, lists and dicts included."""
         for value in values:
+            if type(value) in _NO_TENSORS:  # isinstance takes its time to say no
+                continue
             if isinstance(value, torch.Tensor):
                 for storage in storages_of(value):
                     if not self.counting or storage.device != self.device:
