@@ -6,6 +6,7 @@ Nothing of the user's runs here: asking a lazy module for an attribute would loa
 import contextvars
 import sys
 import sysconfig
+import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -68,7 +69,9 @@ def module_roots() -> Iterator[Root]:
 def frame_roots(is_own: Callable[[str], bool]) -> Iterator[Root]:
     """The locals of every frame that is running, in any thread, innermost first."""
     known = {id(globals_of(module)) for module in modules().values()}
-    for top in sys._current_frames().values():
+    stacks = sys._current_frames()
+    stacks[threading.get_ident()] = sys._getframe(1)  # this frame would hold itself, and its callers
+    for top in stacks.values():
         frame: types.FrameType | None = top
         while frame is not None:
             yield from _roots_of(frame, is_own, known)
