@@ -1,6 +1,7 @@
 """Survivors of a region: who made them, and who holds them."""
 
 import gc
+import logging
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -104,6 +105,8 @@ def _search(keys: Collection[int], named: Mapping[str, Any]) -> dict[int, list[S
 def _hint(way: Sequence[Step] | None, held_by: str | None) -> str | None:
     if way is None or held_by is None:
         return _NOBODY
+    if any(issubclass(type(step.value), logging.LogRecord) for step in way):
+        return _LOGGED
     for pattern, advice in _PATTERNS:
         if re.search(pattern, held_by):
             return advice
@@ -127,6 +130,7 @@ _NOBODY = (
     "no Python holder found: C code holds it, such as an autograd graph, a library's cache, atexit"
 )
 _ATTACHED = "attached to its autograd graph: keep loss.item() or loss.detach() instead"
+_LOGGED = "a log record keeps its arguments, in pytest until the test ends: log loss.item()"
 _VIEW = "a view keeps all of its base alive: keep a clone() of it"
 _EXCEPTION = "a stored exception keeps its frames alive: store its text instead"
 _CACHE = "a cache keeps its results: call cache_clear(), or do not cache tensors"

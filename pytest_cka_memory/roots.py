@@ -70,7 +70,8 @@ def frame_roots(is_own: Callable[[str], bool]) -> Iterator[Root]:
     """The locals of every frame that is running, in any thread, innermost first."""
     known = {id(globals_of(module)) for module in modules().values()}
     stacks = sys._current_frames()
-    stacks[threading.get_ident()] = sys._getframe(1)  # this frame would hold itself, and its callers
+    # The caller's for this one, which would hold itself, and every local of its callers with it.
+    stacks[threading.get_ident()] = sys._getframe(1)
     for top in stacks.values():
         frame: types.FrameType | None = top
         while frame is not None:
