@@ -274,7 +274,7 @@ def finalizer() -> None:
     CLEANUP.callback(weakref.finalize(KEEP[0], print, torch.ones(250)).detach)
 
 
-@leak(OBJECTS, "planted.KEEP[0].buffer[0].args[0]")
+@leak(OBJECTS, "planted.KEEP[0].buffer[0].args[0]", hint="log loss.item()")
 def logged() -> None:
     handler = logging.handlers.BufferingHandler(100)
     logger = logging.Logger("planted")

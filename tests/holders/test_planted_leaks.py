@@ -19,6 +19,7 @@ def _clean() -> Iterator[None]:
         yield
 
 
+@pytest.mark.filterwarnings("ignore:TypedStorage")
 @pytest.mark.parametrize("leak", LEAKS, ids=lambda leak: leak.name)
 def test_a_leak_is_found_to_the_byte_and_named(leak: Leak) -> None:
     """Bytes, path, creating line and advice are those of the table, and nothing else is found."""
