@@ -9,9 +9,10 @@ import pytest
 
 LAYERS = {
     "pytest_cka_memory": """
-        _version errors timeline births loaders references workers
-        units
-        paths region
+        _version errors timeline births loaders roots workers
+        units references
+        hidden region
+        paths
         meters.base meters.storages meters.ledger meters.watch
         meters.cpu meters.accelerator meters
         holders limits results

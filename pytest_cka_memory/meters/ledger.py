@@ -6,6 +6,7 @@ from collections import deque
 from typing import NamedTuple
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_cka_memory.births import Birth, Maker, RawFrames, callers, written
 
@@ -67,6 +68,8 @@ class Ledger:
         self._died_since_peak: list[_Booked] = []
         # Weakref callbacks run at any moment, in any thread: they only append here, lock-free.
         self._dead: deque[_Booked] = deque()
+        # Before torch 2.15 the Python object of a storage shared between processes outlives it.
+        self._shared: dict[int, tuple[_Booked, StorageWeakRef]] = {}
         # Re-entrant: a collection inside book() may run a __del__ that computes with tensors.
         self._lock = threading.RLock()
 
@@ -141,6 +144,8 @@ class Ledger:
         booked.hidden = hidden
         booked.history = [(self.serial, 0)]
         self._live[booked.key] = booked
+        if storage.device.type == "cpu" and storage.is_shared():  # on CUDA, all say they are
+            self._shared[booked.key] = booked, StorageWeakRef(storage)
         self._weigh(booked, storage.nbytes())
 
     def _weigh(self, booked: _Booked, size: int) -> None:
@@ -159,10 +164,14 @@ class Ledger:
     def _bury(self) -> None:
         while self._dead:
             self._forget(self._dead.popleft())
+        for booked, weak in list(self._shared.values()):
+            if weak.expired():
+                self._forget(booked)
 
     def _forget(self, booked: _Booked) -> None:
         if self._live.get(booked.key) is booked:
             del self._live[booked.key]
+            self._shared.pop(booked.key, None)
             self.level -= booked.weight
             was_born = booked.history[0][0] < self._peak_serial
             if was_born and booked.weight_at(self._peak_serial) > 0:

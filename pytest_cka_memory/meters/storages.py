@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 # A tensor without one plain storage (opaque, batched by functorch, not yet materialised) answers
@@ -74,7 +75,9 @@ def _storages_among(objects: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
             if gradient is not None:
                 yield from storages_of(gradient)
         elif kind is torch.UntypedStorage:
-            yield item
+            # Before torch 2.15 it may outlive its storage, if that was shared between processes.
+            if not StorageWeakRef(item).expired():
+                yield item
         elif kind in script_types:  # its tensors live in C++ until asked for
             for tensor in _script_tensors(item):
                 yield from storages_of(tensor)

@@ -146,7 +146,7 @@ def _may_wait(storage: torch.UntypedStorage) -> bool:
     How many of these wait is chance, and would read as growth. They count from the first operator
     that uses them, or from the full walk at the end.
     """
-    return storage.is_shared()
+    return storage.device.type == "cpu" and storage.is_shared()  # on CUDA, all say they are
 
 
 class _Patches:
