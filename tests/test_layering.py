@@ -11,10 +11,10 @@ LAYERS = {
     "pytest_cka_memory": """
         _version errors timeline births loaders roots workers
         units references
-        hidden region
-        paths
+        region
         meters.base meters.storages meters.ledger meters.watch
         meters.cpu meters.accelerator meters
+        hidden paths
         holders limits results
         gauge testing hookspecs settings session open_region
         reports reports.terminal reports.failure reports.files reports.json_file

@@ -45,10 +45,10 @@ def test_a_compiled_training_step_retains_the_gradient() -> None:
     """Forward and backward through AOTAutograd."""
     x = torch.ones(100, requires_grad=True)
     compiled = torch.compile(double, backend="aot_eager")
-    compiled(x).sum().backward()  # compiling keeps a few bytes of its own
-    x.grad = None
-    with MemoryProbe("cpu").measure() as region:
-        compiled(x).sum().backward()
+    for _ in range(2):  # compiling, which the first region may be a reason for, keeps a few bytes
+        x.grad = None
+        with MemoryProbe("cpu").measure() as region:
+            compiled(x).sum().backward()
     assert region.retained_bytes == 400
 
 
