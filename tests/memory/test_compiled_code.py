@@ -45,11 +45,13 @@ def test_a_compiled_training_step_retains_the_gradient() -> None:
     """Forward and backward through AOTAutograd."""
     x = torch.ones(100, requires_grad=True)
     compiled = torch.compile(double, backend="aot_eager")
-    for _ in range(2):  # compiling, which the first region may be a reason for, keeps a few bytes
-        x.grad = None
-        with MemoryProbe("cpu").measure() as region:
-            compiled(x).sum().backward()
-    assert region.retained_bytes == 400
+    compiled(x).sum().backward()
+    x.grad = None
+    with MemoryProbe("cpu").measure() as region:
+        compiled(x).sum().backward()
+    assert region.retained[0].bytes == 400
+    # Before torch 2.15 a region is a reason to compile anew, which keeps a scalar of its own.
+    assert region.retained_bytes - 400 in (0, 8)
 
 
 def _leak(compiled: Callable[[torch.Tensor], torch.Tensor]) -> tuple[float, int]:
