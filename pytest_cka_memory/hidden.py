@@ -106,12 +106,23 @@ def _saved(node: Any, name: str) -> Iterator[tuple[str, Any]]:
         several = isinstance(raw, tuple)
         for index, saved in enumerate(raw if several else (raw,)):
             place = f"[{index}]" if several else ""
-            if saved.unpack_hook is not None:
+            if not hasattr(saved, "data"):  # torch 2.9; delete with it
+                yield f".{plain}{place}", _unpacked(node, plain, index if several else None)
+            elif saved.unpack_hook is not None:
                 yield f".{name}{place}.data", saved.data
-            elif saved.data is not None:
+            else:
                 yield f".{plain}{place}", saved.data
     except RuntimeError:  # freed by its backward pass
         return
+
+
+def _unpacked(node: Any, name: str, index: int | None) -> Any:
+    """What is saved under `name`; torch 2.9 tells it only unpacked, by the user's hook if any."""
+    try:
+        found = getattr(node, name)
+        return found if index is None else found[index]
+    except Exception:  # a user's hook that raises
+        return None
 
 
 def _beyond_array(array: Any, kind: Any) -> Iterator[tuple[str, Any]]:
