@@ -15,6 +15,8 @@ LINEAR = nn.Linear(5, 50, bias=False)
 ATTACHED = "loss.detach()"
 HOOK = "handle.remove()"
 VIEW = "clone()"
+SHOWS_SAVED = hasattr(torch._C._autograd.SavedTensor, "data")  # torch 2.9 does not
+PACKED = "_raw_saved_result.data['packed']" if SHOWS_SAVED else "_saved_result"
 
 
 @leak(TORCH, "leaks_in_torch.LOSSES[0]", hint=ATTACHED, size=4, made=".sum()")
@@ -97,7 +99,7 @@ def saved_for_backward() -> None:
 
 @leak(
     TORCH,
-    "planted.KEEP[0].grad_fn.next_functions[0][0]._raw_saved_result.data['packed']",
+    f"planted.KEEP[0].grad_fn.next_functions[0][0].{PACKED}",
     hint=ATTACHED,
     size=1004,
     made=".exp()",
