@@ -3,9 +3,10 @@
 import sys
 import sysconfig
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 from weakref import ReferenceType
 
 _LONGEST_WALK = 100
@@ -30,6 +31,13 @@ class Maker(NamedTuple):
     """Innermost first, ``net.py:11 in Block.forward``; without frames of torch and the plugin."""
 
 
+class Origin(Protocol):
+    """What was noted at a birth, in haste."""
+
+    def maker(self) -> Maker:
+        """Put it into words."""
+
+
 @dataclass(frozen=True)
 class Birth:
     """A storage born, or grown, in a region."""
@@ -41,8 +49,13 @@ class Birth:
     """What it holds of the region's own bytes."""
     serial: int
     """Its place among all births."""
-    maker: Maker | None
+    origin: Origin | None = None
     """None where no operator was seen making it."""
+
+    @cached_property
+    def maker(self) -> Maker | None:
+        """Its origin in words, which take longer to find than anything else here."""
+        return None if self.origin is None else self.origin.maker()
 
 
 RawFrames = tuple[tuple[CodeType, int], ...]

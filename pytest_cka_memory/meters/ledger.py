@@ -28,7 +28,7 @@ class Origin(NamedTuple):
 class _Booked(weakref.ref[torch.UntypedStorage]):
     """A storage in the ledger. Weak: a strong reference here would be the leak we report."""
 
-    __slots__ = ("hidden", "history", "key", "origin", "size")
+    __slots__ = ("doubtful", "hidden", "history", "key", "origin", "size")
 
     key: int
     origin: Origin | None
@@ -37,6 +37,8 @@ class _Booked(weakref.ref[torch.UntypedStorage]):
     """Bytes it had before the ledger met it too late to count them; they never weigh."""
     history: list[tuple[int, int]]
     """(serial number, weight) of birth and of every change of size since."""
+    doubtful: bool
+    """Whether it died in a collection, and perhaps its Python object only."""
 
     @property
     def weight(self) -> int:
@@ -48,8 +50,7 @@ class _Booked(weakref.ref[torch.UntypedStorage]):
 
     def birth(self, size: int) -> Birth:
         """Tell of `size` bytes of it."""
-        maker = None if self.origin is None else self.origin.maker()
-        return Birth(self, self.key, size, self.history[-1][0], maker)
+        return Birth(self, self.key, size, self.history[-1][0], self.origin)
 
 
 class Ledger:
@@ -66,10 +67,13 @@ class Ledger:
         # What was alive at the peak is what is alive now and was then, and these.
         self._peak_serial = 0
         self._died_since_peak: list[_Booked] = []
-        # Weakref callbacks run at any moment, in any thread: they only append here, lock-free.
         self._dead: deque[_Booked] = deque()
         # Before torch 2.15 the Python object of a storage shared between processes outlives it.
         self._shared: dict[int, tuple[_Booked, StorageWeakRef]] = {}
+        # Before torch 2.15, too, a collection may end the Python object of a living storage, where
+        # that object was part of a cycle, as in torch.save.
+        self.collecting = False
+        self._doubtful: dict[int, _Booked] = {}
         # Re-entrant: a collection inside book() may run a __del__ that computes with tensors.
         self._lock = threading.RLock()
 
@@ -97,6 +101,10 @@ class Ledger:
             if known is None or known() is not storage:
                 if known is not None:  # a dead one, whose address was used again
                     self._forget(known)
+                doubtful = self._doubtful.pop(storage._cdata, None)
+                if operator is None and doubtful is not None and doubtful.size == size:
+                    self._follow(doubtful, storage)
+                    return
                 origin = None
                 if operator is not None and tensor is not None:
                     origin = Origin(operator, tensor.dtype, tuple(tensor.shape), callers())
@@ -138,7 +146,8 @@ class Ledger:
             self._note_peak()
 
     def _enter(self, storage: torch.UntypedStorage, hidden: int, origin: Origin | None) -> None:
-        booked = _Booked(storage, self._dead.append)
+        booked = _Booked(storage, self._died)
+        booked.doubtful = False
         booked.key = storage._cdata
         booked.origin = origin
         booked.hidden = hidden
@@ -168,11 +177,29 @@ class Ledger:
             if weak.expired():
                 self._forget(booked)
 
+    def _died(self, booked: _Booked) -> None:
+        """Called at any moment, in any thread: only notes it, lock-free."""
+        booked.doubtful = self.collecting
+        self._dead.append(booked)
+
+    def _follow(self, booked: _Booked, storage: torch.UntypedStorage) -> None:
+        """Go on with a storage that has lost a Python object, not its life."""
+        again = _Booked(storage, self._died)
+        for name in _Booked.__slots__:
+            setattr(again, name, getattr(booked, name))
+        self._live[again.key] = again
+        self._died_since_peak = [dead for dead in self._died_since_peak if dead is not booked]
+        self.level += again.weight
+        if self.level > self.peak:
+            self._note_peak()
+
     def _forget(self, booked: _Booked) -> None:
         if self._live.get(booked.key) is booked:
             del self._live[booked.key]
             self._shared.pop(booked.key, None)
             self.level -= booked.weight
+            if booked.doubtful:
+                self._doubtful[booked.key] = booked
             was_born = booked.history[0][0] < self._peak_serial
             if was_born and booked.weight_at(self._peak_serial) > 0:
                 self._died_since_peak.append(booked)

@@ -3,6 +3,7 @@
 import gc
 import threading
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -107,6 +108,10 @@ class StorageWatch:
         self.counting = True
         self._patches = _Patches(self)
 
+    def note_collection(self, phase: str, _info: object) -> None:
+        """Tell the ledger when the garbage collector begins and ends, as ``gc.callbacks`` do."""
+        self.ledger.collecting = phase == "start"
+
     def see(self, values: Iterable[Any], *, born: bool, operator: object = None) -> None:
         """Book the storages of every tensor in `values`, lists and dicts included."""
         for value in values:
@@ -150,7 +155,7 @@ def _may_wait(storage: torch.UntypedStorage) -> bool:
 
 
 class _Patches:
-    """See what no dispatch mode sees: storages resized in place, and threads started from here."""
+    """See what no dispatch mode sees: storages resized in place, threads, and collections."""
 
     def __init__(self, watch: StorageWatch) -> None:
         plain_resize = torch.UntypedStorage.resize_
@@ -177,6 +182,9 @@ class _Patches:
             _replace(torch.UntypedStorage, "resize_", resize_),
             _replace(threading.Thread, "start", start),
         ]
+        if torch.__version__ < "2.15":  # see Ledger.collecting
+            gc.callbacks.append(watch.note_collection)
+            self._undo.append(partial(gc.callbacks.remove, watch.note_collection))
 
     def undo(self) -> None:
         for undo in self._undo:
