@@ -222,6 +222,14 @@ def state_saved_and_loaded() -> Running:
 
 
 @clean(PYTHON)
+def storage_in_a_cycle_that_its_tensor_outlives() -> Running:
+    old = torch.ones(250)
+    yield
+    ring: list[Any] = [old.untyped_storage()]
+    ring.append(ring)
+
+
+@clean(PYTHON)
 def warnings_captured() -> Running:
     yield
     with warnings.catch_warnings(record=True) as caught:
