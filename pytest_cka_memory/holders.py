@@ -98,7 +98,10 @@ def _search(keys: Collection[int], named: Mapping[str, Any]) -> dict[int, list[S
     if not keys:
         return {}
     roots = [*frame_roots(_is_own), context_root(), *module_roots()]
-    early = [Root("", " (a fixture)", dict(named)), *(r for r in roots if not r.is_library)]
+    told = [
+        Root("", " (the test's)" if n == "self" else " (a fixture)", {n: named[n]}) for n in named
+    ]
+    early = [*told, *(root for root in roots if not root.is_library)]
     return search(look_for_tensors(), keys, early, [r for r in roots if r.is_library])
 
 

@@ -185,8 +185,10 @@ class Job:
         return broken | ({"retained_bytes"} if explain else set())
 
     def named(self) -> Mapping[str, Any]:
-        """The test's fixtures."""
-        return dict(getattr(self._item, "funcargs", {}))
+        """The test's fixtures, and ``self`` where it is a method."""
+        instance = getattr(self._item, "instance", None)
+        own = {} if instance is None else {"self": instance}
+        return {**own, **getattr(self._item, "funcargs", {})}
 
     def judge_late_regions(self) -> None:
         """Judge regions that ended after the call, in a fixture's teardown."""
