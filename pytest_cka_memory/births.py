@@ -58,6 +58,15 @@ class Birth:
         return None if self.origin is None else self.origin.maker()
 
 
+@dataclass(frozen=True)
+class Unowned:
+    """A block of the allocator that no tensor owns."""
+
+    bytes: int
+    frames: tuple[str, ...]
+    """Where it was allocated, innermost first; empty where the allocator kept no history."""
+
+
 RawFrames = tuple[tuple[CodeType, int], ...]
 """(code, index of the last instruction) pairs: what a microsecond is enough to note, each birth.
 
@@ -103,6 +112,11 @@ def _line(code: CodeType, last: int) -> int:
 def short(filename: str) -> str:
     """The last folder and the name of a file."""
     return "/".join(Path(filename).parts[-2:])
+
+
+def is_foreign(filename: str) -> bool:
+    """Whether a file says nothing to a reader: the plugin's, torch's, the interpreter's."""
+    return _foreign[filename]
 
 
 class _Foreign(dict[str, bool]):

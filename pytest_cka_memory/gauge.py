@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from pytest_cka_memory.births import Birth
+from pytest_cka_memory.births import Birth, Unowned
 from pytest_cka_memory.meters import Meter, Reading
 
 
@@ -44,6 +44,8 @@ class Closing:
     retained_bytes: int
     survivors: tuple[Birth, ...]
     """What is retained, one by one, held weakly; as far as the meter can tell."""
+    unowned: tuple[Unowned, ...]
+    """Blocks retained that no tensor owns, where the allocator's history tells of them."""
 
 
 class Gauge:
@@ -95,6 +97,7 @@ class Gauge:
                 end=self._fold(),  # what cleaning was the first to see is in the peak too
                 retained_bytes=self.meter.retained_since(span.mark),
                 survivors=tuple(self.meter.births_since(span.mark)),
+                unowned=tuple(self.meter.unowned_since(span.mark)),
             )
         finally:
             self._open.remove(span)

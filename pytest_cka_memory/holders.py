@@ -3,13 +3,14 @@
 import gc
 import logging
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pytest_cka_memory import paths
-from pytest_cka_memory.births import Birth
+from pytest_cka_memory.births import Birth, Unowned
 from pytest_cka_memory.hidden import look_for_tensors
 from pytest_cka_memory.references import Step, search
 from pytest_cka_memory.region import Holding
@@ -51,6 +52,23 @@ def holdings(
 def by_origin(births: Iterable[Birth]) -> tuple[Holding, ...]:
     """Group `births`, dead or alive, by origin alone, largest first."""
     return _grouped([_One(_born(birth), _origin(birth), None) for birth in births])
+
+
+def unowned(rest_bytes: int, blocks: Iterable[Unowned]) -> tuple[Holding, ...]:
+    """Tell of `rest_bytes` that no tensor owns: by the line that allocated them, where known."""
+    known: Counter[tuple[str, ...]] = Counter()
+    for block in blocks:
+        if block.frames:
+            known[block.frames] += block.bytes
+    told = [Holding(bytes=n, count=0, created_at=at, hint=_UNOWNED) for at, n in known.items()]
+    unknown = rest_bytes - sum(known.values())
+    if unknown > 0:
+        told.append(Holding(bytes=unknown, count=0, hint=f"{_UNOWNED}; {_ASK_HISTORY}"))
+    return tuple(sorted(told, key=lambda holding: -holding.bytes))
+
+
+_UNOWNED = "no tensor owns these bytes, but a library's workspace or C++"
+_ASK_HISTORY = "--cka-memory-snapshots=DIR records where they were allocated"
 
 
 def _grouped(ones: Iterable[_One]) -> tuple[Holding, ...]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from pytest_cka_memory import holders
-from pytest_cka_memory.births import Birth
+from pytest_cka_memory.births import Birth, Unowned
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.gauge import Gauge
 from pytest_cka_memory.loaders import WatchedLoader
@@ -66,6 +66,7 @@ class Region:
         self._samples: list[Sample] = []
         self._boundaries: list[int] = []
         self._survivors: tuple[Birth, ...] = ()
+        self._unowned: tuple[Unowned, ...] = ()
         self._grown: tuple[Holding, ...] = ()
         self._record: RegionRecord | None = None
         self._span = gauge.open()
@@ -174,15 +175,16 @@ class Region:
             one_time_bytes=one_time_bytes,
         )
         self._survivors = closing.survivors
+        self._unowned = closing.unowned
         self._record = self._explained(record) if completed else record
         self._span.births_at_peak.clear()
 
     def _explained(self, record: RegionRecord) -> RegionRecord:
         wanted = self._wanted(record)
         if "retained_bytes" in wanted:
-            unowned = record.retained_bytes - sum(birth.bytes for birth in self._survivors)
-            rest = (Holding(bytes=unowned, count=0, hint=_UNOWNED),) if unowned > 0 else ()
-            record = replace(record, retained=(*self._traced(self._survivors), *rest))
+            rest = record.retained_bytes - sum(birth.bytes for birth in self._survivors)
+            unowned = holders.unowned(rest, self._unowned)
+            record = replace(record, retained=(*self._traced(self._survivors), *unowned))
         if "growth_bytes_per_batch" in wanted:
             record = replace(record, grown=_repeated(self._traced(self._survivors)) or self._grown)
         if {"peak_increase_bytes", "reserved_increase_bytes"} & set(wanted):
@@ -202,12 +204,6 @@ class Region:
         if figure not in FIGURES:
             raise AttributeError(f"a region has no {name!r}; its figures are {', '.join(FIGURES)}")
         return self.record.in_mb(figure) if figure != name else getattr(self.record, figure)
-
-
-_UNOWNED = (
-    "no tensor owns these bytes, but a library's workspace or C++; "
-    "--cka-memory-snapshots=DIR records where they were allocated"
-)
 
 
 def _repeated(holdings: Iterable[Holding]) -> tuple[Holding, ...]:

@@ -12,7 +12,7 @@ LAYERS = {
         _version errors timeline births loaders roots workers
         units references
         region
-        meters.base meters.storages meters.ledger meters.watch
+        meters.base meters.storages meters.history meters.ledger meters.watch
         meters.cpu meters.accelerator meters
         hidden paths
         holders limits results

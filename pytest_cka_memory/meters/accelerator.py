@@ -1,18 +1,29 @@
 """Accelerators count for themselves: this reads their caching allocator's own figures."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Set
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pytest_cka_memory.births import Birth
+from pytest_cka_memory.births import Birth, Unowned
 from pytest_cka_memory.errors import DeviceError
+from pytest_cka_memory.meters import history
 from pytest_cka_memory.meters.base import Meter, Reading
 from pytest_cka_memory.meters.watch import StorageWatch
 
 _HISTORY_ENTRIES = 100_000
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """A moment: the allocator's sum, the ledger's place, and the blocks no tensor owned."""
+
+    requested_bytes: int
+    serial: int
+    unowned: Set[int]
 
 
 class AcceleratorMeter(Meter):
@@ -33,6 +44,7 @@ class AcceleratorMeter(Meter):
         self._watch = StorageWatch(self._device)
         self._drop_workspaces = _workspace_dropper(kind)
         self._history = _history_of(kind)
+        self._recording = False
         try:
             torch.empty(1, device=self._device)  # the counters exist from the first use on
             stats = self._stats()
@@ -82,23 +94,23 @@ class AcceleratorMeter(Meter):
         torch.accelerator.reset_peak_memory_stats(self._device)
         self._watch.ledger.reset_peak()
 
-    def mark(self) -> tuple[int, int]:
-        return self.read().requested_bytes, self._watch.ledger.serial
+    def mark(self) -> _Mark:
+        return _Mark(self.read().requested_bytes, self._watch.ledger.serial, set(self._unowned()))
 
-    def retained_since(self, mark: tuple[int, int]) -> int:
+    def retained_since(self, mark: _Mark) -> int:
         """The allocator's rise or the storages born since, whichever is more.
 
         The rise alone would let old tensors, freed inside, hide a leak of the same size; the
         storages alone would miss what no tensor owns.
         """
-        requested, serial = mark
-        rise = self.read().requested_bytes - requested
-        return max(rise, self._watch.ledger.retained_since(serial), 0)
+        rise = self.read().requested_bytes - mark.requested_bytes
+        return max(rise, self._watch.ledger.retained_since(mark.serial), 0)
 
     def record_history(self) -> bool:
         if self._history is None:
             return False
         self._history._record_memory_history(max_entries=_HISTORY_ENTRIES)
+        self._recording = True
         return True
 
     def dump_history(self, path: Path) -> bool:
@@ -106,13 +118,23 @@ class AcceleratorMeter(Meter):
             return False
         self._history._dump_snapshot(str(path))
         self._history._record_memory_history(enabled=None)
+        self._recording = False
         return True
+
+    def unowned_since(self, mark: _Mark) -> list[Unowned]:
+        return list(history.without(self._unowned(), mark.unowned).values())
+
+    def _unowned(self) -> dict[int, Unowned]:
+        if not self._recording:  # a snapshot costs milliseconds, and has no frames without history
+            return {}
+        found = history.blocks(self._history._snapshot(), self._device.index)
+        return history.without(found, self._watch.ledger.addresses())
 
     def serial(self) -> int:
         return self._watch.ledger.serial
 
-    def births_since(self, mark: tuple[int, int]) -> list[Birth]:
-        return self._watch.ledger.births_since(mark[1])
+    def births_since(self, mark: _Mark) -> list[Birth]:
+        return self._watch.ledger.births_since(mark.serial)
 
     def births_at_peak(self) -> list[Birth]:
         return self._watch.ledger.alive_at_peak()
@@ -139,7 +161,7 @@ def _workspace_dropper(device_type: str) -> Callable[[], None] | None:
 def _history_of(device_type: str) -> Any:
     """Where the allocator's history is kept: private names of ``torch.cuda.memory``, probed for."""
     memory = getattr(torch.get_device_module(device_type), "memory", None)
-    names = ("_record_memory_history", "_dump_snapshot")
+    names = ("_record_memory_history", "_dump_snapshot", "_snapshot")
     return memory if all(hasattr(memory, name) for name in names) else None
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_cka_memory.births import Birth
+from pytest_cka_memory.births import Birth, Unowned
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,10 @@ class Meter(ABC):
 
     def births_since(self, mark: Any) -> list[Birth]:
         """What :meth:`retained_since` counts, one by one, as far as it can be told."""
+        return []
+
+    def unowned_since(self, mark: Any) -> list[Unowned]:
+        """Blocks since `mark` that no tensor owns; only while :meth:`record_history` is on."""
         return []
 
     def births_at_peak(self) -> list[Birth]:

@@ -131,6 +131,13 @@ class Ledger:
         grown = ((booked, booked.weight - booked.weight_at(serial)) for booked in living)
         return [booked.birth(size) for booked, size in grown if size > 0]
 
+    def addresses(self) -> set[int]:
+        """Where the memory of every living storage begins."""
+        with self._lock:
+            self._bury()
+            storages = [booked() for booked in self._live.values()]
+        return {storage.data_ptr() for storage in storages if storage is not None}
+
     def alive_at_peak(self) -> list[Birth]:
         """Every storage of the highest level since :meth:`reset_peak`, with its bytes then."""
         with self._lock:

@@ -321,3 +321,59 @@ def test_the_cpu_has_one_meter_a_process(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     assert meter_for("cpu") is meter_for("auto") is meter_for()
     assert MemoryProbe().device == MemoryProbe(torch.device("cpu")).device == torch.device("cpu")
+
+
+class History:
+    """What ``torch.cuda.memory`` would answer: blocks by address, one of them a tensor's."""
+
+    def __init__(self, allocator: Allocator) -> None:
+        self.allocator = allocator
+        self.blocks: list[dict[str, object]] = []
+
+    def allocate(self, address: int, size: int, *frames: tuple[str, int, str]) -> None:
+        self.allocator.allocate(size)
+        told = [{"filename": file, "line": line, "name": name} for file, line, name in frames]
+        block = {"address": address, "size": BLOCK, "requested_size": size, "frames": told}
+        self.blocks.append({**block, "state": "active_allocated"})
+
+    def _record_memory_history(self, **options: object) -> None:
+        """Recording is on from the start."""
+
+    def _dump_snapshot(self, path: str) -> None:
+        """No file is asked for here."""
+
+    def _snapshot(self) -> dict[str, object]:
+        inactive = {"address": 7, "size": BLOCK, "state": "inactive"}
+        elsewhere = {"device": 0, "blocks": [{**self.blocks[0], "address": 8}]}
+        return {"segments": [elsewhere, {"device": 1, "blocks": [*self.blocks, inactive]}]}
+
+
+def test_blocks_that_no_tensor_owns_are_told_by_the_line_that_allocated_them(
+    gpu: AcceleratorMeter, allocator: Allocator
+) -> None:
+    """From the allocator's history, where that is recorded: tensors and old blocks left out."""
+    gpu._history = history = History(allocator)
+    assert gpu.record_history()
+    history.allocate(1, 100, ("/home/me/old.py", 1, "before"))
+    tensor = None
+    with MemoryProbe(meter=gpu, explainer=_All()).measure() as region:
+        tensor = torch.zeros(25)
+        history.allocate(tensor.data_ptr(), tensor.nbytes, ("/home/me/net.py", 2, "forward"))
+        inside = ("linear.cpp", 3, "at::linear"), ("/home/me/net.py", 4, "forward")
+        history.allocate(2, 300, *inside)
+        history.allocate(3, 200)
+    by_bytes = {holding.bytes: holding for holding in region.retained}
+    assert sorted(by_bytes) == [100, 200, 300]
+    assert by_bytes[100].operator == "aten.zeros"
+    assert by_bytes[300].created_at == ("me/net.py:4 in forward",)
+    assert "--cka-memory-snapshots=DIR records where" in by_bytes[200].hint
+
+
+class _All:
+    """Asks for everything to be explained."""
+
+    def wanted(self, record: object) -> set[str]:
+        return {"retained_bytes"}
+
+    def named(self) -> dict[str, object]:
+        return {}

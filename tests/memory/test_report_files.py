@@ -104,7 +104,9 @@ def test_the_json_report_is_exact(record: Callable[..., RegionRecord]) -> None:
         '{\n "schema": "pytest-cka-memory/1",\n "session": {\n  "device": "cpu"\n },\n'
         ' "regions": [\n'
     )
-    assert text.endswith(' "missing": [\n  "t.py::lost"\n ],\n "unmeasured": {\n  "odd items": 2\n }\n}\n')
+    assert text.endswith(
+        ' "missing": [\n  "t.py::lost"\n ],\n "unmeasured": {\n  "odd items": 2\n }\n}\n'
+    )
     assert '"label": "größer"' in text
     read = json.loads(text)
     assert [Result.from_dict(region) for region in read["regions"]] == [result]
