@@ -185,7 +185,7 @@ def hook_after_accumulation() -> None:
 def hook_of_a_graph_node() -> None:
     factor = torch.ones(250)
     loss = WEIGHT.sum()
-    loss.grad_fn.register_prehook(lambda gradients: (gradients[0] * factor,))  # type: ignore
+    loss.grad_fn.register_prehook(lambda gradients: (gradients[0] * factor,))
     KEEP.append(loss)
 
 
