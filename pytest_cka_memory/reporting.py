@@ -8,7 +8,8 @@ import pytest
 
 from pytest_cka_memory import items
 from pytest_cka_memory.errors import ReportError
-from pytest_cka_memory.reports import files, json_file, terminal
+from pytest_cka_memory.outputs import outputs_of
+from pytest_cka_memory.reports import terminal
 from pytest_cka_memory.reports.terminal import Line
 from pytest_cka_memory.session import Gathered
 from pytest_cka_memory.settings import describe
@@ -20,20 +21,22 @@ class Reporter:
     def __init__(self, config: pytest.Config) -> None:
         self.settings = config.stash[items.settings_key]
         self.gathered = Gathered()
+        self.outputs = outputs_of(self.settings)
+        self.written: list[str] = []
+        """What outputs were written, in a line each."""
         self.problems: list[str] = []
         """What failed the session beyond its tests."""
         self._ran = False
         """Whether tests were run: no --collect-only, --fixtures or --cache-show."""
-        self._written = False
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        path = self.settings.json_path
-        if path is None or session.config.option.collectonly:
+        if session.config.option.collectonly:
             return
-        try:
-            files.check_writable(path)
-        except ReportError as error:
-            raise pytest.UsageError(f"--cka-memory-json: {error}") from None
+        for output in self.outputs:
+            try:
+                output.check()
+            except ReportError as error:
+                raise pytest.UsageError(f"{output.option}: {error}") from None
 
     def pytest_report_header(self) -> list[str]:
         described = describe(self.settings)
@@ -75,21 +78,12 @@ class Reporter:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if exitstatus == pytest.ExitCode.OK:  # pytest.exit(returncode=0) ends the loop before
             self._gate(session)
-        path = self.settings.json_path
-        if path is None or not self._ran:
-            return
-        gathered = self.gathered
-        try:
-            files.write_whole(
-                path,
-                json_file.text(
-                    gathered.description(), gathered.results, gathered.missing, gathered.unmeasured
-                ),
-            )
-        except ReportError as error:
-            self._fail(session, str(error))
-        else:
-            self._written = True
+        report = self.gathered.report()
+        for output in self.outputs if self._ran else ():
+            try:
+                self.written.append(output.write(report))
+            except ReportError as error:
+                self._fail(session, str(error))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         lines = list(self._lines(terminalreporter._tw.fullwidth)) if self._ran else []
@@ -104,18 +98,17 @@ class Reporter:
         if settings.report and gathered.results:
             yield from terminal.table(gathered.results, max(width, 100))
             yield Line("")
-            yield from terminal.legend(gathered.description())
+            yield from terminal.legend(gathered.report().session)
             yield from terminal.findings(gathered.results, max(width, 100))
         else:
             yield from terminal.unjudged(gathered.results)
-        if settings.report or settings.json_path:
+        if settings.report or settings.files:
             if not gathered.results:
                 yield Line(_NOTHING, "yellow")
             for reason, count in gathered.unmeasured.items():
                 yield Line(f"{count} not measured: {reason}", "yellow")
             yield from terminal.missing(gathered.missing)
-        if self._written:
-            yield Line(f"figures written to {settings.json_path}")
+        yield from map(Line, self.written)
         for problem in self.problems:
             yield Line(f"FAILED: {problem}", "red")
 

@@ -1,7 +1,7 @@
-"""What one region of one test came to: its figures and what the limits say of them."""
+"""What one region of one test came to, and what all of a session did: figures and verdicts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pytest_cka_memory.limits import Breach, Limit, Unjudged
@@ -77,3 +77,17 @@ def judge(nodeid: str, record: RegionRecord, limits: Sequence[Limit]) -> Result:
         unjudged=tuple(v for v in verdicts if isinstance(v, Unjudged)),
         limits=tuple(limit.text for limit in limits),
     )
+
+
+@dataclass(frozen=True)
+class Report:
+    """A session: what every file, table and page is made from."""
+
+    session: Mapping[str, Any]
+    """Device, meter, versions: see :meth:`pytest_cka_memory.session.Gathered.report`."""
+    results: tuple[Result, ...]
+    """Every region, in the order of collection."""
+    missing: tuple[str, ...] = ()
+    """Collected tests without a result."""
+    unmeasured: Mapping[str, int] = field(default_factory=dict)
+    """Why tests that were to be measured could not be -> how many."""

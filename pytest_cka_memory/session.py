@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_cka_memory._version import __version__
 from pytest_cka_memory.meters import Meter
-from pytest_cka_memory.results import Result
+from pytest_cka_memory.results import Report, Result
 
 Payload = dict[str, Any]
 """What rides on a test report: ``facts``, ``regions`` and ``unmeasured``; builtin types only."""
@@ -84,8 +84,13 @@ class Gathered:
         """Regions that ran to their end: what a gate may count on."""
         return sum(result.record.completed for result in self.results)
 
-    def description(self) -> Mapping[str, Any]:
-        """The session, as the head of a report."""
+    def report(self) -> Report:
+        """All of it, as plain data."""
+        return Report(
+            self._description(), tuple(self.results), tuple(self.missing), dict(self.unmeasured)
+        )
+
+    def _description(self) -> Mapping[str, Any]:
         unknown = dict.fromkeys(("device", "device_name", "meter", "torch", "cuda"))
         return {
             **(self.facts or {**unknown, "notes": []}),

@@ -1,5 +1,6 @@
 """The command line and the ini file, resolved once into frozen settings."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,8 +23,8 @@ class Settings:
     """As the user named it; ``auto`` unless told otherwise."""
     snapshots: Path | None
     """Folder for the allocator's history of each test that breaks a limit, if any."""
-    json_path: Path | None
-    """Where the JSON report goes, if anywhere."""
+    files: Mapping[str, Path]
+    """Report files asked for: ``json`` -> where it goes."""
     max_retained_bytes: int | None
     """Limit for tests that have none of their own."""
     max_peak_bytes: int | None
@@ -58,6 +59,7 @@ _FLAGS = (
     ("report", "measure every test and print a table of memory figures"),
     ("explain", "trace who holds what is retained in every region, not only where a limit broke"),
 )
+FILES = ("json",)
 _VALUED = (
     ("device", "DEVICE", f"device to measure: {', '.join(KNOWN_DEVICES)}, cuda:N; default auto"),
     ("snapshots", "DIR", "dump PyTorch's memory snapshot of each test that breaks a limit (CUDA)"),
@@ -80,7 +82,7 @@ def resolve(config: pytest.Config) -> Settings:
         explain=_flag(config, "explain"),
         device=_device(config),
         snapshots=_path(config, "snapshots", folder=True),
-        json_path=_path(config, "json"),
+        files={name: path for name in FILES if (path := _path(config, name)) is not None},
         max_retained_bytes=_size(config, "max-retained-mb"),
         max_peak_bytes=_size(config, "max-peak-mb"),
         min_regions=_count(config, "min-regions"),
@@ -149,5 +151,5 @@ def describe(settings: Settings) -> str:
     parts += [f"device {settings.device}"] if settings.device != "auto" else []
     parts += [f"{name} {format_exact(size)}" for name, size in limits.items() if size is not None]
     parts += [f"at least {settings.min_regions} regions"] if settings.min_regions else []
-    parts += [f"JSON to {settings.json_path}"] if settings.json_path else []
+    parts += [f"{name} to {path}" for name, path in settings.files.items()]
     return ", ".join(parts)

@@ -20,7 +20,7 @@ LAYERS = {
         reports reports.terminal reports.failure reports.files reports.json_file
         probe notebook items
         __init__
-        reporting
+        outputs reporting
         plugin
     """,
     "cka": """
