@@ -9,7 +9,7 @@ import pytest
 from pytest_cka_memory import RegionRecord, ReportError
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports import files, json_file
-from pytest_cka_memory.results import Report, judge
+from pytest_cka_memory.results import Report, Result, judge
 
 
 def names_in(folder: Path) -> list[str]:
