@@ -10,7 +10,7 @@ import pytest
 LAYERS = {
     "pytest_cka_memory": """
         _version errors timeline births loaders roots workers
-        units references
+        units references tolerance
         region
         meters.base meters.storages meters.history meters.ledger meters.watch
         meters.cpu meters.accelerator meters
