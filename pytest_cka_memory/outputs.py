@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pytest_cka_memory.reports import files, json_file
+from pytest_cka_memory.reports import files, json_file, markdown
 from pytest_cka_memory.results import Report
 from pytest_cka_memory.settings import Settings
 
@@ -40,7 +40,10 @@ class FileOutput:
         return f"figures written to {self.path}"
 
 
-_RENDERERS: Mapping[str, Callable[[Report], str]] = {"json": json_file.text}
+_RENDERERS: Mapping[str, Callable[[Report], str]] = {
+    "json": json_file.text,
+    "markdown": markdown.text,
+}
 
 
 def outputs_of(settings: Settings) -> list[Output]:

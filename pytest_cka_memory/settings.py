@@ -59,11 +59,12 @@ _FLAGS = (
     ("report", "measure every test and print a table of memory figures"),
     ("explain", "trace who holds what is retained in every region, not only where a limit broke"),
 )
-FILES = ("json",)
+FILES = ("json", "markdown")
 _VALUED = (
     ("device", "DEVICE", f"device to measure: {', '.join(KNOWN_DEVICES)}, cuda:N; default auto"),
     ("snapshots", "DIR", "dump PyTorch's memory snapshot of each test that breaks a limit (CUDA)"),
     ("json", "PATH", "write the figures of every region to this JSON file"),
+    ("markdown", "PATH", "write a summary for a pull request to this Markdown file"),
     ("max-retained-mb", "MB", "max_retained_mb for tests that have no such marker"),
     ("max-peak-mb", "MB", "max_peak_mb for tests that have no such marker"),
     ("min-regions", "N", "fail the session if fewer regions were measured"),

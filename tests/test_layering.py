@@ -18,6 +18,7 @@ LAYERS = {
         holders limits results
         gauge testing hookspecs settings session open_region
         reports reports.terminal reports.failure reports.files reports.json_file
+        reports.summary reports.markdown
         probe notebook items
         __init__
         outputs reporting

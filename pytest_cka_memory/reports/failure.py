@@ -34,7 +34,7 @@ def text(results: Sequence[Result], meter: Meter) -> str:
             already = {other.figure for other in result.breaches[:number]}
             lines += _broken(breach, result, meter)
             if breach.measured_bytes is not None and breach.figure not in already:
-                lines += _explained(breach, result.record)
+                lines += explained(breach, result.record)
     return "\n".join(lines)
 
 
@@ -44,12 +44,13 @@ def _broken(breach: Breach, result: Result, meter: Meter) -> Iterator[str]:
     yield f"  in {region}, on {meter.device} by {meter.name}"
 
 
-def _explained(breach: Breach, record: RegionRecord) -> Iterator[str]:
+def explained(breach: Breach, record: RegionRecord) -> Iterator[str]:
+    """Tell who holds the bytes of a broken limit, and what to do."""
     holdings = {
         "retained_bytes": record.retained,
         "growth_bytes_per_batch": record.grown,
     }.get(breach.figure, record.at_peak)
-    if breach.figure == "growth_bytes_per_batch":
+    if breach.figure == "growth_bytes_per_batch" and record.timeline:
         rises = [sample.requested_bytes - record.start_bytes for sample in record.timeline]
         span = f"{format_size(min(rises))} to {format_size(max(rises))}"
         yield f"  {spark(rises, 40)}  {span} above the start"
@@ -64,7 +65,8 @@ def _explained(breach: Breach, record: RegionRecord) -> Iterator[str]:
     rest = holdings[_MOST_GROUPS:]
     if rest:
         yield f"  and {len(rest)} smaller groups, {format_exact(sum(h.bytes for h in rest))}"
-    if not any(holding.hint for holding in holdings[:_MOST_GROUPS]):
+    hinted = any(holding.hint for holding in holdings[:_MOST_GROUPS])
+    if not hinted and breach.figure in _ADVICE:
         yield f"  what to do: {_ADVICE[breach.figure]}"
 
 

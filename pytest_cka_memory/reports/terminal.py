@@ -25,8 +25,8 @@ class Line(NamedTuple):
 
 def table(results: Sequence[Result], width: int = 100) -> list[Line]:
     """One row a region; names are cut on the left to fit `width` columns."""
-    has_reserve = any(result.record.reserved_peak_bytes is not None for result in results)
-    rows = [_row(result, has_reserve=has_reserve) for result in results]
+    has_reserve = any_reserve(results)
+    rows = [cells(result, has_reserve=has_reserve) for result in results]
     room = width - _width(_lay_out(rows)) - 2
     if room < _NAME_WIDTH:  # a name says more than a chart
         rows = [{key: text for key, text in row.items() if key != "timeline"} for row in rows]
@@ -36,6 +36,11 @@ def table(results: Sequence[Result], width: int = 100) -> list[Line]:
     head, *body = _lay_out(rows)
     coloured = [Line(row, _colour(result)) for row, result in zip(body, results, strict=True)]
     return [Line(head), Line("-" * _width([head, *body])), *coloured]
+
+
+def any_reserve(results: Sequence[Result]) -> bool:
+    """Whether the device of any region has one."""
+    return any(result.record.reserved_peak_bytes is not None for result in results)
 
 
 def _lay_out(rows: Sequence[dict[str, str]]) -> list[str]:
@@ -49,7 +54,8 @@ def _width(lines: Sequence[str]) -> int:
     return max(map(len, lines))
 
 
-def _row(result: Result, *, has_reserve: bool) -> dict[str, str]:
+def cells(result: Result, *, has_reserve: bool) -> dict[str, str]:
+    """Every column of a region but its name, as text; the reserve where any region has one."""
     record = result.record
     growth = record.growth_bytes_per_batch
     reserve = {"reserved": format_size(record.reserved_peak_bytes)} if has_reserve else {}
@@ -123,11 +129,12 @@ def findings(results: Sequence[Result], width: int = 100) -> list[Line]:
             lines.append(Line(f"not judged {result.name}", "yellow"))
             lines.append(Line(f"  {unjudged.limit}: {unjudged.reason}", "yellow"))
         if not result.record.completed:
-            lines.append(Line(f"not judged {result.name}: {_why_incomplete(result)}", "yellow"))
+            lines.append(Line(f"not judged {result.name}: {why_incomplete(result)}", "yellow"))
     return lines
 
 
-def _why_incomplete(result: Result) -> str:
+def why_incomplete(result: Result) -> str:
+    """Say why a region that an exception left was not judged."""
     if result.outcome in ("passed", "xpassed"):
         return "an exception left it; write its 'with' around what catches the exception"
     return "the test was skipped" if result.outcome == "skipped" else "the test failed"
@@ -141,7 +148,7 @@ def unjudged(results: Sequence[Result]) -> list[Line]:
         for (limit, reason), count in counts.items()
     ]
     left = [r for r in results if r.limits and not r.record.completed and r.outcome == "passed"]
-    return lines + [Line(f"not judged {r.name}: {_why_incomplete(r)}", "yellow") for r in left]
+    return lines + [Line(f"not judged {r.name}: {why_incomplete(r)}", "yellow") for r in left]
 
 
 def missing(nodeids: Sequence[str]) -> list[Line]:

@@ -1,0 +1,113 @@
+"""What a whole report comes to, in words that Markdown and the page share."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pytest_cka_memory.reports.failure import explained
+from pytest_cka_memory.reports.terminal import why_incomplete
+from pytest_cka_memory.results import Report, Result
+
+VERDICTS = ("BREACH", "not judged", "no limit", "ok")
+"""As :attr:`Result.verdict` has them, what needs a look first."""
+
+
+class Problem(NamedTuple):
+    """A limit that was broken, or could not be judged."""
+
+    verdict: str
+    result: Result
+    limit: str
+    """Empty where it is no limit's doing."""
+    sentence: str
+    holders: tuple[str, ...] = ()
+    """Who holds the bytes, as lines; none where nothing was searched for."""
+
+
+def counts(results: Sequence[Result]) -> dict[str, int]:
+    """How many regions have each verdict, every verdict named."""
+    found = Counter(result.verdict for result in results)
+    return {verdict: found[verdict] for verdict in VERDICTS}
+
+
+def is_predicted(session: Mapping[str, Any]) -> bool:
+    """Whether the figures were computed for a device, not measured on one."""
+    return "predicted" in str(session.get("meter")).lower()
+
+
+def verdict(report: Report) -> str:
+    """One line that a reviewer can stop reading after."""
+    total, found = len(report.results), counts(report.results)
+    regions = counted(total, "region")
+    parts = []
+    if not total:
+        parts.append("nothing was measured")
+    elif found["BREACH"]:
+        parts.append(f"{found['BREACH']:,} of {regions} broke a limit")
+    elif found["no limit"] == total:
+        parts.append(f"{regions} measured, no limit to keep")
+    elif found["ok"]:
+        kept = "" if found["ok"] == total else f"{found['ok']:,} of "
+        parts.append(f"{kept}{regions} kept every limit")
+    parts += [f"{found['not judged']:,} not judged"] if found["not judged"] else []
+    parts += [f"{counted(len(report.missing), 'test')} without a result"] if report.missing else []
+    parts += [f"{sum(report.unmeasured.values())} not measured"] if report.unmeasured else []
+    return ", ".join(parts)
+
+
+def counted(count: int, noun: str) -> str:
+    """Write ``1 region``, ``12,000 regions``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def problems(results: Sequence[Result]) -> Iterator[Problem]:
+    """Broken limits of every region first, then what was not judged and why."""
+    for result in results:
+        told = set()
+        for breach in result.breaches:
+            known = breach.measured_bytes is None or breach.figure in told
+            holders = () if known else tuple(explained(breach, result.record))
+            told.add(breach.figure)
+            yield Problem("BREACH", result, breach.limit, breach.message, holders)
+    for result in results:
+        for unjudged in result.unjudged:
+            yield Problem("not judged", result, unjudged.limit, unjudged.reason)
+        if not result.record.completed:
+            yield Problem("not judged", result, "", why_incomplete(result))
+
+
+def facts(report: Report) -> Iterator[tuple[str, str]]:
+    """What the figures depend on and what they leave out, name and text; of lists the first few."""
+    session = report.session
+    named = session.get("device_name")
+    yield "device", f"{session.get('device')}{f' ({named})' if named else ''}"
+    yield "meter", f"{session.get('meter')}"
+    yield from (("note", str(note)) for note in list(session.get("notes") or ())[:_MOST_LISTED])
+    versions = {"torch": "torch", "CUDA": "cuda", "Python": "python", "plugin": "plugin"}
+    known = [f"{name} {session[key]}" for name, key in versions.items() if session.get(key)]
+    yield "versions", ", ".join(known)
+    yield "started", str(session.get("started"))
+    for reason, count in list(report.unmeasured.items())[:_MOST_LISTED]:
+        yield "not measured", f"{counted(count, 'test')}: {reason}"
+    for nodeid in report.missing[:_MOST_LISTED]:
+        yield "no result", nodeid
+    if len(report.missing) > _MOST_LISTED:
+        yield "no result", f"and {len(report.missing) - _MOST_LISTED:,} more"
+
+
+PREDICTED = "These figures are predicted for the device, not measured on it."
+LEGEND = (
+    "Sizes are MB (2**20 bytes) where no unit is given. Start: live at entry; peak: highest live; "
+    "increase: peak less start; retained: born inside and alive at the end; growth/b: rise of the "
+    "upper level per batch, from 5 full batches on."
+)
+_MOST_LISTED = 10
+
+
+def one_line(text: str) -> str:
+    """Show line breaks and control characters of `text` as escapes: none acts on a terminal."""
+    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
+
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
