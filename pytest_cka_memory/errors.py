@@ -23,3 +23,7 @@ class RegionError(CkaMemoryError, RuntimeError):
 
 class ReportError(CkaMemoryError, RuntimeError):
     """A report file that cannot be read or written."""
+
+
+class BaselineError(ReportError):
+    """A baseline file that cannot be used; it is never written over."""

@@ -53,6 +53,10 @@ class Limit(ABC):
     def judge(self, record: RegionRecord) -> Verdict:
         """Return None where `record` keeps this limit; a value equal to the limit keeps it."""
 
+    def verdicts(self, record: RegionRecord) -> Sequence[Verdict]:
+        """As :meth:`judge`, for a limit on several figures."""
+        return [self.judge(record)]
+
 
 @dataclass(frozen=True)
 class Maximum(Limit):

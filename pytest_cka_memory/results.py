@@ -69,7 +69,8 @@ class Result:
 
 def judge(nodeid: str, record: RegionRecord, limits: Sequence[Limit]) -> Result:
     """Hold `record` against every limit; one that an exception left is not judged."""
-    verdicts = [limit.judge(record) for limit in limits] if record.completed else []
+    judging = limits if record.completed else ()
+    verdicts = [verdict for limit in judging for verdict in limit.verdicts(record)]
     return Result(
         nodeid,
         record,

@@ -11,11 +11,11 @@ LAYERS = {
     "pytest_cka_memory": """
         _version errors timeline births loaders roots workers
         units references tolerance
-        region
+        region baseline_file
         meters.base meters.storages meters.history meters.ledger meters.watch
         meters.cpu meters.accelerator meters
         hidden paths
-        holders limits results
+        holders limits results baselines
         gauge testing hookspecs settings session open_region
         reports reports.terminal reports.failure reports.files reports.json_file
         reports.summary reports.markdown

@@ -1,0 +1,187 @@
+"""The baseline file: what is written, what is read back, and the line of whatever is wrong."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pytest_cka_memory import baseline_file
+from pytest_cka_memory.baseline_file import Fingerprint, Key
+from pytest_cka_memory.errors import BaselineError
+
+CPU = Fingerprint("cpu", "exact", "2.15", None)
+GPU = Fingerprint("NVIDIA H200", "allocator", "2.15", "13.2")
+FIGURES = {
+    "peak_increase_bytes": 4096,
+    "retained_bytes": 0,
+    "growth_bytes_per_batch": None,
+    "reserved_increase_bytes": None,
+}
+GOOD = (
+    '[ {"schema": "pytest-cka-memory-baseline/1"}\n'
+    ', {"nodeid": "a.py::t", "label": "x", "device": "NVIDIA H200", "meter": "allocator", '
+    '"torch": "2.15", "cuda": "13.2", "peak_increase_bytes": 4096, "retained_bytes": 0, '
+    '"growth_bytes_per_batch": 0, "reserved_increase_bytes": 2097152}\n'
+    ', {"nodeid": "a.py::t", "label": "x", "device": "cpu", "meter": "exact", '
+    '"torch": "2.15", "cuda": null, "peak_increase_bytes": 4096, "retained_bytes": 0, '
+    '"growth_bytes_per_batch": null, "reserved_increase_bytes": null}\n'
+    "]\n"
+)
+ENTRIES = {
+    Key("a.py::t", "x", CPU): FIGURES,
+    Key("a.py::t", "x", GPU): {
+        **FIGURES,
+        "growth_bytes_per_batch": 0,
+        "reserved_increase_bytes": 2097152,
+    },
+}
+
+
+def test_the_file_is_sorted_with_one_line_a_region() -> None:
+    """To the letter, whatever the order the regions came in."""
+    assert baseline_file.text(ENTRIES) == GOOD
+    assert baseline_file.text(dict(reversed(ENTRIES.items()))) == GOOD
+
+
+def test_what_was_written_is_read_back() -> None:
+    """Every region and every figure."""
+    assert baseline_file.parse(GOOD) == ENTRIES
+
+
+def test_it_is_json() -> None:
+    """Other tools can read it: a header, then the regions."""
+    header, *regions = json.loads(GOOD)
+    assert header == {"schema": baseline_file.SCHEMA}
+    assert [region["device"] for region in regions] == ["NVIDIA H200", "cpu"]
+
+
+@pytest.mark.parametrize("indent", [None, 2], ids=["one-line", "indented"])
+def test_any_layout_of_it_is_read(indent: int | None) -> None:
+    """A formatter may have been at it."""
+    assert baseline_file.parse(json.dumps(json.loads(GOOD), indent=indent)) == ENTRIES
+
+
+def test_windows_line_ends_are_read() -> None:
+    """As version control may check them out."""
+    assert baseline_file.parse(GOOD.replace("\n", "\r\n")) == ENTRIES
+
+
+def test_a_file_without_regions_is_read() -> None:
+    """As a hand that deletes the last line leaves it."""
+    assert baseline_file.parse(baseline_file.text({})) == {}
+
+
+def test_a_new_region_touches_its_own_line_alone() -> None:
+    """So two branches that add tests merge without a conflict, wherever the lines fall."""
+    for nodeid in ("a.py::a", "a.py::tt", "z.py::t"):
+        more = baseline_file.text({**ENTRIES, Key(nodeid, "", CPU): FIGURES}).splitlines()
+        (line,) = set(more) - set(GOOD.splitlines())
+        more.remove(line)
+        assert more == GOOD.splitlines()
+
+
+REGION = GOOD.splitlines()[2][2:]
+BYTES = "write a whole number of bytes, 0 or more"
+WRONG = {
+    "empty": ("", "line 1: no baseline file, which begins with"),
+    "a report": ('{\n "schema": "pytest-cka-memory/1"\n}', "line 1: no baseline file"),
+    "no list": ("null", "line 1: no baseline file"),
+    "empty list": ("[]", "line 1: no JSON: Expecting value"),
+    "no header": (f"[{REGION}]", "line 1: no baseline file"),
+    "foreign schema": ('[ {"schema": "other/1"}\n]', "line 1: no baseline file"),
+    "newer schema": (
+        GOOD.replace("baseline/1", "baseline/2"),
+        "line 1: schema pytest-cka-memory-baseline/2, and this plugin reads "
+        "pytest-cka-memory-baseline/1: upgrade the plugin",
+    ),
+    "cut off after a region": (GOOD[:-3], "line 3: cut off: the last ']' is missing"),
+    "cut off within a text": (GOOD[:60], "line 2: no JSON: Unterminated string"),
+    "cut off within a region": (GOOD[:-30], "line 3: no JSON: "),
+    "comma lost": (GOOD.replace("\n, ", "\n  "), "line 2: no JSON: neither ',' nor the last ']'"),
+    "comma too many": (GOOD.replace("}\n]", "},\n]"), "line 4: no JSON: Expecting value"),
+    "two files": (GOOD + GOOD, "line 5: something follows the last ']'"),
+    "merge": (
+        GOOD.replace("\n]", "\n<<<<<<< HEAD\n]"),
+        "line 4: an unresolved merge ('<<<<<<< HEAD'); keep either side's lines, then measure anew "
+        "with --cka-memory-update-baseline",
+    ),
+    "merge middle": (GOOD + "=======\n", "line 5: an unresolved merge ('=======')"),
+    "nested": (GOOD.replace("4096", "[" * 100_000, 1), "line 2: nested too deeply"),
+    "nested, closed": (f"[{'[' * 200}{']' * 200}]", "line 1: no baseline file"),
+    "huge number": (GOOD.replace("4096", "9" * 5000, 1), "line 2: 999999999999... is no number"),
+    "too many bytes": (GOOD.replace("4096", str(2**63 + 1), 1), f"; {BYTES}"),
+    "negative": (GOOD.replace("4096", "-1", 1), f"line 2: 'peak_increase_bytes' is -1; {BYTES}"),
+    "fraction": (GOOD.replace("4096", "0.5", 1), f"'peak_increase_bytes' is 0.5; {BYTES}"),
+    "beyond floats": (GOOD.replace("4096", "1e999", 1), f"is inf; {BYTES}"),
+    "NaN": (GOOD.replace("4096", "NaN", 1), "line 2: NaN is no number of bytes"),
+    "Infinity": (GOOD.replace("4096", "-Infinity", 1), "line 2: -Infinity is no number of bytes"),
+    "text for bytes": (GOOD.replace("4096", '"4096"', 1), f"is '4096'; {BYTES}"),
+    "true for bytes": (GOOD.replace("4096", "true", 1), f"is True; {BYTES}"),
+    "no peak": (GOOD.replace("4096", "null", 1), f"'peak_increase_bytes' is None; {BYTES}"),
+    "number for text": (GOOD.replace('"allocator"', "7"), "line 2: 'meter' is 7, no text"),
+    "null for text": (GOOD.replace('"x"', "null", 1), "line 2: 'label' is None, no text"),
+    "key missing": (GOOD.replace('"torch": "2.15", ', "", 1), "line 2: 'torch' is missing"),
+    "key unknown": (
+        GOOD.replace('"torch": "2.15"', '"torch": "2.15", "os": 1', 1),
+        "line 2: 'os' is no key of a region",
+    ),
+    "key twice": (
+        GOOD.replace('"torch": "2.15"', '"torch": "2.15", "torch": "2.9"', 1),
+        "line 2: 'torch' is given twice",
+    ),
+    "region twice": (
+        GOOD.replace("\n]", f"\n, {REGION}\n]"),
+        "line 4: the region of line 3 again; keep one of the two lines",
+    ),
+    "no region": (GOOD.replace("\n]", "\n, [1]\n]"), "line 4: [1] is no region"),
+    "byte order mark": ("\ufeff" + GOOD, "line 1: no baseline file"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), WRONG.values(), ids=WRONG)
+def test_whatever_is_wrong_is_named_with_its_line(content: str, message: str) -> None:
+    """One sentence, and no other exception."""
+    with pytest.raises(BaselineError) as caught:
+        baseline_file.parse(content)
+    assert str(caught.value).startswith("line ")
+    assert message in str(caught.value)
+    assert len(str(caught.value)) < 300
+
+
+def test_the_file_is_named(tmp_path: Path) -> None:
+    """Before the line."""
+    path = tmp_path / "baseline.json"
+    path.write_text(GOOD + "x")
+    with pytest.raises(BaselineError, match=r"cannot use .*baseline\.json, line 5: something"):
+        baseline_file.read(path)
+
+
+def test_bytes_that_are_no_text_are_named_by_line(tmp_path: Path) -> None:
+    """Not UTF-8: say where."""
+    path = tmp_path / "baseline.json"
+    path.write_bytes(GOOD.replace("a.py", "ä.py").encode("latin-1"))
+    with pytest.raises(BaselineError, match=r"baseline\.json, line 2: it is not UTF-8"):
+        baseline_file.read(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    """With the system's reason."""
+    with pytest.raises(BaselineError, match=r"cannot read .*baseline\.json: No such file"):
+        baseline_file.read(tmp_path / "baseline.json")
+
+
+def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
+    """A device could be read for ever."""
+    with pytest.raises(BaselineError, match="cannot use /dev/zero: it is no file"):
+        baseline_file.read(Path("/dev/zero"))
+    with pytest.raises(BaselineError, match="it is no file"):
+        baseline_file.read(tmp_path)
+
+
+def test_names_are_written_as_people_read_them() -> None:
+    """No escapes for letters beyond ASCII, and a quote or a line end breaks no line."""
+    key = Key('größe.py::t["a\n"]', "ü", CPU)
+    content = baseline_file.text({key: FIGURES})
+    assert "größe.py" in content
+    assert content.count("\n") == 3
+    assert baseline_file.parse(content) == {key: FIGURES}

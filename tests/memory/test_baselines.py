@@ -1,0 +1,262 @@
+"""Baselines: on what they depend, what breaks them, and what an update changes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from pytest_cka_memory import LimitError, RegionRecord
+from pytest_cka_memory.baseline_file import Fingerprint, Key
+from pytest_cka_memory.baselines import (
+    Update,
+    WithinBaseline,
+    figures_of,
+    fingerprint_of,
+    tolerance_of,
+    updated,
+)
+from pytest_cka_memory.limits import Breach, Unjudged
+from pytest_cka_memory.results import Result, judge
+from pytest_cka_memory.tolerance import parse_tolerance
+
+MakeRecord = Callable[..., RegionRecord]
+CPU = Fingerprint("cpu", "exact", "2.15", None)
+GPU = Fingerprint("NVIDIA H200", "allocator", "2.15", "13.2")
+ZEROS = {
+    "peak_increase_bytes": 0,
+    "retained_bytes": 0,
+    "growth_bytes_per_batch": None,
+    "reserved_increase_bytes": None,
+}
+FACTS = {
+    "device": "cuda:1",
+    "device_name": "NVIDIA H200",
+    "meter": "allocator",
+    "torch": "2.15.0+cu132",
+    "cuda": "13.2.1",
+}
+
+
+def limit(tolerance: str = "5%", required: bool = False, **figures: int | None) -> WithinBaseline:
+    """A baseline of one region, all zeros but for what the test names."""
+    known = {"": {**ZEROS, **figures}}
+    return WithinBaseline("memory_baseline", parse_tolerance(tolerance), known, required=required)
+
+
+@pytest.mark.parametrize(
+    ("change", "same"),
+    [
+        ({"device": "cuda:0"}, True),
+        ({"torch": "2.15.1+cu130"}, True),
+        ({"cuda": "13.2"}, True),
+        ({"python": "3.14"}, True),
+        ({"device_name": "NVIDIA A100"}, False),
+        ({"meter": "allocator, whole blocks only"}, False),
+        ({"torch": "2.16.0"}, False),
+        ({"torch": "3.15.0"}, False),
+        ({"cuda": "13.3"}, False),
+        ({"cuda": None}, False),
+    ],
+    ids=str,
+)
+def test_a_fingerprint_is_what_changes_bytes(change: dict[str, str], same: bool) -> None:
+    """Model, meter, minor versions; not the card's number, a patch release or Python."""
+    assert (fingerprint_of({**FACTS, **change}) == fingerprint_of(FACTS)) is same
+
+
+def test_every_cpu_is_alike() -> None:
+    """Storages have the same bytes on each, and a CI's machines differ from day to day."""
+    cpu = {**FACTS, "device": "cpu", "cuda": None}
+    other = {**cpu, "device_name": "AMD EPYC"}
+    assert fingerprint_of(cpu) == fingerprint_of(other) == Fingerprint("cpu", "allocator", "2.15")
+
+
+def test_a_meter_without_torch_has_a_fingerprint_too() -> None:
+    """As a plugin's own meter may."""
+    assert str(fingerprint_of({**FACTS, "device": "cpu", "torch": None, "cuda": None})) == (
+        "cpu, allocator, no torch"
+    )
+
+
+def test_a_fingerprint_is_readable() -> None:
+    """It is shown where a baseline for it is missing."""
+    assert str(GPU) == "NVIDIA H200, allocator, torch 2.15, CUDA 13.2"
+
+
+@pytest.mark.parametrize(("levels", "growth"), [([0, 0, 0, 1, 2], 1), ([9, 9, 9, 0, 0], 0)])
+def test_growth_is_kept_in_whole_bytes(record: MakeRecord, levels: list[int], growth: int) -> None:
+    """Rounded up, so that the same run keeps it; a fall is no promise to fall again."""
+    assert figures_of(record(levels=levels))["growth_bytes_per_batch"] == growth
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1], ids=["one-byte-below", "equal", "one-byte-above"])
+@pytest.mark.parametrize(
+    ("figure", "figures"),
+    [
+        ("peak_increase_bytes", {"peak_bytes": 1050}),
+        ("retained_bytes", {"retained_bytes": 1050}),
+        ("reserved_increase_bytes", {"reserved_start_bytes": 0, "reserved_peak_bytes": 1050}),
+    ],
+)
+def test_the_tolerance_is_kept_to_the_byte(
+    record: MakeRecord, figure: str, figures: dict[str, int], extra: int
+) -> None:
+    """5% of 1000 is 50: 1050 is kept, 1051 is not."""
+    name = list(figures)[-1]
+    measured = record(**{**figures, name: figures[name] + extra})
+    breaches = limit(**{figure: 1000}).verdicts(measured)
+    assert len(breaches) == (extra > 0)
+
+
+@pytest.mark.parametrize(("rise", "broken"), [(4, False), (5, True)])
+def test_growth_is_judged(record: MakeRecord, rise: int, broken: bool) -> None:
+    """Bytes a batch, against bytes a batch."""
+    levels = [rise * number for number in range(9)]
+    found = limit(growth_bytes_per_batch=4).verdicts(record(levels=levels, peak_bytes=0))
+    assert bool(found) is broken
+
+
+def test_a_breach_says_old_new_and_tolerance(record: MakeRecord) -> None:
+    """One sentence, in bytes where one byte decides."""
+    breach = limit(peak_increase_bytes=1000).judge(record(peak_bytes=1060))
+    assert breach == Breach(
+        "memory_baseline",
+        1050,
+        1060,
+        "peak increase 1,060 bytes, allowed 1,050 bytes (5% above the baseline's 1,000 bytes): "
+        "10 bytes too much",
+        "peak_increase_bytes",
+    )
+
+
+def test_every_figure_that_rose_is_a_breach(record: MakeRecord) -> None:
+    """Not the first alone: each has its own holders."""
+    result = judge("t", record(peak_bytes=9, retained_bytes=9), [limit()])
+    assert [b.figure for b in result.breaches] == ["peak_increase_bytes", "retained_bytes"]
+    assert result.verdict == "BREACH"
+
+
+def test_growth_that_is_no_longer_known_is_a_breach(record: MakeRecord) -> None:
+    """A loop cut short must not pass for flat."""
+    breach = limit(growth_bytes_per_batch=0).judge(record(levels=[1, 1]))
+    assert isinstance(breach, Breach)
+    assert breach.measured_bytes is None
+    assert breach.message.startswith(
+        "cannot be judged, growth per batch is 0 bytes in the baseline and not known now: feed 5"
+    )
+
+
+def test_growth_that_was_not_known_is_not_judged(record: MakeRecord) -> None:
+    """There is nothing to hold it to."""
+    assert limit().judge(record(levels=[0, 1, 2, 3, 4, 5, 6], peak_bytes=0)) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [
+        (None, "no baseline for this region; write one with --cka-memory-update-baseline"),
+        (
+            CPU,
+            "no baseline for this device (cpu, exact, torch 2.15); "
+            "write one with --cka-memory-update-baseline",
+        ),
+    ],
+    ids=["region", "device"],
+)
+def test_without_a_baseline_nothing_is_judged(
+    record: MakeRecord, device: Fingerprint | None, reason: str
+) -> None:
+    """Said, with what makes one; where a baseline is required it is a breach."""
+    unknown = replace(limit(), known={}, device=device)
+    result = judge("t", record(), [unknown])
+    assert result.unjudged == (Unjudged("memory_baseline", reason),)
+    assert result.verdict == "not judged"
+    breach = replace(unknown, required=True).judge(record())
+    assert isinstance(breach, Breach)
+    assert breach.measured_bytes is None
+    assert reason in breach.message
+
+
+def test_the_marker_reads_its_tolerance() -> None:
+    """Given or not, by name or not."""
+    default = parse_tolerance("5%")
+    assert tolerance_of((), {}, default) is default
+    assert tolerance_of(("1 MB",), {}, default) == parse_tolerance("1 MB")
+    assert tolerance_of((), {"tolerance": "9%"}, default) == parse_tolerance("9%")
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "message"),
+    [
+        ((5,), {}, r"memory_baseline\(5\): cannot read 5 as a tolerance; write '5%', '64 KiB' or"),
+        (("5",), {}, r"memory_baseline\('5'\): cannot read '5' as a tolerance"),
+        (("5%", "5%"), {}, r"memory_baseline\('5%', '5%'\): wrong arguments; write e\.g\. @pytest"),
+        ((), {"slack": "5%"}, r"memory_baseline\(slack='5%'\): wrong arguments"),
+        (("5%",), {"tolerance": "5%"}, r"memory_baseline\('5%', tolerance='5%'\): wrong arguments"),
+    ],
+)
+def test_a_wrong_marker_is_refused(
+    args: tuple[object, ...], kwargs: Mapping[str, object], message: str
+) -> None:
+    """What was written, what is wrong with it, what to write instead."""
+    with pytest.raises(LimitError, match=message):
+        tolerance_of(args, kwargs, parse_tolerance("5%"))
+
+
+def test_an_update_takes_in_what_passed(record: MakeRecord) -> None:
+    """Added, changed and unchanged regions are counted; all others stay to the byte."""
+    old = {
+        Key("same", "", CPU): ZEROS,
+        Key("moved", "", CPU): ZEROS,
+        Key("moved", "", GPU): ZEROS,
+        Key("failed", "", CPU): ZEROS,
+        Key("not run", "", CPU): ZEROS,
+    }
+    results = [
+        Result("same", record()),
+        Result("moved", record(retained_bytes=5)),
+        Result("failed", record(retained_bytes=5), outcome="failed"),
+        Result("new", record(label="a")),
+        Result("left by an exception", record(completed=False)),
+    ]
+    update = updated(old, [(CPU, result) for result in results])
+    assert update == Update(
+        {
+            **old,
+            Key("moved", "", CPU): {**ZEROS, "retained_bytes": 5},
+            Key("new", "a", CPU): ZEROS,
+        },
+        added=1,
+        changed=1,
+        unchanged=1,
+    )
+
+
+def test_an_update_drops_the_regions_that_a_test_opens_no_more(record: MakeRecord) -> None:
+    """For its own device; elsewhere the test has not run. One that was left early is kept."""
+    old = {
+        Key("t", "gone", CPU): ZEROS,
+        Key("t", "gone", GPU): ZEROS,
+        Key("t", "early", CPU): ZEROS,
+        Key("other", "gone", CPU): ZEROS,
+    }
+    results = [Result("t", record()), Result("t", record(label="early", completed=False))]
+    update = updated(old, [(CPU, result) for result in results])
+    assert update.entries.keys() == {*old, Key("t", "", CPU)} - {Key("t", "gone", CPU)}
+    assert update.dropped == 1
+
+
+def test_of_one_region_measured_twice_the_highest_counts(record: MakeRecord) -> None:
+    """Figure by figure, as each worker of --dist=each measures it."""
+    flat = [0] * 5
+    results = [
+        Result("t", record(retained_bytes=5, levels=flat)),
+        Result("t", record(peak_bytes=7)),
+    ]
+    (figures,) = updated({}, [(CPU, result) for result in results]).entries.values()
+    assert figures == {
+        "peak_increase_bytes": 7,
+        "retained_bytes": 5,
+        "growth_bytes_per_batch": 0,
+        "reserved_increase_bytes": None,
+    }
