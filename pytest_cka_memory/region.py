@@ -1,7 +1,7 @@
 """The figures of one region: plain data that crosses processes and disk."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pytest_cka_memory.timeline import Sample, growth_bytes_per_batch
@@ -105,8 +105,9 @@ class RegionRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure as builtin types, the derived ones included, in a fixed order."""
-        plain = asdict(self)
-        timeline = list(plain.pop("timeline"))
+        plain = asdict(replace(self, timeline=()))
+        del plain["timeline"]  # it goes last, and asdict would take a second for 100,000 samples
+        timeline = [dict(vars(sample)) for sample in self.timeline]
         derived = {name: getattr(self, name) for name in DERIVED_FIGURES}
         return {**plain, **derived, "timeline": timeline}
 

@@ -17,7 +17,7 @@ LAYERS = {
         hidden paths
         holders limits results baselines
         gauge testing hookspecs settings session open_region
-        reports reports.terminal reports.failure reports.files reports.json_file
+        reports reports.escapes reports.terminal reports.failure reports.files reports.json_file
         reports.summary reports.markdown
         probe notebook items
         __init__

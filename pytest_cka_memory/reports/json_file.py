@@ -1,19 +1,27 @@
-"""The JSON report, schema ``pytest-cka-memory/1``."""
+"""The JSON report, schema ``pytest-cka-memory/1``, which ``schema.json`` beside it describes."""
 
 import json
+from functools import partial
+from pathlib import Path
 
 from pytest_cka_memory.results import Report
 
 SCHEMA = "pytest-cka-memory/1"
+SCHEMA_FILE = Path(__file__).with_name("schema.json")
+"""The report's JSON Schema, draft 2020-12."""
+
+_on_a_line = partial(json.dumps, ensure_ascii=False, allow_nan=False)
+_in_lines = partial(_on_a_line, indent=1)  # many times slower
 
 
 def text(report: Report) -> str:
-    """Return the whole report: the session, every region, and what is not among them."""
-    plain = {
-        "schema": SCHEMA,
-        "session": dict(report.session),
-        "regions": [result.to_dict() for result in report.results],
-        "missing": list(report.missing),
-        "unmeasured": dict(report.unmeasured),
-    }
-    return json.dumps(plain, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    """Return the whole report: the session, a line per region, and what is not among them."""
+    head = _in_lines({"schema": SCHEMA, "session": dict(report.session)})
+    regions = ",\n".join(f"  {_on_a_line(result.to_dict())}" for result in report.results)
+    tail = _in_lines({"missing": list(report.missing), "unmeasured": dict(report.unmeasured)})
+    return (
+        head.removesuffix("\n}")
+        + f',\n "regions": [\n{regions}\n ],\n'
+        + tail.removeprefix("{\n")
+        + "\n"
+    )

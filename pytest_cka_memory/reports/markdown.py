@@ -1,12 +1,12 @@
 """The report as GitHub-flavoured Markdown: for a job's summary or a comment on a pull request."""
 
 import html
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from pytest_cka_memory.reports import summary, terminal
-from pytest_cka_memory.reports.summary import Problem, one_line
+from pytest_cka_memory.reports.escapes import cell, code, fence, one_line, said, shorten
+from pytest_cka_memory.reports.summary import Problem
 from pytest_cka_memory.results import Report
 
 COMMENT_CHARACTERS = 65_000
@@ -18,8 +18,6 @@ _MOST_NAME = 160
 _MOST_SENTENCE = 400
 _FRAME = 1_000
 """For headings, heads of tables and the lines that count what was left out."""
-_PLAIN = re.compile(r"(?!.*www\.)[A-Za-z0-9 ,.;:'()/%–-]*")
-_FENCE = re.compile(r"`+")
 
 
 def text(report: Report, most_characters: int = COMMENT_CHARACTERS) -> str:
@@ -44,31 +42,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], room: int, *, left
     return [*lines, *_fitting(map(_row, rows), room), ""]
 
 
-def code(text: str, most: int = _MOST_NAME) -> str:
-    """`text` as a code span on one line, where nothing in it is markup, a link or a mention."""
-    shown = shorten(one_line(text), most)
-    fence = _fence(shown)
-    pad = " " if shown[:1] in ("`", " ", "") or shown[-1:] in ("`", " ") else ""
-    return f"{fence}{pad}{shown}{pad}{fence}"
-
-
-def _fence(text: str) -> str:
-    return "`" * (1 + max(map(len, _FENCE.findall(text)), default=0))
-
-
-def said(text: str, most: int = _MOST_SENTENCE) -> str:
-    """A sentence as it is where it has no markup, else as a code span."""
-    return text if _PLAIN.fullmatch(text) and len(text) <= most else code(text, most)
-
-
-def shorten(text: str, most: int) -> str:
-    """Cut out of the middle: a name begins with its file and ends with its parameters."""
-    half = (most - 1) // 2
-    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
-
-
 def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    return f"| {' | '.join(map(cell, cells))} |"
 
 
 def _fitting(lines: Iterable[str], room: int) -> Iterator[str]:
@@ -107,14 +82,14 @@ def _holders(problems: Sequence[Problem], room: int) -> Iterator[str]:
 
 
 def _explanation(problem: Problem) -> Iterator[str]:
-    name, limit = shorten(one_line(problem.result.name), _MOST_NAME), one_line(problem.limit)
-    lines = [shorten(one_line(line), _MOST_SENTENCE) for line in problem.holders]
-    fence = max(_fence("\n".join(lines)), "```", key=len)
-    yield (
-        f"<details><summary><code>{html.escape(name)}</code>, "
-        f"<code>{html.escape(shorten(limit, _MOST_NAME))}</code>: what holds it</summary>\n"
+    name, limit = (
+        f"<code>{html.escape(shorten(one_line(text), _MOST_NAME))}</code>"
+        for text in (problem.result.name, problem.limit)
     )
-    yield from [f"{fence}text", *lines, fence, ""]
+    lines = [shorten(one_line(line), _MOST_SENTENCE) for line in problem.holders]
+    marks = fence("\n".join(lines), least=3)
+    yield f"<details><summary>{name}, {limit}: who holds it</summary>\n"
+    yield from [f"{marks}text", *lines, marks, ""]
     yield "</details>\n"
 
 
@@ -127,13 +102,13 @@ def _regions(report: Report, room: int) -> list[str]:
         for result in report.results
     ]
     # Words to the left of the figures, which line up on the right.
-    order = ["region", "verdict", "timeline"]
-    order += [column for column in rows[0] if column not in order]
+    words = ["region", "verdict", "timeline"]
+    order = words + [column for column in rows[0] if column not in words]
     cells = ([row[column] for column in order] for row in rows)
     total = len(report.results)
     return [
         f"<details><summary>All regions: {total:,}</summary>\n",
-        *table(order, cells, room, left=3),
+        *table(order, cells, room, left=len(words)),
         "</details>\n",
     ]
 
@@ -141,4 +116,4 @@ def _regions(report: Report, room: int) -> list[str]:
 def _facts(report: Report) -> Iterator[str]:
     for name, fact in summary.facts(report):
         yield f"- {name}: {said(fact, _MOST_NAME)}"
-    yield f"\n{html.escape(summary.LEGEND).replace('*', chr(92) + '*')}"
+    yield f"\n{summary.LEGEND}"

@@ -1,6 +1,5 @@
 """What a whole report comes to, in words that Markdown and the page share."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -98,16 +97,8 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
 
 PREDICTED = "These figures are predicted for the device, not measured on it."
 LEGEND = (
-    "Sizes are MB (2**20 bytes) where no unit is given. Start: live at entry; peak: highest live; "
-    "increase: peak less start; retained: born inside and alive at the end; growth/b: rise of the "
-    "upper level per batch, from 5 full batches on."
+    "Sizes are MB (1,048,576 bytes) where no unit is given. Start: live at entry; peak: highest "
+    "live; increase: peak less start; retained: born inside and alive at the end; growth/b: rise "
+    "of the upper level per batch, from 5 full batches on."
 )
 _MOST_LISTED = 10
-
-
-def one_line(text: str) -> str:
-    """Show line breaks and control characters of `text` as escapes: none acts on a terminal."""
-    return _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
-
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
+from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.results import Result
 from pytest_cka_memory.units import format_size
 
@@ -31,7 +32,7 @@ def table(results: Sequence[Result], width: int = 100) -> list[Line]:
     if room < _NAME_WIDTH:  # a name says more than a chart
         rows = [{key: text for key, text in row.items() if key != "timeline"} for row in rows]
         room = max(_NAME_WIDTH, width - _width(_lay_out(rows)) - 2)
-    names = [_cut(name, room) for name in _names(results)]
+    names = [_cut(one_line(name), room) for name in _names(results)]
     rows = [{"region": name, **row} for name, row in zip(names, rows, strict=True)]
     head, *body = _lay_out(rows)
     coloured = [Line(row, _colour(result)) for row, result in zip(body, results, strict=True)]
@@ -122,14 +123,15 @@ def findings(results: Sequence[Result], width: int = 100) -> list[Line]:
     lines = []
     for result in results:
         for breach in result.breaches:
-            lines.append(Line(f"BREACH {result.name}", "red"))
-            sentence = textwrap.wrap(f"{breach.limit}: {breach.message}", width - 2)
+            lines.append(Line(f"BREACH {one_line(result.name)}", "red"))
+            sentence = textwrap.wrap(one_line(f"{breach.limit}: {breach.message}"), width - 2)
             lines += [Line(f"  {part}", "red") for part in sentence]
         for unjudged in result.unjudged:
-            lines.append(Line(f"not judged {result.name}", "yellow"))
-            lines.append(Line(f"  {unjudged.limit}: {unjudged.reason}", "yellow"))
+            lines.append(Line(f"not judged {one_line(result.name)}", "yellow"))
+            lines.append(Line(one_line(f"  {unjudged.limit}: {unjudged.reason}"), "yellow"))
         if not result.record.completed:
-            lines.append(Line(f"not judged {result.name}: {why_incomplete(result)}", "yellow"))
+            why = f"{one_line(result.name)}: {why_incomplete(result)}"
+            lines.append(Line(f"not judged {why}", "yellow"))
     return lines
 
 
