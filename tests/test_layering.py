@@ -12,7 +12,7 @@ LAYERS = {
         _version errors timeline births loaders roots workers
         units references tolerance
         region baseline_file
-        meters.base meters.storages meters.history meters.ledger meters.watch
+        meters.base meters.storages meters.history meters.ledger meters.watch meters.peaks
         meters.cpu meters.accelerator meters
         hidden paths
         holders limits results baselines

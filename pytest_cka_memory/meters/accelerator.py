@@ -12,6 +12,7 @@ from pytest_cka_memory.births import Birth, Unowned
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import history
 from pytest_cka_memory.meters.base import Meter, Reading
+from pytest_cka_memory.meters.peaks import KeptPeaks
 from pytest_cka_memory.meters.watch import StorageWatch
 
 _HISTORY_ENTRIES = 100_000
@@ -42,6 +43,7 @@ class AcceleratorMeter(Meter):
         self._device = torch.device(kind, index)
         self.device = str(self._device)
         self._watch = StorageWatch(self._device)
+        self._kept = KeptPeaks(self._device, self._peaks)
         self._drop_workspaces = _workspace_dropper(kind)
         self._history = _history_of(kind)
         self._recording = False
@@ -62,8 +64,10 @@ class AcceleratorMeter(Meter):
 
     def start(self) -> None:
         self._watch.start()  # the allocator always counts; this tells whose the bytes are
+        self._kept.start()
 
     def stop(self) -> None:
+        self._kept.stop()
         self._watch.stop()
 
     def clean(self) -> int | None:
@@ -85,13 +89,14 @@ class AcceleratorMeter(Meter):
         return Reading(
             allocated_bytes=stats["allocated_bytes.all.current"],
             requested_bytes=self._requested(stats),
-            peak_bytes=stats["allocated_bytes.all.peak"],
+            peak_bytes=max(stats["allocated_bytes.all.peak"], self._kept.allocated_bytes),
             reserved_bytes=stats["reserved_bytes.all.current"],
-            peak_reserved_bytes=stats["reserved_bytes.all.peak"],
+            peak_reserved_bytes=max(stats["reserved_bytes.all.peak"], self._kept.reserved_bytes),
         )
 
     def reset_peak(self) -> None:
         torch.accelerator.reset_peak_memory_stats(self._device)
+        self._kept.forget()
         self._watch.ledger.reset_peak()
 
     def mark(self) -> _Mark:
@@ -138,6 +143,10 @@ class AcceleratorMeter(Meter):
 
     def births_at_peak(self) -> list[Birth]:
         return self._watch.ledger.alive_at_peak()
+
+    def _peaks(self) -> tuple[int, int]:
+        stats = self._stats()
+        return stats["allocated_bytes.all.peak"], stats["reserved_bytes.all.peak"]
 
     def _stats(self) -> dict[str, int]:
         return torch.accelerator.memory_stats(self._device)

@@ -179,8 +179,8 @@ class _Patches:
             plain_start(thread)
 
         self._undo = [
-            _replace(torch.UntypedStorage, "resize_", resize_),
-            _replace(threading.Thread, "start", start),
+            replaced(torch.UntypedStorage, "resize_", resize_),
+            replaced(threading.Thread, "start", start),
         ]
         if torch.__version__ < "2.15":  # see Ledger.collecting
             gc.callbacks.append(watch.note_collection)
@@ -191,8 +191,8 @@ class _Patches:
             undo()
 
 
-def _replace(owner: type, name: str, function: Callable[..., Any]) -> Callable[[], None]:
-    """Put `function` in the place of a method; returns what puts back the one of before."""
+def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], None]:
+    """Put `function` in the place of an attribute; returns what puts back the one of before."""
     before = vars(owner).get(name)  # None where it is inherited
     setattr(owner, name, function)
 

@@ -1,8 +1,8 @@
-"""An accelerator of host memory, for tests: torch loads it where this folder's parent is on the path.
+"""An accelerator of host memory, for tests: torch loads it where its folder is on the path.
 
 It is an out-of-tree backend as any other: PrivateUse1, announced by the entry point
-``torch.backends``. Operators are computed on the CPU and copied; its caching allocator counts blocks
-of 512 bytes, a reserve, peaks and bytes asked for, and runs out of memory at a capacity.
+``torch.backends``. Operators are computed on the CPU and copied; its caching allocator counts
+blocks of 512 bytes, a reserve, peaks and bytes asked for, and runs out of memory at a capacity.
 """
 
 import importlib.util
@@ -12,7 +12,7 @@ from types import ModuleType
 
 NAME = "privateuseone"
 LIBRARY = "HOSTDEVICE_LIBRARY"
-"""Environment variable: the compiled library, where it is known; else it is built, or found built."""
+"""Environment variable: the compiled library, where it is known; else it is built."""
 
 
 def load() -> None:

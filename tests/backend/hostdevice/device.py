@@ -66,6 +66,10 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
     return [torch.bfloat16, torch.float16]
 
 
+def reset_peak_memory_stats(index: int | None = None) -> None:
+    torch.accelerator.reset_peak_memory_stats(index)
+
+
 def set_capacity(size: int, index: int = 0) -> None:
     """Run out of memory above so many bytes reserved."""
     _native.set_capacity(index, size)
