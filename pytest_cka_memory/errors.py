@@ -27,3 +27,7 @@ class ReportError(CkaMemoryError, RuntimeError):
 
 class BaselineError(ReportError):
     """A baseline file that cannot be used; it is never written over."""
+
+
+class RankError(CkaMemoryError, RuntimeError):
+    """Ranks of one job that cannot reach one another."""

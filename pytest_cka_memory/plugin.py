@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pytest_cka_memory import hookspecs, items, reporting, settings, workers
+from pytest_cka_memory import hookspecs, items, rank_reporting, ranks, settings, workers
 from pytest_cka_memory.limits import MARKERS
 from pytest_cka_memory.meters import Meter, meter_for
 from pytest_cka_memory.probe import MemoryProbe
@@ -24,12 +24,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{example}: {build.__doc__}")
     config.stash[items.settings_key] = settings.resolve(config)
     if not workers.is_worker(config):
-        config.pluginmanager.register(reporting.Reporter(config), "cka_memory_reporter")
+        config.pluginmanager.register(rank_reporting.reporter(config), "cka_memory_reporter")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_cka_memory_meter(device: str) -> Meter:
-    return meter_for(device)
+    rank = ranks.this_rank()
+    return meter_for(device, preferred=rank.local if rank else None)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

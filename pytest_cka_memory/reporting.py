@@ -18,6 +18,9 @@ from pytest_cka_memory.settings import describe
 class Reporter:
     """Registered where test reports arrive: a serial run, or the controller of a parallel one."""
 
+    process = "main"
+    """How reports call this one, where it measures by itself."""
+
     def __init__(self, config: pytest.Config) -> None:
         self.settings = config.stash[items.settings_key]
         self.gathered = Gathered()
@@ -62,7 +65,7 @@ class Reporter:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         payload = getattr(report, "cka_memory", None)
         if payload is not None:
-            worker = getattr(report, "worker_id", "main")
+            worker = getattr(report, "worker_id", self.process)
             self.gathered.add(report.nodeid, worker, _outcome(report), payload)
         if report.when == "teardown":
             self.gathered.finish(report.nodeid, teardown_failed=report.failed)

@@ -24,8 +24,13 @@ class Result:
 
     @property
     def name(self) -> str:
-        """Test and label, as people would say it."""
-        return f"{self.nodeid} {self.record.label}".rstrip()
+        """Test, label and rank, as people would say it."""
+        return " ".join(filter(None, (self.nodeid, self.record.label, self.rank)))
+
+    @property
+    def rank(self) -> str:
+        """Which of several ranks measured it, as ``rank 1``; else empty."""
+        return self.worker if self.worker.startswith("rank ") else ""
 
     @property
     def verdict(self) -> str:
@@ -92,3 +97,9 @@ class Report:
     """Collected tests without a result."""
     unmeasured: Mapping[str, int] = field(default_factory=dict)
     """Why tests that were to be measured could not be -> how many."""
+    collected: frozenset[str] = frozenset()
+    """Every test of the session, measured or not."""
+    narrowed: bool = False
+    """Whether tests of a file may have been left out: by -k, -m, ``file.py::test`` and the like."""
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Worker -> what its figures depend on; of one machine's cards not all may be alike."""

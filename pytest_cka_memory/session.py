@@ -84,6 +84,28 @@ class Gathered:
         """Regions that ran to their end: what a gate may count on."""
         return sum(result.record.completed for result in self.results)
 
+    def to_dict(self) -> dict[str, Any]:
+        """What another process needs to :meth:`absorb` it; builtin types only."""
+        return {
+            "facts": self.facts,
+            "unmeasured": dict(self.unmeasured),
+            "workers": sorted(self.workers),
+            "expected": list(self._expected),
+            "missing": self.missing,
+            "results": [result.to_dict() for result in self.results],
+        }
+
+    def absorb(self, data: Mapping[str, Any]) -> None:
+        """Take in all that another rank gathered: the same tests, on another device."""
+        missing = {*self.missing, *data["missing"]}
+        self.expect(data["expected"])
+        self._finished = set(self._expected) - missing
+        self.facts = _joined(self.facts, data["facts"])
+        self.unmeasured.update(data["unmeasured"])
+        self.workers.update(data["workers"])
+        for result in map(Result.from_dict, data["results"]):
+            self._results.setdefault(result.nodeid, []).append(result)
+
     def report(self) -> Report:
         """All of it, as plain data."""
         return Report(
@@ -99,3 +121,14 @@ class Gathered:
             "workers": len(self.workers),
             "started": self.started,
         }
+
+
+def _joined(facts: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """Facts of several ranks: their devices are named one by one where they differ."""
+    if not facts or not others:
+        return facts or others
+    names = {
+        key: ", ".join(dict.fromkeys([*facts[key].split(", "), others[key]]))
+        for key in ("device", "device_name")
+    }
+    return {**facts, **names}

@@ -1,5 +1,6 @@
 """The command line and the ini file, resolved once into frozen settings."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ class Settings:
     """Limit for tests that have none of their own."""
     min_regions: int
     """Fewer measured regions than this fail the session."""
+    rank_timeout_s: float
+    """Under torchrun: how long another rank may finish no test before it is given up."""
 
     @property
     def names_accelerator(self) -> bool:
@@ -68,6 +71,7 @@ _VALUED = (
     ("max-retained-mb", "MB", "max_retained_mb for tests that have no such marker"),
     ("max-peak-mb", "MB", "max_peak_mb for tests that have no such marker"),
     ("min-regions", "N", "fail the session if fewer regions were measured"),
+    ("rank-timeout", "SECONDS", "under torchrun: how long a rank may end no test; default 300"),
 )
 
 
@@ -87,6 +91,7 @@ def resolve(config: pytest.Config) -> Settings:
         max_retained_bytes=_size(config, "max-retained-mb"),
         max_peak_bytes=_size(config, "max-peak-mb"),
         min_regions=_count(config, "min-regions"),
+        rank_timeout_s=_seconds(config, "rank-timeout", 300.0),
     )
 
 
@@ -126,6 +131,19 @@ def _count(config: pytest.Config, name: str) -> int:
             f"--cka-memory-{name}: cannot read {text!r} as a number of regions; write e.g. 1"
         )
     return int(text)
+
+
+def _seconds(config: pytest.Config, name: str, default: float) -> float:
+    text = _valued(config, name)
+    try:
+        seconds = default if text is None else float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise pytest.UsageError(
+            f"--cka-memory-{name}: cannot read {text!r} as a number of seconds; write e.g. 300"
+        )
+    return seconds
 
 
 def _path(config: pytest.Config, name: str, *, folder: bool = False) -> Path | None:

@@ -9,7 +9,7 @@ import pytest
 
 LAYERS = {
     "pytest_cka_memory": """
-        _version errors timeline births loaders roots workers
+        _version errors timeline births loaders roots workers ranks sigterm
         units references tolerance
         region baseline_file
         meters.base meters.storages meters.history meters.ledger meters.watch meters.peaks
@@ -21,7 +21,7 @@ LAYERS = {
         reports.summary reports.markdown
         probe notebook items
         __init__
-        outputs reporting
+        outputs reporting rank_reporting
         plugin
     """,
     "cka": """

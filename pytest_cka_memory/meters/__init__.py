@@ -27,8 +27,11 @@ def check_device_name(name: str) -> str:
     return name
 
 
-def meter_for(name: str = "auto") -> Meter:
+def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
     """Return this process's one meter for a device; ``auto`` is the accelerator, else the CPU.
+
+    Where `name` has no index, that is `preferred`, counted around the devices there are; without
+    it, torch's current device.
 
     Raises:
         DeviceError: for a device that is unknown, not there, or keeps no counters.
@@ -40,19 +43,22 @@ def meter_for(name: str = "auto") -> Meter:
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if kind == "auto":
-        return _cpu_meter() if accelerator is None else meter_for(accelerator.type)
+        return _cpu_meter() if accelerator is None else meter_for(accelerator.type, preferred)
     if accelerator is None or accelerator.type != kind:
         has = "no accelerator" if accelerator is None else f"only {accelerator.type}"
         raise DeviceError(
             f"device {name!r} is not there: torch {torch.__version__} finds {has} on this machine; "
             "write cpu, or auto to take what there is"
         )
-    number = int(index) if index else torch.accelerator.current_device_index()
-    if number >= torch.accelerator.device_count():
-        raise DeviceError(
-            f"device {name!r} is not there: torch finds {torch.accelerator.device_count()}, "
-            "counted from 0"
-        )
+    count = torch.accelerator.device_count()
+    if index:
+        number = int(index)
+    elif preferred is not None:
+        number = preferred % count
+    else:
+        number = torch.accelerator.current_device_index()
+    if number >= count:
+        raise DeviceError(f"device {name!r} is not there: torch finds {count}, counted from 0")
     return _accelerator_meter(kind, number)
 
 

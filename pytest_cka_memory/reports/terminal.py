@@ -74,13 +74,13 @@ def cells(result: Result, *, has_reserve: bool) -> dict[str, str]:
 
 
 def _names(results: Sequence[Result]) -> list[str]:
-    """Test and label; with the file too where two files have a test of that name."""
+    """Test, label and rank; with the file too where two files have a test of that name."""
     tests = [result.nodeid.partition("::")[2] for result in results]
     owners: dict[str, set[str]] = {}
     for test, result in zip(tests, results, strict=True):
         owners.setdefault(test, set()).add(result.nodeid)
     return [
-        f"{test if len(owners[test]) == 1 else result.nodeid} {result.record.label}".rstrip()
+        result.name[0 if len(owners[test]) > 1 else len(result.nodeid) - len(test) :]
         for test, result in zip(tests, results, strict=True)
     ]
 
