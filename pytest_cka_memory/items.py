@@ -11,7 +11,9 @@ from zlib import crc32
 
 import pytest
 
-from pytest_cka_memory.errors import DeviceError, LimitError
+from pytest_cka_memory import baseline_limit
+from pytest_cka_memory.baselines import fingerprint_of
+from pytest_cka_memory.errors import BaselineError, DeviceError, LimitError
 from pytest_cka_memory.limits import MARKERS, Limit, default_limits, limit_from_marker
 from pytest_cka_memory.meters import Meter
 from pytest_cka_memory.probe import MemoryProbe
@@ -26,6 +28,7 @@ FIXTURE = "cka_memory"
 settings_key = pytest.StashKey[Settings]()
 meter_key = pytest.StashKey[Meter]()
 job_key = pytest.StashKey["Job"]()
+narrowed_key = pytest.StashKey[bool]()
 
 
 def limits_of(item: pytest.Item) -> list[Limit]:
@@ -33,16 +36,41 @@ def limits_of(item: pytest.Item) -> list[Limit]:
 
     Raises:
         LimitError: for a marker with arguments it cannot have.
+        BaselineError: for a baseline file that cannot be used.
     """
     own = own_limits_of(item)
     settings = item.config.stash[settings_key]
-    return own + default_limits(own, settings.max_retained_bytes, settings.max_peak_bytes)
+    limits = own + default_limits(own, settings.max_retained_bytes, settings.max_peak_bytes)
+    if settings.baseline.named and not _is_marked(item, baseline_limit.MARKER):
+        limits += _baseline_of(item) if is_measured(item) else []
+    return limits
 
 
 def own_limits_of(item: pytest.Item) -> list[Limit]:
     """Limits of the test's own markers; raises as :func:`limits_of`."""
     markers = [marker for name in MARKERS if (marker := _closest(item, name)) is not None]
-    return [limit_from_marker(marker.name, marker.args, marker.kwargs) for marker in markers]
+    limits = [limit_from_marker(marker.name, marker.args, marker.kwargs) for marker in markers]
+    return limits + (_baseline_of(item) if _is_marked(item, baseline_limit.MARKER) else [])
+
+
+def _is_marked(item: pytest.Item, name: str) -> bool:
+    return item.get_closest_marker(name) is not None
+
+
+def _baseline_of(item: pytest.Item) -> list[Limit]:
+    """What the test's baseline allows on this device; nothing while it is written anew."""
+    plan = item.config.stash[settings_key].baseline
+    text, tolerance = "--cka-memory-baseline", plan.tolerance
+    marker = _closest(item, baseline_limit.MARKER)
+    if marker is not None:
+        tolerance = baseline_limit.tolerance_of(marker.args, marker.kwargs, tolerance)
+        given = marker.args or marker.kwargs
+        text = f"{marker.name}({tolerance.text!r})" if given else marker.name
+    if plan.updating:
+        return []
+    meter = item.config.stash.get(meter_key, None)  # none before the first test that is measured
+    device = None if meter is None else fingerprint_of(facts_of(meter))
+    return [plan.limit(text, item.nodeid, device, tolerance)]
 
 
 def _closest(item: pytest.Item, name: str) -> pytest.Mark | None:
@@ -60,7 +88,17 @@ def is_measured(item: pytest.Item) -> bool:
     return (
         item.config.stash[settings_key].measures_all
         or FIXTURE in getattr(item, "fixturenames", ())
-        or any(item.get_closest_marker(name) is not None for name in MARKERS)
+        or any(_is_marked(item, name) for name in (*MARKERS, baseline_limit.MARKER))
+        or item.config.stash[settings_key].baseline.measures(item.nodeid)
+    )
+
+
+def is_narrowed(config: pytest.Config) -> bool:
+    """Whether tests may have been left out of a file that was collected."""
+    return (
+        config.stash.get(narrowed_key, False)
+        or any("::" in arg for arg in config.args)
+        or bool(config.getoption("lf", False))  # which leaves out without a word
     )
 
 
@@ -76,6 +114,8 @@ def check(items: Sequence[pytest.Item]) -> None:
             limits_of(item)
         except LimitError as error:
             wrong.append(f"{item.nodeid}: {error}")
+        except BaselineError as error:
+            raise pytest.UsageError(f"--cka-memory-baseline: {error}") from None
     if wrong:
         raise pytest.UsageError(*wrong)
 
@@ -111,7 +151,7 @@ def limits_or_fail(item: pytest.Item) -> list[Limit]:
     """As :func:`limits_of`, where it is too late to refuse to run: a wrong marker fails."""
     try:
         return limits_of(item)
-    except LimitError as error:
+    except (LimitError, BaselineError) as error:
         wrong = f"{item.nodeid}: {error}"
     # Outside the except block, or pytest would print both errors.
     pytest.fail(wrong, pytrace=False)
@@ -220,6 +260,7 @@ class Job:
             "facts": facts_of(self.probe.meter),
             "regions": [result.to_dict() for result in results],
             "unmeasured": unmeasured,
+            "narrowed": is_narrowed(self._item.config),
         }
 
     def _collect(self) -> list[Result]:

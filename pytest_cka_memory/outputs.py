@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from pytest_cka_memory.baseline_output import BaselineOutput
 from pytest_cka_memory.reports import files, json_file, markdown
 from pytest_cka_memory.results import Report
 from pytest_cka_memory.settings import Settings
@@ -48,8 +49,9 @@ _RENDERERS: Mapping[str, Callable[[Report], str]] = {
 
 def outputs_of(settings: Settings) -> list[Output]:
     """Every output that `settings` ask for."""
-    return [
+    written = [
         FileOutput(f"--cka-memory-{name}", settings.files[name], render)
         for name, render in _RENDERERS.items()
         if name in settings.files
     ]
+    return [*written, BaselineOutput(settings.baseline)]

@@ -1,11 +1,13 @@
 """The hooks of the plugin, and nothing else; imported by pytest alone."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import pytest
 
 from pytest_cka_memory import hookspecs, items, rank_reporting, ranks, settings, workers
+from pytest_cka_memory.baseline_limit import DESCRIPTION, EXAMPLE
+from pytest_cka_memory.items import narrowed_key
 from pytest_cka_memory.limits import MARKERS
 from pytest_cka_memory.meters import Meter, meter_for
 from pytest_cka_memory.probe import MemoryProbe
@@ -22,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for build, example in MARKERS.values():
         config.addinivalue_line("markers", f"{example}: {build.__doc__}")
+    config.addinivalue_line("markers", f"{EXAMPLE}: {DESCRIPTION}")
     config.stash[items.settings_key] = settings.resolve(config)
     if not workers.is_worker(config):
         config.pluginmanager.register(rank_reporting.reporter(config), "cka_memory_reporter")
@@ -37,6 +40,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     chosen = session.config.stash[items.settings_key]
     if chosen.names_accelerator and workers.is_controller(session.config):
         workers.check_device(session.config, chosen.device)
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items[:1]:
+        item.config.stash[narrowed_key] = True
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -84,7 +84,7 @@ class Reporter:
         report = self.gathered.report()
         for output in self.outputs if self._ran else ():
             try:
-                self.written.append(output.write(report))
+                self.written += filter(None, [output.write(report)])
             except ReportError as error:
                 self._fail(session, str(error))
 
@@ -105,7 +105,7 @@ class Reporter:
             yield from terminal.findings(gathered.results, max(width, 100))
         else:
             yield from terminal.unjudged(gathered.results)
-        if settings.report or settings.files:
+        if settings.report or settings.files or settings.baseline.asked_for:
             if not gathered.results:
                 yield Line(_NOTHING, "yellow")
             for reason, count in gathered.unmeasured.items():

@@ -13,7 +13,7 @@ from pytest_cka_memory.meters import Meter
 from pytest_cka_memory.results import Report, Result
 
 Payload = dict[str, Any]
-"""What rides on a test report: ``facts``, ``regions`` and ``unmeasured``; builtin types only."""
+"""What rides on a test report, in builtin types: see :meth:`Gathered.add`."""
 
 
 def facts_of(meter: Meter) -> dict[str, Any]:
@@ -40,6 +40,9 @@ class Gathered:
     unmeasured: Counter[str] = field(default_factory=Counter)
     """Why tests that were to be measured could not be -> how many."""
     workers: set[str] = field(default_factory=set)
+    facts_of_workers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    narrowed: bool = False
+    """Whether tests may have been left out of a file that was collected."""
     _expected: dict[str, int] = field(default_factory=dict)
     _finished: set[str] = field(default_factory=set)
     _results: dict[str, list[Result]] = field(default_factory=dict)
@@ -53,6 +56,8 @@ class Gathered:
         """Take in what one report carries."""
         self.workers.add(worker)
         self.facts = self.facts or payload["facts"]
+        self.facts_of_workers[worker] = payload["facts"]
+        self.narrowed = self.narrowed or payload["narrowed"]
         for reason in payload["unmeasured"]:
             self.unmeasured[reason] += 1
         results = [Result.from_dict(region) for region in payload["regions"]]
@@ -109,7 +114,13 @@ class Gathered:
     def report(self) -> Report:
         """All of it, as plain data."""
         return Report(
-            self._description(), tuple(self.results), tuple(self.missing), dict(self.unmeasured)
+            self._description(),
+            tuple(self.results),
+            tuple(self.missing),
+            dict(self.unmeasured),
+            frozenset(self._expected),
+            self.narrowed,
+            dict(self.facts_of_workers),
         )
 
     def _description(self) -> Mapping[str, Any]:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from pytest_cka_memory.errors import SizeError
+from pytest_cka_memory.baseline_limit import DEFAULT_FILE, BaselinePlan
+from pytest_cka_memory.errors import LimitError, SizeError
 from pytest_cka_memory.meters import KNOWN_DEVICES
+from pytest_cka_memory.tolerance import parse_tolerance
 from pytest_cka_memory.units import format_exact, parse_megabytes
 
 
@@ -32,6 +34,8 @@ class Settings:
     """Limit for tests that have none of their own."""
     min_regions: int
     """Fewer measured regions than this fail the session."""
+    baseline: BaselinePlan
+    """The file of committed figures, and what is done with it."""
     rank_timeout_s: float
     """Under torchrun: how long another rank may finish no test before it is given up."""
 
@@ -61,6 +65,8 @@ def add_options(parser: pytest.Parser) -> None:
 _FLAGS = (
     ("report", "measure every test and print a table of memory figures"),
     ("explain", "trace who holds what is retained in every region, not only where a limit broke"),
+    ("update-baseline", "write the figures of every measured test that passes as its baseline"),
+    ("require-baseline", "fail regions that are held to a baseline and have none on this device"),
 )
 FILES = ("json", "markdown")
 _VALUED = (
@@ -71,6 +77,8 @@ _VALUED = (
     ("max-retained-mb", "MB", "max_retained_mb for tests that have no such marker"),
     ("max-peak-mb", "MB", "max_peak_mb for tests that have no such marker"),
     ("min-regions", "N", "fail the session if fewer regions were measured"),
+    ("baseline", "PATH", f"hold every measured test to this file; for markers {DEFAULT_FILE}"),
+    ("tolerance", "TOLERANCE", "rise above its baseline that a figure may have, as a share or size"),
     ("rank-timeout", "SECONDS", "under torchrun: how long a rank may end no test; default 300"),
 )
 
@@ -91,6 +99,7 @@ def resolve(config: pytest.Config) -> Settings:
         max_retained_bytes=_size(config, "max-retained-mb"),
         max_peak_bytes=_size(config, "max-peak-mb"),
         min_regions=_count(config, "min-regions"),
+        baseline=_baseline(config),
         rank_timeout_s=_seconds(config, "rank-timeout", 300.0),
     )
 
@@ -146,6 +155,22 @@ def _seconds(config: pytest.Config, name: str, default: float) -> float:
     return seconds
 
 
+def _baseline(config: pytest.Config) -> BaselinePlan:
+    named = _path(config, "baseline")
+    try:
+        tolerance = parse_tolerance(_valued(config, "tolerance") or "5%")
+    except LimitError as error:
+        raise pytest.UsageError(f"--cka-memory-tolerance: {error}") from None
+    return BaselinePlan(
+        path=named or config.rootpath / DEFAULT_FILE,
+        root=config.rootpath,
+        tolerance=tolerance,
+        named=named is not None,
+        updating=_flag(config, "update-baseline"),
+        required=_flag(config, "require-baseline"),
+    )
+
+
 def _path(config: pytest.Config, name: str, *, folder: bool = False) -> Path | None:
     text = _valued(config, name)
     if text is None:
@@ -170,5 +195,7 @@ def describe(settings: Settings) -> str:
     parts += [f"device {settings.device}"] if settings.device != "auto" else []
     parts += [f"{name} {format_exact(size)}" for name, size in limits.items() if size is not None]
     parts += [f"at least {settings.min_regions} regions"] if settings.min_regions else []
+    plan = settings.baseline
+    parts += [f"{'writing' if plan.updating else 'held to'} {plan.path}"] if plan.asked_for else []
     parts += [f"{name} to {path}" for name, path in settings.files.items()]
     return ", ".join(parts)

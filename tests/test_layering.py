@@ -15,13 +15,13 @@ LAYERS = {
         meters.base meters.storages meters.history meters.ledger meters.watch meters.peaks
         meters.cpu meters.accelerator meters
         hidden paths
-        holders limits results baselines
+        holders limits results baselines baseline_limit
         gauge testing hookspecs settings session open_region
         reports reports.escapes reports.terminal reports.failure reports.files reports.json_file
         reports.summary reports.markdown
         probe notebook items
         __init__
-        outputs reporting rank_reporting
+        baseline_output outputs reporting rank_reporting
         plugin
     """,
     "cka": """

@@ -7,14 +7,8 @@ import pytest
 
 from pytest_cka_memory import LimitError, RegionRecord
 from pytest_cka_memory.baseline_file import Fingerprint, Key
-from pytest_cka_memory.baselines import (
-    Update,
-    WithinBaseline,
-    figures_of,
-    fingerprint_of,
-    tolerance_of,
-    updated,
-)
+from pytest_cka_memory.baseline_limit import BaselinePlan, WithinBaseline, tolerance_of
+from pytest_cka_memory.baselines import Update, figures_of, fingerprint_of, updated
 from pytest_cka_memory.limits import Breach, Unjudged
 from pytest_cka_memory.results import Result, judge
 from pytest_cka_memory.tolerance import parse_tolerance
