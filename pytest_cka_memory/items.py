@@ -18,7 +18,7 @@ from pytest_cka_memory.limits import MARKERS, Limit, default_limits, limit_from_
 from pytest_cka_memory.meters import Meter
 from pytest_cka_memory.probe import MemoryProbe
 from pytest_cka_memory.region import RegionRecord
-from pytest_cka_memory.reports import failure
+from pytest_cka_memory.reports import failure, properties
 from pytest_cka_memory.results import Result, judge
 from pytest_cka_memory.session import Payload, facts_of
 from pytest_cka_memory.settings import Settings
@@ -143,6 +143,7 @@ def begin(item: pytest.Item) -> None:
     A serial run has refused wrong ones before; an xdist worker cannot refuse to start.
     """
     if job_key in item.stash:  # a plugin runs this test again
+        item.stash[job_key].take_back_properties()
         del item.stash[job_key]
     limits_or_fail(item)
 
@@ -178,6 +179,8 @@ class Job:
         """Whether the test's own code has been seen running."""
         self._item = item
         self._results: list[Result] = []
+        self._properties: list[properties.Property] = []
+        """What was added to the item's, for JUnit XML and its like."""
         self._judged = 0
         self._snapshots = item.config.stash[settings_key].snapshots
         self._returned = False
@@ -263,12 +266,19 @@ class Job:
             "narrowed": is_narrowed(self._item.config),
         }
 
+    def take_back_properties(self) -> None:
+        """Take the figures of a run that does not count off the item."""
+        ours = set(map(id, self._properties))
+        self._item.user_properties[:] = [p for p in self._item.user_properties if id(p) not in ours]
+
     def _collect(self) -> list[Result]:
         limits = limits_or_fail(self._item)
         records: list[RegionRecord] = self.probe.records[self._judged :]
         results = [judge(self._item.nodeid, record, limits) for record in records]
         self._judged = len(self.probe.records)
         self._results += results
+        self._properties += (figures := properties.of_results(results))
+        self._item.user_properties += figures
         return results
 
     def _fail_on_breach(self, results: Sequence[Result]) -> None:

@@ -129,3 +129,7 @@ DERIVED_FIGURES = (
     "growth_bytes_per_batch",
 )
 FIGURES = (*RegionRecord.__dataclass_fields__, *DERIVED_FIGURES)
+NUMBERS = tuple(
+    name for name in FIGURES if name.endswith(("_bytes", "_per_batch")) or name == "batches"
+)
+"""Those that are a number, or None where not determined."""

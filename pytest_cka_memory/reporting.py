@@ -29,6 +29,8 @@ class Reporter:
         """What outputs were written, in a line each."""
         self.problems: list[str] = []
         """What failed the session beyond its tests."""
+        self._again: set[tuple[str, str]] = set()
+        """Tests, each with its worker, that will be run once more."""
         self._ran = False
         """Whether tests were run: no --collect-only, --fixtures or --cache-show."""
 
@@ -64,8 +66,13 @@ class Reporter:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         payload = getattr(report, "cka_memory", None)
+        worker = getattr(report, "worker_id", self.process)
+        if report.when == "setup" and (report.nodeid, worker) in self._again:
+            self._again.remove((report.nodeid, worker))
+            self.gathered.forget(report.nodeid, worker)
+        if report.outcome == "rerun":  # type: ignore[comparison-overlap]  # pytest-rerunfailures
+            self._again.add((report.nodeid, worker))
         if payload is not None:
-            worker = getattr(report, "worker_id", self.process)
             self.gathered.add(report.nodeid, worker, _outcome(report), payload)
         if report.when == "teardown":
             self.gathered.finish(report.nodeid, teardown_failed=report.failed)

@@ -65,6 +65,11 @@ class Gathered:
             replace(result, worker=worker, outcome=outcome) for result in results
         )
 
+    def forget(self, nodeid: str, worker: str) -> None:
+        """Let go of a run of a test that is run again: the last one counts."""
+        kept = [result for result in self._results.get(nodeid, []) if result.worker != worker]
+        self._results[nodeid] = kept
+
     def finish(self, nodeid: str, *, teardown_failed: bool = False) -> None:
         """Note that a test has run to its end."""
         self._finished.add(nodeid)

@@ -5,6 +5,16 @@ import pytest
 pytest_plugins = ["pytester"]
 
 
+_BESIDE = ("asyncio", "cov", "randomly", "repeat")
+
+
+@pytest.fixture
+def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    """Inner sessions without the plugins that are installed to be tested beside: -p brings one."""
+    monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(f"-p no:{name}" for name in _BESIDE))
+    return pytester
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs an accelerator where torch finds none, and say why."""
     needing = [item for item in items if item.get_closest_marker("gpu") is not None]

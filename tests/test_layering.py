@@ -18,7 +18,7 @@ LAYERS = {
         holders limits results baselines baseline_limit
         gauge testing hookspecs settings session open_region
         reports reports.escapes reports.terminal reports.failure reports.files reports.json_file
-        reports.summary reports.markdown
+        reports.properties reports.summary reports.markdown
         probe notebook items
         __init__
         baseline_output outputs reporting rank_reporting

@@ -84,7 +84,6 @@ Run = Callable[..., Session]
 def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a file of tests in an inner session that writes its JSON report."""
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
     monkeypatch.delenv("CI", raising=False)
 
     def run(

@@ -230,25 +230,6 @@ def test_an_async_function_nobody_runs_is_no_pass(scripted):
     assert run.region["verdict"] == "not judged"
 
 
-def test_pytest_asyncio_is_measured(scripted):
-    """With pytest-asyncio, a coroutine's leak is found."""
-    pytest.importorskip("pytest_asyncio")
-    run = scripted(
-        """
-        import asyncio
-        import pytest
-
-        @pytest.mark.asyncio
-        @pytest.mark.zero_retention
-        async def test_it(meter):
-            await asyncio.sleep(0)
-            meter.allocate(7)
-        """
-    )
-    run.outcomes(failed=1)
-    assert run.region["retained_bytes"] == 7
-
-
 def test_subtests_and_steps_of_one_test_are_one_region(scripted):
     """The subtests fixture reports each step; the region belongs to the test."""
     run = scripted(

@@ -274,26 +274,6 @@ def pytest_runtest_protocol(item, nextitem):
     assert run.region["verdict"] == "BREACH"
 
 
-def test_rerunfailures_judges_the_run_that_passes(scripted):
-    """With pytest-rerunfailures, a leak in the last run fails the test."""
-    pytest.importorskip("pytest_rerunfailures")
-    run = scripted(
-        """
-        import pytest
-        RUNS = []
-
-        @pytest.mark.zero_retention
-        def test_it(meter):
-            RUNS.append(1)
-            meter.allocate(1)
-            assert len(RUNS) > 1
-        """,
-        "--reruns=2",
-    )
-    assert run.result.ret == 1
-    assert [r["verdict"] for r in run.regions] == ["not judged", "BREACH", "BREACH"]
-
-
 @pytest.mark.parametrize("options", [[], ["--cka-memory-report"]], ids=["plain", "report"])
 def test_a_region_left_by_a_caught_exception_is_said_not_to_be_judged(scripted, options):
     """The exception in hand holds its tensors; a pass without a judgement is never silent."""

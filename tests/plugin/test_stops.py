@@ -104,22 +104,6 @@ def test_errors_at_collection_write_an_empty_report(scripted):
     assert run.regions == []
 
 
-def test_a_timeout_is_no_crash(scripted):
-    """With pytest-timeout, a hanging region fails its test and is not judged."""
-    pytest.importorskip("pytest_timeout")
-    run = scripted(
-        """
-        import time
-        def test_it(cka_memory):
-            with cka_memory.measure("hangs"):
-                time.sleep(30)
-        """,
-        "--timeout=0.3",
-    )
-    run.outcomes(failed=1)
-    assert run.region["verdict"] == "not judged"
-
-
 def test_setup_only_measures_nothing(scripted):
     """--setup-only runs fixtures and no test."""
     for option in ("--setup-only", "--setup-plan"):

@@ -1,0 +1,145 @@
+"""JUnit XML: figures are properties of the test, a breach is a failure or an error."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+FIGURES = {
+    "start_bytes",
+    "end_bytes",
+    "peak_bytes",
+    "retained_bytes",
+    "peak_increase_bytes",
+    "net_bytes",
+    "batches",
+}
+
+
+@pytest.fixture
+def junit(scripted, pytester):
+    """Run tests with --junitxml; returns the session and its test cases by name."""
+
+    def run(source, *args):
+        session = scripted(source, "--junitxml=j.xml", *args)
+        tree = ElementTree.parse(pytester.path / "j.xml")
+        return session, {case.get("name"): case for case in tree.iter("testcase")}
+
+    return run
+
+
+def _properties(case):
+    return {p.get("name"): p.get("value") for p in case.iter("property")}
+
+
+@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "parallel"])
+def test_a_whole_tests_figures_are_its_properties(junit, workers):
+    """Each that was determined, in bytes, under the figure's own name."""
+    _, cases = junit(
+        "def test_it(cka_memory, meter): meter.free(meter.allocate(5)); meter.allocate(3)\n"
+        "def test_other(): pass\n",
+        *workers,
+    )
+    found = _properties(cases["test_it"])
+    assert found["cka_memory.peak_increase_bytes"] == "5"
+    assert found["cka_memory.retained_bytes"] == "3"
+    assert _properties(cases["test_other"]) == {}
+
+
+@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "parallel"])
+def test_regions_are_told_apart_by_their_labels(junit, workers):
+    """Those that end in a teardown too; a test's own properties stay."""
+    _, cases = junit(
+        """
+        import pytest
+
+        @pytest.fixture
+        def around(cka_memory, meter):
+            with cka_memory.measure("around"):
+                yield
+                meter.allocate(1)
+
+        def test_it(around, cka_memory, meter, record_property):
+            record_property("mine", 1)
+            with cka_memory.measure("load") as region:
+                for _ in range(5):
+                    meter.allocate(2)
+                    region.batch_done(1)
+            with cka_memory.measure("a b/c"):
+                pass
+        """,
+        *workers,
+    )
+    found = _properties(cases["test_it"])
+    assert found["mine"] == "1"
+    assert found["cka_memory.load.growth_bytes_per_batch"] == "2.0"
+    assert found["cka_memory.load.batches"] == "5"
+    assert found["cka_memory.a b/c.retained_bytes"] == "0"
+    assert found["cka_memory.around.retained_bytes"] == "11"
+    assert {name.rpartition(".")[2] for name in found} >= FIGURES
+
+
+def test_a_reserve_is_a_property_where_there_is_one(scripted_reserve, pytester):
+    """And is no property, rather than a zero, where there is none."""
+    scripted_reserve("def test_it(cka_memory, meter): meter.allocate(3)\n", "--junitxml=j.xml")
+    (case,) = ElementTree.parse(pytester.path / "j.xml").iter("testcase")
+    assert _properties(case)["cka_memory.reserved_increase_bytes"] == "3"
+
+
+def test_any_label_leaves_valid_xml(junit):
+    """Control characters and lone surrogates have no place in it."""
+    _, cases = junit(
+        """
+        def test_it(cka_memory):
+            with cka_memory.measure("a\\x00b\\x1b<&\\"'\\ud800é"): pass
+        """
+    )
+    names = _properties(cases["test_it"])
+    assert "cka_memory.a?b?<&\"'?é.retained_bytes" in names
+
+
+@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "parallel"])
+@pytest.mark.parametrize(
+    ("body", "outcome", "status"),
+    [
+        ("meter.allocate(1)", "failure", 1),
+        ("request.getfixturevalue('late')", "error", 1),
+        ("pass", None, 0),
+    ],
+    ids=["breach", "breach-in-teardown", "kept"],
+)
+def test_a_breach_is_a_failure_with_the_status_of_pytest(junit, body, outcome, status, workers):
+    """In the call a failure, in a teardown an error; the message says limit and figure."""
+    session, cases = junit(
+        f"""
+        import pytest
+
+        @pytest.fixture
+        def late(cka_memory, meter):
+            with cka_memory.measure("late"):
+                yield
+                meter.allocate(1)
+
+        @pytest.mark.zero_retention
+        def test_it(request, meter): {body}
+        """,
+        *workers,
+    )
+    found = [(kind, case) for kind in ("failure", "error") for case in cases["test_it"].iter(kind)]
+    assert [kind for kind, _ in found] == ([outcome] if outcome else [])
+    for _, told in found:
+        assert "zero_retention broken: retained 1 byte, allowed 0 bytes" in told.get("message")
+    assert session.result.ret == status
+
+
+@pytest.mark.parametrize(
+    ("options", "status"),
+    [
+        (["--cka-memory-min-regions=2"], pytest.ExitCode.TESTS_FAILED),
+        (["--cka-memory-device=nothing"], pytest.ExitCode.USAGE_ERROR),
+        (["-k", "no_such"], pytest.ExitCode.NO_TESTS_COLLECTED),
+    ],
+    ids=["gate", "usage", "empty"],
+)
+def test_the_exit_status_is_one_of_pytests_own(session, options, status):
+    """Whatever reads it needs to know nothing of this plugin."""
+    assert session("def test_it(cka_memory): pass", *options).result.ret == status
