@@ -3,6 +3,8 @@
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from pytest_cka_memory.baseline_file import Entries, Figures, Fingerprint, Key
@@ -20,13 +22,22 @@ def fingerprint_of(facts: Mapping[str, Any]) -> Fingerprint:
     return Fingerprint(
         device="cpu" if on_cpu else facts["device_name"],
         meter=facts["meter"],
-        torch=_minor(facts["torch"]),
+        torch=_minor(facts["torch"] or _installed_torch()),
         cuda=_minor(facts["cuda"]),
     )
 
 
-def _minor(version: str | None) -> str | None:
-    return None if version is None else ".".join(version.split("+")[0].split(".")[:2])
+@cache
+def _installed_torch() -> str | None:
+    """For a meter that imports none: a test may or may not have, and that must not matter."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None
+
+
+def _minor(number: str | None) -> str | None:
+    return None if number is None else ".".join(number.split("+")[0].split(".")[:2])
 
 
 def figures_of(record: RegionRecord) -> Figures:

@@ -113,6 +113,7 @@ class Gathered:
         self.facts = _joined(self.facts, data["facts"])
         self.unmeasured.update(data["unmeasured"])
         self.workers.update(data["workers"])
+        self.facts_of_workers.update(dict.fromkeys(data["workers"], data["facts"]))
         for result in map(Result.from_dict, data["results"]):
             self._results.setdefault(result.nodeid, []).append(result)
 
