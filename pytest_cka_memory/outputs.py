@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pytest_cka_memory.baseline_output import BaselineOutput
-from pytest_cka_memory.reports import files, json_file, markdown
+from pytest_cka_memory.reports import files, html, json_file, markdown
 from pytest_cka_memory.results import Report
 from pytest_cka_memory.settings import Settings
 
@@ -44,6 +44,7 @@ class FileOutput:
 _RENDERERS: Mapping[str, Callable[[Report], str]] = {
     "json": json_file.text,
     "markdown": markdown.text,
+    "html": html.text,
 }
 
 

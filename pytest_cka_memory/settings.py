@@ -68,12 +68,13 @@ _FLAGS = (
     ("update-baseline", "write the figures of every measured test that passes as its baseline"),
     ("require-baseline", "fail regions that are held to a baseline and have none on this device"),
 )
-FILES = ("json", "markdown")
+FILES = ("json", "markdown", "html")
 _VALUED = (
     ("device", "DEVICE", f"device to measure: {', '.join(KNOWN_DEVICES)}, cuda:N; default auto"),
     ("snapshots", "DIR", "dump PyTorch's memory snapshot of each test that breaks a limit (CUDA)"),
     ("json", "PATH", "write the figures of every region to this JSON file"),
     ("markdown", "PATH", "write a summary for a pull request to this Markdown file"),
+    ("html", "PATH", "write everything as one page, with charts, to this HTML file"),
     ("max-retained-mb", "MB", "max_retained_mb for tests that have no such marker"),
     ("max-peak-mb", "MB", "max_peak_mb for tests that have no such marker"),
     ("min-regions", "N", "fail the session if fewer regions were measured"),

@@ -15,14 +15,15 @@ LAYERS = {
         meters.base meters.storages meters.history meters.ledger meters.watch meters.peaks
         meters.cpu meters.accelerator meters
         hidden paths
-        holders limits results baselines baseline_limit
+        holders limits results baselines baseline_limit comparing
         gauge testing hookspecs settings session open_region
         reports reports.escapes reports.terminal reports.failure reports.files reports.json_file
-        reports.properties reports.summary reports.markdown
+        reports.properties reports.summary reports.markdown reports.html reports.comparison
+        reports.shapes reports.reading
         probe notebook items
         __init__
         baseline_output outputs reporting rank_reporting
-        plugin
+        plugin cli __main__
     """,
     "cka": """
         errors precision progress accumulate distributed

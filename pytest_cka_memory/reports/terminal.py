@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tabulate import tabulate
 
 from pytest_cka_memory.reports.escapes import one_line
-from pytest_cka_memory.results import Result
+from pytest_cka_memory.results import Report, Result
 from pytest_cka_memory.units import format_size
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -42,6 +42,22 @@ def table(results: Sequence[Result], width: int = 100) -> list[Line]:
 def any_reserve(results: Sequence[Result]) -> bool:
     """Whether the device of any region has one."""
     return any(result.record.reserved_peak_bytes is not None for result in results)
+
+
+def whole(report: Report, width: int = 100) -> list[Line]:
+    """Everything: table, legend, findings, and what is not in the table."""
+    rows = [*table(report.results, width), Line("")] if report.results else [Line(NOTHING)]
+    counts = report.unmeasured.items()
+    return [
+        *rows,
+        *(Line(one_line(line.text), line.colour) for line in legend(report.session)),
+        *findings(report.results, width),
+        *(Line(one_line(f"{count} not measured: {why}"), "yellow") for why, count in counts),
+        *missing(report.missing),
+    ]
+
+
+NOTHING = "nothing was measured"
 
 
 def _lay_out(rows: Sequence[dict[str, str]]) -> list[str]:
@@ -157,7 +173,7 @@ def missing(nodeids: Sequence[str]) -> list[Line]:
     """Say how many results are missing, and name the first of them."""
     if not nodeids:
         return []
-    named = [Line(f"  {nodeid}", "yellow") for nodeid in nodeids[:_MAX_NAMED]]
+    named = [Line(f"  {one_line(nodeid)}", "yellow") for nodeid in nodeids[:_MAX_NAMED]]
     more = [Line(f"  ... and {len(nodeids) - _MAX_NAMED} more", "yellow")]
     head = Line(f"{len(nodeids)} collected tests have no result (stopped early, or lost)", "yellow")
     return [head, *named, *(more if len(nodeids) > _MAX_NAMED else [])]

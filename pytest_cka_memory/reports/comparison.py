@@ -1,0 +1,114 @@
+"""The difference between two reports: for a terminal, as Markdown, as JSON."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+
+from tabulate import tabulate
+
+from pytest_cka_memory.comparing import Change, Comparison, Key
+from pytest_cka_memory.reports import markdown
+from pytest_cka_memory.reports.escapes import code, one_line, said
+from pytest_cka_memory.reports.summary import counted
+from pytest_cka_memory.tolerance import COMPARED
+from pytest_cka_memory.units import format_size
+
+_HEAD = ("figure", "old", "new", "change", "verdict")
+_MOST_ROWS = 200
+_MOST_NAMED = 10
+
+
+def verdict(found: Comparison) -> str:
+    """One line that a reviewer can stop reading after."""
+    worse = len({change.key for change in found.regressions})
+    regions = counted(found.compared, "region")
+    said = (
+        f"{worse:,} of {regions} rose by more than {found.tolerance.text}"
+        if worse
+        else f"none of {regions} rose by more than {found.tolerance.text}"
+    )
+    lists = {"new": found.appeared, "gone": found.vanished, "not judged": found.incomplete}
+    return ", ".join([said, *(f"{len(keys):,} {what}" for what, keys in lists.items() if keys)])
+
+
+def table(found: Comparison) -> str:
+    """Lines for a terminal: every change, regressions first."""
+    rows = [(one_line(change.key.name), *_cells(change)) for change in found.changes[:_MOST_ROWS]]
+    lines = []
+    if rows:
+        align = ("left", "left", "right", "right", "right", "left")
+        lines = tabulate(
+            [("region", *_HEAD), *rows], tablefmt="plain", disable_numparse=True, colalign=align
+        ).splitlines()
+        lines += [*_left_out(found), ""]
+    lines += [one_line(remark) for remark in _remarks(found)]
+    return "\n".join([*lines, f"compared: {verdict(found)}", ""])
+
+
+def as_markdown(found: Comparison) -> str:
+    """GitHub-flavoured Markdown, short enough for a comment."""
+    room = markdown.COMMENT_CHARACTERS * 2 // 3
+    rows = [
+        (code(change.key.name), COMPARED[change.difference.figure], *_cells(change)[1:])
+        for change in found.changes
+    ]
+    words = [(name, result, figure, *rest) for name, figure, *rest, result in rows]
+    head = ("region", "verdict", *_HEAD[:-1])
+    lines = [f"### Memory compared: {said(verdict(found))}", ""]
+    lines += markdown.table(head, words, room, left=3) if words else []
+    lines += [f"- {said(remark)}" for remark in _remarks(found)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def as_json(found: Comparison) -> str:
+    """All of it as data, nothing left out."""
+    plain = {
+        "tolerance": found.tolerance.text,
+        "compared": found.compared,
+        "regressions": len(found.regressions),
+        "changes": [
+            {
+                **change.key._asdict(),
+                **asdict(change.difference),
+                "regression": change.difference.broken,
+            }
+            for change in found.changes
+        ],
+        "not_judged": [key._asdict() for key in found.incomplete],
+        "appeared": [key._asdict() for key in found.appeared],
+        "vanished": [key._asdict() for key in found.vanished],
+        "differing": [{"old": old, "new": new} for old, new in found.devices],
+    }
+    return json.dumps(plain, indent=1) + "\n"
+
+
+def _cells(change: Change) -> tuple[str, str, str, str, str]:
+    difference = change.difference
+    old, new = difference.old_bytes, difference.new_bytes
+    if new is None:
+        step = "-"
+    elif old:
+        step = f"{(new - old) / abs(old):+.1%}"
+    else:
+        step = f"+{format_size(new)}"
+    result = "REGRESSION" if difference.broken else "within" if new is None or new > old else "less"
+    return COMPARED[difference.figure], format_size(old), format_size(new), step, result
+
+
+def _left_out(found: Comparison) -> list[str]:
+    left = len(found.changes) - _MOST_ROWS
+    return [f"and {left:,} more; --format json has all"] if left > 0 else []
+
+
+def _remarks(found: Comparison) -> Iterator[str]:
+    for old, new in found.devices:
+        yield f"figures may differ by more than the code: measured on {old}, now on {new}"
+    yield from _named("only in the new report", found.appeared)
+    yield from _named("only in the old report", found.vanished)
+    yield from _named("not judged, an exception left it", found.incomplete)
+
+
+def _named(what: str, keys: Sequence[Key]) -> Iterator[str]:
+    yield from (f"{what}: {key.name}" for key in keys[:_MOST_NAMED])
+    if len(keys) > _MOST_NAMED:
+        yield f"{what}: {len(keys) - _MOST_NAMED:,} more"

@@ -1,0 +1,216 @@
+"use strict";
+// Draws the table of regions from the JSON above: rows, bars and timelines only when shown.
+// Text goes in as textContent, never as markup, for test names may hold anything.
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const MB = 1048576, PAGE = 200, SVG = "http://www.w3.org/2000/svg";
+  const rows = data.rows.map((row, index) =>
+    Object.fromEntries([["index", index], ...data.columns.map((name, i) => [name, row[i]])]));
+  if (!rows.length) return;
+
+  const has = (name) => rows.some((row) => row[name] !== null);
+  const VERDICTS = Object.keys(data.verdicts);
+  const COLUMNS = [
+    { key: "name", title: "Region", word: true },
+    { key: "batches", title: "Batches" },
+    { key: "start", title: "Start" },
+    { key: "peak", title: "Peak" },
+    { key: "increase", title: "Increase" },
+    { key: "retained", title: "Retained" },
+    { key: "growth", title: "Growth/b" },
+    ...(has("reserved") ? [{ key: "reserved", title: "Reserved" }] : []),
+    { key: "timeline", title: "Timeline", word: true, unsorted: true },
+    { key: "verdict", title: "Verdict", word: true },
+  ];
+  const most = { peak: 1, retained: 1 };
+  for (const row of rows)
+    for (const key of ["peak", "retained"]) most[key] = Math.max(most[key], row[key]);
+
+  const state = { filter: "", verdict: "", sort: "index", down: false, shown: PAGE };
+  const byId = (id) => document.getElementById(id);
+
+  function make(tag, properties, ...children) {
+    const element = Object.assign(document.createElement(tag), properties);
+    element.append(...children);
+    return element;
+  }
+
+  // A line may end after a folder, a class or a word of a name, not only anywhere.
+  function breakable(name) {
+    const parts = name.split(/(?<=\/|::|_|\[)/);
+    return make("code", {}, ...parts.flatMap((part) => [part, document.createElement("wbr")]));
+  }
+
+  function size(bytes) {
+    if (bytes === null) return "-";
+    if (bytes === 0) return "0";
+    if (Math.abs(bytes) < 1024) return `${Math.round(bytes * 10) / 10 || bytes.toPrecision(1)} B`;
+    if (Math.abs(bytes) < 10240) return `${(bytes / 1024).toFixed(1)} KB`;
+    const figure = bytes / MB;
+    return figure.toFixed(Math.abs(figure) < 10000 ? 2 : 1);
+  }
+
+  function line(values, low, high, name) {
+    const path = document.createElementNS(SVG, "path");
+    const across = 100 / Math.max(1, values.length - 1), span = high - low || 1;
+    const points = values.map((value, i) =>
+      `${(i * across).toFixed(2)},${(value === low && high === low ? 50 : 100 - (100 * (value - low)) / span).toFixed(2)}`);
+    path.setAttribute("d", `M${points.join("L")}${values.length === 1 ? "h100" : ""}`);
+    if (name) path.setAttribute("class", name);
+    return path;
+  }
+
+  function drawing(name, label, ...paths) {
+    const svg = document.createElementNS(SVG, "svg");
+    for (const [key, value] of Object.entries(
+      { class: name, viewBox: "0 0 100 100", preserveAspectRatio: "none", role: "img", "aria-label": label }))
+      svg.setAttribute(key, value);
+    svg.append(...paths);
+    return svg;
+  }
+
+  function spark(row) {
+    const levels = row.timeline.map((point) => point[0]);
+    if (!levels.length) return "";
+    const low = Math.min(...levels), high = Math.max(...levels);
+    const label = `live after each of ${row.batches} batches: ${size(low)} to ${size(high)}`;
+    return drawing("spark", label, line(levels, low, high));
+  }
+
+  function chart(row) {
+    const levels = row.timeline.map((point) => point[0]), peaks = row.timeline.map((point) => point[1]);
+    const low = Math.min(...levels), high = Math.max(...peaks, ...levels);
+    const label = `${row.batches} batches, live ${size(low)} to ${size(Math.max(...levels))}, peak ${size(high)}`;
+    const every = row.step > 1 ? `, the highest of every ${row.step}` : "";
+    return [
+      make("p", { textContent: `Live after each batch (line) and peak within it (dashed)${every}; from ${size(low)} to ${size(high)}` }),
+      drawing("chart", label, line(peaks, low, high, "peak"), line(levels, low, high)),
+      make("p", { className: "axis" }, make("span", { textContent: "batch 1" }), make("span", { textContent: `batch ${row.batches}` })),
+    ];
+  }
+
+  function bar(...parts) {
+    return make("span", { className: "bar", ariaHidden: "true" }, ...parts.map(([share, name]) => {
+      const part = make("i", { className: name });
+      part.style.width = `${(100 * Math.max(0, share)).toFixed(2)}%`;
+      return part;
+    }));
+  }
+
+  function figure(row, key) {
+    const text = key === "batches" ? String(row.batches || "-") : size(row[key]);
+    const value = make("span", { className: "figure" }, make("span", { textContent: text }));
+    if (data.predicted && key !== "batches" && row[key] !== null) value.append(" ", make("small", { textContent: "predicted" }));
+    if (key === "peak") {
+      const base = Math.min(row.start, row.peak) / most.peak;
+      value.append(bar([base, "base"], [row.peak / most.peak - base, ""]));
+    }
+    if (key === "retained") value.append(bar([row.retained / most.retained, "lost"]));
+    return value;
+  }
+
+  function badge(row) {
+    return make("span", { className: `verdict ${row.verdict.replace(" ", "-").toLowerCase()}`, textContent: row.verdict });
+  }
+
+  function detail(row) {
+    const cell = make("td", { className: "detail", colSpan: COLUMNS.length });
+    cell.append(make("p", { textContent: `Test ${row.outcome}, measured in ${row.worker}. Start to peak: ${row.start.toLocaleString("en")} to ${row.peak.toLocaleString("en")} bytes; retained: ${row.retained.toLocaleString("en")} bytes.` }));
+    for (const problem of row.problems) cell.append(make("p", { textContent: problem }));
+    if (row.timeline.length) cell.append(...chart(row));
+    if (row.holders.length)
+      cell.append(make("pre", { textContent: row.holders.join("\n") }));
+    return make("tr", {}, cell);
+  }
+
+  function toggle(button, tr, row) {
+    const open = button.getAttribute("aria-expanded") === "true";
+    button.setAttribute("aria-expanded", String(!open));
+    if (open) tr.nextSibling.remove();
+    else tr.after(detail(row));
+  }
+
+  function draw(row) {
+    const tr = make("tr", {});
+    for (const column of COLUMNS) {
+      const cell = make("td", { className: column.word ? "word" : "" });
+      if (column.key !== "name") cell.dataset.label = column.title;
+      if (column.key === "name") {
+        const button = make("button", { type: "button" }, breakable(row.name));
+        button.setAttribute("aria-expanded", "false");
+        button.addEventListener("click", () => toggle(button, tr, row));
+        cell.className = "name";
+        cell.append(button);
+      } else if (column.key === "timeline") cell.append(spark(row));
+      else if (column.key === "verdict") cell.append(badge(row));
+      else cell.append(figure(row, column.key));
+      tr.append(cell);
+    }
+    return tr;
+  }
+
+  function compared(a, b) {
+    const key = state.sort;
+    if (key === "verdict") return VERDICTS.indexOf(a.verdict) - VERDICTS.indexOf(b.verdict);
+    if (key === "name") return a.name < b.name ? -1 : a.name > b.name ? 1 : 0;
+    return (a[key] ?? -Infinity) - (b[key] ?? -Infinity) || 0;
+  }
+
+  function chosen() {
+    const wanted = state.filter.toLowerCase();
+    const found = rows.filter((row) =>
+      (!state.verdict || row.verdict === state.verdict) && row.name.toLowerCase().includes(wanted));
+    const sign = state.down ? -1 : 1;
+    return found.sort((a, b) => sign * compared(a, b) || a.index - b.index);
+  }
+
+  function render() {
+    const found = chosen(), left = Math.max(0, found.length - state.shown);
+    byId("body").replaceChildren(...found.slice(0, state.shown).map(draw));
+    byId("shown").textContent = `${(found.length - left).toLocaleString("en")} of ${found.length.toLocaleString("en")} shown${found.length < rows.length ? `, ${rows.length.toLocaleString("en")} in all` : ""}`;
+    byId("more").hidden = !left;
+    byId("more").textContent = `Show ${Math.min(PAGE, left)} more`;
+    for (const th of byId("head").children) {
+      if (th.dataset.key === state.sort) th.setAttribute("aria-sort", state.down ? "descending" : "ascending");
+      else th.removeAttribute("aria-sort");
+      if (th.firstChild.dataset) th.firstChild.lastChild.textContent = th.dataset.key === state.sort ? (state.down ? " ↓" : " ↑") : "";
+    }
+    byId("sort").value = state.sort === "index" ? "" : `${state.sort} ${state.down ? "down" : "up"}`;
+  }
+
+  function change(values) {
+    Object.assign(state, { shown: PAGE }, values);
+    render();
+  }
+
+  function sortBy(key) {
+    const words = key === "name" || key === "verdict";
+    change({ sort: key, down: state.sort === key ? !state.down : !words });
+  }
+
+  for (const column of COLUMNS) {
+    const th = make("th", { scope: "col", className: column.word ? "word" : "" });
+    th.dataset.key = column.key;
+    const title = make("button", { type: "button", disabled: !!column.unsorted }, column.title, make("span", {}));
+    title.addEventListener("click", () => sortBy(column.key));
+    th.append(title);
+    byId("head").append(th);
+  }
+  const option = (value, textContent) => make("option", { value, textContent });
+  byId("verdict").append(option("", `all (${rows.length.toLocaleString("en")})`), ...VERDICTS
+    .filter((name) => data.verdicts[name]).map((name) => option(name, `${name} (${data.verdicts[name].toLocaleString("en")})`)));
+  byId("sort").append(option("", "order of collection"));
+  for (const column of COLUMNS.filter((c) => !c.unsorted))
+    for (const way of column.word ? ["up", "down"] : ["down", "up"])
+      byId("sort").append(option(`${column.key} ${way}`, `${column.title}, ${way === "up" ? "ascending" : "descending"}`));
+  byId("filter").addEventListener("input", (event) => change({ filter: event.target.value }));
+  byId("verdict").addEventListener("change", (event) => change({ verdict: event.target.value }));
+  byId("sort").addEventListener("change", (event) => {
+    const [sort, way] = event.target.value.split(" ");
+    change({ sort: sort || "index", down: way === "down" });
+  });
+  byId("more").addEventListener("click", () => { state.shown += PAGE; render(); });
+  byId("controls").addEventListener("submit", (event) => event.preventDefault());
+  byId("regions").hidden = false;
+  render();
+})();
