@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from pytest_cka_memory.baseline_output import BaselineOutput
+from pytest_cka_memory.github_output import GitHubOutput
 from pytest_cka_memory.reports import files, html, json_file, markdown
 from pytest_cka_memory.results import Report
 from pytest_cka_memory.settings import Settings
@@ -55,4 +56,6 @@ def outputs_of(settings: Settings) -> list[Output]:
         for name, render in _RENDERERS.items()
         if name in settings.files
     ]
-    return [*written, BaselineOutput(settings.baseline)]
+    step = settings.github  # last, for it tells of what the others could not write
+    github = [] if step is None else [GitHubOutput(step)]
+    return [*written, BaselineOutput(settings.baseline), *github]

@@ -1,6 +1,7 @@
 """The end of a session, in the one process that reports: gather, write, gate and print."""
 
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from importlib.metadata import packages_distributions
 from typing import Any
 
@@ -73,6 +74,7 @@ class Reporter:
         if report.outcome == "rerun":  # type: ignore[comparison-overlap]  # pytest-rerunfailures
             self._again.add((report.nodeid, worker))
         if payload is not None:
+            self.gathered.locate(report.nodeid, *report.location[:2])
             self.gathered.add(report.nodeid, worker, _outcome(report), payload)
         if report.when == "teardown":
             self.gathered.finish(report.nodeid, teardown_failed=report.failed)
@@ -91,7 +93,8 @@ class Reporter:
         report = self.gathered.report()
         for output in self.outputs if self._ran else ():
             try:
-                self.written += filter(None, [output.write(report)])
+                now = replace(report, problems=tuple(self.problems))
+                self.written += filter(None, [output.write(now)])
             except ReportError as error:
                 self._fail(session, str(error))
 

@@ -103,3 +103,7 @@ class Report:
     """Whether tests of a file may have been left out: by -k, -m, ``file.py::test`` and the like."""
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Worker -> what its figures depend on; of one machine's cards not all may be alike."""
+    locations: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)
+    """Measured test -> its file, from pytest's root, and the line it starts on, from 1."""
+    problems: tuple[str, ...] = ()
+    """What failed the session beyond its tests."""

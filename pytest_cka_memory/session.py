@@ -43,6 +43,7 @@ class Gathered:
     facts_of_workers: dict[str, dict[str, Any]] = field(default_factory=dict)
     narrowed: bool = False
     """Whether tests may have been left out of a file that was collected."""
+    locations: dict[str, tuple[str, int | None]] = field(default_factory=dict)
     _expected: dict[str, int] = field(default_factory=dict)
     _finished: set[str] = field(default_factory=set)
     _results: dict[str, list[Result]] = field(default_factory=dict)
@@ -64,6 +65,10 @@ class Gathered:
         self._results.setdefault(nodeid, []).extend(
             replace(result, worker=worker, outcome=outcome) for result in results
         )
+
+    def locate(self, nodeid: str, file: str, line: int | None) -> None:
+        """Note where a test stands; `line` counts from 0, as pytest's do."""
+        self.locations[nodeid] = file, None if line is None else line + 1
 
     def forget(self, nodeid: str, worker: str) -> None:
         """Let go of a run of a test that is run again: the last one counts."""
@@ -127,6 +132,7 @@ class Gathered:
             frozenset(self._expected),
             self.narrowed,
             dict(self.facts_of_workers),
+            dict(self.locations),
         )
 
     def _description(self) -> Mapping[str, Any]:

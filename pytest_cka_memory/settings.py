@@ -1,12 +1,14 @@
 """The command line and the ini file, resolved once into frozen settings."""
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from pytest_cka_memory.actions import Step, step_of
 from pytest_cka_memory.baseline_limit import DEFAULT_FILE, BaselinePlan
 from pytest_cka_memory.errors import LimitError, SizeError
 from pytest_cka_memory.meters import KNOWN_DEVICES
@@ -36,6 +38,8 @@ class Settings:
     """Fewer measured regions than this fail the session."""
     baseline: BaselinePlan
     """The file of committed figures, and what is done with it."""
+    github: Step | None
+    """The step of GitHub Actions to report to, if any."""
     rank_timeout_s: float
     """Under torchrun: how long another rank may finish no test before it is given up."""
 
@@ -75,11 +79,16 @@ _VALUED = (
     ("json", "PATH", "write the figures of every region to this JSON file"),
     ("markdown", "PATH", "write a summary for a pull request to this Markdown file"),
     ("html", "PATH", "write everything as one page, with charts, to this HTML file"),
+    ("github", "WHEN", "annotate a pull request and its job: auto (on GitHub Actions), yes or no"),
     ("max-retained-mb", "MB", "max_retained_mb for tests that have no such marker"),
     ("max-peak-mb", "MB", "max_peak_mb for tests that have no such marker"),
     ("min-regions", "N", "fail the session if fewer regions were measured"),
     ("baseline", "PATH", f"hold every measured test to this file; for markers {DEFAULT_FILE}"),
-    ("tolerance", "TOLERANCE", "rise above its baseline that a figure may have, as a share or size"),
+    (
+        "tolerance",
+        "TOLERANCE",
+        "rise above its baseline that a figure may have, as a share or size",
+    ),
     ("rank-timeout", "SECONDS", "under torchrun: how long a rank may end no test; default 300"),
 )
 
@@ -101,6 +110,7 @@ def resolve(config: pytest.Config) -> Settings:
         max_peak_bytes=_size(config, "max-peak-mb"),
         min_regions=_count(config, "min-regions"),
         baseline=_baseline(config),
+        github=step_of(_github(config), os.environ, config.rootpath),
         rank_timeout_s=_seconds(config, "rank-timeout", 300.0),
     )
 
@@ -156,6 +166,13 @@ def _seconds(config: pytest.Config, name: str, default: float) -> float:
     return seconds
 
 
+def _github(config: pytest.Config) -> str:
+    choice = _valued(config, "github") or "auto"
+    if choice not in ("auto", "yes", "no"):
+        raise pytest.UsageError(f"--cka-memory-github: {choice!r} is none of auto, yes, no")
+    return choice
+
+
 def _baseline(config: pytest.Config) -> BaselinePlan:
     named = _path(config, "baseline")
     try:
@@ -199,4 +216,5 @@ def describe(settings: Settings) -> str:
     plan = settings.baseline
     parts += [f"{'writing' if plan.updating else 'held to'} {plan.path}"] if plan.asked_for else []
     parts += [f"{name} to {path}" for name, path in settings.files.items()]
+    parts += ["annotated for GitHub"] if settings.github and settings.github.asked_for else []
     return ", ".join(parts)

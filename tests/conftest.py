@@ -12,6 +12,8 @@ _BESIDE = ("asyncio", "cov", "randomly", "repeat")
 def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
     """Inner sessions without the plugins that are installed to be tested beside: -p brings one."""
     monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(f"-p no:{name}" for name in _BESIDE))
+    for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"):
+        monkeypatch.delenv(name, raising=False)  # the job's own summary is none of theirs
     return pytester
 
 

@@ -9,7 +9,7 @@ import pytest
 
 LAYERS = {
     "pytest_cka_memory": """
-        _version errors timeline births loaders roots workers ranks sigterm
+        _version errors timeline births loaders roots workers ranks sigterm actions
         units references tolerance
         region baseline_file
         meters.base meters.storages meters.history meters.ledger meters.watch meters.peaks
@@ -19,10 +19,10 @@ LAYERS = {
         gauge testing hookspecs settings session open_region
         reports reports.escapes reports.terminal reports.failure reports.files reports.json_file
         reports.properties reports.summary reports.markdown reports.html reports.comparison
-        reports.shapes reports.reading
+        reports.shapes reports.reading reports.github
         probe notebook items
         __init__
-        baseline_output outputs reporting rank_reporting
+        baseline_output github_output outputs reporting rank_reporting
         plugin cli __main__
     """,
     "cka": """

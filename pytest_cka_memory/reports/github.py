@@ -1,0 +1,124 @@
+"""Annotations of a pull request's lines, as the workflow commands that GitHub Actions reads.
+
+https://docs.github.com/actions/reference/workflow-commands-for-github-actions
+"""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from pytest_cka_memory.reports import markdown, summary
+from pytest_cka_memory.reports.escapes import one_line, said, shorten
+from pytest_cka_memory.reports.summary import Problem, counted
+from pytest_cka_memory.reports.terminal import why_incomplete
+from pytest_cka_memory.results import Report, Result
+
+MOST_A_KIND = 10
+"""Of each kind GitHub shows the first ten of a step."""
+
+_MOST_LINES = 12
+_MOST_LINE = 400
+_EXCUSED = ("xfailed", "xpassed", "skipped")
+PathOf = Callable[[str], str | None]
+
+
+def job_summary(report: Report) -> str:
+    """The report in Markdown, with what failed the session beyond its tests on top."""
+    problems = "".join(f"**FAILED**: {said(problem)}\n\n" for problem in report.problems)
+    return problems + markdown.text(report, markdown.JOB_SUMMARY_CHARACTERS)
+
+
+def annotations(report: Report, path_of: PathOf) -> list[str]:
+    """One command a line: errors for what failed, worst first; warnings for what is not judged.
+
+    `path_of` turns the file of a test into its path in the repository, or None.
+    """
+    errors = [*_session_errors(report), *_breaches(report, path_of)]
+    warnings = list(_warnings(report, path_of))
+    return [*_bounded(errors, "error"), *_bounded(warnings, "warning")]
+
+
+def command(kind: str, message: str, **properties: object) -> str:
+    """One workflow command; properties without a value are left out."""
+    given = [f"{key}={_property(str(v))}" for key, v in properties.items() if v is not None]
+    return f"::{kind} {','.join(given)}::{_data(message)}"
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _session_errors(report: Report) -> Iterator[str]:
+    for problem in report.problems:
+        yield command("error", problem, title="memory gate failed")
+
+
+def _breaches(report: Report, path_of: PathOf) -> Iterator[str]:
+    broken = [
+        problem
+        for problem in summary.problems(report.results)
+        if problem.verdict == "BREACH" and problem.result.outcome not in _EXCUSED
+    ]
+    for problem in sorted(broken, key=_excess_bytes, reverse=True):
+        lines = [f"{problem.result.name}: {problem.sentence}", *problem.holders[:_MOST_LINES]]
+        message = "\n".join(shorten(one_line(line), _MOST_LINE) for line in lines)
+        place = _place(problem.result, report, path_of)
+        yield command("error", message, **place, title=f"{one_line(problem.limit)} broken")
+
+
+def _excess_bytes(problem: Problem) -> float:
+    """How far beyond its limit, over all batches; what could not be judged is worst."""
+    breaches = (b for b in problem.result.breaches if b.message == problem.sentence)
+    breach = next(breaches)
+    if breach.measured_bytes is None:
+        return math.inf
+    per_batch = breach.figure == "growth_bytes_per_batch"
+    factor = problem.result.record.batches if per_batch else 1
+    return (breach.measured_bytes - breach.allowed_bytes) * factor
+
+
+def _place(result: Result, report: Report, path_of: PathOf) -> dict[str, object]:
+    file, line = report.locations.get(result.nodeid, (None, None))
+    path = None if file is None else path_of(file)
+    return {"file": path, "line": line} if path is not None else {}
+
+
+def _warnings(report: Report, path_of: PathOf) -> Iterator[str]:
+    told: dict[tuple[str, str], Result] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    for result in report.results:
+        for unjudged in result.unjudged:
+            told.setdefault((unjudged.limit, unjudged.reason), result)
+            counts[unjudged.limit, unjudged.reason] += 1
+    for (limit, reason), result in told.items():
+        regions = counted(counts[limit, reason], "region")
+        place = _place(result, report, path_of)
+        yield command("warning", f"{reason} ({regions})", **place, title=f"{limit} not judged")
+    for result in report.results:
+        if result.limits and not result.record.completed and result.outcome == "passed":
+            message = f"{one_line(result.name)}: {why_incomplete(result)}"
+            place = _place(result, report, path_of)
+            yield command("warning", message, **place, title="memory not judged")
+    for reason, count in report.unmeasured.items():
+        yield command("warning", f"{counted(count, 'test')}: {reason}", title="memory not measured")
+    if report.missing:
+        names = "\n".join(map(one_line, _listed(report.missing)))
+        number = f"{counted(len(report.missing), 'test')} without a result"
+        yield command("warning", names, title=f"memory: {number}")
+
+
+def _listed(names: Sequence[str]) -> list[str]:
+    more = [f"and {len(names) - _MOST_LINES:,} more"] if len(names) > _MOST_LINES else []
+    return [*names[:_MOST_LINES], *more]
+
+
+def _bounded(commands: Sequence[str], kind: str) -> Iterable[str]:
+    if len(commands) <= MOST_A_KIND:
+        return commands
+    shown = commands[: MOST_A_KIND - 1]
+    rest = f"and {len(commands) - len(shown):,} more, in the job's summary"
+    return [*shown, command(kind, rest, title="memory")]
