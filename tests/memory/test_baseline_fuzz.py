@@ -1,0 +1,210 @@
+"""Baseline files as no one wrote them: each is read, or refused by line, and none is written over.
+
+The suite tries a hundred of each kind. For thousands:
+``CKA_MEMORY_FUZZ=5000 pytest tests/memory/test_baseline_fuzz.py``.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytest_cka_memory import RegionRecord, baseline_file
+from pytest_cka_memory.baseline_file import Entries, Fingerprint, Key
+from pytest_cka_memory.baseline_limit import BaselinePlan
+from pytest_cka_memory.baseline_output import BaselineOutput
+from pytest_cka_memory.baselines import fingerprint_of
+from pytest_cka_memory.errors import BaselineError
+from pytest_cka_memory.results import Report, Result
+from pytest_cka_memory.tolerance import parse_tolerance
+
+fuzz = settings(max_examples=int(os.environ.get("CKA_MEMORY_FUZZ", "100")), deadline=None)
+
+FACTS = {"device": "cpu", "device_name": "a CPU", "meter": "exact", "torch": "2.15", "cuda": None}
+CPU = fingerprint_of(FACTS)
+MEASURED = Result(
+    "new.py::test",
+    RegionRecord(
+        label="", completed=True, start_bytes=0, end_bytes=0, peak_bytes=7, retained_bytes=0
+    ),
+)
+REPORT = Report(
+    {}, (MEASURED,), collected=frozenset([MEASURED.nodeid]), facts={MEASURED.worker: FACTS}
+)
+
+sizes = st.integers(0, 2**63)
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+fingerprints = st.builds(Fingerprint, names, names, st.none() | names, st.none() | names)
+figures = st.fixed_dictionaries(
+    {
+        "peak_increase_bytes": sizes,
+        "retained_bytes": sizes,
+        "growth_bytes_per_batch": st.none() | sizes,
+        "reserved_increase_bytes": st.none() | sizes,
+    }
+)
+baselines = st.dictionaries(st.builds(Key, names, names, fingerprints), figures, max_size=4)
+
+GOOD = baseline_file.text(
+    {
+        Key("a.py::t", "x", CPU): dict.fromkeys(
+            ("peak_increase_bytes", "retained_bytes", "growth_bytes_per_batch"), 4096
+        )
+        | {"reserved_increase_bytes": None},
+        Key("größe.py::t[1]", "", Fingerprint("NVIDIA H200", "allocator", "2.15", "13.2")): {
+            "peak_increase_bytes": 2**40,
+            "retained_bytes": 0,
+            "growth_bytes_per_batch": None,
+            "reserved_increase_bytes": 2**21,
+        },
+    }
+)
+LAYOUTS = (
+    GOOD,
+    GOOD.replace("\n", "\r\n"),
+    json.dumps(json.loads(GOOD), indent=2),
+    baseline_file.text({}),
+)
+HOSTILE = (
+    *(
+        b"",
+        b"[",
+        b"]",
+        b"{",
+        b"}",
+        b",",
+        b":",
+        b'"',
+        b"\\",
+        b"\n",
+        b"\x00",
+        b"\xff",
+        b"\xef\xbb\xbf",
+    ),
+    *(b"NaN", b"-Infinity", b"1e999", b"-1", b"0.5", b"null", b"true", b"1" * 5000, b"[" * 5000),
+    *(b'{"a":' * 5000, b'"\\ud800"', b"\n<<<<<<< HEAD\n", b"\n=======\n", b"\n>>>>>>> main\n"),
+    *(b"pytest-cka-memory-baseline/2", b'"nodeid": "twice", ', b'{"schema": 1}', b"\xe2\x80\xa8"),
+)
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> bytes:
+    """A good file, of which one to three stretches are replaced."""
+    content = draw(st.sampled_from(LAYOUTS)).encode()
+    for _ in range(draw(st.integers(1, 3))):
+        start = draw(st.integers(0, len(content)))
+        end = draw(
+            st.integers(start, min(len(content), start + draw(st.sampled_from((0, 9, 999)))))
+        )
+        put_in = draw(st.sampled_from(HOSTILE) | st.binary(max_size=8))
+        content = content[:start] + put_in + content[end:]
+    return content
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | names,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@st.composite
+def misfilled(draw: st.DrawFn) -> bytes:
+    """A good file as JSON, with anything in the place of one of its parts."""
+    header, *regions = json.loads(GOOD)
+    region = draw(st.sampled_from(regions))
+    key = draw(st.sampled_from([*region, *header]) | names)
+    place = draw(st.sampled_from(("value", "key", "region", "header", "file")))
+    other = draw(anything)
+    if place == "value":
+        region[key] = other
+    elif place == "key":
+        region.pop(key, None)
+    elif place == "region":
+        regions.append(other)
+    whole: Any = other if place == "file" else [other if place == "header" else header, *regions]
+    return json.dumps(whole, indent=draw(st.none() | st.just(1))).encode()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz") / "baseline.json"
+
+
+def update(path: Path) -> BaselineOutput:
+    """What a session with --cka-memory-update-baseline does."""
+    return BaselineOutput(BaselinePlan(path, path.parent, parse_tolerance("5%"), updating=True))
+
+
+def read_or_refused(path: Path, content: bytes) -> Entries | None:
+    """What a session reads of `content`; None where it refuses it as it should."""
+    path.write_bytes(content)
+    try:
+        update(path).check()
+    except BaselineError as error:
+        said = str(error)
+        line = re.match(rf"cannot use {re.escape(str(path))}, line (\d+): .", said)
+        assert line is not None, said
+        assert 1 <= int(line[1]) <= content.count(b"\n") + 1
+        assert "\n" not in said
+        assert len(said) < 300 + len(str(path))
+        return None
+    return baseline_file.read(path)
+
+
+def hold_to_promise(path: Path, content: bytes) -> None:
+    """Refused files stay byte for byte; of others an update keeps every region it has."""
+    entries = read_or_refused(path, content)
+    if entries is None:
+        with pytest.raises(BaselineError):
+            update(path).write(REPORT)
+        assert path.read_bytes() == content
+    else:
+        update(path).write(REPORT)
+        after = baseline_file.read(path)
+        new = Key(MEASURED.nodeid, "", CPU)
+        assert after[new]["peak_increase_bytes"] == 7
+        assert {key: after[key] for key in entries if key != new} == {
+            key: entries[key] for key in entries if key != new
+        }
+        assert path.read_text("utf-8") == baseline_file.text(after)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+@fuzz
+@given(content=mutated())
+def test_a_damaged_file_is_read_or_refused(path: Path, content: bytes) -> None:
+    """By its bytes: cut, overwritten, with hostile pieces put in."""
+    hold_to_promise(path, content)
+
+
+@fuzz
+@given(content=misfilled())
+def test_other_json_is_read_or_refused(path: Path, content: bytes) -> None:
+    """By its values: anything anywhere."""
+    hold_to_promise(path, content)
+
+
+@fuzz
+@given(
+    content=st.binary(max_size=200)
+    | st.text(max_size=100).map(lambda text: text.encode("utf-8", "surrogatepass"))
+)
+def test_noise_is_refused(path: Path, content: bytes) -> None:
+    """Nothing that is no baseline is taken for one."""
+    assert read_or_refused(path, content) is None
+
+
+@fuzz
+@given(entries=baselines)
+def test_every_baseline_is_read_back_as_written(path: Path, entries: Entries) -> None:
+    """Whatever tests and labels are called."""
+    content = baseline_file.text(entries)
+    assert baseline_file.parse(content) == entries
+    assert content.count("\n") == len(entries) + 2
+    assert read_or_refused(path, content.encode()) == entries
