@@ -61,7 +61,9 @@ def compare(old: Report, new: Report, tolerance: Tolerance) -> Comparison:
     """Hold every region of `new` against the one of the same name in `old`."""
     before, after = _keyed(old.results), _keyed(new.results)
     both = [key for key in after if key in before]
-    judged = [k for k in both if before[k].record.completed and after[k].record.completed]
+    judged = {
+        key: None for key in both if before[key].record.completed and after[key].record.completed
+    }
     changes = [
         Change(key, difference)
         for key in judged
@@ -73,7 +75,7 @@ def compare(old: Report, new: Report, tolerance: Tolerance) -> Comparison:
         tolerance,
         compared=len(judged),
         changes=tuple(sorted(changes, key=lambda change: not change.difference.broken)),
-        incomplete=tuple(key for key in both if key not in set(judged)),
+        incomplete=tuple(key for key in both if key not in judged),
         appeared=tuple(key for key in after if key not in before),
         vanished=tuple(key for key in before if key not in after),
         devices=tuple(_differing(old.session, new.session)),

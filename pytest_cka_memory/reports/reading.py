@@ -14,6 +14,7 @@ from pytest_cka_memory.results import Report, Result
 MOST_BYTES = 2**29
 """Beyond any report, and of what a machine can hold in memory several times over."""
 
+_OBJECT: Any = dict
 _SCHEMAS = re.compile(r"pytest-cka-memory/([1-9]\d{0,3})")
 _SESSION: Mapping[str, Any] = {
     **dict.fromkeys(("device", "device_name", "meter", "torch", "cuda"), str | None),
@@ -79,9 +80,9 @@ def _report(data: Any) -> Report:
         raise ReportError(f"it is no report: it does not begin with a schema, {SCHEMA!r}")
     _check_schema(data["schema"])
     try:
-        regions = _field(data, "regions", tuple[dict[str, Any], ...])
+        regions = _field(data, "regions", tuple[_OBJECT, ...])
         return Report(
-            _session(_field(data, "session", dict[str, Any])),
+            _session(_field(data, "session", _OBJECT)),
             tuple(_result(region, f"regions[{number}]") for number, region in enumerate(regions)),
             _field(data, "missing", tuple[str, ...], ()),
             _field(data, "unmeasured", dict[str, int], {}),

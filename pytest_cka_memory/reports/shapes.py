@@ -8,12 +8,24 @@ from itertools import product
 from math import prod
 from operator import itemgetter
 from reprlib import repr as shortened
-from typing import Any, NoReturn, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 _MOST_COMBINED = 16
 _Build = Callable[[Any], Any]
-_ACCEPTED: dict[Any, set[type]] = {int: {int}, float: {float, int}, str: {str}, bool: {bool}}
-_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+_ACCEPTED: dict[Any, set[type]] = {
+    int: {int},
+    float: {float, int},
+    str: {str},
+    bool: {bool},
+    dict: {dict},
+}
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "true or false",
+    dict: "an object",
+}
 
 
 MOST = 2**63
@@ -28,6 +40,11 @@ class ShapeError(ValueError):
         self.wanted = wanted
         self.given = given
         self.path = ""
+
+    def within(self, step: str) -> "ShapeError":
+        """The same, a step further out."""
+        self.path = f"{step}{self.path}"
+        return self
 
     def __str__(self) -> str:
         given = "is missing" if self.given is MISSING else f"is {shortened(self.given)}"
@@ -70,10 +87,10 @@ def _builder(kind: Any) -> _Build:
 
 
 def _plain(kind: type) -> _Build:
+    accepted, is_number = _ACCEPTED[kind], kind in (int, float)
+
     def build(value: Any) -> Any:
-        if type(value) not in _ACCEPTED[kind] or (
-            kind in (int, float) and not -MOST < value < MOST
-        ):
+        if type(value) not in accepted or (is_number and not -MOST < value < MOST):
             raise ShapeError(_WORDS[kind], value)
         return value
 
@@ -93,7 +110,7 @@ def _tuple(build_inner: _Build) -> _Build:
             for item in value:
                 done.append(build_inner(item))
         except ShapeError as error:
-            error.path = f"[{len(done)}]{error.path}"
+            error.within(f"[{len(done)}]")
             raise
         return tuple(done)
 
@@ -104,7 +121,14 @@ def _dict(build_inner: _Build) -> _Build:
     def build(value: Any) -> Any:
         if type(value) is not dict:
             raise ShapeError("an object", value)
-        return {name: _named(name, build_inner, inner) for name, inner in value.items()}
+        given = {}
+        for name, inner in value.items():
+            try:
+                given[name] = build_inner(inner)
+            except ShapeError as error:
+                error.within(f".{name}")
+                raise
+        return given
 
     return build
 
@@ -121,16 +145,16 @@ def _dataclass(kind: Any) -> _Build:
         given = {}
         for name, build_inner, required in plan:
             if name in value:
-                given[name] = _named(name, build_inner, value[name])
+                try:
+                    given[name] = build_inner(value[name])
+                except ShapeError as error:
+                    error.within(f".{name}")
+                    raise
             elif required:
-                _named(name, _absent, None)
+                raise ShapeError("a value", MISSING).within(f".{name}")
         return kind(**given)
 
     return build
-
-
-def _absent(_: Any) -> NoReturn:
-    raise ShapeError("a value", MISSING)
 
 
 def _quick(kind: Any, build: _Build) -> _Build:
@@ -166,11 +190,3 @@ def _number_types(hint: Any) -> set[type]:
 
 def _is_required(field: Any) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
-
-
-def _named(name: str, build: _Build, value: Any) -> Any:
-    try:
-        return build(value)
-    except ShapeError as error:
-        error.path = f".{name}{error.path}"
-        raise

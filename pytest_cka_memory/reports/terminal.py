@@ -28,15 +28,15 @@ def table(results: Sequence[Result], width: int = 100) -> list[Line]:
     """One row a region; names are cut on the left to fit `width` columns."""
     has_reserve = any_reserve(results)
     rows = [cells(result, has_reserve=has_reserve) for result in results]
-    room = width - _width(_lay_out(rows)) - 2
+    room = width - _width(rows) - 2
     if room < _NAME_WIDTH:  # a name says more than a chart
         rows = [{key: text for key, text in row.items() if key != "timeline"} for row in rows]
-        room = max(_NAME_WIDTH, width - _width(_lay_out(rows)) - 2)
+        room = max(_NAME_WIDTH, width - _width(rows) - 2)
     names = [_cut(one_line(name), room) for name in _names(results)]
     rows = [{"region": name, **row} for name, row in zip(names, rows, strict=True)]
     head, *body = _lay_out(rows)
     coloured = [Line(row, _colour(result)) for row, result in zip(body, results, strict=True)]
-    return [Line(head), Line("-" * _width([head, *body])), *coloured]
+    return [Line(head), Line("-" * max(map(len, [head, *body]))), *coloured]
 
 
 def any_reserve(results: Sequence[Result]) -> bool:
@@ -67,8 +67,9 @@ def _lay_out(rows: Sequence[dict[str, str]]) -> list[str]:
     return tabulate(cells, tablefmt="plain", disable_numparse=True, colalign=align).splitlines()
 
 
-def _width(lines: Sequence[str]) -> int:
-    return max(map(len, lines))
+def _width(rows: Sequence[dict[str, str]]) -> int:
+    columns = zip(rows[0], *(row.values() for row in rows), strict=True)
+    return sum(2 + max(map(len, column)) for column in columns) - 2
 
 
 def cells(result: Result, *, has_reserve: bool) -> dict[str, str]:
