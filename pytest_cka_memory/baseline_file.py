@@ -6,10 +6,10 @@ touches its own line alone. Any layout of the same JSON is read, for formatters 
 
 import json
 import re
+import reprlib
 from bisect import bisect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from reprlib import repr as shortened
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.errors import BaselineError
@@ -114,6 +114,12 @@ def _wrong(line: int, problem: str) -> BaselineError:
     return BaselineError(f"line {line}: {problem}")
 
 
+def _shown(value: object) -> str:
+    """Its repr, short however large and deep it is."""
+    text = reprlib.repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
 def _refuse_conflict(content: str) -> None:
     conflict = _CONFLICT.search(content)
     if conflict is not None:
@@ -167,7 +173,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise BaselineError(f"{shortened(twice)} is given twice")
+        raise BaselineError(f"{_shown(twice)} is given twice")
     return found
 
 
@@ -198,15 +204,15 @@ def _check_header(line: int, header: object) -> None:
 
 def _region(line: int, element: object) -> tuple[Key, Figures]:
     if not isinstance(element, dict):
-        raise _wrong(line, f"{shortened(element)} is no region")
+        raise _wrong(line, f"{_shown(element)} is no region")
     names = ("nodeid", "label", *Fingerprint._fields, *COMPARED)
     for name in (*(name for name in names if name not in element), *element):
         if name not in element or name not in names:
             problem = "is missing" if name in names else "is no key of a region"
-            raise _wrong(line, f"{shortened(name)} {problem}")
+            raise _wrong(line, f"{_shown(name)} {problem}")
     for name in ("nodeid", "label", *Fingerprint._fields):
         if not isinstance(element[name], str | None if name in ("torch", "cuda") else str):
-            raise _wrong(line, f"{name!r} is {shortened(element[name])}, no text")
+            raise _wrong(line, f"{name!r} is {_shown(element[name])}, no text")
     for name in COMPARED:
         _check_bytes(line, name, element[name])
     fingerprint = Fingerprint(*(element[name] for name in Fingerprint._fields))
@@ -223,5 +229,5 @@ def _check_bytes(line: int, name: str, size: object) -> None:
         return
     if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= _MOST_BYTES:
         raise _wrong(
-            line, f"{name!r} is {shortened(size)}; write a whole number of bytes, 0 or more"
+            line, f"{name!r} is {_shown(size)}; write a whole number of bytes, 0 or more"
         )

@@ -145,7 +145,7 @@ def test_whatever_is_wrong_is_named_with_its_line(content: str, message: str) ->
         baseline_file.parse(content)
     assert str(caught.value).startswith("line ")
     assert message in str(caught.value)
-    assert len(str(caught.value)) < 300
+    assert len(str(caught.value)) < 200
 
 
 def test_the_file_is_named(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def read_or_refused(path: Path, content: bytes) -> Entries | None:
         assert line is not None, said
         assert 1 <= int(line[1]) <= content.count(b"\n") + 1
         assert "\n" not in said
-        assert len(said) < 300 + len(str(path))
+        assert len(said) < 200 + len(str(path))
         return None
     return baseline_file.read(path)
 

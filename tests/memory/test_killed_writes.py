@@ -75,7 +75,7 @@ def whole(path: Path) -> int:
 
 
 def test_a_writer_killed_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> None:
-    """Over and over, each time a little later; the next writer is not disturbed by what is left."""
+    """Over and over; and what one leaves behind does not disturb the next."""
     path = tmp_path / "baseline.json"
     moments = random.Random(0)
     for _ in range(8):
