@@ -282,6 +282,8 @@ def _undefined(labels: Sequence[Sequence[str]], own: Sequence[Tensor]) -> list[s
     constant: list[str] = []
     broken: list[str] = []
     for names, terms in zip(labels, own, strict=True):
+        if type(terms) is not Tensor:  # a fake one, of a dry run for its memory: it has no values
+            continue
         for name, term in zip(names, terms.tolist(), strict=True):
             if term == 0:
                 constant.append(name)

@@ -31,3 +31,11 @@ class BaselineError(ReportError):
 
 class RankError(CkaMemoryError, RuntimeError):
     """Ranks of one job that cannot reach one another."""
+
+
+class PredictionError(CkaMemoryError, RuntimeError):
+    """Something that only a real device can tell, such as a value that it computed."""
+
+
+class CapacityError(CkaMemoryError, MemoryError):
+    """A simulated card that is full; its argument is the bytes asked for."""

@@ -91,7 +91,7 @@ class MemoryProbe:
         """The device measured; put models there."""
         import torch
 
-        return torch.device(self.meter.device)
+        return torch.device(self.meter.torch_device)
 
     @contextmanager
     def measure(self, label: str | None = None) -> Iterator[Region]:

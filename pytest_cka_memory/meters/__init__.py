@@ -7,20 +7,30 @@ from functools import cache
 
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters.base import Meter, Reading
+from pytest_cka_memory.meters.cards import card_of
 
 __all__ = ["KNOWN_DEVICES", "Meter", "Reading", "check_device_name", "meter_for"]
 
-KNOWN_DEVICES = ("auto", "cpu", "cuda", "xpu", "mps", "hpu", "npu", "privateuseone")
+KNOWN_DEVICES = ("auto", "cpu", "cuda", "xpu", "mps", "hpu", "npu", "privateuseone", "predict:cuda")
+_PREDICTED = "predict:cuda"
 
 
-def check_device_name(name: str) -> str:
+def check_device_name(name: str, found: str = "cpu") -> str:
     """Return `name` if it can be a device, without asking whether this machine has it.
 
+    It can be one of the known, or of the type that torch has `found`: a backend from outside torch
+    may have any name.
+
     Raises:
-        DeviceError: for anything but a known type, optionally with an index.
+        DeviceError: for anything but a known type, optionally with an index; for ``predict:cuda``
+            with a card that is not known.
     """
+    if _is_predicted(name):
+        card_of(name[len(_PREDICTED) + 1 :])
+        return name
     kind, _, index = name.partition(":")
-    if kind not in KNOWN_DEVICES or (":" in name and not (index.isdecimal() and kind != "auto")):
+    known = (*KNOWN_DEVICES, found)
+    if kind not in known or (":" in name and not (index.isdecimal() and kind != "auto")):
         raise DeviceError(
             f"unknown device {name!r}; write one of {', '.join(KNOWN_DEVICES)}, or e.g. 'cuda:1'"
         )
@@ -36,12 +46,16 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
     Raises:
         DeviceError: for a device that is unknown, not there, or keeps no counters.
     """
-    kind, _, index = check_device_name(name).partition(":")
+    if _is_predicted(name):
+        return _predicted_meter(card_of(name[len(_PREDICTED) + 1 :]).name)
+    kind, _, index = name.partition(":")
     if kind == "cpu":
+        check_device_name(name)
         return _cpu_meter()
     import torch
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
+    check_device_name(name, found="cpu" if accelerator is None else accelerator.type)
     if kind == "auto":
         return _cpu_meter() if accelerator is None else meter_for(accelerator.type, preferred)
     if accelerator is None or accelerator.type != kind:
@@ -75,3 +89,14 @@ def _accelerator_meter(kind: str, index: int) -> Meter:
     from pytest_cka_memory.meters.accelerator import AcceleratorMeter
 
     return AcceleratorMeter(kind, index)
+
+
+def _is_predicted(name: str) -> bool:
+    return name == _PREDICTED or name.startswith(f"{_PREDICTED}:")
+
+
+@cache
+def _predicted_meter(card: str) -> Meter:
+    from pytest_cka_memory.meters.predicted import PredictedMeter
+
+    return PredictedMeter(card_of(card))

@@ -31,13 +31,18 @@ class Meter(ABC):
     """
 
     device: str
-    """As ``torch.device`` writes it: ``cpu``, ``cuda:0``."""
+    """As ``torch.device`` writes it, ``cpu``, ``cuda:0``; predictions, as the option names it."""
     device_name: str
     """What the device is, e.g. ``NVIDIA A100-SXM4-80GB``."""
     name: str
     """What does the counting, in a few words."""
     notes: tuple[str, ...] = ()
     """What its figures can and cannot see: printed under every table."""
+
+    @property
+    def torch_device(self) -> str:
+        """Where tests put models, as ``torch.device`` takes it; `device` but for predictions."""
+        return self.device
 
     @abstractmethod
     def start(self) -> None:
