@@ -17,6 +17,7 @@ from pytest_cka_memory.errors import BaselineError, DeviceError, LimitError
 from pytest_cka_memory.limits import MARKERS, Limit, default_limits, limit_from_marker
 from pytest_cka_memory.meters import Meter
 from pytest_cka_memory.probe import MemoryProbe
+from pytest_cka_memory.ranks import this_rank
 from pytest_cka_memory.region import RegionRecord
 from pytest_cka_memory.reports import failure, properties
 from pytest_cka_memory.results import Result, judge
@@ -213,7 +214,8 @@ class Job:
         # A checksum, for two names may differ only in what a file name cannot hold.
         nodeid = self._item.nodeid
         name = f"{re.sub(r'[^-.A-Za-z0-9]+', '_', nodeid)[-120:]}-{crc32(nodeid.encode()):08x}"
-        path = self._snapshots / f"{name}.pickle"
+        rank = this_rank()
+        path = self._snapshots / (f"{name}-rank{rank.number}.pickle" if rank else f"{name}.pickle")
         path.parent.mkdir(parents=True, exist_ok=True)
         said = f"{path}: open it in PyTorch's memory viewer"
         if not self.probe.meter.dump_history(path):

@@ -119,7 +119,7 @@ class RankReporter(Reporter):
     def _failures(self, session: pytest.Session, exitstatus: int) -> list[str]:
         """What failed on this rank, for the others to know."""
         failed = session.testsfailed - len(self.problems)
-        said = [*self.problems, *([f"{failed} tests failed"] if failed else [])]
+        said = [*self.problems, *([f"{failed} failed"] if failed else [])]
         if not said and exitstatus:
             said = [pytest.ExitCode(exitstatus).name.lower().replace("_", " ")]
         return said
@@ -130,8 +130,7 @@ class RankReporter(Reporter):
         heard = self._meeting.hear("figures", others)
         self._takes_part = word["takes_part"] or any(said["takes_part"] for said in heard.values())
         failures = {number: said["failures"] for number, said in heard.items()}
-        silent = f"sent nothing within {self._meeting.patience_s:g} s: it died, hangs or was killed"
-        failures |= {number: [silent] for number in others if number not in heard}
+        failures |= {number: [self._silence()] for number in others if number not in heard}
         if not self._takes_part:
             return []
         told = {0: word["failures"], **failures}
@@ -148,10 +147,15 @@ class RankReporter(Reporter):
             return []
         verdict = self._meeting.hear("verdict", [0]).get(0)
         if verdict is None:
-            patience = f"{self._meeting.patience_s:g} s"
-            return [f"rank 0 sent nothing within {patience}: it died, hangs or was killed"]
+            return [f"rank 0: {self._silence()}"]
         self._partners = [0]
         return [f"rank {n}: {text}" for n, text in verdict if n != self._rank.number]
+
+    def _silence(self) -> str:
+        return (
+            f"ended no test and sent nothing for {self._meeting.patience_s:g} s: it died or hangs, "
+            "or needs a longer --cka-memory-rank-timeout"
+        )
 
     def _lines(self, width: int) -> Iterator[Line]:
         if self._rank.number == 0:

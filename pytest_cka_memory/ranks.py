@@ -4,6 +4,7 @@ import json
 import os
 import time
 import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -14,7 +15,7 @@ from pytest_cka_memory.errors import RankError
 HURRIED_S = 5.0
 """How long a rank that was told to stop still waits for the others."""
 _POLL_S = 0.05
-_CHUNK_BYTES = 2**20  # a store takes no more than 8 MiB at once
+_CHUNK_SIZE = 2**20  # a store takes no more than 8 MiB at once
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def this_rank(environ: Mapping[str, str] = os.environ) -> Rank | None:
 class Board(Protocol):
     """Where ranks leave word for one another: the part of ``torch.distributed.Store`` used here."""
 
-    def set(self, key: str, value: bytes, /) -> None:
+    def set(self, key: str, value: str, /) -> None:
         """Write."""
 
     def get(self, key: str, /) -> bytes:
@@ -75,18 +76,20 @@ def torchrun_board(rank: Rank) -> Board:
     Raises:
         RankError: where torchrun shares no store, or it cannot be reached.
     """
-    import torch.distributed as dist
+    # torch exports both without saying so to type checkers.
+    from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         raise RankError("torchrun shares no store with its ranks; leave its rendezvous at c10d")
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
-        store = dist.TCPStore(
+        store = TCPStore(
             host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30)
         )
-        ours = dist.PrefixStore(f"pytest-cka-memory/{rank.attempt}", store)
+        ours = PrefixStore(f"pytest-cka-memory/{rank.attempt}", store)
         session = ours.add(f"sessions of {rank.number}", 1)  # several may follow one another
-        return dist.PrefixStore(f"session {session}", ours)
+        board: Board = PrefixStore(f"session {session}", ours)
+        return board
     except RuntimeError as error:
         raise RankError(f"the store of torchrun at {host}:{port} cannot be reached") from error
 
@@ -98,14 +101,14 @@ class Meeting:
         self,
         rank: Rank,
         patience_s: float,
-        connect: Callable[[Rank], Board] = torchrun_board,
+        connect: Callable[[Rank], Board] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.rank = rank
         self.patience_s = patience_s
         """How long another rank may finish no test before it is given up."""
-        self._connect = connect
+        self._connect = connect or torchrun_board
         self._board: Board | None = None
         self._clock = clock
         self._sleep = sleep
@@ -127,12 +130,12 @@ class Meeting:
 
     def say(self, what: str, data: Any) -> None:
         """Leave word: `data` of builtin types, of any size."""
-        packed = zlib.compress(json.dumps(data).encode(), 1)
-        chunks = [packed[at : at + _CHUNK_BYTES] for at in range(0, len(packed), _CHUNK_BYTES)]
+        packed = b64encode(zlib.compress(json.dumps(data).encode(), 1)).decode()
+        chunks = [packed[at : at + _CHUNK_SIZE] for at in range(0, len(packed), _CHUNK_SIZE)]
         key = f"{what}/{self.rank.number}"
         for number, chunk in enumerate(chunks):
             self.board.set(f"{key}/{number}", chunk)
-        self.board.set(key, str(len(chunks)).encode())  # last: now it can be read
+        self.board.set(key, str(len(chunks)))  # last: now it can be read
 
     def hear(self, what: str, ranks: Iterable[int]) -> dict[int, Any]:
         """Wait for the word of each of `ranks`; one that falls silent is not among the answers."""
@@ -155,4 +158,4 @@ class Meeting:
     def _read(self, key: str) -> Any:
         count = int(self.board.get(key))
         packed = b"".join(self.board.get(f"{key}/{number}") for number in range(count))
-        return json.loads(zlib.decompress(packed))
+        return json.loads(zlib.decompress(b64decode(packed)))

@@ -105,6 +105,7 @@ class Gathered:
             "facts": self.facts,
             "unmeasured": dict(self.unmeasured),
             "workers": sorted(self.workers),
+            "narrowed": self.narrowed,
             "expected": list(self._expected),
             "missing": self.missing,
             "results": [result.to_dict() for result in self.results],
@@ -119,6 +120,7 @@ class Gathered:
         self.unmeasured.update(data["unmeasured"])
         self.workers.update(data["workers"])
         self.facts_of_workers.update(dict.fromkeys(data["workers"], data["facts"]))
+        self.narrowed = self.narrowed or data["narrowed"]
         for result in map(Result.from_dict, data["results"]):
             self._results.setdefault(result.nodeid, []).append(result)
 
