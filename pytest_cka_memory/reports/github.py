@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pytest_cka_memory.reports import markdown, summary
-from pytest_cka_memory.reports.escapes import one_line, said, shorten
+from pytest_cka_memory.reports.escapes import one_line, shorten
 from pytest_cka_memory.reports.summary import Problem, counted
 from pytest_cka_memory.reports.terminal import why_incomplete
 from pytest_cka_memory.results import Report, Result
@@ -23,9 +23,8 @@ PathOf = Callable[[str], str | None]
 
 
 def job_summary(report: Report) -> str:
-    """The report in Markdown, with what failed the session beyond its tests on top."""
-    problems = "".join(f"**FAILED**: {said(problem)}\n\n" for problem in report.problems)
-    return problems + markdown.text(report, markdown.JOB_SUMMARY_CHARACTERS)
+    """The report in Markdown, as long as GitHub takes it."""
+    return markdown.text(report, markdown.JOB_SUMMARY_CHARACTERS)
 
 
 def annotations(report: Report, path_of: PathOf) -> list[str]:

@@ -30,7 +30,7 @@ def text(report: Report) -> str:
     parts = {
         "TITLE": "Predicted memory" if predicted else "Memory",
         "VERDICT": escape(summary.verdict(report)),
-        "PREDICTED": f"<p class='notice'>{summary.PREDICTED}</p>" if predicted else "",
+        "NOTICES": "\n".join(_notices(report, predicted=predicted)),
         "NAVIGATION": '<a href="#regions">All regions</a> ' if report.results else "",
         "PROBLEMS": "\n".join(_problems(list(summary.problems(report.results)))),
         "FACTS": "\n".join(_facts(report)),
@@ -49,6 +49,13 @@ def text(report: Report) -> str:
 
 def _file(name: str) -> str:
     return (_PAGE / name).read_text(encoding="utf-8")
+
+
+def _notices(report: Report, *, predicted: bool) -> Iterator[str]:
+    if predicted:
+        yield f"<p class='notice'>{summary.PREDICTED}</p>"
+    for problem in report.problems:
+        yield f"<p class='notice breach'>FAILED: {escape(one_line(problem))}</p>"
 
 
 def _facts(report: Report) -> Iterator[str]:

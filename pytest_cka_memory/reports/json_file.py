@@ -18,10 +18,14 @@ def text(report: Report) -> str:
     """Return the whole report: the session, a line per region, and what is not among them."""
     head = _in_lines({"schema": SCHEMA, "session": dict(report.session)})
     regions = ",\n".join(f"  {_on_a_line(result.to_dict())}" for result in report.results)
-    tail = _in_lines({"missing": list(report.missing), "unmeasured": dict(report.unmeasured)})
+    rest = {
+        "problems": list(report.problems),
+        "missing": list(report.missing),
+        "unmeasured": dict(report.unmeasured),
+    }
     return (
         head.removesuffix("\n}")
         + f',\n "regions": [\n{regions}\n ],\n'
-        + tail.removeprefix("{\n")
+        + _in_lines(rest).removeprefix("{\n")
         + "\n"
     )

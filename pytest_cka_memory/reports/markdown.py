@@ -16,6 +16,7 @@ JOB_SUMMARY_CHARACTERS = 2**18
 
 _MOST_NAME = 160
 _MOST_SENTENCE = 400
+_MOST_FAILED = 10
 _FRAME = 1_000
 """For headings, heads of tables and the lines that count what was left out."""
 
@@ -29,6 +30,7 @@ def text(report: Report, most_characters: int = COMMENT_CHARACTERS) -> str:
     predicted = summary.is_predicted(report.session)
     blocks = [f"### {'Predicted memory' if predicted else 'Memory'}: {summary.verdict(report)}\n"]
     blocks += [f"{summary.PREDICTED}\n"] if predicted else []
+    blocks += [f"**FAILED**: {said(problem)}\n" for problem in report.problems[:_MOST_FAILED]]
     room = most_characters - len(facts) - _FRAME
     problems = list(summary.problems(report.results))
     blocks += [*_problems(problems, room // 2), *_holders(problems, room // 4)]

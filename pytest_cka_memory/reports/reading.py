@@ -86,6 +86,7 @@ def _report(data: Any) -> Report:
             tuple(_result(region, f"regions[{number}]") for number, region in enumerate(regions)),
             _field(data, "missing", tuple[str, ...], ()),
             _field(data, "unmeasured", dict[str, int], {}),
+            problems=_field(data, "problems", tuple[str, ...], ()),
         )
     except ShapeError as error:
         raise ReportError(str(error)) from None

@@ -54,6 +54,7 @@ def whole(report: Report, width: int = 100) -> list[Line]:
         *findings(report.results, width),
         *(Line(one_line(f"{count} not measured: {why}"), "yellow") for why, count in counts),
         *missing(report.missing),
+        *(Line(one_line(f"FAILED: {problem}"), "red") for problem in report.problems),
     ]
 
 

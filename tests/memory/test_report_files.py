@@ -118,6 +118,7 @@ def test_an_empty_report_is_valid() -> None:
         "schema": "pytest-cka-memory/1",
         "session": {},
         "regions": [],
+        "problems": [],
         "missing": [],
         "unmeasured": {},
     }
