@@ -228,6 +228,4 @@ def _check_bytes(line: int, name: str, size: object) -> None:
     if size is None and name in _OPTIONAL:
         return
     if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= _MOST_BYTES:
-        raise _wrong(
-            line, f"{name!r} is {_shown(size)}; write a whole number of bytes, 0 or more"
-        )
+        raise _wrong(line, f"{name!r} is {_shown(size)}; write a whole number of bytes, 0 or more")

@@ -11,7 +11,7 @@ from zlib import crc32
 
 import pytest
 
-from pytest_cka_memory import baseline_limit
+from pytest_cka_memory import baseline_limit, extensions
 from pytest_cka_memory.baselines import fingerprint_of
 from pytest_cka_memory.errors import BaselineError, DeviceError, LimitError
 from pytest_cka_memory.limits import MARKERS, Limit, default_limits, limit_from_marker
@@ -48,9 +48,10 @@ def limits_of(item: pytest.Item) -> list[Limit]:
 
 
 def own_limits_of(item: pytest.Item) -> list[Limit]:
-    """Limits of the test's own markers; raises as :func:`limits_of`."""
+    """Limits of the test's own markers and of other plugins; raises as :func:`limits_of`."""
     markers = [marker for name in MARKERS if (marker := _closest(item, name)) is not None]
     limits = [limit_from_marker(marker.name, marker.args, marker.kwargs) for marker in markers]
+    limits += extensions.limits_of(item)
     return limits + (_baseline_of(item) if _is_marked(item, baseline_limit.MARKER) else [])
 
 
@@ -91,6 +92,7 @@ def is_measured(item: pytest.Item) -> bool:
         or FIXTURE in getattr(item, "fixturenames", ())
         or any(_is_marked(item, name) for name in (*MARKERS, baseline_limit.MARKER))
         or item.config.stash[settings_key].baseline.measures(item.nodeid)
+        or extensions.gives_limits(item)
     )
 
 
@@ -183,6 +185,8 @@ class Job:
         self._properties: list[properties.Property] = []
         """What was added to the item's, for JUnit XML and its like."""
         self._judged = 0
+        self._wrong: list[str] = []
+        """What other plugins returned that cannot be reported."""
         self._snapshots = item.config.stash[settings_key].snapshots
         self._returned = False
         """Whether the call has ended without an exception."""
@@ -252,7 +256,7 @@ class Job:
     def join_late(self) -> None:
         """Take in a call that asked for its probe only while it ran, and so has no limits."""
         self.called = self._returned = True
-        self._collect()
+        self._fail_on_breach(self._collect())
 
     def take_payload(self, report: pytest.TestReport) -> Payload | None:
         """Hand over what is to ride on the report of a phase; None where that is nothing new."""
@@ -276,16 +280,27 @@ class Job:
     def _collect(self) -> list[Result]:
         limits = limits_or_fail(self._item)
         records: list[RegionRecord] = self.probe.records[self._judged :]
-        results = [judge(self._item.nodeid, record, limits) for record in records]
+        results = [self._extended(judge(self._item.nodeid, r, limits)) for r in records]
         self._judged = len(self.probe.records)
         self._results += results
         self._properties += (figures := properties.of_results(results))
         self._item.user_properties += figures
         return results
 
+    def _extended(self, result: Result) -> Result:
+        try:
+            return replace(result, extra=extensions.fields_of(self._item, result))
+        except extensions.FieldError as error:
+            if self._returned:  # else the test has failed, by itself
+                self._wrong.append(str(error))
+            return result
+
     def _fail_on_breach(self, results: Sequence[Result]) -> None:
-        if any(result.breaches for result in results):
-            pytest.fail(failure.text(results, self.probe.meter), pytrace=False)
+        broken = any(result.breaches for result in results)
+        told = [failure.text(results, self.probe.meter)] if broken else []
+        told, self._wrong = [*told, *self._wrong], []
+        if told:
+            pytest.fail("\n".join(told), pytrace=False)
 
 
 def job_of(item: pytest.Item) -> Job | None:

@@ -21,6 +21,8 @@ class Result:
     outcome: str = "passed"
     """The test's: passed, failed, skipped, xfailed, xpassed or error."""
     worker: str = "main"
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What other plugins add, see the hook ``pytest_cka_memory_region``; builtin types."""
 
     @property
     def name(self) -> str:
@@ -56,6 +58,7 @@ class Result:
             "limits": list(self.limits),
             "breaches": [breach.to_dict() for breach in self.breaches],
             "unjudged": [asdict(unjudged) for unjudged in self.unjudged],
+            **({"extra": self.extra} if self.extra else {}),
         }
 
     @classmethod
@@ -69,6 +72,7 @@ class Result:
             limits=tuple(data["limits"]),
             outcome=data["outcome"],
             worker=data["worker"],
+            extra=data.get("extra", {}),
         )
 
 

@@ -17,7 +17,7 @@ LAYERS = {
         meters.predicted
         meters.cpu meters.accelerator meters
         hidden paths
-        holders limits results baselines baseline_limit comparing
+        holders limits results extensions baselines baseline_limit comparing
         gauge testing hookspecs settings session open_region
         reports reports.escapes reports.terminal reports.failure reports.files reports.json_file
         reports.properties reports.summary reports.markdown reports.html reports.comparison
