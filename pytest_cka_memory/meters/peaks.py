@@ -1,4 +1,4 @@
-"""A device has one peak counter: a reset by the code that is measured must not erase what we saw."""
+"""One peak counter serves all: a reset by the code that is measured must not erase what we saw."""
 
 from collections.abc import Callable
 from typing import Any

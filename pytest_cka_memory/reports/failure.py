@@ -51,9 +51,11 @@ def explained(breach: Breach, record: RegionRecord) -> Iterator[str]:
         "growth_bytes_per_batch": record.grown,
     }.get(breach.figure, record.at_peak)
     if breach.figure == "growth_bytes_per_batch" and record.timeline:
-        rises = [sample.requested_bytes - record.start_bytes for sample in record.timeline]
+        # Not above the start: that is known in blocks, these are the bytes asked for.
+        first = record.timeline[0].requested_bytes
+        rises = [sample.requested_bytes - first for sample in record.timeline]
         span = f"{format_size(min(rises))} to {format_size(max(rises))}"
-        yield f"  {spark(rises, 40)}  {span} above the start"
+        yield f"  {spark(rises, 40)}  {span} above the first batch"
     if holdings is record.at_peak and holdings:
         yield "  alive at the peak:"
     told = None

@@ -16,6 +16,8 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 BUILD = "import hostdevice; print(hostdevice.build().__file__)"
 LONGEST_BUILD_SECONDS = 300
+NEUTRAL = [f"-pno:{name}" for name in ("cacheprovider", "randomly", "rerunfailures")]
+"""Without what writes here, shuffles, or holds on to the last failure and so to its tensors."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def on_device(device_environment: dict[str, str], tmp_path_factory: pytest.TempP
             (folder / "test_it.py").write_text(tests, encoding="utf-8")
             tests = folder / "test_it.py"
         json_file = folder / "r.json"
-        options = ("-p", "no:cacheprovider", f"--cka-memory-json={json_file}", *options)
+        options = (*NEUTRAL, f"--cka-memory-json={json_file}", *options)
         done = subprocess.run(
             [sys.executable, "-m", "pytest", str(tests), *options],
             cwd=ROOT if tests.is_relative_to(ROOT) else folder,

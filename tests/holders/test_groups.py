@@ -122,7 +122,7 @@ class TestGrowth:
         assert " in loop (test_groups.py:" in str(group.held_by)
         text = "\n".join(text_of(region, limit))
         assert "born in" in text
-        assert "above the start" in text
+        assert "above the first batch" in text
 
 
 class Judging(Wanting):

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from types import ModuleType
 
-NAME = "privateuseone"
+NAME = os.environ.get("HOSTDEVICE_NAME", "privateuseone")
 LIBRARY = "HOSTDEVICE_LIBRARY"
 """Environment variable: the compiled library, where it is known; else it is built."""
 
