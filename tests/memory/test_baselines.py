@@ -8,7 +8,7 @@ import pytest
 
 from pytest_cka_memory import LimitError, RegionRecord
 from pytest_cka_memory.baseline_file import Fingerprint, Key
-from pytest_cka_memory.baseline_limit import BaselinePlan, WithinBaseline, tolerance_of
+from pytest_cka_memory.baseline_limit import WithinBaseline, tolerance_of
 from pytest_cka_memory.baselines import Update, figures_of, fingerprint_of, updated
 from pytest_cka_memory.limits import Breach, Unjudged
 from pytest_cka_memory.results import Result, judge
