@@ -1,0 +1,105 @@
+"""Reports made of plain figures, for the tests of what is written from them."""
+
+from dataclasses import replace
+
+from pytest_cka_memory.limits import limit_from_marker
+from pytest_cka_memory.region import Holding, RegionRecord
+from pytest_cka_memory.results import Report, Result, judge
+from pytest_cka_memory.timeline import Sample
+from pytest_cka_memory.units import MB
+
+SESSION = {
+    "device": "cuda:0",
+    "device_name": "A100",
+    "meter": "PyTorch's caching allocator",
+    "notes": ["memory outside the allocator is not seen"],
+    "torch": "2.15.0",
+    "cuda": "13.2",
+    "python": "3.11.7",
+    "plugin": "0.1.0",
+    "workers": 1,
+    "started": "2026-01-02T03:04:05+00:00",
+}
+HOSTILE = (
+    "</script><img src=x onerror=alert(1)> |`a``b`| \n\x1b[31m "
+    "@user #1 http://x.y <!-- \u2028 *b* \\"
+)
+"""Everything that HTML, Markdown, a terminal or a script could take for its own."""
+
+ZERO = limit_from_marker("zero_retention", (), {})
+FLAT = limit_from_marker("flat_per_batch", (), {})
+RESERVED = limit_from_marker("max_reserved_mb", (1,), {})
+LOSSES = Holding(
+    bytes=36,
+    count=9,
+    dtype="float32",
+    shape=(),
+    operator="aten.sum",
+    created_at=("train.py:12 in step", "train.py:40 in fit"),
+    held_by="train.LOSSES[0]",
+    hint="attached to its autograd graph: keep loss.item() or loss.detach() instead",
+    batches=9,
+)
+
+
+def record(label: str = "", *, retained_bytes: int = 0, batches: int = 9, **rest) -> RegionRecord:
+    """A region that peaks at 100 MB over 42 MB, keeping as much of every batch as told."""
+    each = retained_bytes // max(1, batches)
+    levels = [42 * MB + each * number for number in range(1, batches + 1)]
+    samples = (Sample(n, 64, level, level, level + MB) for n, level in enumerate(levels, 1))
+    figures = {
+        "start_bytes": 42 * MB,
+        "end_bytes": 42 * MB + retained_bytes,
+        "peak_bytes": 100 * MB,
+        "completed": True,
+        "timeline": tuple(samples),
+        **rest,
+    }
+    return RegionRecord(label=label, retained_bytes=retained_bytes, **figures)
+
+
+def kept(nodeid: str = "t.py::test_kept", label: str = "", **figures) -> Result:
+    """A region that keeps its limit."""
+    return judge(nodeid, record(label, **figures), [ZERO])
+
+
+def broken(nodeid: str = "t.py::test_leak[64]", label: str = "train") -> Result:
+    """A region that broke two limits, both by the same bytes."""
+    leaking = record(label, retained_bytes=36, retained=(LOSSES,), grown=(LOSSES,))
+    return judge(nodeid, leaking, [ZERO, FLAT])
+
+
+def one_of_each() -> Report:
+    """Kept, broken, without a limit, not judged for two reasons; and tests that are not there."""
+    results = (
+        kept(),
+        broken(),
+        judge("t.py::test_free", record(), []),
+        judge("t.py::test_cpu", record(), [RESERVED]),
+        replace(judge("t.py::test_fails", record(completed=False), [ZERO]), outcome="failed"),
+    )
+    return Report(SESSION, results, ("t.py::test_lost",), {"odd items": 2})
+
+
+def hostile() -> Report:
+    """Every text in it does its worst."""
+    told = replace(LOSSES, held_by=HOSTILE, created_at=(HOSTILE,), hint=HOSTILE, operator=HOSTILE)
+    bad = broken(HOSTILE, HOSTILE)
+    bad = replace(bad, record=replace(bad.record, retained=(told,)), worker=HOSTILE)
+    breaches = tuple(replace(b, limit=HOSTILE, message=HOSTILE) for b in bad.breaches)
+    session = {**SESSION, "device_name": HOSTILE, "meter": HOSTILE, "notes": [HOSTILE]}
+    result = replace(bad, breaches=breaches)
+    return Report(session, (result,), (HOSTILE,), {HOSTILE: 1}, problems=(HOSTILE,))
+
+
+def many(count: int, batches: int = 16) -> Report:
+    """As many regions, every sixth of which leaks."""
+    results = [
+        broken(f"tests/test_{n % 50}.py::TestNet::test_training_step[{n}-resnet18]", f"epoch {n}")
+        if n % 6 == 1
+        else kept(
+            f"tests/test_{n % 50}.py::TestNet::test_training_step[{n}-resnet18]", batches=batches
+        )
+        for n in range(count)
+    ]
+    return Report(SESSION, tuple(results))

@@ -1,0 +1,230 @@
+"""The page: self-contained, escaped, and in a real browser where there is one."""
+
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+from reports_made import HOSTILE, LOSSES, SESSION, hostile, kept, many, one_of_each, record
+
+from pytest_cka_memory.reports import html
+from pytest_cka_memory.results import Report, judge
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: its elements, and its text by element."""
+
+    VOID = ("meta", "input", "br", "img", "link", "hr")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, str] = {}
+        self._open: list[str] = []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        for tag in self._open:
+            self.texts[tag] = self.texts.get(tag, "") + data
+
+    @property
+    def tags(self):
+        return [tag for tag, _ in self.elements]
+
+
+def data_of(text):
+    """What the page's script draws from."""
+    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
+    data = json.loads(found)
+    return {**data, "rows": [dict(zip(data["columns"], row, strict=True)) for row in data["rows"]]}
+
+
+def test_the_summary_needs_no_script():
+    """Verdict, every problem, who holds it and the session are plain HTML."""
+    page = Page(html.text(one_of_each()))
+    assert page.texts["title"].startswith("Memory: 1 of 5 regions broke a limit")
+    assert "retained 36 bytes, allowed 0 bytes: 36 bytes too much" in page.texts["li"]
+    assert "this device has no reserve" in page.texts["li"]
+    assert "held by train.LOSSES[0]" in page.texts["pre"]
+    assert "A100" in page.texts["dd"]
+    assert "t.py::test_lost" in page.texts["dd"]
+
+
+def test_the_page_asks_for_nothing_from_elsewhere():
+    """No address but a name of the drawing language, and a policy that forbids any other."""
+    text = html.text(one_of_each())
+    page = Page(text)
+    assert not {"link", "img", "iframe", "object", "base"} & set(page.tags)
+    assert not [attributes for _, attributes in page.elements if "src" in attributes]
+    assert re.findall(r"https?://[^\"' ]+", text) == ["http://www.w3.org/2000/svg"]
+    assert "default-src 'none'" in text
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_no_text_of_a_test_becomes_an_element():
+    """The same elements as of a harmless report, and all of it within the JSON's script."""
+    text = html.text(hostile())
+    page = Page(text)
+    assert "img" not in page.tags
+    assert page.tags.count("script") == 2
+    (embedded,) = re.findall(r'id="data">(.*?)</script>', text)
+    assert "<" not in embedded
+    assert "\x1b" not in text
+    assert "<img src=x" in data_of(text)["rows"][0]["name"]
+
+
+def test_a_name_of_a_part_is_text_like_any_other():
+    """A test called {{SCRIPT}} gets no script."""
+    text = html.text(Report(SESSION, (judge("{{SCRIPT}}", record(completed=False), []),)))
+    assert "{{SCRIPT}}" in Page(text).texts["li"]
+
+
+def test_every_figure_of_a_region_is_there():
+    """Exact bytes, for the script to draw."""
+    rows = data_of(html.text(one_of_each()))["rows"]
+    assert [row["verdict"] for row in rows] == [
+        "ok",
+        "BREACH",
+        "no limit",
+        "not judged",
+        "not judged",
+    ]
+    leak = rows[1]
+    mb = 2**20
+    assert leak["name"] == "t.py::test_leak[64] train"
+    assert (leak["start"], leak["peak"], leak["increase"]) == (42 * mb, 100 * mb, 58 * mb)
+    assert (leak["retained"], leak["growth"], leak["reserved"]) == (36, 4.0, None)
+    assert leak["timeline"][0] == [42 * mb + 4, 43 * mb + 4]
+    assert len(leak["timeline"]) == leak["batches"] == 9
+    assert leak["problems"][0].startswith("zero_retention: retained 36 bytes")
+    assert leak["holders"][0] == "retained:"
+    assert "    held by train.LOSSES[0]" in leak["holders"]
+
+
+def test_at_the_peak_holders_are_told_as_such():
+    """What was alive then was not kept."""
+    alive = record(at_peak=(LOSSES,))
+    (row,) = data_of(html.text(Report(SESSION, (judge("n", alive, []),))))["rows"]
+    assert row["holders"][0] == "alive at the peak:"
+
+
+@pytest.mark.parametrize(
+    ("batches", "points", "step"),
+    [(0, 0, 1), (1, 1, 1), (200, 200, 1), (201, 101, 2), (1000, 200, 5)],
+    ids=["none", "one", "as-many-as-fit", "one-more", "many"],
+)
+def test_a_long_timeline_keeps_the_highest_of_its_steps(batches, points, step):
+    """A line on a screen shows no more than some hundred."""
+    (row,) = data_of(html.text(Report(SESSION, (kept(retained_bytes=batches, batches=batches),))))[
+        "rows"
+    ]
+    assert (len(row["timeline"]), row["step"]) == (points, step)
+    if points:
+        assert row["timeline"][-1][0] == 42 * 2**20 + batches
+
+
+def test_predicted_figures_say_so():
+    """In the title, in a notice, and beside each figure that the script draws."""
+    session = {**SESSION, "meter": "predicted CUDA allocations"}
+    text = html.text(Report(session, (kept(),)))
+    assert Page(text).texts["h1"] == "Predicted memory"
+    assert "predicted for the device, not measured" in text
+    assert data_of(text)["predicted"] is True
+    assert data_of(html.text(one_of_each()))["predicted"] is False
+
+
+def test_what_failed_the_session_is_a_notice():
+    """Too few regions is no problem of any region."""
+    text = html.text(Report(SESSION, (), problems=("0 regions measured",)))
+    assert "FAILED: 0 regions measured" in Page(text).texts["header"]
+
+
+def test_many_problems_are_counted():
+    """The first fifty are told in full, the others in the table."""
+    page = Page(html.text(many(600)))
+    assert page.tags.count("li") == 50
+    assert "And 150 more, in the table below." in page.texts["section"]
+
+
+@pytest.fixture
+def drawn(tmp_path):
+    """The page as a browser made it, after its script and one of the test's ran."""
+
+    def draw(report, script="", width=1280):
+        if BROWSER is None:
+            pytest.skip("needs Chromium, and there is none on this machine")
+        path = tmp_path / "page.html"
+        extra = f"<script>{script}</script></body>"
+        path.write_text(html.text(report).replace("</body>", extra), encoding="utf-8")
+        flags = (
+            "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
+            f"--disable-component-update --disable-sync --window-size={width},900"
+        ).split()
+        profile = f"--user-data-dir={tmp_path / 'profile'}"
+        done = subprocess.run(
+            [BROWSER, *flags, profile, "--dump-dom", path.as_uri()],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        return done.stdout
+
+    return draw
+
+
+def test_a_browser_draws_sorts_and_opens_rows(drawn):
+    """A thousand regions: two hundred rows, sorted by a click, one opened, none wider."""
+    shown = drawn(
+        many(1_000),
+        """
+        const retained = [...document.querySelectorAll("th button")]
+          .find((button) => button.textContent === "Retained");
+        retained.click();
+        document.querySelector("td.name button").click();
+        document.title = JSON.stringify({
+          rows: document.querySelectorAll("tbody tr").length,
+          sorted: retained.parentElement.getAttribute("aria-sort"),
+          first: document.querySelector("tbody td.name").textContent,
+          charts: document.querySelectorAll("svg.chart path").length,
+          pre: document.querySelector("td.detail pre").textContent,
+          more: document.getElementById("more").textContent,
+          wide: document.documentElement.scrollWidth > innerWidth,
+        });
+        """,
+    )
+    title = json.loads(Page(shown.replace("<wbr>", "")).texts["title"])
+    assert title["rows"] == 201
+    assert title["sorted"] == "descending"
+    assert title["first"] == "tests/test_1.py::TestNet::test_training_step[1-resnet18] epoch 1"
+    assert title["charts"] == 2
+    assert "held by train.LOSSES[0]" in title["pre"]
+    assert title["more"] == "Show 200 more"
+    assert title["wide"] is False
+
+
+def test_a_browser_runs_nothing_that_a_test_wrote(drawn):
+    """Names are text in the drawn table too, and a narrow page does not scroll sideways."""
+    shown = drawn(
+        hostile(),
+        "document.querySelector('td.name button').click();"
+        "document.title = document.querySelectorAll('img').length + ' ' + "
+        "(document.documentElement.scrollWidth > innerWidth);",
+        width=500,
+    )
+    assert "<title>0 false</title>" in shown
+    assert HOSTILE.split("<img")[0] not in re.sub(r"<script.*?</script>", "", shown, flags=re.S)

@@ -1,0 +1,194 @@
+"""The Markdown report: exact, escaped, and never longer than GitHub takes."""
+
+import html
+import re
+from dataclasses import replace
+
+import pytest
+from reports_made import HOSTILE, SESSION, broken, hostile, kept, many, one_of_each, record
+
+from pytest_cka_memory.reports import escapes, markdown
+from pytest_cka_memory.results import Report, judge
+
+FACTS = """\
+- device: cuda:0 (A100)
+- meter: PyTorch's caching allocator
+- note: memory outside the allocator is not seen
+- versions: torch 2.15.0, CUDA 13.2, Python 3.11.7, plugin 0.1.0
+- started: `2026-01-02T03:04:05+00:00`
+"""
+LEGEND = """\
+
+Sizes are MB (1,048,576 bytes) where no unit is given. Start: live at entry; peak: highest live; \
+increase: peak less start; retained: born inside and alive at the end; growth/b: rise of the \
+upper level per batch, from 5 full batches on.
+"""
+WHOLE = f"""\
+### Memory: 1 of 5 regions broke a limit, 2 not judged, 1 test without a result, 2 not measured
+
+| verdict | region | why |
+| :--- | :--- | :--- |
+| **BREACH** | `t.py::test_leak[64] train` | `zero_retention`: retained 36 bytes, allowed 0 bytes: \
+36 bytes too much |
+| **BREACH** | `t.py::test_leak[64] train` | `flat_per_batch`: grew by 4.0 bytes a batch over 9 \
+batches, allowed 0 bytes a batch |
+| not judged | `t.py::test_cpu` | `max_reserved_mb(1)`: this device has no reserve |
+| not judged | `t.py::test_fails` | the test failed |
+
+<details><summary><code>t.py::test_leak[64] train</code>, <code>zero_retention</code>: who holds \
+it</summary>
+
+```text
+  9 tensors, 36 bytes, float32 largest () by aten.sum, born in 9 batches
+    made at train.py:12 in step, from train.py:40 in fit
+    held by train.LOSSES[0]
+    what to do: attached to its autograd graph: keep loss.item() or loss.detach() instead
+```
+
+</details>
+
+<details><summary><code>t.py::test_leak[64] train</code>, <code>flat_per_batch</code>: who holds \
+it</summary>
+
+```text
+  ▁▂▃▄▅▅▆▇█  0 to 32 B above the first batch
+  9 tensors, 36 bytes, float32 largest () by aten.sum, born in 9 batches
+    made at train.py:12 in step, from train.py:40 in fit
+    held by train.LOSSES[0]
+    what to do: attached to its autograd graph: keep loss.item() or loss.detach() instead
+```
+
+</details>
+
+<details><summary>All regions: 5</summary>
+
+| region | verdict | timeline | batches | start | peak | increase | retained | growth/b |
+| :--- | :--- | :--- | ---: | ---: | ---: | ---: | ---: | ---: |
+| `t.py::test_kept` | ok | ▁▁▁▁▁▁▁▁ | 9 | 42.00 | 100.00 | 58.00 | 0 | 0 |
+| `t.py::test_leak[64] train` | BREACH | ▁▂▃▄▅▅▆█ | 9 | 42.00 | 100.00 | 58.00 | 36 B | 4.0 B |
+| `t.py::test_free` | no limit | ▁▁▁▁▁▁▁▁ | 9 | 42.00 | 100.00 | 58.00 | 0 | 0 |
+| `t.py::test_cpu` | not judged | ▁▁▁▁▁▁▁▁ | 9 | 42.00 | 100.00 | 58.00 | 0 | 0 |
+| `t.py::test_fails` | not judged | ▁▁▁▁▁▁▁▁ | 9 | 42.00 | 100.00 | 58.00 | 0 | 0 |
+
+</details>
+
+{FACTS}- not measured: 2 tests: odd items
+- no result: `t.py::test_lost`
+{LEGEND}"""
+
+
+def test_the_text_is_exact():
+    """Verdict, what needs a look, who holds it, every region, the session."""
+    assert markdown.text(one_of_each()) == WHOLE
+
+
+def test_nothing_measured_is_said_first():
+    """An empty report is no green one."""
+    assert markdown.text(Report(SESSION, ())) == (
+        f"### Memory: nothing was measured\n\n{FACTS}{LEGEND}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("results", "line"),
+    [
+        ([kept()], "1 region kept every limit"),
+        ([kept(), kept()], "2 regions kept every limit"),
+        ([kept(), broken()], "1 of 2 regions broke a limit"),
+        ([judge("n", record(), [])], "1 region measured, no limit to keep"),
+        ([kept(), judge("n", record(), [])], "1 of 2 regions kept every limit"),
+        ([replace(kept(), record=record(completed=False))], "1 not judged"),
+    ],
+    ids=["one", "two", "broken", "no-limit", "some-limits", "not-judged"],
+)
+def test_the_first_line_is_the_verdict(results, line):
+    """A reviewer may stop reading there."""
+    assert markdown.text(Report(SESSION, tuple(results))).splitlines()[0] == f"### Memory: {line}"
+
+
+def test_what_failed_the_session_follows_the_verdict():
+    """Too few regions is no verdict of any region."""
+    report = Report(SESSION, (), problems=("0 regions measured, --cka-memory-min-regions=1",))
+    assert markdown.text(report).splitlines()[2] == (
+        "**FAILED**: `0 regions measured, --cka-memory-min-regions=1`"
+    )
+
+
+def test_predicted_figures_say_so():
+    """In the title and in a sentence before any figure."""
+    session = {**SESSION, "meter": "predicted CUDA allocations"}
+    lines = markdown.text(Report(session, (kept(),))).splitlines()
+    assert lines[0] == "### Predicted memory: 1 region kept every limit"
+    assert lines[2] == "These figures are predicted for the device, not measured on it."
+
+
+def test_no_text_of_a_test_is_markup():
+    """Outside code spans and code blocks, nothing of a hostile name is left."""
+    text = markdown.text(hostile())
+    outside, blocks = re.subn(r"^(`{3,})text\n.*?\n\1$", "", text, flags=re.DOTALL | re.MULTILINE)
+    assert blocks == 2
+    for line in outside.splitlines():
+        bare = _without_code_spans(line)
+        for mark in ("<img", "@user", "http:", "<!--", "*b*", "\x1b", "#1"):
+            assert mark not in bare, line
+    assert "\x1b" not in text
+    assert "\u2028" not in text
+
+
+def _without_code_spans(line):
+    """`line` as CommonMark reads it: a span ends at a run of as many backticks as began it."""
+    line = re.sub(r"<code>([^<]*)</code>", "", line)
+    assert html.escape(HOSTILE) not in line
+    bare, rest = "", line
+    while (opening := re.search(r"`+", rest)) is not None:
+        bare += rest[: opening.start()]
+        rest = rest[opening.end() :]
+        closing = re.search(rf"(?<!`){opening[0]}(?!`)", rest)
+        assert closing is not None, line
+        rest = rest[closing.end() :]
+    return bare + rest
+
+
+def test_a_row_has_as_many_cells_as_its_head():
+    """A bar in a name is no border, in a code span neither."""
+    lines = [line for line in markdown.text(hostile()).splitlines() if line.startswith("| ")]
+    borders = [line.replace("\\|", "").count("|") for line in lines]
+    assert borders == [4, 4, 4, 4, 10, 10, 10]
+
+
+@pytest.mark.parametrize("most", [markdown.COMMENT_CHARACTERS, markdown.JOB_SUMMARY_CHARACTERS])
+def test_ten_thousand_regions_fit(most):
+    """What does not is counted, in each table and after the holders."""
+    text = markdown.text(many(10_000), most)
+    assert most - 3_000 < len(text) <= most
+    assert text.startswith("### Memory: 1,667 of 10,000 regions broke a limit\n")
+    shown = [line for line in text.splitlines() if line.startswith("| **BREACH**")]
+    counted = [line for line in text.splitlines() if line.endswith("more, in the JSON report |")]
+    assert counted[0] == f"| and {2 * 1_667 - len(shown):,} more, in the JSON report |"
+    rows = [line for line in text.splitlines() if line.endswith((" 0 |", " 4.0 B |"))]
+    assert counted[1] == f"| and {10_000 - len(rows):,} more, in the JSON report |"
+    assert "Who holds the rest, " in text
+    assert text.endswith(LEGEND)
+
+
+def test_long_names_are_cut_in_their_middle():
+    """They begin with a file and end with parameters, and both tell."""
+    assert escapes.code("a" * 100 + "b" * 100) == f"`{'a' * 79}…{'b' * 79}`"
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [
+        ("plain", "`plain`"),
+        ("a`b", "``a`b``"),
+        ("`a`", "`` `a` ``"),
+        ("a``b", "```a``b```"),
+        (" a ", "`  a  `"),
+        ("", "''"),
+        ("a\nb", "`a\\nb`"),
+    ],
+    ids=["plain", "tick", "ends", "two", "spaces", "empty", "lines"],
+)
+def test_a_code_span_holds_anything(text, span):
+    """As CommonMark 6.1 reads it."""
+    assert escapes.code(text) == span
