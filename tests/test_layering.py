@@ -13,8 +13,8 @@ LAYERS = {
         units references tolerance
         region baseline_file
         meters.base meters.storages meters.history meters.ledger meters.watch meters.peaks
-        meters.caching meters.expandable meters.cards meters.workspaces meters.heap meters.faking
-        meters.predicted
+        meters.caching meters.expandable meters.cards meters.workspaces meters.heap
+        meters.replay meters.unpredictable meters.faking meters.predicted
         meters.cpu meters.accelerator meters
         hidden paths
         holders limits results extensions baselines baseline_limit comparing

@@ -12,8 +12,17 @@ from typing import Any
 
 import torch
 
-from pytest_cka_memory.births import callers, written
-from pytest_cka_memory.errors import DeviceError, PredictionError
+from pytest_cka_memory.errors import DeviceError
+from pytest_cka_memory.meters.replay import UNKNOWN, Replay
+from pytest_cka_memory.meters.unpredictable import (
+    ERRORS,
+    refusal,
+    refusal_of,
+    refuse_autocast,
+    refuse_compiling,
+    refuse_lost_values,
+    refuse_numpy,
+)
 
 DEVICE_TYPE = "predicted"
 """What torch calls the device: ``predicted:0``."""
@@ -21,7 +30,7 @@ _UNTAKEN = "privateuseone"
 _MOST_CARDS = 64
 
 try:
-    from torch._subclasses import fake_tensor
+    from torch._dynamo.callback import callback_handler
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.utils.backend_registration import (
         _DummyBackendModule,
@@ -37,17 +46,8 @@ except ImportError as error:
 Seen = Callable[[Any, tuple[Any, ...], list[FakeTensor]], None]
 """Told of each operator: the operator, its arguments, and the predicted tensors it returned."""
 
-# What fake tensors raise where the answer depends on values, or where no shape rule is known.
-_UNKNOWABLE = (
-    fake_tensor.DataDependentOutputException,
-    fake_tensor.DynamicOutputShapeException,
-    fake_tensor.UnsupportedOperatorException,
-    fake_tensor.UnsupportedFakeTensorException,
-    NotImplementedError,
-)
 
-
-class _Module(_DummyBackendModule):  # type: ignore[misc]  # untyped in torch
+class _Module(_DummyBackendModule):
     """``torch.predicted``, asked by torch itself and by code that is written for any device."""
 
     def device_count(self) -> int:
@@ -59,8 +59,11 @@ class _Module(_DummyBackendModule):  # type: ignore[misc]  # untyped in torch
     def empty_cache(self) -> None:
         """A prediction empties its cache where it cleans."""
 
+    def get_amp_supported_dtype(self) -> None:
+        refuse_autocast()
 
-class _Hooks(_DummyPrivateUse1Hook):  # type: ignore[misc]  # untyped in torch
+
+class _Hooks(_DummyPrivateUse1Hook):
     """What torch's own code asks of the device type."""
 
     def is_available(self) -> bool:
@@ -75,6 +78,7 @@ class _Mode(FakeTensorMode):
         super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         self.seen: dict[int, Seen] = {}
         """Device index -> who is told."""
+        self._replay = Replay(self)
         self._inside = False
         self._lock = threading.RLock()  # a fake tensor mode itself is for one thread
 
@@ -91,8 +95,8 @@ class _Mode(FakeTensorMode):
         self,
         func: Any,
         types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
+        args: Any = (),
+        kwargs: Any = None,
     ) -> Any:
         kwargs = kwargs or {}
         with self._lock:
@@ -100,16 +104,27 @@ class _Mode(FakeTensorMode):
                 return super().__torch_dispatch__(func, types, args, kwargs)
             self._inside = True
             try:
-                _refuse_lost_values(func, args, kwargs)
-                result = super().__torch_dispatch__(func, types, args, kwargs)
-            except _UNKNOWABLE as error:
-                raise _unpredictable(func, error) from None
+                result = self._answer(func, types, args, kwargs)
+            except ERRORS as error:
+                raise refusal_of(func, error) from None
             finally:
                 self._inside = False
                 # What it refers to weakly, model.to() cannot swap.
                 self.fake_tensor_converter.meta_converter.tensor_memo.clear()
             self._tell(func, args, result)
             return result
+
+    def _answer(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        key = self._replay.key(func, args, kwargs)
+        if key is not None:
+            known = self._replay.answer(key, args, kwargs)
+            if known is not UNKNOWN:
+                return known
+        refuse_lost_values(func, args, kwargs)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if key is not None:
+            self._replay.learn(key, func, args, kwargs, result)
+        return result
 
     def _tell(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         by_index: dict[int, list[FakeTensor]] = {}
@@ -118,8 +133,8 @@ class _Mode(FakeTensorMode):
                 by_index.setdefault(tensor.fake_device.index or 0, []).append(tensor)
         for index, tensors in by_index.items():
             if index not in self.seen:
-                raise PredictionError(
-                    f"{_where()}there is no {DEVICE_TYPE}:{index}; write cka_memory.device"
+                raise refusal(
+                    f"{DEVICE_TYPE}:{index}", "there is no such card", "write cka_memory.device"
                 )
             self.seen[index](func, args, tensors)
 
@@ -152,7 +167,6 @@ def _mode() -> _Mode:
             "predict:cuda needs it, so run predicted tests in a process without that backend"
         )
     mode = _Mode()
-
     try:
         _setup_privateuseone_for_python_backend(
             DEVICE_TYPE, backend_module=_Module(), hook=_Hooks()
@@ -171,12 +185,25 @@ def _route(mode: _Mode) -> None:
             return func(*args, **kwargs)
 
     def copy_from(source: torch.Tensor, target: torch.Tensor, *_: object) -> torch.Tensor:
-        return run(target.copy_, source)
+        run(target.copy_, source)
+        return target
 
     _keep.extend((torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")))
     _keep[0].fallback(run, "PrivateUse1")
     # The one that torch.tensor(..., device=...) needs, and for which torch asks no fallback.
     _keep[1].impl("_copy_from", copy_from, "PrivateUse1")
+    _refuse(mode)
+
+
+def _refuse(mode: _Mode) -> None:
+    """Refuse what never reaches the mode as an operator, and would fail without a reason."""
+    plain_numpy = FakeTensor.numpy
+
+    def numpy(tensor: FakeTensor, **options: Any) -> Any:
+        return refuse_numpy() if tensor.fake_mode is mode else plain_numpy(tensor, **options)
+
+    setattr(FakeTensor, "numpy", numpy)  # noqa: B010  # mypy would have it a method
+    callback_handler.register_start_callback(refuse_compiling)
 
 
 _keep: list[torch.library.Library] = []
@@ -197,40 +224,3 @@ def _fakes_in(value: Any) -> Iterator[FakeTensor]:
     elif isinstance(value, (list, tuple)):
         for one in value:
             yield from _fakes_in(one)
-
-
-def _refuse_lost_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse to write what has no value into a tensor that has: it would keep its old one."""
-    written_to = [
-        kwargs.get(argument.name) if argument.kwarg_only or at >= len(args) else args[at]
-        for at, argument in enumerate(func._schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    for value in written_to:
-        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
-            raise PredictionError(
-                f"{_where()}{func} writes a predicted tensor, which has no values, into a real "
-                f"one on {value.device}; make the target on the predicted device too"
-            )
-
-
-def _unpredictable(func: Any, error: Exception) -> PredictionError:
-    if isinstance(error, fake_tensor.DataDependentOutputException):
-        why = "it needs a value, and predicted tensors have none"
-        instead = "keep .item(), .tolist(), bool() and printing out of the region"
-    elif isinstance(error, fake_tensor.DynamicOutputShapeException):
-        why = "the shape of its result depends on values, and predicted tensors have none"
-        instead = "write it with a fixed shape, e.g. torch.where(mask, x, y) for x[mask]"
-    else:
-        why = "its shapes are not known without running it"
-        instead = "register one with torch.library.register_fake"
-    name = func.name() if hasattr(func, "name") else func
-    return PredictionError(
-        f"{_where()}cannot predict {name}: {why}; {instead}, or measure this test on a device"
-    )
-
-
-def _where() -> str:
-    """The user's line, as the start of a sentence."""
-    lines = written(callers())
-    return f"{lines[0]}: " if lines else ""

@@ -50,6 +50,7 @@ class Workspaces:
 
         `operator` is as ``aten::addmm``, `shapes` those of its tensors in order.
         """
+        operator = operator.rstrip("_")  # in place or not
         if operator not in _PRODUCTS:
             return None
         if not (operator == _BIASED and _takes_lt(shapes)):
