@@ -20,6 +20,7 @@ from pytest_cka_memory.timeline import Sample
 
 _PAGE = Path(__file__).with_name("page")
 _MOST_PROBLEMS = 50
+_MOST_EXTRA = 400
 _MOST_POINTS = 200
 """Of a timeline: more than a line on a screen can show."""
 
@@ -101,7 +102,7 @@ def _data(report: Report, *, predicted: bool) -> dict[str, Any]:
 
 _COLUMNS = (
     *("name", "verdict", "outcome", "worker", "batches", "start", "peak", "increase"),
-    *("retained", "growth", "reserved", "timeline", "step", "problems", "holders"),
+    *("retained", "growth", "reserved", "timeline", "step", "problems", "holders", "extra"),
 )
 
 
@@ -125,6 +126,10 @@ def _row(result: Result) -> list[Any]:
         [one_line(f"{one.limit}: {one.message}") for one in result.breaches]
         + [one_line(f"{one.limit}: {one.reason}") for one in result.unjudged],
         list(_held(record)),
+        [
+            one_line(f"{name}: {json.dumps(value, default=str)}"[:_MOST_EXTRA])
+            for name, value in result.extra.items()
+        ],
     ]
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -113,6 +114,14 @@ def test_every_figure_of_a_region_is_there():
     assert leak["problems"][0].startswith("zero_retention: retained 36 bytes")
     assert leak["holders"][0] == "retained:"
     assert "    held by train.LOSSES[0]" in leak["holders"]
+
+
+def test_what_other_plugins_add_is_there():
+    """By its name, and only so much of it that a line can show."""
+    result = replace(kept(), extra={"power_w": 250.0, "trace": "x" * 10_000})
+    (row,) = data_of(html.text(Report(SESSION, (result,))))["rows"]
+    assert row["extra"][0] == "power_w: 250.0"
+    assert len(row["extra"][1]) == 400
 
 
 def test_at_the_peak_holders_are_told_as_such():

@@ -116,6 +116,7 @@
   function detail(row) {
     const cell = make("td", { className: "detail", colSpan: COLUMNS.length });
     cell.append(make("p", { textContent: `Test ${row.outcome}, measured in ${row.worker}. Start to peak: ${row.start.toLocaleString("en")} to ${row.peak.toLocaleString("en")} bytes; retained: ${row.retained.toLocaleString("en")} bytes.` }));
+    for (const fact of row.extra) cell.append(make("p", { textContent: fact }));
     for (const problem of row.problems) cell.append(make("p", { textContent: problem }));
     if (row.timeline.length) cell.append(...chart(row));
     if (row.holders.length)

@@ -1,0 +1,153 @@
+"""A report is read back as it was written, or refused with its name and the place."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from reports_made import SESSION, hostile, many, one_of_each
+
+from pytest_cka_memory import ReportError
+from pytest_cka_memory.reports import json_file, reading
+from pytest_cka_memory.results import Report
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "r.json"
+
+
+@pytest.mark.parametrize(
+    "report",
+    [Report(SESSION, ()), one_of_each(), hostile(), many(20)],
+    ids=["empty", "each", "hostile", "many"],
+)
+def test_what_was_written_is_read(file, report):
+    """Every field, to the byte."""
+    file.write_text(json_file.text(report), encoding="utf-8")
+    assert reading.read(file) == report
+
+
+def test_a_mark_of_byte_order_is_passed_over(file):
+    """Editors and shells of Windows put one."""
+    file.write_text(json_file.text(one_of_each()), encoding="utf-8-sig")
+    assert reading.read(file) == one_of_each()
+
+
+def test_keys_of_newer_plugins_are_no_error(file):
+    """Those of a session are kept, those of a region passed over."""
+    plain = json.loads(json_file.text(one_of_each()))
+    plain["regions"][0]["new_bytes"] = plain["session"]["new"] = 1
+    plain["regions"][0]["timeline"][0]["new"] = None
+    file.write_text(json.dumps(plain), encoding="utf-8")
+    assert reading.read(file) == replace(one_of_each(), session={**SESSION, "new": 1})
+
+
+def test_a_session_may_say_less(file):
+    """Of a meter unknown to this version, or a file cut down by hand."""
+    file.write_text('{"schema": "pytest-cka-memory/1", "session": {}, "regions": []}')
+    assert reading.read(file).session == {**dict.fromkeys(SESSION), "notes": []}
+
+
+def damaged(place, value):
+    """A report with one value replaced, or taken out."""
+    plain = json.loads(json_file.text(one_of_each()))
+    inner = plain
+    for step in place[:-1]:
+        inner = inner[step]
+    if value is KeyError:
+        del inner[place[-1]]
+    else:
+        inner[place[-1]] = value
+    return json.dumps(plain).encode()
+
+
+WHOLE = json_file.text(one_of_each()).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"", "it is empty; write one with pytest --cka-memory-json=PATH"),
+        (b" \n", "it is empty"),
+        (WHOLE[:-3], "line 30, column 3: Expecting ',' delimiter"),
+        (b'{\n "a": "\xff"}', "line 2: it is not UTF-8 (invalid start byte)"),
+        (b"[" * 100_000, "it is nested more deeply than any report"),
+        (b"9" * 5_000, "it has a number of thousands of digits, which no figure is"),
+        (b"[1]", "it is no report: it does not begin with a schema, 'pytest-cka-memory/1'"),
+        (b'{"schema": null}', "schema 'None' is not that of a report"),
+        (b'{"schema": "pytest-cka-memory/2"}', "a newer pytest-cka-memory wrote it, update"),
+        (b'{"schema": "pytest-cka-memory/1"}', "regions is None; a list belongs there"),
+        (WHOLE.replace(b"4.0", b"NaN"), "NaN is no JSON; a figure is a finite number or null"),
+        (damaged(["regions"], {}), "regions is {}; a list belongs there"),
+        (damaged(["regions", 1], None), "regions[1] is None; an object belongs there"),
+        (
+            damaged(["regions", 1, "peak_bytes"], KeyError),
+            "regions[1].peak_bytes is missing; a value belongs there",
+        ),
+        (
+            damaged(["regions", 1, "peak_bytes"], True),
+            "regions[1].peak_bytes is True; a whole number belongs there",
+        ),
+        (
+            damaged(["regions", 1, "peak_bytes"], 2**63),
+            "regions[1].peak_bytes is 9223372036854775808; a whole number belongs there",
+        ),
+        (
+            damaged(["regions", 1, "timeline", 2, "size"], "64"),
+            "regions[1].timeline[2].size is '64'; a whole number belongs there",
+        ),
+        (
+            damaged(["regions", 1, "timeline", 2, "peak_bytes"], 2**63),
+            "regions[1].timeline[2].peak_bytes is 9223372036854775808",
+        ),
+        (
+            damaged(["regions", 1, "retained", 0, "created_at", 1], 1),
+            "regions[1].retained[0].created_at[1] is 1; a text belongs there",
+        ),
+        (
+            damaged(["regions", 1, "breaches", 0, "measured_bytes"], "36"),
+            "regions[1].breaches[0].measured_bytes is '36'; a number belongs there",
+        ),
+        (damaged(["session", "notes"], 1), "session.notes is 1; a list belongs there"),
+        (damaged(["unmeasured", "odd items"], "2"), "unmeasured.odd items is '2'"),
+    ],
+    ids=[
+        *("empty", "blank", "cut-off", "latin-1", "deep", "long-number", "list", "no-schema"),
+        *("newer", "schema-alone", "nan", "regions", "region", "missing", "bool", "too-large"),
+        *("size", "sample", "frame", "measured", "notes", "count"),
+    ],
+)
+def test_what_is_no_report_is_refused(file, content, problem):
+    """With the file's name, the place in it, and what belongs there."""
+    file.write_bytes(content)
+    with pytest.raises(ReportError) as refused:
+        reading.read(file)
+    assert str(refused.value).startswith(f"cannot read {file}: ")
+    assert problem in str(refused.value)
+    assert file.read_bytes() == content
+
+
+def test_a_number_beyond_any_is_refused(file):
+    """JSON allows 1e999, which Python reads as infinite."""
+    file.write_bytes(WHOLE.replace(b'"growth_bytes_per_batch": 0.0', b'"start_bytes": 1e999', 1))
+    with pytest.raises(ReportError, match=r"regions\[0\]\.start_bytes is inf; a whole number"):
+        reading.read(file)
+
+
+@pytest.mark.parametrize(
+    ("place", "problem"),
+    [("none.json", "No such file"), ("", "Is a directory"), ("a\0b", "null")],
+    ids=["missing", "folder", "no-name"],
+)
+def test_what_cannot_be_opened_is_refused(tmp_path, place, problem):
+    """As any other, by its name."""
+    with pytest.raises(ReportError, match=problem):
+        reading.read(tmp_path / place)
+
+
+def test_what_has_no_end_is_refused(file, monkeypatch):
+    """Such as /dev/zero: reading stops where no report is longer."""
+    monkeypatch.setattr(reading, "MOST_BYTES", 2**20)
+    file.write_bytes(b" " * (2**20 + 1))
+    with pytest.raises(ReportError, match="it is larger than 1 MB, which no report is"):
+        reading.read(file)

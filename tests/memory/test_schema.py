@@ -1,0 +1,102 @@
+"""The published JSON Schema says what a report is: neither more nor less."""
+
+import json
+from dataclasses import fields, replace
+
+import pytest
+from jsonschema import Draft202012Validator, FormatChecker
+from reports_made import SESSION, hostile, kept, one_of_each
+
+from pytest_cka_memory.limits import Breach, Unjudged
+from pytest_cka_memory.region import Holding
+from pytest_cka_memory.reports import json_file
+from pytest_cka_memory.results import Report
+from pytest_cka_memory.timeline import Sample
+
+SCHEMA = json.loads(json_file.SCHEMA_FILE.read_text(encoding="utf-8"))
+VALIDATOR = Draft202012Validator(SCHEMA, format_checker=FormatChecker())
+
+OPTIONAL = {"extra"}
+"""There where another plugin added something."""
+
+
+def written(report):
+    return json.loads(json_file.text(report))
+
+
+def test_the_schema_is_one():
+    """A draft 2020-12 schema, of the version that reports name."""
+    Draft202012Validator.check_schema(SCHEMA)
+    assert SCHEMA["title"] == SCHEMA["properties"]["schema"]["const"] == json_file.SCHEMA
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        Report(SESSION, ()),
+        Report(SESSION, (replace(kept(), extra={"power_w": 250.0}),)),
+        one_of_each(),
+        hostile(),
+    ],
+    ids=["empty", "extra", "each", "hostile"],
+)
+def test_reports_keep_to_it(report):
+    """Whatever is in them."""
+    VALIDATOR.validate(written(report))
+
+
+def test_it_describes_every_key():
+    """And no other: a field that is new to reports is new to the schema."""
+    report = written(one_of_each())
+    described = {name: set(part["properties"]) for name, part in SCHEMA["$defs"].items()}
+    assert set(report) == set(SCHEMA["properties"])
+    assert set(report["session"]) == described["session"]
+    for region in report["regions"]:
+        assert set(region) == described["region"] - OPTIONAL
+    for name, kind in {
+        "sample": Sample,
+        "holding": Holding,
+        "breach": Breach,
+        "unjudged": Unjudged,
+    }.items():
+        assert {field.name for field in fields(kind)} == described[name]
+
+
+@pytest.mark.parametrize("name", sorted(SCHEMA["$defs"]))
+def test_every_key_is_required_and_explained(name):
+    """A reader need not ask what one means, and of one alone whether it is there."""
+    part = SCHEMA["$defs"][name]
+    assert set(part["required"]) == set(part["properties"]) - OPTIONAL
+    for key, kind in part["properties"].items():
+        assert kind["description"].endswith("."), key
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda report: report.update(schema="pytest-cka-memory/2"),
+        lambda report: report.pop("regions"),
+        lambda report: report["regions"][0].update(peak_bytes=1.5),
+        lambda report: report["regions"][0].update(peak_bytes=-1),
+        lambda report: report["regions"][0].pop("timeline"),
+        lambda report: report["regions"][0].update(verdict="fine"),
+        lambda report: report["regions"][1]["breaches"][0].update(limit=None),
+        lambda report: report["regions"][0]["timeline"][0].update(batch=0),
+        lambda report: report["session"].update(workers="one"),
+    ],
+    ids=["newer", "no-regions", "fraction", "negative", "gone", "word", "null", "zero", "text"],
+)
+def test_what_is_no_report_does_not_pass(damage):
+    """The schema is not one that takes anything."""
+    report = written(one_of_each())
+    VALIDATOR.validate(report)
+    damage(report)
+    assert not VALIDATOR.is_valid(report)
+
+
+def test_keys_of_newer_plugins_pass():
+    """Within a version, keys are only ever added."""
+    report = written(one_of_each())
+    report["regions"][0]["new_bytes"] = 1
+    report["session"]["new"] = "fact"
+    VALIDATOR.validate(report)
