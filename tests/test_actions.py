@@ -1,0 +1,204 @@
+"""The composite action's steps do what they say, and no workflow trusts what it should not."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+yaml = pytest.importorskip("yaml")
+
+GITHUB = Path(__file__).parents[1] / ".github"
+ACTION_FILE = GITHUB / "actions" / "memory-gate" / "action.yml"
+ACTION = yaml.safe_load(ACTION_FILE.read_text("utf-8"))
+FILES = sorted(GITHUB.rglob("*.yml"))
+WORKFLOWS = [file for file in FILES if file.parent.name == "workflows"]
+
+TESTS = """
+import pytest
+from pytest_cka_memory.testing import ScriptedMeter
+
+METER = ScriptedMeter()
+
+@pytest.mark.max_retained_mb(1)
+def test_it(): METER.allocate({size})
+"""
+CONFTEST = """
+from test_it import METER
+
+def pytest_cka_memory_meter(device):
+    return METER if device == "auto" else None
+"""
+
+
+def steps_of(data):
+    """Every step of a workflow or a composite action."""
+    if "runs" in data:
+        return data["runs"]["steps"]
+    return [step for job in data["jobs"].values() for step in job["steps"]]
+
+
+def _filled(text, inputs, outputs):
+    """Replace the expressions that the action uses, as a runner does."""
+
+    def value(match):
+        *_, context, name = ["", *match[1].replace("steps.reports.", "").split(".")]
+        return {"inputs": inputs, "outputs": outputs}[context][name]
+
+    return re.sub(r"\$\{\{ ([\w.-]+) \}\}", value, str(text))
+
+
+@pytest.fixture
+def gate(tmp_path):
+    """Run the action's shell steps on a project, as a runner runs them."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "conftest.py").write_text(CONFTEST, "utf-8")
+    (project / "test_other.py").write_text("def test_other(cka_memory): pass\n", "utf-8")
+    defaults = {name: spec.get("default") for name, spec in ACTION["inputs"].items()}
+    files = {name: tmp_path / name for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
+
+    def run(size, **given):
+        (project / "test_it.py").write_text(TESTS.format(size=size), "utf-8")
+        inputs = {**defaults, "python": sys.executable}
+        inputs |= {name.replace("_", "-"): value for name, value in given.items()}
+        for file in files.values():
+            file.write_text("", "utf-8")
+        outputs, statuses, said = {}, {}, ""
+        for step in steps_of(ACTION):
+            if "compare-with" in step.get("if", "") and not inputs["compare-with"]:
+                continue
+            if 1 in statuses.values() and "cancelled" not in step.get("if", ""):
+                continue
+            env = {k: _filled(v, inputs, outputs) for k, v in step.get("env", {}).items()}
+            done = subprocess.run(
+                ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]],
+                cwd=project,
+                env={
+                    **os.environ,
+                    **env,
+                    **{name: str(file) for name, file in files.items()},
+                    "PYTEST_ADDOPTS": "-p no:asyncio -p no:randomly -p no:cacheprovider",
+                    "GITHUB_ACTIONS": "true",
+                    "GITHUB_ACTION_PATH": str(ACTION_FILE.parent),
+                    "GITHUB_WORKSPACE": str(project),
+                    "RUNNER_TEMP": str(tmp_path),
+                },
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            said += done.stdout + done.stderr
+            statuses[step["name"]] = done.returncode
+            lines = files["GITHUB_OUTPUT"].read_text("utf-8").splitlines()
+            outputs = dict(line.split("=", 1) for line in lines)
+        return statuses, outputs, said, files["GITHUB_STEP_SUMMARY"].read_text("utf-8")
+
+    return run
+
+
+def test_a_kept_limit_passes_and_leaves_its_reports(gate):
+    """Every output names a file; the job's summary has the verdict."""
+    statuses, outputs, said, summary = gate(2**20)
+    assert set(statuses.values()) == {0}, said
+    assert set(outputs) == set(ACTION["outputs"])
+    assert len(json.loads(Path(outputs["json"]).read_text("utf-8"))["regions"]) == 2
+    assert "<html" in Path(outputs["html"]).read_text("utf-8")
+    assert Path(outputs["markdown"]).read_text("utf-8").startswith("### ")
+    assert "### Memory: " in summary
+
+
+def test_a_breach_fails_the_gate_and_is_annotated(gate):
+    """The reports are there all the same, to be uploaded."""
+    statuses, outputs, said, summary = gate(2**20 + 1)
+    assert statuses["Measure"] == 1
+    assert "::error file=test_it.py,line=7,title=max_retained_mb(1) broken::" in said
+    assert "broke a limit" in summary
+    assert all(Path(path).is_file() for path in outputs.values())
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "message"),
+    [
+        ({"min_regions": "3"}, 1, "2 regions measured, --cka-memory-min-regions=3"),
+        ({"paths": "test_it.py\n\n"}, 0, "1 passed"),
+        ({"paths": "test_it.py\ntest_other.py\n"}, 0, "2 passed"),
+        ({"arguments": "-k\nnot it\n"}, 0, "1 passed, 1 deselected"),
+        ({"arguments": "-k\nnothing"}, 1, "0 regions measured"),
+        ({"every_test": "true"}, 0, "verdict"),
+        ({"device": "nothing"}, 4, "unknown device 'nothing'"),
+        ({"tolerance": "much"}, 4, "--cka-memory-tolerance"),
+        ({"baseline": "none.json"}, 4, "--cka-memory-baseline: there is no "),
+        ({"paths": "$(touch hacked)"}, 4, "$(touch hacked)"),
+    ],
+    ids=str,
+)
+def test_inputs_reach_pytest_as_they_are(gate, tmp_path, given, status, message):
+    """Split at line ends alone, and never run."""
+    statuses, _, said, _ = gate(8, **given)
+    assert statuses["Measure"] == status, said
+    assert message in said
+    assert not (tmp_path / "project" / "hacked").exists()
+
+
+@pytest.mark.parametrize(
+    ("size", "tolerance", "status"),
+    [(2**19, "", 0), (2**19 + 2**15, "", 1), (2**19 + 2**15, "10%", 0)],
+    ids=["same", "six-per-cent", "tolerated"],
+)
+def test_a_rise_above_the_base_branch_fails_the_gate(gate, tmp_path, size, tolerance, status):
+    """Though no limit of the test's own is broken; the differences are in the summary."""
+    _, outputs, _, _ = gate(2**19)
+    old = tmp_path / "old.json"
+    Path(outputs["json"]).rename(old)
+    statuses, _, said, summary = gate(size, compare_with=str(old), tolerance=tolerance)
+    assert statuses["Measure"] == 0, said
+    assert statuses["Compare with the base branch"] == status, said
+    assert ("test_it" in summary.rpartition("### ")[2]) or status == 0
+
+
+def test_a_base_report_that_is_missing_is_no_pass(gate):
+    """Nothing was compared: exit status 2 and why."""
+    statuses, _, said, _ = gate(8, compare_with="none.json")
+    assert statuses["Compare with the base branch"] == 2
+    assert "none.json" in said
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(GITHUB)))
+def test_no_script_has_an_expression_in_it(file):
+    """What a pull request can name would be run as code; it comes by the environment."""
+    scripts = [
+        step["run"] for step in steps_of(yaml.safe_load(file.read_text("utf-8"))) if "run" in step
+    ]
+    assert scripts
+    assert [script for script in scripts if "${{" in script] == []
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(GITHUB)))
+def test_actions_of_others_are_pinned_by_hash(file):
+    """A tag can be moved; the comment says which version the hash is."""
+    used = re.findall(r"uses: (?!\./)(.*)", file.read_text("utf-8"))
+    assert [use for use in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", use)] == []
+
+
+@pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
+def test_workflows_may_only_read(file):
+    """No job asks for more than the checkout needs, and none keeps its credentials."""
+    data = yaml.safe_load(file.read_text("utf-8"))
+    assert data["permissions"] == {"contents": "read"}
+    assert [job for job in data["jobs"].values() if "permissions" in job] == []
+    checkouts = [s for s in steps_of(data) if s.get("uses", "").startswith("actions/checkout@")]
+    assert checkouts
+    assert all(step["with"]["persist-credentials"] is False for step in checkouts)
+
+
+def test_the_gpu_gate_names_its_device_and_a_minimum():
+    """A runner without a GPU fails it, and so does a suite that was skipped."""
+    steps = steps_of(yaml.safe_load((GITHUB / "workflows" / "gpu.yml").read_text("utf-8")))
+    (gate,) = [step for step in steps if step.get("uses") == "./.github/actions/memory-gate"]
+    assert gate["with"]["device"] == "cuda"
+    assert int(gate["with"]["min-regions"]) > 0
+    assert set(gate["with"]) <= set(ACTION["inputs"])
