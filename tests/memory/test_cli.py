@@ -1,0 +1,285 @@
+"""``python -m pytest_cka_memory``: what it prints, and 0, 1 or 2."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from reports_made import SESSION, broken, hostile, kept, one_of_each, record
+
+from pytest_cka_memory.cli import OK, REGRESSION, UNUSABLE, main
+from pytest_cka_memory.reports import html, json_file, markdown, terminal
+from pytest_cka_memory.results import Report, judge
+from pytest_cka_memory.units import MB
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a report, or the results of one, to a file of this name."""
+
+    def write_it(name, report):
+        if not isinstance(report, Report):
+            report = Report(SESSION, tuple(report))
+        path = tmp_path / f"{name}.json"
+        path.write_text(json_file.text(report), encoding="utf-8", errors="backslashreplace")
+        return str(path)
+
+    return write_it
+
+
+def region(nodeid, **figures):
+    return judge(nodeid, record(**figures), [])
+
+
+def run(*args, **environment):
+    """As a user's shell would."""
+    command = [sys.executable, "-m", "pytest_cka_memory", *args]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, env=env, check=False)
+
+
+def test_show_prints_the_table_again(write, capsys):
+    """What the session's terminal said, and what its options would have."""
+    assert main(["show", write("r", one_of_each())]) == OK
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [line.text for line in terminal.whole(one_of_each())]
+    head = "region batches start peak increase retained growth/b timeline verdict"
+    assert " ".join(lines[0].split()) == head
+    assert "BREACH t.py::test_leak[64] train" in lines
+    assert "2 not measured: odd items" in lines
+    assert "  t.py::test_lost" in lines
+
+
+def test_show_prints_markdown(write, capsys):
+    """As the option would have written it."""
+    assert main(["show", write("r", one_of_each()), "--format", "markdown"]) == OK
+    assert capsys.readouterr().out == markdown.text(one_of_each())
+
+
+def test_show_prints_a_report_of_nothing(write, capsys):
+    """And says so."""
+    assert main(["show", write("r", [])]) == OK
+    assert capsys.readouterr().out.startswith("nothing was measured\ndevice: cuda:0 (A100)")
+
+
+def test_html_writes_the_page(write, tmp_path):
+    """The one that the option would have written, into folders that need not exist."""
+    page = tmp_path / "new" / "page.html"
+    assert main(["html", write("r", one_of_each()), "-o", str(page)]) == OK
+    assert page.read_text(encoding="utf-8") == html.text(one_of_each())
+
+
+@pytest.mark.parametrize("alias", ["r.json", "./r.json", "link.json"])
+def test_html_never_overwrites_its_input(write, tmp_path, monkeypatch, capsys, alias):
+    """However the same file is called."""
+    source = write("r", one_of_each())
+    (tmp_path / "link.json").symlink_to(source)
+    monkeypatch.chdir(tmp_path)
+    assert main(["html", source, "-o", alias]) == UNUSABLE
+    assert "is the report itself; give -o another path" in capsys.readouterr().err
+    assert (tmp_path / "r.json").read_text("utf-8") == json_file.text(one_of_each())
+
+
+def test_schema_prints_the_schema(capsys):
+    """For validators that want a file."""
+    assert main(["schema"]) == OK
+    assert json.loads(capsys.readouterr().out)["title"] == json_file.SCHEMA
+
+
+BEFORE = [
+    region("t.py::test_same"),
+    region("t.py::test_rose"),
+    region("t.py::test_rose"),
+    region("t.py::test_gone"),
+    region("t.py::test_fails", completed=False),
+]
+AFTER = [
+    region("t.py::test_rose"),
+    region("t.py::test_rose", peak_bytes=104 * MB, retained_bytes=900),
+    region("t.py::test_same", peak_bytes=99 * MB),
+    region("t.py::test_new"),
+    region("t.py::test_fails"),
+]
+TABLE = """\
+region              figure              old    new  change  verdict
+t.py::test_rose #2  peak increase     58.00  62.00   +6.9%  REGRESSION
+t.py::test_rose #2  retained              0  900 B  +900 B  REGRESSION
+t.py::test_rose #2  growth per batch      0  100 B  +100 B  REGRESSION
+t.py::test_same     peak increase     58.00  57.00   -1.7%  less
+
+only in the new report: t.py::test_new
+only in the old report: t.py::test_gone
+not judged, an exception left it: t.py::test_fails
+compared: 1 of 3 regions rose by more than 5%, 1 new, 1 gone, 1 not judged
+"""
+MARKDOWN = """\
+### Memory compared: 1 of 3 regions rose by more than 5%, 1 new, 1 gone, 1 not judged
+
+| region | verdict | figure | old | new | change |
+| :--- | :--- | :--- | ---: | ---: | ---: |
+| `t.py::test_rose #2` | REGRESSION | peak increase | 58.00 | 62.00 | +6.9% |
+| `t.py::test_rose #2` | REGRESSION | retained | 0 | 900 B | +900 B |
+| `t.py::test_rose #2` | REGRESSION | growth per batch | 0 | 100 B | +100 B |
+| `t.py::test_same` | less | peak increase | 58.00 | 57.00 | -1.7% |
+
+- `only in the new report: t.py::test_new`
+- `only in the old report: t.py::test_gone`
+- `not judged, an exception left it: t.py::test_fails`
+"""
+
+
+@pytest.mark.parametrize(("form", "text"), [("table", TABLE), ("markdown", MARKDOWN)])
+def test_compare_prints_what_differs(write, capsys, form, text):
+    """By test, label and occurrence: regressions first, then what fell, then the rest."""
+    files = write("old", BEFORE), write("new", AFTER)
+    assert main(["compare", *files, "--format", form]) == REGRESSION
+    assert capsys.readouterr().out == text
+
+
+def test_compare_prints_data(write, capsys):
+    """All of it, for a script."""
+    files = write("old", BEFORE), write("new", AFTER)
+    assert main(["compare", *files, "--format", "json"]) == REGRESSION
+    found = json.loads(capsys.readouterr().out)
+    assert (found["tolerance"], found["compared"], found["regressions"]) == ("5%", 3, 3)
+    assert found["changes"][0] == {
+        "nodeid": "t.py::test_rose",
+        "label": "",
+        "rank": "",
+        "occurrence": 2,
+        "figure": "peak_increase_bytes",
+        "old_bytes": 58 * MB,
+        "new_bytes": 62 * MB,
+        "allowed_bytes": int(58 * MB * 1.05),
+        "regression": True,
+    }
+    assert [key["nodeid"] for key in found["appeared"]] == ["t.py::test_new"]
+    assert [key["nodeid"] for key in found["vanished"]] == ["t.py::test_gone"]
+    assert [key["nodeid"] for key in found["not_judged"]] == ["t.py::test_fails"]
+    assert found["differing"] == []
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "peak", "status"),
+    [
+        ("10%", 42 * MB + 110_000, OK),
+        ("10%", 42 * MB + 110_001, REGRESSION),
+        ("64 B", 42 * MB + 100_064, OK),
+        ("64 B", 42 * MB + 100_065, REGRESSION),
+        ("0%", 42 * MB + 100_000, OK),
+        ("0%", 42 * MB + 100_001, REGRESSION),
+        ("0%", 42 * MB, OK),
+    ],
+    ids=["share", "share-and-a-byte", "size", "size-and-a-byte", "equal", "one-more", "less"],
+)
+def test_the_tolerance_is_exact(write, tolerance, peak, status):
+    """To be equal to it is no regression, a byte more is."""
+    old = write("old", [region("n", peak_bytes=42 * MB + 100_000)])
+    new = write("new", [region("n", peak_bytes=peak)])
+    assert main(["compare", old, new, f"--tolerance={tolerance}"]) == status
+
+
+def test_regions_are_matched_whatever_worker_ran_them(write):
+    """But one rank is not another."""
+    old = replace(region("n"), worker="gw0")
+    assert main(["compare", write("o", [old]), write("n", [replace(old, worker="gw3")])]) == OK
+    ranks = [replace(region("n", peak_bytes=(100 + n) * MB), worker=f"rank {n}") for n in (0, 1)]
+    assert main(["compare", write("o", ranks), write("n", ranks[::-1]), "--tolerance=0%"]) == OK
+
+
+@pytest.mark.parametrize(
+    ("fact", "value", "said"),
+    [
+        ("device_name", "H200", "measured on A100, now on H200"),
+        ("torch", "2.16.1", "measured on 2.15, now on 2.16"),
+        ("cuda", "12.8", "measured on 13.2, now on 12.8"),
+        ("meter", "another", "measured on PyTorch's caching allocator, now on another"),
+    ],
+)
+def test_another_device_is_said_aloud(write, capsys, fact, value, said):
+    """Its figures may differ by more than the code does."""
+    old = write("old", Report(SESSION, (kept(),)))
+    new = write("new", Report({**SESSION, fact: value}, (kept(),)))
+    assert main(["compare", old, new]) == OK
+    assert f"figures may differ by more than the code: {said}\n" in capsys.readouterr().out
+
+
+def test_a_patch_release_is_no_other_device(write, capsys):
+    """Torch 2.15.1 allocates as 2.15.0 does."""
+    old = write("old", Report(SESSION, (kept(),)))
+    new = write("new", Report({**SESSION, "torch": "2.15.1+cu132"}, (kept(),)))
+    assert main(["compare", old, new]) == OK
+    assert "figures may differ" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("other", [[], [region("other")], [region("n", completed=False)]])
+def test_nothing_to_compare_is_no_success(write, capsys, other):
+    """A gate cannot pass by comparing nothing."""
+    assert main(["compare", write("old", [region("n")]), write("new", other)]) == UNUSABLE
+    assert "nothing to compare: no region ran to its end in both" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        ([], "the following arguments are required: COMMAND"),
+        (["show"], "the following arguments are required: FILE"),
+        (["show", "none.json"], "cannot read none.json: No such file"),
+        (["compare", "none.json", "none.json", "--tolerance=5"], "cannot read '5' as a tolerance"),
+        (["html", "none.json"], "the following arguments are required: -o"),
+        (["show", "none.json", "--format=xml"], "invalid choice: 'xml'"),
+    ],
+    ids=["nothing", "no-file", "no-such-file", "tolerance", "no-output", "format"],
+)
+def test_wrong_calls_exit_with_two(tmp_path, args, said):
+    """With a sentence, and no traceback."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest_cka_memory", *args],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == UNUSABLE
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_any_name_can_be_printed_anywhere(write):
+    """On a terminal of ASCII too, and none of it commands a terminal."""
+    done = run("show", write("r", hostile()), PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+    assert done.returncode == OK, done.stderr
+    assert b"\x1b" not in done.stdout
+    assert done.stdout.isascii()
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(write):
+    """``show r.json | head``."""
+    path = write("r", [broken(f"t.py::test_{n}") for n in range(2_000)])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pytest_cka_memory", "show", path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stdout.readline()
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert process.wait() == OK
+    assert errors == b""
+
+
+def test_no_command_imports_torch(write):
+    """It takes a second and more, and a machine that compares need not have it."""
+    path = write("r", one_of_each())
+    code = (
+        "import sys; from pytest_cka_memory.cli import main; "
+        f"main(['show', {path!r}]); main(['compare', {path!r}, {path!r}]); "
+        f"main(['html', {path!r}, '-o', {path + '.html'!r}]); "
+        "assert not {'torch', 'numpy'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
