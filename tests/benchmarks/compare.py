@@ -6,54 +6,16 @@ python tests/benchmarks/compare.py --peers peers --json results.json --plot resu
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from libraries import LIBRARIES, Library
 from networks import NETWORKS
+from processes import LIBRARIES, Row, add_options, install, measure
 from tabulate import tabulate
 from tqdm import tqdm
 
 from pytest_cka_memory.reports.files import write_whole
 from pytest_cka_memory.units import MB
-
-HERE = Path(__file__).parent
-Row = dict[str, Any]
-
-
-def install(folder: Path) -> None:
-    """Install each peer into a folder of its own, without a second torch."""
-    for library in LIBRARIES.values():
-        if library.folder is not None:
-            target = str(folder / library.folder)
-            options = ["--no-deps", "--upgrade", "--target", target, *library.requirements]
-            subprocess.run([sys.executable, "-m", "pip", "install", *options], check=True)
-
-
-def measure(library: Library, network: str, size: int, args: argparse.Namespace) -> Row:
-    """Run one measurement in a process of its own; its figures, or why there are none."""
-    row: Row = {"library": library.name, "network": network, "batch_size": size}
-    environment = dict(os.environ)
-    if library.folder is not None:
-        folder = Path(args.peers) / library.folder if args.peers else None
-        if folder is None or not folder.is_dir():
-            return {**row, "skipped": "not installed: see --install"}
-        environment["PYTHONPATH"] = str(folder.resolve())
-    command = [sys.executable, str(HERE / "measure_one.py"), library.name, network, str(size)]
-    command += [f"--batches={args.batches}", f"--repeat={args.repeat}", f"--device={args.device}"]
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=args.limit, check=True
-        )
-    except subprocess.TimeoutExpired:
-        return {**row, "skipped": f"took over {args.limit} s"}
-    except subprocess.CalledProcessError as error:
-        return {**row, "skipped": f"failed: {error.stderr.strip().splitlines()[-1]}"}
-    return {**row, **json.loads(done.stdout.splitlines()[-1])}
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -111,15 +73,11 @@ def plot(rows: Sequence[Row], path: Path) -> None:
 def main() -> None:
     """Measure every combination and print one table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--install", type=Path, metavar="DIR", help="install the peers, and end")
-    parser.add_argument("--peers", metavar="DIR", help="where --install put them")
-    parser.add_argument("--libraries", nargs="+", default=list(LIBRARIES), choices=LIBRARIES)
+    add_options(parser)
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[64, 256, 512])
     parser.add_argument("--batches", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=3, help="timings; their median is shown")
-    parser.add_argument("--limit", type=int, default=600, help="seconds for one measurement")
-    parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
@@ -135,7 +93,7 @@ def main() -> None:
     rows = []
     for library, network, size in (bar := tqdm(jobs)):
         bar.set_description(f"{library.name}, {network}, batch {size}")
-        rows.append(measure(library, network, size, args))
+        rows.append(measure(library, network, size, size * args.batches, args.repeat, args))
     print(table(rows))
     if args.json is not None:
         write_whole(args.json, json.dumps(rows, indent=1) + "\n")

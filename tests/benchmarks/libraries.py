@@ -51,12 +51,19 @@ def _cka_pytorch(model: nn.Module, loader: Iterable[Any], device: torch.device) 
     return calculator.calculate_cka_matrix(loader, num_epochs=1)
 
 
+_PYTORCH_CKA_1 = ("pytorch-cka==1.1.3",)
+
+AS_THE_NOTEBOOK = Library(
+    "pytorch-cka 1.1.3, the notebook's call", "pytorch_cka_113", _PYTORCH_CKA_1, _with_block
+)
+"""The newest release, called as the seed's notebook calls it: to see whether that runs."""
+
 LIBRARIES = {
     library.name: library
     for library in (
         Library("ours", None, (), _with_block),
         Library("pytorch-cka 0.1.3", "pytorch_cka_013", ("pytorch-cka==0.1.3",), _with_block),
-        Library("pytorch-cka 1.1.3", "pytorch_cka_113", ("pytorch-cka==1.1.3",), _compute_cka),
+        Library("pytorch-cka 1.1.3", "pytorch_cka_113", _PYTORCH_CKA_1, _compute_cka),
         Library(
             "cka-pytorch 1.1.3",
             "cka_pytorch",

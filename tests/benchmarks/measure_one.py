@@ -8,11 +8,11 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from libraries import LIBRARIES
+from libraries import AS_THE_NOTEBOOK, LIBRARIES
 from networks import NETWORKS, images
 from torch import nn
 
@@ -35,21 +35,33 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def timings(times: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Medians over pairs of (bare forward, library); nothing where none was taken."""
+    if not times:
+        return {}
+    return {
+        "repeat": len(times),
+        "forward_seconds": statistics.median(alone for alone, _ in times),
+        "seconds": statistics.median(whole for _, whole in times),
+        "time_ratio": statistics.median(whole / alone for alone, whole in times),
+    }
+
+
 def main() -> None:
     """Read the arguments, measure memory once and time several times."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("library", choices=LIBRARIES)
+    parser.add_argument("library", choices=[*LIBRARIES, AS_THE_NOTEBOOK.name])
     parser.add_argument("network", choices=NETWORKS)
     parser.add_argument("batch_size", type=int)
-    parser.add_argument("--batches", type=int, default=2)
-    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--samples", type=int, required=True)
+    parser.add_argument("--repeat", type=int, default=3, help="timings; 0 for none")
     parser.add_argument("--device", default="auto")
     args = parser.parse_args()
 
     probe = MemoryProbe(args.device)
     model = NETWORKS[args.network]().to(probe.device).eval()
-    loader = images(args.batch_size, args.batches)
-    compare = LIBRARIES[args.library].compare
+    loader = images(args.batch_size, args.samples)
+    compare = LIBRARIES.get(args.library, AS_THE_NOTEBOOK).compare
 
     bare = probe.run(forward, model, loader, probe.device)
     with probe.measure() as region:
@@ -61,18 +73,18 @@ def main() -> None:
         times.append((alone, seconds(lambda: compare(model, loader, probe.device))))
     figures = {
         "device": probe.meter.device_name,
+        "meter": probe.meter.name,
         "torch": str(torch.__version__),
         "threads": torch.get_num_threads(),
-        "batches": args.batches,
-        "repeat": args.repeat,
-        "forward_seconds": statistics.median(alone for alone, _ in times),
-        "seconds": statistics.median(whole for _, whole in times),
-        "time_ratio": statistics.median(whole / alone for alone, whole in times),
+        "samples": args.samples,
+        "batches": len(loader),
         "forward_peak_increase_bytes": bare.peak_increase_bytes,
         "peak_bytes": region.peak_bytes,
         "peak_increase_bytes": region.peak_increase_bytes,
         "peak_ratio": region.peak_increase_bytes / bare.peak_increase_bytes,
         "retained_bytes": region.retained_bytes,
+        "growth_bytes_per_batch": region.growth_bytes_per_batch,
+        **timings(times),
     }
     print(json.dumps(figures))
 

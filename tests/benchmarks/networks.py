@@ -37,9 +37,8 @@ def vit() -> nn.Module:
 NETWORKS = {"resnet18": resnet18, "resnet50": resnet50, "vit": vit}
 
 
-def images(batch_size: int, batches: int) -> DataLoader[tuple[torch.Tensor, ...]]:
+def images(batch_size: int, samples: int) -> DataLoader[tuple[torch.Tensor, ...]]:
     """Generated images with labels: memory and time do not depend on what they show."""
     torch.manual_seed(0)
-    count = batch_size * batches
-    data = TensorDataset(torch.randn(count, 3, IMAGE_SIZE, IMAGE_SIZE), torch.zeros(count))
+    data = TensorDataset(torch.randn(samples, 3, IMAGE_SIZE, IMAGE_SIZE), torch.zeros(samples))
     return DataLoader(data, batch_size=batch_size)

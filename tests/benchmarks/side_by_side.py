@@ -1,0 +1,64 @@
+"""The seed's notebook for every library: peak, retained and growth, as tables, figure and page.
+
+python tests/benchmarks/side_by_side.py --install peers   # once: each peer into its own folder
+python tests/benchmarks/side_by_side.py --peers peers --name my-machine --out results
+
+With --from FILE nothing is measured, and everything is drawn anew from that JSON.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import side_by_side_views as views
+from libraries import AS_THE_NOTEBOOK, Library
+from processes import LIBRARIES, Row, add_options, install, measure
+from tqdm import tqdm
+
+from pytest_cka_memory.reports.files import write_whole
+
+NETWORK = "resnet18"
+BATCH_SIZES = (64, 128, 256, 512)
+BATCH_COUNTS = (1, 2, 4, 8, 16)
+COUNTED_SIZE = 64
+
+
+def main() -> None:
+    """Measure, or read what was measured; then write every view of it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    add_options(parser)
+    parser.add_argument("--samples", type=int, default=1000, help="for each batch size; the seed's")
+    parser.add_argument("--repeat", type=int, default=1, help="timings; 0 for none")
+    parser.add_argument("--from", dest="source", type=Path, help="draw what this file holds")
+    parser.add_argument("--name", default="this-machine", help="for the files: hardware, versions")
+    parser.add_argument("--out", type=Path, default=Path("results"), metavar="DIR")
+    args = parser.parse_args()
+    if args.install is not None:
+        install(args.install)
+        return
+    if args.source is None:
+        rows = list(measured(args))
+        write_whole(args.out / f"side-by-side-{args.name}.json", json.dumps(rows, indent=1) + "\n")
+    else:
+        rows = json.loads(args.source.read_text(encoding="utf-8"))
+    print(views.text(rows))
+    views.save(rows, args.out / f"side-by-side-{args.name}")
+
+
+def measured(args: argparse.Namespace) -> Iterator[Row]:
+    """Every measurement of the notebook, for every library asked for."""
+    jobs: list[tuple[Library, int, int, int]] = []
+    for name in args.libraries:
+        library = LIBRARIES[name]
+        jobs += [(library, size, args.samples, args.repeat) for size in BATCH_SIZES]
+        jobs += [(library, COUNTED_SIZE, COUNTED_SIZE * count, 0) for count in BATCH_COUNTS]
+    jobs.append((AS_THE_NOTEBOOK, COUNTED_SIZE, COUNTED_SIZE, 0))
+    for library, size, samples, repeat in (bar := tqdm(jobs)):
+        bar.set_description(f"{library.name}, {samples} samples in batches of {size}")
+        part = "sizes" if samples == args.samples else "counts"
+        yield {"part": part, **measure(library, NETWORK, size, samples, repeat, args)}
+
+
+if __name__ == "__main__":
+    main()
