@@ -40,7 +40,7 @@ class Replay:
 
     def key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
         """All that the answer depends on; None where that is more than is asked here."""
-        parts: list[Hashable] = [func, *kwargs]
+        parts: list[Any] = [func, *kwargs]
         for value in (*args, *kwargs.values()):
             kind = type(value)
             if kind is FakeTensor:

@@ -41,7 +41,10 @@ def test_stays_flat(cka_memory, make_model, loader, many_batches):
 
 @pytest.mark.zero_retention
 def test_peaks_like_the_bare_forward(cka_memory, make_model, loader):
-    """Comparing 75 layers costs at most 5 % more memory than running the network once."""
+    """Comparing 75 layers costs at most 5 % more memory than running the network once.
+
+    On an accelerator, and the workspace that its library takes for any matrix product.
+    """
     model, images = make_model(), loader(64, 1)
 
     def forward_only():
@@ -50,12 +53,16 @@ def test_peaks_like_the_bare_forward(cka_memory, make_model, loader):
 
     with cka_memory.measure("bare forward") as forward, torch.no_grad():
         forward_only()
+    square = torch.ones(8, 8, device=cka_memory.device)
+    with cka_memory.measure("matrix product") as product:
+        torch.mm(square, square)
     with (
         cka_memory.measure("self-comparison") as comparison,
         CKA(model, model, device=cka_memory.device) as cka,
     ):
         cka.compare(images, progress=False)
-    assert comparison.peak_increase_bytes <= 1.05 * forward.peak_increase_bytes
+    allowed = 1.05 * forward.peak_increase_bytes + product.peak_increase_bytes
+    assert comparison.peak_increase_bytes <= allowed
 
 
 def test_keeps_its_result_and_nothing_else(cka_memory, make_model, loader):
