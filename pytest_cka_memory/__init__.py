@@ -4,20 +4,25 @@ In tests, use the ``cka_memory`` fixture and the markers; anywhere else, :class:
 Importing this package imports no torch: that waits until something is measured.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from pytest_cka_memory._version import __version__
-from pytest_cka_memory.errors import (
-    CkaMemoryError,
-    DeviceError,
-    LimitError,
-    RegionError,
-    ReportError,
-    SizeError,
-)
-from pytest_cka_memory.notebook import measure_memory_at_batch_counts, measure_memory_retention
-from pytest_cka_memory.open_region import Region
-from pytest_cka_memory.probe import MemoryProbe, Snapshot, Sweep
-from pytest_cka_memory.region import Holding, RegionRecord
-from pytest_cka_memory.timeline import Sample
+
+if TYPE_CHECKING:
+    from pytest_cka_memory.errors import (
+        CkaMemoryError,
+        DeviceError,
+        LimitError,
+        RegionError,
+        ReportError,
+        SizeError,
+    )
+    from pytest_cka_memory.notebook import measure_memory_at_batch_counts, measure_memory_retention
+    from pytest_cka_memory.open_region import Region
+    from pytest_cka_memory.probe import MemoryProbe, Snapshot, Sweep
+    from pytest_cka_memory.region import Holding, RegionRecord
+    from pytest_cka_memory.timeline import Sample
 
 __all__ = [
     "CkaMemoryError",
@@ -37,3 +42,34 @@ __all__ = [
     "measure_memory_at_batch_counts",
     "measure_memory_retention",
 ]
+
+_HOMES = {
+    "CkaMemoryError": "errors",
+    "DeviceError": "errors",
+    "Holding": "region",
+    "LimitError": "errors",
+    "MemoryProbe": "probe",
+    "Region": "open_region",
+    "RegionError": "errors",
+    "RegionRecord": "region",
+    "ReportError": "errors",
+    "Sample": "timeline",
+    "SizeError": "errors",
+    "Snapshot": "probe",
+    "Sweep": "probe",
+    "measure_memory_at_batch_counts": "notebook",
+    "measure_memory_retention": "notebook",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded when asked for: pytest imports this package in every session of whoever installed it.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

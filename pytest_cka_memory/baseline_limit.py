@@ -10,6 +10,7 @@ from pytest_cka_memory import baseline_file
 from pytest_cka_memory.baseline_file import Entries, Figures, Fingerprint, Key
 from pytest_cka_memory.errors import BaselineError, LimitError
 from pytest_cka_memory.limits import Breach, Limit, Unjudged, Verdict
+from pytest_cka_memory.names import example_of
 from pytest_cka_memory.region import RegionRecord
 from pytest_cka_memory.tolerance import (
     COMPARED,
@@ -21,9 +22,7 @@ from pytest_cka_memory.tolerance import (
 from pytest_cka_memory.units import format_exact, format_fraction
 
 MARKER = "memory_baseline"
-EXAMPLE = 'memory_baseline(tolerance="5%")'
-DESCRIPTION = "No figure may be above the committed baseline by more than `tolerance`."
-DEFAULT_FILE = "cka-memory-baseline.json"
+EXAMPLE = example_of(MARKER)
 _REMEDY = "write one with --cka-memory-update-baseline"
 
 

@@ -11,11 +11,12 @@ from zlib import crc32
 
 import pytest
 
-from pytest_cka_memory import baseline_limit, extensions
+from pytest_cka_memory import baseline_limit, extensions, options
 from pytest_cka_memory.baselines import fingerprint_of
 from pytest_cka_memory.errors import BaselineError, DeviceError, LimitError
 from pytest_cka_memory.limits import MARKERS, Limit, default_limits, limit_from_marker
 from pytest_cka_memory.meters import Meter
+from pytest_cka_memory.names import FIXTURE
 from pytest_cka_memory.probe import MemoryProbe
 from pytest_cka_memory.ranks import this_rank
 from pytest_cka_memory.region import RegionRecord
@@ -24,12 +25,9 @@ from pytest_cka_memory.results import Result, judge
 from pytest_cka_memory.session import Payload, facts_of
 from pytest_cka_memory.settings import Settings
 
-FIXTURE = "cka_memory"
-
 settings_key = pytest.StashKey[Settings]()
 meter_key = pytest.StashKey[Meter]()
 job_key = pytest.StashKey["Job"]()
-narrowed_key = pytest.StashKey[bool]()
 
 
 def limits_of(item: pytest.Item) -> list[Limit]:
@@ -99,7 +97,7 @@ def is_measured(item: pytest.Item) -> bool:
 def is_narrowed(config: pytest.Config) -> bool:
     """Whether tests may have been left out of a file that was collected."""
     return (
-        config.stash.get(narrowed_key, False)
+        config.stash.get(options.narrowed_key, False)
         or any("::" in arg for arg in config.args)
         or bool(config.getoption("lf", False))  # which leaves out without a word
     )
@@ -322,6 +320,11 @@ def job_for_fixture(item: pytest.Item) -> Job:
 def unmeasured_call(item: pytest.Item) -> Iterator[None]:
     """Let a test run that is not measured, unless it asks for that while it runs."""
     yield
+    end_unmeasured(item)
+
+
+def end_unmeasured(item: pytest.Item) -> None:
+    """Fail a test that was marked while it ran; take in one that asked for its probe only then."""
     limits = limits_or_fail(item)
     if limits:
         pytest.fail(

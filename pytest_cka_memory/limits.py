@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pytest_cka_memory.errors import LimitError, SizeError
+from pytest_cka_memory.names import example_of
 from pytest_cka_memory.region import RegionRecord
 from pytest_cka_memory.timeline import MIN_JUDGED_BATCHES, full_batches, growth_bytes_per_batch
 from pytest_cka_memory.units import MB, format_exact, format_fraction, megabytes
@@ -151,12 +152,9 @@ def flat_per_batch(tolerance_mb: object = 0.0, warmup: object = 1) -> FlatPerBat
     return FlatPerBatch(f"flat_per_batch{written}", tolerance_bytes, warmup)
 
 
+_BUILDERS = (max_retained_mb, zero_retention, max_peak_mb, max_reserved_mb, flat_per_batch)
 MARKERS: Mapping[str, tuple[Callable[..., Limit], str]] = {
-    "max_retained_mb": (max_retained_mb, "max_retained_mb(1)"),
-    "zero_retention": (zero_retention, "zero_retention"),
-    "max_peak_mb": (max_peak_mb, "max_peak_mb(512)"),
-    "max_reserved_mb": (max_reserved_mb, "max_reserved_mb(1024)"),
-    "flat_per_batch": (flat_per_batch, "flat_per_batch(tolerance_mb=0.0, warmup=1)"),
+    build.__name__: (build, example_of(build.__name__)) for build in _BUILDERS
 }
 """Marker name -> (what builds its limit, an example of it)."""
 

@@ -1,16 +1,18 @@
-"""The hooks of the plugin, and nothing else; imported by pytest alone."""
+"""The hooks of every session, and nothing else; imported by pytest alone.
+
+What measures is in :mod:`pytest_cka_memory.measuring`, loaded when a test or an option asks for it.
+"""
 
 from collections.abc import Generator, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_cka_memory import hookspecs, items, rank_reporting, ranks, settings, workers
-from pytest_cka_memory.baseline_limit import DESCRIPTION, EXAMPLE
-from pytest_cka_memory.items import narrowed_key
-from pytest_cka_memory.limits import MARKERS
-from pytest_cka_memory.meters import Meter, meter_for
-from pytest_cka_memory.probe import MemoryProbe
+from pytest_cka_memory import hookspecs, options, starting, workers
+from pytest_cka_memory.names import MARKERS
+
+if TYPE_CHECKING:
+    from pytest_cka_memory.probe import MemoryProbe
 
 
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
@@ -18,97 +20,57 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    settings.add_options(parser)
+    options.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for build, example in MARKERS.values():
-        config.addinivalue_line("markers", f"{example}: {build.__doc__}")
-    config.addinivalue_line("markers", f"{EXAMPLE}: {DESCRIPTION}")
-    config.stash[items.settings_key] = settings.resolve(config)
-    if not workers.is_worker(config):
-        config.pluginmanager.register(rank_reporting.reporter(config), "cka_memory_reporter")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_cka_memory_meter(device: str) -> Meter:
-    rank = ranks.this_rank()
-    return meter_for(device, preferred=rank.local if rank else None)
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    chosen = session.config.stash[items.settings_key]
-    if chosen.names_accelerator and workers.is_controller(session.config):
-        workers.check_device(session.config, chosen.device)
+    for example, text in MARKERS.values():
+        config.addinivalue_line("markers", f"{example}: {text}")
+    if starting.is_asked_for(config):
+        starting.start(config)
+    elif workers.is_controller(config):
+        config.pluginmanager.register(starting.LateReports(config))
 
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     for item in items[:1]:
-        item.config.stash[narrowed_key] = True
+        item.config.stash[options.narrowed_key] = True
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    config = session.config
-    if config.option.collectonly:
+    if session.config.option.collectonly or starting.is_started(session.config):
         return
-    if workers.is_worker(config):  # it cannot refuse to start: its tests will say what is wrong
-        if any(map(items.is_measured, session.items)):
-            workers.take_gpu(config)
-        return
-    items.check(session.items)
-    if config.stash[items.settings_key].names_accelerator:
-        items.meter_of(config)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    items.begin(item)
-
-
-# After the skips, which are tryfirst, so that a skipped test imports no torch.
-@pytest.hookimpl(specname="pytest_runtest_setup")
-def pytest_runtest_setup_after_skips(item: pytest.Item) -> None:
-    items.need_meter(item)
+    if any(map(starting.asks, session.items)):
+        starting.start_collected(session)
 
 
 @pytest.fixture
-def cka_memory(request: pytest.FixtureRequest) -> Iterator[MemoryProbe]:
+def cka_memory(request: pytest.FixtureRequest) -> "Iterator[MemoryProbe]":
     """Measure regions of the test: ``with cka_memory.measure() as region: ...``."""
+    if not starting.is_started(request.config):  # asked for by name, in a test or another fixture
+        starting.start_late(request.config, [request.node.nodeid])
+    from pytest_cka_memory import items
+
     job = items.job_for_fixture(request.node)
     yield job.probe
     job.judge_late_regions()
 
 
-@pytest.hookimpl(wrapper=True, trylast=True)
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    job = items.job_of(item)
-    if job is None:
+    if starting.is_started(item.config):
         return (yield)
-    if items.is_sync_testcase(item):
-        with items.measured_method(item, job):
-            return (yield)
+    if starting.asks(item):  # a fixture has marked it
+        starting.start_late(item.config, [item.nodeid])
+        from pytest_cka_memory import measuring
+
+        return (yield from measuring.late_call(item))
+    marks = len(item.own_markers)
     result = yield
-    items.refuse_unseen(item, job)
+    if len(item.own_markers) != marks and not starting.is_started(item.config):
+        starting.start_late(item.config, [item.nodeid])
+    if starting.is_started(item.config):
+        from pytest_cka_memory import items
+
+        items.end_unmeasured(item)
     return result
-
-
-# Innermost: fixture values are then in both readings and cancel, and what an earlier failure
-# kept in sys.last_traceback is already gone, so it cannot mask a leak.
-@pytest.hookimpl(wrapper=True, trylast=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
-    job = items.job_of(pyfuncitem)
-    with items.unmeasured_call(pyfuncitem) if job is None else job.measured_call():
-        return (yield)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    job = item.stash.get(items.job_key, None)
-    if job is not None and call.when != "setup":
-        # A plain attribute of builtin types: it reaches the controller with the report itself,
-        # and so survives a worker that dies later.
-        report.cka_memory = job.take_payload(report)  # type: ignore[attr-defined]
-    return report

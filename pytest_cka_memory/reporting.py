@@ -1,8 +1,7 @@
 """The end of a session, in the one process that reports: gather, write, gate and print."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from importlib.metadata import packages_distributions
 from typing import Any
 
 import pytest
@@ -35,6 +34,13 @@ class Reporter:
         self._ran = False
         """Whether tests were run: no --collect-only, --fixtures or --cache-show."""
 
+    def join(self, nodeids: Iterable[str], finished: Iterable[str]) -> None:
+        """Take part in a session whose tests already run."""
+        self._ran = True
+        self.gathered.expect(nodeids)
+        for nodeid in finished:
+            self.gathered.finish(nodeid)
+
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         if session.config.option.collectonly:
             return
@@ -48,6 +54,8 @@ class Reporter:
         described = describe(self.settings)
         if not described:
             return []
+        from importlib.metadata import packages_distributions
+
         lines = [f"cka-memory: {described}"]
         # Both install a package of this name, and whichever came last is the one imported.
         owners = sorted(set(packages_distributions().get("cka", [])))

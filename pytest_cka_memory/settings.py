@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from pytest_cka_memory.actions import Step, step_of
-from pytest_cka_memory.baseline_limit import DEFAULT_FILE, BaselinePlan
+from pytest_cka_memory.baseline_limit import BaselinePlan
 from pytest_cka_memory.errors import LimitError, SizeError
-from pytest_cka_memory.meters import KNOWN_DEVICES
+from pytest_cka_memory.names import BASELINE_FILE
+from pytest_cka_memory.options import ini_key
 from pytest_cka_memory.tolerance import parse_tolerance
 from pytest_cka_memory.units import format_exact, parse_megabytes
 
@@ -55,42 +56,7 @@ class Settings:
         return self.report or any(limit is not None for limit in limits)
 
 
-def add_options(parser: pytest.Parser) -> None:
-    """Declare every option, with an ini key of the same name."""
-    group = parser.getgroup("cka-memory", "memory regression tests for PyTorch")
-    for name, text in _FLAGS:
-        group.addoption(f"--cka-memory-{name}", action="store_true", default=None, help=text)
-        parser.addini(_ini_key(name), text, type="bool", default=None)
-    for name, metavar, text in _VALUED:
-        group.addoption(f"--cka-memory-{name}", metavar=metavar, default=None, help=text)
-        parser.addini(_ini_key(name), text, default=None)
-
-
-_FLAGS = (
-    ("report", "measure every test and print a table of memory figures"),
-    ("explain", "trace who holds what is retained in every region, not only where a limit broke"),
-    ("update-baseline", "write the figures of every measured test that passes as its baseline"),
-    ("require-baseline", "fail regions that are held to a baseline and have none on this device"),
-)
 FILES = ("json", "markdown", "html")
-_VALUED = (
-    ("device", "DEVICE", f"device to measure: {', '.join(KNOWN_DEVICES)}, cuda:N; default auto"),
-    ("snapshots", "DIR", "dump PyTorch's memory snapshot of each test that breaks a limit (CUDA)"),
-    ("json", "PATH", "write the figures of every region to this JSON file"),
-    ("markdown", "PATH", "write a summary for a pull request to this Markdown file"),
-    ("html", "PATH", "write everything as one page, with charts, to this HTML file"),
-    ("github", "WHEN", "annotate a pull request and its job: auto (on GitHub Actions), yes or no"),
-    ("max-retained-mb", "MB", "max_retained_mb for tests that have no such marker"),
-    ("max-peak-mb", "MB", "max_peak_mb for tests that have no such marker"),
-    ("min-regions", "N", "fail the session if fewer regions were measured"),
-    ("baseline", "PATH", f"hold every measured test to this file; for markers {DEFAULT_FILE}"),
-    (
-        "tolerance",
-        "TOLERANCE",
-        "rise above its baseline that a figure may have, as a share or size",
-    ),
-    ("rank-timeout", "SECONDS", "under torchrun: how long a rank may end no test; default 300"),
-)
 
 
 def resolve(config: pytest.Config) -> Settings:
@@ -115,18 +81,14 @@ def resolve(config: pytest.Config) -> Settings:
     )
 
 
-def _ini_key(name: str) -> str:
-    return "cka_memory_" + name.replace("-", "_")
-
-
 def _flag(config: pytest.Config, name: str) -> bool:
     given = config.getoption(f"--cka-memory-{name}")
-    return bool(config.getini(_ini_key(name)) if given is None else given)
+    return bool(config.getini(ini_key(name)) if given is None else given)
 
 
 def _valued(config: pytest.Config, name: str) -> str | None:
     value = config.getoption(f"--cka-memory-{name}")
-    return value if value is not None else config.getini(_ini_key(name)) or None
+    return value if value is not None else config.getini(ini_key(name)) or None
 
 
 def _device(config: pytest.Config) -> str:
@@ -180,7 +142,7 @@ def _baseline(config: pytest.Config) -> BaselinePlan:
     except LimitError as error:
         raise pytest.UsageError(f"--cka-memory-tolerance: {error}") from None
     return BaselinePlan(
-        path=named or config.rootpath / DEFAULT_FILE,
+        path=named or config.rootpath / BASELINE_FILE,
         root=config.rootpath,
         tolerance=tolerance,
         named=named is not None,

@@ -1,7 +1,6 @@
 """Running under pytest-xdist: who this process is, and which GPU it takes."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -26,6 +25,8 @@ def check_device(config: pytest.Config, device: str) -> None:
     """
     if config.option.collectonly or len(config.hook.pytest_cka_memory_meter.get_hookimpls()) > 1:
         return  # nothing to measure, or another plugin answers for the device
+    import subprocess
+
     code = "import sys; from pytest_cka_memory.meters import meter_for; meter_for(sys.argv[1])"
     asked = subprocess.run(
         [sys.executable, "-c", code, device], capture_output=True, text=True, check=False

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,30 @@ def loaded_by(statement: str) -> set[str]:
 def test_the_plugin_imports_no_torch(module: str) -> None:
     """It is loaded in every project that has it installed; no cka either."""
     assert not loaded_by(f"import {module}") & {"torch", "numpy", "cka"}
+
+
+def test_an_unused_plugin_imports_only_what_declares_it(tmp_path: Path) -> None:
+    """Options, markers, hooks and the fixture: what measures waits for a test that asks for it."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\n", "utf-8")
+    (tmp_path / "test_it.py").write_text("def test_it(): pass\n", "utf-8")
+    (tmp_path / "conftest.py").write_text(
+        "import sys\ndef pytest_unconfigure(): print('loaded', *sys.modules)\n", "utf-8"
+    )
+    loaded = {}
+    for block in ("no:cacheprovider", "no:cka_memory"):
+        command = [sys.executable, "-m", "pytest", "-p", "no:randomly", "-p", block]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        loaded[block] = set(done.stdout.rpartition("loaded ")[2].split())
+    mine = {
+        name.removeprefix("pytest_cka_memory")
+        for name in loaded["no:cacheprovider"]
+        if name.startswith("pytest_cka_memory")
+    }
+    modules = ("_version", "hookspecs", "names", "options", "plugin", "starting", "workers")
+    assert mine == {package, *(f"{package}.{name}" for name in modules)}
+    costly = {"torch", "numpy", "tabulate", "tqdm", "cka", "fractions", "reprlib", "html.parser"}
+    assert not (loaded["no:cacheprovider"] - loaded["no:cka_memory"]) & costly
 
 
 def test_reading_and_judging_figures_needs_no_torch() -> None:

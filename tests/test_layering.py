@@ -9,7 +9,7 @@ import pytest
 
 LAYERS = {
     "pytest_cka_memory": """
-        _version errors timeline births loaders roots workers ranks sigterm actions
+        _version names errors timeline births loaders roots workers ranks sigterm actions
         units references tolerance
         region baseline_file
         meters.base meters.storages meters.history meters.ledger meters.watch meters.peaks
@@ -18,13 +18,14 @@ LAYERS = {
         meters.cpu meters.accelerator meters
         hidden paths
         holders limits results extensions baselines baseline_limit comparing
-        gauge testing hookspecs settings session open_region
+        gauge testing hookspecs options settings session open_region
         reports reports.escapes reports.terminal reports.failure reports.files reports.json_file
         reports.properties reports.summary reports.markdown reports.html reports.comparison
         reports.shapes reports.reading reports.github
         probe notebook items
         __init__
         baseline_output github_output outputs reporting rank_reporting
+        measuring starting
         plugin cli __main__
     """,
     "cka": """

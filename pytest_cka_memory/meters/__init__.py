@@ -8,10 +8,10 @@ from functools import cache
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters.base import Meter, Reading
 from pytest_cka_memory.meters.cards import card_of
+from pytest_cka_memory.names import KNOWN_DEVICES
 
 __all__ = ["KNOWN_DEVICES", "Meter", "Reading", "check_device_name", "meter_for"]
 
-KNOWN_DEVICES = ("auto", "cpu", "cuda", "xpu", "mps", "hpu", "npu", "privateuseone", "predict:cuda")
 _PREDICTED = "predict:cuda"
 
 
