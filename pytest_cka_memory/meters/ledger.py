@@ -3,6 +3,8 @@
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -74,8 +76,11 @@ class Ledger:
         # that object was part of a cycle, as in torch.save.
         self.collecting = False
         self._doubtful: dict[int, _Booked] = {}
-        # Re-entrant: a collection inside book() may run a __del__ that computes with tensors.
+        # Re-entrant: a collection inside book() may run a __del__ that computes with tensors. What
+        # that brings waits, held for this moment only, until the books can be read again.
         self._lock = threading.RLock()
+        self._busy = False
+        self._waiting: list[tuple[torch.UntypedStorage, bool, torch.Tensor | None, object]] = []
 
     def book(
         self,
@@ -96,60 +101,82 @@ class Ledger:
         if known is not None and known.size == size and known() is storage:
             return  # most often; and so without the lock
         with self._lock:
-            self._bury()
-            known = self._live.get(storage._cdata)
-            if known is None or known() is not storage:
-                if known is not None:  # a dead one, whose address was used again
-                    self._forget(known)
-                doubtful = self._doubtful.pop(storage._cdata, None)
-                if operator is None and doubtful is not None and doubtful.size == size:
-                    self._follow(doubtful, storage)
-                    return
-                origin = None
-                if operator is not None and tensor is not None:
-                    origin = Origin(operator, tensor.dtype, tuple(tensor.shape), callers())
-                self._enter(storage, 0 if born else size, origin)
-            elif known.size != size:
-                self._weigh(known, size)
+            if self._busy:
+                self._waiting.append((storage, born, tensor, operator))
+                return
+            with self._alone():
+                self._book(storage, born, tensor, operator)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep the books to oneself, from other threads and from what a collection brings."""
+        with self._lock:
+            was_busy, self._busy = self._busy, True
+            try:
+                if not was_busy:
+                    self._bury()
+                yield
+                while self._waiting and not was_busy:
+                    self._book(*self._waiting.pop())
+            finally:
+                self._busy = was_busy
+
+    def _book(
+        self,
+        storage: torch.UntypedStorage,
+        born: bool,
+        tensor: torch.Tensor | None,
+        operator: object,
+    ) -> None:
+        size = storage.nbytes()
+        known = self._live.get(storage._cdata)
+        if known is None or known() is not storage:
+            if known is not None:  # a dead one, whose address was used again
+                self._forget(known)
+            doubtful = self._doubtful.pop(storage._cdata, None)
+            if operator is None and doubtful is not None and doubtful.size == size:
+                self._follow(doubtful, storage)
+                return
+            origin = None
+            if operator is not None and tensor is not None:
+                origin = Origin(operator, tensor.dtype, tuple(tensor.shape), callers())
+            self._enter(storage, 0 if born else size, origin)
+        elif known.size != size:
+            self._weigh(known, size)
 
     def retained_since(self, serial: int) -> int:
         """Bytes born, or grown, after `serial` and alive now."""
-        with self._lock:
-            self._bury()
+        with self._alone():
             return sum(max(0, b.weight - b.weight_at(serial)) for b in self._live.values())
 
     def settle(self) -> None:
         """Bring :attr:`level` up to date with every death so far."""
-        with self._lock:
-            self._bury()
+        with self._alone():
+            pass
 
     def births_since(self, serial: int) -> list[Birth]:
         """What :meth:`retained_since` sums up, one by one."""
-        with self._lock:
-            self._bury()
+        with self._alone():
             living = list(self._live.values())
         grown = ((booked, booked.weight - booked.weight_at(serial)) for booked in living)
         return [booked.birth(size) for booked, size in grown if size > 0]
 
     def addresses(self) -> set[int]:
         """Where the memory of every living storage begins."""
-        with self._lock:
-            self._bury()
+        with self._alone():
             storages = [booked() for booked in self._live.values()]
         return {storage.data_ptr() for storage in storages if storage is not None}
 
     def alive_at_peak(self) -> list[Birth]:
         """Every storage of the highest level since :meth:`reset_peak`, with its bytes then."""
-        with self._lock:
-            self._bury()
+        with self._alone():
             candidates = [*self._live.values(), *self._died_since_peak]
         weighed = ((booked, booked.weight_at(self._peak_serial)) for booked in candidates)
         return [booked.birth(size) for booked, size in weighed if size > 0]
 
     def reset_peak(self) -> None:
         """Start the peak anew from the present level."""
-        with self._lock:
-            self._bury()
+        with self._alone():
             self._note_peak()
 
     def _enter(self, storage: torch.UntypedStorage, hidden: int, origin: Origin | None) -> None:

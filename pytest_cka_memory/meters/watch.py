@@ -2,7 +2,7 @@
 
 import gc
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -108,9 +108,16 @@ class StorageWatch:
         self.counting = True
         self._patches = _Patches(self)
 
-    def note_collection(self, phase: str, _info: object) -> None:
-        """Tell the ledger when the garbage collector begins and ends, as ``gc.callbacks`` do."""
-        self.ledger.collecting = phase == "start"
+    def note_collection(self, phase: str, info: Mapping[str, int]) -> None:
+        """Look at what is about to grow old, where no walk over the young would meet it again.
+
+        When the garbage collector runs would else decide which reading is the first to count it.
+        """
+        begins = phase == "start"
+        if begins and info["generation"] > 0:
+            self.find_unseen(young=True)
+        if torch.__version__ < "2.15":
+            self.ledger.collecting = begins
 
     def see(self, values: Iterable[Any], *, born: bool, operator: object = None) -> None:
         """Book the storages of every tensor in `values`, lists and dicts included."""
@@ -182,9 +189,8 @@ class _Patches:
             replaced(torch.UntypedStorage, "resize_", resize_),
             replaced(threading.Thread, "start", start),
         ]
-        if torch.__version__ < "2.15":  # see Ledger.collecting
-            gc.callbacks.append(watch.note_collection)
-            self._undo.append(partial(gc.callbacks.remove, watch.note_collection))
+        gc.callbacks.append(watch.note_collection)
+        self._undo.append(partial(gc.callbacks.remove, watch.note_collection))
 
     def undo(self) -> None:
         for undo in self._undo:

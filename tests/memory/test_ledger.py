@@ -138,6 +138,27 @@ def test_a_collection_inside_a_booking_is_harmless(ledger: Ledger) -> None:
     assert ledger.level == 0
 
 
+def test_what_a_collection_books_in_the_middle_of_a_booking_waits(ledger: Ledger) -> None:
+    """Even the very storage that is being booked: nothing is counted twice."""
+    kept = [torch.zeros(10).untyped_storage() for _ in range(200)]
+
+    def book_all(phase: str, info: object) -> None:
+        for storage in kept:
+            ledger.book(storage)
+
+    thresholds = gc.get_threshold()
+    gc.callbacks.append(book_all)
+    gc.set_threshold(1)
+    try:
+        for storage in kept:
+            ledger.book(storage)
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.remove(book_all)
+    assert ledger.level == ledger.retained_since(0) == 200 * 40
+    assert sum(birth.bytes for birth in ledger.births_since(0)) == 200 * 40
+
+
 def test_threads_may_book_at_once(ledger: Ledger) -> None:
     """No byte is lost or counted twice."""
     kept: list[torch.Tensor] = []

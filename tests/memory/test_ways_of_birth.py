@@ -4,6 +4,7 @@ Expected bytes are those of the storages named, computed by hand.
 """
 
 import copy
+import gc
 import io
 import pickle
 from collections.abc import Callable
@@ -200,6 +201,22 @@ def test_what_no_operator_made_is_counted_when_read(
     assert counting.retained_since(mark) == size
     del kept
     assert counting.read().allocated_bytes == before
+
+
+@pytest.mark.parametrize("generation", [None, 0, 1, 2])
+def test_a_collection_hides_nothing_from_the_next_reading(
+    counting: Meter, generation: int | None
+) -> None:
+    """The graph keeps the number as a tensor that no operator shows. When the garbage collector
+    makes it old must not decide when it is counted, or a flat loop would seem to grow.
+    """
+    weight = torch.zeros(100, requires_grad=True)
+    before = counting.read().allocated_bytes
+    kept = weight * 0.5
+    if generation is not None:
+        gc.collect(generation)
+    assert counting.read().allocated_bytes - before == 400 + 8
+    del kept
 
 
 def test_inference_mode_is_counted(born: Born) -> None:
