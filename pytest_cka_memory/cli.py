@@ -11,6 +11,7 @@ from pytest_cka_memory._version import __version__
 from pytest_cka_memory.comparing import compare
 from pytest_cka_memory.errors import CkaMemoryError, ReportError
 from pytest_cka_memory.reports import comparison, files, html, json_file, markdown, terminal
+from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.reading import read
 from pytest_cka_memory.tolerance import parse_tolerance
 
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         status: int = args.run(args)
         sys.stdout.flush()
     except CkaMemoryError as error:
-        print(f"pytest_cka_memory: {error}", file=sys.stderr)
+        print(one_line(f"pytest_cka_memory: {error}"), file=sys.stderr)
         return UNUSABLE
     except BrokenPipeError:  # whoever read has seen enough, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -149,6 +149,8 @@ def _held(record: RegionRecord) -> Iterator[str]:
 def _points(samples: Sequence[Sample]) -> tuple[list[list[int]], int]:
     """Live level and peak of every `step` batches, the highest of each; and that step."""
     step = -(-len(samples) // _MOST_POINTS) or 1
+    if step == 1:
+        return [[sample.allocated_bytes, sample.peak_bytes] for sample in samples], step
     groups = (samples[start : start + step] for start in range(0, len(samples), step))
     return [
         [max(s.allocated_bytes for s in group), max(s.peak_bytes for s in group)]

@@ -73,7 +73,7 @@ def _problems(problems: Sequence[Problem], room: int) -> list[str]:
 
 
 def _holders(problems: Sequence[Problem], room: int) -> Iterator[str]:
-    told = [problem for problem in problems if problem.holders]
+    told = [problem for problem in problems if problem.explains]
     for number, problem in enumerate(told):
         block = "\n".join(_explanation(problem))
         room -= len(block)

@@ -126,7 +126,7 @@ def _dict(build_inner: _Build) -> _Build:
             try:
                 given[name] = build_inner(inner)
             except ShapeError as error:
-                error.within(f".{name}")
+                error.within(f".{name[:80]}")  # any text, as long as it likes
                 raise
         return given
 

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pytest_cka_memory.limits import Breach
 from pytest_cka_memory.reports.failure import explained
 from pytest_cka_memory.reports.terminal import why_incomplete
 from pytest_cka_memory.results import Report, Result
@@ -20,8 +21,13 @@ class Problem(NamedTuple):
     limit: str
     """Empty where it is no limit's doing."""
     sentence: str
-    holders: tuple[str, ...] = ()
-    """Who holds the bytes, as lines; none where nothing was searched for."""
+    explains: Breach | None = None
+    """Whose holders to tell; None where there are none, or they are told already."""
+
+    @property
+    def holders(self) -> tuple[str, ...]:
+        """Who holds the bytes, as lines; put into words only when asked, for few are shown."""
+        return () if self.explains is None else tuple(explained(self.explains, self.result.record))
 
 
 def counts(results: Sequence[Result]) -> dict[str, int]:
@@ -66,9 +72,9 @@ def problems(results: Sequence[Result]) -> Iterator[Problem]:
         told = set()
         for breach in result.breaches:
             known = breach.measured_bytes is None or breach.figure in told
-            holders = () if known else tuple(explained(breach, result.record))
             told.add(breach.figure)
-            yield Problem("BREACH", result, breach.limit, breach.message, holders)
+            explains = None if known else breach
+            yield Problem("BREACH", result, breach.limit, breach.message, explains)
     for result in results:
         for unjudged in result.unjudged:
             yield Problem("not judged", result, unjudged.limit, unjudged.reason)

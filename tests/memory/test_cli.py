@@ -256,6 +256,17 @@ def test_any_name_can_be_printed_anywhere(write):
     assert done.stdout.isascii()
 
 
+def test_what_is_wrong_is_said_in_one_line(tmp_path, capsys):
+    """Though it quotes a key, and keys hold anything."""
+    text = json_file.text(one_of_each())
+    path = tmp_path / "r.json"
+    path.write_text(text.replace('"odd items": 2', '"\\u001b[2J\\n": "2"'), encoding="utf-8")
+    assert main(["show", str(path)]) == UNUSABLE
+    said = capsys.readouterr().err
+    assert said.endswith("unmeasured.\\x1b[2J\\n is '2'; a whole number belongs there\n")
+    assert "\x1b" not in said
+
+
 def test_a_reader_that_has_seen_enough_is_no_error(write):
     """``show r.json | head``."""
     path = write("r", [broken(f"t.py::test_{n}") for n in range(2_000)])

@@ -188,7 +188,7 @@ def drawn(tmp_path):
             [BROWSER, *flags, profile, "--dump-dom", path.as_uri()],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=120,
             check=True,
         )
         return done.stdout

@@ -1,0 +1,107 @@
+"""How long it takes to report ten thousand measured regions to every file, and to read them.
+
+    python tests/benchmarks/reporting_cost.py [--regions 10000] [--batches 16]
+
+The regions are measured, over a meter moved by hand, and every sixth keeps a block of each batch.
+"""
+
+import argparse
+import gc
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.limits import limit_from_marker
+from pytest_cka_memory.reports import files, html, json_file, markdown
+from pytest_cka_memory.results import Report, judge
+from pytest_cka_memory.session import Gathered, facts_of
+from pytest_cka_memory.testing import ScriptedMeter
+
+WRITERS: dict[str, Callable[[Report], str]] = {
+    "json": json_file.text,
+    "html": html.text,
+    "markdown": markdown.text,
+}
+
+
+def main() -> None:
+    """Measure, write and read once; print a line for each."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--regions", type=int, default=10_000)
+    parser.add_argument("--batches", type=int, default=16)
+    args = parser.parse_args()
+    gathered = measured(args.regions, args.batches)
+    print(f"{args.regions:,} regions of {args.batches} batches; Python {platform.python_version()}")
+    with tempfile.TemporaryDirectory() as folder:
+        total = report_to(Path(folder), gathered)
+        print(f"{'all of these':28}{total:6.2f} s")
+        for command in ("show", "compare", "html"):
+            print(
+                f"{f'python -m … {command}':28}{run(command, Path(folder)):6.2f} s, a new process"
+            )
+
+
+def measured(regions: int, batches: int) -> Gathered:
+    """What a session of as many tests gathers, off their reports."""
+    meter, gathered = ScriptedMeter(has_reserve=True), Gathered()
+    limits = [
+        limit_from_marker("zero_retention", (), {}),
+        limit_from_marker("flat_per_batch", (), {}),
+    ]
+    for number in range(regions):
+        nodeid = f"tests/test_{number % 50}.py::TestNet::test_training_step[{number}-resnet18]"
+        probe, kept = MemoryProbe(meter=meter), []
+        with probe.measure("epoch") as region:
+            for _ in range(batches):
+                meter.free(meter.allocate(2**20))
+                kept += [meter.allocate(512)] if number % 6 == 1 else []
+                region.batch_done(64)
+        result = judge(nodeid, region.record, limits)
+        payload = {
+            "facts": facts_of(meter),
+            "regions": [result.to_dict()],
+            "unmeasured": [],
+            "narrowed": False,
+        }
+        gathered.add(nodeid, "main", "failed" if result.breaches else "passed", payload)
+        gathered.finish(nodeid)
+        for block in kept:
+            meter.free(block)
+        gc.freeze()  # each region collects twice, and would walk over all that came before it
+    gc.unfreeze()
+    return gathered
+
+
+def report_to(folder: Path, gathered: Gathered) -> float:
+    """Write every file, as the end of a session does; returns the seconds of all."""
+    start = time.perf_counter()
+    report = gathered.report()
+    print(f"{'gather':28}{time.perf_counter() - start:6.2f} s")
+    for name, render in WRITERS.items():
+        begun, path = time.perf_counter(), folder / f"r.{name}"
+        files.write_whole(path, render(report))
+        size = path.stat().st_size / 2**20
+        print(f"{name:28}{time.perf_counter() - begun:6.2f} s, {size:.1f} MB")
+    return time.perf_counter() - start
+
+
+def run(command: str, folder: Path) -> float:
+    """Seconds of one command on the JSON report, its start included."""
+    source = str(folder / "r.json")
+    rest = {"compare": [source], "html": ["-o", str(folder / "again.html")]}.get(command, [])
+    start = time.perf_counter()
+    subprocess.run(
+        [sys.executable, "-m", "pytest_cka_memory", command, source, *rest],
+        stdout=subprocess.DEVNULL,
+        check=True,
+    )
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()
