@@ -60,7 +60,7 @@ def cka_memory(request: pytest.FixtureRequest) -> "Iterator[MemoryProbe]":
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     if starting.is_started(item.config):
         return (yield)
-    if starting.asks(item):  # a fixture has marked it
+    if starting.is_marked(item):  # by a fixture; else it was known before
         starting.start_late(item.config, [item.nodeid])
         from pytest_cka_memory import measuring
 

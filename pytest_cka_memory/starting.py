@@ -10,6 +10,8 @@ from pytest_cka_memory import options
 from pytest_cka_memory.names import FIXTURE, MARKERS
 
 if TYPE_CHECKING:
+    from _pytest.nodes import Node
+
     from pytest_cka_memory.reporting import Reporter
 
 _MEASURING = "cka_memory_measuring"
@@ -29,9 +31,21 @@ def asks(item: pytest.Item) -> bool:
     """Whether `item` may have to be measured though no option says so."""
     return (
         FIXTURE in getattr(item, "fixturenames", ())
-        or any(mark.name in MARKERS for mark in item.iter_markers())
+        or is_marked(item)
         or bool(item.config.hook.pytest_cka_memory_limits.get_hookimpls())
     )
+
+
+def is_marked(item: pytest.Item) -> bool:
+    """Whether `item` has one of our markers, or a node around it has."""
+    # Asked twice for every test there is, so without the generator of item.iter_markers().
+    node: Node | None = item
+    while node is not None:
+        for mark in node.own_markers:
+            if mark.name in MARKERS:
+                return True
+        node = node.parent
+    return False
 
 
 def start(config: pytest.Config) -> "Reporter | None":
