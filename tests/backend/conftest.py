@@ -36,30 +36,33 @@ class Session:
 
 
 @pytest.fixture(scope="session")
-def device_environment() -> dict[str, str]:
-    """What a process needs in its environment for torch to load the device."""
-    if shutil.which(os.environ.get("CXX", "c++")) is None:
-        pytest.skip("no C++ compiler (c++, or $CXX): the accelerator of the tests cannot be built")
+def builder_environment() -> dict[str, str]:
+    """What a process needs in its environment to compile; skips where that cannot be."""
     beside_python = str(Path(sys.executable).parent)  # where pip puts ninja
     path = os.pathsep.join([beside_python, os.environ.get("PATH", "")])
-    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(HERE)}
-    environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+    for tool in (os.environ.get("CXX", "c++"), "ninja"):
+        if shutil.which(tool, path=path) is None:
+            pytest.skip(f"no {tool}: what these tests need in C++ cannot be compiled")
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+    for name in ("PYTEST_ADDOPTS", "CI"):
+        environment.pop(name, None)
+    return environment
+
+
+@pytest.fixture(scope="session")
+def device_environment(builder_environment: dict[str, str]) -> dict[str, str]:
+    """What a process needs in its environment for torch to load the device."""
+    environment = {**builder_environment, "PYTHONPATH": str(HERE)}
     built = subprocess.run(
         [sys.executable, "-c", BUILD],
-        env=environment,
+        env={**environment, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
         capture_output=True,
         text=True,
         check=False,
         timeout=LONGEST_BUILD_SECONDS,
     )
     assert built.returncode == 0, built.stderr
-    environment["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "1"
-    environment["HOSTDEVICE_LIBRARY"] = built.stdout.splitlines()[-1]
-    environment["OMP_NUM_THREADS"] = "1"
-    environment["COLUMNS"] = "100"
-    for name in ("PYTEST_ADDOPTS", "CI"):
-        environment.pop(name, None)
-    return environment
+    return {**environment, "HOSTDEVICE_LIBRARY": built.stdout.splitlines()[-1]}
 
 
 Run = Callable[..., Session]
