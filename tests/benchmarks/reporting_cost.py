@@ -7,6 +7,7 @@ The regions are measured, over a meter moved by hand, and every sixth keeps a bl
 
 import argparse
 import gc
+import os
 import platform
 import subprocess
 import sys
@@ -41,9 +42,7 @@ def main() -> None:
         total = report_to(Path(folder), gathered)
         print(f"{'all of these':28}{total:6.2f} s")
         for command in ("show", "compare", "html"):
-            print(
-                f"{f'python -m … {command}':28}{run(command, Path(folder)):6.2f} s, a new process"
-            )
+            print(f"{f'python -m … {command}':28}{run(command, Path(folder))}")
 
 
 def measured(regions: int, batches: int) -> Gathered:
@@ -79,7 +78,7 @@ def measured(regions: int, batches: int) -> Gathered:
 
 def report_to(folder: Path, gathered: Gathered) -> float:
     """Write every file, as the end of a session does; returns the seconds of all."""
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.process_time()
     report = gathered.report()
     print(f"{'gather':28}{time.perf_counter() - start:6.2f} s")
     for name, render in WRITERS.items():
@@ -87,20 +86,23 @@ def report_to(folder: Path, gathered: Gathered) -> float:
         files.write_whole(path, render(report))
         size = path.stat().st_size / 2**20
         print(f"{name:28}{time.perf_counter() - begun:6.2f} s, {size:.1f} MB")
+    print(f"{'on a core':28}{time.process_time() - used:6.2f} s")
     return time.perf_counter() - start
 
 
-def run(command: str, folder: Path) -> float:
-    """Seconds of one command on the JSON report, its start included."""
+def run(command: str, folder: Path) -> str:
+    """How long one command on the JSON report takes, its start included."""
     source = str(folder / "r.json")
     rest = {"compare": [source], "html": ["-o", str(folder / "again.html")]}.get(command, [])
-    start = time.perf_counter()
+    start, used = time.perf_counter(), os.times()
     subprocess.run(
         [sys.executable, "-m", "pytest_cka_memory", command, source, *rest],
         stdout=subprocess.DEVNULL,
         check=True,
     )
-    return time.perf_counter() - start
+    wall, now = time.perf_counter() - start, os.times()
+    cpu = now.children_user + now.children_system - used.children_user - used.children_system
+    return f"{wall:6.2f} s, {cpu:.2f} s of them on a core; a new process"
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from reports_made import SESSION, broken, hostile, kept, one_of_each, record
@@ -136,6 +137,12 @@ def test_compare_prints_what_differs(write, capsys, form, text):
     files = write("old", BEFORE), write("new", AFTER)
     assert main(["compare", *files, "--format", form]) == REGRESSION
     assert capsys.readouterr().out == text
+
+
+def test_the_readme_shows_that_comparison():
+    """Not one that was made up."""
+    readme = Path(__file__).parents[2] / "README.md"
+    assert f"```text\n{TABLE}```\n" in readme.read_text(encoding="utf-8")
 
 
 def test_compare_prints_data(write, capsys):
