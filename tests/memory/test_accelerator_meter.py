@@ -285,6 +285,13 @@ def test_a_known_device_is_let_through(name: str) -> None:
     assert check_device_name(name) == name
 
 
+def test_the_type_that_torch_has_found_is_known_too() -> None:
+    """A backend from outside torch has a name of its own; another's is still refused."""
+    assert check_device_name("abacus:1", found="abacus") == "abacus:1"
+    with pytest.raises(DeviceError, match="unknown device 'abaci'"):
+        check_device_name("abaci", found="abacus")
+
+
 @pytest.mark.parametrize("ask", [meter_for, MemoryProbe], ids=["meter", "probe"])
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "xpu"])
 def test_a_missing_device_is_an_error_never_a_zero(
