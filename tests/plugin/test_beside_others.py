@@ -222,3 +222,21 @@ def test_all_of_them_at_once(beside):
     assert len({r["nodeid"] for r in run.regions}) == len(run.regions) == 12
     verdicts = [r["verdict"] for r in run.regions]
     assert (verdicts.count("ok"), verdicts.count("BREACH")) == (10, 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        (["--durations=0", "-vv"], ["*s call *test_it*0*", "*s setup *test_it*5*"]),
+        (["-p", "xdist", "-p", "randomly"], ["*1 failed, 5 passed*"]),
+        (["-rA"], ["PASSED test_it.py::test_it*0*", "FAILED test_it.py::test_it*5*"]),
+        (["--ff", "--tb=line"], ["*1 failed, 5 passed*"]),
+    ],
+    ids=["durations", "xdist", "summary", "failed-first"],
+)
+def test_what_pytest_is_asked_for_it_still_gives(scripted, options, shown):
+    """With the verdicts of any other session."""
+    run = scripted(KEPT_AND_BROKEN, *options, subprocess=True)
+    run.outcomes(passed=5, failed=1)
+    assert sorted(r["verdict"] for r in run.regions) == ["BREACH", *["ok"] * 5]
+    run.result.stdout.fnmatch_lines_random(shown)

@@ -1,59 +1,81 @@
-"""A pull request's story: a baseline, a regression of 6 % that the gate stops, and its repair."""
+"""A pull request's story, from the committed baseline to the fix, as a project lives it."""
 
-NET = """
+import json
+
+import pytest
+
+PROJECT = """
 import torch
 
-CACHE, DEBUG = [], []
+CACHE = []
 
-def embed(count):
-    rows = [torch.ones(250) for _ in range(count)]  # 1,000 bytes each
-    CACHE.extend(rows[:100])
-    DEBUG.extend(rows[100:])
+
+def load():
+    CACHE.append(torch.zeros({floats}))
 """
-TEST = """
-import net
+TESTS = """
+import pytest
+import project
 
-def test_embedding(cka_memory):
-    with cka_memory.measure("embed"):
-        net.embed({count})
+@pytest.fixture
+def fresh():
+    yield
+    project.CACHE.clear()
+
+@pytest.mark.memory_baseline(tolerance="5%")
+def test_load(fresh, cka_memory):
+    with cka_memory.measure("load"):
+        project.load()
+
+def test_unmeasured(): pass
 """
-GATE = (
-    "--cka-memory-device=cpu",
-    "--cka-memory-baseline=memory.json",
-    "--cka-memory-tolerance=5%",
-    "--cka-memory-require-baseline",
-    "--cka-memory-markdown=summary.md",
-)
 
 
-def test_a_regression_is_stopped_until_it_is_repaired(session, pytester):
-    """The gate names the figure and who holds the bytes, wherever a reviewer looks."""
-    pytester.makepyfile(net=NET)
-    baseline, summary = pytester.path / "memory.json", pytester.path / "summary.md"
+@pytest.fixture
+def job(pytester, monkeypatch):
+    """Run the project's tests as a job of GitHub Actions; returns status, log and summary."""
+    summary = pytester.path / "summary.md"
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(pytester.path))
 
-    # On the main branch, once: committed.
-    session(TEST.format(count=100), *GATE, "--cka-memory-update-baseline").outcomes(passed=1)
-    committed = baseline.read_text("utf-8")
-    assert '"label": "embed"' in committed
+    def run(floats, *options):
+        pytester.makepyfile(project=PROJECT.format(floats=floats), test_load=TESTS)
+        summary.write_text("", "utf-8")
+        result = pytester.runpytest_subprocess("--cka-memory-device=cpu", *options)
+        return result.ret, result.stdout.str(), summary.read_text("utf-8")
+
+    return run
+
+
+@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "parallel"])
+def test_a_regression_is_stopped_explained_and_fixed(job, pytester, workers):
+    """A rise of 6 % over a baseline held to 5 % fails, with figure, holder, line and summary."""
+    file = pytester.path / "cka-memory-baseline.json"
+
+    status, _, _ = job(25_000, "--cka-memory-update-baseline", *workers)
+    committed = file.read_text("utf-8")
+    assert status == pytest.ExitCode.OK
     assert '"retained_bytes": 100000' in committed
 
-    # The pull request holds on to 6 % more.
-    run = session(TEST.format(count=106), *GATE)
-    run.outcomes(failed=1)
-    said = " ".join(run.text.split())  # unfolded
-    assert (
-        "--cka-memory-baseline broken: retained 106,000 bytes (0.10 MB), allowed 105,000 bytes "
-        "(0.10 MB) (5% above the baseline's 100,000 bytes (0.10 MB)): 1,000 bytes too much "
-        "in region 'embed', on cpu by exact accounting of tensor storages"
-    ) in said
-    assert "6 tensors, 6,000 bytes, float32 largest (250,) by aten.ones made at" in said
-    assert "held by net.DEBUG[0]" in said
-    figures = {breach["figure"] for breach in run.region["breaches"]}
-    assert figures == {"peak_increase_bytes", "retained_bytes"}
-    # What else a reviewer sees of it: every surface of the CI is asserted on here.
-    assert "retained 106,000 bytes" in summary.read_text("utf-8")
+    status, log, summary = job(25_000, *workers)
+    assert status == pytest.ExitCode.OK
+    assert "::error" not in log
+    assert "1 region kept every limit" in summary
 
-    # Repaired: it passes, and no one has touched the baseline.
-    session(TEST.format(count=100), *GATE).outcomes(passed=1)
-    assert "106,000" not in summary.read_text("utf-8")
-    assert baseline.read_text("utf-8") == committed
+    status, log, summary = job(26_500, *workers)
+    assert status == pytest.ExitCode.TESTS_FAILED
+    annotations = [line for line in log.splitlines() if line.startswith("::error")]
+    assert annotations[0].startswith("::error file=test_load.py,line=9,title=memory_baseline")
+    for told in (log, "\n".join(annotations), summary):
+        assert "106,000 bytes" in told
+        assert "project.CACHE[0]" in told
+    assert "broke a limit" in summary
+
+    status, log, summary = job(26_000, "--cka-memory-json=fixed.json", *workers)
+    assert status == pytest.ExitCode.OK
+    assert "::error" not in log
+    (region,) = json.loads((pytester.path / "fixed.json").read_text("utf-8"))["regions"]
+    assert (region["retained_bytes"], region["verdict"]) == (104_000, "ok")
+    assert file.read_text("utf-8") == committed
