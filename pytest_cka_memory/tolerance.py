@@ -30,7 +30,7 @@ class Tolerance:
     slack_bytes: int = 0
 
     def allowed_bytes(self, old: float) -> int:
-        """The most that a figure may be which was `old`; memory that shrank may be level again."""
+        """The most, in whole bytes, that a figure may be which was `old`; one below 0 may be 0."""
         level = max(Fraction(old), Fraction(0))
         return int(level * (1 + self.share)) + self.slack_bytes
 
@@ -54,11 +54,6 @@ def parse_tolerance(value: object) -> Tolerance:
         ) from None
     share = sum((Fraction(percent[1]) / 100 for percent in percents), Fraction(0))
     return Tolerance(" ".join(str(value).split()), share, slack_bytes)
-
-
-def exceeds(old: float, new: float, tolerance: Tolerance) -> bool:
-    """Whether `new` is above `old` by more than `tolerance`: equal is not, NaN is."""
-    return not new <= tolerance.allowed_bytes(old)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """Tolerances: what is read, what is refused, and the exact boundary."""
 
 from fractions import Fraction
+from math import nan
 
 import pytest
 
 from pytest_cka_memory import LimitError
-from pytest_cka_memory.tolerance import Difference, differences, exceeds, parse_tolerance
+from pytest_cka_memory.tolerance import Difference, differences, parse_tolerance
 
 
 @pytest.mark.parametrize(
@@ -67,8 +68,8 @@ def test_the_boundary_is_exact_to_the_byte(text: str, old: float, allowed_bytes:
     """Equal to what is allowed is kept, one byte more is not; a share of nothing is nothing."""
     tolerance = parse_tolerance(text)
     assert tolerance.allowed_bytes(old) == allowed_bytes
-    assert not exceeds(old, allowed_bytes, tolerance)
-    assert exceeds(old, allowed_bytes + 1, tolerance)
+    for new_bytes, broken in ((allowed_bytes, False), (allowed_bytes + 1, True), (nan, True)):
+        assert Difference("retained_bytes", old, new_bytes, allowed_bytes).broken is broken
 
 
 def test_differences_are_the_compared_figures_that_moved() -> None:
