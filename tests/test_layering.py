@@ -12,8 +12,8 @@ LAYERS = {
         _version names errors timeline births loaders roots workers ranks sigterm actions
         units references tolerance
         region baseline_file
-        meters.base meters.storages meters.history meters.ledger meters.watch meters.peaks
-        meters.caching meters.expandable meters.cards meters.workspaces meters.heap
+        meters.base meters.generations meters.storages meters.history meters.ledger meters.watch
+        meters.peaks meters.caching meters.expandable meters.cards meters.workspaces meters.heap
         meters.replay meters.unpredictable meters.faking meters.predicted
         meters.cpu meters.accelerator meters
         hidden paths

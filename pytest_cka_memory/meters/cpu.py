@@ -34,8 +34,9 @@ class CpuMeter(Meter):
         self._watch.stop()
 
     def clean(self) -> int | None:
-        gc.collect()
-        self._watch.find_unseen()
+        if not self._watch.nothing_lives():
+            gc.collect()
+            self._watch.find_unseen()
         return None
 
     def read(self) -> Reading:

@@ -154,6 +154,11 @@ class Ledger:
         with self._alone():
             pass
 
+    def is_empty(self) -> bool:
+        """Whether nothing that was booked is alive."""
+        self.settle()
+        return not self._live
+
     def births_since(self, serial: int) -> list[Birth]:
         """What :meth:`retained_since` sums up, one by one."""
         with self._alone():

@@ -1,13 +1,14 @@
 """Find the tensor storages alive in this process."""
 
-import gc
 from collections.abc import Iterable, Iterator
-from itertools import chain
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from pytest_cka_memory.meters.generations import Generations
 
 # A tensor without one plain storage (opaque, batched by functorch, not yet materialised) answers
 # with one of these; it is not ours to count. A subclass may answer with anything.
@@ -46,47 +47,59 @@ def _storages_of_parts(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, ...]
     return tuple(s for part in parts if isinstance(part, torch.Tensor) for s in storages_of(part))
 
 
+def _kinds() -> set[type]:
+    script_types = with_subclasses(torch.jit.ScriptModule)
+    return {torch.UntypedStorage} | script_types | with_subclasses(torch.Tensor)
+
+
+_HOLDING = Generations(_kinds)
+"""Python objects that hold storages."""
+
+
+def none_after_collecting() -> bool:
+    """Collect young garbage only, and return whether it is proved that no tensor is left."""
+    return _HOLDING.none_after_collecting()
+
+
 def live_storages(device: torch.device, *, young: bool = False) -> Iterator[torch.UntypedStorage]:
     """Each storage on `device` that a Python object, a ``.grad`` or a script module holds.
 
-    Walks the garbage collector's objects (about 20 ms for 300,000), or with `young` only those
-    that no full collection has met yet (below 1 ms). Tensors that only C++ holds are invisible
-    here.
+    Walks the garbage collector's objects, or with `young` only those that few collections have
+    met yet (below 1 ms). Tensors that only C++ holds are invisible here.
     """
-    # One at a time and no list of our own, which would be an object too, and so hold itself.
-    generations = (0, 1) if young else (None,)
-    objects = (gc.get_objects(generation=number) for number in generations)
     seen: set[int] = set()
-    for storage in _storages_among(chain.from_iterable(objects)):
+    for storage in _storages_among(_HOLDING.young() if young else _HOLDING.all()):
         if storage.device == device and storage._cdata not in seen:
             seen.add(storage._cdata)
             yield storage
 
 
 def _storages_among(objects: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
-    tensor_types = with_subclasses(torch.Tensor)
     script_types = with_subclasses(torch.jit.ScriptModule)
-    # By type, never isinstance: that asks __class__, and a dead weak proxy raises.
     for item in objects:
         kind = type(item)
-        if kind in tensor_types:
-            yield from storages_of(item)
-            gradient = _gradient_of(item)
-            if gradient is not None:
-                yield from storages_of(gradient)
-        elif kind is torch.UntypedStorage:
+        if kind is torch.UntypedStorage:
             # Before torch 2.15 it may outlive its storage, if that was shared between processes.
             if not StorageWeakRef(item).expired():
                 yield item
         elif kind in script_types:  # its tensors live in C++ until asked for
             for tensor in _script_tensors(item):
                 yield from storages_of(tensor)
+        else:
+            yield from storages_of(item)
+            gradient = _gradient_of(item)
+            if gradient is not None:
+                yield from storages_of(gradient)
 
 
 def _gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    with torch._C.DisableTorchFunctionSubclass():
-        # Asking any other tensor for its gradient prints a warning.
-        return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
+    # To ask a view whether it is a leaf may run its operators anew, which no mode is to see.
+    with torch._C.DisableTorchFunctionSubclass(), no_dispatch():
+        try:
+            # Asking any other tensor for its gradient prints a warning.
+            return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
+        except _NO_STORAGE:  # one in the midst of being compiled cannot run them without its mode
+            return None
 
 
 def _script_tensors(module: torch.jit.ScriptModule) -> list[torch.Tensor]:

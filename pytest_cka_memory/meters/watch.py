@@ -10,7 +10,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cka_memory.meters.ledger import Ledger
-from pytest_cka_memory.meters.storages import live_storages, storages_of
+from pytest_cka_memory.meters.storages import (
+    live_storages,
+    none_after_collecting,
+    storages_of,
+)
 
 _BORN_BY_DEFINITION = torch.ops.aten.lift_fresh.default  # torch.tensor, torch.from_numpy
 _UNPICKLES = torch.ops.aten.set_.source_Storage_storage_offset
@@ -139,6 +143,14 @@ class StorageWatch:
         """Book one storage, if it lies on this device."""
         if self.counting and storage.device == self.device:
             self.ledger.book(storage)
+
+    def nothing_lives(self) -> bool:
+        """Whether it is proved that no storage is alive, and so none that a collection could free.
+
+        The ledger tells of those that only C++ holds, as far as an operator has shown them. Others
+        weigh nothing, alive or not.
+        """
+        return self.ledger.is_empty() and none_after_collecting() and self.ledger.is_empty()
 
     def find_unseen(self, *, young: bool = False) -> None:
         """Book what is alive and was shown by no operator; with `young`, only what is recent."""
