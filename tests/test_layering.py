@@ -14,7 +14,7 @@ LAYERS = {
         region baseline_file
         meters.base meters.generations meters.storages meters.history meters.ledger meters.watch
         meters.peaks meters.caching meters.expandable meters.cards meters.workspaces meters.heap
-        meters.replay meters.unpredictable meters.faking meters.predicted
+        meters.replay meters.unpredictable meters.guard meters.faking meters.predicted
         meters.cpu meters.accelerator meters
         hidden paths
         holders limits results extensions baselines baseline_limit comparing

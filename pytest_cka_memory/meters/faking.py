@@ -5,6 +5,7 @@ is set up from Python; what arrives there goes on under a fake tensor mode. Tens
 devices are left alone, so data loaders and the rest of the process compute as ever.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -15,7 +16,7 @@ import torch
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters.replay import UNKNOWN, Replay
 from pytest_cka_memory.meters.unpredictable import (
-    ERRORS,
+    is_unknowable,
     refusal,
     refusal_of,
     refuse_autocast,
@@ -34,10 +35,11 @@ try:
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.utils.backend_registration import (
         _DummyBackendModule,
-        _DummyPrivateUse1Hook,
         _setup_privateuseone_for_python_backend,
     )
-except ImportError as error:
+
+    from pytest_cka_memory.meters.guard import Guard, install
+except (ImportError, AttributeError) as error:
     raise DeviceError(
         f"predict:cuda needs a newer torch than {torch.__version__}: one where a device can be "
         "set up from Python, such as 2.15"
@@ -50,6 +52,10 @@ Seen = Callable[[Any, tuple[Any, ...], list[FakeTensor]], None]
 class _Module(_DummyBackendModule):
     """``torch.predicted``, asked by torch itself and by code that is written for any device."""
 
+    def is_available(self) -> bool:
+        """Else ``torch.accelerator`` would take it for one: to wait for, to pin memory for."""
+        return False
+
     def device_count(self) -> int:
         return _MOST_CARDS
 
@@ -59,16 +65,11 @@ class _Module(_DummyBackendModule):
     def empty_cache(self) -> None:
         """A prediction empties its cache where it cleans."""
 
-    def get_amp_supported_dtype(self) -> None:
-        refuse_autocast()
-
-
-class _Hooks(_DummyPrivateUse1Hook):
-    """What torch's own code asks of the device type."""
-
-    def is_available(self) -> bool:
-        """Else ``torch.accelerator`` would take it for one: to wait for, to pin memory for."""
-        return False
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        """Asked by every ``torch.autocast``: those that turn it off are let be, as checkpoints'."""
+        if sys._getframe(1).f_locals.get("enabled", True):
+            refuse_autocast()
+        return [torch.float16, torch.bfloat16]
 
 
 class _Mode(FakeTensorMode):
@@ -105,7 +106,9 @@ class _Mode(FakeTensorMode):
             self._inside = True
             try:
                 result = self._answer(func, types, args, kwargs)
-            except ERRORS as error:
+            except RuntimeError as error:
+                if not is_unknowable(error):
+                    raise
                 raise refusal_of(func, error) from None
             finally:
                 self._inside = False
@@ -168,9 +171,12 @@ def _mode() -> _Mode:
         )
     mode = _Mode()
     try:
+        guard = Guard()
         _setup_privateuseone_for_python_backend(
-            DEVICE_TYPE, backend_module=_Module(), hook=_Hooks()
+            DEVICE_TYPE, backend_module=_Module(), device_guard=guard
         )
+        _keep.append(guard)
+        install()
         _route(mode)
     except RuntimeError as error:
         raise DeviceError(f"predict:cuda cannot set up its device: {error}") from error
@@ -188,10 +194,11 @@ def _route(mode: _Mode) -> None:
         run(target.copy_, source)
         return target
 
-    _keep.extend((torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")))
-    _keep[0].fallback(run, "PrivateUse1")
+    everything, aten = (torch.library.Library(name, "IMPL") for name in ("_", "aten"))
+    everything.fallback(run, "PrivateUse1")
     # The one that torch.tensor(..., device=...) needs, and for which torch asks no fallback.
-    _keep[1].impl("_copy_from", copy_from, "PrivateUse1")
+    aten.impl("_copy_from", copy_from, "PrivateUse1")
+    _keep.extend((everything, aten))
     _refuse(mode)
 
 
@@ -206,8 +213,8 @@ def _refuse(mode: _Mode) -> None:
     callback_handler.register_start_callback(refuse_compiling)
 
 
-_keep: list[torch.library.Library] = []
-"""Registrations end with the Python object that made them."""
+_keep: list[object] = []
+"""What torch refers to, and does not hold: registrations end with their Python objects."""
 
 
 def _modes_on() -> Any:

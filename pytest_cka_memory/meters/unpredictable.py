@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from pytest_cka_memory.births import callers, written
 from pytest_cka_memory.errors import PredictionError
 
-ERRORS = (
+_UNKNOWABLE = (
     fake_tensor.DataDependentOutputException,
     fake_tensor.DynamicOutputShapeException,
     fake_tensor.UnsupportedOperatorException,
@@ -19,6 +19,11 @@ ERRORS = (
 """What fake tensors raise where the answer needs values, or where no shape rule is known."""
 
 _NO_VALUE = "it needs a value, and predicted tensors have none"
+
+
+def is_unknowable(error: RuntimeError) -> bool:
+    """Whether the caller made no mistake, but asked what fake tensors cannot tell."""
+    return isinstance(error, _UNKNOWABLE) or "no fake impl registered" in str(error)
 
 
 def refusal(what: str, why: str, instead: str) -> PredictionError:
@@ -32,7 +37,7 @@ def refusal(what: str, why: str, instead: str) -> PredictionError:
 
 
 def refusal_of(func: Any, error: Exception) -> PredictionError:
-    """The error for an operator that one of :data:`ERRORS` was raised for."""
+    """The error for an operator, by one that :func:`is_unknowable`."""
     if isinstance(error, fake_tensor.DataDependentOutputException):
         why = _NO_VALUE
         instead = "keep .item(), .tolist(), float() and branches on tensors out of the test"

@@ -3,13 +3,13 @@
 import gc
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cka_memory.meters.ledger import Ledger
+from pytest_cka_memory.meters.numbers import is_refused_number, numbers_as_tensors
 from pytest_cka_memory.meters.storages import (
     live_storages,
     none_after_collecting,
@@ -51,7 +51,12 @@ class _Mode(TorchDispatchMode):
         owner.see(args, born=born)
         if kwargs:
             owner.see(kwargs.values(), born=born)
-        result = func(*args, **kwargs)
+        try:
+            result = func(*args, **kwargs)
+        except RuntimeError as error:
+            if not is_refused_number(error):
+                raise
+            result = func(*numbers_as_tensors(func, args), **kwargs)
         owner.see((result,), born=True, operator=func)
         return result
 
@@ -87,6 +92,8 @@ class StorageWatch:
         self._depth = 0
         self._here = _Here()
         self._patches: _Patches
+        self._covered: list[Callable[[], bool]] = []
+        """What undoes patches that a user's patch hid when their region ended."""
 
     def start(self) -> None:
         """Book what is alive, and from now on what is born."""
@@ -100,7 +107,7 @@ class StorageWatch:
         self._depth -= 1
         if self._depth == 0:
             self.counting = False
-            self._patches.undo()
+            self._covered += self._patches.undo()
             self.ledger = Ledger()
         self._here.leave()
 
@@ -110,6 +117,7 @@ class StorageWatch:
         # Objects under gc.freeze() are hidden from that walk; better blind than to blame them.
         self.newcomers_are_born = gc.get_freeze_count() == 0
         self.counting = True
+        self._covered = [undo for undo in self._covered if not undo()]
         self._patches = _Patches(self)
 
     def note_collection(self, phase: str, info: Mapping[str, int]) -> None:
@@ -177,6 +185,8 @@ class _Patches:
     """See what no dispatch mode sees: storages resized in place, threads, and collections."""
 
     def __init__(self, watch: StorageWatch) -> None:
+        self._watch = watch
+        self._active = True
         plain_resize = torch.UntypedStorage.resize_
         plain_start = threading.Thread.start
 
@@ -187,6 +197,9 @@ class _Patches:
             return result
 
         def start(thread: threading.Thread) -> None:
+            if not self._active:  # a user's patch, undone after the region, has put this back
+                plain_start(thread)
+                return
             run = thread.run
 
             def watched_run() -> None:
@@ -202,24 +215,30 @@ class _Patches:
             replaced(threading.Thread, "start", start),
         ]
         gc.callbacks.append(watch.note_collection)
-        self._undo.append(partial(gc.callbacks.remove, watch.note_collection))
 
-    def undo(self) -> None:
-        for undo in self._undo:
-            undo()
+    def undo(self) -> list[Callable[[], bool]]:
+        """Put back what was there; returns what undoes the rest, which a user's patch hides."""
+        self._active = False
+        if self._watch.note_collection in gc.callbacks:  # a test may clear or restore the list
+            gc.callbacks.remove(self._watch.note_collection)
+        return [undo for undo in self._undo if not undo()]
 
 
-def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], None]:
-    """Put `function` in the place of an attribute; returns what puts back the one of before."""
+def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], bool]:
+    """Put `function` in the place of an attribute; returns what puts back the one of before.
+
+    That tells whether it could: where someone has patched over us, it is theirs to undo first.
+    """
     before = vars(owner).get(name)  # None where it is inherited
     setattr(owner, name, function)
 
-    def undo() -> None:
+    def undo() -> bool:
         if vars(owner).get(name) is not function:
-            return  # someone patched over us: theirs to undo
+            return False
         if before is None:
             delattr(owner, name)
         else:
             setattr(owner, name, before)
+        return True
 
     return undo

@@ -1,5 +1,7 @@
 """The simulated caching allocator, rule by rule, from what PyTorch documents of its own."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -277,7 +279,7 @@ def test_whatever_happens_the_books_balance(kind, steps, capacity):
         elif what == "empty":
             allocator.empty_cache()
         spans = sorted((block.address, block.end) for block in live)
-        assert all(one[1] <= other[0] for one, other in zip(spans, spans[1:], strict=False))
+        assert all(one[1] <= other[0] for one, other in pairwise(spans))
         assert allocator.allocated.current == sum(block.size for block in live)
         assert allocator.requested.current == sum(block.requested for block in live)
         levels = allocator.reserved, allocator.allocated, allocator.requested
