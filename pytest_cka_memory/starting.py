@@ -1,7 +1,9 @@
 """Loads what measures, once a session asks for it: until then a session pays next to nothing."""
 
 import os
+import sys
 from collections.abc import Collection, Iterable, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -54,6 +56,7 @@ def start(config: pytest.Config) -> "Reporter | None":
     Raises:
         pytest.UsageError: for an option that cannot be used.
     """
+    _forget_lost_modules()
     from pytest_cka_memory import items, measuring, rank_reporting, settings, workers
 
     config.stash[items.settings_key] = settings.resolve(config)
@@ -63,6 +66,18 @@ def start(config: pytest.Config) -> "Reporter | None":
     reporter = rank_reporting.reporter(config)
     config.pluginmanager.register(reporter, "cka_memory_reporter")
     return reporter
+
+
+def _forget_lost_modules() -> None:
+    """Let modules be found by name alone, so that no two copies of one meet.
+
+    Pytester's sessions within a process put ``sys.modules`` back when they end, and leave the
+    attributes that imports have set on a package.
+    """
+    package = sys.modules["pytest_cka_memory"]
+    for name, value in list(vars(package).items()):
+        if isinstance(value, ModuleType) and sys.modules.get(value.__name__) is not value:
+            delattr(package, name)
 
 
 def start_collected(session: pytest.Session) -> None:

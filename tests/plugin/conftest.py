@@ -11,7 +11,11 @@ import pytest
 # A session in this process forgets what it imported, and these cannot be imported twice.
 import torch._dynamo  # noqa: F401
 
-import pytest_cka_memory.meters.cpu  # noqa: F401
+import pytest_cka_memory.meters.cpu
+
+# Nor need these be imported for each.
+import pytest_cka_memory.rank_reporting
+import pytest_cka_memory.starting  # noqa: F401
 
 SCRIPTED = """
 import pytest

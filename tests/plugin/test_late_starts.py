@@ -13,7 +13,7 @@ def late(scripted, pytester, monkeypatch):
         summary = pytester.path / "summary.md"
         monkeypatch.setenv("GITHUB_ACTIONS", "true")
         monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-        session = scripted(source, *args, writes_json=False)
+        session = scripted(source, *args, writes_json=False, subprocess=True)
         return session, summary.read_text("utf-8") if summary.exists() else ""
 
     return run
@@ -121,3 +121,24 @@ def test_a_marker_that_comes_too_late_is_refused(late, marker, workers):
     session.outcomes(passed=1, failed=1)
     assert f"{marker}: " in session.text
     assert "items.py" not in session.text
+
+
+def test_sessions_within_a_session_load_one_copy_each(late, pytester):
+    """Tests of other plugins run pytest in their own process, which forgets what it imported."""
+    conftest = (pytester.path / "conftest.py").read_text("utf-8")
+    hooks = conftest + (
+        "\nfrom pytest_cka_memory.limits import zero_retention\n"
+        "def pytest_cka_memory_limits(item): return [zero_retention()]\n"
+    )
+    session, _ = late(
+        f"""
+        pytest_plugins = ["pytester"]
+
+        def test_twice(pytester):
+            for _ in range(2):
+                pytester.makeconftest({hooks!r})
+                pytester.makepyfile("def test_it(meter): meter.allocate(1)")
+                pytester.runpytest_inprocess("-p", "no:hypothesispytest").assert_outcomes(failed=1)
+        """
+    )
+    session.outcomes(passed=1)
