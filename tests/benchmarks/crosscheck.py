@@ -1,6 +1,7 @@
 """Check the CPU meter against an independent counter, over every network of torchvision that fits.
 
 python tests/benchmarks/crosscheck.py --json results.json
+python tests/benchmarks/crosscheck.py --json results.json --again  # those that were left out
 """
 
 import argparse
@@ -97,6 +98,13 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def as_text(rows: Iterable[Row]) -> str:
+    """JSON, one network a line."""
+    lines = ",\n".join(map(json.dumps, rows))
+    session = json.dumps({"torch": str(torch.__version__), "threads": torch.get_num_threads()})
+    return f'{session[:-1]}, "rows": [\n{lines}\n]}}\n'
+
+
 def main() -> None:
     """Read the arguments, check every network, print the table."""
     everything = [n for n in models.list_models() if "quantized" not in n and n not in TOO_LARGE]
@@ -104,13 +112,15 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=everything)
     parser.add_argument("--limit", type=int, default=120, help="seconds for one network")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--again", action="store_true", help="only what --json has no counts of")
     args = parser.parse_args()
     HostCounter.build()
-    rows = [check_apart(network, args.limit) for network in tqdm(args.networks)]
+    known = json.loads(args.json.read_text("utf-8"))["rows"] if args.again else []
+    done = {row["network"]: row for row in known if "skipped" not in row}
+    rows = [done.get(name) or check_apart(name, args.limit) for name in tqdm(args.networks)]
     print(table(rows))
     if args.json is not None:
-        session = {"torch": str(torch.__version__), "threads": torch.get_num_threads()}
-        write_whole(args.json, json.dumps({**session, "rows": rows}, indent=1) + "\n")
+        write_whole(args.json, as_text(rows))
 
 
 if __name__ == "__main__":

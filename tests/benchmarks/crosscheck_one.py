@@ -19,14 +19,15 @@ from pytest_cka_memory.meters import meter_for
 
 BATCH = 2
 IMAGE_SIZE = 64
-IMAGE_SIZES = {"inception_v3": 96, "raft_large": 128, "raft_small": 128}
+IMAGE_SIZES = {
+    "inception_v3": 299,
+    **dict.fromkeys(("raft_large", "raft_small"), 128),
+    **dict.fromkeys(("maxvit_t", "mvit_v1_b", "mvit_v2_s", "s3d"), 224),
+}
 CLASSES = 10
 OPTIONS: dict[str, dict[str, Any]] = {
     **{f"vit_{name}": {"image_size": IMAGE_SIZE} for name in ("b_16", "b_32", "l_16", "l_32")},
-    "vit_h_14": {"image_size": 56},
-    "maxvit_t": {"input_size": (IMAGE_SIZE, IMAGE_SIZE), "partition_size": 2},
 }
-IMAGE_SIZES["vit_h_14"] = 56
 
 
 def kind_of(name: str) -> str:
