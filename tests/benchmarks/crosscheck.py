@@ -24,7 +24,7 @@ from pytest_cka_memory.reports.files import write_whole
 Row = dict[str, Any]
 FORK = multiprocessing.get_context("fork")
 TOO_LARGE = ("regnet_y_128gf", "vit_h_14")
-"""With gradients and momentum each takes over 7 GB."""
+"""By far the most parameters: each would need several GB for gradients and momentum too."""
 NAMES = {
     "image": "image classification",
     "segmentation": "segmentation",
