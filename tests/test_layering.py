@@ -12,9 +12,11 @@ LAYERS = {
         _version names errors timeline births loaders roots workers ranks sigterm actions
         units references tolerance
         region baseline_file
-        meters.base meters.generations meters.storages meters.history meters.ledger meters.watch
-        meters.peaks meters.caching meters.expandable meters.cards meters.workspaces meters.heap
-        meters.replay meters.unpredictable meters.guard meters.faking meters.predicted
+        meters.base meters.generations meters.storages meters.history meters.ledger meters.tracing
+        meters.watch meters.peaks
+        meters.caching meters.expandable meters.cards meters.workspaces meters.heap
+        meters.replay meters.unpredictable meters.fake_mode meters.guard meters.faking
+        meters.predicted
         meters.cpu meters.accelerator meters
         hidden paths
         holders limits results extensions baselines baseline_limit comparing

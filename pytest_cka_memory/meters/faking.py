@@ -6,33 +6,21 @@ devices are left alone, so data loaders and the rest of the process compute as e
 """
 
 import sys
-import threading
-from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
 import torch
 
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.meters.replay import UNKNOWN, Replay
-from pytest_cka_memory.meters.unpredictable import (
-    is_unknowable,
-    refusal,
-    refusal_of,
-    refuse_autocast,
-    refuse_compiling,
-    refuse_lost_values,
-    refuse_numpy,
-)
+from pytest_cka_memory.meters.fake_mode import DEVICE_TYPE, PredictingMode, Seen
+from pytest_cka_memory.meters.unpredictable import refuse_autocast, refuse_compiling, refuse_numpy
 
-DEVICE_TYPE = "predicted"
-"""What torch calls the device: ``predicted:0``."""
 _UNTAKEN = "privateuseone"
 _MOST_CARDS = 64
 
 try:
     from torch._dynamo.callback import callback_handler
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+    from torch._subclasses.fake_tensor import FakeTensor
     from torch.utils.backend_registration import (
         _DummyBackendModule,
         _setup_privateuseone_for_python_backend,
@@ -44,9 +32,6 @@ except (ImportError, AttributeError) as error:
         f"predict:cuda needs a newer torch than {torch.__version__}: one where a device can be "
         "set up from Python, such as 2.15"
     ) from error
-
-Seen = Callable[[Any, tuple[Any, ...], list[FakeTensor]], None]
-"""Told of each operator: the operator, its arguments, and the predicted tensors it returned."""
 
 
 class _Module(_DummyBackendModule):
@@ -72,80 +57,6 @@ class _Module(_DummyBackendModule):
         return [torch.float16, torch.bfloat16]
 
 
-class _Mode(FakeTensorMode):
-    """Runs operators on fake tensors, and tells of each once it has."""
-
-    def __init__(self) -> None:
-        super().__init__(allow_non_fake_inputs=True, allow_fallback_kernels=False)
-        self.seen: dict[int, Seen] = {}
-        """Device index -> who is told."""
-        self._replay = Replay(self)
-        self._inside = False
-        self._lock = threading.RLock()  # a fake tensor mode itself is for one thread
-
-    @property
-    def avoid_device_init(self) -> bool:
-        """Else the mode would start a device that has no start."""
-        return True
-
-    @avoid_device_init.setter
-    def avoid_device_init(self, value: bool) -> None:
-        pass
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: Any = (),
-        kwargs: Any = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        with self._lock:
-            if self._inside:  # an operator's shape rule, written in operators
-                return super().__torch_dispatch__(func, types, args, kwargs)
-            self._inside = True
-            try:
-                result = self._answer(func, types, args, kwargs)
-            except RuntimeError as error:
-                if not is_unknowable(error):
-                    raise
-                raise refusal_of(func, error) from None
-            finally:
-                self._inside = False
-                # What it refers to weakly, model.to() cannot swap.
-                self.fake_tensor_converter.meta_converter.tensor_memo.clear()
-            self._tell(func, args, result)
-            return result
-
-    def _answer(self, func: Any, types: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        key = self._replay.key(func, args, kwargs)
-        if key is not None:
-            known = self._replay.answer(key, args, kwargs)
-            if known is not UNKNOWN:
-                return known
-        refuse_lost_values(func, args, kwargs)
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if key is not None:
-            self._replay.learn(key, func, args, kwargs, result)
-        return result
-
-    def _tell(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
-        by_index: dict[int, list[FakeTensor]] = {}
-        for tensor in _fakes_in(result):
-            if tensor.fake_device.type == DEVICE_TYPE:
-                by_index.setdefault(tensor.fake_device.index or 0, []).append(tensor)
-        for index, tensors in by_index.items():
-            if index not in self.seen:
-                raise refusal(
-                    f"{DEVICE_TYPE}:{index}", "there is no such card", "write cka_memory.device"
-                )
-            self.seen[index](func, args, tensors)
-
-    def __deepcopy__(self, memo: object) -> "_Mode":
-        """Copies of a tensor are of the same mode; ``copy.deepcopy(model)`` would copy it too."""
-        return self
-
-
 def claim(seen: Seen) -> torch.device:
     """Return a device of fake tensors, and tell `seen` of every operator that returns one there.
 
@@ -161,7 +72,7 @@ def claim(seen: Seen) -> torch.device:
 
 
 @cache
-def _mode() -> _Mode:
+def _mode() -> PredictingMode:
     """The process's one mode, with the device registered; it cannot be taken back."""
     taken = torch._C._get_privateuse1_backend_name()
     if taken != _UNTAKEN:
@@ -169,7 +80,7 @@ def _mode() -> _Mode:
             f"torch's spare device type is taken by {taken!r} in this process; "
             "predict:cuda needs it, so run predicted tests in a process without that backend"
         )
-    mode = _Mode()
+    mode = PredictingMode()
     try:
         guard = Guard()
         _setup_privateuseone_for_python_backend(
@@ -183,7 +94,7 @@ def _mode() -> _Mode:
     return mode
 
 
-def _route(mode: _Mode) -> None:
+def _route(mode: PredictingMode) -> None:
     """Send every operator that reaches the device on, under `mode`."""
 
     def run(func: Any, *args: Any, **kwargs: Any) -> Any:
@@ -202,7 +113,7 @@ def _route(mode: _Mode) -> None:
     _refuse(mode)
 
 
-def _refuse(mode: _Mode) -> None:
+def _refuse(mode: PredictingMode) -> None:
     """Refuse what never reaches the mode as an operator, and would fail without a reason."""
     plain_numpy = FakeTensor.numpy
 
@@ -223,11 +134,3 @@ def _modes_on() -> Any:
     for key in (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot):
         hidden = hidden.remove(key)
     return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), hidden)
-
-
-def _fakes_in(value: Any) -> Iterator[FakeTensor]:
-    if isinstance(value, FakeTensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            yield from _fakes_in(one)
