@@ -139,7 +139,7 @@ class Ledger:
                 return
             origin = None
             if operator is not None and tensor is not None:
-                origin = Origin(operator, tensor.dtype, tuple(tensor.shape), callers())
+                origin = Origin(operator, tensor.dtype, _shape_of(tensor), callers())
             self._enter(storage, 0 if born else size, origin)
         elif known.size != size:
             self._weigh(known, size)
@@ -242,3 +242,13 @@ class Ledger:
             was_born = booked.history[0][0] < self._peak_serial
             if was_born and booked.weight_at(self._peak_serial) > 0:
                 self._died_since_peak.append(booked)
+
+
+def _shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Its sizes as numbers; while ``torch.jit`` traces, those of its storage in one dimension.
+
+    For then sizes are tensors, which would be kept here and become part of the trace.
+    """
+    if torch._C._get_tracing_state() is None:
+        return tuple(tensor.shape)
+    return (tensor.untyped_storage().nbytes() // tensor.element_size(),)

@@ -13,6 +13,7 @@ from pytest_cka_memory.meters.generations import Generations
 # A tensor without one plain storage (opaque, batched by functorch, not yet materialised) answers
 # with one of these; it is not ours to count. A subclass may answer with anything.
 _NO_STORAGE = (NotImplementedError, RuntimeError, ValueError, AttributeError)
+_untyped_storage = torch.Tensor.untyped_storage  # now: a test may patch it, and would blind us
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 _SPARSE_PARTS = {
     torch.sparse_coo: ("_indices", "_values"),
@@ -27,7 +28,7 @@ def storages_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, ...]:
     """Every storage behind `tensor`: one, or those of a sparse tensor's or a wrapper's parts."""
     if type(tensor) in _PLAIN and tensor.layout is torch.strided:
         try:
-            return (tensor.untyped_storage(),)
+            return (_untyped_storage(tensor),)
         except _NO_STORAGE:
             return ()
     with torch._C.DisableTorchFunctionSubclass():

@@ -9,11 +9,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cka_memory.meters.ledger import Ledger
-from pytest_cka_memory.meters.numbers import is_refused_number, numbers_as_tensors
 from pytest_cka_memory.meters.storages import (
     live_storages,
     none_after_collecting,
     storages_of,
+)
+from pytest_cka_memory.meters.tracing import (
+    TRACERS,
+    is_refused_number,
+    numbers_as_tensors,
+    without_mode,
 )
 
 _BORN_BY_DEFINITION = torch.ops.aten.lift_fresh.default  # torch.tensor, torch.from_numpy
@@ -213,6 +218,10 @@ class _Patches:
         self._undo = [
             replaced(torch.UntypedStorage, "resize_", resize_),
             replaced(threading.Thread, "start", start),
+            *(
+                replaced(torch.jit, name, without_mode(getattr(torch.jit, name), _Mode))
+                for name in TRACERS
+            ),
         ]
         gc.callbacks.append(watch.note_collection)
 

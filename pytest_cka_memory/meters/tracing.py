@@ -1,0 +1,46 @@
+"""What ``torch.jit.trace`` and a dispatch mode cannot do together, done apart.
+
+Under any mode at all, even one that does nothing, code is traced wrongly or not at all; what was
+traced runs, but shows numbers where its operators want tensors (torch 2.9 to 2.15).
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._mode_utils import no_dispatch
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
+
+TRACERS = ("trace", "trace_module", "_get_trace_graph")
+"""Functions of ``torch.jit``; the last is that of ``torch.onnx``."""
+
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
+
+
+def without_mode(function: Callable[..., Any], kind: type) -> Callable[..., Any]:
+    """Return `function`, run without the innermost mode where that is of `kind`."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if type(_get_current_dispatch_mode()) is not kind:
+            return function(*args, **kwargs)
+        with _pop_mode_temporarily():
+            return function(*args, **kwargs)
+
+    return run
+
+
+def is_refused_number(error: RuntimeError) -> bool:
+    """Whether an operator did not start, because one of its tensors came as a number."""
+    return "Expected a value of type 'Tensor' for argument" in str(error)
+
+
+def numbers_as_tensors(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """`args` with a tensor of no dimensions for each number in the place of a tensor."""
+    wanted = [argument.type.kind() == "TensorType" for argument in operator._schema.arguments]
+    with no_dispatch():
+        return tuple(
+            torch.tensor(arg, dtype=_DTYPES[type(arg)]) if tensor and type(arg) in _DTYPES else arg
+            for arg, tensor in zip(args, wanted, strict=False)
+        )
