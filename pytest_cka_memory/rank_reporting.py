@@ -81,7 +81,7 @@ class RankReporter(Reporter):
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         # torchrun ends every rank when one has left with a failure: let all have printed theirs.
         config.get_terminal_writer().flush()
-        if self._partners:
+        if self._met and self._takes_part:
             try:
                 self._meeting.say("leaving", True)
                 self._meeting.hear("leaving", self._partners)
