@@ -215,13 +215,18 @@ class Job:
             return
         # A checksum, for two names may differ only in what a file name cannot hold.
         nodeid = self._item.nodeid
-        name = f"{re.sub(r'[^-.A-Za-z0-9]+', '_', nodeid)[-120:]}-{crc32(nodeid.encode()):08x}"
+        checksum = crc32(nodeid.encode(errors="backslashreplace"))
+        name = f"{re.sub(r'[^-.A-Za-z0-9]+', '_', nodeid)[-120:]}-{checksum:08x}"
         rank = this_rank()
         path = self._snapshots / (f"{name}-rank{rank.number}.pickle" if rank else f"{name}.pickle")
-        path.parent.mkdir(parents=True, exist_ok=True)
         said = f"{path}: open it in PyTorch's memory viewer"
-        if not self.probe.meter.dump_history(path):
-            said = f"no memory snapshot: {self.probe.meter.device} keeps no history"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if not self.probe.meter.dump_history(path):
+                said = f"no memory snapshot: {self.probe.meter.device} keeps no history"
+        except OSError as error:  # a full disk must not hide why the test failed
+            path.unlink(missing_ok=True)
+            said = f"no memory snapshot: cannot write {path}: {error.strerror or error}"
         self._item.add_report_section("call", "cka-memory", said)
 
     def wanted(self, record: RegionRecord) -> Collection[str]:

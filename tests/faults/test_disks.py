@@ -1,0 +1,118 @@
+"""A full disk, or a folder that takes no file: the tests' own outcomes stay, and it is said."""
+
+import json
+import resource
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full and /proc")
+
+TESTS = """
+import pytest
+import torch
+
+KEPT = []
+
+@pytest.mark.max_retained_mb("99 B")
+def test_leaks(): KEPT.append(torch.zeros(25))
+
+def test_fails():
+    held = torch.zeros(25)
+    raise ValueError("its own failure")
+
+@pytest.mark.zero_retention
+@pytest.mark.parametrize("n", range(3))
+def test_clean(n): torch.zeros(25)
+"""
+WITH_HISTORY = """
+from pytest_cka_memory.testing import ScriptedMeter
+
+class WithHistory(ScriptedMeter):
+    def record_history(self): return True
+    def dump_history(self, path):
+        with open(path, "wb") as file:
+            file.write(b"half of a snapshot")
+            {fault}
+        return True
+
+METER = WithHistory()
+
+def pytest_cka_memory_meter(): return METER
+"""
+SNAPSHOTS = """
+import pytest
+
+@pytest.mark.parametrize("name", ["plain", "\\ud800"])
+def test_fails(cka_memory, name): raise ValueError("its own failure")
+"""
+FILES = ("json", "markdown", "html")
+FULL = "No space left on device"
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_full_device_fails_the_session_and_says_so(faulty, kind):
+    """The kernel's own refusal, on the last write of all; every test keeps its outcome."""
+    run = faulty(TESTS, f"--cka-memory-{kind}=/dev/full", "-k", "clean")
+    assert run.status == pytest.ExitCode.TESTS_FAILED
+    assert f"FAILED: cannot write /dev/full: {FULL}" in run.text
+    assert "3 passed" in run.text
+    assert "INTERNALERROR" not in run.text
+
+
+@pytest.mark.parametrize("option", ["json", "markdown", "html", "baseline"])
+def test_a_folder_that_takes_no_file_is_refused_before_any_test(faulty, option):
+    """Even to root, /proc gives no new file."""
+    update = ["--cka-memory-update-baseline"] if option == "baseline" else []
+    run = faulty(TESTS, f"--cka-memory-{option}=/proc/r.json", *update)
+    assert run.status == pytest.ExitCode.USAGE_ERROR
+    assert f"--cka-memory-{option}: cannot write /proc/r.json: " in run.text
+    assert "test_it.py" not in run.text
+    assert "Traceback" not in run.text
+
+
+def test_a_report_larger_than_what_is_left_leaves_the_old_one(faulty, tmp_path):
+    """Half a report is no report: what was there before stays, and nothing beside it."""
+    old = tmp_path / "r.json"
+    old.write_text("old")
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    run = faulty(TESTS, f"--cka-memory-json={old}", "-k", "clean", "-s", preexec_fn=limit)
+    assert run.status == pytest.ExitCode.TESTS_FAILED
+    assert f"FAILED: cannot write {old}: File too large" in run.text
+    assert old.read_text() == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
+
+
+def test_one_report_that_fails_keeps_no_other_from_being_written(faulty, tmp_path):
+    """And the others tell of it."""
+    run = faulty(
+        TESTS, f"--cka-memory-json={tmp_path / 'r.json'}", "--cka-memory-markdown=/dev/full",
+        f"--cka-memory-html={tmp_path / 'r.html'}",
+    )  # fmt: skip
+    assert f"cannot write /dev/full: {FULL}" in (tmp_path / "r.html").read_text("utf-8")
+    regions = json.loads((tmp_path / "r.json").read_text("utf-8"))["regions"]
+    assert [region["verdict"] for region in regions] == ["BREACH", "not judged", *["ok"] * 3]
+    assert "2 failed, 3 passed" in run.text
+
+
+@pytest.mark.parametrize(
+    ("folder", "fault", "said"),
+    [
+        ("/proc/snapshots", "", "cannot write /proc/snapshots/*: *"),
+        ("snapshots", f"raise OSError(28, {FULL!r})", f"cannot write *: {FULL}"),
+    ],
+    ids=["no-folder", "full"],
+)
+def test_a_snapshot_that_cannot_be_written_hides_no_failure(pytester, folder, fault, said):
+    """The test's own error is told, then why there is no snapshot; half of one is not left."""
+    pytester.makeconftest(WITH_HISTORY.format(fault=fault or "pass"))
+    pytester.makepyfile(test_it=SNAPSHOTS)
+    result = pytester.runpytest_inprocess(
+        "-p", "no:hypothesispytest", f"--cka-memory-snapshots={folder}"
+    )
+    result.assert_outcomes(failed=2)
+    result.stdout.fnmatch_lines(["*ValueError: its own failure", f"no memory snapshot: {said}"])
+    assert "INTERNALERROR" not in result.stdout.str()
+    assert list(Path(pytester.path).glob("snapshots/*")) == []
