@@ -6,7 +6,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _pop_mode,
+    _push_mode,
+)
 
 from pytest_cka_memory.meters.ledger import Ledger
 from pytest_cka_memory.meters.storages import (
@@ -83,7 +88,19 @@ class _Here(threading.local):
             return  # entered in another thread, where an idle mode stays
         self.depth -= 1
         if self.depth == 0:
-            self.mode.__exit__(None, None, None)
+            _take_off(self.mode)
+
+
+def _take_off(mode: _Mode) -> None:
+    """Exit `mode` from under those that a test has left on: to exit is to pop the innermost."""
+    left_on = []
+    while (innermost := _get_current_dispatch_mode()) not in (mode, None):
+        left_on.append(innermost)
+        _pop_mode()
+    if innermost is mode:
+        mode.__exit__(None, None, None)
+    for other in reversed(left_on):
+        _push_mode(other)
 
 
 class StorageWatch:

@@ -7,6 +7,7 @@ process, these are the figures they must get.
 import asyncio
 import faulthandler
 import gc
+import importlib
 import multiprocessing
 import os
 import shutil
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from pytest_cka_memory import MemoryProbe
 
@@ -238,17 +239,19 @@ class TestPythonPatched(Fault):
 class TestModulesForgotten(Fault):
     def test_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in list(sys.modules):
-            if name.partition(".")[0] in ("torch", "pytest_cka_memory"):
+            if name.partition(".")[0] == "pytest_cka_memory":
                 monkeypatch.delitem(sys.modules, name)
         keep()
 
 
-def _broken(*args: object, **kwargs: object) -> None:
-    raise AssertionError("the plugin called what a test had patched")
+class TestTorchHidden(Fault):
+    """As tests do that ask what happens where torch is not installed."""
 
-
-def _honest(function: Callable[..., bool]) -> Callable[..., bool]:
-    return lambda *args: function(*args)
+    def test_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "torch", None)
+        with pytest.raises(ImportError):
+            importlib.import_module("torch")
+        keep()
 
 
 class TestModeLeftOn(Fault):
@@ -265,6 +268,9 @@ class TestModeLeftOn(Fault):
     def test_it(self) -> None:
         self.mode.__enter__()
         keep()
+
+    def test_it_stays_on(self) -> None:
+        assert _get_current_dispatch_mode_stack()[0] is self.mode
 
 
 class TestDefaultsChanged(Fault):

@@ -59,7 +59,7 @@ def test_the_session_runs_to_its_end(session):
     assert session.status == pytest.ExitCode.TESTS_FAILED, session.text
     assert "INTERNALERROR" not in session.text
     assert session.missing == []
-    assert "3 failed, 106 passed, 1 skipped, 1 xfailed" in session.text
+    assert "3 failed, 110 passed, 1 skipped, 1 xfailed" in session.text
 
 
 @pytest.mark.parametrize("fault", FAULTS)
