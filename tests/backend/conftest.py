@@ -14,6 +14,8 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+# Not HERE, which pytest puts on the path: torch would find the device in every test's process.
+INSTALLABLE = HERE / "installable"
 BUILD = "import hostdevice; print(hostdevice.build().__file__)"
 LONGEST_BUILD_SECONDS = 300
 NEUTRAL = [f"-pno:{name}" for name in ("cacheprovider", "randomly", "rerunfailures")]
@@ -52,7 +54,7 @@ def builder_environment() -> dict[str, str]:
 @pytest.fixture(scope="session")
 def device_environment(builder_environment: dict[str, str]) -> dict[str, str]:
     """What a process needs in its environment for torch to load the device."""
-    environment = {**builder_environment, "PYTHONPATH": str(HERE)}
+    environment = {**builder_environment, "PYTHONPATH": str(INSTALLABLE)}
     built = subprocess.run(
         [sys.executable, "-c", BUILD],
         env={**environment, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
