@@ -1,6 +1,5 @@
 """The README is run: every block of Python, and the text it says a failure prints."""
 
-import json
 import re
 from pathlib import Path
 
@@ -57,18 +56,3 @@ def test_the_readme_scripts_run(pytester, block):
     """Their assertions hold."""
     script = pytester.makepyfile(block)
     assert pytester.runpython(script).ret == 0
-
-
-def test_the_table_of_libraries_is_the_one_that_was_measured():
-    """Every row is one of the committed results, rounded."""
-    (file,) = (Path(__file__).parent / "benchmarks" / "results").glob("libraries-*.json")
-    measured = [
-        f"| {row['library']} | {row['batch_size']} | {row['peak_increase_bytes'] / 2**20:.2f} "
-        f"| {row['peak_ratio']:.3f} | {row['retained_bytes'] / 2**20:.2f} "
-        f"| {row['time_ratio']:.2f} |"
-        for row in json.loads(file.read_text("utf-8"))
-    ]
-    shown = [
-        line for line in README.splitlines() if line.startswith(("| ours |", "| pytorch-cka "))
-    ]
-    assert shown == measured

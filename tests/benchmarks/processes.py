@@ -70,5 +70,6 @@ def measure(
     except subprocess.TimeoutExpired:
         return {**row, "skipped": f"took over {args.limit} s"}
     except subprocess.CalledProcessError as error:
-        return {**row, "skipped": f"failed: {error.stderr.strip().splitlines()[-1]}"}
+        said = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
+        return {**row, "skipped": f"failed: {said[-1]}"}
     return {**row, **json.loads(done.stdout.splitlines()[-1])}

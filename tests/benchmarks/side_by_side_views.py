@@ -23,17 +23,16 @@ def libraries(rows: Sequence[Row]) -> list[str]:
 
 
 def sizes_table(rows: Sequence[Row]) -> list[dict[str, str]]:
-    """A row per batch size: peak (model and all, as the notebook counts), retained, and time."""
+    """A row per batch size: peak (model and all, as in the notebook), retained, time if taken."""
+    shown = [("peak, MB", "peak_bytes", 2), ("retained, MB", "retained_bytes", 2)]
+    if any("time_ratio" in row for row in rows):
+        shown.append(("time, × forward", "time_ratio", 2))
     return [
         {"batch size": str(size)}
         | {
-            f"{name}: {title}": _cell(found.get(name), figure, digits)
+            f"{name}: {title}": _cell(found.get(name), figure_name, digits)
             for name in libraries(rows)
-            for title, figure, digits in (
-                ("peak, MB", "peak_bytes", 2),
-                ("retained, MB", "retained_bytes", 2),
-                ("time, × forward", "time_ratio", 2),
-            )
+            for title, figure_name, digits in shown
         }
         for size, found in _by(rows, "sizes", "batch_size").items()
     ]
@@ -65,9 +64,10 @@ def conditions(rows: Sequence[Row]) -> str:
     first = next((row for row in rows if "skipped" not in row), None)
     if first is None:
         return "nothing was measured"
-    samples = max(row["samples"] for row in rows if row["part"] == "sizes")
+    sizes = [row for row in rows if row["part"] == "sizes" and "skipped" not in row]
+    samples = " or ".join(map(str, sorted({row["samples"] for row in sizes})))
     return (
-        f"ResNet-18 for 32 x 32 images against itself, all layers, {samples} samples; "
+        f"ResNet-18 for 32 x 32 images against itself, all layers, {samples} images; "
         f"{first['device']}, {first['threads']} threads, torch {first['torch']}; {first['meter']}"
     )
 
@@ -88,16 +88,18 @@ def figure(rows: Sequence[Row]) -> Figure:
     drawn = Figure(figsize=(15, 4.5), layout="constrained")
     timeline, peak, retained = drawn.subplots(1, 3)
     names = libraries(rows)
+    sizes = list(_by(rows, "sizes", "batch_size"))
+    for panel in (peak, retained):
+        panel.set_xticks(range(len(sizes)), list(map(str, sizes)))
     for at, (name, colour) in enumerate(zip(names, COLOURS, strict=False)):
         points = _points(rows, "counts", name, "batches", "retained_bytes")
         timeline.plot(*zip(*points, strict=True), "o-", color=colour, label=name)
         for panel, what in ((peak, "peak_bytes"), (retained, "retained_bytes")):
             points = _points(rows, "sizes", name, "batch_size", what)
-            ticks = range(len(points))
             width = 0.8 / len(names)
-            where = [tick + (at - (len(names) - 1) / 2) * width for tick in ticks]
+            aside = (at - (len(names) - 1) / 2) * width
+            where = [sizes.index(size) + aside for size, _ in points]
             panel.bar(where, [height for _, height in points], width, color=colour, label=name)
-            panel.set_xticks(ticks, [str(size) for size, _ in points])
     for panel, title, below in (
         (timeline, "retained after so many batches of 64, MB", "batches"),
         (peak, "peak, model and all, MB", "batch size"),

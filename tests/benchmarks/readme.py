@@ -1,0 +1,99 @@
+"""Draw the README's tables from the committed results; prints what changed.
+
+python tests/benchmarks/readme.py
+
+A table stands between ``<!-- drawn: NAME -->`` and ``<!-- end -->``; a test holds it to them.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from processes import Row
+
+from pytest_cka_memory.reports.files import write_whole
+from pytest_cka_memory.units import MB
+
+ROOT = Path(__file__).parents[2]
+RESULTS = Path(__file__).parent / "results"
+
+
+def libraries() -> str:
+    """Every library against the bare forward pass."""
+    head = ("network", "library", "batch", "peak, MB above start", "× bare forward")
+    return _markdown(
+        (*head, "retained, MB", "time, × bare forward"),
+        [
+            (
+                row["network"],
+                row["library"],
+                str(row["batch_size"]),
+                f"{row['peak_increase_bytes'] / MB:.2f}",
+                f"{row['peak_ratio']:.3f}",
+                f"{row['retained_bytes'] / MB:.2f}",
+                f"{row['time_ratio']:.2f}" if "time_ratio" in row else "-",
+            )
+            for row in _results("libraries-*.json")
+            if "skipped" not in row
+        ],
+    )
+
+
+def side_by_side() -> str:
+    """The notebook's first table: peak, model and all, and retained, by batch size."""
+    rows = [row for row in _results("side-by-side-*.json") if "skipped" not in row]
+    names = list(dict.fromkeys(row["library"] for row in rows))
+    sizes = sorted({row["batch_size"] for row in rows if row["part"] == "sizes"})
+    found = {(row["library"], row["batch_size"]): row for row in rows if row["part"] == "sizes"}
+    return _markdown(
+        ("library", *(f"batch {size}: peak / retained, MB" for size in sizes)),
+        [
+            (name, *(_pair(found[name, size]) if (name, size) in found else "-" for size in sizes))
+            for name in names
+        ],
+    )
+
+
+def _pair(row: Row) -> str:
+    return f"{row['peak_bytes'] / MB:.2f} / {row['retained_bytes'] / MB:.2f}"
+
+
+def _results(pattern: str) -> list[Row]:
+    return [
+        row
+        for file in sorted(RESULTS.glob(pattern))
+        for row in json.loads(file.read_text(encoding="utf-8"))
+    ]
+
+
+def _markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = (head, ("---",) * len(head), *rows)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+TABLES: dict[str, Callable[[], str]] = {"libraries": libraries, "side by side": side_by_side}
+
+
+def drawn(text: str) -> str:
+    """The text with every table drawn anew."""
+    for name, table in TABLES.items():
+        head, foot = f"<!-- drawn: {name} -->\n\n", "\n<!-- end -->"
+        before, found, rest = text.partition(head)
+        if not found or foot not in rest:
+            raise ValueError(f"the README has no place for the table {name!r}: {head}...{foot}")
+        text = before + head + table() + foot + rest.split(foot, 1)[1]
+    return text
+
+
+def main() -> None:
+    """Rewrite the README where a table differs."""
+    readme = ROOT / "README.md"
+    before = readme.read_text(encoding="utf-8")
+    after = drawn(before)
+    write_whole(readme, after)
+    changed = set(after.splitlines()) - set(before.splitlines())
+    print("\n".join(sorted(changed)) or "nothing changed")
+
+
+if __name__ == "__main__":
+    main()

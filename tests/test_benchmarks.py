@@ -1,0 +1,80 @@
+"""What the benchmarks show is what they measured: tables, figure and page, drawn from the JSON."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent / "benchmarks"
+README = Path(__file__).parents[1] / "README.md"
+ROWS = [
+    {"part": "sizes", "batch_size": 64, "samples": 128, "peak_bytes": 3 * 2**20},
+    {"part": "sizes", "batch_size": 128, "samples": 128, "peak_bytes": 5 * 2**20},
+    {"part": "counts", "batch_size": 64, "batches": 1, "peak_bytes": 2**20, "retained_bytes": 0},
+    {"part": "counts", "batch_size": 64, "batches": 4, "peak_bytes": 2**20},
+]
+ROWS = [
+    {"library": "<ours>", "retained_bytes": 3 * 2**20, "batches": 2, "device": "a & b"}
+    | {"threads": 1, "torch": "2", "meter": "m"}
+    | row
+    for row in ROWS
+] + [{"part": "counts", "library": "other", "skipped": "failed: no such call"}]
+
+
+@pytest.fixture
+def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the scripts import each other, as they do when they are run."""
+    monkeypatch.setattr(sys, "path", [str(BENCHMARKS), *sys.path])
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_the_readme_tables_are_those_that_were_measured() -> None:
+    """Drawing them anew from the committed results changes nothing."""
+    import readme
+
+    text = README.read_text("utf-8")
+    assert readme.drawn(text) == text
+    assert readme.libraries() in text
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_a_readme_without_a_place_for_a_table_is_refused() -> None:
+    """Else a table would silently go out of date."""
+    import readme
+
+    with pytest.raises(ValueError, match="no place for the table 'libraries'"):
+        readme.drawn("# no tables here")
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_every_view_shows_what_was_measured() -> None:
+    """Growth is that of retention from the first to the last number of batches."""
+    import side_by_side_views as views
+
+    text = views.text(ROWS)
+    assert (
+        "<ours>: peaks 3.00, 5.00 MB; retains 3.00 MB on average; retention grows by 1.00" in text
+    )
+    assert "other: no figure, failed: no such call" in text
+    assert "time" not in text
+    page = views.page(ROWS)
+    assert "&lt;ours&gt;: peaks 3.00" in page
+    assert "<ours>:" not in page
+    assert page.count("<svg") == 1
+    timeline, peak, retained = views.figure(ROWS).axes
+    assert timeline.lines[0].get_ydata().tolist() == [0, 3]
+    assert [bar.get_height() for bar in peak.patches] == [3, 5]
+    assert [bar.get_height() for bar in retained.patches] == [3, 3]
+
+
+@pytest.mark.usefixtures("benchmarks")
+@pytest.mark.parametrize(
+    "file", sorted((BENCHMARKS / "results").glob("side-by-side-*.json")), ids=lambda path: path.stem
+)
+def test_the_committed_text_is_drawn_from_the_committed_figures(file: Path) -> None:
+    """It was printed by the script, never typed in."""
+    import side_by_side_views as views
+
+    rows = json.loads(file.read_text("utf-8"))
+    assert file.with_suffix(".txt").read_text("utf-8") == views.text(rows) + "\n"
