@@ -426,10 +426,13 @@ class TestInterruptedByAnAlarm(Fault):
         def interrupt(*_: object) -> None:
             raise TimeoutError
 
-        before = signal.signal(signal.SIGALRM, interrupt)
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        with pytest.raises(TimeoutError):
+        def compute_until_alarm() -> None:  # set within: a busy machine may be slow to get here
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
             compute_for_ever()
+
+        before = signal.signal(signal.SIGALRM, interrupt)
+        with pytest.raises(TimeoutError):
+            compute_until_alarm()
         signal.signal(signal.SIGALRM, before)
         keep()
 
