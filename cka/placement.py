@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import chain
@@ -22,24 +21,31 @@ def unwrap(model: nn.Module) -> nn.Module:
     while True:
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module
-        elif isinstance(inner := model.__dict__.get("_modules", {}).get("_orig_mod"), nn.Module):
-            model = inner
+        elif (original := _original(model)) is not None:
+            model = original
         else:
             return model
 
 
 def eager(models: list[nn.Module]) -> AbstractContextManager[object]:
     """Context in which compiled parts of the models run uncompiled, so that their hooks fire."""
-    # Nothing can be compiled before its compiler was imported, which takes a second.
-    if "torch._dynamo" not in sys.modules or not any(map(_has_compiled_parts, models)):
-        return nullcontext()
+    if not any(map(_has_compiled_parts, models)):
+        return nullcontext()  # to ask for another stance imports the compiler, which takes a second
     stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     return stance
 
 
+# The only private names of torch in this package, but for a tensor's _version.
+def _original(model: nn.Module) -> nn.Module | None:
+    """What ``torch.compile`` has wrapped, under the name it has in state dicts as well."""
+    original = model.__dict__.get("_modules", {}).get("_orig_mod")
+    return original if isinstance(original, nn.Module) else None
+
+
 def _has_compiled_parts(model: nn.Module) -> bool:
+    """Whether a part is compiled; where torch does not tell, each may be."""
     return any(
-        "_orig_mod" in module._modules or module._compiled_call_impl is not None
+        _original(module) is not None or getattr(module, "_compiled_call_impl", True) is not None
         for module in model.modules()
     )
 

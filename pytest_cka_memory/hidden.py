@@ -16,25 +16,24 @@ from pytest_cka_memory.references import Look, LookAt
 if TYPE_CHECKING:
     import torch
 
-_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-
 
 def look_for_tensors() -> LookAt:
     """Tell of each type which storages its objects hold, and what else they refer to."""
     import torch
 
+    from pytest_cka_memory.meters import private
     from pytest_cka_memory.meters.storages import storages_of, with_subclasses
 
     tensor_types = with_subclasses(torch.Tensor)
     array = getattr(sys.modules.get("numpy"), "ndarray", None)
     plain = {
-        torch.UntypedStorage: Look(lambda storage: (storage._cdata,)),
+        torch.UntypedStorage: Look(lambda storage: (private.storage_key(storage),)),
         contextvars.Context: Look(beyond=_beyond_context),
         memoryview: Look(beyond=lambda view: [(".obj", view.obj)]),
     }
 
     def keys(tensor: "torch.Tensor") -> Collection[int]:
-        return [storage._cdata for storage in storages_of(tensor)]
+        return [private.storage_key(storage) for storage in storages_of(tensor)]
 
     def look_at(kind: type) -> Look | None:
         if kind in tensor_types:
@@ -57,14 +56,14 @@ def mro(kind: type) -> tuple[type, ...]:
 
 
 def _beyond_tensor(tensor: "torch.Tensor") -> Iterator[tuple[str, Any]]:
-    import torch
+    from pytest_cka_memory.meters import private
 
-    with torch._C.DisableTorchFunctionSubclass():
+    with private.no_subclass_function():
         if (node := _grad_fn(tensor)) is not None:
             yield ".grad_fn", node
         if (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None:
             yield ".grad", tensor.grad
-        for name in _HOOKS:
+        for name in private.TENSOR_HOOKS:
             if (hooks := getattr(tensor, name)) is not None:
                 yield f".{name}", hooks
 
@@ -83,7 +82,9 @@ def _is_node(kind: type) -> bool:
 
 def _look_at_node(kind: type) -> Look:
     """What autograd nodes of one kind lead to: their inputs' nodes, and the tensors they saved."""
-    saved = [name for name in dir(kind) if name.startswith("_raw_saved_")]
+    from pytest_cka_memory.meters.private import raw_saved
+
+    saved = raw_saved(kind)
     is_leaf = "variable" in dir(kind)
 
     def beyond(node: Any) -> Iterator[tuple[str, Any]]:
@@ -100,7 +101,9 @@ def _look_at_node(kind: type) -> Look:
 
 def _saved(node: Any, name: str) -> Iterator[tuple[str, Any]]:
     """What is saved under `name`, as it is: to unpack it would run the user's hooks."""
-    plain = "saved_tensors" if name == "_raw_saved_tensors" else name.replace("_raw", "", 1)
+    from pytest_cka_memory.meters.private import opened
+
+    plain = opened(name)
     try:
         raw = getattr(node, name)
         several = isinstance(raw, tuple)

@@ -138,12 +138,14 @@ def _hint_of(holder: Any) -> str | None:
     """What the tensor that holds a storage says by itself."""
     import torch
 
+    from pytest_cka_memory.meters import private
+
     if not issubclass(type(holder), torch.Tensor):
         return None
-    with torch._C.DisableTorchFunctionSubclass():
+    with private.no_subclass_function():
         if holder.requires_grad and not holder.is_leaf:
             return _ATTACHED
-        is_part = holder.layout is torch.strided and holder._is_view()
+        is_part = holder.layout is torch.strided and private.is_view(holder)
         return _VIEW if is_part and holder.nbytes < holder.untyped_storage().nbytes() else None
 
 

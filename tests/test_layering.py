@@ -1,7 +1,8 @@
 """Imports point one way: each module imports only from those listed above it."""
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,8 +13,8 @@ LAYERS = {
         _version names errors timeline births loaders roots workers ranks sigterm actions
         units references tolerance
         region baseline_file
-        meters.base meters.generations meters.storages meters.history meters.ledger meters.tracing
-        meters.watch meters.peaks
+        meters.base meters.private meters.generations meters.storages meters.history
+        meters.ledger meters.tracing meters.watch meters.peaks
         meters.caching meters.expandable meters.cards meters.workspaces meters.heap
         meters.replay meters.unpredictable meters.fake_mode meters.guard meters.faking
         meters.predicted
@@ -130,3 +131,101 @@ def test_only_meters_ask_a_device() -> None:
         and node.attr in devices
     ]
     assert asking == []
+
+
+PRIVATE_HOMES = {"pytest_cka_memory": "meters.private", "cka": "placement"}
+"""The one module of each package that may use private names of torch, and stands without them."""
+NOT_TORCHS = {
+    "_asdict": "named tuples'",
+    "_fields": "named tuples'",
+    "_current_frames": "Python's",
+    "_getframe": "Python's",
+    "_lru_cache_wrapper": "Python's",
+    "_tw": "pytest's",
+    "_close": "our regions'",
+    "_version": "torch's, but its manual explains it (torch.autograd.graph.increment_version)",
+}
+"""Names that begin with an underscore and may be asked of other objects."""
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name != "_"
+
+
+def private_names(source: str, strings: Collection[str] = ()) -> Iterator[str]:
+    """Private names that code uses of others: in imports, as attributes, and in strings.
+
+    Of strings, those that are a dotted name of torch's, or one of `strings`.
+    """
+    for node in ast.walk(ast.parse(source)):
+        used: list[str] = []
+        if isinstance(node, ast.Import):
+            used = [part for alias in node.names for part in alias.name.split(".")]
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
+            used = [*(node.module or "").split("."), *(alias.name for alias in node.names)]
+        elif isinstance(node, ast.Attribute):
+            own = ast.unparse(node.value) in ("self", "cls", "super()")
+            used = [] if own or node.attr in NOT_TORCHS else [node.attr]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            if re.fullmatch(r"torch(\.\w+)+", node.value):
+                used = node.value.split(".")
+            elif node.value in strings:
+                used = [node.value]
+        yield from filter(is_private, used)
+
+
+@pytest.mark.parametrize("package", PRIVATE_HOMES)
+def test_private_names_of_torch_are_used_in_one_module(package: str) -> None:
+    """There each is looked up once and can be missed: `tests/memory/test_private_names.py`."""
+    sources = {name: file.read_text("utf-8") for name, file in modules_of(package).items()}
+    home = sources.pop(PRIVATE_HOMES[package])
+    words = {
+        word
+        for node in ast.walk(ast.parse(home))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        for word in node.value.split(".")
+        if word.isidentifier() and is_private(word)
+    }
+    known = words | set(private_names(home))
+    assert known
+    used = {name: sorted(private_names(source, known)) for name, source in sources.items()}
+    assert {name: found for name, found in used.items() if found} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "torch._C.is_there()",
+        "import torch._dynamo",
+        "from torch._subclasses import fake_tensor",
+        "from torch.utils import _python_dispatch",
+        "from torch import _C as core",
+        "torch.utils._mode_utils",
+        "storage._cdata",
+        "tensor.untyped_storage()._weak_ref()",
+        "getattr(tensor, '_is_view')",
+        "hasattr(torch, '_C')",
+        "resolve_name('torch._C.DisableTorchFunction')",
+    ],
+)
+def test_a_private_name_does_not_go_unseen(source: str) -> None:
+    """However it is reached."""
+    assert list(private_names(source, {"_is_view", "_C"}))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "self._torch",
+        "super()._close()",
+        "cls._known",
+        "tensor.__dict__",
+        "sys._getframe(1)",
+        "from pytest_cka_memory._version import __version__",
+        "'a view of ``torch._C``'",
+        "'_mb'",
+    ],
+)
+def test_what_is_private_to_others_is_let_be(source: str) -> None:
+    """Else the test above would tell of what is no risk."""
+    assert list(private_names(source, {"_is_view"})) == []

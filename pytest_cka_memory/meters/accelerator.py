@@ -1,16 +1,15 @@
 """Accelerators count for themselves: this reads their caching allocator's own figures."""
 
 import gc
-from collections.abc import Callable, Set
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from pytest_cka_memory.births import Birth, Unowned
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.meters import history
+from pytest_cka_memory.meters import history, private
 from pytest_cka_memory.meters.base import Meter, Reading
 from pytest_cka_memory.meters.peaks import KeptPeaks
 from pytest_cka_memory.meters.watch import StorageWatch
@@ -34,18 +33,19 @@ class AcceleratorMeter(Meter):
         DeviceError: where the device's allocator keeps no such counters.
     """
 
-    notes = (
+    notes: tuple[str, ...] = (
         "start and peak are the allocator's blocks; retained and growth are bytes asked for;",
         "memory outside PyTorch's allocator (the CUDA context, NCCL, other libraries) is not seen",
     )
 
     def __init__(self, kind: str, index: int) -> None:
+        self.notes = (*self.notes, *private.LOST)
         self._device = torch.device(kind, index)
         self.device = str(self._device)
         self._watch = StorageWatch(self._device)
         self._kept = KeptPeaks(self._device, self._peaks)
-        self._drop_workspaces = _workspace_dropper(kind)
-        self._history = _history_of(kind)
+        self._drop_workspaces = private.workspace_dropper(kind)
+        self._history = private.allocator_history(kind)
         self._recording = False
         try:
             torch.empty(1, device=self._device)  # the counters exist from the first use on
@@ -114,15 +114,15 @@ class AcceleratorMeter(Meter):
     def record_history(self) -> bool:
         if self._history is None:
             return False
-        self._history._record_memory_history(max_entries=_HISTORY_ENTRIES)
+        self._history.record(max_entries=_HISTORY_ENTRIES)
         self._recording = True
         return True
 
     def dump_history(self, path: Path) -> bool:
         if self._history is None:
             return False
-        self._history._dump_snapshot(str(path))
-        self._history._record_memory_history(enabled=None)
+        self._history.dump(str(path))
+        self._history.record(enabled=None)
         self._recording = False
         return True
 
@@ -130,9 +130,10 @@ class AcceleratorMeter(Meter):
         return list(history.without(self._unowned(), mark.unowned).values())
 
     def _unowned(self) -> dict[int, Unowned]:
-        if not self._recording:  # a snapshot costs milliseconds, and has no frames without history
+        # A snapshot costs milliseconds, and has no frames without history.
+        if self._history is None or not self._recording:
             return {}
-        found = history.blocks(self._history._snapshot(), self._device.index)
+        found = history.blocks(self._history.snapshot(), self._device.index)
         return history.without(found, self._watch.ledger.addresses())
 
     def serial(self) -> int:
@@ -157,21 +158,6 @@ class AcceleratorMeter(Meter):
         if stats.get("requested_bytes.all.allocated"):
             return stats["requested_bytes.all.current"]
         return stats["allocated_bytes.all.current"]
-
-
-def _workspace_dropper(device_type: str) -> Callable[[], None] | None:
-    """How to drop the workspaces of cuBLAS, which ``empty_cache`` cannot.
-
-    A private name, probed for: without it they stay, and show as retained by the first region.
-    """
-    return getattr(torch._C, "_cuda_clearCublasWorkspaces", None) if device_type == "cuda" else None
-
-
-def _history_of(device_type: str) -> Any:
-    """Where the allocator's history is kept: private names of ``torch.cuda.memory``, probed for."""
-    memory = getattr(torch.get_device_module(device_type), "memory", None)
-    names = ("_record_memory_history", "_dump_snapshot", "_snapshot")
-    return memory if all(hasattr(memory, name) for name in names) else None
 
 
 def _name_of(device: torch.device) -> str:

@@ -6,6 +6,7 @@ from gc import collect  # now: a test may patch gc.collect, and garbage would lo
 import torch
 
 from pytest_cka_memory.births import Birth
+from pytest_cka_memory.meters import private
 from pytest_cka_memory.meters.base import Meter, Reading
 from pytest_cka_memory.meters.watch import StorageWatch
 
@@ -18,12 +19,13 @@ class CpuMeter(Meter):
 
     device = "cpu"
     name = "exact accounting of tensor storages"
-    notes = (
+    notes: tuple[str, ...] = (
         "the peak counts tensors, not temporaries inside one operator (a lower bound);",
         "DataLoader worker processes and what compiled code frees inside itself are not seen",
     )
 
     def __init__(self) -> None:
+        self.notes = (*self.notes, *private.LOST)
         self.device_name = _cpu_name()
         self._watch = StorageWatch(torch.device("cpu"))
 

@@ -4,8 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-
+from pytest_cka_memory.meters.private import FakeTensor, FakeTensorMode
 from pytest_cka_memory.meters.replay import UNKNOWN, Replay
 from pytest_cka_memory.meters.unpredictable import (
     is_unknowable,

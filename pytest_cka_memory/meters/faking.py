@@ -1,6 +1,6 @@
 """A device of fake tensors: shapes, dtypes and storages without bytes, for code to run on.
 
-The one place that touches private names of torch for it. PyTorch's spare device type (PrivateUse1)
+PyTorch's spare device type (PrivateUse1)
 is set up from Python; what arrives there goes on under a fake tensor mode. Tensors of other
 devices are left alone, so data loaders and the rest of the process compute as ever.
 """
@@ -13,28 +13,26 @@ import torch
 
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters.fake_mode import DEVICE_TYPE, PredictingMode, Seen
+from pytest_cka_memory.meters.guard import Guard, install
+from pytest_cka_memory.meters.private import (
+    COPY_FROM,
+    BackendModule,
+    DispatchKey,
+    FakeTensor,
+    ForceDispatchKeyGuard,
+    callback_handler,
+    dispatch_keys_excluded,
+    dispatch_keys_included,
+    privateuse1_backend_name,
+    set_up_python_backend,
+)
 from pytest_cka_memory.meters.unpredictable import refuse_autocast, refuse_compiling, refuse_numpy
 
 _UNTAKEN = "privateuseone"
 _MOST_CARDS = 64
 
-try:
-    from torch._dynamo.callback import callback_handler
-    from torch._subclasses.fake_tensor import FakeTensor
-    from torch.utils.backend_registration import (
-        _DummyBackendModule,
-        _setup_privateuseone_for_python_backend,
-    )
 
-    from pytest_cka_memory.meters.guard import Guard, install
-except (ImportError, AttributeError) as error:
-    raise DeviceError(
-        f"predict:cuda needs a newer torch than {torch.__version__}: one where a device can be "
-        "set up from Python, such as 2.15"
-    ) from error
-
-
-class _Module(_DummyBackendModule):
+class _Module(BackendModule):
     """``torch.predicted``, asked by torch itself and by code that is written for any device."""
 
     def is_available(self) -> bool:
@@ -74,7 +72,7 @@ def claim(seen: Seen) -> torch.device:
 @cache
 def _mode() -> PredictingMode:
     """The process's one mode, with the device registered; it cannot be taken back."""
-    taken = torch._C._get_privateuse1_backend_name()
+    taken = privateuse1_backend_name()
     if taken != _UNTAKEN:
         raise DeviceError(
             f"torch's spare device type is taken by {taken!r} in this process; "
@@ -83,9 +81,7 @@ def _mode() -> PredictingMode:
     mode = PredictingMode()
     try:
         guard = Guard()
-        _setup_privateuseone_for_python_backend(
-            DEVICE_TYPE, backend_module=_Module(), device_guard=guard
-        )
+        set_up_python_backend(DEVICE_TYPE, backend_module=_Module(), device_guard=guard)
         _keep.append(guard)
         install()
         _route(mode)
@@ -108,7 +104,7 @@ def _route(mode: PredictingMode) -> None:
     everything, aten = (torch.library.Library(name, "IMPL") for name in ("_", "aten"))
     everything.fallback(run, "PrivateUse1")
     # The one that torch.tensor(..., device=...) needs, and for which torch asks no fallback.
-    aten.impl("_copy_from", copy_from, "PrivateUse1")
+    aten.impl(COPY_FROM, copy_from, "PrivateUse1")
     _keep.extend((everything, aten))
     _refuse(mode)
 
@@ -130,7 +126,7 @@ _keep: list[object] = []
 
 def _modes_on() -> Any:
     """Let modes see operators again: ``torch.tensor(..., device=...)`` hides its own from them."""
-    hidden = torch._C._dispatch_tls_local_exclude_set()
-    for key in (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot):
+    hidden = dispatch_keys_excluded()
+    for key in (DispatchKey.Python, DispatchKey.PythonTLSSnapshot):
         hidden = hidden.remove(key)
-    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), hidden)
+    return ForceDispatchKeyGuard(dispatch_keys_included(), hidden)

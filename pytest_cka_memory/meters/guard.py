@@ -10,9 +10,12 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch.autograd import graph
-from torch.utils import backend_registration
+from pytest_cka_memory.meters.private import (
+    DeviceGuard,
+    DeviceType,
+    run_backward,
+    set_run_backward,
+)
 
 _PARTS = tuple(ctypes.c_void_p() for _ in range(3))
 _REFERENCES = tuple(map(ctypes.byref, _PARTS))
@@ -20,9 +23,10 @@ _FETCH = ctypes.pythonapi.PyErr_Fetch
 _NORMALIZE = ctypes.pythonapi.PyErr_NormalizeException
 _FETCH.restype = _NORMALIZE.restype = None
 _aside: list[BaseException] = []
+_TYPE = DeviceType.PrivateUse1
 
 
-class Guard(backend_registration._DummyDeviceGuard):
+class Guard(DeviceGuard):
     """A device guard that can be asked for its type at any moment. Has no attributes of its own:
     until the exception is aside, whatever is looked up and is not there at once counts as missing.
     """
@@ -31,7 +35,7 @@ class Guard(backend_registration._DummyDeviceGuard):
         fetch(*parts)
         if _PARTS[1].value is not None:
             _put_aside()
-        return torch._C._autograd.DeviceType.PrivateUse1
+        return _TYPE
 
 
 def _put_aside() -> None:
@@ -41,12 +45,11 @@ def _put_aside() -> None:
 
 def install() -> None:
     """Raise what was put aside as soon as the backward pass that raised it has ended."""
-    for module in (graph, torch.autograd):
-        setattr(module, "_engine_run_backward", _raising(graph._engine_run_backward))  # noqa: B010
+    set_run_backward(_raising(run_backward))
 
 
 def _raising(run: Callable[..., Any]) -> Callable[..., Any]:
-    def run_backward(*args: Any, **kwargs: Any) -> Any:
+    def run_backward_and_raise(*args: Any, **kwargs: Any) -> Any:
         _aside.clear()
         try:
             return run(*args, **kwargs)
@@ -58,4 +61,4 @@ def _raising(run: Callable[..., Any]) -> Callable[..., Any]:
             _aside.clear()
         raise error
 
-    return run_backward
+    return run_backward_and_raise

@@ -9,6 +9,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_cka_memory.meters.caching import Block, CachingAllocator
+from pytest_cka_memory.meters.private import storage_key, storage_of_weak
 
 
 class _Held(weakref.ref[torch.UntypedStorage]):
@@ -43,13 +44,13 @@ class Heap:
             CapacityError: where the card is full.
         """
         size = storage.nbytes()
-        known = self._held.get(storage._cdata)
+        known = self._held.get(storage_key(storage))
         if known is not None and known() is storage and known.size == size:
             return False
         with self._lock:
             self.settle()
             block = self.allocator.allocate(size) if size else None
-            known = self._held.get(storage._cdata)
+            known = self._held.get(storage_key(storage))
             if known is not None:  # resized: PyTorch copies from the old block into the new
                 self._give_back(known)
             self._enter(storage, size, block)
@@ -65,7 +66,7 @@ class Heap:
                 if held.weak.expired():
                     self._give_back(held)
                 else:  # only its Python object has died: go on with another
-                    storage = torch.UntypedStorage._new_with_weak_ptr(held.weak.cdata)
+                    storage = storage_of_weak(held.weak.cdata)
                     self._enter(storage, held.size, held.block)
 
     def living(self) -> Iterator[torch.UntypedStorage]:
@@ -78,7 +79,7 @@ class Heap:
 
     def _enter(self, storage: torch.UntypedStorage, size: int, block: Block | None) -> None:
         held = _Held(storage, self._dead.append)  # at any moment, in any thread: so no lock
-        held.key, held.size, held.block = storage._cdata, size, block
+        held.key, held.size, held.block = storage_key(storage), size, block
         held.weak = StorageWeakRef(storage)
         self._held[held.key] = held
 

@@ -11,6 +11,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_cka_memory.births import Birth, Maker, RawFrames, callers, written
+from pytest_cka_memory.meters import private
 
 
 class Origin(NamedTuple):
@@ -97,7 +98,7 @@ class Ledger:
         `operator` tell what it was born as and by.
         """
         size = storage.nbytes()
-        known = self._live.get(storage._cdata)
+        known = self._live.get(private.storage_key(storage))
         if known is not None and known.size == size and known() is storage:
             return  # most often; and so without the lock
         with self._lock:
@@ -129,11 +130,11 @@ class Ledger:
         operator: object,
     ) -> None:
         size = storage.nbytes()
-        known = self._live.get(storage._cdata)
+        known = self._live.get(private.storage_key(storage))
         if known is None or known() is not storage:
             if known is not None:  # a dead one, whose address was used again
                 self._forget(known)
-            doubtful = self._doubtful.pop(storage._cdata, None)
+            doubtful = self._doubtful.pop(private.storage_key(storage), None)
             if operator is None and doubtful is not None and doubtful.size == size:
                 self._follow(doubtful, storage)
                 return
@@ -187,7 +188,7 @@ class Ledger:
     def _enter(self, storage: torch.UntypedStorage, hidden: int, origin: Origin | None) -> None:
         booked = _Booked(storage, self._died)
         booked.doubtful = False
-        booked.key = storage._cdata
+        booked.key = private.storage_key(storage)
         booked.origin = origin
         booked.hidden = hidden
         booked.history = [(self.serial, 0)]
@@ -249,6 +250,6 @@ def _shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
 
     For then sizes are tensors, which would be kept here and become part of the trace.
     """
-    if torch._C._get_tracing_state() is None:
-        return tuple(tensor.shape)
-    return (tensor.untyped_storage().nbytes() // tensor.element_size(),)
+    if private.is_tracing():
+        return (tensor.untyped_storage().nbytes() // tensor.element_size(),)
+    return tuple(tensor.shape)

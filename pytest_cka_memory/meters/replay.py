@@ -8,7 +8,8 @@ from collections.abc import Hashable
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, in_kernel_invocation_manager
+
+from pytest_cka_memory.meters.private import FakeTensor, in_kernel, schema_of, storage_key
 
 _VALUES = (type(None), bool, int, float, str)
 _KINDS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -66,7 +67,7 @@ class Replay:
         if isinstance(known, _Written):
             return kwargs[known.place] if isinstance(known.place, str) else args[known.place]
         base = args[0]
-        with in_kernel_invocation_manager(self._mode):
+        with in_kernel(self._mode):
             view = base.as_strided(*known)
         return FakeTensor(self._mode, view, base.fake_device)
 
@@ -76,7 +77,7 @@ class Replay:
         """Note a result, if it is one that can be given again. Call with the key of before."""
         if type(result) is not FakeTensor or key != self.key(func, args, kwargs):
             return  # the key has changed: an argument was given another shape
-        returned = func._schema.returns[0].alias_info
+        returned = schema_of(func).returns[0].alias_info
         if returned is None:
             return
         if returned.is_write:
@@ -91,5 +92,5 @@ class Replay:
 
 def _is_plain_view(result: FakeTensor, base: torch.Tensor) -> bool:
     """Whether as_strided makes the one of the other."""
-    same = result.untyped_storage()._cdata == base.untyped_storage()._cdata
+    same = storage_key(result.untyped_storage()) == storage_key(base.untyped_storage())
     return same and result.dtype == base.dtype and not (result.is_conj() or result.is_neg())

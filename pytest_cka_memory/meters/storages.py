@@ -5,9 +5,8 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from pytest_cka_memory.meters import private
 from pytest_cka_memory.meters.generations import Generations
 
 # A tensor without one plain storage (opaque, batched by functorch, not yet materialised) answers
@@ -16,7 +15,7 @@ _NO_STORAGE = (NotImplementedError, RuntimeError, ValueError, AttributeError)
 _untyped_storage = torch.Tensor.untyped_storage  # now: a test may patch it, and would blind us
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 _SPARSE_PARTS = {
-    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_coo: private.SPARSE_PARTS,
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
     torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
     torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
@@ -31,7 +30,7 @@ def storages_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, ...]:
             return (_untyped_storage(tensor),)
         except _NO_STORAGE:
             return ()
-    with torch._C.DisableTorchFunctionSubclass():
+    with private.no_subclass_function():
         try:
             return _storages_of_parts(tensor)
         except Exception:
@@ -39,7 +38,7 @@ def storages_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, ...]:
 
 
 def _storages_of_parts(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, ...]:
-    if is_traceable_wrapper_subclass(tensor):
+    if hasattr(tensor, "__tensor_flatten__") and hasattr(tensor, "__tensor_unflatten__"):
         parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
     elif tensor.layout in _SPARSE_PARTS:
         parts = [getattr(tensor, name)() for name in _SPARSE_PARTS[tensor.layout]]
@@ -70,8 +69,8 @@ def live_storages(device: torch.device, *, young: bool = False) -> Iterator[torc
     """
     seen: set[int] = set()
     for storage in _storages_among(_HOLDING.young() if young else _HOLDING.all()):
-        if storage.device == device and storage._cdata not in seen:
-            seen.add(storage._cdata)
+        if storage.device == device and (key := private.storage_key(storage)) not in seen:
+            seen.add(key)
             yield storage
 
 
@@ -95,7 +94,7 @@ def _storages_among(objects: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
 
 def _gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
     # To ask a view whether it is a leaf may run its operators anew, which no mode is to see.
-    with torch._C.DisableTorchFunctionSubclass(), no_dispatch():
+    with private.no_subclass_function(), private.no_dispatch():
         try:
             # Asking any other tensor for its gradient prints a warning.
             return tensor.grad if tensor.is_leaf or tensor.retains_grad else None

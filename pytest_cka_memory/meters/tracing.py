@@ -9,11 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import _get_current_dispatch_mode, _pop_mode_temporarily
 
-TRACERS = ("trace", "trace_module", "_get_trace_graph")
-"""Functions of ``torch.jit``; the last is that of ``torch.onnx``."""
+from pytest_cka_memory.meters import private
 
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
@@ -23,10 +20,13 @@ def without_mode(function: Callable[..., Any], kind: type) -> Callable[..., Any]
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if type(_get_current_dispatch_mode()) is not kind:
+        if not private.TELLS_MODES or type(private.innermost_mode()) is not kind:
             return function(*args, **kwargs)
-        with _pop_mode_temporarily():
+        mode = private.pop_mode()
+        try:
             return function(*args, **kwargs)
+        finally:
+            private.push_mode(mode)
 
     return run
 
@@ -38,8 +38,9 @@ def is_refused_number(error: RuntimeError) -> bool:
 
 def numbers_as_tensors(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """`args` with a tensor of no dimensions for each number in the place of a tensor."""
-    wanted = [argument.type.kind() == "TensorType" for argument in operator._schema.arguments]
-    with no_dispatch():
+    schema = private.schema_of(operator)
+    wanted = [argument.type.kind() == "TensorType" for argument in schema.arguments]
+    with private.no_dispatch():
         return tuple(
             torch.tensor(arg, dtype=_DTYPES[type(arg)]) if tensor and type(arg) in _DTYPES else arg
             for arg, tensor in zip(args, wanted, strict=False)

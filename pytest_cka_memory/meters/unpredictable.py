@@ -3,17 +3,23 @@
 from typing import Any
 
 import torch
-from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor
 
 from pytest_cka_memory.births import callers, written
 from pytest_cka_memory.errors import PredictionError
+from pytest_cka_memory.meters.private import (
+    FakeTensor,
+    NeedsShapeError,
+    NeedsValueError,
+    UnfakeableError,
+    UnknownShapesError,
+    schema_of,
+)
 
 _UNKNOWABLE = (
-    fake_tensor.DataDependentOutputException,
-    fake_tensor.DynamicOutputShapeException,
-    fake_tensor.UnsupportedOperatorException,
-    fake_tensor.UnsupportedFakeTensorException,
+    NeedsValueError,
+    NeedsShapeError,
+    UnknownShapesError,
+    UnfakeableError,
     NotImplementedError,
 )
 """What fake tensors raise where the answer needs values, or where no shape rule is known."""
@@ -38,10 +44,10 @@ def refusal(what: str, why: str, instead: str) -> PredictionError:
 
 def refusal_of(func: Any, error: Exception) -> PredictionError:
     """The error for an operator, by one that :func:`is_unknowable`."""
-    if isinstance(error, fake_tensor.DataDependentOutputException):
+    if isinstance(error, NeedsValueError):
         why = _NO_VALUE
         instead = "keep .item(), .tolist(), float() and branches on tensors out of the test"
-    elif isinstance(error, fake_tensor.DynamicOutputShapeException):
+    elif isinstance(error, NeedsShapeError):
         why = "the shape of its result depends on values, and predicted tensors have none"
         instead = "write it with a fixed shape, e.g. torch.where(mask, x, y) for x[mask]"
     else:
@@ -56,7 +62,7 @@ def refuse_lost_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     Raises:
         PredictionError: naming the device of the target.
     """
-    for at, argument in enumerate(func._schema.arguments):
+    for at, argument in enumerate(schema_of(func).arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         target = args[at] if at < len(args) else kwargs.get(argument.name)

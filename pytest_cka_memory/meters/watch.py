@@ -6,21 +6,16 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode,
-    _pop_mode,
-    _push_mode,
-)
 
+from pytest_cka_memory.meters import private
 from pytest_cka_memory.meters.ledger import Ledger
+from pytest_cka_memory.meters.private import TorchDispatchMode
 from pytest_cka_memory.meters.storages import (
     live_storages,
     none_after_collecting,
     storages_of,
 )
 from pytest_cka_memory.meters.tracing import (
-    TRACERS,
     is_refused_number,
     numbers_as_tensors,
     without_mode,
@@ -57,7 +52,7 @@ class _Mode(TorchDispatchMode):
             return func(*args, **kwargs)
         born = owner.newcomers_are_born or func is _BORN_BY_DEFINITION
         # A backward pass brings tensors that only the graph held, alive since before the region.
-        born = born and torch._C._current_graph_task_id() == -1
+        born = born and private.graph_task_id() == -1
         owner.see(args, born=born)
         if kwargs:
             owner.see(kwargs.values(), born=born)
@@ -93,14 +88,17 @@ class _Here(threading.local):
 
 def _take_off(mode: _Mode) -> None:
     """Exit `mode` from under those that a test has left on: to exit is to pop the innermost."""
+    if not private.TELLS_MODES:
+        mode.__exit__(None, None, None)
+        return
     left_on = []
-    while (innermost := _get_current_dispatch_mode()) not in (mode, None):
+    while (innermost := private.innermost_mode()) not in (mode, None):
         left_on.append(innermost)
-        _pop_mode()
+        private.pop_mode()
     if innermost is mode:
         mode.__exit__(None, None, None)
     for other in reversed(left_on):
-        _push_mode(other)
+        private.push_mode(other)
 
 
 class StorageWatch:
@@ -188,7 +186,7 @@ class StorageWatch:
             self._book_living(young=young)
 
     def _book_living(self, *, young: bool = False) -> None:
-        with torch._C.DisableTorchFunction():  # a mode of the user's is not to see our questions
+        with private.no_torch_function():  # a mode of the user's is not to see our questions
             for storage in live_storages(self.device, young=young):
                 if not (young and _may_wait(storage)):
                     self.ledger.book(storage)
@@ -237,7 +235,7 @@ class _Patches:
             replaced(threading.Thread, "start", start),
             *(
                 replaced(torch.jit, name, without_mode(getattr(torch.jit, name), _Mode))
-                for name in TRACERS
+                for name in private.TRACERS
             ),
         ]
         gc.callbacks.append(watch.note_collection)

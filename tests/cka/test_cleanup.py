@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from cka_nets import InPlace, Residual, batches_of, mlp
 from torch import nn
 
 from cka import CKA, CKAError, InputError
-from cka.placement import device_for, evaluating, placed, unwrap
+from cka.placement import device_for, eager, evaluating, placed, unwrap
 
 
 def hooks_on(model):
@@ -262,6 +263,16 @@ def test_compiled_parts_run_uncompiled():
     result = CKA(model).compare(batches_of(8), progress=False)
     assert "0._orig_mod.1" in result.model1_layers
     assert "1" in result.model1_layers
+
+
+def test_parts_count_as_compiled_where_torch_does_not_tell(monkeypatch):
+    """It has no public name for it; uncompiled is slower, but no hook stays silent."""
+    monkeypatch.delattr(nn.Module, "_compiled_call_impl")
+    context = eager([nn.Linear(6, 3)])
+    with context:
+        assert not isinstance(context, nullcontext)
+    monkeypatch.undo()
+    assert isinstance(eager([nn.Linear(6, 3)]), nullcontext)
 
 
 def test_modes_of_a_module_in_two_models_are_restored():

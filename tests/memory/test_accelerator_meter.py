@@ -343,13 +343,13 @@ class History:
         block = {"address": address, "size": BLOCK, "requested_size": size, "frames": told}
         self.blocks.append({**block, "state": "active_allocated"})
 
-    def _record_memory_history(self, **options: object) -> None:
+    def record(self, **options: object) -> None:
         """Recording is on from the start."""
 
-    def _dump_snapshot(self, path: str) -> None:
+    def dump(self, path: str) -> None:
         """No file is asked for here."""
 
-    def _snapshot(self) -> dict[str, object]:
+    def snapshot(self) -> dict[str, object]:
         inactive = {"address": 7, "size": BLOCK, "state": "inactive"}
         elsewhere = {"device": 0, "blocks": [{**self.blocks[0], "address": 8}]}
         return {"segments": [elsewhere, {"device": 1, "blocks": [*self.blocks, inactive]}]}
