@@ -12,6 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_cka_memory.births import Birth, Maker, RawFrames, callers, written
 from pytest_cka_memory.meters import private
+from pytest_cka_memory.meters.private import storage_key  # by itself: asked for most often
 
 
 class Origin(NamedTuple):
@@ -98,7 +99,7 @@ class Ledger:
         `operator` tell what it was born as and by.
         """
         size = storage.nbytes()
-        known = self._live.get(private.storage_key(storage))
+        known = self._live.get(storage_key(storage))
         if known is not None and known.size == size and known() is storage:
             return  # most often; and so without the lock
         with self._lock:
@@ -129,19 +130,19 @@ class Ledger:
         tensor: torch.Tensor | None,
         operator: object,
     ) -> None:
-        size = storage.nbytes()
-        known = self._live.get(private.storage_key(storage))
+        size, key = storage.nbytes(), storage_key(storage)
+        known = self._live.get(key)
         if known is None or known() is not storage:
             if known is not None:  # a dead one, whose address was used again
                 self._forget(known)
-            doubtful = self._doubtful.pop(private.storage_key(storage), None)
+            doubtful = self._doubtful.pop(key, None)
             if operator is None and doubtful is not None and doubtful.size == size:
                 self._follow(doubtful, storage)
                 return
             origin = None
             if operator is not None and tensor is not None:
                 origin = Origin(operator, tensor.dtype, _shape_of(tensor), callers())
-            self._enter(storage, 0 if born else size, origin)
+            self._enter(storage, key, 0 if born else size, origin)
         elif known.size != size:
             self._weigh(known, size)
 
@@ -185,10 +186,12 @@ class Ledger:
         with self._alone():
             self._note_peak()
 
-    def _enter(self, storage: torch.UntypedStorage, hidden: int, origin: Origin | None) -> None:
+    def _enter(
+        self, storage: torch.UntypedStorage, key: int, hidden: int, origin: Origin | None
+    ) -> None:
         booked = _Booked(storage, self._died)
         booked.doubtful = False
-        booked.key = private.storage_key(storage)
+        booked.key = key
         booked.origin = origin
         booked.hidden = hidden
         booked.history = [(self.serial, 0)]

@@ -13,7 +13,7 @@ import torch
 
 from pytest_cka_memory import DeviceError, MemoryProbe, RegionRecord
 from pytest_cka_memory.holders import holdings
-from pytest_cka_memory.meters import private
+from pytest_cka_memory.meters import ledger, private
 from pytest_cka_memory.meters.cpu import CpuMeter
 
 MODES = "does not tell which dispatch modes are on"
@@ -57,6 +57,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]
 
         monkeypatch.setattr(pkgutil, "resolve_name", resolve)
         importlib.reload(private)
+        monkeypatch.setattr(ledger, "storage_key", private.storage_key)
         return asked
 
     yield without
