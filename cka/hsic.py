@@ -18,7 +18,7 @@ from cka.precision import full_precision, sum_dtype
 Centring: TypeAlias = Literal["unbiased", "biased"]
 
 # Float64 working space of one product; the Gram matrices themselves stay in their own dtype.
-_SLAB_BYTES = 8 * 2**20
+_SLAB_BYTES = 2 * 2**20
 # How far entries of a matrix product of equal rows may be apart, relative to their size.
 _EQUAL = {torch.float32: 1e-5, torch.float64: 1e-13}
 
@@ -125,8 +125,9 @@ def _centred_slabs(grams: Sequence[Tensor], estimator: Centring) -> Iterator[Ten
     rows = max(1, _SLAB_BYTES // (len(grams) * n * dtype.itemsize))
     for start in range(0, n, rows):
         slab = torch.stack([gram[start : start + rows] for gram in grams]).to(dtype)
-        slab = slab - shares[:, start : start + rows, None]
-        slab = (slab - shares[:, None, :]) * informative
+        slab -= shares[:, start : start + rows, None]
+        slab -= shares[:, None, :]
+        slab *= informative
         if estimator == "unbiased":
             slab.diagonal(offset=start, dim1=1, dim2=2).zero_()
         yield slab.flatten(1)

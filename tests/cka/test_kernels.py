@@ -8,8 +8,17 @@ import torch
 from cka_reference import linear
 
 from cka import RBF, InputError, SettingError
-from cka.kernels import _columns_per_chunk, as_rows, linear_gram, resolve_kernel, squared_distances
+from cka.kernels import (
+    _WIDE_BYTES,
+    _columns_per_chunk,
+    _lie_around_zero,
+    as_rows,
+    linear_gram,
+    resolve_kernel,
+    squared_distances,
+)
 from cka.precision import full_precision
+from pytest_cka_memory import MemoryProbe
 
 
 def assert_same_up_to_centring(gram, expected, tolerance=1e-6):
@@ -40,6 +49,34 @@ def test_large_matrices_are_computed_by_blocks(samples):
     """Above two blocks of 128 samples only one triangle is multiplied; the whole is there."""
     rows = torch.randn(samples, 40)
     assert_same_up_to_centring(linear_gram(rows), linear(rows))
+
+
+@pytest.mark.parametrize("samples", [64, 256], ids=["one-block", "several"])
+@pytest.mark.parametrize("offset", [0, 0.8, 0.95, 1000])
+def test_wide_features_keep_their_digits_wherever_they_lie(samples, offset):
+    """On a CPU those around zero go unshifted; √0.75 spreads is the furthest they may lie."""
+    rows = torch.randn(samples, _WIDE_BYTES // (4 * samples)) + offset
+    assert _lie_around_zero(rows, torch.float32) == (offset < 0.87)
+    assert_same_up_to_centring(linear_gram(rows), linear(rows))
+
+
+@pytest.mark.parametrize("strange", [float("nan"), 1e38], ids=["nan", "overflows"])
+def test_only_numbers_are_said_to_lie_around_zero(strange):
+    """What cannot be judged is shifted, and the strange number shows in the Gram matrix."""
+    rows = torch.randn(64, _WIDE_BYTES // (4 * 64))
+    rows[0] = strange
+    assert not _lie_around_zero(rows, torch.float32)
+    assert not linear_gram(rows)[0].isfinite().any()
+
+
+def test_wide_features_around_zero_cost_their_gram_matrix_only():
+    """No shifted chunk is made of them: the matrix, and a few numbers about eight samples."""
+    rows = torch.randn(64, _WIDE_BYTES // (4 * 64))
+    probe = MemoryProbe("cpu")
+    with probe.measure() as region:
+        gram = linear_gram(rows)
+    assert region.retained_bytes == gram.nbytes
+    assert region.peak_increase_bytes < gram.nbytes + 1024
 
 
 def test_channels_last_images_are_not_copied():
