@@ -12,7 +12,7 @@ from cka_nets import batches_of, mlp
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from cka import CKA, CKAResult, SettingError
+from cka import CKA, CKAResult, InputError, SettingError
 
 
 def dataset(samples):
@@ -50,6 +50,10 @@ def compare(rank, world, samples) -> dict[str, CKAResult]:
         warnings.simplefilter("ignore")
         lopsided = batches_of(8, 8) if rank == 0 else batches_of(2)
         results["lopsided"] = CKA(model).compare(iter(lopsided), progress=False)
+        with pytest.raises(InputError, match="no batch had at least 4 samples"):
+            CKA(model).compare(iter(batches_of(2)), progress=False)
+    with pytest.raises(InputError, match="the ranks saw different layers run"):
+        CKA(model, model1_layers=str(rank)).compare(batches_of(8), progress=False)
     with pytest.raises(SettingError, match="run it on one rank with distributed=False"):
         CKA(model, estimator="exact").compare(batches_of(8), progress=False)
     return results

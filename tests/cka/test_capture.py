@@ -8,7 +8,7 @@ import pytest
 import torch
 from cka_nets import Aliases, Backwards, InPlace, Residual, batches_of, mlp
 from cka_reference import cloned_outputs, minibatch_cka
-from torch import nn
+from torch import Tensor, nn
 
 from cka import CKA, CKAWarning, InputError, LayerError
 from cka.capture import Capture
@@ -136,6 +136,12 @@ def test_only_idle_layers_leave_nothing_to_compare():
         compared(Idle(), batches_of(8), model1_layers="unused")
 
 
+def test_columns_that_never_ran_leave_nothing_to_compare():
+    """The rows have run; the error names the layers that are missing on the other side."""
+    with pytest.raises(LayerError, match=r"no layer is left to compare; .*never ran.*: unused$"):
+        compared(Idle(), batches_of(8), model2_layers="unused")
+
+
 class Sometimes(nn.Module):
     """Runs one of its layers only in its first forward pass."""
 
@@ -215,6 +221,32 @@ def test_the_first_tensor_of_an_output_stands_for_it(make):
     """Tuples, dicts and Hugging Face style outputs work; a scalar loss is passed over."""
     result = compared(Outputs(make), batches_of(12))
     assert entry(result, "odd", "fc") == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(Tensor.to_sparse, id="sparse"),
+        pytest.param(
+            lambda x: torch.nested.as_nested_tensor(list(x)),
+            id="nested-tensor",
+            marks=pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
+        ),
+    ],
+)
+def test_outputs_that_are_no_dense_tensor_are_left_out_and_named(make):
+    """Their rows are no features."""
+    with pytest.warns(CKAWarning, match=r"no tensor with the batch in its first.*: odd$"):
+        result = compared(Outputs(make), batches_of(8))
+    assert result.model1_layers == ["fc"]
+
+
+def test_one_number_a_sample_is_one_feature():
+    """A layer may drop the dimension of its features."""
+    flat = nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
+    result = compared(flat, batches_of(8))
+    assert result.model1_layers == ["0", "1"]
+    assert entry(result, "0", "1") == pytest.approx(1)
 
 
 def test_a_function_of_ones_own_picks_the_tensor():

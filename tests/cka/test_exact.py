@@ -83,6 +83,16 @@ def test_free_memory_includes_what_is_held_already():
     assert free is None or available_bytes(2**40) >= 2**40
 
 
+def test_where_free_memory_is_not_told_there_is_no_limit(monkeypatch):
+    """As on macOS, whose ``sysconf`` has no such name: the comparison runs all the same."""
+
+    def sysconf(name):
+        raise ValueError("unrecognized configuration name")
+
+    monkeypatch.setattr("os.sysconf", sysconf)
+    assert CKA(mlp(), estimator="exact").compare(batches_of(8), progress=False).samples == 8
+
+
 def test_exact_needs_four_samples():
     """Fewer leave nothing to estimate from."""
     with pytest.raises(InputError, match="no batch had at least"):

@@ -11,7 +11,7 @@ import torch
 from cka_nets import batches_of, mlp
 from cka_reference import minibatch_cka
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from cka import CKA, CKAWarning, InputError
 from cka.batches import first_samples, joined, map_tensors, samples_in
@@ -170,6 +170,42 @@ def test_a_small_batch_that_cannot_be_joined_is_left_out():
     assert torch.equal(result.matrix, matrix(mlp(), batches_of(8, 8)))
 
 
+def test_a_small_batch_of_another_length_is_left_out():
+    """It was held back to be joined, and cannot be: the one before it is used as it is."""
+    long, short = torch.randn(8, 5, 6), torch.randn(3, 4, 6)
+    with pytest.warns(CKAWarning, match="batches under 4 samples are left out, of sizes: 3"):
+        result = CKA(mlp()).compare([long, short], progress=False)
+    assert (result.samples, result.batches) == (8, 1)
+    assert torch.equal(result.matrix, matrix(mlp(), [long]))
+
+
+def test_a_small_batch_that_only_outputs_tell_is_left_out():
+    """Of a text a model may make any number of samples."""
+
+    def feed(model, text):
+        return model(torch.ones(len(text), 6).tril())
+
+    with pytest.warns(CKAWarning, match="batches under 4 samples are left out, of sizes: 3"):
+        result = CKA(mlp(), feed=feed).compare(iter(["eight by", "six"]), progress=False)
+    assert (result.samples, result.batches) == (8, 1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_batch_of_nothing_but_padding_is_not_run(rank):
+    """Nine samples over two ranks, in batches of one sample: the second rank's last is padding."""
+    data = TensorDataset(torch.arange(9))
+    sampler = DistributedSampler(data, num_replicas=2, rank=rank, shuffle=False)
+    loader = DataLoader(data, batch_size=1, sampler=sampler)
+    seen = [int(images) for ((images,),) in batches((loader,), 1)]
+    assert seen == list(range(rank, 9, 2))
+
+
+def test_a_batch_without_anything_in_it_is_refused():
+    """There is no input in it, and the error says what a batch is."""
+    with pytest.raises(InputError, match="got an empty batch; a batch is a tensor"):
+        CKA(mlp()).compare([()], progress=False)
+
+
 @pytest.mark.parametrize("sizes", [(), (3,), (1,)], ids=["empty", "three", "one"])
 def test_no_usable_batch_is_an_error(sizes):
     """Nothing to compute from is said, with what would be enough."""
@@ -237,6 +273,9 @@ def test_batches_can_be_cut_and_joined_in_any_structure():
     assert pair.images.tolist() == [0, 0, 1]
     record = map_tensors(Record(torch.zeros(2), torch.zeros(2)), lambda x: x + 1)
     assert record.labels.tolist() == [1, 1]
+    assert first_samples(Pair(torch.arange(3), "text"), 2).images.tolist() == [0, 1]
+    mapping = joined({"x": torch.zeros(2), "id": ["a"]}, {"id": ["b"], "x": torch.ones(1)})
+    assert (mapping["x"].tolist(), mapping["id"]) == ([0, 0, 1], ["a", "b"])
     assert samples_in(["text"]) is None
 
 

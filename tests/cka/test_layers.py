@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import pytest
 import torch
 from cka_nets import Residual, batches_of, mlp
@@ -43,6 +45,14 @@ def names(layers):
 def test_a_selector_finds_its_layers(layers, expected):
     """Each kind of selector, alone and mixed."""
     assert names(layers) == expected
+
+
+def test_a_predicate_that_tells_no_signature_is_given_the_module():
+    """As those of ``operator`` do not, before Python 3.13."""
+    model = Two().eval()
+    model.layer2.train()
+    found = select(model, attrgetter("training")).modules
+    assert list(found) == ["layer2", "layer2.0", "layer2.1"]
 
 
 def test_none_selects_every_layer_but_containers_and_the_model():
