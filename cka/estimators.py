@@ -60,8 +60,10 @@ class Minibatch:
     def measure(self, features: Tensor) -> Parts:
         """One (m, m) Gram matrix per sub-batch of the (n, ...) features."""
         rows = flattened(features, self._kernel)
+        sizes = self._sizes(rows.shape[0])
+        parts = rows.split(sizes) if len(sizes) > 1 else [rows]
         with full_precision(rows.device):
-            return tuple(self._kernel(part) for part in rows.split(self._sizes(len(rows))))
+            return tuple(self._kernel(part) for part in parts)
 
     def _sizes(self, samples: int) -> list[int]:
         """Sizes of the sub-batches; the last one takes a rest too small to stand alone."""

@@ -84,7 +84,7 @@ def select(model: nn.Module, layers: Layers) -> Selection:
         LayerError: if a selector names nothing; close matches are suggested.
     """
     if layers is None:
-        selectors: Sequence[Any] = [_everything]
+        selectors: Sequence[Any] = [nn.Module]
     elif isinstance(layers, (list, tuple)):
         selectors = layers
     else:
@@ -108,10 +108,6 @@ def _layer_names(model: nn.Module) -> list[str]:
         if name and not isinstance(module, _CONTAINERS)
     ]
     return names or [""]
-
-
-def _everything(module: nn.Module) -> bool:
-    return True
 
 
 def _matches(
