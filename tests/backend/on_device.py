@@ -336,6 +336,19 @@ def test_cka_keeps_nothing(cka_memory, network):
     assert result.matrix.device.type == "cpu"
 
 
+@pytest.mark.parametrize("on_it", [True, False], ids=["model-there", "device-named"])
+def test_cka_runs_on_the_device(cka_memory, network, on_it):
+    """Where the model is, or on the device named, without a number; then the model is back."""
+    device = cka_memory.device if on_it else torch.device("cpu")
+    network = network.eval().to(device)
+    ran_on = set()
+    network.register_forward_hook(lambda module, args, output: ran_on.add(output.device))
+    cka = CKA(network, device=None if on_it else cka_memory.device.type)
+    cka.compare([torch.randn(8, 3, 8, 8)] * 2, progress=False)
+    assert ran_on == {cka_memory.device}
+    assert {parameter.device for parameter in network.parameters()} == {device}
+
+
 def test_cka_after_running_out_of_memory_keeps_nothing(cka_memory, network):
     """Its hooks are off, its Gram matrices gone."""
     loader = torch.utils.data.DataLoader(torch.randn(64, 3, 8, 8), batch_size=64)

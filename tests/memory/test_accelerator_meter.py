@@ -1,6 +1,7 @@
 """The accelerator's meter over a scripted allocator; real ones are tested in ``tests/gpu``."""
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -374,6 +375,13 @@ def test_blocks_that_no_tensor_owns_are_told_by_the_line_that_allocated_them(
     assert by_bytes[100].operator == "aten.zeros"
     assert by_bytes[300].created_at == ("me/net.py:4 in forward",)
     assert "--cka-memory-snapshots=DIR records where" in by_bytes[200].hint
+
+
+def test_an_allocator_that_keeps_no_history_says_so(gpu: AcceleratorMeter, tmp_path: Path) -> None:
+    """So that no snapshot is promised, and none is written."""
+    assert not gpu.record_history()
+    assert not gpu.dump_history(tmp_path / "snapshot.pickle")
+    assert list(tmp_path.iterdir()) == []
 
 
 class _All:

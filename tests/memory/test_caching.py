@@ -226,6 +226,17 @@ def test_an_expandable_segment_gives_back_whole_pages():
     assert allocator.reserved.current == 0
 
 
+def test_the_page_that_a_free_block_begins_within_stays():
+    """Its part before the pages given back is the next block, without a page more."""
+    allocator = ExpandableAllocator()
+    kept, freed = allocator.allocate(30 * MB), allocator.allocate(50 * MB)
+    allocator.free(freed)
+    allocator.empty_cache()
+    assert allocator.reserved.current == 40 * MB
+    assert allocator.allocate(10 * MB).address == kept.end
+    assert allocator.reserved.current == 40 * MB
+
+
 def test_pages_given_back_are_taken_again():
     """At their old addresses, before the segment grows at its end."""
     allocator = ExpandableAllocator()

@@ -1,6 +1,7 @@
 """Whole regions on the CPU: what was before is never blamed, what is kept is found to the byte."""
 
 import gc
+import platform
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, TensorDataset
 
 from pytest_cka_memory import MemoryProbe, measure_memory_retention
+from pytest_cka_memory.meters.cpu import CpuMeter
 
 
 @pytest.fixture
@@ -406,3 +408,16 @@ def test_a_warm_up_takes_the_first_allocation(cpu: MemoryProbe) -> None:
 
     region = cpu.run(func, warmup=1)
     assert (region.retained_bytes, region.one_time_bytes) == (0, 400)
+
+
+def test_a_machine_that_tells_no_model_is_named_by_what_python_knows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only Linux has /proc/cpuinfo, and not everywhere."""
+
+    def no_such_file(*args: object, **kwargs: object) -> None:
+        raise FileNotFoundError
+
+    monkeypatch.setattr("builtins.open", no_such_file)
+    known = (platform.processor(), platform.machine(), "cpu")
+    assert CpuMeter().device_name in filter(None, known)
