@@ -43,7 +43,7 @@ def test_a_readme_without_a_place_for_a_table_is_refused() -> None:
     """Else a table would silently go out of date."""
     import readme
 
-    with pytest.raises(ValueError, match="no place for the table 'libraries'"):
+    with pytest.raises(ValueError, match="no place for the table 'gates'"):
         readme.drawn("# no tables here")
 
 

@@ -11,11 +11,14 @@ from pathlib import Path
 
 from processes import Row
 
+from pytest_cka_memory.reports import terminal
 from pytest_cka_memory.reports.files import write_whole
+from pytest_cka_memory.reports.reading import read
 from pytest_cka_memory.units import MB
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
+_COLUMNS = 100
 
 
 def libraries() -> str:
@@ -54,6 +57,31 @@ def side_by_side() -> str:
     )
 
 
+def gates() -> str:
+    """The report that the README's first command printed, from the file it wrote beside it."""
+    (file,) = RESULTS.glob("gates-*.json")
+    report = "".join(f"{line.text}\n" for line in terminal.whole(read(file), _COLUMNS))
+    return f"```text\n{report}```\n"
+
+
+def predicted() -> str:
+    """Predictions beside the figures that the notebook published."""
+    (file,) = RESULTS.glob("predicted-*.json")
+    rows = json.loads(file.read_text(encoding="utf-8"))["published"]
+    return _markdown(
+        ("batch", "predicted, MB", "published, MB", "error"),
+        [
+            (
+                str(row["batch_size"]),
+                f"{row['peak_bytes'] / MB:.2f}",
+                f"{row['published_mb']:.2f}",
+                f"{row['error']:+.2%}".replace("%", " %"),
+            )
+            for row in rows
+        ],
+    )
+
+
 def _pair(row: Row) -> str:
     return f"{row['peak_bytes'] / MB:.2f} / {row['retained_bytes'] / MB:.2f}"
 
@@ -71,7 +99,12 @@ def _markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {"libraries": libraries, "side by side": side_by_side}
+TABLES: dict[str, Callable[[], str]] = {
+    "gates": gates,
+    "predicted": predicted,
+    "libraries": libraries,
+    "side by side": side_by_side,
+}
 
 
 def drawn(text: str) -> str:
