@@ -33,14 +33,10 @@ class _LoaderProxy:
     def __bool__(self) -> bool:
         return bool(self._loader)
 
-    @property
+    @property  # type: ignore[misc]  # no one is to set it
     def __class__(self) -> Any:
         # Consumers ask isinstance(loader, DataLoader) and would refuse anything else.
         return type(self._loader)
-
-    @__class__.setter
-    def __class__(self, value: Any) -> None:
-        raise TypeError("a watched loader stays one")
 
 
 class WatchedLoader(_LoaderProxy):

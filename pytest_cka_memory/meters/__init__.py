@@ -22,12 +22,8 @@ def check_device_name(name: str, found: str = "cpu") -> str:
     may have any name.
 
     Raises:
-        DeviceError: for anything but a known type, optionally with an index; for ``predict:cuda``
-            with a card that is not known.
+        DeviceError: for anything but a known type, optionally with an index.
     """
-    if _is_predicted(name):
-        card_of(name[len(_PREDICTED) + 1 :])
-        return name
     kind, _, index = name.partition(":")
     known = (*KNOWN_DEVICES, found)
     if kind not in known or (":" in name and not (index.isdecimal() and kind != "auto")):
