@@ -50,9 +50,10 @@ class _Mode(TorchDispatchMode):
         owner = self._owner
         if not owner.counting:  # a thread that outlived the region
             return func(*args, **kwargs)
-        born = owner.newcomers_are_born or func is _BORN_BY_DEFINITION
         # A backward pass brings tensors that only the graph held, alive since before the region.
-        born = born and private.graph_task_id() == -1
+        born = func is _BORN_BY_DEFINITION or (
+            owner.newcomers_are_born and private.graph_task_id() == -1
+        )
         owner.see(args, born=born)
         if kwargs:
             owner.see(kwargs.values(), born=born)

@@ -183,6 +183,31 @@ def test_what_an_operator_made_is_counted_at_once(
 @pytest.mark.parametrize(
     ("make", "size"),
     [
+        pytest.param(lambda: torch.tensor([1.0] * 25), 100, id="tensor"),
+        pytest.param(lambda: torch.as_tensor([1.0] * 25), 100, id="as_tensor"),
+        pytest.param(lambda: torch.from_numpy(np.zeros(25, np.float32)), 100, id="from_numpy"),
+        pytest.param(lambda: torch.zeros(25), 100, id="operator"),
+    ],
+)
+def test_what_a_hook_keeps_of_a_backward_pass_is_counted(
+    born: Born, make: Callable[[], object], size: int
+) -> None:
+    """That tensors of before come to light in such a pass is no excuse for those made in it."""
+    weight = torch.ones(4, requires_grad=True)
+    weight.grad = torch.zeros(4)
+    loss, kept = (weight * 2).sum(), []
+    weight.register_hook(lambda gradient: kept.append(make()))
+
+    def backward() -> list[object]:
+        loss.backward()
+        return kept
+
+    assert born(backward) == size
+
+
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [
         pytest.param(lambda: torch.UntypedStorage(100), 100, id="untyped-storage"),
         pytest.param(lambda: torch.UntypedStorage(1).resize_(100), 100, id="untyped-storage-grown"),
         pytest.param(lambda: torch.frombuffer(bytearray(64), dtype=torch.uint8), 64, id="buffer"),
