@@ -60,6 +60,13 @@ def test_wide_features_keep_their_digits_wherever_they_lie(samples, offset):
     assert_same_up_to_centring(linear_gram(rows), linear(rows))
 
 
+def test_few_samples_are_shifted_wherever_they_lie():
+    """Below 64 there is less to average an error out, and little time to win."""
+    for samples, around in [(63, False), (64, True)]:
+        rows = torch.randn(samples, 1 + _WIDE_BYTES // (4 * samples))
+        assert _lie_around_zero(rows, torch.float32) == around
+
+
 @pytest.mark.parametrize("strange", [float("nan"), 1e38], ids=["nan", "overflows"])
 def test_only_numbers_are_said_to_lie_around_zero(strange):
     """What cannot be judged is shifted, and the strange number shows in the Gram matrix."""
