@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-from pytest_cka_memory import LimitError, RegionRecord
+from pytest_cka_memory import LimitError, RegionRecord, baselines
 from pytest_cka_memory.baseline_file import Fingerprint, Key
 from pytest_cka_memory.baseline_limit import WithinBaseline, tolerance_of
 from pytest_cka_memory.baselines import Update, figures_of, fingerprint_of, updated
@@ -70,6 +70,20 @@ def test_whether_torch_was_imported_does_not_matter() -> None:
     """A meter may need none; then what is installed counts, whatever tests ran before."""
     installed = {**FACTS, "torch": version("torch")}
     assert fingerprint_of({**FACTS, "torch": None}) == fingerprint_of(installed)
+
+
+def test_a_torch_that_was_installed_without_a_word_has_no_version(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that was built in place has no metadata: baselines of it stand by themselves."""
+
+    def no_metadata(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(baselines, "version", no_metadata)
+    installed = baselines._installed_torch.__wrapped__
+    monkeypatch.setattr(baselines, "_installed_torch", installed)
+    assert fingerprint_of({**FACTS, "torch": None}).torch is None
 
 
 def test_a_fingerprint_is_readable() -> None:

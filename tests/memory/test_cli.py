@@ -145,6 +145,23 @@ def test_the_readme_shows_that_comparison():
     assert f"```text\n{TABLE}```\n" in readme.read_text(encoding="utf-8")
 
 
+def test_a_figure_that_can_no_longer_be_told_is_a_regression(write, capsys):
+    """Too few batches for a growth: it may hide what the old report would have shown."""
+    files = write("old", [region("n")]), write("new", [region("n", batches=3)])
+    assert main(["compare", *files]) == REGRESSION
+    row = capsys.readouterr().out.splitlines()[1]
+    assert " ".join(row.split()) == "n growth per batch 0 - - REGRESSION"
+
+
+def test_compare_names_ten_and_counts_the_rest(write, capsys):
+    """The names of a whole suite that moved would hide everything else."""
+    twelve = [region(f"t.py::test_new[{number}]") for number in range(12)]
+    assert main(["compare", write("old", [kept()]), write("new", [kept(), *twelve])]) == OK
+    said = capsys.readouterr().out
+    assert said.count("only in the new report: t.py::test_new[") == 10
+    assert "only in the new report: 2 more\n" in said
+
+
 def test_compare_prints_data(write, capsys):
     """All of it, for a script."""
     files = write("old", BEFORE), write("new", AFTER)
@@ -281,6 +298,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(write):
         [sys.executable, "-m", "pytest_cka_memory", "show", path],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUNBUFFERED": ""},  # with it, Python gives up without a word
     )
     process.stdout.readline()
     process.stdout.close()

@@ -77,6 +77,14 @@ it</summary>
 {LEGEND}"""
 
 
+def test_tests_without_a_result_are_named_up_to_ten():
+    """And the rest counted."""
+    lost = tuple(f"t.py::test_{number}" for number in range(12))
+    said = markdown.text(replace(one_of_each(), missing=lost))
+    assert said.count("- no result: `t.py::test_") == 10
+    assert "- no result: and 2 more\n" in said
+
+
 def test_the_text_is_exact():
     """Verdict, what needs a look, who holds it, every region, the session."""
     assert markdown.text(one_of_each()) == WHOLE

@@ -40,6 +40,11 @@ def test_every_public_name_exists_and_is_documented(name: str) -> None:
         assert inspect.getdoc(public)
 
 
+def test_a_prompt_can_complete_every_public_name() -> None:
+    """Also those that are loaded only when they are used."""
+    assert set(pytest_cka_memory.__all__) <= set(dir(pytest_cka_memory))
+
+
 def test_the_public_names_are_those_of_the_contract() -> None:
     """Without doubles; there may be more than it names, never less."""
     names = pytest_cka_memory.__all__

@@ -3,9 +3,11 @@
 from random import Random
 
 import pytest
+import torch.distributed as dist
 from torch.distributed import HashStore
 
-from pytest_cka_memory.ranks import HURRIED_S, Meeting, Rank, this_rank
+from pytest_cka_memory.errors import RankError
+from pytest_cka_memory.ranks import HURRIED_S, Meeting, Rank, this_rank, torchrun_board
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
 
@@ -38,6 +40,27 @@ def meet(clock):
     return lambda n: Meeting(
         Rank(n, 3, n, "0"), 10.0, connect=lambda rank: board, clock=clock, sleep=clock.sleep
     )
+
+
+def test_ranks_that_were_given_no_store_are_told_how_to_get_one(monkeypatch):
+    """Static rendezvous shares none."""
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    with pytest.raises(RankError, match="leave its rendezvous at c10d"):
+        torchrun_board(Rank(0, 2, 0, "0"))
+
+
+def test_a_store_that_does_not_answer_is_named(monkeypatch):
+    """Where it should have been."""
+
+    def refused(*args, **kwargs):
+        raise dist.DistNetworkError("connection refused")
+
+    monkeypatch.setattr(dist, "TCPStore", refused)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", "29400")
+    with pytest.raises(RankError, match="the store of torchrun at localhost:29400 cannot be"):
+        torchrun_board(Rank(0, 2, 0, "0"))
 
 
 @pytest.mark.parametrize(

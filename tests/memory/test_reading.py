@@ -97,6 +97,14 @@ WHOLE = json_file.text(one_of_each()).encode()
             "regions[1].timeline[2].size is '64'; a whole number belongs there",
         ),
         (
+            damaged(["regions", 1, "timeline", 2], None),
+            "regions[1].timeline[2] is None; an object belongs there",
+        ),
+        (
+            damaged(["regions", 1, "timeline", 2, "size"], KeyError),
+            "regions[1].timeline[2].size is missing; a value belongs there",
+        ),
+        (
             damaged(["regions", 1, "timeline", 2, "peak_bytes"], 2**63),
             "regions[1].timeline[2].peak_bytes is 9223372036854775808",
         ),
@@ -110,11 +118,13 @@ WHOLE = json_file.text(one_of_each()).encode()
         ),
         (damaged(["session", "notes"], 1), "session.notes is 1; a list belongs there"),
         (damaged(["unmeasured", "odd items"], "2"), "unmeasured.odd items is '2'"),
+        (damaged(["unmeasured"], [2]), "unmeasured is [2]; an object belongs there"),
     ],
     ids=[
         *("empty", "blank", "cut-off", "latin-1", "deep", "long-number", "list", "no-schema"),
         *("newer", "schema-alone", "nan", "regions", "region", "missing", "bool", "too-large"),
-        *("size", "sample", "frame", "measured", "notes", "count"),
+        *("size", "no-sample", "no-size", "sample", "frame", "measured", "notes", "count"),
+        "no-counts",
     ],
 )
 def test_what_is_no_report_is_refused(file, content, problem):

@@ -7,6 +7,7 @@ import pytest
 
 from pytest_cka_memory import RegionRecord
 from pytest_cka_memory.limits import limit_from_marker
+from pytest_cka_memory.region import Holding
 from pytest_cka_memory.reports import failure, terminal
 from pytest_cka_memory.results import Result, judge
 from pytest_cka_memory.testing import ScriptedMeter
@@ -184,6 +185,19 @@ def test_a_failure_names_limit_region_device_and_remedy(record: MakeRecord) -> N
         "  in region 'fit', on cpu by scripted figures",
         "  what to do: free or detach tensors earlier, use torch.no_grad(), a smaller batch",
     ]
+
+
+def test_a_failure_tells_of_the_largest_groups_and_sums_up_the_rest(record: MakeRecord) -> None:
+    """What nobody in Python holds is said to be so."""
+    sizes = [9, 8, 7, 6, 5, 4, 3]
+    groups = tuple(Holding(bytes=size, count=1) for size in sizes)
+    leaking = record(retained_bytes=sum(sizes), retained=groups)
+    lines = failure.text([judge("t.py::t", leaking, [ZERO])], ScriptedMeter()).splitlines()
+    told = lines.count("    held by nothing that Python can name")
+    assert 0 < told < len(sizes)
+    assert f"  1 tensor, {sizes[told - 1]} bytes" in lines
+    rest = sizes[told:]
+    assert f"  and {len(rest)} smaller groups, {sum(rest)} bytes" in lines
 
 
 def test_a_failure_of_a_whole_test_says_so(record: MakeRecord) -> None:

@@ -286,6 +286,18 @@ def test_a_meter_that_fails_at_the_end_is_stopped() -> None:
     assert gauge_for(meter)._open == []
 
 
+def test_a_region_that_was_ended_for_its_user_is_not_ended_twice(
+    probe: MemoryProbe, meter: ScriptedMeter
+) -> None:
+    """As at a test's end: its block may yet be left, by a generator that is closed late."""
+    block = probe.measure("open")
+    block.__enter__()
+    assert probe.end_open() == ["open"]
+    meter.allocate(3)
+    block.__exit__(None, None, None)
+    assert [(r.label, r.completed, r.end_bytes) for r in probe.records] == [("open", False, 0)]
+
+
 def test_labels_are_made_unique(probe: MemoryProbe) -> None:
     """Two rows of one name could not be told apart, nor compared with a baseline."""
     for label in ("fit", None, "fit", None, "fit", "eval"):

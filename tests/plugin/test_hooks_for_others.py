@@ -232,9 +232,10 @@ def pytest_configure(config): config.pluginmanager.register(Other(), "other")
         ("{'x': float('inf')}", "returned 'x': inf; fields are"),
         ("{'x': {1: 2}}", "returned 'x': {1: 2}; fields are"),
         ("{1: 2}", "returned 1: 2; fields are"),
+        (f"{{'x': {'[' * 21 + ']' * 21}}}", "returned 'x': [[[[["),
         ("1 / 0", "raised ZeroDivisionError: division by zero"),
     ],
-    ids=["no-dict", "object", "infinite", "inner-key", "key", "raises"],
+    ids=["no-dict", "object", "infinite", "inner-key", "key", "deep", "raises"],
 )
 def test_a_field_that_cannot_be_reported_fails_its_test(extended, returned, message, workers):
     """In a line that names plugin and hook; the figures are reported without it."""
