@@ -13,8 +13,8 @@ LAYERS = {
         _version names errors timeline births loaders roots workers ranks sigterm actions
         units references tolerance
         region baseline_file
-        meters.base meters.private meters.generations meters.storages meters.history
-        meters.ledger meters.tracing meters.watch meters.peaks
+        meters.base meters.private meters.interrupts meters.generations meters.storages
+        meters.history meters.ledger meters.tracing meters.watch meters.peaks
         meters.caching meters.expandable meters.cards meters.workspaces meters.heap
         meters.replay meters.unpredictable meters.fake_mode meters.guard meters.faking
         meters.predicted

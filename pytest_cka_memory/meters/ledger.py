@@ -71,12 +71,13 @@ class Ledger:
         # What was alive at the peak is what is alive now and was then, and these.
         self._peak_serial = 0
         self._died_since_peak: list[_Booked] = []
-        self._dead: deque[_Booked] = deque()
+        self._dead: deque[_Booked | bool] = deque()
+        """In the order of their deaths, between the begin (True) and end (False) of collections."""
         # Before torch 2.15 the Python object of a storage shared between processes outlives it.
         self._shared: dict[int, tuple[_Booked, StorageWeakRef]] = {}
         # Before torch 2.15, too, a collection may end the Python object of a living storage, where
         # that object was part of a cycle, as in torch.save.
-        self.collecting = False
+        self._collecting = False
         self._doubtful: dict[int, _Booked] = {}
         # Re-entrant: a collection inside book() may run a __del__ that computes with tensors. What
         # that brings waits, held for this moment only, until the books can be read again.
@@ -134,6 +135,7 @@ class Ledger:
         known = self._live.get(key)
         if known is None or known() is not storage:
             if known is not None:  # a dead one, whose address was used again
+                self._bury()
                 self._forget(known)
             doubtful = self._doubtful.pop(key, None)
             if operator is None and doubtful is not None and doubtful.size == size:
@@ -145,6 +147,10 @@ class Ledger:
             self._enter(storage, key, 0 if born else size, origin)
         elif known.size != size:
             self._weigh(known, size)
+
+    def note_collection(self, *, begins: bool) -> None:
+        """Doubt the deaths between the begin and the end of a collection."""
+        self._dead.append(begins)
 
     def retained_since(self, serial: int) -> int:
         """Bytes born, or grown, after `serial` and alive now."""
@@ -189,7 +195,7 @@ class Ledger:
     def _enter(
         self, storage: torch.UntypedStorage, key: int, hidden: int, origin: Origin | None
     ) -> None:
-        booked = _Booked(storage, self._died)
+        booked = _Booked(storage, self._dead.append)  # at any moment, in any thread: so no lock
         booked.doubtful = False
         booked.key = key
         booked.origin = origin
@@ -215,19 +221,19 @@ class Ledger:
 
     def _bury(self) -> None:
         while self._dead:
-            self._forget(self._dead.popleft())
+            dead = self._dead.popleft()
+            if isinstance(dead, bool):
+                self._collecting = dead
+            else:
+                dead.doubtful = self._collecting
+                self._forget(dead)
         for booked, weak in list(self._shared.values()):
             if weak.expired():
                 self._forget(booked)
 
-    def _died(self, booked: _Booked) -> None:
-        """Called at any moment, in any thread: only notes it, lock-free."""
-        booked.doubtful = self.collecting
-        self._dead.append(booked)
-
     def _follow(self, booked: _Booked, storage: torch.UntypedStorage) -> None:
         """Go on with a storage that has lost a Python object, not its life."""
-        again = _Booked(storage, self._died)
+        again = _Booked(storage, self._dead.append)
         for name in _Booked.__slots__:
             setattr(again, name, getattr(booked, name))
         self._live[again.key] = again

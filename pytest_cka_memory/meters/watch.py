@@ -1,13 +1,14 @@
 """Sees every storage that operators take and return on one device, and keeps their ledger."""
 
 import gc
+import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
-from pytest_cka_memory.meters import private
+from pytest_cka_memory.meters import interrupts, private
 from pytest_cka_memory.meters.ledger import Ledger
 from pytest_cka_memory.meters.private import TorchDispatchMode
 from pytest_cka_memory.meters.storages import (
@@ -150,7 +151,7 @@ class StorageWatch:
         if begins and info["generation"] > 0:
             self.find_unseen(young=True)
         if torch.__version__ < "2.15":
-            self.ledger.collecting = begins
+            self.ledger.note_collection(begins=begins)
 
     def see(self, values: Iterable[Any], *, born: bool, operator: object = None) -> None:
         """Book the storages of every tensor in `values`, lists and dicts included."""
@@ -234,6 +235,7 @@ class _Patches:
         self._undo = [
             replaced(torch.UntypedStorage, "resize_", resize_),
             replaced(threading.Thread, "start", start),
+            replaced(sys, "unraisablehook", interrupts.hook_for(watch.note_collection)),
             *(
                 replaced(torch.jit, name, without_mode(getattr(torch.jit, name), _Mode))
                 for name in private.TRACERS

@@ -1,0 +1,67 @@
+"""Raises anew, a moment later, what a signal's handler has raised where Python drops it.
+
+Ctrl-C and the alarm of a timeout are raised in whatever the main thread runs just then. Where that
+is a callback of the garbage collector, Python passes them to ``sys.unraisablehook`` and goes on: a
+test that hangs would hang for ever.
+"""
+
+import _thread
+import functools
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+_MOMENT_SECONDS = 0.001
+
+
+def hook_for(callback: object) -> "Callable[[UnraisableHookArgs], Any]":
+    """A ``sys.unraisablehook`` that drops no signal for `callback`; the rest is for that of now."""
+    before = sys.unraisablehook
+
+    def hook(dropped: "UnraisableHookArgs") -> None:
+        error = dropped.exc_value
+        if dropped.object == callback and error is not None and _was_signalled(error):
+            _raise_later(error)
+        else:
+            before(dropped)
+
+    return hook
+
+
+def _was_signalled(error: BaseException) -> bool:
+    """Whether it was raised in the handler of a signal; those run in the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    run = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+    handlers = [_deliver, *map(signal.getsignal, signal.valid_signals())]
+    return isinstance(error, KeyboardInterrupt) or any(_code_of(it) in run for it in handlers)
+
+
+def _code_of(handler: Any) -> object:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
+
+
+def _raise_later(error: BaseException) -> None:
+    """Raise `error` in the main thread, by a SIGINT that stands for it."""
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, functools.partial(_deliver, error, before))
+    _thread.start_new_thread(_interrupt, ())  # a Thread would be one of the user's, and measured
+
+
+def _deliver(error: BaseException, before: Any, _signal: int, _frame: object) -> None:
+    signal.signal(signal.SIGINT, before)
+    raise error.with_traceback(None)
+
+
+def _interrupt() -> None:
+    time.sleep(_MOMENT_SECONDS)  # or it would come where the first has come
+    _thread.interrupt_main()
