@@ -41,8 +41,12 @@ def pytest_unconfigure():
     print("modes left:", torch.utils._python_dispatch._get_current_dispatch_mode_stack())
 """
 DEATHS = {"exit": "os._exit(3)", "killed": "os.kill(os.getpid(), signal.SIGKILL)"}
+# As in a terminal: shells start what runs in the background with SIGINT ignored.
+INTERRUPT = (
+    "signal.signal(signal.SIGINT, signal.default_int_handler); os.kill(os.getpid(), signal.SIGINT)"
+)
 ENDS = {
-    "interrupt": ("os.kill(os.getpid(), signal.SIGINT)", pytest.ExitCode.INTERRUPTED),
+    "interrupt": (INTERRUPT, pytest.ExitCode.INTERRUPTED),
     "pytest.exit": ("pytest.exit('enough', returncode=7)", 7),
     "system-exit": ("sys.exit(3)", pytest.ExitCode.TESTS_FAILED),
 }

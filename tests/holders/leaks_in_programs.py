@@ -18,6 +18,10 @@ LOCAL = threading.local()
 REQUEST: contextvars.ContextVar[Any] = contextvars.ContextVar("request")
 EXCEPTION = "store its text instead"
 GENERATOR = "exhaust it, or close() it"
+# What a suspended one waits for is held by the stack of its frame up to Python 3.10.
+ON_STACK = sys.version_info < (3, 11)
+YIELDS_FROM = ".gi_frame -> generator" if ON_STACK else ".gi_yieldfrom"
+AWAITS = ".cr_frame -> coroutine" if ON_STACK else ".cr_await"
 
 
 def counting(x: torch.Tensor) -> Iterator[int]:
@@ -43,7 +47,7 @@ def delegating() -> Generator[int, None, None]:
 
 @leak(
     PROGRAMS,
-    "planted.KEEP[0].gi_yieldfrom.gi_frame.f_locals['x']",
+    f"planted.KEEP[0]{YIELDS_FROM}.gi_frame.f_locals['x']",
     hint=GENERATOR,
     made="next(generator)",
 )
@@ -94,7 +98,7 @@ async def calling() -> int:
 
 @leak(
     PROGRAMS,
-    "planted.KEEP[0].cr_await.cr_frame.f_locals['x']",
+    f"planted.KEEP[0]{AWAITS}.cr_frame.f_locals['x']",
     hint="await it, or close() it",
     made="running.send(None)",
 )

@@ -141,7 +141,8 @@ class TestPeak:
         with MemoryProbe("cpu", explainer=PEAK).measure() as region:
             before = torch.ones(450)
             del before
-            first, second = [torch.ones(100) for _ in range(2)], torch.ones(300)
+            first = torch.ones(100), torch.ones(100)
+            second = torch.ones(300)
             del first, second
             after = torch.ones(400)
             del after
