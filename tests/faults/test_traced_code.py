@@ -31,6 +31,13 @@ def images() -> torch.Tensor:
     return torch.randn(2, 3, 8, 8)
 
 
+@pytest.fixture
+def trace_of_before() -> Callable[..., Any]:
+    """As ``from torch.jit import trace`` at the head of a file."""
+    found: Callable[..., Any] = torch.jit.trace
+    return found
+
+
 def graph(traced: Any) -> str:
     """Its operators, without names that are made anew each time."""
     return re.sub(r"__torch__\S*", "", str(traced.inlined_graph))
@@ -63,6 +70,24 @@ def test_traced_code_runs_in_a_region(network: nn.Module, images: torch.Tensor) 
         kept = traced(images).detach()
     assert torch.equal(kept, expected)
     assert region.retained_bytes == kept.nbytes == 24
+
+
+def test_a_tracer_found_before_the_region_can_compute_with_sizes(
+    images: torch.Tensor, trace_of_before: Callable[..., Any]
+) -> None:
+    """Our mode cannot be put aside for it, and gets numbers where operators want tensors."""
+    with MemoryProbe("cpu").measure():
+        traced = trace_of_before(Flat(), images)
+        assert torch.equal(traced(images), Flat()(images))
+
+
+def test_a_mistake_in_a_region_stays_the_same_mistake(images: torch.Tensor) -> None:
+    """Only numbers in the place of tensors are made good."""
+    with (
+        MemoryProbe("cpu").measure(),
+        pytest.raises(RuntimeError, match="shape .* is invalid for input"),
+    ):
+        images.reshape(7)
 
 
 def test_tracing_keeps_nothing_of_the_network(images: torch.Tensor) -> None:
