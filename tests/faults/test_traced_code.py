@@ -85,7 +85,7 @@ def test_a_mistake_in_a_region_stays_the_same_mistake(images: torch.Tensor) -> N
     """Only numbers in the place of tensors are made good."""
     with (
         MemoryProbe("cpu").measure(),
-        pytest.raises(RuntimeError, match="shape .* is invalid for input"),
+        pytest.raises(RuntimeError, match=r"shape .* is invalid for input"),
     ):
         images.reshape(7)
 
