@@ -5,13 +5,13 @@ is a callback of the garbage collector, Python passes them to ``sys.unraisableho
 test that hangs would hang for ever.
 """
 
-import _thread
 import functools
 import signal
 import sys
 import threading
 import time
 import traceback
+from _thread import interrupt_main, start_new_thread
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +54,7 @@ def _raise_later(error: BaseException) -> None:
     """Raise `error` in the main thread, by a SIGINT that stands for it."""
     before = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, functools.partial(_deliver, error, before))
-    _thread.start_new_thread(_interrupt, ())  # a Thread would be one of the user's, and measured
+    start_new_thread(_interrupt, ())  # to start a Thread waits, and is what tests patch
 
 
 def _deliver(error: BaseException, before: Any, _signal: int, _frame: object) -> None:
@@ -64,4 +64,4 @@ def _deliver(error: BaseException, before: Any, _signal: int, _frame: object) ->
 
 def _interrupt() -> None:
     time.sleep(_MOMENT_SECONDS)  # or it would come where the first has come
-    _thread.interrupt_main()
+    interrupt_main()
