@@ -57,22 +57,27 @@ def mro(kind: type) -> tuple[type, ...]:
 
 def _beyond_tensor(tensor: "torch.Tensor") -> Iterator[tuple[str, Any]]:
     from pytest_cka_memory.meters import private
+    from pytest_cka_memory.meters.storages import gradient_of
 
     with private.no_subclass_function():
-        if (node := _grad_fn(tensor)) is not None:
+        if (node := grad_fn_of(tensor)) is not None:
             yield ".grad_fn", node
-        if (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None:
-            yield ".grad", tensor.grad
+        if (gradient := gradient_of(tensor)) is not None:
+            yield ".grad", gradient
         for name in private.TENSOR_HOOKS:
             if (hooks := getattr(tensor, name)) is not None:
                 yield f".{name}", hooks
 
 
-def _grad_fn(tensor: "torch.Tensor") -> Any:
-    try:
-        return tensor.grad_fn
-    except RuntimeError:  # a view whose base was changed behind autograd's back
-        return None
+def grad_fn_of(tensor: "torch.Tensor") -> Any:
+    """What computed it, where that was differentiable and can be asked."""
+    from pytest_cka_memory.meters import private
+
+    with private.no_subclass_function(), private.no_dispatch():  # as in gradient_of
+        try:
+            return tensor.grad_fn
+        except RuntimeError:  # a view whose base was changed behind autograd's back
+            return None
 
 
 def _is_node(kind: type) -> bool:

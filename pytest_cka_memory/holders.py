@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from pytest_cka_memory import paths
 from pytest_cka_memory.births import Birth, Unowned
-from pytest_cka_memory.hidden import look_for_tensors
+from pytest_cka_memory.hidden import grad_fn_of, look_for_tensors
 from pytest_cka_memory.references import Step, search
 from pytest_cka_memory.region import Holding
 from pytest_cka_memory.roots import Root, context_root, frame_roots, module_roots
@@ -143,7 +143,7 @@ def _hint_of(holder: Any) -> str | None:
     if not issubclass(type(holder), torch.Tensor):
         return None
     with private.no_subclass_function():
-        if holder.requires_grad and not holder.is_leaf:
+        if grad_fn_of(holder) is not None:
             return _ATTACHED
         is_part = holder.layout is torch.strided and private.is_view(holder)
         return _VIEW if is_part and holder.nbytes < holder.untyped_storage().nbytes() else None

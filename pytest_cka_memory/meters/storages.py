@@ -87,18 +87,21 @@ def _storages_among(objects: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
                 yield from storages_of(tensor)
         else:
             yield from storages_of(item)
-            gradient = _gradient_of(item)
+            gradient = gradient_of(item)
             if gradient is not None:
                 yield from storages_of(gradient)
 
 
-def _gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Its ``.grad``, where it may have one and can be asked."""
     # To ask a view whether it is a leaf may run its operators anew, which no mode is to see.
     with private.no_subclass_function(), private.no_dispatch():
         try:
             # Asking any other tensor for its gradient prints a warning.
             return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
-        except _NO_STORAGE:  # one in the midst of being compiled cannot run them without its mode
+        # A view whose base was changed behind autograd's back refuses, and one in the midst of
+        # being compiled cannot run them without its mode.
+        except _NO_STORAGE:
             return None
 
 

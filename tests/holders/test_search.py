@@ -174,6 +174,71 @@ class TestNothingIsAsked:
         assert "planted.KEEP[0].grad_fn._raw_saved_result.data[0]" in paths
 
 
+class Slots:
+    """One of its fields has no value."""
+
+    __slots__ = ("empty", "kept")
+
+    def __init__(self, x: torch.Tensor) -> None:
+        self.kept = x
+
+
+class Squared(torch.autograd.Function):
+    """A function of the user's own, whose node raises when asked for what was freed."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * grad
+
+
+class TestNothingStopsIt:
+    def test_a_field_without_a_value_is_passed_over(self) -> None:
+        """Slots may be empty."""
+        assert path_to(Slots) == "planted.KEEP[0].kept"
+
+    def test_a_graph_that_was_run_backward_is_passed_through(self) -> None:
+        """What it saved is gone, and to ask for it raises."""
+        weight = torch.ones(250, requires_grad=True)
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        with MemoryProbe("cpu").measure() as region:
+            KEEP.append(Squared.apply(weight))
+            KEEP[0].sum().backward()
+            future.set_result(torch.ones(100))  # held by C++: everything must be searched
+        held = {(holding.bytes, holding.held_by) for holding in region.retained}
+        assert {(400, None), (1000, "planted.KEEP[0]")} < held
+
+    def test_a_view_that_autograd_disowns_is_passed_over(self) -> None:
+        """Its base was changed in place, and to ask for its graph raises."""
+        base = torch.ones(250, requires_grad=True).clone()
+        with torch.no_grad():
+            view = base[:2]
+        base.mul_(2)
+        with pytest.raises(RuntimeError, match="in no_grad mode"):
+            _ = view.grad_fn
+        KEEP.append(view)
+        assert leaking(lambda x: [x]).retained[0].held_by == "planted.KEEP[1][0]"
+
+    def test_a_view_that_autograd_disowns_is_found(self) -> None:
+        """As the only holder of what was retained."""
+
+        def disowned(x: torch.Tensor) -> torch.Tensor:
+            base = x.requires_grad_().clone()
+            with torch.no_grad():
+                view = base[:2]
+            base.mul_(2)
+            return view
+
+        with MemoryProbe("cpu").measure() as region:
+            KEEP.append(disowned(torch.ones(250)))
+        assert "planted.KEEP[0]" in {holding.held_by for holding in region.retained}
+
+
 class Loader(importlib.machinery.SourceFileLoader):
     def __init__(self, path: Path) -> None:
         super().__init__("planted_lazily", str(path))
