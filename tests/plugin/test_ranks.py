@@ -259,6 +259,22 @@ def test_only_the_first_rank_writes(as_rank):
     assert _second(as_rank, []).report is None
 
 
+@pytest.mark.parametrize("rank", [_first, _second])
+@pytest.mark.parametrize(
+    ("source", "option"),
+    [
+        pytest.param(ONE.replace("zero_retention", "memory_baseline"), "--color=no", id="marker"),
+        pytest.param(ONE, "--cka-memory-baseline=cka-memory-baseline.json", id="option"),
+        pytest.param("def test_it(): pass", "--cka-memory-baseline=none.json", id="not-there"),
+    ],
+)
+def test_a_baseline_that_cannot_be_used_stops_every_rank(as_rank, pytester, rank, source, option):
+    """Also those that write no report."""
+    (pytester.path / "cka-memory-baseline.json").write_text("[ {")
+    run = rank(as_rank, NOTHING if rank is _first else [], option, source=source)
+    run.refused("--cka-memory-baseline: ")
+
+
 @pytest.mark.parametrize(("count", "status"), [(1, 0), (2, 1)])
 def test_each_rank_must_measure_the_minimum(as_rank, count, status):
     """Two ranks with a region each are no two regions."""
