@@ -255,10 +255,14 @@ class Ledger:
 
 
 def _shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Its sizes as numbers; while ``torch.jit`` traces, those of its storage in one dimension.
+    """Its sizes as numbers; those of its storage in one dimension where these cannot be had.
 
-    For then sizes are tensors, which would be kept here and become part of the trace.
+    While ``torch.jit`` traces, sizes are tensors, which would be kept here and become part of the
+    trace. A nested tensor of the strided layout has none.
     """
-    if private.is_tracing():
-        return (tensor.untyped_storage().nbytes() // tensor.element_size(),)
-    return tuple(tensor.shape)
+    if not private.is_tracing():
+        try:
+            return tuple(tensor.shape)
+        except RuntimeError:
+            pass
+    return (tensor.untyped_storage().nbytes() // tensor.element_size(),)

@@ -98,6 +98,7 @@ def data_replaced() -> torch.Tensor:
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
 @pytest.mark.parametrize(
     ("make", "size"),
     [
@@ -153,6 +154,11 @@ def data_replaced() -> torch.Tensor:
             lambda: torch.nested.nested_tensor([OLD[:3], OLD[:5]], layout=torch.jagged),
             8 * 4 + 3 * 8,
             id="jagged",
+        ),
+        pytest.param(
+            lambda: torch.nested.nested_tensor([OLD[:3], OLD[:5]], layout=torch.strided),
+            8 * 4,
+            id="nested-strided",
         ),
         pytest.param(lambda: nn.Parameter(torch.zeros(100)), 400, id="parameter"),
         pytest.param(lambda: SpecialParameter(torch.zeros(100)), 400, id="parameter-subclass"),
