@@ -69,7 +69,8 @@ class RankReporter(Reporter):
 
     def _gate(self, session: pytest.Session) -> None:
         super()._gate(session)  # by its own figures: more ranks do not make up for an empty one
-        self._meet(session)
+        if self._ran:
+            self._meet(session)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if not session.config.option.collectonly and (self._ran or exitstatus != 0):

@@ -220,6 +220,30 @@ def test_script_modules_of_before_are_not_blamed(cpu: MemoryProbe) -> None:
     assert (region.retained_bytes, region.net_bytes) == (0, 0)
 
 
+def test_a_script_module_in_the_making_is_no_obstacle(cpu: MemoryProbe) -> None:
+    """A collection, and with it our look at what lives, may come in the middle of it."""
+    kind = torch.jit.RecursiveScriptModule
+    in_the_making = kind.__new__(kind)
+    region = cpu.run(lambda: torch.zeros(1))
+    assert region.retained_bytes == 4
+    del in_the_making
+
+
+def test_a_look_within_vmap_is_no_obstacle(cpu: MemoryProbe) -> None:
+    """Its tensors have no storage of their own."""
+    levels = []
+
+    def doubled(x: torch.Tensor) -> torch.Tensor:
+        levels.append(cpu.snapshot().allocated_bytes)
+        return x * 2
+
+    rows = torch.ones(10, 10)
+    with cpu.measure() as region:
+        kept = torch.vmap(doubled)(rows)
+    assert levels == [region.start_bytes]
+    assert region.retained_bytes == kept.nbytes == 400
+
+
 def test_frozen_objects_are_not_blamed(cpu: MemoryProbe) -> None:
     """``gc.freeze`` hides them from the walk at the start; births are still counted."""
     old = torch.zeros(100)

@@ -275,6 +275,33 @@ def test_a_baseline_that_cannot_be_used_stops_every_rank(as_rank, pytester, rank
     run.refused("--cka-memory-baseline: ")
 
 
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize(("source", "times"), [(TWO, 1), ("def test_it(): pass\n", 0)])
+def test_ranks_that_share_no_store_fail_where_they_measure(
+    scripted, monkeypatch, number, source, times
+):
+    """Said once, with what to do; a session that measures nothing needs none."""
+    told = {"RANK": number, "WORLD_SIZE": 2, "LOCAL_RANK": number, "TORCHELASTIC_RUN_ID": "none"}
+    for name, value in told.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    run = scripted(source, writes_json=False)
+    run.outcomes(passed=source.count("def "))
+    assert run.result.ret == (pytest.ExitCode.TESTS_FAILED if times else pytest.ExitCode.OK)
+    said = (
+        "FAILED: the ranks cannot report together: torchrun shares no store with its ranks; leave"
+    )
+    assert run.text.count(said) == times
+
+
+@pytest.mark.parametrize("rank", [_first, _second])
+def test_ranks_that_only_collect_do_not_meet(as_rank, rank):
+    """None waits for another."""
+    run = rank(as_rank, None, "--collect-only", "--cka-memory-rank-timeout=99")
+    assert run.result.ret == pytest.ExitCode.OK
+    assert "FAILED" not in run.text
+
+
 @pytest.mark.parametrize(("count", "status"), [(1, 0), (2, 1)])
 def test_each_rank_must_measure_the_minimum(as_rank, count, status):
     """Two ranks with a region each are no two regions."""

@@ -40,6 +40,20 @@ def test_not_run(cka_memory): import torch
 """
 
 
+def test_two_packages_of_one_name_are_warned_of(scripted, pytester, monkeypatch):
+    """Whoever installs another one's ``cka`` too has either, by chance; said once, in the head."""
+    site = pytester.mkdir("site")
+    for name in ("one-cka", "other-cka"):
+        info = site / f"{name.replace('-', '_')}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "top_level.txt").write_text("cka\n")
+    monkeypatch.syspath_prepend(site)
+    run = scripted(PLAIN, "--cka-memory-report")
+    assert run.text.count("warning: package 'cka' is installed by ") == 1
+    assert " by one-cka and by other-cka" in run.text
+
+
 @pytest.mark.parametrize(
     ("source", "options"),
     [

@@ -114,6 +114,22 @@ def test_what_cannot_be_predicted_is_refused_at_the_line_that_did_it(device, nam
         call(torch.ones(4, device=device))
 
 
+def test_autocast_that_is_off_is_let_be(device):
+    """As checkpoints and code written for any device turn it off where it was not on."""
+    square = torch.ones(4, 4, device=device)
+    with torch.autocast(device.type, enabled=False):
+        assert (square @ square).dtype is torch.float32
+
+
+def test_the_device_is_asked_like_any_other(device):
+    """By code that is written for any: it waits for nothing, and is never taken by itself."""
+    module = torch.get_device_module(device)
+    module.synchronize()
+    module.empty_cache()
+    assert 0 <= device.index < module.device_count()
+    assert not module.is_available()
+
+
 def test_compiled_code_is_refused(device):
     """Unless it is told to run uncompiled."""
     double = torch.compile(lambda x: x * 2)

@@ -130,6 +130,30 @@ def test_expandable_segments_are_asked_for_as_in_pytorch(python, variables, rese
     assert said.stdout.split() == [str(reserved_mb)], said.stderr
 
 
+@predicts
+def test_a_workspace_of_nothing_is_none(python):
+    """As the environment may ask of PyTorch."""
+    none = {"CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"}
+    said = python("-c", KEPT, TORCH_CUBLAS_WORKSPACE_CACHE="1", **none)
+    assert said.stdout.split() == ["0", "0", "0"], said.stderr
+
+
+MANY = """
+from pytest_cka_memory.meters import faking
+
+for number in range(65):
+    print(faking.claim(lambda *_: None), end=" ")
+"""
+
+
+@predicts
+def test_a_process_has_an_end_of_cards(python):
+    """Torch has room for so many devices of a type."""
+    said = python("-c", MANY)
+    assert said.stdout.split()[-1] == "predicted:63"
+    assert "a process predicts for 64 cards at most" in said.stderr
+
+
 TAKEN = """
 import torch
 torch.utils.rename_privateuse1_backend("abacus")
