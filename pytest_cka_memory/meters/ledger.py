@@ -201,10 +201,11 @@ class Ledger:
         booked.origin = origin
         booked.hidden = hidden
         booked.history = [(self.serial, 0)]
-        self._live[booked.key] = booked
+        booked.size = storage.nbytes()
+        self._live[booked.key] = booked  # whole: a collection may come, and book it again
         if storage.device.type == "cpu" and storage.is_shared():  # on CUDA, all say they are
             self._shared[booked.key] = booked, StorageWeakRef(storage)
-        self._weigh(booked, storage.nbytes())
+        self._weigh(booked, booked.size)
 
     def _weigh(self, booked: _Booked, size: int) -> None:
         before = booked.weight

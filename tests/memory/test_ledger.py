@@ -1,11 +1,15 @@
 """The ledger of storages: births, growth, deaths and levels, without a region."""
 
 import gc
+import sys
 import threading
+from types import FrameType
+from typing import Any
 
 import pytest
 import torch
 
+from pytest_cka_memory.meters import ledger as ledger_module
 from pytest_cka_memory.meters.ledger import Ledger
 
 
@@ -157,6 +161,26 @@ def test_what_a_collection_books_in_the_middle_of_a_booking_waits(ledger: Ledger
         gc.callbacks.remove(book_all)
     assert ledger.level == ledger.retained_since(0) == 200 * 40
     assert sum(birth.bytes for birth in ledger.births_since(0)) == 200 * 40
+
+
+def test_a_collection_may_come_at_any_line_of_a_booking(ledger: Ledger) -> None:
+    """And book what is being booked. Python 3.12 runs them between lines, as a tracer is run."""
+    storage = torch.zeros(10).untyped_storage()
+
+    def book_again(frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename != ledger_module.__file__:
+            return None
+        if ledger._busy:
+            ledger.book(storage)
+        return book_again
+
+    before = sys.gettrace()
+    sys.settrace(book_again)
+    try:
+        ledger.book(storage)
+    finally:
+        sys.settrace(before)
+    assert ledger.level == ledger.peak == ledger.retained_since(0) == 40
 
 
 def test_threads_may_book_at_once(ledger: Ledger) -> None:
