@@ -1,5 +1,6 @@
 """Books the storages of one kind of device: born, grown, dead, and the highest level between."""
 
+import sys
 import threading
 import weakref
 from collections import deque
@@ -154,13 +155,15 @@ class Ledger:
 
     def retained_since(self, serial: int) -> int:
         """Bytes born, or grown, after `serial` and alive now."""
+        self.settle()
         with self._alone():
             return sum(max(0, b.weight - b.weight_at(serial)) for b in self._live.values())
 
     def settle(self) -> None:
         """Bring :attr:`level` up to date with every death so far."""
         with self._alone():
-            pass
+            if sys.version_info < (3, 11):
+                self._bury_untold()
 
     def is_empty(self) -> bool:
         """Whether nothing that was booked is alive."""
@@ -208,11 +211,11 @@ class Ledger:
         self._weigh(booked, booked.size)
 
     def _weigh(self, booked: _Booked, size: int) -> None:
-        before = booked.weight
-        booked.size = size
+        before, weight = booked.weight, max(0, size - booked.hidden)
         self.serial += 1
-        booked.history.append((self.serial, max(0, size - booked.hidden)))
-        self.level += booked.weight - before
+        booked.history.append((self.serial, weight))
+        self.level += weight - before
+        booked.size = size
         if self.level > self.peak:
             self._note_peak()
 
@@ -222,15 +225,23 @@ class Ledger:
 
     def _bury(self) -> None:
         while self._dead:
-            dead = self._dead.popleft()
+            dead = self._dead[0]
             if isinstance(dead, bool):
                 self._collecting = dead
             else:
                 dead.doubtful = self._collecting
                 self._forget(dead)
+            self._dead.popleft()  # now: an alarm may have come, or the end of the stack
         for booked, weak in list(self._shared.values()):
             if weak.expired():
                 self._forget(booked)
+
+    def _bury_untold(self) -> None:
+        """At the end of the stack, Python 3.10 calls nothing to tell a death, not even C code."""
+        dead = [booked for booked in self._live.values() if booked() is None]
+        self._bury()  # those that were told, with what was told of them
+        for booked in dead:
+            self._forget(booked)
 
     def _follow(self, booked: _Booked, storage: torch.UntypedStorage) -> None:
         """Go on with a storage that has lost a Python object, not its life."""
@@ -244,15 +255,18 @@ class Ledger:
             self._note_peak()
 
     def _forget(self, booked: _Booked) -> None:
-        if self._live.get(booked.key) is booked:
-            del self._live[booked.key]
-            self._shared.pop(booked.key, None)
-            self.level -= booked.weight
-            if booked.doubtful:
-                self._doubtful[booked.key] = booked
-            was_born = booked.history[0][0] < self._peak_serial
-            if was_born and booked.weight_at(self._peak_serial) > 0:
-                self._died_since_peak.append(booked)
+        if self._live.get(booked.key) is not booked:
+            return
+        weight = booked.weight
+        was_born = booked.history[0][0] < self._peak_serial
+        if was_born and booked.weight_at(self._peak_serial) > 0:
+            self._died_since_peak.append(booked)
+        if booked.doubtful:
+            self._doubtful[booked.key] = booked
+        self._shared.pop(booked.key, None)
+        # No call from here: at the end of the stack each may fail, and is then done anew.
+        self.level -= weight
+        del self._live[booked.key]
 
 
 def _shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
