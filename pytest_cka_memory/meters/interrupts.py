@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from _thread import interrupt_main, start_new_thread
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,7 +27,10 @@ def hook_for(callback: object) -> "Callable[[UnraisableHookArgs], Any]":
 
     def hook(dropped: "UnraisableHookArgs") -> None:
         error = dropped.exc_value
-        if dropped.object == callback and error is not None and _was_signalled(error):
+        # Raised anew, it may come in somebody else's callback of the same collection.
+        if error is not None and (
+            (dropped.object == callback and _was_signalled(error)) or _ran(error, [_deliver])
+        ):
             _raise_later(error)
         else:
             before(dropped)
@@ -39,9 +42,14 @@ def _was_signalled(error: BaseException) -> bool:
     """Whether it was raised in the handler of a signal; those run in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         return False
-    run = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
     handlers = [_deliver, *map(signal.getsignal, signal.valid_signals())]
-    return isinstance(error, KeyboardInterrupt) or any(_code_of(it) in run for it in handlers)
+    return isinstance(error, KeyboardInterrupt) or _ran(error, handlers)
+
+
+def _ran(error: BaseException, handlers: Iterable[Any]) -> bool:
+    """Whether `error` was raised in one of them."""
+    run = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+    return any(_code_of(handler) in run for handler in handlers)
 
 
 def _code_of(handler: Any) -> object:

@@ -114,6 +114,24 @@ def test_what_comes_in_the_callback_again_is_raised_after_it(
         wait()
 
 
+def test_what_comes_in_the_callback_of_another_is_raised_after_it(
+    collecting: Callable[..., None],
+) -> None:
+    """Hypothesis has one, too."""
+
+    def anothers(phase: str, info: object) -> None:
+        if phase == "stop":
+            wait()
+
+    gc.callbacks.append(anothers)
+    try:
+        with pytest.raises(StopError):  # noqa: PT012
+            collecting(at_the_start(lambda: signal.raise_signal(signal.SIGTERM)))
+            wait()
+    finally:
+        gc.callbacks.remove(anothers)
+
+
 def test_the_callbacks_own_errors_go_where_they_went(
     collecting: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
