@@ -36,7 +36,6 @@ UPSET = {
         ("cancelled", "passed", "not judged", 10, 10),
         ("around", "passed", "no limit", 10, 10),
     ],
-    "TestRecursionTooDeep": [("", "passed", "no limit", 100, 104)],
     "TestNamedOddly": [("", "passed", "no limit", 100, 100)] * 5,
 }
 """(label, outcome, verdict, retained, peak increase) of a fault's own regions; of others, as of
