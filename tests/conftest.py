@@ -1,4 +1,4 @@
-"""For every test: the pytester fixture, and the marker of tests that need an accelerator."""
+"""For every test: the pytester fixture, and the markers of what not every machine can run."""
 
 import pytest
 
@@ -18,14 +18,24 @@ def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pyte
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs an accelerator where torch finds none, and say why."""
-    needing = [item for item in items if item.get_closest_marker("gpu") is not None]
-    if needing and not _has_accelerator():
-        for item in needing:
-            item.add_marker(pytest.mark.skip(reason="needs an accelerator; torch finds none here"))
+    """Skip what this machine or this torch has not got, and say why."""
+    for marker, has, missing in (
+        ("gpu", _has_accelerator, "needs an accelerator; torch finds none here"),
+        ("predicts", _can_predict, "this torch cannot set up such a device"),
+    ):
+        needing = [item for item in items if item.get_closest_marker(marker) is not None]
+        if needing and not has():
+            for item in needing:
+                item.add_marker(pytest.mark.skip(reason=missing))
 
 
 def _has_accelerator() -> bool:
     import torch
 
     return torch.accelerator.is_available()
+
+
+def _can_predict() -> bool:
+    from torch.utils import backend_registration
+
+    return hasattr(backend_registration, "_setup_privateuseone_for_python_backend")

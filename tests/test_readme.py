@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from torch.utils import backend_registration
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -22,7 +21,6 @@ ON_BASELINES = [line for line in COMMANDS if "-baseline" in line]
 BENCHMARKS = [line for line in COMMANDS if line.startswith("python tests/benchmarks/")]
 RUN_BY_CI = [line for line in COMMANDS if line.startswith("pip install -e ")]
 NEEDS_A_COMPILER = [line for line in COMMANDS if "tests/backend" in line]
-CAN_PREDICT = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
 
 FIXTURES = """
 import pytest, torch
@@ -147,7 +145,7 @@ def test_the_commands_on_reports_run(pytester, retaining):
     assert "test_it" in (pytester.path / "memory.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.skipif(not CAN_PREDICT, reason="this torch cannot set up such a device")
+@pytest.mark.predicts
 def test_the_same_tests_are_predicted(pytester):
     """The fixture's example, on fake tensors."""
     (example,) = [text for text in TESTS if "test_fixture_by_example" in text]

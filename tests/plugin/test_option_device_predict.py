@@ -1,12 +1,9 @@
 """``--cka-memory-device=predict:cuda``: what is predicted is labelled so, everywhere."""
 
 import pytest
-from torch.utils import backend_registration
 
 pytest.importorskip("xdist")
 
-CAN_PREDICT = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
-predicts = pytest.mark.skipif(not CAN_PREDICT, reason="this torch cannot set up such a device")
 WORKERS = pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "xdist"])
 
 KEEPS = """
@@ -19,7 +16,7 @@ def test_it(cka_memory):
 """
 
 
-@predicts
+@pytest.mark.predicts
 @WORKERS
 def test_every_report_says_that_its_figures_are_predicted(session, workers):
     """The table, the failure and the JSON file."""
@@ -43,7 +40,7 @@ def test_every_report_says_that_its_figures_are_predicted(session, workers):
     )
 
 
-@predicts
+@pytest.mark.predicts
 @pytest.mark.parametrize(
     ("named", "told"),
     [
@@ -74,7 +71,7 @@ def test_nothing_but_cuda_is_predicted(session, device):
     run.refused(f"unknown device {device!r}", "predict:cuda")
 
 
-@predicts
+@pytest.mark.predicts
 def test_what_cannot_be_predicted_fails_its_test_alone(session):
     """With the line, and what to do."""
     run = session(

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from torch.utils import backend_registration
 
 HERE = Path(__file__).parent
 SOURCE = HERE / "on_prediction.py"
@@ -19,8 +18,6 @@ NAMES = [
     for node in ast.parse(SOURCE.read_text("utf-8")).body
     if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
 ]
-CAN_PREDICT = hasattr(backend_registration, "_setup_privateuseone_for_python_backend")
-predicts = pytest.mark.skipif(not CAN_PREDICT, reason="this torch cannot set up such a device")
 
 SIZES = """
 import json, sys, torch
@@ -33,6 +30,14 @@ with probe.measure() as region:
     for batch in region.batches([torch.zeros(size, 3, 32, 32) for size in (64, 7, 64, 64, 64, 64)]):
         model(batch.to(probe.device)).sum().backward()
 print(json.dumps(region.record.to_dict(), sort_keys=True))
+"""
+
+
+NEEDED = "torch.utils.backend_registration._setup_privateuseone_for_python_backend"
+OLDER = """
+from torch.utils import backend_registration
+
+vars(backend_registration).pop("_setup_privateuseone_for_python_backend", None)
 """
 
 
@@ -63,7 +68,7 @@ def told(python) -> str:
     return python("-m", "pytest", str(SOURCE), "--cka-memory-device=predict:cuda", *options).stdout
 
 
-@predicts
+@pytest.mark.predicts
 @pytest.mark.parametrize("name", NAMES)
 def test_what_is_claimed_of_it_holds(told, name):
     """``on_prediction.py`` says what that is; every case of it passes."""
@@ -72,7 +77,7 @@ def test_what_is_claimed_of_it_holds(told, name):
     assert set(outcomes) == {"PASSED"}, told
 
 
-@predicts
+@pytest.mark.predicts
 def test_a_prediction_is_the_same_in_every_process(python):
     """To the byte, five times."""
     told = [python("-c", SIZES) for _ in range(5)]
@@ -95,7 +100,7 @@ print(region.record.one_time_bytes, outer.record.one_time_bytes, region.retained
 """
 
 
-@predicts
+@pytest.mark.predicts
 def test_kept_workspaces_are_one_time_bytes(python):
     """9.125 MiB, as the notebook this project grew from saw them; none of it is retained."""
     settings = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1", "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}
@@ -115,7 +120,7 @@ print(region.record.reserved_peak_bytes // 2**20)
 """
 
 
-@predicts
+@pytest.mark.predicts
 @pytest.mark.parametrize(
     ("variables", "reserved_mb"),
     [
@@ -130,7 +135,7 @@ def test_expandable_segments_are_asked_for_as_in_pytorch(python, variables, rese
     assert said.stdout.split() == [str(reserved_mb)], said.stderr
 
 
-@predicts
+@pytest.mark.predicts
 def test_a_workspace_of_nothing_is_none(python):
     """As the environment may ask of PyTorch."""
     none = {"CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"}
@@ -146,7 +151,7 @@ for number in range(65):
 """
 
 
-@predicts
+@pytest.mark.predicts
 def test_a_process_has_an_end_of_cards(python):
     """Torch has room for so many devices of a type."""
     said = python("-c", MANY)
@@ -162,13 +167,13 @@ MemoryProbe("predict:cuda")
 """
 
 
-@predicts
+@pytest.mark.predicts
 def test_a_device_type_that_is_taken_is_said_to_be(python):
     """Torch has one to spare in a process."""
     assert "taken by 'abacus' in this process" in python("-c", TAKEN).stderr
 
 
-@predicts
+@pytest.mark.predicts
 @pytest.mark.parametrize("batch_size", [256, 512])
 def test_the_gates_that_a_cpu_skips_are_predicted(python, batch_size):
     """No gigabyte is allocated for them."""
@@ -178,7 +183,6 @@ def test_the_gates_that_a_cpu_skips_are_predicted(python, batch_size):
     assert "1 passed" in run.stdout, run.stdout
 
 
-@pytest.mark.skipif(CAN_PREDICT, reason="this torch can set up such a device")
 def test_an_older_torch_is_refused(python):
     """With what it lacks."""
-    assert "predict:cuda needs a torch that has torch." in python("-c", SIZES).stderr
+    assert f"predict:cuda needs a torch that has {NEEDED}" in python("-c", OLDER + SIZES).stderr
