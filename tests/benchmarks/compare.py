@@ -49,7 +49,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     measured = [row for row in rows if "skipped" not in row]
     networks = list(dict.fromkeys(row["network"] for row in measured))
     figure = Figure(figsize=(5.5 * len(networks), 7), layout="constrained")
-    panels = figure.subplots(2, len(networks), squeeze=False)
+    panels = figure.subplots(2, len(networks), squeeze=False, sharey="row")
     for column, network in enumerate(networks):
         for panel, figure_name, title in (
             (panels[0][column], "peak_ratio", "peak, × bare forward"),
@@ -64,8 +64,14 @@ def plot(rows: Sequence[Row], path: Path) -> None:
                 if points:
                     panel.plot(*zip(*points, strict=True), "o-", label=name)
             panel.axhline(1, color="grey", linewidth=1)
-            panel.set(title=f"{network}: {title}", xlabel="batch size", yscale="log")
-            panel.legend()
+            sizes = {row["batch_size"] for row in measured if row["network"] == network}
+            panel.set(title=f"{network}: {title}", xlabel="batch size", xticks=sorted(sizes))
+            highest = max(row[figure_name] for row in measured)
+            ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200) if tick <= 2 * highest]
+            panel.set_yscale("log")
+            panel.set_yticks(ticks, [str(tick) for tick in ticks])
+            panel.minorticks_off()
+    panels[0][0].legend()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 

@@ -13,6 +13,9 @@ from libraries import LIBRARIES, Library
 __all__ = ["LIBRARIES", "Row", "add_options", "install", "measure"]
 
 HERE = Path(__file__).parent
+# glibc hands large memory back as soon as it is free, and fetching it again takes the bare forward
+# up to as long as computing. Ratios to it would then flatter whichever library keeps least.
+KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 Row = dict[str, Any]
 """One measurement: which, and its figures, or under ``skipped`` why there are none."""
 
@@ -50,7 +53,7 @@ def measure(
         "batch_size": batch_size,
         "samples": samples,
     }
-    environment = dict(os.environ)
+    environment = {**os.environ, **KEEPING}
     if library.folder is not None:
         folder = Path(args.peers) / library.folder if args.peers else None
         if folder is None or not folder.is_dir():

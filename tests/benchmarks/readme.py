@@ -22,23 +22,25 @@ _COLUMNS = 100
 
 
 def libraries() -> str:
-    """Every library against the bare forward pass."""
+    """Every library against the bare forward pass; where one fails, how."""
     head = ("network", "library", "batch", "peak, MB above start", "× bare forward")
     return _markdown(
         (*head, "retained, MB", "time, × bare forward"),
         [
-            (
-                row["network"],
-                row["library"],
-                str(row["batch_size"]),
-                f"{row['peak_increase_bytes'] / MB:.2f}",
-                f"{row['peak_ratio']:.3f}",
-                f"{row['retained_bytes'] / MB:.2f}",
-                f"{row['time_ratio']:.2f}" if "time_ratio" in row else "-",
-            )
+            (row["network"], row["library"], str(row["batch_size"]), *_beside_the_forward(row))
             for row in _results("libraries-*.json")
-            if "skipped" not in row
         ],
+    )
+
+
+def _beside_the_forward(row: Row) -> tuple[str, ...]:
+    if "skipped" in row:
+        return (row["skipped"].partition(": '")[0], "-", "-", "-")
+    return (
+        f"{row['peak_increase_bytes'] / MB:.2f}",
+        f"{row['peak_ratio']:.3f}",
+        f"{row['retained_bytes'] / MB:.2f}",
+        f"{row['time_ratio']:.2f}",
     )
 
 
