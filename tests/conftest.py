@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this machine or this torch has not got, and say why."""
     for marker, has, missing in (
         ("gpu", _has_accelerator, "needs an accelerator; torch finds none here"),
-        ("predicts", _can_predict, "this torch cannot set up such a device"),
+        ("predicts", _can_predict, "this torch cannot set up a device to predict on"),
     ):
         needing = [item for item in items if item.get_closest_marker(marker) is not None]
         if needing and not has():

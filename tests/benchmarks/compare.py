@@ -87,6 +87,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
+    if args.repeat < 1:
+        parser.error(f"--repeat is {args.repeat}; times are part of the table, so write 1 or more")
     if args.install is not None:
         install(args.install)
         return
@@ -100,9 +102,9 @@ def main() -> None:
     for library, network, size in (bar := tqdm(jobs)):
         bar.set_description(f"{library.name}, {network}, batch {size}")
         rows.append(measure(library, network, size, size * args.batches, args.repeat, args))
-    print(table(rows))
-    if args.json is not None:
+    if args.json is not None:  # first: what took so long is not to be lost
         write_whole(args.json, json.dumps(rows, indent=1) + "\n")
+    print(table(rows))
     if args.plot is not None:
         plot(rows, args.plot)
 

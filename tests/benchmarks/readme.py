@@ -35,7 +35,7 @@ def libraries() -> str:
 
 def _beside_the_forward(row: Row) -> tuple[str, ...]:
     if "skipped" in row:
-        return (row["skipped"].partition(": '")[0], "-", "-", "-")
+        return (row["skipped"], "-", "-", "-")
     return (
         f"{row['peak_increase_bytes'] / MB:.2f}",
         f"{row['peak_ratio']:.3f}",

@@ -33,13 +33,6 @@ print(json.dumps(region.record.to_dict(), sort_keys=True))
 """
 
 
-OLDER = """
-from torch.utils import backend_registration
-
-vars(backend_registration).pop("_setup_privateuseone_for_python_backend", None)
-"""
-
-
 @pytest.fixture(scope="module")
 def python() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run Python with arguments, in an environment that says nothing of CUDA's settings."""
@@ -180,6 +173,13 @@ def test_the_gates_that_a_cpu_skips_are_predicted(python, batch_size):
     options = ("-pno:cacheprovider", "-pno:randomly", "--cka-memory-report")
     run = python("-m", "pytest", gate, "--cka-memory-device=predict:cuda", *options)
     assert "1 passed" in run.stdout, run.stdout
+
+
+OLDER = """
+from torch.utils import backend_registration
+
+vars(backend_registration).pop("_setup_privateuseone_for_python_backend", None)
+"""
 
 
 def test_an_older_torch_is_refused(python):
