@@ -6,6 +6,7 @@ same value and loses no digits to cancellation. Biased: Gretton et al. 2005, tr(
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import Literal, TypeAlias, get_args
 
@@ -53,6 +54,20 @@ def hsic(gram_x: Tensor, gram_y: Tensor, *, estimator: Centring = "unbiased") ->
             f"got {len(gram_x)}"
         )
     return hsic_products([gram_x], [gram_y], estimator)[0][0, 0].to("cpu", torch.float64)
+
+
+def spread(gram: Tensor) -> Tensor:
+    """√HSIC of an (n, n) matrix with itself, unbiased, in its own dtype.
+
+    The root mean square of its entries once they are centred, but for those on the diagonal; n > 3.
+    """
+    samples = len(gram)
+    shares = (gram.sum(1) - gram.diagonal()) / (samples - 2)
+    shares -= shares.sum() / (2 * (samples - 1))
+    centred = gram - shares
+    centred -= shares[:, None]
+    size: Tensor = torch.linalg.vector_norm(centred.fill_diagonal_(0))
+    return size / math.sqrt(samples * (samples - 3))
 
 
 def hsic_products(

@@ -33,7 +33,8 @@ LAYERS = {
     """,
     "cka": """
         errors precision progress accumulate distributed
-        placement kernels hsic layers outputs plots
+        hsic
+        placement kernels layers outputs plots
         batches estimators features capture result
         loaders run
         comparison

@@ -7,11 +7,13 @@ import pytest
 import torch
 from cka_reference import linear
 
-from cka import RBF, InputError, SettingError
+from cka import RBF, InputError, SettingError, cka_from_features, hsic
 from cka.kernels import (
+    _PRECISE_ENOUGH,
     _WIDE_BYTES,
     _columns_per_chunk,
-    _lie_around_zero,
+    _precision,
+    _promise,
     as_rows,
     linear_gram,
     resolve_kernel,
@@ -28,10 +30,21 @@ def assert_same_up_to_centring(gram, expected, tolerance=1e-6):
     assert (centred - expected).abs().max() < tolerance * expected.abs().max()
 
 
+def assert_same_distances(rows):
+    """Squared distances as float64 has them, the furthest to five digits and more."""
+    distances = torch.cdist(rows.double(), rows.double()).square()
+    assert (squared_distances(rows) - distances).abs().max() < 2e-6 * distances.max()
+
+
+def wide(samples):
+    """Features just wide enough to be looked at, around zero."""
+    return torch.randn(samples, _WIDE_BYTES // (4 * samples))
+
+
 @pytest.mark.parametrize("around", [-1, 0, 1], ids=["one-less", "equal", "one-more"])
 def test_chunks_add_up_to_the_whole_gram_matrix(around):
     """Columns on either side of a chunk's boundary are all counted once."""
-    per_chunk = _columns_per_chunk(torch.zeros(16, 10**6), 4)
+    per_chunk = _columns_per_chunk(torch.zeros(16, 10**6), torch.float32)
     rows = torch.randn(16, 2 * per_chunk + around)
     assert_same_up_to_centring(linear_gram(rows), linear(rows))
 
@@ -40,8 +53,12 @@ def test_a_common_offset_costs_no_digit():
     """Features + 1000: the centred Gram matrix and the distances keep their six digits."""
     moved = torch.randn(32, 300) + 1000
     assert_same_up_to_centring(linear_gram(moved), linear(moved))
-    distances = torch.cdist(moved.double(), moved.double()).square()
-    assert (squared_distances(moved) - distances).abs().max() < 1e-5 * distances.max()
+    assert_same_distances(moved)
+
+
+def test_distances_keep_their_digits_however_wide_the_features():
+    """They are differences of single entries, with nothing to average out: always shifted."""
+    assert_same_distances(wide(256) + 2.8)
 
 
 @pytest.mark.parametrize("samples", [191, 192, 193, 512])
@@ -51,39 +68,72 @@ def test_large_matrices_are_computed_by_blocks(samples):
     assert_same_up_to_centring(linear_gram(rows), linear(rows))
 
 
-@pytest.mark.parametrize("samples", [64, 256], ids=["one-block", "several"])
-@pytest.mark.parametrize("offset", [0, 0.8, 0.95, 1000])
+@pytest.mark.parametrize("samples", [16, 64, 256])
+@pytest.mark.parametrize("offset", [0, 0.5, 1, 2, 4, 1000])
 def test_wide_features_keep_their_digits_wherever_they_lie(samples, offset):
-    """On a CPU those around zero go unshifted; √0.75 spreads is the furthest they may lie."""
-    rows = torch.randn(samples, _WIDE_BYTES // (4 * samples)) + offset
-    assert _lie_around_zero(rows, torch.float32) == (offset < 0.87)
+    """Shifted or not: CKA is what float64 finds to 1e-6, at any offset."""
+    rows = wide(samples) + offset
+    others = rows + wide(samples)
+    gram, other = linear_gram(rows), linear_gram(others)
+    found = hsic(gram, other) / (hsic(gram, gram) * hsic(other, other)).sqrt()
+    assert float(found) == pytest.approx(float(cka_from_features(rows, others)), abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("samples", "offset", "as_they_are"),
+    [(64, 0, True), (64, 0.5, True), (64, 1.5, False), (256, 1, True), (256, 3, False)],
+)
+def test_features_with_little_in_common_are_not_shifted(samples, offset, as_they_are):
+    """The bar is a precision, which many samples meet with more in common than few do."""
+    rows = wide(samples) + offset
+    gram = linear_gram(rows)
+    error = (gram - rows.double() @ rows.double().T).abs().max()
+    assert (error < 1e-5 * gram.abs().max()) == as_they_are
+
+
+def test_an_offset_that_the_first_look_misses_costs_no_digit():
+    """One column in 20,480 is 10,000 for every sample: the product tells, and is made anew."""
+    rows = wide(64)
+    rows[:, 1] += 10_000
+    assert _promise(rows) > _PRECISE_ENOUGH > _precision(rows @ rows.T)
     assert_same_up_to_centring(linear_gram(rows), linear(rows))
 
 
-def test_few_samples_are_shifted_wherever_they_lie():
-    """Below 64 there is less to average an error out, and little time to win."""
-    for samples, around in [(63, False), (64, True)]:
-        rows = torch.randn(samples, 1 + _WIDE_BYTES // (4 * samples))
-        assert _lie_around_zero(rows, torch.float32) == around
+def test_very_wide_features_are_not_one_long_sum():
+    """As many as a first layer puts out for an image of 224 x 224 pixels: seven digits stay."""
+    rows = torch.randn(16, 800_000)
+    assert_same_up_to_centring(linear_gram(rows), linear(rows), tolerance=2e-7)
 
 
 @pytest.mark.parametrize("strange", [float("nan"), 1e38], ids=["nan", "overflows"])
-def test_only_numbers_are_said_to_lie_around_zero(strange):
-    """What cannot be judged is shifted, and the strange number shows in the Gram matrix."""
-    rows = torch.randn(64, _WIDE_BYTES // (4 * 64))
-    rows[0] = strange
-    assert not _lie_around_zero(rows, torch.float32)
-    assert not linear_gram(rows)[0].isfinite().any()
+@pytest.mark.parametrize("sample", [0, 9], ids=["seen-first", "seen-later"])
+def test_a_strange_number_shows_in_the_gram_matrix(strange, sample):
+    """What cannot be judged is shifted; all that the sample is compared with is no number."""
+    rows = wide(64)
+    rows[sample] = strange
+    assert not linear_gram(rows)[sample].isfinite().any()
 
 
-def test_wide_features_around_zero_cost_their_gram_matrix_only():
-    """No shifted chunk is made of them: the matrix, and a few numbers about eight samples."""
-    rows = torch.randn(64, _WIDE_BYTES // (4 * 64))
+@pytest.mark.parametrize("samples", [2, 3])
+def test_wide_features_of_very_few_samples_have_a_gram_matrix(samples):
+    """The biased estimator takes two."""
+    rows = wide(samples)
+    assert_same_up_to_centring(linear_gram(rows), linear(rows), tolerance=2e-6)
+
+
+def test_features_without_columns_give_zeros():
+    """There is nothing to tell the samples apart."""
+    assert torch.equal(linear_gram(torch.zeros(5, 0)), torch.zeros(5, 5))
+
+
+def test_wide_features_around_zero_cost_a_few_gram_matrices_only():
+    """No shifted chunk is made of them: a piece's product, the sum in float64, and the result."""
+    rows = wide(64)
     probe = MemoryProbe("cpu")
     with probe.measure() as region:
         gram = linear_gram(rows)
     assert region.retained_bytes == gram.nbytes
-    assert region.peak_increase_bytes < gram.nbytes + 1024
+    assert region.peak_increase_bytes <= 4 * gram.nbytes
 
 
 def test_channels_last_images_are_not_copied():
