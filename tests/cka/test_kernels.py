@@ -136,6 +136,19 @@ def test_wide_features_around_zero_cost_a_few_gram_matrices_only():
     assert region.peak_increase_bytes <= 4 * gram.nbytes
 
 
+def test_of_shifted_features_one_chunk_is_there_at_a_time():
+    """Beside it only their centre, and the sums."""
+    rows = wide(64) + 1000
+    per_chunk = _columns_per_chunk(rows, rows.dtype)
+    assert per_chunk < rows.shape[1] / 4
+    probe = MemoryProbe("cpu")
+    with probe.measure() as region:
+        gram = linear_gram(rows)
+    chunk, centre = rows[:, :per_chunk].numel() * rows.itemsize, rows[0].nbytes
+    assert region.retained_bytes == gram.nbytes
+    assert region.peak_increase_bytes <= chunk + centre + 4 * gram.nbytes
+
+
 def test_channels_last_images_are_not_copied():
     """The columns come in memory order, which is a view for either memory format."""
     image = torch.randn(4, 3, 5, 5)
