@@ -18,6 +18,9 @@ from cka.precision import full_precision, gram_dtype
 Parts = tuple[Tensor, ...]
 """Measurement of one output: its Gram matrices (exact: its features)."""
 
+# A kernel works on some copies of its result: sums in float64, distances.
+_COPIES_OF_A_GRAM = 3
+
 
 class Side:
     """One model's share of a batch: distinct measurements, and which one each row has."""
@@ -151,8 +154,8 @@ class Exact:
         per_sample = sum(chunks[0][0].numel() * chunks[0].itemsize for chunks in distinct)
         features = samples * per_sample
         widest = samples * max(chunks[0][0].numel() * chunks[0].itemsize for chunks in distinct)
-        grams = sum(samples**2 * chunks[0].itemsize for chunks in distinct)
-        needed = features + widest + grams
+        grams = [samples**2 * chunks[0].itemsize for chunks in distinct]
+        needed = features + widest + sum(grams) + _COPIES_OF_A_GRAM * max(grams)
         held = self._samples * per_sample
         allowed = available_bytes(held) if self._limit_bytes is None else self._limit_bytes
         if allowed is not None and needed > allowed:

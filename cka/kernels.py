@@ -79,6 +79,7 @@ def linear_gram(rows: Tensor) -> Tensor:
         gram = _unshifted_gram(rows)
         if _precision(gram) > _PRECISE_ENOUGH:
             return gram
+        del gram  # before there is another
     return _shifted_gram(rows)
 
 

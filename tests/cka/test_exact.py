@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from cka_nets import Aliases, batches_of, mlp
@@ -10,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from cka import CKA, DoesNotFitError, InputError, SettingError, cka_from_features
 from cka.estimators import available_bytes
+from pytest_cka_memory import MemoryProbe
 
 
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
@@ -43,9 +46,10 @@ def test_the_batch_size_does_not_matter():
     torch.testing.assert_close(*results)
 
 
-# mlp() gives 8 + 8 + 5 float32 features a sample, the widest layer 8, over three layers.
+# mlp() gives 8 + 8 + 5 float32 features a sample, the widest layer 8, over three layers; beside
+# their Gram matrices there is room for three copies of one.
 def needed(samples):
-    return 4 * (samples * (21 + 8) + 3 * samples**2)
+    return 4 * (samples * (21 + 8) + (3 + 3) * samples**2)
 
 
 @pytest.mark.parametrize("spare", [0, -1], ids=["equal", "one-byte-short"])
@@ -61,6 +65,24 @@ def test_too_little_memory_is_refused_with_the_bytes_needed(spare):
     with pytest.raises(DoesNotFitError, match=rf"needs {needed(32)} bytes .* for 32 samples of 3"):
         cka.compare(loader, progress=False)
     assert len(passes) == 1
+
+
+@pytest.mark.parametrize("kernel", ["linear", "rbf"])
+@pytest.mark.parametrize(("samples", "width"), [(1200, 1200), (400, 40_000)])
+def test_what_is_said_to_be_needed_is_enough(kernel, samples, width):
+    """Gram matrices as large as the features, and features of several pieces."""
+    model, batches = (
+        torch.nn.Sequential(torch.nn.Linear(8, width)),
+        batches_of(samples, features=(8,)),
+    )
+    settings = {"estimator": "exact", "kernel": kernel}
+    with pytest.raises(DoesNotFitError) as refused:
+        CKA(model, memory_limit_bytes=1, **settings).compare(batches, progress=False)
+    said = int(re.search(r"needs (\d+) bytes", str(refused.value)).group(1))
+    probe = MemoryProbe("cpu")
+    with probe.measure() as region:
+        CKA(model, memory_limit_bytes=said, **settings).compare(batches, progress=False)
+    assert said / 2 < region.peak_increase_bytes <= said
 
 
 def test_a_loader_without_length_is_refused_when_it_no_longer_fits():
