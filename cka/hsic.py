@@ -62,8 +62,7 @@ def spread(gram: Tensor) -> Tensor:
     The root mean square of its entries once they are centred, but for those on the diagonal; n > 3.
     """
     samples = len(gram)
-    shares = (gram.sum(1) - gram.diagonal()) / (samples - 2)
-    shares -= shares.sum() / (2 * (samples - 1))
+    shares = _unbiased_shares(gram.sum(1), gram.diagonal())
     centred = gram - shares
     centred -= shares[:, None]
     size: Tensor = torch.linalg.vector_norm(centred.fill_diagonal_(0))
@@ -112,8 +111,14 @@ def _shares(grams: Sequence[Tensor], estimator: Centring, dtype: torch.dtype) ->
     if estimator == "biased":
         means = sums / n
         return means - means.sum(1, keepdim=True) / (2 * n)
-    means = (sums - torch.stack([gram.diagonal() for gram in grams])) / (n - 2)
-    return means - means.sum(1, keepdim=True) / (2 * (n - 1))
+    return _unbiased_shares(sums, torch.stack([gram.diagonal() for gram in grams]))
+
+
+def _unbiased_shares(sums: Tensor, diagonals: Tensor) -> Tensor:
+    """The (..., n) vectors m of matrices with these sums of rows and diagonals, (..., n) both."""
+    n = sums.shape[-1]
+    means = (sums - diagonals) / (n - 2)
+    return means - means.sum(-1, keepdim=True) / (2 * (n - 1))
 
 
 def _informative(grams: Sequence[Tensor]) -> Tensor:

@@ -71,10 +71,8 @@ def test_too_little_memory_is_refused_with_the_bytes_needed(spare):
 @pytest.mark.parametrize(("samples", "width"), [(1200, 1200), (400, 40_000)])
 def test_what_is_said_to_be_needed_is_enough(kernel, samples, width):
     """Gram matrices as large as the features, and features of several pieces."""
-    model, batches = (
-        torch.nn.Sequential(torch.nn.Linear(8, width)),
-        batches_of(samples, features=(8,)),
-    )
+    model = torch.nn.Sequential(torch.nn.Linear(8, width))
+    batches = batches_of(samples, features=(8,))
     settings = {"estimator": "exact", "kernel": kernel}
     with pytest.raises(DoesNotFitError) as refused:
         CKA(model, memory_limit_bytes=1, **settings).compare(batches, progress=False)
