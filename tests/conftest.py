@@ -1,8 +1,14 @@
 """For every test: the pytester fixture, and the markers of what not every machine can run."""
 
+import os
+
 import pytest
 
 pytest_plugins = ["pytester"]
+
+# Workers share the cores: threads of each for all of them would spend their time on waiting.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 _BESIDE = ("asyncio", "cov", "randomly", "repeat")

@@ -41,7 +41,7 @@ def test_the_readme_shows_its_two_commands():
     commands = [line.strip() for line in README.splitlines() if line.strip().startswith("pip ")]
     assert commands[:2] == [
         'pip install -e ".[test]" && pytest tests/gates --cka-memory-report',
-        'pip install -e ".[test]" && pytest',
+        'pip install -e ".[test]" && pytest -n auto --dist worksteal',
     ]
 
 
