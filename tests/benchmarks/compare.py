@@ -71,7 +71,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
             panel.set_yscale("log")
             panel.set_yticks(ticks, [str(tick) for tick in ticks])
             panel.minorticks_off()
-    panels[0][0].legend()
+    named = panels[0][0].get_legend_handles_labels()
+    figure.legend(*named, loc="outside lower center", ncols=2 * len(networks))
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
 

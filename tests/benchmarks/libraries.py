@@ -29,6 +29,13 @@ def _with_block(model: nn.Module, loader: Iterable[Any], device: torch.device) -
         return comparison.compare(loader, progress=False)
 
 
+def _in_sub_batches(model: nn.Module, loader: Iterable[Any], device: torch.device) -> object:
+    from cka import CKA
+
+    with CKA(model, model, device=device, hsic_batch_size=64) as comparison:
+        return comparison.compare(loader, progress=False)
+
+
 def _compute_cka(model: nn.Module, loader: Iterable[Any], device: torch.device) -> object:
     from cka import compute_cka  # type: ignore[attr-defined]  # pytorch-cka 1
 
@@ -62,6 +69,7 @@ LIBRARIES = {
     library.name: library
     for library in (
         Library("ours", None, (), _with_block),
+        Library("ours, hsic_batch_size=64", None, (), _in_sub_batches),
         Library("pytorch-cka 0.1.3", "pytorch_cka_013", ("pytorch-cka==0.1.3",), _with_block),
         Library("pytorch-cka 1.1.3", "pytorch_cka_113", _PYTORCH_CKA_1, _compute_cka),
         Library(

@@ -3,6 +3,7 @@
 import html
 import io
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from pytest_cka_memory.reports.files import write_whole
 from pytest_cka_memory.units import MB
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.
-COLOURS = ("#009e73", "#e69f00", "#d55e00", "#56b4e9", "#cc79a7")
+COLOURS = ("#009e73", "#e69f00", "#d55e00", "#56b4e9", "#cc79a7", "#0072b2")
 
 
 def libraries(rows: Sequence[Row]) -> list[str]:
@@ -91,7 +92,7 @@ def figure(rows: Sequence[Row]) -> Figure:
     sizes = list(_by(rows, "sizes", "batch_size"))
     for panel in (peak, retained):
         panel.set_xticks(range(len(sizes)), list(map(str, sizes)))
-    for at, (name, colour) in enumerate(zip(names, COLOURS, strict=False)):
+    for at, (name, colour) in enumerate(zip(names, cycle(COLOURS), strict=False)):
         points = _points(rows, "counts", name, "batches", "retained_bytes")
         timeline.plot(*zip(*points, strict=True), "o-", color=colour, label=name)
         for panel, what in ((peak, "peak_bytes"), (retained, "retained_bytes")):
