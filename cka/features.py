@@ -62,7 +62,8 @@ def _as_list(features: Any) -> list[Tensor]:
     several = features if _is_sequence(features) else [features]
     if not several:
         raise InputError("got an empty sequence of features; give at least one (n, p) tensor")
-    return [torch.as_tensor(one) for one in several]
+    # A tensor stays where it is: as_tensor would move it to a default device.
+    return [one if isinstance(one, Tensor) else torch.as_tensor(one) for one in several]
 
 
 def _check_samples(features: Sequence[Tensor], estimator: Centring) -> None:

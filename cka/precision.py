@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -28,15 +30,48 @@ def full_precision(device: torch.device) -> Iterator[None]:
     A user's ``torch.autocast`` would turn a kernel's ``x @ x.T`` into half precision, and
     ``torch.set_float32_matmul_precision("high")`` costs three digits of CKA.
     """
-    wanted = torch.get_float32_matmul_precision()
-    try:
-        if wanted != "highest":
-            torch.set_float32_matmul_precision("highest")
+    with _float32_kept():
         if torch.is_autocast_enabled(device.type):
             with torch.autocast(device.type, enabled=False):
                 yield
         else:
             yield
+
+
+@contextmanager
+def _float32_kept() -> Iterator[None]:
+    """Products of float32 in float32.
+
+    PyTorch has two ways to say so, and raises where it finds that they disagree: what was set in
+    one way has to be taken back, and put back, in the same.
+    """
+    mkldnn: Any = torch.backends.mkldnn  # its attributes are made at run time
+    products = (torch.backends.cuda.matmul, mkldnn.matmul)
+    before = [one.fp32_precision for one in products]
+    reduced = [one for one in products if one.fp32_precision not in ("none", "ieee")]
+    legacy = _legacy_setting() if reduced else None
+    try:
+        if legacy is not None:
+            torch.set_float32_matmul_precision("highest")
+        for one in reduced:
+            one.fp32_precision = "ieee"
+        yield
     finally:
-        if wanted != "highest":
-            torch.set_float32_matmul_precision(wanted)
+        if legacy is not None:
+            torch.set_float32_matmul_precision(legacy)
+        for one in reduced:
+            one.fp32_precision = "none"  # which takes after torch.backends.fp32_precision
+        for one, precision in zip(products, before, strict=True):
+            if one.fp32_precision != precision:
+                one.fp32_precision = precision
+
+
+def _legacy_setting() -> str | None:
+    """What ``torch.set_float32_matmul_precision`` has reduced; None where the new way was taken."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch 2.9 advises the new way, which was not ours
+            setting: str = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
+    return setting if setting != "highest" else None

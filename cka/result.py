@@ -176,4 +176,4 @@ class CKAResult:
 
 def _tensor(rows: list[list[float | None]], dtype: torch.dtype) -> Tensor:
     filled = [[math.nan if value is None else value for value in row] for row in rows]
-    return torch.tensor(filled, dtype=dtype)
+    return torch.tensor(filled, dtype=dtype, device="cpu")

@@ -19,7 +19,6 @@ from cka.kernels import (
     resolve_kernel,
     squared_distances,
 )
-from cka.precision import full_precision
 from pytest_cka_memory import MemoryProbe
 
 
@@ -234,16 +233,3 @@ def test_a_kernel_of_ones_own_gets_wide_features():
     seen = []
     resolve_kernel(lambda rows: seen.append(rows.dtype) or rows @ rows.T)(torch.zeros(6, 3).half())
     assert seen == [torch.float32]
-
-
-def test_full_precision_undoes_autocast_and_fast_matmuls():
-    """Neither the caller's autocast nor their speed setting reaches a kernel, and both survive."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("medium")
-    try:
-        with torch.autocast("cpu", dtype=torch.bfloat16), full_precision(torch.device("cpu")):
-            assert (torch.ones(4, 4) @ torch.ones(4, 4)).dtype == torch.float32
-            assert torch.get_float32_matmul_precision() == "highest"
-        assert torch.get_float32_matmul_precision() == "medium"
-    finally:
-        torch.set_float32_matmul_precision(before)
