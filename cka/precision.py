@@ -70,7 +70,7 @@ def _legacy_setting() -> str | None:
     """What ``torch.set_float32_matmul_precision`` has reduced; None where the new way was taken."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch 2.9 advises the new way, which was not ours
+            warnings.simplefilter("ignore")  # torch 2.9 warns of asking in the old way
             setting: str = torch.get_float32_matmul_precision()
     except RuntimeError:
         return None
