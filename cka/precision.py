@@ -46,10 +46,12 @@ def _float32_kept() -> Iterator[None]:
     one way has to be taken back, and put back, in the same.
     """
     mkldnn: Any = torch.backends.mkldnn  # its attributes are made at run time
-    products = (torch.backends.cuda.matmul, mkldnn.matmul)
-    before = [one.fp32_precision for one in products]
-    reduced = [one for one in products if one.fp32_precision not in ("none", "ieee")]
-    legacy = _legacy_setting() if reduced else None
+    before = [(one, one.fp32_precision) for one in (torch.backends.cuda.matmul, mkldnn.matmul)]
+    reduced = [one for one, precision in before if precision not in ("none", "ieee")]
+    if not reduced:
+        yield
+        return
+    legacy = _legacy_setting()
     try:
         if legacy is not None:
             torch.set_float32_matmul_precision("highest")
@@ -61,7 +63,7 @@ def _float32_kept() -> Iterator[None]:
             torch.set_float32_matmul_precision(legacy)
         for one in reduced:
             one.fp32_precision = "none"  # which takes after torch.backends.fp32_precision
-        for one, precision in zip(products, before, strict=True):
+        for one, precision in before:
             if one.fp32_precision != precision:
                 one.fp32_precision = precision
 

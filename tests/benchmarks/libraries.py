@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,18 +22,13 @@ class Library:
     """Compare every layer of a model with every layer of it."""
 
 
-def _with_block(model: nn.Module, loader: Iterable[Any], device: torch.device) -> object:
+def _with_block(
+    model: nn.Module, loader: Iterable[Any], device: torch.device, **options: Any
+) -> object:
     """Make the seed's call, which ours and pytorch-cka 0.1.3 understand."""
     from cka import CKA
 
-    with CKA(model, model, device=device) as comparison:
-        return comparison.compare(loader, progress=False)
-
-
-def _in_sub_batches(model: nn.Module, loader: Iterable[Any], device: torch.device) -> object:
-    from cka import CKA
-
-    with CKA(model, model, device=device, hsic_batch_size=64) as comparison:
+    with CKA(model, model, device=device, **options) as comparison:
         return comparison.compare(loader, progress=False)
 
 
@@ -69,7 +65,7 @@ LIBRARIES = {
     library.name: library
     for library in (
         Library("ours", None, (), _with_block),
-        Library("ours, hsic_batch_size=64", None, (), _in_sub_batches),
+        Library("ours, hsic_batch_size=64", None, (), partial(_with_block, hsic_batch_size=64)),
         Library("pytorch-cka 0.1.3", "pytorch_cka_013", ("pytorch-cka==0.1.3",), _with_block),
         Library("pytorch-cka 1.1.3", "pytorch_cka_113", _PYTORCH_CKA_1, _compute_cka),
         Library(
