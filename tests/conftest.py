@@ -1,6 +1,10 @@
 """For every test: the pytester fixture, and the markers of what not every machine can run."""
 
 import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -21,6 +25,43 @@ def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pyte
     for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"):
         monkeypatch.delenv(name, raising=False)  # the job's own summary is none of theirs
     return pytester
+
+
+@pytest.fixture
+def fail_late() -> Iterator[Callable[[Any], None]]:
+    """Have a backward pass on a device fail, in a thread that is the last to be given its turn."""
+    torch = pytest.importorskip("torch")
+    if not hasattr(os, "SCHED_IDLE"):
+        pytest.skip("this system has no threads that wait for all others")
+    everywhere, interval = os.sched_getaffinity(0), sys.getswitchinterval()
+    one = {min(everywhere)}
+    threads = []
+
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, values: Any) -> Any:
+            return values.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> Any:
+            threads.append(threading.get_native_id())
+            os.sched_setaffinity(threads[-1], one)
+            os.sched_setscheduler(threads[-1], os.SCHED_IDLE, os.sched_param(0))
+            raise RuntimeError("this pass fails")
+
+    def fail(device: Any) -> None:
+        loss = Failing.apply(torch.ones(1000, device=device, requires_grad=True)).sum()
+        with pytest.raises(RuntimeError, match="this pass fails"):
+            loss.backward()
+
+    os.sched_setaffinity(0, one)
+    sys.setswitchinterval(1000)
+    yield fail
+    sys.setswitchinterval(interval)
+    os.sched_setaffinity(0, everywhere)
+    for thread in threads:
+        os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
+        os.sched_setaffinity(thread, everywhere)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

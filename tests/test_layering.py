@@ -15,6 +15,7 @@ LAYERS = {
         region baseline_file
         meters.base meters.private meters.interrupts meters.generations meters.storages
         meters.history meters.ledger meters.tracing meters.watch meters.peaks
+        meters.passes
         meters.caching meters.expandable meters.cards meters.workspaces meters.heap
         meters.replay meters.unpredictable meters.fake_mode meters.guard meters.faking
         meters.predicted

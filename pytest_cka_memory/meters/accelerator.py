@@ -9,7 +9,7 @@ import torch
 
 from pytest_cka_memory.births import Birth, Unowned
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.meters import history, private
+from pytest_cka_memory.meters import history, passes, private
 from pytest_cka_memory.meters.base import Meter, Reading
 from pytest_cka_memory.meters.peaks import KeptPeaks
 from pytest_cka_memory.meters.watch import StorageWatch
@@ -71,8 +71,10 @@ class AcceleratorMeter(Meter):
         self._watch.stop()
 
     def clean(self) -> int | None:
-        # In this order: running kernels may hold tensors, cycles hold tensors, and the cache can
-        # give back only what neither they nor a library's workspace keep.
+        # In this order: what a backward pass still holds may be in a cycle, running kernels may
+        # hold tensors, cycles hold tensors, and the cache can give back only what neither they nor
+        # a library's workspace keep.
+        passes.wait_until_ended(self._device)
         torch.accelerator.synchronize(self._device)
         gc.collect()
         self._watch.find_unseen()

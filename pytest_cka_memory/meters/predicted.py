@@ -11,7 +11,7 @@ import torch
 
 from pytest_cka_memory.births import Birth
 from pytest_cka_memory.errors import CapacityError
-from pytest_cka_memory.meters import faking
+from pytest_cka_memory.meters import faking, passes
 from pytest_cka_memory.meters.base import Meter, Reading
 from pytest_cka_memory.meters.caching import Block, CachingAllocator
 from pytest_cka_memory.meters.cards import Card
@@ -70,6 +70,7 @@ class PredictedMeter(Meter):
             self._ledger = Ledger()
 
     def clean(self) -> int | None:
+        passes.wait_until_ended(self._torch_device)
         gc.collect()
         self._heap.settle()
         dropped = sum(block.requested for block in self._kept.values())

@@ -179,6 +179,8 @@ if not TELLS_MODES:
         "wrongly in a region, and a mode that a test leaves on is taken off for the meter's"
     )
 
+BACKWARD_THREAD = "pt_autograd"
+"""How the names of threads begin in which torch runs backward passes."""
 COPY_FROM = "_copy_from"
 """The operator of aten that a backend must bring; to register it raises where there is none."""
 _RAW_SAVED = "_raw_saved_"

@@ -154,3 +154,27 @@ def test_an_accelerator_of_any_name_is_found(on_device):
     run = on_device(SMALL, HOSTDEVICE_NAME="abacus")
     assert run.code == pytest.ExitCode.OK, run.text
     assert run.report["session"]["device"] == "abacus:0"
+
+
+FORKING = """
+import os
+import torch
+
+def test_forks(cka_memory):
+    with cka_memory.measure():
+        torch.ones(1, device=cka_memory.device)
+    child = os.fork()
+    if child == 0:
+        try:
+            torch.ones(1, requires_grad=True).sum().backward()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_process_that_ran_no_backward_pass_may_still_fork(on_device):
+    """Torch refuses them in the children of a process that has its threads for them."""
+    run = on_device(FORKING)
+    assert run.code == pytest.ExitCode.OK, run.text

@@ -55,6 +55,14 @@ def test_a_leak_of_four_bytes_a_batch_reads_four(probe):
     assert region.growth_bytes_per_batch == 4.0
 
 
+def test_what_a_failed_backward_pass_held_is_not_retained(probe, fail_late):
+    """Though torch's thread holds the error, and its frames, a moment longer than the caller."""
+    with probe.measure() as region:
+        fail_late(probe.device)
+    assert region.retained_bytes == 0
+    assert region.peak_increase_bytes > 4000
+
+
 def test_an_old_tensor_freed_inside_hides_no_leak(probe):
     """Net is zero, retained is not."""
     old = [torch.zeros(MB, dtype=torch.uint8, device=probe.device)]

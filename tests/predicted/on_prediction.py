@@ -188,6 +188,14 @@ def test_what_fails_in_a_backward_pass_fails_there(device):
             y.sum().backward()
 
 
+def test_what_a_failed_backward_pass_held_is_not_retained(cka_memory, device, fail_late):
+    """As on a card, torch's thread lets go of it later than its caller hears of it."""
+    with cka_memory.measure() as region:
+        fail_late(device)
+    assert region.retained_bytes == 0
+    assert region.peak_increase_bytes > 4000
+
+
 def test_a_checkpoint_lets_go_of_what_it_computes_again(cka_memory, device):
     """So a deep network needs less memory with it than without."""
     wide = nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64)
