@@ -86,7 +86,7 @@ def _grouped(ones: Iterable[_One]) -> tuple[Holding, ...]:
 
 def _held(birth: Birth, way: Sequence[Step] | None, boundaries: Sequence[int]) -> _One:
     held_by = paths.written(way) if way else None
-    holding = replace(_born(birth), held_by=held_by, hint=_hint(way, held_by))
+    holding = replace(_born(birth), held_by=held_by, hint=_hint(birth, way, held_by))
     batch = sum(serial < birth.serial for serial in boundaries) if boundaries else None
     return _One(holding, (_origin(birth), paths.kind(held_by)), batch)
 
@@ -123,15 +123,25 @@ def _search(keys: Collection[int], named: Mapping[str, Any]) -> dict[int, list[S
     return search(look_for_tensors(), keys, early, [r for r in roots if r.is_library])
 
 
-def _hint(way: Sequence[Step] | None, held_by: str | None) -> str | None:
+def _hint(birth: Birth, way: Sequence[Step] | None, held_by: str | None) -> str | None:
     if way is None or held_by is None:
-        return _NOBODY
+        return _AUTOCAST if _is_cast_by_autocast(birth) else _NOBODY
     if any(issubclass(type(step.value), logging.LogRecord) for step in way):
         return _LOGGED
     for pattern, advice in _PATTERNS:
         if re.search(pattern, held_by):
             return advice
     return _hint_of(way[-1].value)
+
+
+def _is_cast_by_autocast(birth: Birth) -> bool:
+    """Whether autocast may hold it: a cast, on a device where an autocast that caches is on."""
+    import torch
+
+    storage = birth.storage()
+    if storage is None or birth.maker is None or birth.maker.operator != "aten._to_copy":
+        return False
+    return torch.is_autocast_cache_enabled() and torch.is_autocast_enabled(storage.device.type)
 
 
 def _hint_of(holder: Any) -> str | None:
@@ -152,6 +162,10 @@ def _hint_of(holder: Any) -> str | None:
 _NOBODY = (
     "no Python holder found: C code holds it, such as an autograd graph, a library's cache, atexit"
 )
+_AUTOCAST = (
+    "no Python holder found: autocast keeps the weights it has cast until it is left; measure "
+    "around it, or write torch.autocast(..., cache_enabled=False)"
+)
 _ATTACHED = "attached to its autograd graph: keep loss.item() or loss.detach() instead"
 _LOGGED = "a log record keeps its arguments, in pytest until the test ends: log loss.item()"
 _VIEW = "a view keeps all of its base alive: keep a clone() of it"
@@ -160,10 +174,7 @@ _CACHE = "a cache keeps its results: call cache_clear(), or do not cache tensors
 _PATTERNS = (
     (r"_hooks\b", "a hook was never removed: keep its handle and call handle.remove()"),
     (r"\.__traceback__|\.tb_frame", _EXCEPTION),
-    (
-        r"\.<functools.lru_cache>",
-        "a cache keeps its results: call cache_clear(), or do not cache tensors",
-    ),
+    (r"\.<functools.lru_cache>", _CACHE),
     (r"\.gi_frame", "a suspended generator keeps its locals: exhaust it, or close() it"),
     (r"\.cr_frame", "a suspended coroutine keeps its locals: await it, or close() it"),
     (r"\.ag_frame", "a suspended generator keeps its locals: exhaust it, or aclose() it"),

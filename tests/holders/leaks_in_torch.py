@@ -248,7 +248,7 @@ def held_by_cpp() -> None:
     KEEP.append(future)
 
 
-@leak(TORCH, NOBODY, size=500, made="LINEAR(")
+@leak(TORCH, NOBODY, hint="cache_enabled=False", size=500, made="LINEAR(")
 def cached_by_autocast() -> None:
     autocast = torch.autocast("cpu", torch.bfloat16)
     autocast.__enter__()
