@@ -18,8 +18,8 @@ from cka.precision import full_precision, gram_dtype
 Parts = tuple[Tensor, ...]
 """Measurement of one output: its Gram matrices (exact: its features)."""
 
-# A kernel works on some copies of its result: sums in float64, distances.
-_COPIES_OF_A_GRAM = 3
+# A kernel works on some copies of its result: sums in float64 of some threads, distances.
+_COPIES_OF_A_GRAM = 5
 
 
 class Side:

@@ -6,7 +6,6 @@ same value and loses no digits to cancellation. Biased: Gretton et al. 2005, tr(
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import Literal, TypeAlias, get_args
 
@@ -56,19 +55,6 @@ def hsic(gram_x: Tensor, gram_y: Tensor, *, estimator: Centring = "unbiased") ->
     return hsic_products([gram_x], [gram_y], estimator)[0][0, 0].to("cpu", torch.float64)
 
 
-def spread(gram: Tensor) -> Tensor:
-    """√HSIC of an (n, n) matrix with itself, unbiased, in its own dtype.
-
-    The root mean square of its entries once they are centred, but for those on the diagonal; n > 3.
-    """
-    samples = len(gram)
-    shares = _unbiased_shares(gram.sum(1), gram.diagonal())
-    centred = gram - shares
-    centred -= shares[:, None]
-    size: Tensor = torch.linalg.vector_norm(centred.fill_diagonal_(0))
-    return size / math.sqrt(samples * (samples - 3))
-
-
 def hsic_products(
     grams_x: Sequence[Tensor], grams_y: Sequence[Tensor] | None, estimator: Centring
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,14 +97,8 @@ def _shares(grams: Sequence[Tensor], estimator: Centring, dtype: torch.dtype) ->
     if estimator == "biased":
         means = sums / n
         return means - means.sum(1, keepdim=True) / (2 * n)
-    return _unbiased_shares(sums, torch.stack([gram.diagonal() for gram in grams]))
-
-
-def _unbiased_shares(sums: Tensor, diagonals: Tensor) -> Tensor:
-    """The (..., n) vectors m of matrices with these sums of rows and diagonals, (..., n) both."""
-    n = sums.shape[-1]
-    means = (sums - diagonals) / (n - 2)
-    return means - means.sum(-1, keepdim=True) / (2 * (n - 1))
+    means = (sums - torch.stack([gram.diagonal() for gram in grams])) / (n - 2)
+    return means - means.sum(1, keepdim=True) / (2 * (n - 1))
 
 
 def _informative(grams: Sequence[Tensor]) -> Tensor:

@@ -1,13 +1,12 @@
 """Gram matrices: (n, p) features in, (n, n) similarities of samples out.
 
-Linear and RBF kernels shift features to near their centre first, unless they lie there. It changes
-neither CKA, which centres exactly and in float64 later (:mod:`cka.hsic`), nor a distance, but it is
-what keeps float32 right: a common offset of 1000 would eat every digit of the Gram matrix.
+Linear and RBF kernels shift features to near their centre first. It changes neither CKA, which
+centres exactly and in float64 later (:mod:`cka.hsic`), nor a distance, but it is what keeps float32
+right: a common offset of 1000 would eat every digit of the Gram matrix.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -15,8 +14,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from cka import native
 from cka.errors import InputError, SettingError
-from cka.hsic import spread
 from cka.precision import gram_dtype, sum_dtype
 
 Kernel: TypeAlias = Callable[[Tensor], Tensor]
@@ -34,10 +33,6 @@ _BLOCK_SAMPLES = 96
 # A centre need not be exact, only near: that of 8 samples is, in the mean, an eighth of a variance
 # away from that of all, and takes an eighth of the time of finding it.
 _SAMPLES_FOR_CENTRE = 8
-# Unshifted products are tried for features that promise this, and taken if they have it.
-_PRECISE_ENOUGH = 1.0
-_WIDE_BYTES = 5 * 2**20
-_COLUMNS_LOOKED_AT = 500
 # The longest sum in float32; the sums of pieces this wide are added up in float64.
 _PIECE_COLUMNS = 16384
 
@@ -71,87 +66,30 @@ def flattened(features: Tensor, kernel: Kernel) -> Tensor:
 def linear_gram(rows: Tensor) -> Tensor:
     """Gram matrix (n, n) of (n, p) rows, each column less the mean of its first samples.
 
-    Column chunks are shifted and multiplied one by one, so that no shifted copy of the features
-    ever exists. Differentiable. Half precision is widened chunk by chunk. On a CPU wide features
-    with little in common go as they are, unshifted: CKA is the same, to 1e-6.
+    Chunks of columns are shifted and multiplied one by one, so that no shifted copy of the features
+    ever exists. Differentiable. Half precision is widened chunk by chunk.
     """
-    if _worth_trying_unshifted(rows):
-        gram = _unshifted_gram(rows)
-        if _precision(gram) > _PRECISE_ENOUGH:
-            return gram
-        del gram  # before there is another
-    return _shifted_gram(rows)
+    gram = native.gram(rows, _SAMPLES_FOR_CENTRE)
+    return gram if gram is not None else _gram_by_torch(rows)
 
 
-def _shifted_gram(rows: Tensor) -> Tensor:
+def _gram_by_torch(rows: Tensor) -> Tensor:
+    """The same by operators of torch: on any device, in any dtype, with a derivative."""
     dtype = gram_dtype(rows.dtype)
     centre = _centre(rows, dtype)
     width = _columns_per_chunk(rows, dtype)
-    # The difference of half precision and float32 is float32, without another copy.
-    return _sum_of_products(rows, dtype, width, lambda part: rows[:, part] - centre[part])
-
-
-def _unshifted_gram(rows: Tensor) -> Tensor:
-    return _sum_of_products(rows, rows.dtype, _PIECE_COLUMNS, lambda part: rows[:, part])
-
-
-def _worth_trying_unshifted(rows: Tensor) -> bool:
-    """Whether an unshifted product seems to be precise enough.
-
-    Not of narrow features, which gain little, or so few samples that no spread is defined; not on
-    an accelerator, which would have to be waited for; not where gradients or fake tensors are
-    asked for.
-    """
-    plain = type(rows) is Tensor and rows.dtype == gram_dtype(rows.dtype)
-    on_cpu = rows.device.type == "cpu" and not rows.requires_grad
-    if not plain or not on_cpu or rows.nbytes < _WIDE_BYTES or rows.shape[0] <= 3:
-        return False
-    return _promise(rows) > _PRECISE_ENOUGH
-
-
-def _promise(rows: Tensor) -> float:
-    """Guess the :func:`_precision` of an unshifted product, by some columns of the first samples.
-
-    Of (n, p) features that share a part r of their mean square it is n (1 - r) / (r √p) if they
-    are noise otherwise, and no features have less; outputs of networks have some three times that.
-    """
-    samples, columns = rows.shape
-    stride = columns // _COLUMNS_LOOKED_AT | 1  # odd: images are powers of two wide
-    some = rows[:_SAMPLES_FOR_CENTRE, ::stride].contiguous()
-    # Plain numbers: an operator on so few costs as much as a hundredth of a large product.
-    products = (some @ some.T).tolist()
-    common = sum(map(sum, products)) / len(products)
-    alone = sum(row[at] for at, row in enumerate(products)) - common
-    return 3 * samples * alone / (abs(common) * math.sqrt(columns)) if common else math.inf
-
-
-def _precision(gram: Tensor) -> float:
-    """What an unshifted (n, n) matrix has left to tell samples apart: n √HSIC / |mean entry|.
-
-    Rounding moves each entry by some share of the mean one, and CKA averages over n² of them. For
-    two ResNets, and noise with an offset, it was off by up to 5e-7 over this number, from 0.02 to
-    100 (32 to 1024 samples, 4096 to 262,144 columns). NaN for what cannot be judged.
-    """
-    return len(gram) * float(spread(gram) / gram.mean().abs())
-
-
-def _sum_of_products(
-    rows: Tensor, dtype: torch.dtype, width: int, chunk: Callable[[slice], Tensor]
-) -> Tensor:
-    """Gram matrix (n, n) of chunks of so many columns of (n, p) rows, added up in float64.
-
-    But for chunks of the same piece: a sum in the features' own dtype is fine if it is not long.
-    One for all would cost a digit where features are wide: CKA of ResNets at 224 x 224 pixels and
-    16 images was 5e-6 to 7e-6 off, and is 3e-7 off.
-    """
     blocks = _blocks(rows)
 
     def product(piece: slice) -> Tensor:
         gram = torch.zeros(rows.shape[0], rows.shape[0], dtype=dtype, device=rows.device)
         for part in _parts(piece, width):
-            _add_upper_product(gram, chunk(part), blocks)  # which nothing else may keep alive
+            # The difference of half precision and float32 is float32, without another copy, and no
+            # name keeps it alive while the next one is made.
+            _add_upper_product(gram, rows[:, part] - centre[part], blocks)
         return gram
 
+    # A sum in the features' own dtype is fine if it is not long. One for all would cost a digit
+    # where features are wide: CKA of ResNets at 224 x 224 pixels and 16 images was 5e-6 off.
     whole = slice(0, max(1, rows.shape[1]))
     first, *others = _parts(whole, max(width, _PIECE_COLUMNS))
     total = product(first)
@@ -241,7 +179,7 @@ class RBF:
 
 def squared_distances(rows: Tensor) -> Tensor:
     """Squared Euclidean distances (n, n) between (n, p) rows, from their Gram matrix."""
-    gram = _shifted_gram(rows)
+    gram = linear_gram(rows)
     norms = gram.diagonal()
     distances = (norms[:, None] + norms[None, :] - 2 * gram).clamp(min=0)
     return distances.masked_fill(torch.eye(len(gram), dtype=torch.bool, device=gram.device), 0)

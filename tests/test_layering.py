@@ -33,7 +33,7 @@ LAYERS = {
         plugin cli __main__
     """,
     "cka": """
-        errors precision progress accumulate distributed
+        errors precision native progress accumulate distributed
         hsic
         placement kernels layers outputs plots
         batches estimators features capture result

@@ -44,21 +44,6 @@ def _beside_the_forward(row: Row) -> tuple[str, ...]:
     )
 
 
-def one_thread() -> str:
-    """Time of each library on one thread, by network and batch size."""
-    rows = _results("one-thread-*.json")
-    names = list(dict.fromkeys(row["library"] for row in rows))
-    cases = list(dict.fromkeys((row["network"], row["batch_size"]) for row in rows))
-    found = {(row["network"], row["batch_size"], row["library"]): row for row in rows}
-    return _markdown(
-        ("time, × bare forward", "batch", *names),
-        [
-            (network, str(size), *(f"{found[network, size, n]['time_ratio']:.2f}" for n in names))
-            for network, size in cases
-        ],
-    )
-
-
 def side_by_side() -> str:
     """The notebook's first table: peak, model and all, and retained, by batch size."""
     rows = [row for row in _results("side-by-side-*.json") if "skipped" not in row]
@@ -120,7 +105,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "gates": gates,
     "predicted": predicted,
     "libraries": libraries,
-    "one thread": one_thread,
     "side by side": side_by_side,
 }
 

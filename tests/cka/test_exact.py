@@ -47,9 +47,9 @@ def test_the_batch_size_does_not_matter():
 
 
 # mlp() gives 8 + 8 + 5 float32 features a sample, the widest layer 8, over three layers; beside
-# their Gram matrices there is room for three copies of one.
+# their Gram matrices there is room for five copies of one.
 def needed(samples):
-    return 4 * (samples * (21 + 8) + (3 + 3) * samples**2)
+    return 4 * (samples * (21 + 8) + (3 + 5) * samples**2)
 
 
 @pytest.mark.parametrize("spare", [0, -1], ids=["equal", "one-byte-short"])

@@ -9,17 +9,15 @@ from cka_reference import linear
 
 from cka import RBF, InputError, SettingError, cka_from_features, hsic
 from cka.kernels import (
-    _PRECISE_ENOUGH,
-    _WIDE_BYTES,
     _columns_per_chunk,
-    _precision,
-    _promise,
     as_rows,
     linear_gram,
     resolve_kernel,
     squared_distances,
 )
 from pytest_cka_memory import MemoryProbe
+
+pytestmark = pytest.mark.usefixtures("arithmetic")
 
 
 def assert_same_up_to_centring(gram, expected, tolerance=1e-6):
@@ -36,8 +34,8 @@ def assert_same_distances(rows):
 
 
 def wide(samples):
-    """Features just wide enough to be looked at, around zero."""
-    return torch.randn(samples, _WIDE_BYTES // (4 * samples))
+    """Features of 5 MB, around zero."""
+    return torch.randn(samples, 5 * 2**18 // samples)
 
 
 @pytest.mark.parametrize("around", [-1, 0, 1], ids=["one-less", "equal", "one-more"])
@@ -56,7 +54,7 @@ def test_a_common_offset_costs_no_digit():
 
 
 def test_distances_keep_their_digits_however_wide_the_features():
-    """They are differences of single entries, with nothing to average out: always shifted."""
+    """They are differences of single entries, with nothing to average out."""
     assert_same_distances(wide(256) + 2.8)
 
 
@@ -70,7 +68,7 @@ def test_large_matrices_are_computed_by_blocks(samples):
 @pytest.mark.parametrize("samples", [16, 64, 256])
 @pytest.mark.parametrize("offset", [0, 0.5, 1, 2, 4, 1000])
 def test_wide_features_keep_their_digits_wherever_they_lie(samples, offset):
-    """Shifted or not: CKA is what float64 finds to 1e-6, at any offset."""
+    """CKA is what float64 finds to 1e-6, at any offset."""
     rows = wide(samples) + offset
     others = rows + wide(samples)
     gram, other = linear_gram(rows), linear_gram(others)
@@ -78,23 +76,10 @@ def test_wide_features_keep_their_digits_wherever_they_lie(samples, offset):
     assert float(found) == pytest.approx(float(cka_from_features(rows, others)), abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("samples", "offset", "as_they_are"),
-    [(64, 0, True), (64, 0.5, True), (64, 1.5, False), (256, 1, True), (256, 3, False)],
-)
-def test_features_with_little_in_common_are_not_shifted(samples, offset, as_they_are):
-    """The bar is a precision, which many samples meet with more in common than few do."""
-    rows = wide(samples) + offset
-    gram = linear_gram(rows)
-    error = (gram - rows.double() @ rows.double().T).abs().max()
-    assert (error < 1e-5 * gram.abs().max()) == as_they_are
-
-
-def test_an_offset_that_the_first_look_misses_costs_no_digit():
-    """One column in 20,480 is 10,000 for every sample: the product tells, and is made anew."""
+def test_an_offset_of_one_column_costs_no_digit():
+    """Of 20,480 one is 10,000 for every sample."""
     rows = wide(64)
     rows[:, 1] += 10_000
-    assert _promise(rows) > _PRECISE_ENOUGH > _precision(rows @ rows.T)
     assert_same_up_to_centring(linear_gram(rows), linear(rows))
 
 
@@ -107,7 +92,7 @@ def test_very_wide_features_are_not_one_long_sum():
 @pytest.mark.parametrize("strange", [float("nan"), 1e38], ids=["nan", "overflows"])
 @pytest.mark.parametrize("sample", [0, 9], ids=["seen-first", "seen-later"])
 def test_a_strange_number_shows_in_the_gram_matrix(strange, sample):
-    """What cannot be judged is shifted; all that the sample is compared with is no number."""
+    """All that the sample is compared with is no number."""
     rows = wide(64)
     rows[sample] = strange
     assert not linear_gram(rows)[sample].isfinite().any()
@@ -125,18 +110,8 @@ def test_features_without_columns_give_zeros():
     assert torch.equal(linear_gram(torch.zeros(5, 0)), torch.zeros(5, 5))
 
 
-def test_wide_features_around_zero_cost_a_few_gram_matrices_only():
-    """No shifted chunk is made of them: a piece's product, the sum in float64, and the result."""
-    rows = wide(64)
-    probe = MemoryProbe("cpu")
-    with probe.measure() as region:
-        gram = linear_gram(rows)
-    assert region.retained_bytes == gram.nbytes
-    assert region.peak_increase_bytes <= 4 * gram.nbytes
-
-
-def test_of_shifted_features_one_chunk_is_there_at_a_time():
-    """Beside it only their centre, and the sums."""
+def test_of_shifted_features_one_chunk_is_there_at_a_time(arithmetic):
+    """Beside it only their centre and the sums; of the compiled kernel's, some rows of each."""
     rows = wide(64) + 1000
     per_chunk = _columns_per_chunk(rows, rows.dtype)
     assert per_chunk < rows.shape[1] / 4
@@ -144,8 +119,9 @@ def test_of_shifted_features_one_chunk_is_there_at_a_time():
     with probe.measure() as region:
         gram = linear_gram(rows)
     chunk, centre = rows[:, :per_chunk].numel() * rows.itemsize, rows[0].nbytes
+    most = chunk + centre if arithmetic == "torch" else 2**20
     assert region.retained_bytes == gram.nbytes
-    assert region.peak_increase_bytes <= chunk + centre + 4 * gram.nbytes
+    assert region.peak_increase_bytes <= most + 5 * gram.nbytes
 
 
 def test_channels_last_images_are_not_copied():

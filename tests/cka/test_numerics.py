@@ -10,6 +10,8 @@ from torch import nn
 
 from cka import CKA, RBF, CKAWarning
 
+pytestmark = pytest.mark.usefixtures("arithmetic")
+
 
 @pytest.mark.parametrize(
     ("scale", "offset"),
