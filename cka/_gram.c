@@ -132,31 +132,31 @@ TARGET static void NAMED(add_products)(const float *block, int64_t samples, int6
   for (int64_t panel = 0; panel < samples; panel += PANEL)
     for (int64_t j = panel; j < samples; j += WIDE)
       for (int64_t i = panel; i < panel + PANEL && i < samples && i < j + WIDE; i += HIGH) {
-      const float *left = block + i * PITCH, *right = block + j * PITCH;
-      const float *coming = fetched < samples ? ahead + fetched++ * stride : left;
-      VECTOR products[WIDE][HIGH];
+        const float *left = block + i * PITCH, *right = block + j * PITCH;
+        const float *coming = fetched < samples ? ahead + fetched++ * stride : left;
+        VECTOR products[WIDE][HIGH];
 #pragma GCC unroll 6
-      for (int t = 0; t < WIDE; t++)
+        for (int t = 0; t < WIDE; t++)
 #pragma GCC unroll 4
-        for (int s = 0; s < HIGH; s++) products[t][s] = SIMD(setzero_ps)();
-      for (int64_t column = 0; column < columns; column += FLOATS) {
-        VECTOR lefts[HIGH];
-        _mm_prefetch((const char *)(coming + column), _MM_HINT_T1);
+          for (int s = 0; s < HIGH; s++) products[t][s] = SIMD(setzero_ps)();
+        for (int64_t column = 0; column < columns; column += FLOATS) {
+          VECTOR lefts[HIGH];
+          _mm_prefetch((const char *)(coming + column), _MM_HINT_T1);
 #pragma GCC unroll 4
-        for (int s = 0; s < HIGH; s++) lefts[s] = SIMD(loadu_ps)(left + s * PITCH + column);
+          for (int s = 0; s < HIGH; s++) lefts[s] = SIMD(loadu_ps)(left + s * PITCH + column);
 #pragma GCC unroll 6
-        for (int t = 0; t < WIDE; t++) {
-          const VECTOR one = SIMD(loadu_ps)(right + t * PITCH + column);
+          for (int t = 0; t < WIDE; t++) {
+            const VECTOR one = SIMD(loadu_ps)(right + t * PITCH + column);
 #pragma GCC unroll 4
-          for (int s = 0; s < HIGH; s++)
-            products[t][s] = SIMD(fmadd_ps)(lefts[s], one, products[t][s]);
+            for (int s = 0; s < HIGH; s++)
+              products[t][s] = SIMD(fmadd_ps)(lefts[s], one, products[t][s]);
+          }
         }
-      }
 #pragma GCC unroll 6
-      for (int t = 0; t < WIDE; t++)
-        NAMED(add_totals)(products[t][0], products[t][1], products[t][2], products[t][3],
-                          sums + (j + t) * row_of_sums(samples) + i);
-    }
+        for (int t = 0; t < WIDE; t++)
+          NAMED(add_totals)(products[t][0], products[t][1], products[t][2], products[t][3],
+                            sums + (j + t) * row_of_sums(samples) + i);
+      }
 }
 
 /* Fill `block` with `columns` of all rows from `rows` on, shifted; zeros up to `padded`. */
