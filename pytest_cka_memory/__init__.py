@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_cka_memory._version import __version__
 
 if TYPE_CHECKING:
+    from pytest_cka_memory.core.figures import Holding, RegionRecord
+    from pytest_cka_memory.core.growth import Sample
     from pytest_cka_memory.errors import (
         CkaMemoryError,
         DeviceError,
@@ -18,11 +20,9 @@ if TYPE_CHECKING:
         ReportError,
         SizeError,
     )
+    from pytest_cka_memory.measure.probe import MemoryProbe, Snapshot, Sweep
+    from pytest_cka_memory.measure.region import Region
     from pytest_cka_memory.notebook import measure_memory_at_batch_counts, measure_memory_retention
-    from pytest_cka_memory.open_region import Region
-    from pytest_cka_memory.probe import MemoryProbe, Snapshot, Sweep
-    from pytest_cka_memory.region import Holding, RegionRecord
-    from pytest_cka_memory.timeline import Sample
 
 __all__ = [
     "CkaMemoryError",
@@ -46,17 +46,17 @@ __all__ = [
 _HOMES = {
     "CkaMemoryError": "errors",
     "DeviceError": "errors",
-    "Holding": "region",
+    "Holding": "core.figures",
     "LimitError": "errors",
-    "MemoryProbe": "probe",
-    "Region": "open_region",
+    "MemoryProbe": "measure.probe",
+    "Region": "measure.region",
     "RegionError": "errors",
-    "RegionRecord": "region",
+    "RegionRecord": "core.figures",
     "ReportError": "errors",
-    "Sample": "timeline",
+    "Sample": "core.growth",
     "SizeError": "errors",
-    "Snapshot": "probe",
-    "Sweep": "probe",
+    "Snapshot": "measure.probe",
+    "Sweep": "measure.probe",
     "measure_memory_at_batch_counts": "notebook",
     "measure_memory_retention": "notebook",
 }

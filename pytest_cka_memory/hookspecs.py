@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from pytest_cka_memory.core.verdicts import Result
     from pytest_cka_memory.limits import Limit
     from pytest_cka_memory.meters import Meter
-    from pytest_cka_memory.results import Result
 
 
 @pytest.hookspec(firstresult=True)

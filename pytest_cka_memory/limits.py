@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.core.growth import MIN_JUDGED_BATCHES, full_batches, growth_bytes_per_batch
+from pytest_cka_memory.core.markers import example_of
 from pytest_cka_memory.errors import LimitError, SizeError
-from pytest_cka_memory.names import example_of
-from pytest_cka_memory.region import RegionRecord
-from pytest_cka_memory.timeline import MIN_JUDGED_BATCHES, full_batches, growth_bytes_per_batch
 from pytest_cka_memory.units import MB, format_exact, format_fraction, megabytes
 
 

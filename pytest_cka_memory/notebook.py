@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from pytest_cka_memory.loaders import length_of
-from pytest_cka_memory.probe import MemoryProbe
+from pytest_cka_memory.measure.loaders import length_of
+from pytest_cka_memory.measure.probe import MemoryProbe
 
 
 def measure_memory_retention(

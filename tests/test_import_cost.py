@@ -19,7 +19,7 @@ def loaded_by(statement: str) -> set[str]:
     "module",
     [
         "pytest_cka_memory",
-        "pytest_cka_memory.plugin",
+        "pytest_cka_memory.plugin.entry_point",
         "pytest_cka_memory.meters",
         "pytest_cka_memory.testing",
     ],
@@ -44,7 +44,10 @@ def test_an_unused_plugin_imports_only_what_declares_it(tmp_path: Path) -> None:
         loaded[block] = set(done.stdout.rpartition("loaded ")[2].split())
     package = "pytest_cka_memory"
     mine = {name for name in loaded["no:cacheprovider"] if name.startswith(package)}
-    modules = ("_version", "hookspecs", "names", "options", "plugin", "starting", "workers")
+    modules = (
+        *("_version", "core", "core.markers", "hookspecs", "integrations", "integrations.xdist"),
+        *("plugin", "plugin.activation", "plugin.entry_point", "plugin.options"),
+    )
     assert mine == {package, *(f"{package}.{name}" for name in modules)}
     costly = {"torch", "numpy", "tabulate", "tqdm", "cka", "fractions", "reprlib", "html.parser"}
     assert not (loaded["no:cacheprovider"] - loaded["no:cka_memory"]) & costly
@@ -55,7 +58,7 @@ def test_reading_and_judging_figures_needs_no_torch() -> None:
     statement = (
         "from pytest_cka_memory import MemoryProbe\n"
         "from pytest_cka_memory.limits import limit_from_marker\n"
-        "from pytest_cka_memory.results import judge\n"
+        "from pytest_cka_memory.core.verdicts import judge\n"
         "from pytest_cka_memory.testing import ScriptedMeter\n"
         "with MemoryProbe(meter=ScriptedMeter()).measure() as region: pass\n"
         "judge('n', region.record, [limit_from_marker('zero_retention', (), {})]).to_dict()"

@@ -5,10 +5,10 @@ Importing this package imports no torch: that waits until a device is measured.
 
 from functools import cache
 
+from pytest_cka_memory.core.markers import KNOWN_DEVICES
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters.base import Meter, Reading
-from pytest_cka_memory.meters.cards import card_of
-from pytest_cka_memory.names import KNOWN_DEVICES
+from pytest_cka_memory.meters.predicted.cards import card_of
 
 __all__ = ["KNOWN_DEVICES", "Meter", "Reading", "check_device_name", "meter_for"]
 
@@ -82,7 +82,7 @@ def _cpu_meter() -> Meter:
 
 @cache
 def _accelerator_meter(kind: str, index: int) -> Meter:
-    from pytest_cka_memory.meters.accelerator import AcceleratorMeter
+    from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 
     return AcceleratorMeter(kind, index)
 
@@ -93,6 +93,6 @@ def _is_predicted(name: str) -> bool:
 
 @cache
 def _predicted_meter(card: str) -> Meter:
-    from pytest_cka_memory.meters.predicted import PredictedMeter
+    from pytest_cka_memory.meters.predicted.meter import PredictedMeter
 
     return PredictedMeter(card_of(card))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_cka_memory.births import Birth, Unowned
+from pytest_cka_memory.core.allocations import Birth, Unowned
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from gc import collect  # now: a test may patch gc.collect, and garbage would lo
 
 import torch
 
-from pytest_cka_memory.births import Birth
-from pytest_cka_memory.meters import private
+from pytest_cka_memory.core.allocations import Birth
+from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.base import Meter, Reading
-from pytest_cka_memory.meters.watch import StorageWatch
+from pytest_cka_memory.meters.ledger.dispatch import StorageWatch
 
 
 class CpuMeter(Meter):
@@ -25,7 +25,7 @@ class CpuMeter(Meter):
     )
 
     def __init__(self) -> None:
-        self.notes = (*self.notes, *private.LOST)
+        self.notes = (*self.notes, *torch_private.LOST)
         self.device_name = _cpu_name()
         self._watch = StorageWatch(torch.device("cpu"))
 

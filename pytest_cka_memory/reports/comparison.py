@@ -6,11 +6,11 @@ from dataclasses import asdict
 
 from tabulate import tabulate
 
-from pytest_cka_memory.comparing import Change, Comparison, Key
+from pytest_cka_memory.core.comparison import Change, Comparison, Key
+from pytest_cka_memory.core.tolerance import COMPARED
 from pytest_cka_memory.reports import markdown
 from pytest_cka_memory.reports.escapes import code, one_line, said
 from pytest_cka_memory.reports.summary import counted
-from pytest_cka_memory.tolerance import COMPARED
 from pytest_cka_memory.units import format_size
 
 _HEAD = ("figure", "old", "new", "change", "verdict")

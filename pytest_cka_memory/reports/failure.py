@@ -4,11 +4,11 @@ import re
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from pytest_cka_memory.core.figures import Holding, RegionRecord
+from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.limits import Breach
 from pytest_cka_memory.meters import Meter
-from pytest_cka_memory.region import Holding, RegionRecord
 from pytest_cka_memory.reports.terminal import spark
-from pytest_cka_memory.results import Result
 from pytest_cka_memory.units import format_exact, format_size
 
 _WIDTH = 100

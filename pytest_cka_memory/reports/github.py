@@ -7,11 +7,11 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+from pytest_cka_memory.core.verdicts import Report, Result
 from pytest_cka_memory.reports import markdown, summary
 from pytest_cka_memory.reports.escapes import one_line, shorten
 from pytest_cka_memory.reports.summary import Problem, counted
 from pytest_cka_memory.reports.terminal import why_incomplete
-from pytest_cka_memory.results import Report, Result
 
 MOST_A_KIND = 10
 """Of each kind GitHub shows the first ten of a step."""

@@ -4,10 +4,10 @@ import html
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
+from pytest_cka_memory.core.verdicts import Report
 from pytest_cka_memory.reports import summary, terminal
 from pytest_cka_memory.reports.escapes import cell, code, fence, one_line, said, shorten
 from pytest_cka_memory.reports.summary import Problem
-from pytest_cka_memory.results import Report
 
 COMMENT_CHARACTERS = 65_000
 """GitHub takes 65,536 in a comment; some are left for whoever adds a line of their own."""

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from pytest_cka_memory.core.verdicts import Report, Result
 from pytest_cka_memory.limits import Breach
 from pytest_cka_memory.reports.failure import explained
 from pytest_cka_memory.reports.terminal import why_incomplete
-from pytest_cka_memory.results import Report, Result
 
 VERDICTS = ("BREACH", "not judged", "no limit", "ok")
 """As :attr:`Result.verdict` has them, what needs a look first."""

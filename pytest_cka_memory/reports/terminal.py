@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
+from pytest_cka_memory.core.verdicts import Report, Result
 from pytest_cka_memory.reports.escapes import one_line
-from pytest_cka_memory.results import Report, Result
 from pytest_cka_memory.units import format_size
 
 _BARS = "▁▂▃▄▅▆▇█"

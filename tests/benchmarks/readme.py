@@ -13,7 +13,7 @@ from processes import Row
 
 from pytest_cka_memory.reports import terminal
 from pytest_cka_memory.reports.files import write_whole
-from pytest_cka_memory.reports.reading import read
+from pytest_cka_memory.reports.json.reader import read
 from pytest_cka_memory.units import MB
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ import time
 import torch
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters import generations
+from pytest_cka_memory.meters.ledger import generations
 
 
 def cost_ms(regions: int) -> float:

@@ -17,15 +17,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.core.report import Gathered, facts_of
+from pytest_cka_memory.core.verdicts import Report, judge
 from pytest_cka_memory.limits import limit_from_marker
-from pytest_cka_memory.reports import files, html, json_file, markdown
-from pytest_cka_memory.results import Report, judge
-from pytest_cka_memory.session import Gathered, facts_of
+from pytest_cka_memory.reports import files, markdown
+from pytest_cka_memory.reports.html import page as html_page
+from pytest_cka_memory.reports.json import writer as json_writer
 from pytest_cka_memory.testing import ScriptedMeter
 
 WRITERS: dict[str, Callable[[Report], str]] = {
-    "json": json_file.text,
-    "html": html.text,
+    "json": json_writer.text,
+    "html": html_page.text,
     "markdown": markdown.text,
 }
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_cka_memory.region import Holding
+from pytest_cka_memory.core.figures import Holding
 
 KEEP: list[Any] = []
 """What most leaks are kept in; emptied after each."""

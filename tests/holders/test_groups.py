@@ -9,10 +9,10 @@ import torch
 from planted import KEEP, cleaned_up
 
 from pytest_cka_memory import Holding, MemoryProbe, Region, RegionRecord
+from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.limits import Limit, flat_per_batch, max_peak_mb, zero_retention
 from pytest_cka_memory.meters import meter_for
 from pytest_cka_memory.reports import failure
-from pytest_cka_memory.results import judge
 
 
 class Wanting:

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
+from pytest_cka_memory.core.figures import Holding, RegionRecord
+from pytest_cka_memory.core.growth import Sample
+from pytest_cka_memory.core.verdicts import Report, Result, judge
 from pytest_cka_memory.limits import limit_from_marker
-from pytest_cka_memory.region import Holding, RegionRecord
-from pytest_cka_memory.results import Report, Result, judge
-from pytest_cka_memory.timeline import Sample
 from pytest_cka_memory.units import MB
 
 SESSION = {

@@ -9,9 +9,9 @@ import torch
 
 from pytest_cka_memory import DeviceError, MemoryProbe
 from pytest_cka_memory.meters import check_device_name, meter_for
-from pytest_cka_memory.meters.accelerator import AcceleratorMeter
+from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 from pytest_cka_memory.meters.base import Reading
-from pytest_cka_memory.meters.watch import StorageWatch
+from pytest_cka_memory.meters.ledger.dispatch import StorageWatch
 
 BLOCK = 512
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pytest_cka_memory import baseline_file
-from pytest_cka_memory.baseline_file import Fingerprint, Key
+from pytest_cka_memory.baseline import file as baseline_file
+from pytest_cka_memory.baseline.file import Fingerprint, Key
 from pytest_cka_memory.errors import BaselineError
 
 CPU = Fingerprint("cpu", "exact", "2.15", None)

@@ -14,14 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_cka_memory import RegionRecord, baseline_file
-from pytest_cka_memory.baseline_file import Entries, Fingerprint, Key
-from pytest_cka_memory.baseline_limit import BaselinePlan
-from pytest_cka_memory.baseline_output import BaselineOutput
-from pytest_cka_memory.baselines import fingerprint_of
+from pytest_cka_memory import RegionRecord
+from pytest_cka_memory.baseline import file as baseline_file
+from pytest_cka_memory.baseline.file import Entries, Fingerprint, Key
+from pytest_cka_memory.baseline.limit import BaselinePlan
+from pytest_cka_memory.baseline.output import BaselineOutput
+from pytest_cka_memory.baseline.update import fingerprint_of
+from pytest_cka_memory.core.tolerance import parse_tolerance
+from pytest_cka_memory.core.verdicts import Report, Result
 from pytest_cka_memory.errors import BaselineError
-from pytest_cka_memory.results import Report, Result
-from pytest_cka_memory.tolerance import parse_tolerance
 
 fuzz = settings(max_examples=int(os.environ.get("CKA_MEMORY_FUZZ", "100")), deadline=None)
 

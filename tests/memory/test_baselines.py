@@ -6,13 +6,14 @@ from importlib.metadata import PackageNotFoundError, version
 
 import pytest
 
-from pytest_cka_memory import LimitError, RegionRecord, baselines
-from pytest_cka_memory.baseline_file import Fingerprint, Key
-from pytest_cka_memory.baseline_limit import WithinBaseline, tolerance_of
-from pytest_cka_memory.baselines import Update, figures_of, fingerprint_of, updated
+from pytest_cka_memory import LimitError, RegionRecord
+from pytest_cka_memory.baseline import update as baseline_update
+from pytest_cka_memory.baseline.file import Fingerprint, Key
+from pytest_cka_memory.baseline.limit import WithinBaseline, tolerance_of
+from pytest_cka_memory.baseline.update import Update, figures_of, fingerprint_of, updated
+from pytest_cka_memory.core.tolerance import parse_tolerance
+from pytest_cka_memory.core.verdicts import Result, judge
 from pytest_cka_memory.limits import Breach, Unjudged
-from pytest_cka_memory.results import Result, judge
-from pytest_cka_memory.tolerance import parse_tolerance
 
 MakeRecord = Callable[..., RegionRecord]
 CPU = Fingerprint("cpu", "exact", "2.15", None)
@@ -80,9 +81,9 @@ def test_a_torch_that_was_installed_without_a_word_has_no_version(
     def no_metadata(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(baselines, "version", no_metadata)
-    installed = baselines._installed_torch.__wrapped__
-    monkeypatch.setattr(baselines, "_installed_torch", installed)
+    monkeypatch.setattr(baseline_update, "version", no_metadata)
+    installed = baseline_update._installed_torch.__wrapped__
+    monkeypatch.setattr(baseline_update, "_installed_torch", installed)
     assert fingerprint_of({**FACTS, "torch": None}).torch is None
 
 

@@ -7,8 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_cka_memory.errors import CapacityError
-from pytest_cka_memory.meters.caching import CachingAllocator, block_bytes, segment_bytes
-from pytest_cka_memory.meters.expandable import ExpandableAllocator
+from pytest_cka_memory.meters.predicted.allocator import (
+    CachingAllocator,
+    block_bytes,
+    segment_bytes,
+)
+from pytest_cka_memory.meters.predicted.expandable_allocator import ExpandableAllocator
 
 KB, MB = 2**10, 2**20
 BOTH = pytest.mark.parametrize("kind", [CachingAllocator, ExpandableAllocator])

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 from reports_made import SESSION, broken, hostile, kept, one_of_each, record
 
-from pytest_cka_memory.cli import OK, REGRESSION, UNUSABLE, main
-from pytest_cka_memory.reports import html, json_file, markdown, terminal
-from pytest_cka_memory.results import Report, judge
+from pytest_cka_memory.cli.main import OK, REGRESSION, UNUSABLE, main
+from pytest_cka_memory.core.verdicts import Report, judge
+from pytest_cka_memory.reports import markdown, terminal
+from pytest_cka_memory.reports.html import page as html_page
+from pytest_cka_memory.reports.json import writer as json_writer
 from pytest_cka_memory.units import MB
 
 
@@ -24,7 +26,7 @@ def write(tmp_path):
         if not isinstance(report, Report):
             report = Report(SESSION, tuple(report))
         path = tmp_path / f"{name}.json"
-        path.write_text(json_file.text(report), encoding="utf-8", errors="backslashreplace")
+        path.write_text(json_writer.text(report), encoding="utf-8", errors="backslashreplace")
         return str(path)
 
     return write_it
@@ -69,7 +71,7 @@ def test_html_writes_the_page(write, tmp_path):
     """The one that the option would have written, into folders that need not exist."""
     page = tmp_path / "new" / "page.html"
     assert main(["html", write("r", one_of_each()), "-o", str(page)]) == OK
-    assert page.read_text(encoding="utf-8") == html.text(one_of_each())
+    assert page.read_text(encoding="utf-8") == html_page.text(one_of_each())
 
 
 @pytest.mark.parametrize("alias", ["r.json", "./r.json", "link.json"])
@@ -80,13 +82,13 @@ def test_html_never_overwrites_its_input(write, tmp_path, monkeypatch, capsys, a
     monkeypatch.chdir(tmp_path)
     assert main(["html", source, "-o", alias]) == UNUSABLE
     assert "is the report itself; give -o another path" in capsys.readouterr().err
-    assert (tmp_path / "r.json").read_text("utf-8") == json_file.text(one_of_each())
+    assert (tmp_path / "r.json").read_text("utf-8") == json_writer.text(one_of_each())
 
 
 def test_schema_prints_the_schema(capsys):
     """For validators that want a file."""
     assert main(["schema"]) == OK
-    assert json.loads(capsys.readouterr().out)["title"] == json_file.SCHEMA
+    assert json.loads(capsys.readouterr().out)["title"] == json_writer.SCHEMA
 
 
 BEFORE = [
@@ -282,7 +284,7 @@ def test_any_name_can_be_printed_anywhere(write):
 
 def test_what_is_wrong_is_said_in_one_line(tmp_path, capsys):
     """Though it quotes a key, and keys hold anything."""
-    text = json_file.text(one_of_each())
+    text = json_writer.text(one_of_each())
     path = tmp_path / "r.json"
     path.write_text(text.replace('"odd items": 2', '"\\u001b[2J\\n": "2"'), encoding="utf-8")
     assert main(["show", str(path)]) == UNUSABLE

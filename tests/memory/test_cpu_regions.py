@@ -186,7 +186,7 @@ def test_an_interrupted_start_blinds_no_later_region(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("pytest_cka_memory.meters.watch.live_storages", interrupt)
+        patch.setattr("pytest_cka_memory.meters.ledger.dispatch.live_storages", interrupt)
         with pytest.raises(KeyboardInterrupt):
             cpu.run(lambda: None)
     assert cpu.run(lambda: torch.zeros(5)).retained_bytes == 20

@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from pytest_cka_memory.meters import generations
-from pytest_cka_memory.meters.generations import Generations
+from pytest_cka_memory.meters.ledger import generations
+from pytest_cka_memory.meters.ledger.generations import Generations
 
 
 class Thing:
@@ -149,7 +149,7 @@ REGIONS = """
 import gc
 import torch
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters import generations
+from pytest_cka_memory.meters.ledger import generations
 
 class Node: pass
 

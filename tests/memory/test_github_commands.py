@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from pytest_cka_memory.actions import Step, step_of
+from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.core.verdicts import Report, judge
+from pytest_cka_memory.integrations.github import Step, step_of
 from pytest_cka_memory.limits import limit_from_marker
-from pytest_cka_memory.region import RegionRecord
 from pytest_cka_memory.reports import github
-from pytest_cka_memory.results import Report, judge
 
 
 def record(retained, completed=True, label="r"):

@@ -5,13 +5,13 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
+from html_page.parser import HTMLParser
 from reports_made import HOSTILE, LOSSES, SESSION, hostile, kept, many, one_of_each, record
 
-from pytest_cka_memory.reports import html
-from pytest_cka_memory.results import Report, judge
+from pytest_cka_memory.core.verdicts import Report, judge
+from pytest_cka_memory.reports.html import page as html_page
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
@@ -55,7 +55,7 @@ def data_of(text):
 
 def test_the_summary_needs_no_script():
     """Verdict, every problem, who holds it and the session are plain HTML."""
-    page = Page(html.text(one_of_each()))
+    page = Page(html_page.text(one_of_each()))
     assert page.texts["title"].startswith("Memory: 1 of 5 regions broke a limit")
     assert "retained 36 bytes, allowed 0 bytes: 36 bytes too much" in page.texts["li"]
     assert "this device has no reserve" in page.texts["li"]
@@ -66,7 +66,7 @@ def test_the_summary_needs_no_script():
 
 def test_the_page_asks_for_nothing_from_elsewhere():
     """No address but a name of the drawing language, and a policy that forbids any other."""
-    text = html.text(one_of_each())
+    text = html_page.text(one_of_each())
     page = Page(text)
     assert not {"link", "img", "iframe", "object", "base"} & set(page.tags)
     assert not [attributes for _, attributes in page.elements if "src" in attributes]
@@ -78,7 +78,7 @@ def test_the_page_asks_for_nothing_from_elsewhere():
 
 def test_no_text_of_a_test_becomes_an_element():
     """The same elements as of a harmless report, and all of it within the JSON's script."""
-    text = html.text(hostile())
+    text = html_page.text(hostile())
     page = Page(text)
     assert "img" not in page.tags
     assert page.tags.count("script") == 2
@@ -90,13 +90,13 @@ def test_no_text_of_a_test_becomes_an_element():
 
 def test_a_name_of_a_part_is_text_like_any_other():
     """A test called {{SCRIPT}} gets no script."""
-    text = html.text(Report(SESSION, (judge("{{SCRIPT}}", record(completed=False), []),)))
+    text = html_page.text(Report(SESSION, (judge("{{SCRIPT}}", record(completed=False), []),)))
     assert "{{SCRIPT}}" in Page(text).texts["li"]
 
 
 def test_every_figure_of_a_region_is_there():
     """Exact bytes, for the script to draw."""
-    rows = data_of(html.text(one_of_each()))["rows"]
+    rows = data_of(html_page.text(one_of_each()))["rows"]
     assert [row["verdict"] for row in rows] == [
         "ok",
         "BREACH",
@@ -119,7 +119,7 @@ def test_every_figure_of_a_region_is_there():
 def test_what_other_plugins_add_is_there():
     """By its name, and only so much of it that a line can show."""
     result = replace(kept(), extra={"power_w": 250.0, "trace": "x" * 10_000})
-    (row,) = data_of(html.text(Report(SESSION, (result,))))["rows"]
+    (row,) = data_of(html_page.text(Report(SESSION, (result,))))["rows"]
     assert row["extra"][0] == "power_w: 250.0"
     assert len(row["extra"][1]) == 400
 
@@ -127,7 +127,7 @@ def test_what_other_plugins_add_is_there():
 def test_at_the_peak_holders_are_told_as_such():
     """What was alive then was not kept."""
     alive = record(at_peak=(LOSSES,))
-    (row,) = data_of(html.text(Report(SESSION, (judge("n", alive, []),))))["rows"]
+    (row,) = data_of(html_page.text(Report(SESSION, (judge("n", alive, []),))))["rows"]
     assert row["holders"][0] == "alive at the peak:"
 
 
@@ -138,7 +138,7 @@ def test_at_the_peak_holders_are_told_as_such():
 )
 def test_a_long_timeline_keeps_the_highest_of_its_steps(batches, points, step):
     """A line on a screen shows no more than some hundred."""
-    (row,) = data_of(html.text(Report(SESSION, (kept(retained_bytes=batches, batches=batches),))))[
+    (row,) = data_of(html_page.text(Report(SESSION, (kept(retained_bytes=batches, batches=batches),))))[
         "rows"
     ]
     assert (len(row["timeline"]), row["step"]) == (points, step)
@@ -149,22 +149,22 @@ def test_a_long_timeline_keeps_the_highest_of_its_steps(batches, points, step):
 def test_predicted_figures_say_so():
     """In the title, in a notice, and beside each figure that the script draws."""
     session = {**SESSION, "meter": "predicted CUDA allocations"}
-    text = html.text(Report(session, (kept(),)))
+    text = html_page.text(Report(session, (kept(),)))
     assert Page(text).texts["h1"] == "Predicted memory"
     assert "predicted for the device, not measured" in text
     assert data_of(text)["predicted"] is True
-    assert data_of(html.text(one_of_each()))["predicted"] is False
+    assert data_of(html_page.text(one_of_each()))["predicted"] is False
 
 
 def test_what_failed_the_session_is_a_notice():
     """Too few regions is no problem of any region."""
-    text = html.text(Report(SESSION, (), problems=("0 regions measured",)))
+    text = html_page.text(Report(SESSION, (), problems=("0 regions measured",)))
     assert "FAILED: 0 regions measured" in Page(text).texts["header"]
 
 
 def test_many_problems_are_counted():
     """The first fifty are told in full, the others in the table."""
-    page = Page(html.text(many(600)))
+    page = Page(html_page.text(many(600)))
     assert page.tags.count("li") == 50
     assert "And 150 more, in the table below." in page.texts["section"]
 
@@ -178,7 +178,7 @@ def drawn(tmp_path):
             pytest.skip("needs Chromium, and there is none on this machine")
         path = tmp_path / "page.html"
         extra = f"<script>{script}</script></body>"
-        path.write_text(html.text(report).replace("</body>", extra), encoding="utf-8")
+        path.write_text(html_page.text(report).replace("</body>", extra), encoding="utf-8")
         flags = (
             "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
             f"--disable-component-update --disable-sync --window-size={width},900"

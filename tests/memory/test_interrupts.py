@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters.interrupts import hook_for
-from pytest_cka_memory.meters.ledger import Ledger
-from pytest_cka_memory.meters.watch import StorageWatch
+from pytest_cka_memory.meters.ledger.dispatch import StorageWatch
+from pytest_cka_memory.meters.ledger.interrupts import hook_for
+from pytest_cka_memory.meters.ledger.ledger import Ledger
 
 LONGEST_WAIT_SECONDS = 20
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import pytest
 
 from pytest_cka_memory import RegionRecord
+from pytest_cka_memory.core.verdicts import Result, judge
 from pytest_cka_memory.limits import Limit, limit_from_marker, max_peak_mb, max_retained_mb
-from pytest_cka_memory.results import Result, judge
 
 MakeRecord = Callable[..., RegionRecord]
 ZERO = limit_from_marker("zero_retention", (), {})

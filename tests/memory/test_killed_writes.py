@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_cka_memory import baseline_file
+from pytest_cka_memory.baseline import file as baseline_file
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no SIGKILL")
 
@@ -18,10 +18,10 @@ WRITER = f"""
 import itertools
 import sys
 from pathlib import Path
-from pytest_cka_memory import baseline_file
-from pytest_cka_memory.baseline_file import Fingerprint, Key
+from pytest_cka_memory.baseline import file as baseline_file
+from pytest_cka_memory.baseline.file import Fingerprint, Key
 from pytest_cka_memory.reports import files
-from pytest_cka_memory.tolerance import COMPARED
+from pytest_cka_memory.core.tolerance import COMPARED
 
 def text(number):
     figures = dict.fromkeys(COMPARED, number)

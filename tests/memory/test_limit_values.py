@@ -5,7 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from pytest_cka_memory import LimitError, RegionRecord, baseline_limit, names
+from pytest_cka_memory import LimitError, RegionRecord
+from pytest_cka_memory.baseline import limit as baseline_limit
+from pytest_cka_memory.core import markers
 from pytest_cka_memory.limits import (
     MARKERS,
     Breach,
@@ -240,12 +242,12 @@ def test_the_examples_of_the_markers_are_valid() -> None:
         limit = eval(example, {name: build})
         limit = limit() if callable(limit) else limit
         assert isinstance(limit, (Maximum, FlatPerBatch))
-        assert build.__doc__ == names.MARKERS[name][1]
+        assert build.__doc__ == markers.MARKERS[name][1]
 
 
 def test_every_marker_that_pytest_knows_has_its_limit() -> None:
     """The names that every session registers are those that are read."""
-    assert [*names.MARKERS] == [*MARKERS, baseline_limit.MARKER]
+    assert [*markers.MARKERS] == [*MARKERS, baseline_limit.MARKER]
 
 
 def test_limits_of_the_session_are_for_tests_without_their_own() -> None:

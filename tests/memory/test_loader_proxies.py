@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from pytest_cka_memory.loaders import FirstBatches, WatchedLoader, length_of, size_of
+from pytest_cka_memory.measure.loaders import FirstBatches, WatchedLoader, length_of, size_of
 
 
 class Batch:

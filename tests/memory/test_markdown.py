@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from reports_made import HOSTILE, SESSION, broken, hostile, kept, many, one_of_each, record
 
+from pytest_cka_memory.core.verdicts import Report, judge
 from pytest_cka_memory.reports import escapes, markdown
-from pytest_cka_memory.results import Report, judge
 
 FACTS = """\
 - device: cuda:0 (A100)

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from pytest_cka_memory import DeviceError, MemoryProbe, RegionRecord
-from pytest_cka_memory.holders import holdings
-from pytest_cka_memory.meters import ledger, private
+from pytest_cka_memory.holders.survivors import holdings
+from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.cpu import CpuMeter
+from pytest_cka_memory.meters.ledger import ledger
 
 MODES = "does not tell which dispatch modes are on"
 TOLD = {
@@ -37,7 +38,7 @@ TOLD = {
 }
 """Every name that can be missed -> what the report then says; None where nothing is lost."""
 NEEDED = [
-    (need, name, path) for need in private._NEEDED for name, path in private._NEEDED[need].items()
+    (need, name, path) for need in torch_private._NEEDED for name, path in torch_private._NEEDED[need].items()
 ]
 
 
@@ -56,13 +57,13 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]
             return find(path)
 
         monkeypatch.setattr(pkgutil, "resolve_name", resolve)
-        importlib.reload(private)
-        monkeypatch.setattr(ledger, "storage_key", private.storage_key)
+        importlib.reload(torch_private)
+        monkeypatch.setattr(ledger, "storage_key", torch_private.storage_key)
         return asked
 
     yield without
     monkeypatch.undo()
-    importlib.reload(private)
+    importlib.reload(torch_private)
 
 
 def measured() -> tuple[RegionRecord, tuple[str, ...]]:
@@ -87,7 +88,7 @@ def test_every_name_that_can_be_missed_is_tried(without) -> None:
 
 def test_nothing_is_lost_with_this_torch() -> None:
     """Those supported have every name, and their reports say nothing of it."""
-    assert private.LOST == []
+    assert torch_private.LOST == []
 
 
 @pytest.mark.parametrize("path", TOLD)
@@ -111,7 +112,7 @@ def test_figures_stay_right_without_any(without) -> None:
     """All at once."""
     without(*TOLD)
     assert measured()[0].retained_bytes == 600
-    assert len(private.LOST) == 10
+    assert len(torch_private.LOST) == 10
 
 
 @pytest.mark.parametrize("gradient", [torch.Tensor.backward, torch.autograd.grad])
@@ -121,20 +122,20 @@ def test_backward_passes_are_known_without_their_number(without, gradient) -> No
     seen = []
     weight = torch.ones(3, requires_grad=True)
     loss = (weight * 2).sum()
-    loss.register_hook(lambda gradient: seen.append(private.graph_task_id()))
-    assert private.graph_task_id() == -1
+    loss.register_hook(lambda gradient: seen.append(torch_private.graph_task_id()))
+    assert torch_private.graph_task_id() == -1
     gradient(loss, weight) if gradient is torch.autograd.grad else gradient(loss)
     assert seen == [0]
-    assert private.graph_task_id() == -1
+    assert torch_private.graph_task_id() == -1
 
 
 def test_storages_are_told_apart_without_their_address(without) -> None:
     """By the public weak reference, which knows it as well."""
     tensor, other = torch.ones(2), torch.ones(2)
-    known = private.storage_key(tensor.untyped_storage())
+    known = torch_private.storage_key(tensor.untyped_storage())
     without("torch.UntypedStorage._cdata")
-    assert private.storage_key(tensor.untyped_storage()) == known
-    assert private.storage_key(other.untyped_storage()) != known
+    assert torch_private.storage_key(tensor.untyped_storage()) == known
+    assert torch_private.storage_key(other.untyped_storage()) != known
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -145,9 +146,9 @@ def test_tracing_is_known_by_its_public_name(without, gone: list[str]) -> None:
     """A torch without torch.jit never traces."""
     without(*gone)
     seen = []
-    torch.jit.trace(lambda x: (seen.append(private.is_tracing()), x + 1)[1], torch.ones(2))
+    torch.jit.trace(lambda x: (seen.append(torch_private.is_tracing()), x + 1)[1], torch.ones(2))
     assert True in seen or len(gone) == 2
-    assert not private.is_tracing()
+    assert not torch_private.is_tracing()
 
 
 @pytest.mark.parametrize(("coalesced", "counted"), [(True, True), (False, False)])
@@ -155,16 +156,16 @@ def test_sparse_tensors_are_counted_by_public_methods(
     without, monkeypatch: pytest.MonkeyPatch, coalesced: bool, counted: bool
 ) -> None:
     """Which refuse those that are not coalesced."""
-    from pytest_cka_memory.meters import storages
+    from pytest_cka_memory.meters.ledger import live_objects
 
     without("torch.Tensor._values")
-    monkeypatch.setitem(storages._SPARSE_PARTS, torch.sparse_coo, private.SPARSE_PARTS)
+    monkeypatch.setitem(live_objects._SPARSE_PARTS, torch.sparse_coo, torch_private.SPARSE_PARTS)
     sparse = torch.ones(4).to_sparse()
     if not coalesced:
         sparse = torch.sparse_coo_tensor(
             sparse.indices(), sparse.values(), (4,), check_invariants=True
         )
-    assert bool(storages.storages_of(sparse)) is counted
+    assert bool(live_objects.storages_of(sparse)) is counted
 
 
 def test_regions_end_without_the_order_of_modes(without) -> None:
@@ -225,14 +226,14 @@ def saving() -> torch.Tensor:
 def test_what_a_graph_saves_has_no_holder_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """And is told to be held by C code, such as a graph."""
     assert "attached to its autograd graph" in hint_of(saving)
-    monkeypatch.setattr(private, "_RAW_SAVED", "_stowed_")
+    monkeypatch.setattr(torch_private, "_RAW_SAVED", "_stowed_")
     assert "C code holds it, such as an autograd graph" in hint_of(saving)
 
 
 def test_operators_without_a_schema_are_refused() -> None:
     """What they take could only be guessed."""
     with pytest.raises(DeviceError, match=r"what aten.f takes: .* have no _schema, as in 2.15"):
-        private.schema_of(type("Operator", (), {"__str__": lambda self: "aten.f"})())
+        torch_private.schema_of(type("Operator", (), {"__str__": lambda self: "aten.f"})())
 
 
 @pytest.mark.parametrize("missing", ["_record_memory_history", "_dump_snapshot", "_snapshot"])
@@ -243,9 +244,9 @@ def test_an_allocator_without_history_has_none(
     names = {"_record_memory_history": print, "_dump_snapshot": print, "_snapshot": dict}
     cuda = SimpleNamespace(memory=SimpleNamespace(**names))
     monkeypatch.setattr(torch, "get_device_module", lambda device: cuda)
-    assert private.allocator_history("cuda") == (print, print, dict)
+    assert torch_private.allocator_history("cuda") == (print, print, dict)
     delattr(cuda.memory, missing)
-    assert private.allocator_history("cuda") is None
+    assert torch_private.allocator_history("cuda") is None
 
 
 @pytest.mark.parametrize(("need", "name", "path"), NEEDED, ids=[name for _, name, _ in NEEDED])
@@ -253,7 +254,7 @@ def test_what_cannot_do_without_a_name_says_so(without, need: str, name: str, pa
     """With the name, the torch that has it and the one that is here."""
     without(path)
     with pytest.raises(DeviceError) as refused:
-        getattr(private, name)
+        getattr(torch_private, name)
     said = f"{need} needs a torch that has {path}, as 2.15 has; this is torch {torch.__version__}"
     assert str(refused.value) == said
 
@@ -261,7 +262,7 @@ def test_what_cannot_do_without_a_name_says_so(without, need: str, name: str, pa
 def test_no_other_name_is_made_up() -> None:
     """A misspelt import fails as ever."""
     with pytest.raises(AttributeError, match="has no attribute 'FakeTensr'"):
-        private.FakeTensr  # noqa: B018
+        torch_private.FakeTensr  # noqa: B018
 
 
 @pytest.mark.parametrize(

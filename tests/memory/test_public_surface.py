@@ -6,8 +6,8 @@ import pytest
 
 import pytest_cka_memory
 from pytest_cka_memory import MemoryProbe, Region, RegionRecord, errors
+from pytest_cka_memory.core.figures import FIGURES
 from pytest_cka_memory.meters import Meter
-from pytest_cka_memory.region import FIGURES
 
 CONTRACT = (
     "MemoryProbe",

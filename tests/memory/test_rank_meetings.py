@@ -7,7 +7,13 @@ import torch.distributed as dist
 from torch.distributed import HashStore
 
 from pytest_cka_memory.errors import RankError
-from pytest_cka_memory.ranks import HURRIED_S, Meeting, Rank, this_rank, torchrun_board
+from pytest_cka_memory.integrations.torchrun import (
+    HURRIED_S,
+    Meeting,
+    Rank,
+    this_rank,
+    torchrun_board,
+)
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
 

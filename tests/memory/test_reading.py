@@ -7,8 +7,9 @@ import pytest
 from reports_made import SESSION, hostile, many, one_of_each
 
 from pytest_cka_memory import ReportError
-from pytest_cka_memory.reports import json_file, reading
-from pytest_cka_memory.results import Report
+from pytest_cka_memory.core.verdicts import Report
+from pytest_cka_memory.reports.json import reader as json_reader
+from pytest_cka_memory.reports.json import writer as json_writer
 
 
 @pytest.fixture
@@ -23,34 +24,34 @@ def file(tmp_path):
 )
 def test_what_was_written_is_read(file, report):
     """Every field, to the byte."""
-    file.write_text(json_file.text(report), encoding="utf-8")
-    assert reading.read(file) == report
+    file.write_text(json_writer.text(report), encoding="utf-8")
+    assert json_reader.read(file) == report
 
 
 def test_a_mark_of_byte_order_is_passed_over(file):
     """Editors and shells of Windows put one."""
-    file.write_text(json_file.text(one_of_each()), encoding="utf-8-sig")
-    assert reading.read(file) == one_of_each()
+    file.write_text(json_writer.text(one_of_each()), encoding="utf-8-sig")
+    assert json_reader.read(file) == one_of_each()
 
 
 def test_keys_of_newer_plugins_are_no_error(file):
     """Those of a session are kept, those of a region passed over."""
-    plain = json.loads(json_file.text(one_of_each()))
+    plain = json.loads(json_writer.text(one_of_each()))
     plain["regions"][0]["new_bytes"] = plain["session"]["new"] = 1
     plain["regions"][0]["timeline"][0]["new"] = None
     file.write_text(json.dumps(plain), encoding="utf-8")
-    assert reading.read(file) == replace(one_of_each(), session={**SESSION, "new": 1})
+    assert json_reader.read(file) == replace(one_of_each(), session={**SESSION, "new": 1})
 
 
 def test_a_session_may_say_less(file):
     """Of a meter unknown to this version, or a file cut down by hand."""
     file.write_text('{"schema": "pytest-cka-memory/1", "session": {}, "regions": []}')
-    assert reading.read(file).session == {**dict.fromkeys(SESSION), "notes": []}
+    assert json_reader.read(file).session == {**dict.fromkeys(SESSION), "notes": []}
 
 
 def damaged(place, value):
     """A report with one value replaced, or taken out."""
-    plain = json.loads(json_file.text(one_of_each()))
+    plain = json.loads(json_writer.text(one_of_each()))
     inner = plain
     for step in place[:-1]:
         inner = inner[step]
@@ -61,7 +62,7 @@ def damaged(place, value):
     return json.dumps(plain).encode()
 
 
-WHOLE = json_file.text(one_of_each()).encode()
+WHOLE = json_writer.text(one_of_each()).encode()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_what_is_no_report_is_refused(file, content, problem):
     """With the file's name, the place in it, and what belongs there."""
     file.write_bytes(content)
     with pytest.raises(ReportError) as refused:
-        reading.read(file)
+        json_reader.read(file)
     assert str(refused.value).startswith(f"cannot read {file}: ")
     assert problem in str(refused.value)
     assert file.read_bytes() == content
@@ -141,7 +142,7 @@ def test_a_number_beyond_any_is_refused(file):
     """JSON allows 1e999, which Python reads as infinite."""
     file.write_bytes(WHOLE.replace(b'"growth_bytes_per_batch": 0.0', b'"start_bytes": 1e999', 1))
     with pytest.raises(ReportError, match=r"regions\[0\]\.start_bytes is inf; a whole number"):
-        reading.read(file)
+        json_reader.read(file)
 
 
 @pytest.mark.parametrize(
@@ -152,12 +153,12 @@ def test_a_number_beyond_any_is_refused(file):
 def test_what_cannot_be_opened_is_refused(tmp_path, place, problem):
     """As any other, by its name."""
     with pytest.raises(ReportError, match=problem):
-        reading.read(tmp_path / place)
+        json_reader.read(tmp_path / place)
 
 
 def test_what_has_no_end_is_refused(file, monkeypatch):
     """Such as /dev/zero: reading stops where no report is longer."""
-    monkeypatch.setattr(reading, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(json_reader, "MOST_BYTES", 2**20)
     file.write_bytes(b" " * (2**20 + 1))
     with pytest.raises(ReportError, match="it is larger than 1 MB, which no report is"):
-        reading.read(file)
+        json_reader.read(file)

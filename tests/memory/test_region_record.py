@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from pytest_cka_memory import Holding, RegionRecord, Sample
-from pytest_cka_memory.region import DERIVED_FIGURES, FIGURES
+from pytest_cka_memory.core.figures import DERIVED_FIGURES, FIGURES
 from pytest_cka_memory.units import MB
 
 FULL = RegionRecord(

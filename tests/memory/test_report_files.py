@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from pytest_cka_memory import RegionRecord, ReportError
+from pytest_cka_memory.core.verdicts import Report, Result, judge
 from pytest_cka_memory.limits import limit_from_marker
-from pytest_cka_memory.reports import files, json_file
-from pytest_cka_memory.results import Report, Result, judge
+from pytest_cka_memory.reports import files
+from pytest_cka_memory.reports.json import writer as json_writer
 
 
 def names_in(folder: Path) -> list[str]:
@@ -99,7 +100,7 @@ def test_checking_a_path_makes_its_folder_and_no_file(tmp_path: Path) -> None:
 def test_the_json_report_is_exact(record: Callable[..., RegionRecord]) -> None:
     """Schema first, then the session, the regions and what is missing; readable by people."""
     result = judge("t.py::t", record(label="größer"), [limit_from_marker("zero_retention", (), {})])
-    text = json_file.text(Report({"device": "cpu"}, (result,), ("t.py::lost",), {"odd items": 2}))
+    text = json_writer.text(Report({"device": "cpu"}, (result,), ("t.py::lost",), {"odd items": 2}))
     assert text.startswith(
         '{\n "schema": "pytest-cka-memory/1",\n "session": {\n  "device": "cpu"\n },\n'
         ' "regions": [\n'
@@ -114,7 +115,7 @@ def test_the_json_report_is_exact(record: Callable[..., RegionRecord]) -> None:
 
 def test_an_empty_report_is_valid() -> None:
     """A session that measured nothing still says so."""
-    assert json.loads(json_file.text(Report({}, ()))) == {
+    assert json.loads(json_writer.text(Report({}, ()))) == {
         "schema": "pytest-cka-memory/1",
         "session": {},
         "regions": [],
@@ -128,4 +129,4 @@ def test_a_figure_that_is_no_number_is_refused(record: Callable[..., RegionRecor
     """NaN is no JSON; other readers would choke on the file."""
     result = judge("t.py::t", record(retained_bytes=float("nan")), [])
     with pytest.raises(ValueError, match="Out of range float values are not JSON compliant"):
-        json_file.text(Report({}, (result,)))
+        json_writer.text(Report({}, (result,)))

@@ -15,11 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reports_made import hostile, one_of_each
 
-from pytest_cka_memory.cli import OK, REGRESSION, UNUSABLE, main
-from pytest_cka_memory.reports import json_file
+from pytest_cka_memory.cli.main import OK, REGRESSION, UNUSABLE, main
+from pytest_cka_memory.reports.json import writer as json_writer
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "100"))
-WHOLE = [json_file.text(one_of_each()), json_file.text(hostile())]
+WHOLE = [json_writer.text(one_of_each()), json_writer.text(hostile())]
 
 scalars = st.one_of(
     st.none(),

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from pytest_cka_memory import RegionRecord
+from pytest_cka_memory.core.figures import Holding
+from pytest_cka_memory.core.growth import Sample
+from pytest_cka_memory.core.verdicts import Result, judge
 from pytest_cka_memory.limits import limit_from_marker
-from pytest_cka_memory.region import Holding
 from pytest_cka_memory.reports import failure, terminal
-from pytest_cka_memory.results import Result, judge
 from pytest_cka_memory.testing import ScriptedMeter
-from pytest_cka_memory.timeline import Sample
 from pytest_cka_memory.units import MB
 
 MakeRecord = Callable[..., RegionRecord]

@@ -7,13 +7,13 @@ import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 from reports_made import SESSION, hostile, kept, one_of_each
 
+from pytest_cka_memory.core.figures import Holding
+from pytest_cka_memory.core.growth import Sample
+from pytest_cka_memory.core.verdicts import Report
 from pytest_cka_memory.limits import Breach, Unjudged
-from pytest_cka_memory.region import Holding
-from pytest_cka_memory.reports import json_file
-from pytest_cka_memory.results import Report
-from pytest_cka_memory.timeline import Sample
+from pytest_cka_memory.reports.json import writer as json_writer
 
-SCHEMA = json.loads(json_file.SCHEMA_FILE.read_text(encoding="utf-8"))
+SCHEMA = json.loads(json_writer.SCHEMA_FILE.read_text(encoding="utf-8"))
 VALIDATOR = Draft202012Validator(SCHEMA, format_checker=FormatChecker())
 
 OPTIONAL = {"extra"}
@@ -21,13 +21,13 @@ OPTIONAL = {"extra"}
 
 
 def written(report):
-    return json.loads(json_file.text(report))
+    return json.loads(json_writer.text(report))
 
 
 def test_the_schema_is_one():
     """A draft 2020-12 schema, of the version that reports name."""
     Draft202012Validator.check_schema(SCHEMA)
-    assert SCHEMA["title"] == SCHEMA["properties"]["schema"]["const"] == json_file.SCHEMA
+    assert SCHEMA["title"] == SCHEMA["properties"]["schema"]["const"] == json_writer.SCHEMA
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from pytest_cka_memory import MemoryProbe, RegionError, RegionRecord
-from pytest_cka_memory.gauge import Gauge, gauge_for
+from pytest_cka_memory.measure.region_stack import Gauge, gauge_for
 from pytest_cka_memory.meters import Meter
 from pytest_cka_memory.testing import ScriptedMeter
 from pytest_cka_memory.units import MB

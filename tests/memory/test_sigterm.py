@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytest_cka_memory.sigterm import OnSigterm
+from pytest_cka_memory.integrations.sigterm import OnSigterm
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,8 @@
 import pytest
 
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.meters.cards import CARDS, CONTEXT_BYTES, card_of
-from pytest_cka_memory.meters.workspaces import Workspaces
+from pytest_cka_memory.meters.predicted.cards import CARDS, CONTEXT_BYTES, card_of
+from pytest_cka_memory.meters.predicted.workspaces import Workspaces
 
 MB = 2**20
 USUAL = 8 * MB + 128 * 2**10

@@ -12,10 +12,10 @@ import pytest
 import torch._dynamo  # noqa: F401
 
 import pytest_cka_memory.meters.cpu
+import pytest_cka_memory.plugin.activation  # noqa: F401
 
 # Nor need these be imported for each.
-import pytest_cka_memory.rank_reporting
-import pytest_cka_memory.starting  # noqa: F401
+import pytest_cka_memory.plugin.torchrun_reporter
 
 SCRIPTED = """
 import pytest

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pytest_cka_memory import workers
+from pytest_cka_memory.integrations import xdist
 
 
 def _worker(number):
@@ -26,7 +26,7 @@ def test_worker_n_takes_entry_n_of_the_callers_list(monkeypatch, visible, taken)
     """The entries as the caller wrote them, over and over."""
     for number, entry in enumerate(taken):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-        workers.take_gpu(_worker(number))
+        xdist.take_gpu(_worker(number))
         assert os.environ["CUDA_VISIBLE_DEVICES"] == entry
 
 
@@ -34,26 +34,26 @@ def test_worker_n_takes_entry_n_of_the_callers_list(monkeypatch, visible, taken)
 def test_hidden_gpus_stay_hidden(monkeypatch, visible):
     """A caller who hides every GPU gets none."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert workers.visible_gpus() == []
-    workers.take_gpu(_worker(0))
+    assert xdist.visible_gpus() == []
+    xdist.take_gpu(_worker(0))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
 
 
 def test_a_serial_run_takes_nothing(monkeypatch):
     """Without xdist the environment is the caller's."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    workers.take_gpu(SimpleNamespace())
+    xdist.take_gpu(SimpleNamespace())
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5"
 
 
 def test_the_driver_is_asked_where_the_caller_says_nothing(monkeypatch, tmp_path):
     """The folders that the driver keeps, one a GPU; none where there is no driver."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(workers, "Path", lambda path: tmp_path / path.lstrip("/"))
-    assert workers.visible_gpus() == []
+    monkeypatch.setattr(xdist, "Path", lambda path: tmp_path / path.lstrip("/"))
+    assert xdist.visible_gpus() == []
     for bus in ("0000:01:00.0", "0000:02:00.0"):
         (tmp_path / "proc/driver/nvidia/gpus" / bus).mkdir(parents=True)
-    assert workers.visible_gpus() == ["0", "1"]
+    assert xdist.visible_gpus() == ["0", "1"]
 
 
 SHOW = """

@@ -29,7 +29,7 @@ def test_nothing_that_measures_is_loaded_for_tests_that_do_not_ask(late, workers
 
         @pytest.mark.parametrize("n", range(3))
         def test_it(n):
-            assert "pytest_cka_memory.measuring" not in sys.modules
+            assert "pytest_cka_memory.plugin.hooks" not in sys.modules
             assert "tabulate" not in sys.modules
         """,
         *workers,

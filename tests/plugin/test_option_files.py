@@ -7,7 +7,10 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from pytest_cka_memory.cli import main
-from pytest_cka_memory.reports import html, json_file, markdown, reading
+from pytest_cka_memory.reports import markdown
+from pytest_cka_memory.reports.html import page as html_page
+from pytest_cka_memory.reports.json import reader as json_reader
+from pytest_cka_memory.reports.json import writer as json_writer
 
 SOURCE = """
 import pytest
@@ -30,10 +33,10 @@ def test_every_file_tells_of_the_same_session(scripted, pytester, workers):
     """What the JSON report holds, the others show; whoever has it can make them again."""
     run = scripted(SOURCE, *FILES, *workers)
     run.outcomes(passed=1, failed=2)
-    report = reading.read(pytester.path / "r.json")
+    report = json_reader.read(pytester.path / "r.json")
     assert [result.record.label for result in report.results] == ["<b>|`", "plain", ""]
     assert (pytester.path / "out" / "r.md").read_text("utf-8") == markdown.text(report)
-    assert (pytester.path / "out" / "r.html").read_text("utf-8") == html.text(report)
+    assert (pytester.path / "out" / "r.html").read_text("utf-8") == html_page.text(report)
     for name in ("r.json", "r.md", "r.html"):
         run.result.stdout.fnmatch_lines([f"figures written to *{name}"])
 
@@ -43,8 +46,8 @@ def test_a_real_report_keeps_to_the_schema(scripted_reserve):
     source = SOURCE + "\n@pytest.mark.flat_per_batch\ndef test_unseen(meter): pass\n"
     run = scripted_reserve(source, "--cka-memory-explain")
     assert len(run.regions) == 4
-    schema = json_file.SCHEMA_FILE.read_text(encoding="utf-8")
-    Draft202012Validator(reading.json.loads(schema)).validate(run.report)
+    schema = json_writer.SCHEMA_FILE.read_text(encoding="utf-8")
+    Draft202012Validator(json_reader.json.loads(schema)).validate(run.report)
 
 
 def test_the_shell_shows_what_the_session_printed(scripted, pytester, capsys):

@@ -1,4 +1,4 @@
-"""Under torchrun: one report of all ranks, and a failure of one is a failure of each."""
+"""Under torchrun: one report of all torchrun, and a failure of one is a failure of each."""
 
 import json
 import subprocess
@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from pytest_cka_memory import meters, ranks
-from pytest_cka_memory.ranks import Meeting, Rank
-from pytest_cka_memory.session import Gathered
+from pytest_cka_memory import meters
+from pytest_cka_memory.core.report import Gathered
+from pytest_cka_memory.integrations import torchrun
+from pytest_cka_memory.integrations.torchrun import Meeting, Rank
 
 STATUS = """
 import os
@@ -183,7 +184,7 @@ def as_rank(scripted, monkeypatch):
 
     def run(number, source, *options, other, says, **given):
         board = HashStore()
-        monkeypatch.setattr(ranks, "torchrun_board", lambda rank: board)
+        monkeypatch.setattr(torchrun, "torchrun_board", lambda rank: board)
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
         for name, value in {"RANK": number, "WORLD_SIZE": 2, "LOCAL_RANK": number}.items():
             monkeypatch.setenv(name, str(value))

@@ -136,10 +136,10 @@ def test_a_workspace_of_nothing_is_none(python):
 
 
 MANY = """
-from pytest_cka_memory.meters import faking
+from pytest_cka_memory.meters.predicted import device
 
 for number in range(65):
-    print(faking.claim(lambda *_: None), end=" ")
+    print(device.claim(lambda *_: None), end=" ")
 """
 
 

@@ -1,0 +1,1 @@
+"""Committed baselines: the file, its update, and the limit it sets."""

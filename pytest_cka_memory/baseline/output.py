@@ -1,0 +1,91 @@
+"""The end of a session for its baseline: written where that was asked for, stale lines named."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from pytest_cka_memory.baseline import file as baseline_file
+from pytest_cka_memory.baseline.file import Figures, Fingerprint, Key
+from pytest_cka_memory.baseline.limit import BaselinePlan
+from pytest_cka_memory.baseline.update import Update, fingerprint_of, gone_regions, updated
+from pytest_cka_memory.core.verdicts import Report, Result
+from pytest_cka_memory.reports import files
+
+_MOST_NAMED = 10
+
+
+@dataclass(frozen=True)
+class BaselineOutput:
+    """The baseline file, read before the tests run and read again before it is written."""
+
+    plan: BaselinePlan
+    option: str = "--cka-memory-baseline"
+
+    def check(self) -> None:
+        """Refuse a file that cannot be used, or not be written where it is to be."""
+        _ = self.plan.entries
+        if self.plan.updating:
+            files.check_writable(self.plan.path)
+
+    def write(self, report: Report) -> str:
+        """Bring the file up to date, if that was asked for; returns what there is to say."""
+        measured = _by_device(report)
+        if not self.plan.updating:
+            return "\n".join(self._stale(self.plan.entries, report, measured))
+        # Anew, for it may have changed since: a file that cannot be read must not be replaced.
+        old = baseline_file.read(self.plan.path) if self.plan.path.exists() else {}
+        update = updated(old, measured)
+        if update.entries != old:
+            files.write_whole(self.plan.path, baseline_file.text(update.entries))
+        said = self._counted(update)
+        return "\n".join([said, *self._stale(update.entries, report, measured)])
+
+    def _counted(self, update: Update) -> str:
+        if not update.added + update.changed + update.unchanged:
+            return "baseline: nothing to write, no measured test passed"
+        dropped = f", {update.dropped} dropped" if update.dropped else ""
+        return (
+            f"baseline: {update.added} regions added, {update.changed} changed, "
+            f"{update.unchanged} unchanged{dropped} in {self.plan.path}"
+        )
+
+    def _stale(
+        self,
+        entries: Mapping[Key, Figures],
+        report: Report,
+        measured: Iterable[tuple[Fingerprint, Result]],
+    ) -> list[str]:
+        """Name the entries that no test answers to any more, as far as this session can tell."""
+        seen = [
+            Key(result.nodeid, result.record.label, fingerprint)
+            for fingerprint, result in measured
+            if result.outcome == "passed"
+        ]
+        devices = {fingerprint for fingerprint, _ in measured}
+        lost = self._lost({key.nodeid for key in entries if key.fingerprint in devices}, report)
+        gone = {key for key in entries if key.fingerprint in devices and key.nodeid in lost}
+        stale = sorted(key[:2] for key in gone | gone_regions(entries, seen))
+        if not stale:
+            return []
+        named = [f"  {nodeid} {label}".rstrip() for nodeid, label in stale[:_MOST_NAMED]]
+        more = [f"  ... and {len(stale) - _MOST_NAMED} more"] if len(stale) > _MOST_NAMED else []
+        head = f"{len(stale)} regions of {self.plan.path} are gone; delete their lines:"
+        return [head, *named, *more]
+
+    def _lost(self, nodeids: Iterable[str], report: Report) -> set[str]:
+        """Tests that are no more: their file is gone, or was collected whole and without them."""
+        files_seen = set() if report.narrowed else set(map(_file_of, report.collected))
+        return {
+            nodeid
+            for nodeid in set(nodeids) - report.collected
+            if _file_of(nodeid) in files_seen or not (self.plan.root / _file_of(nodeid)).exists()
+        }
+
+
+def _file_of(nodeid: str) -> str:
+    return nodeid.partition("::")[0]
+
+
+def _by_device(report: Report) -> list[tuple[Fingerprint, Result]]:
+    """Each region after what it was measured on: workers may have different cards."""
+    prints = {worker: fingerprint_of(facts) for worker, facts in report.facts.items()}
+    return [(prints[result.worker], result) for result in report.results if result.worker in prints]

@@ -1,0 +1,122 @@
+"""``python -m pytest_cka_memory``: show, compare and convert report files. Imports no torch."""
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pytest_cka_memory._version import __version__
+from pytest_cka_memory.core.comparison import compare
+from pytest_cka_memory.core.tolerance import parse_tolerance
+from pytest_cka_memory.errors import CkaMemoryError, ReportError
+from pytest_cka_memory.reports import comparison, files, markdown, terminal
+from pytest_cka_memory.reports.escapes import one_line
+from pytest_cka_memory.reports.html import page as html_page
+from pytest_cka_memory.reports.json import writer as json_writer
+from pytest_cka_memory.reports.json.reader import read
+
+OK, REGRESSION, UNUSABLE = 0, 1, 2
+"""Exit statuses; 2 is argparse's own for a wrong command line too."""
+
+_COMPARISONS = {
+    "table": comparison.table,
+    "markdown": comparison.as_markdown,
+    "json": comparison.as_json,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status: 0, 1 for a regression, 2 for unusable input."""
+    args = _parser().parse_args(argv)
+    _say_anything()
+    try:
+        status: int = args.run(args)
+        sys.stdout.flush()
+    except CkaMemoryError as error:
+        print(one_line(f"pytest_cka_memory: {error}"), file=sys.stderr)
+        return UNUSABLE
+    except BrokenPipeError:  # whoever read has seen enough, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return OK
+    return status
+
+
+def _say_anything() -> None:
+    """Let no name of a test fail to print on a terminal that has not all of Unicode."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m pytest_cka_memory",
+        description="Show and compare reports that pytest wrote with --cka-memory-json.",
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    show = commands.add_parser("show", help="print a report again")
+    show.add_argument("file", type=Path, metavar="FILE")
+    show.add_argument("--format", choices=("table", "markdown"), default="table")
+    show.set_defaults(run=_show)
+
+    versus = commands.add_parser(
+        "compare", help="print what differs; exit 1 if a figure rose by more than the tolerance"
+    )
+    versus.add_argument("old", type=Path, metavar="OLD")
+    versus.add_argument("new", type=Path, metavar="NEW")
+    versus.add_argument("--tolerance", default="5%", help="5%% (default), 64KiB, '5%% + 64 KiB'")
+    versus.add_argument("--format", choices=_COMPARISONS, default="table")
+    versus.set_defaults(run=_compare)
+
+    page = commands.add_parser("html", help="write a report as one self-contained page")
+    page.add_argument("file", type=Path, metavar="FILE")
+    page.add_argument("-o", "--output", type=Path, required=True, metavar="OUT")
+    page.set_defaults(run=_html)
+
+    schema = commands.add_parser("schema", help="print the JSON Schema of reports")
+    schema.set_defaults(run=_schema)
+    return parser
+
+
+def _show(args: argparse.Namespace) -> int:
+    report = read(args.file)
+    if args.format == "markdown":
+        sys.stdout.write(markdown.text(report))
+    else:
+        width = max(100, shutil.get_terminal_size().columns)
+        sys.stdout.write("".join(f"{line.text}\n" for line in terminal.whole(report, width)))
+    return OK
+
+
+def _compare(args: argparse.Namespace) -> int:
+    tolerance = parse_tolerance(args.tolerance)
+    old, new = read(args.old), read(args.new)
+    found = compare(old, new, tolerance)
+    if not found.compared:
+        raise ReportError(
+            f"nothing to compare: no region ran to its end in both {args.old} "
+            f"({len(old.results)} regions) and {args.new} ({len(new.results)} regions)"
+        )
+    sys.stdout.write(_COMPARISONS[args.format](found))
+    return REGRESSION if found.regressions else OK
+
+
+def _html(args: argparse.Namespace) -> int:
+    report = read(args.file)
+    _refuse_same(args.file, args.output)
+    files.write_whole(args.output, html_page.text(report))
+    return OK
+
+
+def _refuse_same(source: Path, target: Path) -> None:
+    if target.exists() and target.samefile(source):
+        raise ReportError(f"{target} is the report itself; give -o another path")
+
+
+def _schema(_: argparse.Namespace) -> int:
+    sys.stdout.write(json_writer.SCHEMA_FILE.read_text(encoding="utf-8"))
+    return OK

@@ -1,0 +1,1 @@
+"""Plain values and rules: no torch, no pytest."""

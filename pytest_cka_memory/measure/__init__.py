@@ -1,0 +1,1 @@
+"""Regions while they are open."""

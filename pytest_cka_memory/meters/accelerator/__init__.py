@@ -1,0 +1,1 @@
+"""The meter for devices whose allocator keeps counters."""

@@ -1,0 +1,169 @@
+"""Accelerators count for themselves: this reads their caching allocator's own figures."""
+
+import gc
+from collections.abc import Set
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from pytest_cka_memory.core.allocations import Birth, Unowned
+from pytest_cka_memory.errors import DeviceError
+from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters.accelerator import allocator_history, backward_threads
+from pytest_cka_memory.meters.accelerator.peak_resets import KeptPeaks
+from pytest_cka_memory.meters.base import Meter, Reading
+from pytest_cka_memory.meters.ledger.dispatch import StorageWatch
+
+_HISTORY_ENTRIES = 100_000
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """A moment: the allocator's sum, the ledger's place, and the blocks no tensor owned."""
+
+    requested_bytes: int
+    serial: int
+    unowned: Set[int]
+
+
+class AcceleratorMeter(Meter):
+    """The counters behind ``torch.accelerator``: CUDA, ROCm, XPU and out-of-tree backends.
+
+    Raises:
+        DeviceError: where the device's allocator keeps no such counters.
+    """
+
+    notes: tuple[str, ...] = (
+        "start and peak are the allocator's blocks; retained and growth are bytes asked for;",
+        "memory outside PyTorch's allocator (the CUDA context, NCCL, other libraries) is not seen",
+    )
+
+    def __init__(self, kind: str, index: int) -> None:
+        self.notes = (*self.notes, *torch_private.LOST)
+        self._device = torch.device(kind, index)
+        self.device = str(self._device)
+        self._watch = StorageWatch(self._device)
+        self._kept = KeptPeaks(self._device, self._peaks)
+        self._drop_workspaces = torch_private.workspace_dropper(kind)
+        self._history = torch_private.allocator_history(kind)
+        self._recording = False
+        try:
+            torch.empty(1, device=self._device)  # the counters exist from the first use on
+            stats = self._stats()
+        except (RuntimeError, AssertionError) as error:
+            raise DeviceError(f"{self.device} cannot be measured: {error}") from error
+        if "allocated_bytes.all.peak" not in stats:
+            raise DeviceError(
+                f"{self.device} keeps no peak counters in torch {torch.__version__}; "
+                "write --cka-memory-device=cpu to measure on the CPU"
+            )
+        self.device_name = _name_of(self._device)
+        self.name = "PyTorch's caching allocator"
+        if not stats.get("requested_bytes.all.allocated"):  # e.g. backend:cudaMallocAsync
+            self.name += ", whole blocks only"
+
+    def start(self) -> None:
+        self._watch.start()  # the allocator always counts; this tells whose the bytes are
+        self._kept.start()
+
+    def stop(self) -> None:
+        self._kept.stop()
+        self._watch.stop()
+
+    def clean(self) -> int | None:
+        # In this order: what a backward pass still holds may be in a cycle, running kernels may
+        # hold tensors, cycles hold tensors, and the cache can give back only what neither they nor
+        # a library's workspace keep.
+        backward_threads.wait_until_ended(self._device)
+        torch.accelerator.synchronize(self._device)
+        gc.collect()
+        self._watch.find_unseen()
+        workspace_bytes = None
+        if self._drop_workspaces is not None:
+            before = self._requested(self._stats())
+            self._drop_workspaces()
+            workspace_bytes = before - self._requested(self._stats())
+        torch.accelerator.empty_cache()
+        return workspace_bytes
+
+    def read(self) -> Reading:
+        stats = self._stats()
+        return Reading(
+            allocated_bytes=stats["allocated_bytes.all.current"],
+            requested_bytes=self._requested(stats),
+            peak_bytes=max(stats["allocated_bytes.all.peak"], self._kept.allocated_bytes),
+            reserved_bytes=stats["reserved_bytes.all.current"],
+            peak_reserved_bytes=max(stats["reserved_bytes.all.peak"], self._kept.reserved_bytes),
+        )
+
+    def reset_peak(self) -> None:
+        torch.accelerator.reset_peak_memory_stats(self._device)
+        self._kept.forget()
+        self._watch.ledger.reset_peak()
+
+    def mark(self) -> _Mark:
+        return _Mark(self.read().requested_bytes, self._watch.ledger.serial, set(self._unowned()))
+
+    def retained_since(self, mark: _Mark) -> int:
+        """The allocator's rise or the storages born since, whichever is more.
+
+        The rise alone would let old tensors, freed inside, hide a leak of the same size; the
+        storages alone would miss what no tensor owns.
+        """
+        rise = self.read().requested_bytes - mark.requested_bytes
+        return max(rise, self._watch.ledger.retained_since(mark.serial), 0)
+
+    def record_history(self) -> bool:
+        if self._history is None:
+            return False
+        self._history.record(max_entries=_HISTORY_ENTRIES)
+        self._recording = True
+        return True
+
+    def dump_history(self, path: Path) -> bool:
+        if self._history is None:
+            return False
+        self._history.dump(str(path))
+        self._history.record(enabled=None)
+        self._recording = False
+        return True
+
+    def unowned_since(self, mark: _Mark) -> list[Unowned]:
+        return list(allocator_history.without(self._unowned(), mark.unowned).values())
+
+    def _unowned(self) -> dict[int, Unowned]:
+        # A snapshot costs milliseconds, and has no frames without history.
+        if self._history is None or not self._recording:
+            return {}
+        found = allocator_history.blocks(self._history.snapshot(), self._device.index)
+        return allocator_history.without(found, self._watch.ledger.addresses())
+
+    def serial(self) -> int:
+        return self._watch.ledger.serial
+
+    def births_since(self, mark: _Mark) -> list[Birth]:
+        return self._watch.ledger.births_since(mark.serial)
+
+    def births_at_peak(self) -> list[Birth]:
+        return self._watch.ledger.alive_at_peak()
+
+    def _peaks(self) -> tuple[int, int]:
+        stats = self._stats()
+        return stats["allocated_bytes.all.peak"], stats["reserved_bytes.all.peak"]
+
+    def _stats(self) -> dict[str, int]:
+        return torch.accelerator.memory_stats(self._device)
+
+    @staticmethod
+    def _requested(stats: dict[str, int]) -> int:
+        """Bytes asked for; where the backend does not count them, bytes of blocks."""
+        if stats.get("requested_bytes.all.allocated"):
+            return stats["requested_bytes.all.current"]
+        return stats["allocated_bytes.all.current"]
+
+
+def _name_of(device: torch.device) -> str:
+    module = torch.get_device_module(device)
+    name = getattr(module, "get_device_name", None)
+    return str(name(device.index)) if name is not None else device.type

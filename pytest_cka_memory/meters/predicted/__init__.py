@@ -1,0 +1,1 @@
+"""A simulated CUDA device: fake tensors over a simulation of the caching allocator."""

@@ -1,0 +1,156 @@
+"""What a CUDA card would report, predicted on a machine that has none.
+
+Code runs on fake tensors; every storage they would have takes a block of a simulated allocator.
+"""
+
+import gc
+import os
+from typing import Any, NamedTuple
+
+import torch
+
+from pytest_cka_memory.core.allocations import Birth
+from pytest_cka_memory.errors import CapacityError
+from pytest_cka_memory.meters.accelerator import backward_threads
+from pytest_cka_memory.meters.base import Meter, Reading
+from pytest_cka_memory.meters.ledger.ledger import Ledger
+from pytest_cka_memory.meters.ledger.live_objects import storages_of
+from pytest_cka_memory.meters.predicted import device
+from pytest_cka_memory.meters.predicted.allocator import Block, CachingAllocator
+from pytest_cka_memory.meters.predicted.cards import Card
+from pytest_cka_memory.meters.predicted.expandable_allocator import ExpandableAllocator
+from pytest_cka_memory.meters.predicted.fake_storages import Heap
+from pytest_cka_memory.meters.predicted.workspaces import Workspaces
+from pytest_cka_memory.units import format_exact
+
+
+class _Mark(NamedTuple):
+    requested_bytes: int
+    serial: int
+
+
+class PredictedMeter(Meter):
+    """Counts what PyTorch's CUDA allocator would on a card; nothing is computed or allocated.
+
+    Raises:
+        DeviceError: where this torch, or another backend in this process, does not allow it.
+    """
+
+    name = "predicted: fake tensors and a simulated CUDA caching allocator"
+    notes = (
+        "PREDICTED, not measured: no GPU ran. Blocks, segments and cuBLAS workspaces are modelled;",
+        "what a kernel or cuDNN allocates and frees inside one operator is not (a lower bound)",
+    )
+
+    def __init__(self, card: Card) -> None:
+        self.device = f"predict:cuda:{card.name}"
+        self.device_name = f"{card.title}, predicted"
+        self._card = card
+        self._allocator = _allocator_by(os.environ, card)
+        self._heap = Heap(self._allocator)
+        self._workspaces = Workspaces.by(os.environ, torch.__version__, card.workspace_bytes)
+        self._kept: dict[str, Block] = {}
+        self._ledger = Ledger()
+        self._depth = 0
+        self._torch_device = device.claim(self._see)
+
+    @property
+    def torch_device(self) -> str:
+        return str(self._torch_device)
+
+    def start(self) -> None:
+        if self._depth == 0:
+            self._ledger = Ledger()
+            for storage in self._heap.living():
+                self._ledger.book(storage)
+        self._depth += 1
+
+    def stop(self) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            self._ledger = Ledger()
+
+    def clean(self) -> int | None:
+        backward_threads.wait_until_ended(self._torch_device)
+        gc.collect()
+        self._heap.settle()
+        dropped = sum(block.requested for block in self._kept.values())
+        while self._kept:
+            self._allocator.free(self._kept.popitem()[1])
+        self._allocator.empty_cache()
+        return dropped
+
+    def read(self) -> Reading:
+        self._heap.settle()
+        allocator = self._allocator
+        return Reading(
+            allocated_bytes=allocator.allocated.current,
+            requested_bytes=allocator.requested.current,
+            peak_bytes=allocator.allocated.peak,
+            reserved_bytes=allocator.reserved.current,
+            peak_reserved_bytes=allocator.reserved.peak,
+        )
+
+    def reset_peak(self) -> None:
+        self._heap.settle()
+        self._allocator.reset_peak()
+        self._ledger.reset_peak()
+
+    def mark(self) -> _Mark:
+        return _Mark(self.read().requested_bytes, self._ledger.serial)
+
+    def retained_since(self, mark: _Mark) -> int:
+        """As on a real card: the allocator's rise or the storages born since, whichever is more."""
+        rise = self.read().requested_bytes - mark.requested_bytes
+        return max(rise, self._ledger.retained_since(mark.serial), 0)
+
+    def serial(self) -> int:
+        return self._ledger.serial
+
+    def births_since(self, mark: _Mark) -> list[Birth]:
+        return self._ledger.births_since(mark.serial)
+
+    def births_at_peak(self) -> list[Birth]:
+        return self._ledger.alive_at_peak()
+
+    def _see(self, operator: Any, args: tuple[Any, ...], results: list[Any]) -> None:
+        try:
+            for tensor in results:
+                for storage in storages_of(tensor):
+                    if self._heap.hold(storage) and self._depth:
+                        self._ledger.book(storage, tensor=tensor, operator=operator)
+            self._take_workspace(operator, args)
+        except CapacityError as error:
+            raise torch.OutOfMemoryError(self._out_of_memory(*error.args)) from None
+
+    def _take_workspace(self, operator: Any, args: tuple[Any, ...]) -> None:
+        shapes = [value.shape for value in args if isinstance(value, torch.Tensor)]
+        needed = self._workspaces.of(operator.name().partition(".")[0], shapes)
+        if needed is None or needed[0] in self._kept:
+            return
+        library, size = needed
+        self._heap.settle()
+        block = self._allocator.allocate(size) if size else None
+        if block is not None and self._workspaces.kept:
+            self._kept[library] = block
+        elif block is not None:
+            self._allocator.free(block)
+
+    def _out_of_memory(self, size: int) -> str:
+        """Say it as PyTorch does, but for the first word."""
+        reserved, allocated = self._allocator.reserved.current, self._allocator.allocated.current
+        return (
+            f"Predicted: CUDA out of memory. Tried to allocate {format_exact(size)}. "
+            f"{self._card.title} has a total capacity of {format_exact(self._card.total_bytes)} of "
+            f"which {format_exact(self._card.capacity_bytes - reserved)} is free. Of the memory in "
+            f"use {format_exact(allocated)} is allocated by PyTorch, and "
+            f"{format_exact(reserved - allocated)} is reserved by PyTorch but unallocated."
+        )
+
+
+def _allocator_by(environ: "os._Environ[str]", card: Card) -> CachingAllocator:
+    """The allocator PyTorch would run with: it reads one variable under two names."""
+    told = environ.get("PYTORCH_ALLOC_CONF", environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+    if "expandable_segments:true" in told.replace(" ", "").lower():
+        return ExpandableAllocator(card.capacity_bytes)
+    return CachingAllocator(card.capacity_bytes)

@@ -1,0 +1,1 @@
+"""pytest's hooks, and what only they need."""

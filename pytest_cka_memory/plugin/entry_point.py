@@ -1,0 +1,79 @@
+"""The hooks of every session, and nothing else; imported by pytest alone.
+
+The hooks that measure are in :mod:`pytest_cka_memory.plugin.hooks`, imported when a test or
+an option asks for it.
+"""
+
+from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_cka_memory import hookspecs
+from pytest_cka_memory.core.markers import MARKERS
+from pytest_cka_memory.integrations import xdist
+from pytest_cka_memory.plugin import activation, options
+
+if TYPE_CHECKING:
+    from pytest_cka_memory.measure.probe import MemoryProbe
+
+
+def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
+    pluginmanager.add_hookspecs(hookspecs)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    options.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for example, text in MARKERS.values():
+        config.addinivalue_line("markers", f"{example}: {text}")
+    if activation.is_asked_for(config):
+        activation.start(config)
+    elif xdist.is_controller(config):
+        config.pluginmanager.register(activation.LateReports(config))
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    for item in items[:1]:
+        item.config.stash[options.narrowed_key] = True
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.option.collectonly or activation.is_started(session.config):
+        return
+    if any(map(activation.asks, session.items)):
+        activation.start_collected(session)
+
+
+@pytest.fixture
+def cka_memory(request: pytest.FixtureRequest) -> "Iterator[MemoryProbe]":
+    """Measure regions of the test: ``with cka_memory.measure() as region: ...``."""
+    if not activation.is_started(request.config):  # asked for by name, in a test or another fixture
+        activation.start_late(request.config, [request.node.nodeid])
+    from pytest_cka_memory.plugin import items
+
+    job = items.job_for_fixture(request.node)
+    yield job.probe
+    job.judge_late_regions()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    if activation.is_started(item.config):
+        return (yield)
+    if activation.is_marked(item):  # by a fixture; else it was known before
+        activation.start_late(item.config, [item.nodeid])
+        from pytest_cka_memory.plugin import hooks
+
+        return (yield from hooks.late_call(item))
+    marks = len(item.own_markers)
+    result = yield
+    if len(item.own_markers) != marks and not activation.is_started(item.config):
+        activation.start_late(item.config, [item.nodeid])
+    if activation.is_started(item.config):
+        from pytest_cka_memory.plugin import items
+
+        items.end_unmeasured(item)
+    return result

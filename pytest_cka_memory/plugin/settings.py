@@ -1,0 +1,182 @@
+"""The command line and the ini file, resolved once into frozen settings."""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from pytest_cka_memory.baseline.limit import BaselinePlan
+from pytest_cka_memory.core.markers import BASELINE_FILE
+from pytest_cka_memory.core.tolerance import parse_tolerance
+from pytest_cka_memory.errors import LimitError, SizeError
+from pytest_cka_memory.integrations.github import Step, step_of
+from pytest_cka_memory.plugin.options import ini_key
+from pytest_cka_memory.units import format_exact, parse_megabytes
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What this session was asked to do."""
+
+    report: bool
+    """Measure every test and print the table."""
+    explain: bool
+    """Trace what every region retains, not only where a limit broke."""
+    device: str
+    """As the user named it; ``auto`` unless told otherwise."""
+    snapshots: Path | None
+    """Folder for the allocator's history of each test that breaks a limit, if any."""
+    files: Mapping[str, Path]
+    """Report files asked for: ``json`` -> where it goes."""
+    max_retained_bytes: int | None
+    """Limit for tests that have none of their own."""
+    max_peak_bytes: int | None
+    """Limit for tests that have none of their own."""
+    min_regions: int
+    """Fewer measured regions than this fail the session."""
+    baseline: BaselinePlan
+    """The file of committed figures, and what is done with it."""
+    github: Step | None
+    """The step of GitHub Actions to report to, if any."""
+    rank_timeout_s: float
+    """Under torchrun: how long another rank may finish no test before it is given up."""
+
+    @property
+    def names_accelerator(self) -> bool:
+        """Whether a device was named that may not be there: then that is a usage error."""
+        return self.device not in ("auto", "cpu")
+
+    @property
+    def measures_all(self) -> bool:
+        """Whether tests without marker and fixture are measured too."""
+        limits = (self.max_retained_bytes, self.max_peak_bytes)
+        return self.report or any(limit is not None for limit in limits)
+
+
+FILES = ("json", "markdown", "html")
+
+
+def resolve(config: pytest.Config) -> Settings:
+    """Read command line, then ini, then defaults.
+
+    Raises:
+        pytest.UsageError: for a value that cannot be used; it names the option and says what to
+            write instead.
+    """
+    return Settings(
+        report=_flag(config, "report"),
+        explain=_flag(config, "explain"),
+        device=_device(config),
+        snapshots=_path(config, "snapshots", folder=True),
+        files={name: path for name in FILES if (path := _path(config, name)) is not None},
+        max_retained_bytes=_size(config, "max-retained-mb"),
+        max_peak_bytes=_size(config, "max-peak-mb"),
+        min_regions=_count(config, "min-regions"),
+        baseline=_baseline(config),
+        github=step_of(_github(config), os.environ, config.rootpath),
+        rank_timeout_s=_seconds(config, "rank-timeout", 300.0),
+    )
+
+
+def _flag(config: pytest.Config, name: str) -> bool:
+    given = config.getoption(f"--cka-memory-{name}")
+    return bool(config.getini(ini_key(name)) if given is None else given)
+
+
+def _valued(config: pytest.Config, name: str) -> str | None:
+    value = config.getoption(f"--cka-memory-{name}")
+    return value if value is not None else config.getini(ini_key(name)) or None
+
+
+def _device(config: pytest.Config) -> str:
+    device = _valued(config, "device")
+    return "auto" if device is None else device
+
+
+def _size(config: pytest.Config, name: str) -> int | None:
+    text = _valued(config, name)
+    try:
+        return None if text is None else parse_megabytes(text)
+    except SizeError as error:
+        raise pytest.UsageError(f"--cka-memory-{name}: {error}") from None
+
+
+def _count(config: pytest.Config, name: str) -> int:
+    text = _valued(config, name)
+    if text is None:
+        return 0
+    if not text.isdecimal():
+        raise pytest.UsageError(
+            f"--cka-memory-{name}: cannot read {text!r} as a number of regions; write e.g. 1"
+        )
+    return int(text)
+
+
+def _seconds(config: pytest.Config, name: str, default: float) -> float:
+    text = _valued(config, name)
+    try:
+        seconds = default if text is None else float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise pytest.UsageError(
+            f"--cka-memory-{name}: cannot read {text!r} as a number of seconds; write e.g. 300"
+        )
+    return seconds
+
+
+def _github(config: pytest.Config) -> str:
+    choice = _valued(config, "github") or "auto"
+    if choice not in ("auto", "yes", "no"):
+        raise pytest.UsageError(f"--cka-memory-github: {choice!r} is none of auto, yes, no")
+    return choice
+
+
+def _baseline(config: pytest.Config) -> BaselinePlan:
+    named = _path(config, "baseline")
+    try:
+        tolerance = parse_tolerance(_valued(config, "tolerance") or "5%")
+    except LimitError as error:
+        raise pytest.UsageError(f"--cka-memory-tolerance: {error}") from None
+    return BaselinePlan(
+        path=named or config.rootpath / BASELINE_FILE,
+        root=config.rootpath,
+        tolerance=tolerance,
+        named=named is not None,
+        updating=_flag(config, "update-baseline"),
+        required=_flag(config, "require-baseline"),
+    )
+
+
+def _path(config: pytest.Config, name: str, *, folder: bool = False) -> Path | None:
+    text = _valued(config, name)
+    if text is None:
+        return None
+    on_command_line = config.getoption(f"--cka-memory-{name}") is not None
+    start = config.invocation_params.dir if on_command_line else config.rootpath
+    path = start / Path(text).expanduser()
+    if path.is_dir() and not folder:
+        raise pytest.UsageError(f"--cka-memory-{name}: {path} is a folder; write a file's path")
+    if path.is_file() and folder:
+        raise pytest.UsageError(f"--cka-memory-{name}: {path} is a file; write a folder's path")
+    return path
+
+
+def describe(settings: Settings) -> str:
+    """Return what was asked for beyond the defaults, in a line; empty where nothing was."""
+    limits = {
+        "max retained": settings.max_retained_bytes,
+        "max peak": settings.max_peak_bytes,
+    }
+    parts = ["every test measured"] if settings.measures_all else []
+    parts += [f"device {settings.device}"] if settings.device != "auto" else []
+    parts += [f"{name} {format_exact(size)}" for name, size in limits.items() if size is not None]
+    parts += [f"at least {settings.min_regions} regions"] if settings.min_regions else []
+    plan = settings.baseline
+    parts += [f"{'writing' if plan.updating else 'held to'} {plan.path}"] if plan.asked_for else []
+    parts += [f"{name} to {path}" for name, path in settings.files.items()]
+    parts += ["annotated for GitHub"] if settings.github and settings.github.asked_for else []
+    return ", ".join(parts)

@@ -1,0 +1,164 @@
+"""The report as one self-contained page: no network, whatever its size, readable without scripts.
+
+The summary is plain HTML. The regions lie in the page as JSON, and its script draws rows, bars and
+timelines as they are asked for. Style and script are files of their own, under ``page/``.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.core.growth import Sample
+from pytest_cka_memory.core.verdicts import Report, Result
+from pytest_cka_memory.reports import summary
+from pytest_cka_memory.reports.escapes import one_line
+from pytest_cka_memory.reports.failure import holding_lines
+from pytest_cka_memory.reports.summary import Problem
+
+_PAGE = Path(__file__).parent
+_MOST_PROBLEMS = 50
+_MOST_EXTRA = 400
+_MOST_POINTS = 200
+"""Of a timeline: more than a line on a screen can show."""
+
+
+def text(report: Report) -> str:
+    """Return the page."""
+    predicted = summary.is_predicted(report.session)
+    parts = {
+        "TITLE": "Predicted memory" if predicted else "Memory",
+        "VERDICT": escape(summary.verdict(report)),
+        "NOTICES": "\n".join(_notices(report, predicted=predicted)),
+        "NAVIGATION": '<a href="#regions">All regions</a> ' if report.results else "",
+        "PROBLEMS": "\n".join(_problems(list(summary.problems(report.results)))),
+        "FACTS": "\n".join(_facts(report)),
+        "LEGEND": escape(summary.LEGEND),
+        "STYLE": _file("page.css"),
+        "DATA": _embedded(_data(report, predicted=predicted)),
+        "SCRIPT": _file("page.js"),
+    }
+    head, *rest = _file("page.html").split("{{")
+    filled = [head]
+    for piece in rest:  # one pass: what a test wrote is never searched for names of parts
+        name, _, following = piece.partition("}}")
+        filled += [parts[name], following]
+    return "".join(filled)
+
+
+def _file(name: str) -> str:
+    return (_PAGE / name).read_text(encoding="utf-8")
+
+
+def _notices(report: Report, *, predicted: bool) -> Iterator[str]:
+    if predicted:
+        yield f"<p class='notice'>{summary.PREDICTED}</p>"
+    for problem in report.problems:
+        yield f"<p class='notice breach'>FAILED: {escape(one_line(problem))}</p>"
+
+
+def _facts(report: Report) -> Iterator[str]:
+    for name, fact in summary.facts(report):
+        yield f"<dt>{escape(name)}</dt><dd>{escape(one_line(fact))}</dd>"
+
+
+def _problems(problems: Sequence[Problem]) -> Iterator[str]:
+    if not problems:
+        return
+    yield "<section aria-labelledby='look'><h2 id='look'>What needs a look</h2>"
+    yield "<ul class='problems'>"
+    yield from map(_problem, problems[:_MOST_PROBLEMS])
+    yield "</ul>"
+    if len(problems) > _MOST_PROBLEMS:
+        yield f"<p>And {len(problems) - _MOST_PROBLEMS:,} more, in the table below.</p>"
+    yield "</section>"
+
+
+def _problem(problem: Problem) -> str:
+    limit = f"<code>{escape(one_line(problem.limit))}</code>: " if problem.limit else ""
+    lines = escape("\n".join(map(one_line, problem.holders)))
+    held = f"<details><summary>Who holds it</summary><pre>{lines}</pre></details>" if lines else ""
+    return (
+        f"<li><p><span class='verdict {_class(problem.verdict)}'>{problem.verdict}</span> "
+        f"<code class='name'>{escape(one_line(problem.result.name))}</code></p>"
+        f"<p>{limit}{escape(one_line(problem.sentence))}</p>{held}</li>"
+    )
+
+
+def _class(verdict: str) -> str:
+    return verdict.replace(" ", "-").lower()
+
+
+def _data(report: Report, *, predicted: bool) -> dict[str, Any]:
+    return {
+        "predicted": predicted,
+        "verdicts": summary.counts(report.results),
+        "columns": _COLUMNS,
+        "rows": [_row(result) for result in report.results],
+    }
+
+
+_COLUMNS = (
+    *("name", "verdict", "outcome", "worker", "batches", "start", "peak", "increase"),
+    *("retained", "growth", "reserved", "timeline", "step", "problems", "holders", "extra"),
+)
+
+
+def _row(result: Result) -> list[Any]:
+    record = result.record
+    points, step = _points(record.timeline)
+    return [
+        one_line(result.name),
+        result.verdict,
+        one_line(result.outcome),
+        one_line(result.worker),
+        record.batches,
+        record.start_bytes,
+        record.peak_bytes,
+        record.peak_increase_bytes,
+        record.retained_bytes,
+        record.growth_bytes_per_batch,
+        record.reserved_peak_bytes,
+        points,
+        step,
+        [one_line(f"{one.limit}: {one.message}") for one in result.breaches]
+        + [one_line(f"{one.limit}: {one.reason}") for one in result.unjudged],
+        list(_held(record)),
+        [
+            one_line(f"{name}: {json.dumps(value, default=str)}"[:_MOST_EXTRA])
+            for name, value in result.extra.items()
+        ],
+    ]
+
+
+def _held(record: RegionRecord) -> Iterator[str]:
+    groups = {
+        "retained:": record.retained,
+        "born and kept batch after batch:": record.grown,
+        "alive at the peak:": record.at_peak,
+    }
+    for title, holdings in groups.items():
+        yield from [title] if holdings else []
+        for holding in holdings:
+            lines = holding_lines(holding, traced=holdings is not record.at_peak)
+            yield from map(one_line, lines)
+
+
+def _points(samples: Sequence[Sample]) -> tuple[list[list[int]], int]:
+    """Live level and peak of every `step` batches, the highest of each; and that step."""
+    step = -(-len(samples) // _MOST_POINTS) or 1
+    if step == 1:
+        return [[sample.allocated_bytes, sample.peak_bytes] for sample in samples], step
+    groups = (samples[start : start + step] for start in range(0, len(samples), step))
+    return [
+        [max(s.allocated_bytes for s in group), max(s.peak_bytes for s in group)]
+        for group in groups
+    ], step
+
+
+def _embedded(data: Any) -> str:
+    """JSON that no text in it can leave: within a script, ``<`` alone could end or open one."""
+    plain = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
