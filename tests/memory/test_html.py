@@ -5,9 +5,9 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from html.parser import HTMLParser
 
 import pytest
-from html_page.parser import HTMLParser
 from reports_made import HOSTILE, LOSSES, SESSION, hostile, kept, many, one_of_each, record
 
 from pytest_cka_memory.core.verdicts import Report, judge
@@ -138,9 +138,9 @@ def test_at_the_peak_holders_are_told_as_such():
 )
 def test_a_long_timeline_keeps_the_highest_of_its_steps(batches, points, step):
     """A line on a screen shows no more than some hundred."""
-    (row,) = data_of(html_page.text(Report(SESSION, (kept(retained_bytes=batches, batches=batches),))))[
-        "rows"
-    ]
+    (row,) = data_of(
+        html_page.text(Report(SESSION, (kept(retained_bytes=batches, batches=batches),)))
+    )["rows"]
     assert (len(row["timeline"]), row["step"]) == (points, step)
     if points:
         assert row["timeline"][-1][0] == 42 * 2**20 + batches

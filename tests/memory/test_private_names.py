@@ -38,7 +38,9 @@ TOLD = {
 }
 """Every name that can be missed -> what the report then says; None where nothing is lost."""
 NEEDED = [
-    (need, name, path) for need in torch_private._NEEDED for name, path in torch_private._NEEDED[need].items()
+    (need, name, path)
+    for need in torch_private._NEEDED
+    for name, path in torch_private._NEEDED[need].items()
 ]
 
 

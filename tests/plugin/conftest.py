@@ -12,10 +12,10 @@ import pytest
 import torch._dynamo  # noqa: F401
 
 import pytest_cka_memory.meters.cpu
-import pytest_cka_memory.plugin.activation  # noqa: F401
+import pytest_cka_memory.plugin.activation
 
 # Nor need these be imported for each.
-import pytest_cka_memory.plugin.torchrun_reporter
+import pytest_cka_memory.plugin.torchrun_reporter  # noqa: F401
 
 SCRIPTED = """
 import pytest

@@ -1,4 +1,4 @@
-"""Under torchrun: one report of all torchrun, and a failure of one is a failure of each."""
+"""Under torchrun: one report of all ranks, and a failure of one is a failure of each."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from torch.distributed import HashStore
 
 from pytest_cka_memory import meters
 from pytest_cka_memory.core.report import Gathered
-from pytest_cka_memory.integrations import torchrun
+from pytest_cka_memory.integrations import torchrun as ranks
 from pytest_cka_memory.integrations.torchrun import Meeting, Rank
 
 STATUS = """
@@ -184,7 +184,7 @@ def as_rank(scripted, monkeypatch):
 
     def run(number, source, *options, other, says, **given):
         board = HashStore()
-        monkeypatch.setattr(torchrun, "torchrun_board", lambda rank: board)
+        monkeypatch.setattr(ranks, "torchrun_board", lambda rank: board)
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
         for name, value in {"RANK": number, "WORLD_SIZE": 2, "LOCAL_RANK": number}.items():
             monkeypatch.setenv(name, str(value))

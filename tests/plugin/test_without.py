@@ -153,7 +153,7 @@ def test_sessions_that_run_no_test_write_no_report(scripted, option):
 def test_loading_the_plugin_imports_no_heavy_module(pytester):
     """Neither torch nor numpy, before anything is measured."""
     result = pytester.runpython_c(
-        "import sys, pytest_cka_memory, pytest_cka_memory.plugin.entry_point, pytest_cka_memory.testing;"
+        "import sys, pytest_cka_memory.plugin.entry_point, pytest_cka_memory.testing;"
         "heavy = {'torch', 'numpy', 'pandas', 'matplotlib'} & set(sys.modules);"
         "assert not heavy, heavy"
     )
