@@ -10,7 +10,7 @@ import pytest
 
 LAYERS = {
     "pytest_cka_memory": """
-        _version names errors timeline births loaders roots workers ranks sigterm actions
+        _version names errors timeline allocations loaders roots workers ranks sigterm actions
         units references tolerance
         region baseline_file
         meters.base meters.private meters.interrupts meters.generations meters.storages

@@ -21,7 +21,7 @@ _FOREIGN = (
 )
 
 
-class Maker(NamedTuple):
+class AllocationSite(NamedTuple):
     """The operator that returned a storage's first tensor, and who called it."""
 
     operator: str
@@ -34,12 +34,12 @@ class Maker(NamedTuple):
 class Origin(Protocol):
     """What was noted at a birth, in haste."""
 
-    def maker(self) -> Maker:
+    def maker(self) -> AllocationSite:
         """Put it into words."""
 
 
 @dataclass(frozen=True)
-class Birth:
+class Allocation:
     """A storage born, or grown, in a region."""
 
     storage: "ReferenceType[Any]"
@@ -48,18 +48,18 @@ class Birth:
     bytes: int
     """What it holds of the region's own bytes."""
     serial: int
-    """Its place among all births."""
+    """Its place among all allocations."""
     origin: Origin | None = None
     """None where no operator was seen making it."""
 
     @cached_property
-    def maker(self) -> Maker | None:
+    def maker(self) -> AllocationSite | None:
         """Its origin in words, which take longer to find than anything else here."""
         return None if self.origin is None else self.origin.maker()
 
 
 @dataclass(frozen=True)
-class Unowned:
+class UnownedBlock:
     """A block of the allocator that no tensor owns."""
 
     bytes: int

@@ -13,7 +13,7 @@ from pytest_cka_memory.core.verdicts import Report, Result
 from pytest_cka_memory.meters import Meter
 
 Payload = dict[str, Any]
-"""What rides on a test report, in builtin types: see :meth:`Gathered.add`."""
+"""What rides on a test report, in builtin types: see :meth:`ReportBuilder.add`."""
 
 
 def facts_of(meter: Meter) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def facts_of(meter: Meter) -> dict[str, Any]:
 
 
 @dataclass
-class Gathered:
+class ReportBuilder:
     """All results so far. The controller of an xdist run has one; workers need none."""
 
     started: str = field(

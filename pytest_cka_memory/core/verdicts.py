@@ -94,7 +94,7 @@ class Report:
     """A session: what every file, table and page is made from."""
 
     session: Mapping[str, Any]
-    """Device, meter, versions: see :meth:`pytest_cka_memory.core.report.Gathered.report`."""
+    """Device, meter, versions: see :meth:`pytest_cka_memory.core.report.ReportBuilder.report`."""
     results: tuple[Result, ...]
     """Every region, in the order of collection."""
     missing: tuple[str, ...] = ()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pytest_cka_memory.core.allocations import Birth, Unowned
+from pytest_cka_memory.core.allocations import Allocation, UnownedBlock
 from pytest_cka_memory.core.figures import Holding
 from pytest_cka_memory.holders import expressions
 from pytest_cka_memory.holders.roots import Root, context_root, frame_roots, module_roots
@@ -29,16 +29,16 @@ class _One(NamedTuple):
 
 
 def holdings(
-    births: Iterable[Birth], named: Mapping[str, Any], boundaries: Sequence[int] = ()
+    allocations: Iterable[Allocation], named: Mapping[str, Any], boundaries: Sequence[int] = ()
 ) -> tuple[Holding, ...]:
-    """Group living `births` by origin and holder, largest first.
+    """Group living `allocations` by origin and holder, largest first.
 
     Args:
-        births: storages to explain; those that have died are left out.
+        allocations: storages to explain; those that have died are left out.
         named: values a reader knows by name, such as a test's fixtures.
         boundaries: the ledger's serial number at each batch boundary.
     """
-    living = {birth.key: birth for birth in births if birth.storage() is not None}
+    living = {birth.key: birth for birth in allocations if birth.storage() is not None}
     was_enabled = gc.isenabled()
     gc.disable()  # a collection amid the search would only cost time
     try:
@@ -49,12 +49,12 @@ def holdings(
             gc.enable()
 
 
-def by_origin(births: Iterable[Birth]) -> tuple[Holding, ...]:
-    """Group `births`, dead or alive, by origin alone, largest first."""
-    return _grouped([_One(_born(birth), _origin(birth), None) for birth in births])
+def group_by_site(allocations: Iterable[Allocation]) -> tuple[Holding, ...]:
+    """Group `allocations`, dead or alive, by origin alone, largest first."""
+    return _grouped([_One(_born(birth), _origin(birth), None) for birth in allocations])
 
 
-def unowned(rest_bytes: int, blocks: Iterable[Unowned]) -> tuple[Holding, ...]:
+def unowned(rest_bytes: int, blocks: Iterable[UnownedBlock]) -> tuple[Holding, ...]:
     """Tell of `rest_bytes` that no tensor owns: by the line that allocated them, where known."""
     known: Counter[tuple[str, ...]] = Counter()
     for block in blocks:
@@ -84,14 +84,14 @@ def _grouped(ones: Iterable[_One]) -> tuple[Holding, ...]:
     return tuple(sorted(merged, key=lambda holding: -holding.bytes))
 
 
-def _held(birth: Birth, way: Sequence[Step] | None, boundaries: Sequence[int]) -> _One:
+def _held(birth: Allocation, way: Sequence[Step] | None, boundaries: Sequence[int]) -> _One:
     held_by = expressions.written(way) if way else None
     holding = replace(_born(birth), held_by=held_by, hint=_hint(birth, way, held_by))
     batch = sum(serial < birth.serial for serial in boundaries) if boundaries else None
     return _One(holding, (_origin(birth), expressions.kind(held_by)), batch)
 
 
-def _born(birth: Birth) -> Holding:
+def _born(birth: Allocation) -> Holding:
     if birth.maker is None:
         return Holding(bytes=birth.bytes, count=1)
     operator, dtype, shape, frames = birth.maker
@@ -105,7 +105,7 @@ def _born(birth: Birth) -> Holding:
     )
 
 
-def _origin(birth: Birth) -> tuple[object, ...]:
+def _origin(birth: Allocation) -> tuple[object, ...]:
     """The line that made it; where no line is known, the operator."""
     if birth.maker is None:
         return ()
@@ -123,7 +123,7 @@ def _search(keys: Collection[int], named: Mapping[str, Any]) -> dict[int, list[S
     return search(look_for_tensors(), keys, early, [r for r in roots if r.is_library])
 
 
-def _hint(birth: Birth, way: Sequence[Step] | None, held_by: str | None) -> str | None:
+def _hint(birth: Allocation, way: Sequence[Step] | None, held_by: str | None) -> str | None:
     if way is None or held_by is None:
         return _AUTOCAST if _is_cast_by_autocast(birth) else _NOBODY
     if any(issubclass(type(step.value), logging.LogRecord) for step in way):
@@ -134,7 +134,7 @@ def _hint(birth: Birth, way: Sequence[Step] | None, held_by: str | None) -> str 
     return _hint_of(way[-1].value)
 
 
-def _is_cast_by_autocast(birth: Birth) -> bool:
+def _is_cast_by_autocast(birth: Allocation) -> bool:
     """Whether autocast may hold it: a cast, on a device where an autocast that caches is on."""
     import torch
 

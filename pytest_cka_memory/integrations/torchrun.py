@@ -52,7 +52,7 @@ def this_rank(environ: Mapping[str, str] = os.environ) -> Rank | None:
     )
 
 
-class Board(Protocol):
+class Store(Protocol):
     """Where ranks leave word for one another: the part of ``torch.distributed.Store`` used here."""
 
     def set(self, key: str, value: str, /) -> None:
@@ -68,7 +68,7 @@ class Board(Protocol):
         """Raise a count, which starts at 0; returns it."""
 
 
-def torchrun_board(rank: Rank) -> Board:
+def torchrun_store(rank: Rank) -> Store:
     """Return a board for this session on the store that torchrun itself keeps.
 
     It needs no process group, is not the tests' own, and outlives a rank that dies.
@@ -88,33 +88,33 @@ def torchrun_board(rank: Rank) -> Board:
         )
         ours = PrefixStore(f"pytest-cka-memory/{rank.attempt}", store)
         session = ours.add(f"sessions of {rank.number}", 1)  # several may follow one another
-        board: Board = PrefixStore(f"session {session}", ours)
+        board: Store = PrefixStore(f"session {session}", ours)
         return board
     except RuntimeError as error:
         raise RankError(f"the store of torchrun at {host}:{port} cannot be reached") from error
 
 
-class Meeting:
+class RankSync:
     """The ranks of one session, each with its word to the others."""
 
     def __init__(
         self,
         rank: Rank,
         patience_s: float,
-        connect: Callable[[Rank], Board] | None = None,
+        connect: Callable[[Rank], Store] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.rank = rank
         self.patience_s = patience_s
         """How long another rank may finish no test before it is given up."""
-        self._connect = connect or torchrun_board
-        self._board: Board | None = None
+        self._connect = connect or torchrun_store
+        self._board: Store | None = None
         self._clock = clock
         self._sleep = sleep
 
     @property
-    def board(self) -> Board:
+    def board(self) -> Store:
         """Reached when first needed, for that imports torch; raises RankError if it cannot be."""
         if self._board is None:
             self._board = self._connect(self.rank)

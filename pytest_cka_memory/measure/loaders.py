@@ -39,7 +39,7 @@ class _LoaderProxy:
         return type(self._loader)
 
 
-class WatchedLoader(_LoaderProxy):
+class SampledLoader(_LoaderProxy):
     """Calls ``batch_done(size)`` each time its consumer asks for the batch after one."""
 
     def __init__(self, loader: Iterable[Any], batch_done: Callable[[int | None], None]) -> None:

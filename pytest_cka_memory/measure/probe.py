@@ -10,7 +10,7 @@ from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.measure.loaders import FirstBatches, length_of
 from pytest_cka_memory.measure.region import Explainer, Region
-from pytest_cka_memory.measure.region_stack import gauge_for
+from pytest_cka_memory.measure.region_stack import region_stack_for
 from pytest_cka_memory.meters import Meter, meter_for
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class MemoryProbe:
         self.meter = meter or meter_for("auto" if device is None else str(device))
         self.records: list[RegionRecord] = []
         """The figures of every region that has ended."""
-        self._gauge = gauge_for(self.meter)
+        self._stack = region_stack_for(self.meter)
         self._explainer = explainer
         self._labels: Counter[str] = Counter()
         self._open: list[Region] = []
@@ -96,7 +96,7 @@ class MemoryProbe:
     @contextmanager
     def measure(self, label: str | None = None) -> Iterator[Region]:
         """Measure a ``with`` block. Blocks may nest; an outer one includes its inner ones."""
-        region = Region(self._unique(_one_line(label) or "region"), self._gauge, self._explainer)
+        region = Region(self._unique(_one_line(label) or "region"), self._stack, self._explainer)
         with self._closing(region):
             yield region
 
@@ -112,11 +112,11 @@ class MemoryProbe:
         label = self._unique(_name_of(func))
         rehearsals = []
         for _ in range(warmup):
-            rehearsal = Region(label, self._gauge, self._explainer)
+            rehearsal = Region(label, self._stack, self._explainer)
             with self._closing(rehearsal, record=False):
                 func(*args, **kwargs)
             rehearsals.append(rehearsal.retained_bytes)
-        region = Region(label, self._gauge, self._explainer)
+        region = Region(label, self._stack, self._explainer)
         with self._closing(region, first_run_retained_bytes=rehearsals[0] if rehearsals else None):
             region.result = func(*args, **kwargs)
         return region
@@ -148,7 +148,7 @@ class MemoryProbe:
 
     def snapshot(self) -> Snapshot:
         """Read the device's memory now."""
-        reading = self._gauge.snapshot()
+        reading = self._stack.snapshot()
         return Snapshot(
             allocated_bytes=reading.allocated_bytes,
             reserved_bytes=reading.reserved_bytes,

@@ -5,13 +5,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from pytest_cka_memory.core.allocations import Birth, Unowned
+from pytest_cka_memory.core.allocations import Allocation, UnownedBlock
 from pytest_cka_memory.core.figures import FIGURES, Holding, RegionRecord
 from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.holders import survivors
-from pytest_cka_memory.measure.loaders import WatchedLoader
-from pytest_cka_memory.measure.region_stack import Gauge
+from pytest_cka_memory.measure.loaders import SampledLoader
+from pytest_cka_memory.measure.region_stack import RegionStack
 from pytest_cka_memory.meters import Reading
 
 
@@ -57,19 +57,19 @@ class Region:
     one_time_mb: float | None
     growth_mb_per_batch: float | None
 
-    def __init__(self, label: str, gauge: Gauge, explainer: Explainer | None = None) -> None:
+    def __init__(self, label: str, gauge: RegionStack, explainer: Explainer | None = None) -> None:
         self.label = label
         self.result: Any = None
         """What the function returned, where :meth:`MemoryProbe.run` called one."""
-        self._gauge = gauge
+        self._stack = gauge
         self._explainer = explainer
         self._samples: list[Sample] = []
         self._boundaries: list[int] = []
-        self._survivors: tuple[Birth, ...] = ()
-        self._unowned: tuple[Unowned, ...] = ()
+        self._survivors: tuple[Allocation, ...] = ()
+        self._unowned: tuple[UnownedBlock, ...] = ()
         self._grown: tuple[Holding, ...] = ()
         self._record: RegionRecord | None = None
-        self._span = gauge.open()
+        self._open_region = gauge.open()
 
     @property
     def timeline(self) -> tuple[Sample, ...]:
@@ -105,7 +105,7 @@ class Region:
 
     def batches(self, loader: Iterable[Any]) -> Any:
         """Return `loader`, the same to its consumer, sampled at each batch boundary."""
-        return WatchedLoader(loader, self._sample_if_open)
+        return SampledLoader(loader, self._sample_if_open)
 
     def batch_done(self, size: int | None = None) -> None:
         """Sample a batch boundary in a loop of one's own; `size` is the number of items.
@@ -122,7 +122,7 @@ class Region:
     def _sample_if_open(self, size: int | None) -> None:
         if self._record is not None:  # its loader is used on, after the region
             return
-        reading, peak_bytes = self._gauge.sample(self._span)
+        reading, peak_bytes = self._stack.sample(self._open_region)
         # Garbage in cycles is no growth. To collect costs more than most batches, so it is done
         # only where the level is above those of the last quarter. All of these lie within one of
         # the halves that growth compares, so what the later half has more is never garbage.
@@ -130,7 +130,7 @@ class Region:
         recent = levels[-max(2, len(levels) // 4) :]
         if recent and reading.requested_bytes > max(recent):
             gc.collect()
-            reading, _ = self._gauge.sample(self._span)
+            reading, _ = self._stack.sample(self._open_region)
         self._samples.append(
             Sample(
                 batch=len(self._samples) + 1,
@@ -140,15 +140,15 @@ class Region:
                 peak_bytes=peak_bytes,
             )
         )
-        self._boundaries.append(self._gauge.meter.serial())
+        self._boundaries.append(self._stack.meter.serial())
         # Now, for the loop may let go of everything when it ends.
         if not self._grown and "growth_bytes_per_batch" in self._wanted(self._draft(reading)):
-            born = self._gauge.meter.births_since(self._span.mark)
+            born = self._stack.meter.allocations_since(self._open_region.mark)
             self._grown = _repeated(self._traced(born))
 
     def _draft(self, end: Reading) -> RegionRecord:
         """The record as it would be if the region ended now; nothing is cleaned or counted."""
-        span = self._span
+        span = self._open_region
         return RegionRecord(
             label=self.label,
             completed=True,
@@ -163,8 +163,8 @@ class Region:
         )
 
     def _close(self, completed: bool, first_run_retained_bytes: int | None = None) -> None:
-        closing = self._gauge.close(self._span)
-        one_time_bytes = self._span.workspace_bytes
+        closing = self._stack.close(self._open_region)
+        one_time_bytes = self._open_region.workspace_bytes
         if first_run_retained_bytes is not None:
             kept_once = max(0, first_run_retained_bytes - closing.retained_bytes)
             one_time_bytes = (one_time_bytes or 0) + kept_once
@@ -177,7 +177,7 @@ class Region:
         self._survivors = closing.survivors
         self._unowned = closing.unowned
         self._record = self._explained(record) if completed else record
-        self._span.births_at_peak.clear()
+        self._open_region.allocations_at_peak.clear()
 
     def _explained(self, record: RegionRecord) -> RegionRecord:
         wanted = self._wanted(record)
@@ -188,15 +188,17 @@ class Region:
         if "growth_bytes_per_batch" in wanted:
             record = replace(record, grown=_repeated(self._traced(self._survivors)) or self._grown)
         if {"peak_increase_bytes", "reserved_increase_bytes"} & set(wanted):
-            record = replace(record, at_peak=survivors.by_origin(self._span.births_at_peak))
+            record = replace(
+                record, at_peak=survivors.group_by_site(self._open_region.allocations_at_peak)
+            )
         return record
 
     def _wanted(self, record: RegionRecord) -> Collection[str]:
         return () if self._explainer is None else self._explainer.wanted(record)
 
-    def _traced(self, births: Iterable[Birth]) -> tuple[Holding, ...]:
+    def _traced(self, allocations: Iterable[Allocation]) -> tuple[Holding, ...]:
         named = {} if self._explainer is None else self._explainer.named()
-        return survivors.holdings(births, named, self._boundaries)
+        return survivors.holdings(allocations, named, self._boundaries)
 
     def __getattr__(self, name: str) -> Any:
         # Reached only for what is no ordinary attribute: the figures, in bytes or in MB.

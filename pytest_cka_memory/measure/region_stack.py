@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
-from pytest_cka_memory.core.allocations import Birth, Unowned
+from pytest_cka_memory.core.allocations import Allocation, UnownedBlock
 from pytest_cka_memory.meters import Meter, Reading
 
 
 @dataclass(eq=False)
-class Span:
+class OpenRegion:
     """An open region's own peaks. Holds numbers and the meter's mark, never a tensor."""
 
     start: Reading
@@ -22,14 +22,14 @@ class Span:
     peak_reserved_bytes: int | None
     sample_peak_bytes: int
     """Highest level since the last sample of this span."""
-    births_at_peak: list[Birth] = field(default_factory=list)
+    allocations_at_peak: list[Allocation] = field(default_factory=list)
     """What was alive at its peak, held weakly."""
     workspace_bytes: int | None = None
     """Dropped by cleaning so far: library workspaces, allocated by a first run only."""
 
     def fold(self, reading: Reading, meter: Meter) -> None:
         if reading.peak_bytes > self.peak_bytes:
-            self.births_at_peak = meter.births_at_peak()
+            self.allocations_at_peak = meter.allocations_at_peak()
         self.peak_bytes = max(self.peak_bytes, reading.peak_bytes)
         self.sample_peak_bytes = max(self.sample_peak_bytes, reading.peak_bytes)
         if self.peak_reserved_bytes is not None and reading.peak_reserved_bytes is not None:
@@ -37,25 +37,25 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Closing:
+class ClosedRegion:
     """What a span's end found out, in bytes."""
 
     end: Reading
     retained_bytes: int
-    survivors: tuple[Birth, ...]
+    survivors: tuple[Allocation, ...]
     """What is retained, one by one, held weakly; as far as the meter can tell."""
-    unowned: tuple[Unowned, ...]
+    unowned: tuple[UnownedBlock, ...]
     """Blocks retained that no tensor owns, where the allocator's history tells of them."""
 
 
-class Gauge:
+class RegionStack:
     """Opens, samples and closes spans over one meter; spans may nest or overlap."""
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
-        self._open: list[Span] = []
+        self._open: list[OpenRegion] = []
 
-    def open(self) -> Span:
+    def open(self) -> OpenRegion:
         self._fold()
         self._clean()
         self.meter.start()
@@ -66,11 +66,13 @@ class Gauge:
         except BaseException:
             self.meter.stop()
             raise
-        span = Span(start, mark, start.allocated_bytes, start.reserved_bytes, start.allocated_bytes)
+        span = OpenRegion(
+            start, mark, start.allocated_bytes, start.reserved_bytes, start.allocated_bytes
+        )
         self._open.append(span)
         return span
 
-    def sample(self, span: Span) -> tuple[Reading, int]:
+    def sample(self, span: OpenRegion) -> tuple[Reading, int]:
         """Return the reading now, and the highest level since this span's last sample."""
         reading = self._fold()
         peak, span.sample_peak_bytes = span.sample_peak_bytes, reading.allocated_bytes
@@ -88,16 +90,16 @@ class Gauge:
             reading, peak_bytes=span.peak_bytes, peak_reserved_bytes=span.peak_reserved_bytes
         )
 
-    def close(self, span: Span) -> Closing:
+    def close(self, span: OpenRegion) -> ClosedRegion:
         """End `span`: its peaks are final, then all that nobody holds is let go and counted."""
         try:
             self._fold()
             self._clean()
-            return Closing(
+            return ClosedRegion(
                 end=self._fold(),  # what cleaning was the first to see is in the peak too
                 retained_bytes=self.meter.retained_since(span.mark),
-                survivors=tuple(self.meter.births_since(span.mark)),
-                unowned=tuple(self.meter.unowned_since(span.mark)),
+                survivors=tuple(self.meter.allocations_since(span.mark)),
+                unowned=tuple(self.meter.unowned_blocks_since(span.mark)),
             )
         finally:
             self._open.remove(span)
@@ -119,6 +121,6 @@ class Gauge:
 
 
 @cache
-def gauge_for(meter: Meter) -> Gauge:
+def region_stack_for(meter: Meter) -> RegionStack:
     """Return the one gauge of `meter`, shared by every probe of this process."""
-    return Gauge(meter)
+    return RegionStack(meter)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_cka_memory.core.allocations import Birth, Unowned
+from pytest_cka_memory.core.allocations import Allocation, UnownedBlock
 
 
 @dataclass(frozen=True)
@@ -85,17 +85,17 @@ class Meter(ABC):
         return False
 
     def serial(self) -> int:
-        """How many births there have been; 0 where they are not counted."""
+        """How many allocations there have been; 0 where they are not counted."""
         return 0
 
-    def births_since(self, mark: Any) -> list[Birth]:
+    def allocations_since(self, mark: Any) -> list[Allocation]:
         """What :meth:`retained_since` counts, one by one, as far as it can be told."""
         return []
 
-    def unowned_since(self, mark: Any) -> list[Unowned]:
+    def unowned_blocks_since(self, mark: Any) -> list[UnownedBlock]:
         """Blocks since `mark` that no tensor owns; only while :meth:`record_history` is on."""
         return []
 
-    def births_at_peak(self) -> list[Birth]:
+    def allocations_at_peak(self) -> list[Allocation]:
         """What was alive at the highest level since ``reset_peak``, as far as it can be told."""
         return []

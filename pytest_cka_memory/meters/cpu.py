@@ -5,10 +5,10 @@ from gc import collect  # now: a test may patch gc.collect, and garbage would lo
 
 import torch
 
-from pytest_cka_memory.core.allocations import Birth
+from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.base import Meter, Reading
-from pytest_cka_memory.meters.ledger.dispatch import StorageWatch
+from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
 
 
 class CpuMeter(Meter):
@@ -27,7 +27,7 @@ class CpuMeter(Meter):
     def __init__(self) -> None:
         self.notes = (*self.notes, *torch_private.LOST)
         self.device_name = _cpu_name()
-        self._watch = StorageWatch(torch.device("cpu"))
+        self._watch = StorageTracker(torch.device("cpu"))
 
     def start(self) -> None:
         self._watch.start()
@@ -62,10 +62,10 @@ class CpuMeter(Meter):
     def serial(self) -> int:
         return self._watch.ledger.serial
 
-    def births_since(self, mark: int) -> list[Birth]:
-        return self._watch.ledger.births_since(mark)
+    def allocations_since(self, mark: int) -> list[Allocation]:
+        return self._watch.ledger.allocations_since(mark)
 
-    def births_at_peak(self) -> list[Birth]:
+    def allocations_at_peak(self) -> list[Allocation]:
         return self._watch.ledger.alive_at_peak()
 
 

@@ -54,7 +54,7 @@ def cka_memory(request: pytest.FixtureRequest) -> "Iterator[MemoryProbe]":
         activation.start_late(request.config, [request.node.nodeid])
     from pytest_cka_memory.plugin import items
 
-    job = items.job_for_fixture(request.node)
+    job = items.measurement_for_fixture(request.node)
     yield job.probe
     job.judge_late_regions()
 

@@ -48,7 +48,7 @@ def pytest_runtest_setup_after_skips(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    job = items.job_of(item)
+    job = items.measurement_of(item)
     if job is None:
         return (yield)
     if items.is_sync_testcase(item):
@@ -63,7 +63,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 # kept in sys.last_traceback is already gone, so it cannot mask a leak.
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
-    job = items.job_of(pyfuncitem)
+    job = items.measurement_of(pyfuncitem)
     with items.unmeasured_call(pyfuncitem) if job is None else job.measured_call():
         return (yield)
 
@@ -73,7 +73,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    job = item.stash.get(items.job_key, None)
+    job = item.stash.get(items.measurement_key, None)
     if job is not None and call.when != "setup":
         # A plain attribute of builtin types: it reaches the controller with the report itself,
         # and so survives a worker that dies later.

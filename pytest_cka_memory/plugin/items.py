@@ -28,7 +28,7 @@ from pytest_cka_memory.reports import failure, junit
 
 settings_key = pytest.StashKey[Settings]()
 meter_key = pytest.StashKey[Meter]()
-job_key = pytest.StashKey["Job"]()
+measurement_key = pytest.StashKey["ItemMeasurement"]()
 
 
 def limits_of(item: pytest.Item) -> list[Limit]:
@@ -146,9 +146,9 @@ def begin(item: pytest.Item) -> None:
 
     A serial run has refused wrong ones before; an xdist worker cannot refuse to start.
     """
-    if job_key in item.stash:  # a plugin runs this test again
-        item.stash[job_key].take_back_properties()
-        del item.stash[job_key]
+    if measurement_key in item.stash:  # a plugin runs this test again
+        item.stash[measurement_key].take_back_properties()
+        del item.stash[measurement_key]
     limits_or_fail(item)
 
 
@@ -174,7 +174,7 @@ def need_meter(item: pytest.Item) -> None:
     pytest.fail(wrong, pytrace=False)
 
 
-class Job:
+class ItemMeasurement:
     """The measuring of one test."""
 
     def __init__(self, item: pytest.Item) -> None:
@@ -309,18 +309,18 @@ class Job:
             pytest.fail("\n".join(told), pytrace=False)
 
 
-def job_of(item: pytest.Item) -> Job | None:
+def measurement_of(item: pytest.Item) -> ItemMeasurement | None:
     """Return the job of `item`, made on first use; None for a test that is not measured."""
-    if job_key not in item.stash and is_measured(item):
-        item.stash[job_key] = Job(item)
-    return item.stash.get(job_key, None)
+    if measurement_key not in item.stash and is_measured(item):
+        item.stash[measurement_key] = ItemMeasurement(item)
+    return item.stash.get(measurement_key, None)
 
 
-def job_for_fixture(item: pytest.Item) -> Job:
-    """As :func:`job_of`, for a test that may ask for the fixture only while it runs."""
-    job = job_of(item)
+def measurement_for_fixture(item: pytest.Item) -> ItemMeasurement:
+    """As :func:`measurement_of`, for a test that may ask for the fixture only while it runs."""
+    job = measurement_of(item)
     if job is None:
-        job = item.stash[job_key] = Job(item)
+        job = item.stash[measurement_key] = ItemMeasurement(item)
     return job
 
 
@@ -340,8 +340,8 @@ def end_unmeasured(item: pytest.Item) -> None:
             "this marker was added; add it in a fixture, or write it on the test",
             pytrace=False,
         )
-    if job_key in item.stash:
-        item.stash[job_key].join_late()
+    if measurement_key in item.stash:
+        item.stash[measurement_key].join_late()
 
 
 def unseen_reason(item: pytest.Item) -> str:
@@ -349,7 +349,7 @@ def unseen_reason(item: pytest.Item) -> str:
     return f"{type(item).__name__} items run their code where it cannot be measured"
 
 
-def refuse_unseen(item: pytest.Item, job: Job) -> None:
+def refuse_unseen(item: pytest.Item, job: ItemMeasurement) -> None:
     """Fail a test whose own limits were never checked: silence would look like a pass.
 
     The session's limits are not the test's to fail by: the report counts it as not measured.
@@ -364,7 +364,7 @@ def refuse_unseen(item: pytest.Item, job: Job) -> None:
 
 
 @contextmanager
-def measured_method(item: pytest.Item, job: Job) -> Iterator[None]:
+def measured_method(item: pytest.Item, job: ItemMeasurement) -> Iterator[None]:
     """Measure a ``unittest.TestCase`` method, between its setUp and its tearDown."""
     function = cast("pytest.Function", item)
     method = function.obj

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pytest_cka_memory.core.report import Gathered
+from pytest_cka_memory.core.report import ReportBuilder
 from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.plugin import items
 from pytest_cka_memory.plugin.outputs import outputs_of
@@ -23,7 +23,7 @@ class Reporter:
 
     def __init__(self, config: pytest.Config) -> None:
         self.settings = config.stash[items.settings_key]
-        self.gathered = Gathered()
+        self.gathered = ReportBuilder()
         self.outputs = outputs_of(self.settings)
         self.written: list[str] = []
         """What outputs were written, in a line each."""

@@ -9,7 +9,7 @@ import pytest
 from pytest_cka_memory.errors import RankError
 from pytest_cka_memory.integrations import xdist
 from pytest_cka_memory.integrations.sigterm import OnSigterm
-from pytest_cka_memory.integrations.torchrun import Meeting, Rank, this_rank
+from pytest_cka_memory.integrations.torchrun import Rank, RankSync, this_rank
 from pytest_cka_memory.plugin import items
 from pytest_cka_memory.plugin.reporter import Reporter
 from pytest_cka_memory.plugin.settings import describe
@@ -30,7 +30,7 @@ def reporter(config: pytest.Config) -> Reporter:
             "pytest-xdist under torchrun: every worker would take itself for the rank that started "
             "it; leave out -n, or torchrun"
         )
-    return RankReporter(config, Meeting(rank, config.stash[items.settings_key].rank_timeout_s))
+    return RankReporter(config, RankSync(rank, config.stash[items.settings_key].rank_timeout_s))
 
 
 class RankReporter(Reporter):
@@ -39,7 +39,7 @@ class RankReporter(Reporter):
     A session that measures nothing on any rank only says so to the others: nothing fails in it.
     """
 
-    def __init__(self, config: pytest.Config, meeting: Meeting) -> None:
+    def __init__(self, config: pytest.Config, meeting: RankSync) -> None:
         super().__init__(config)
         self._meeting = meeting
         self._rank: Rank = meeting.rank

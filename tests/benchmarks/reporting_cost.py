@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.core.report import Gathered, facts_of
+from pytest_cka_memory.core.report import ReportBuilder, facts_of
 from pytest_cka_memory.core.verdicts import Report, judge
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports import files, markdown
@@ -47,9 +47,9 @@ def main() -> None:
             print(f"{f'python -m … {command}':28}{run(command, Path(folder))}")
 
 
-def measured(regions: int, batches: int) -> Gathered:
+def measured(regions: int, batches: int) -> ReportBuilder:
     """What a session of as many tests gathers, off their reports."""
-    meter, gathered = ScriptedMeter(has_reserve=True), Gathered()
+    meter, gathered = ScriptedMeter(has_reserve=True), ReportBuilder()
     limits = [
         limit_from_marker("zero_retention", (), {}),
         limit_from_marker("flat_per_batch", (), {}),
@@ -78,7 +78,7 @@ def measured(regions: int, batches: int) -> Gathered:
     return gathered
 
 
-def report_to(folder: Path, gathered: Gathered) -> float:
+def report_to(folder: Path, gathered: ReportBuilder) -> float:
     """Write every file, as the end of a session does; returns the seconds of all."""
     start, used = time.perf_counter(), time.process_time()
     report = gathered.report()

@@ -1,6 +1,10 @@
-"""Plain figures to build tests from; the device is asked only where a test says so."""
+"""Fixtures that build records, samples and meters from plain figures."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +15,7 @@ from pytest_cka_memory.testing import ScriptedMeter
 
 @pytest.fixture
 def meter() -> ScriptedMeter:
-    """Memory moved by hand, without a reserve, as on the CPU."""
+    """A meter whose figures the test sets; like the CPU, it has no reserved memory."""
     return ScriptedMeter()
 
 
@@ -22,9 +26,7 @@ def probe(meter: ScriptedMeter) -> MemoryProbe:
 
 @pytest.fixture(scope="module")
 def counting() -> Iterator[Meter]:
-    """The CPU meter, counting for a whole file: a walk over all objects costs once, not twice a
-    test.
-    """
+    """The CPU meter, started once per file because starting it searches all live objects."""
     meter = meter_for("cpu")
     meter.start()
     yield meter
@@ -33,7 +35,7 @@ def counting() -> Iterator[Meter]:
 
 @pytest.fixture
 def born(counting: Meter) -> Callable[[Callable[[], object]], int]:
-    """Bytes that a function's result keeps alive, as the operators alone tell it."""
+    """Return the bytes that stay allocated while the result of a function is referenced."""
 
     def born_in(func: Callable[[], object]) -> int:
         mark = counting.mark()
@@ -46,8 +48,30 @@ def born(counting: Meter) -> Callable[[Callable[[], object]], int]:
 
 
 @pytest.fixture
+def run_python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Run Python in a new process and return its exit status and output.
+
+    Keyword arguments are added to the environment.
+    """
+
+    def run(
+        *args: str | Path, cwd: Path | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *args],
+            cwd=cwd,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture
 def samples() -> Callable[..., list[Sample]]:
-    """Samples with the given live levels, and batches all of one size unless told."""
+    """Build samples with the given allocated bytes; by default all batches have the same size."""
 
     def build(levels: Sequence[int], sizes: Sequence[int | None] | None = None) -> list[Sample]:
         sizes = sizes or [64] * len(levels)
@@ -61,7 +85,7 @@ def samples() -> Callable[..., list[Sample]]:
 
 @pytest.fixture
 def record(samples: Callable[..., list[Sample]]) -> Callable[..., RegionRecord]:
-    """A completed record, all zeros but for what the test names."""
+    """Build the record of a completed region; figures that are not given are 0."""
 
     def build(*, levels: Sequence[int] = (), **figures: object) -> RegionRecord:
         zeros = {"start_bytes": 0, "end_bytes": 0, "peak_bytes": 0, "retained_bytes": 0}

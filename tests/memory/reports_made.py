@@ -1,13 +1,16 @@
-"""Reports made of plain figures, for the tests of what is written from them."""
+"""Example reports, shared by the tests of the report formats."""
 
 from dataclasses import replace
 
+from pytest_cka_memory.baseline_file import Fingerprint
 from pytest_cka_memory.core.figures import Holding, RegionRecord
 from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.core.verdicts import Report, Result, judge
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.units import MB
 
+CPU = Fingerprint("cpu", "exact", "2.15", None)
+GPU = Fingerprint("NVIDIA H200", "allocator", "2.15", "13.2")
 SESSION = {
     "device": "cuda:0",
     "device_name": "A100",
@@ -24,7 +27,7 @@ HOSTILE = (
     "</script><img src=x onerror=alert(1)> |`a``b`| \n\x1b[31m "
     "@user #1 http://x.y <!-- \u2028 *b* \\"
 )
-"""Everything that HTML, Markdown, a terminal or a script could take for its own."""
+"""Text with characters that are special in HTML, Markdown, a terminal or a script."""
 
 ZERO = limit_from_marker("zero_retention", (), {})
 FLAT = limit_from_marker("flat_per_batch", (), {})
@@ -43,7 +46,10 @@ LOSSES = Holding(
 
 
 def record(label: str = "", *, retained_bytes: int = 0, batches: int = 9, **rest) -> RegionRecord:
-    """A region that peaks at 100 MB over 42 MB, keeping as much of every batch as told."""
+    """A record that starts at 42 MB and peaks at 100 MB.
+
+    The retained bytes are spread evenly over the batches.
+    """
     each = retained_bytes // max(1, batches)
     levels = [42 * MB + each * number for number in range(1, batches + 1)]
     samples = (Sample(n, 64, level, level, level + MB) for n, level in enumerate(levels, 1))
@@ -59,18 +65,21 @@ def record(label: str = "", *, retained_bytes: int = 0, batches: int = 9, **rest
 
 
 def kept(nodeid: str = "t.py::test_kept", label: str = "", **figures) -> Result:
-    """A region that keeps its limit."""
+    """A result that is within its limit."""
     return judge(nodeid, record(label, **figures), [ZERO])
 
 
 def broken(nodeid: str = "t.py::test_leak[64]", label: str = "train") -> Result:
-    """A region that broke two limits, both by the same bytes."""
+    """A result that exceeds two limits, both because of the same bytes."""
     leaking = record(label, retained_bytes=36, retained=(LOSSES,), grown=(LOSSES,))
     return judge(nodeid, leaking, [ZERO, FLAT])
 
 
 def one_of_each() -> Report:
-    """Kept, broken, without a limit, not judged for two reasons; and tests that are not there."""
+    """A report with one result per verdict, a missing test and two tests that were not measured.
+
+    Two of the results are not judged, each for its own reason.
+    """
     results = (
         kept(),
         broken(),
@@ -82,10 +91,10 @@ def one_of_each() -> Report:
 
 
 def hostile() -> Report:
-    """Every text in it does its worst."""
-    told = replace(LOSSES, held_by=HOSTILE, created_at=(HOSTILE,), hint=HOSTILE, operator=HOSTILE)
+    """A report in which every text is `HOSTILE`."""
+    holding = replace(LOSSES, held_by=HOSTILE, created_at=(HOSTILE,), hint=HOSTILE, operator=HOSTILE)
     bad = broken(HOSTILE, HOSTILE)
-    bad = replace(bad, record=replace(bad.record, retained=(told,)), worker=HOSTILE)
+    bad = replace(bad, record=replace(bad.record, retained=(holding,)), worker=HOSTILE)
     breaches = tuple(replace(b, limit=HOSTILE, message=HOSTILE) for b in bad.breaches)
     session = {**SESSION, "device_name": HOSTILE, "meter": HOSTILE, "notes": [HOSTILE]}
     result = replace(bad, breaches=breaches)
@@ -93,7 +102,7 @@ def hostile() -> Report:
 
 
 def many(count: int, batches: int = 16) -> Report:
-    """As many regions, every sixth of which leaks."""
+    """A report with `count` regions, of which every sixth leaks."""
     results = [
         broken(f"tests/test_{n % 50}.py::TestNet::test_training_step[{n}-resnet18]", f"epoch {n}")
         if n % 6 == 1

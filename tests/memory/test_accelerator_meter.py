@@ -1,4 +1,4 @@
-"""The accelerator's meter over a scripted allocator; real ones are tested in ``tests/gpu``."""
+"""The accelerator meter on a scripted allocator; ``tests/gpu`` tests it on real devices."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,13 +11,16 @@ from pytest_cka_memory import DeviceError, MemoryProbe
 from pytest_cka_memory.meters import check_device_name, meter_for
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 from pytest_cka_memory.meters.base import Reading
-from pytest_cka_memory.meters.ledger.dispatch import StorageWatch
+from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
 
 BLOCK = 512
 
 
 class Allocator:
-    """What ``torch.accelerator`` would answer: blocks of 512 bytes, a reserve, a workspace."""
+    """A stand-in for the allocator behind ``torch.accelerator``.
+
+    It rounds sizes up to blocks of 512 bytes, and has reserved memory and one workspace.
+    """
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -82,7 +85,7 @@ class Allocator:
 
 @pytest.fixture
 def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
-    """In the place of torch's own, for ``cuda``."""
+    """Replace torch's functions for ``cuda`` by a scripted allocator."""
     made = Allocator()
     for name, function in {
         "memory_stats": made.stats,
@@ -103,22 +106,22 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
 
 @pytest.fixture
 def gpu(allocator: Allocator) -> AcceleratorMeter:
-    """Its counters are scripted; the tensors it sees are those of the CPU."""
+    """A meter with scripted counters that watches the tensors on the CPU."""
     meter = AcceleratorMeter("cuda", 1)
-    meter._watch = StorageWatch(torch.device("cpu"))
+    meter._watch = StorageTracker(torch.device("cpu"))
     return meter
 
 
-def test_the_meter_names_device_and_allocator(gpu: AcceleratorMeter) -> None:
-    """Reports say what was measured, and by what."""
+def test_meter_names_its_device_and_allocator(gpu: AcceleratorMeter) -> None:
+    """Reports show both names."""
     assert (gpu.device, gpu.device_name) == ("cuda:1", "Scripted 1")
     assert gpu.name == "PyTorch's caching allocator"
 
 
-def test_a_reading_has_blocks_and_bytes_asked_for(
+def test_reading_has_block_bytes_and_requested_bytes(
     gpu: AcceleratorMeter, allocator: Allocator
 ) -> None:
-    """Leaks are judged on the latter: 4 bytes are 4, not a block of 512."""
+    """Leaks are judged by requested bytes: 4 bytes count as 4, not as a block of 512."""
     allocator.allocate(4)
     allocator.allocate(600)
     assert gpu.read() == Reading(
@@ -130,10 +133,10 @@ def test_a_reading_has_blocks_and_bytes_asked_for(
     )
 
 
-def test_cleaning_is_in_the_order_that_frees_all(
+def test_clean_empties_the_cache_last(
     gpu: AcceleratorMeter, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernels hold tensors, cycles hold tensors, workspaces hold blocks; the cache comes last."""
+    """The cache is emptied last because kernels, reference cycles and workspaces hold blocks."""
     import gc
 
     collect = gc.collect
@@ -142,75 +145,75 @@ def test_cleaning_is_in_the_order_that_frees_all(
     assert allocator.calls == ["synchronize", "collect", "drop workspaces", "empty cache"]
 
 
-def test_workspaces_are_dropped_and_told(gpu: AcceleratorMeter, allocator: Allocator) -> None:
-    """The seed's 9.12 MB 'retained' of its first run are these."""
+def test_clean_drops_workspaces_and_returns_their_bytes(gpu: AcceleratorMeter, allocator: Allocator) -> None:
+    """A workspace of the first run must not count as retained."""
     allocator.use_workspace(8_519_680)
     assert gpu.clean() == 8_519_680
     assert gpu.clean() == 0
     assert gpu.read().allocated_bytes == 0
 
 
-def test_what_a_running_kernel_held_is_no_workspace(
+def test_clean_does_not_count_tensors_of_a_running_kernel_as_workspaces(
     gpu: AcceleratorMeter, allocator: Allocator
 ) -> None:
-    """It is freed by the synchronisation, before workspaces are weighed."""
+    """Synchronizing frees those tensors before the workspaces are measured."""
     allocator.allocate(100)
     allocator.freed_by_sync = 100
     allocator.use_workspace(5)
     assert gpu.clean() == 5
 
 
-def test_a_torch_without_the_private_name_tells_nothing(
+def test_clean_returns_none_if_torch_cannot_drop_workspaces(
     allocator: Allocator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """None: the workspaces could not be told apart."""
+    """`clean` returns None because it cannot drop the workspaces."""
     monkeypatch.delattr(torch._C, "_cuda_clearCublasWorkspaces")
     meter = AcceleratorMeter("cuda", 0)
     assert meter.clean() is None
     assert "drop workspaces" not in allocator.calls
 
 
-def test_only_cuda_has_cublas(allocator: Allocator) -> None:
-    """Another accelerator's cleaning must not start CUDA."""
+def test_clean_drops_cublas_workspaces_only_on_cuda(allocator: Allocator) -> None:
+    """Cleaning another accelerator must not initialize CUDA."""
     assert AcceleratorMeter("xpu", 0).clean() is None
     assert "drop workspaces" not in allocator.calls
 
 
 @pytest.mark.parametrize(
-    ("freed", "asked", "born", "retained"),
+    ("freed", "requested", "new_floats", "retained"),
     [
         pytest.param(0, 0, 0, 0, id="nothing"),
         pytest.param(0, 400, 100, 400, id="tensor"),
         pytest.param(0, 400, 0, 400, id="no-tensor-owns-it"),
         pytest.param(400, 400, 100, 400, id="old-tensor-freed-hides-a-leak"),
         pytest.param(400, 0, 0, 0, id="only-freed"),
-        pytest.param(400, 900, 100, 500, id="rise-above-the-births"),
+        pytest.param(400, 900, 100, 500, id="rise-above-the-new-tensors"),
     ],
 )
-def test_retained_is_the_rise_or_the_births_whichever_is_more(
+def test_retained_is_the_larger_of_the_rise_and_the_new_live_tensors(
     gpu: AcceleratorMeter,
     allocator: Allocator,
     freed: int,
-    asked: int,
-    born: int,
+    requested: int,
+    new_floats: int,
     retained: int,
 ) -> None:
-    """Neither alone sees everything: `born` floats are born and kept."""
+    """The rise misses a leak if old tensors are freed; live tensors miss other allocations."""
     allocator.allocate(400)
     gpu.start()
     mark = gpu.mark()
     if freed:
         allocator.free(freed)
-    if asked:
-        allocator.allocate(asked)
-    kept = torch.zeros(born)
+    if requested:
+        allocator.allocate(requested)
+    kept = torch.zeros(new_floats)
     assert gpu.retained_since(mark) == retained
     gpu.stop()
     del kept
 
 
-def test_without_bytes_asked_for_whole_blocks_are_judged(allocator: Allocator) -> None:
-    """As under cudaMallocAsync; the meter's name says so in every report."""
+def test_block_bytes_are_used_if_the_allocator_counts_no_requested_bytes(allocator: Allocator) -> None:
+    """This is so with cudaMallocAsync; the meter's name states it in every report."""
     allocator.counts_requested = False
     meter = AcceleratorMeter("cuda", 0)
     assert meter.name == "PyTorch's caching allocator, whole blocks only"
@@ -218,8 +221,8 @@ def test_without_bytes_asked_for_whole_blocks_are_judged(allocator: Allocator) -
     assert meter.read().requested_bytes == 512
 
 
-def test_an_allocator_without_peaks_is_refused(allocator: Allocator) -> None:
-    """Some backends keep no counters; a zero from them is no figure."""
+def test_allocator_without_peak_counters_is_refused(allocator: Allocator) -> None:
+    """Some backends have no peak counters; the zero that they return is not a measurement."""
     allocator.has_peaks = False
     with pytest.raises(
         DeviceError, match=r"cuda:0 keeps no peak counters in torch .*; write --cka-memory-device="
@@ -227,10 +230,10 @@ def test_an_allocator_without_peaks_is_refused(allocator: Allocator) -> None:
         AcceleratorMeter("cuda", 0)
 
 
-def test_a_device_that_cannot_be_used_is_refused(
+def test_unusable_device_is_refused(
     allocator: Allocator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With torch's own reason."""
+    """The error quotes torch's reason."""
 
     def fail(*args: object, **kwargs: object) -> None:
         raise RuntimeError("out of memory")
@@ -240,8 +243,11 @@ def test_a_device_that_cannot_be_used_is_refused(
         AcceleratorMeter("cuda", 0)
 
 
-def test_a_whole_region_on_the_scripted_gpu(gpu: AcceleratorMeter, allocator: Allocator) -> None:
-    """Blocks at the start and the peak, bytes asked for in retained and growth, one-time apart."""
+def test_region_figures_on_a_scripted_gpu(gpu: AcceleratorMeter, allocator: Allocator) -> None:
+    """Start and peak count blocks; retained and growth count requested bytes.
+
+    The workspace is reported as one-time bytes.
+    """
     allocator.allocate(1000)
     with MemoryProbe(meter=gpu).measure("fit") as region:
         allocator.use_workspace(4096)
@@ -258,8 +264,8 @@ def test_a_whole_region_on_the_scripted_gpu(gpu: AcceleratorMeter, allocator: Al
     assert region.reserved_end_bytes == region.end_bytes
 
 
-def test_nested_regions_on_the_scripted_gpu(gpu: AcceleratorMeter, allocator: Allocator) -> None:
-    """The device's one peak counter is reset by the inner region."""
+def test_outer_region_keeps_its_peak_when_an_inner_region_resets_the_counter(gpu: AcceleratorMeter, allocator: Allocator) -> None:
+    """The inner region resets the only peak counter of the device."""
     probe = MemoryProbe(meter=gpu)
     with probe.measure() as outer:
         allocator.allocate(10_240)
@@ -274,20 +280,20 @@ def test_nested_regions_on_the_scripted_gpu(gpu: AcceleratorMeter, allocator: Al
     "name",
     ["gpu", "cuda:", "cuda:x", "cuda:-1", "auto:0", "", "cpu:x", "CUDA", "cuda:0:1", " cpu"],
 )
-def test_an_unknown_device_is_refused_with_the_known_ones(name: str) -> None:
-    """Without asking torch."""
+def test_unknown_device_error_lists_the_known_devices(name: str) -> None:
+    """The check does not query torch."""
     with pytest.raises(DeviceError, match=r"^unknown device '.*'; write one of auto, cpu, cuda,"):
         check_device_name(name)
 
 
 @pytest.mark.parametrize("name", ["auto", "cpu", "cuda", "cuda:11", "xpu:0", "mps"])
-def test_a_known_device_is_let_through(name: str) -> None:
-    """Whether this machine has it is another question."""
+def test_known_device_name_is_accepted(name: str) -> None:
+    """The check does not depend on the devices of this machine."""
     assert check_device_name(name) == name
 
 
-def test_the_type_that_torch_has_found_is_known_too() -> None:
-    """A backend from outside torch has a name of its own; another's is still refused."""
+def test_device_type_of_an_external_backend_is_accepted() -> None:
+    """An external backend has its own device type; unknown types are still refused."""
     assert check_device_name("abacus:1", found="abacus") == "abacus:1"
     with pytest.raises(DeviceError, match="unknown device 'abaci'"):
         check_device_name("abaci", found="abacus")
@@ -295,10 +301,10 @@ def test_the_type_that_torch_has_found_is_known_too() -> None:
 
 @pytest.mark.parametrize("ask", [meter_for, MemoryProbe], ids=["meter", "probe"])
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "xpu"])
-def test_a_missing_device_is_an_error_never_a_zero(
+def test_unavailable_device_is_an_error(
     ask: Callable[[str], object], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``torch.cuda.memory_allocated()`` returns 0 where there is no CUDA."""
+    """``torch.cuda.memory_allocated()`` returns 0 if CUDA is not available."""
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     with pytest.raises(
         DeviceError,
@@ -307,16 +313,16 @@ def test_a_missing_device_is_an_error_never_a_zero(
         ask(name)
 
 
-def test_another_accelerator_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that people see what they could write."""
+def test_unavailable_device_error_names_the_available_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the accelerator that is available."""
     found = torch.device("xpu")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: found)
     with pytest.raises(DeviceError, match=r"device 'cuda' is not there: .* finds only xpu on this"):
         meter_for("cuda")
 
 
-def test_an_index_too_high_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the number there are."""
+def test_device_index_beyond_the_device_count_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says how many devices there are."""
     found = torch.device("cuda")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: found)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
@@ -324,15 +330,18 @@ def test_an_index_too_high_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         meter_for("cuda:2")
 
 
-def test_the_cpu_has_one_meter_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peaks are reset globally, so nested regions must share it; auto falls back to it."""
+def test_process_has_one_cpu_meter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nested regions must share it because peaks are reset globally.
+
+    Without an accelerator, ``auto`` is the CPU.
+    """
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     assert meter_for("cpu") is meter_for("auto") is meter_for()
     assert MemoryProbe().device == MemoryProbe(torch.device("cpu")).device == torch.device("cpu")
 
 
 class History:
-    """What ``torch.cuda.memory`` would answer: blocks by address, one of them a tensor's."""
+    """A stand-in for the allocator history in ``torch.cuda.memory``."""
 
     def __init__(self, allocator: Allocator) -> None:
         self.allocator = allocator
@@ -340,15 +349,15 @@ class History:
 
     def allocate(self, address: int, size: int, *frames: tuple[str, int, str]) -> None:
         self.allocator.allocate(size)
-        told = [{"filename": file, "line": line, "name": name} for file, line, name in frames]
-        block = {"address": address, "size": BLOCK, "requested_size": size, "frames": told}
+        stack = [{"filename": file, "line": line, "name": name} for file, line, name in frames]
+        block = {"address": address, "size": BLOCK, "requested_size": size, "frames": stack}
         self.blocks.append({**block, "state": "active_allocated"})
 
     def record(self, **options: object) -> None:
-        """Recording is on from the start."""
+        """Do nothing: this history is always recorded."""
 
     def dump(self, path: str) -> None:
-        """No file is asked for here."""
+        """Do nothing: no test here needs the file."""
 
     def snapshot(self) -> dict[str, object]:
         inactive = {"address": 7, "size": BLOCK, "state": "inactive"}
@@ -356,15 +365,15 @@ class History:
         return {"segments": [elsewhere, {"device": 1, "blocks": [*self.blocks, inactive]}]}
 
 
-def test_blocks_that_no_tensor_owns_are_told_by_the_line_that_allocated_them(
+def test_blocks_without_a_tensor_are_reported_with_the_line_that_allocated_them(
     gpu: AcceleratorMeter, allocator: Allocator
 ) -> None:
-    """From the allocator's history, where that is recorded: tensors and old blocks left out."""
+    """The allocator's history has the lines; blocks of tensors and older blocks are left out."""
     gpu._history = history = History(allocator)
     assert gpu.record_history()
     history.allocate(1, 100, ("/home/me/old.py", 1, "before"))
     tensor = None
-    with MemoryProbe(meter=gpu, explainer=_All()).measure() as region:
+    with MemoryProbe(meter=gpu, explainer=ExplainRetained()).measure() as region:
         tensor = torch.zeros(25)
         history.allocate(tensor.data_ptr(), tensor.nbytes, ("/home/me/net.py", 2, "forward"))
         inside = ("linear.cpp", 3, "at::linear"), ("/home/me/net.py", 4, "forward")
@@ -377,15 +386,15 @@ def test_blocks_that_no_tensor_owns_are_told_by_the_line_that_allocated_them(
     assert "--cka-memory-snapshots=DIR records where" in by_bytes[200].hint
 
 
-def test_an_allocator_that_keeps_no_history_says_so(gpu: AcceleratorMeter, tmp_path: Path) -> None:
-    """So that no snapshot is promised, and none is written."""
+def test_allocator_without_history_records_and_dumps_nothing(gpu: AcceleratorMeter, tmp_path: Path) -> None:
+    """Both methods return False, and no file is written."""
     assert not gpu.record_history()
     assert not gpu.dump_history(tmp_path / "snapshot.pickle")
     assert list(tmp_path.iterdir()) == []
 
 
-class _All:
-    """Asks for everything to be explained."""
+class ExplainRetained:
+    """An explainer that asks for the holders of all retained bytes."""
 
     def wanted(self, record: object) -> set[str]:
         return {"retained_bytes"}

@@ -1,16 +1,15 @@
-"""The baseline file: what is written, what is read back, and the line of whatever is wrong."""
+"""Baseline files are read back as they were written; errors name the line that is wrong."""
 
 import json
 from pathlib import Path
 
 import pytest
+from reports_made import CPU, GPU
 
 from pytest_cka_memory.baseline import file as baseline_file
 from pytest_cka_memory.baseline.file import Fingerprint, Key
 from pytest_cka_memory.errors import BaselineError
 
-CPU = Fingerprint("cpu", "exact", "2.15", None)
-GPU = Fingerprint("NVIDIA H200", "allocator", "2.15", "13.2")
 FIGURES = {
     "peak_increase_bytes": 4096,
     "retained_bytes": 0,
@@ -37,42 +36,42 @@ ENTRIES = {
 }
 
 
-def test_the_file_is_sorted_with_one_line_a_region() -> None:
-    """To the letter, whatever the order the regions came in."""
+def test_file_is_sorted_and_has_one_line_per_region() -> None:
+    """The text does not depend on the order of the regions."""
     assert baseline_file.text(ENTRIES) == GOOD
     assert baseline_file.text(dict(reversed(ENTRIES.items()))) == GOOD
 
 
-def test_what_was_written_is_read_back() -> None:
-    """Every region and every figure."""
+def test_written_file_is_read_back() -> None:
+    """All regions and all figures are read back."""
     assert baseline_file.parse(GOOD) == ENTRIES
 
 
-def test_it_is_json() -> None:
-    """Other tools can read it: a header, then the regions."""
+def test_file_is_json() -> None:
+    """It is a list of a header and the regions, which other tools can read."""
     header, *regions = json.loads(GOOD)
     assert header == {"schema": baseline_file.SCHEMA}
     assert [region["device"] for region in regions] == ["NVIDIA H200", "cpu"]
 
 
 @pytest.mark.parametrize("indent", [None, 2], ids=["one-line", "indented"])
-def test_any_layout_of_it_is_read(indent: int | None) -> None:
-    """A formatter may have been at it."""
+def test_any_json_layout_is_read(indent: int | None) -> None:
+    """A formatter may have changed the layout."""
     assert baseline_file.parse(json.dumps(json.loads(GOOD), indent=indent)) == ENTRIES
 
 
-def test_windows_line_ends_are_read() -> None:
-    """As version control may check them out."""
+def test_file_with_windows_line_ends_is_read() -> None:
+    """Version control may check the file out with them."""
     assert baseline_file.parse(GOOD.replace("\n", "\r\n")) == ENTRIES
 
 
-def test_a_file_without_regions_is_read() -> None:
-    """As a hand that deletes the last line leaves it."""
+def test_file_without_regions_is_read() -> None:
+    """A user may have deleted all lines of regions."""
     assert baseline_file.parse(baseline_file.text({})) == {}
 
 
-def test_a_new_region_touches_its_own_line_alone() -> None:
-    """So two branches that add tests merge without a conflict, wherever the lines fall."""
+def test_new_region_adds_one_line_and_changes_no_other() -> None:
+    """Other lines stay the same, so that branches that add tests merge without conflicts."""
     for nodeid in ("a.py::a", "a.py::tt", "z.py::t"):
         more = baseline_file.text({**ENTRIES, Key(nodeid, "", CPU): FIGURES}).splitlines()
         (line,) = set(more) - set(GOOD.splitlines())
@@ -139,8 +138,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("content", "message"), WRONG.values(), ids=WRONG)
-def test_whatever_is_wrong_is_named_with_its_line(content: str, message: str) -> None:
-    """One sentence, and no other exception."""
+def test_error_in_a_file_is_reported_with_its_line(content: str, message: str) -> None:
+    """The error is one short sentence; no other exception is raised."""
     with pytest.raises(BaselineError) as caught:
         baseline_file.parse(content)
     assert str(caught.value).startswith("line ")
@@ -148,38 +147,38 @@ def test_whatever_is_wrong_is_named_with_its_line(content: str, message: str) ->
     assert len(str(caught.value)) < 200
 
 
-def test_the_file_is_named(tmp_path: Path) -> None:
-    """Before the line."""
+def test_error_names_the_file(tmp_path: Path) -> None:
+    """The path comes before the line number."""
     path = tmp_path / "baseline.json"
     path.write_text(GOOD + "x")
     with pytest.raises(BaselineError, match=r"cannot use .*baseline\.json, line 5: something"):
         baseline_file.read(path)
 
 
-def test_bytes_that_are_no_text_are_named_by_line(tmp_path: Path) -> None:
-    """Not UTF-8: say where."""
+def test_invalid_utf8_is_reported_with_its_line(tmp_path: Path) -> None:
+    """The error says in which line the text is not UTF-8."""
     path = tmp_path / "baseline.json"
     path.write_bytes(GOOD.replace("a.py", "ä.py").encode("latin-1"))
     with pytest.raises(BaselineError, match=r"baseline\.json, line 2: it is not UTF-8"):
         baseline_file.read(path)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    """With the system's reason."""
+def test_missing_file_error_names_the_file(tmp_path: Path) -> None:
+    """The error quotes the reason of the operating system."""
     with pytest.raises(BaselineError, match=r"cannot read .*baseline\.json: No such file"):
         baseline_file.read(tmp_path / "baseline.json")
 
 
-def test_what_is_no_file_is_not_read(tmp_path: Path) -> None:
-    """A device could be read for ever."""
+def test_devices_and_folders_are_not_read(tmp_path: Path) -> None:
+    """Reading a device could go on forever."""
     with pytest.raises(BaselineError, match="cannot use /dev/zero: it is no file"):
         baseline_file.read(Path("/dev/zero"))
     with pytest.raises(BaselineError, match="it is no file"):
         baseline_file.read(tmp_path)
 
 
-def test_names_are_written_as_people_read_them() -> None:
-    """No escapes for letters beyond ASCII, and a quote or a line end breaks no line."""
+def test_names_are_written_readably_on_one_line() -> None:
+    """Non-ASCII letters are not escaped; quotes and line ends are."""
     key = Key('größe.py::t["a\n"]', "ü", CPU)
     content = baseline_file.text({key: FIGURES})
     assert "größe.py" in content

@@ -1,6 +1,6 @@
-"""Baseline files as no one wrote them: each is read, or refused by line, and none is written over.
+"""Damaged baseline files are read or refused with a line number; refused files are not changed.
 
-The suite tries a hundred of each kind. For thousands:
+Each test tries a hundred files. To try thousands, run
 ``CKA_MEMORY_FUZZ=5000 pytest tests/memory/test_baseline_fuzz.py``.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reports_made import GPU
 
 from pytest_cka_memory import RegionRecord
 from pytest_cka_memory.baseline import file as baseline_file
@@ -57,7 +58,7 @@ GOOD = baseline_file.text(
             ("peak_increase_bytes", "retained_bytes", "growth_bytes_per_batch"), 4096
         )
         | {"reserved_increase_bytes": None},
-        Key("größe.py::t[1]", "", Fingerprint("NVIDIA H200", "allocator", "2.15", "13.2")): {
+        Key("größe.py::t[1]", "", GPU): {
             "peak_increase_bytes": 2**40,
             "retained_bytes": 0,
             "growth_bytes_per_batch": None,
@@ -94,16 +95,16 @@ HOSTILE = (
 
 
 @st.composite
-def mutated(draw: st.DrawFn) -> bytes:
-    """A good file, of which one to three stretches are replaced."""
+def damaged_bytes(draw: st.DrawFn) -> bytes:
+    """A good file in which one to three ranges of bytes are replaced."""
     content = draw(st.sampled_from(LAYOUTS)).encode()
     for _ in range(draw(st.integers(1, 3))):
         start = draw(st.integers(0, len(content)))
         end = draw(
             st.integers(start, min(len(content), start + draw(st.sampled_from((0, 9, 999)))))
         )
-        put_in = draw(st.sampled_from(HOSTILE) | st.binary(max_size=8))
-        content = content[:start] + put_in + content[end:]
+        replacement = draw(st.sampled_from(HOSTILE) | st.binary(max_size=8))
+        content = content[:start] + replacement + content[end:]
     return content
 
 
@@ -115,8 +116,8 @@ anything = st.recursive(
 
 
 @st.composite
-def misfilled(draw: st.DrawFn) -> bytes:
-    """A good file as JSON, with anything in the place of one of its parts."""
+def replaced_value(draw: st.DrawFn) -> bytes:
+    """A good file in which one JSON value is replaced by another."""
     header, *regions = json.loads(GOOD)
     region = draw(st.sampled_from(regions))
     key = draw(st.sampled_from([*region, *header]) | names)
@@ -138,28 +139,28 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def update(path: Path) -> BaselineOutput:
-    """What a session with --cka-memory-update-baseline does."""
+    """The output of a session that runs with --cka-memory-update-baseline."""
     return BaselineOutput(BaselinePlan(path, path.parent, parse_tolerance("5%"), updating=True))
 
 
 def read_or_refused(path: Path, content: bytes) -> Entries | None:
-    """What a session reads of `content`; None where it refuses it as it should."""
+    """Return the entries that a session reads from `content`, or None if it refuses them."""
     path.write_bytes(content)
     try:
         update(path).check()
     except BaselineError as error:
-        said = str(error)
-        line = re.match(rf"cannot use {re.escape(str(path))}, line (\d+): .", said)
-        assert line is not None, said
+        message = str(error)
+        line = re.match(rf"cannot use {re.escape(str(path))}, line (\d+): .", message)
+        assert line is not None, message
         assert 1 <= int(line[1]) <= content.count(b"\n") + 1
-        assert "\n" not in said
-        assert len(said) < 200 + len(str(path))
+        assert "\n" not in message
+        assert len(message) < 200 + len(str(path))
         return None
     return baseline_file.read(path)
 
 
-def hold_to_promise(path: Path, content: bytes) -> None:
-    """Refused files stay byte for byte; of others an update keeps every region it has."""
+def check_update(path: Path, content: bytes) -> None:
+    """Check that an update keeps refused files unchanged and all regions of other files."""
     entries = read_or_refused(path, content)
     if entries is None:
         with pytest.raises(BaselineError):
@@ -178,17 +179,17 @@ def hold_to_promise(path: Path, content: bytes) -> None:
 
 
 @fuzz
-@given(content=mutated())
-def test_a_damaged_file_is_read_or_refused(path: Path, content: bytes) -> None:
-    """By its bytes: cut, overwritten, with hostile pieces put in."""
-    hold_to_promise(path, content)
+@given(content=damaged_bytes())
+def test_damaged_file_is_read_or_refused(path: Path, content: bytes) -> None:
+    """Ranges of bytes are removed, overwritten or inserted."""
+    check_update(path, content)
 
 
 @fuzz
-@given(content=misfilled())
-def test_other_json_is_read_or_refused(path: Path, content: bytes) -> None:
-    """By its values: anything anywhere."""
-    hold_to_promise(path, content)
+@given(content=replaced_value())
+def test_file_with_a_replaced_value_is_read_or_refused(path: Path, content: bytes) -> None:
+    """Any JSON value is replaced by any other."""
+    check_update(path, content)
 
 
 @fuzz
@@ -196,15 +197,15 @@ def test_other_json_is_read_or_refused(path: Path, content: bytes) -> None:
     content=st.binary(max_size=200)
     | st.text(max_size=100).map(lambda text: text.encode("utf-8", "surrogatepass"))
 )
-def test_noise_is_refused(path: Path, content: bytes) -> None:
-    """Nothing that is no baseline is taken for one."""
+def test_random_content_is_refused(path: Path, content: bytes) -> None:
+    """Random bytes and random text are never read as a baseline."""
     assert read_or_refused(path, content) is None
 
 
 @fuzz
 @given(entries=baselines)
-def test_every_baseline_is_read_back_as_written(path: Path, entries: Entries) -> None:
-    """Whatever tests and labels are called."""
+def test_written_baseline_is_read_back(path: Path, entries: Entries) -> None:
+    """Names of tests and labels may have any characters."""
     content = baseline_file.text(entries)
     assert baseline_file.parse(content) == entries
     assert content.count("\n") == len(entries) + 2

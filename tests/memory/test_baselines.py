@@ -1,10 +1,11 @@
-"""Baselines: on what they depend, what breaks them, and what an update changes."""
+"""Fingerprints of devices, judging against a baseline, and updating a baseline."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
 import pytest
+from reports_made import CPU, GPU
 
 from pytest_cka_memory import LimitError, RegionRecord
 from pytest_cka_memory.baseline import update as baseline_update
@@ -16,8 +17,6 @@ from pytest_cka_memory.core.verdicts import Result, judge
 from pytest_cka_memory.limits import Breach, Unjudged
 
 MakeRecord = Callable[..., RegionRecord]
-CPU = Fingerprint("cpu", "exact", "2.15", None)
-GPU = Fingerprint("NVIDIA H200", "allocator", "2.15", "13.2")
 ZEROS = {
     "peak_increase_bytes": 0,
     "retained_bytes": 0,
@@ -34,7 +33,7 @@ FACTS = {
 
 
 def limit(tolerance: str = "5%", required: bool = False, **figures: int | None) -> WithinBaseline:
-    """A baseline of one region, all zeros but for what the test names."""
+    """A limit with a baseline for one region; figures that are not given are 0."""
     known = {"": {**ZEROS, **figures}}
     return WithinBaseline("memory_baseline", parse_tolerance(tolerance), known, required=required)
 
@@ -55,28 +54,31 @@ def limit(tolerance: str = "5%", required: bool = False, **figures: int | None) 
     ],
     ids=str,
 )
-def test_a_fingerprint_is_what_changes_bytes(change: dict[str, str], same: bool) -> None:
-    """Model, meter, minor versions; not the card's number, a patch release or Python."""
+def test_fingerprint_has_only_what_changes_memory_figures(change: dict[str, str], same: bool) -> None:
+    """It has the model, the meter and the minor versions of torch and CUDA.
+
+    It has neither the device index nor patch releases nor the Python version.
+    """
     assert (fingerprint_of({**FACTS, **change}) == fingerprint_of(FACTS)) is same
 
 
-def test_every_cpu_is_alike() -> None:
-    """Storages have the same bytes on each, and a CI's machines differ from day to day."""
+def test_all_cpus_have_the_same_fingerprint() -> None:
+    """Storages have the same size on all CPUs, and the machines of a CI service differ."""
     cpu = {**FACTS, "device": "cpu", "cuda": None}
     other = {**cpu, "device_name": "AMD EPYC"}
     assert fingerprint_of(cpu) == fingerprint_of(other) == Fingerprint("cpu", "allocator", "2.15")
 
 
-def test_whether_torch_was_imported_does_not_matter() -> None:
-    """A meter may need none; then what is installed counts, whatever tests ran before."""
+def test_fingerprint_does_not_depend_on_whether_torch_was_imported() -> None:
+    """The version of the installed torch is used if the meter has not imported torch."""
     installed = {**FACTS, "torch": version("torch")}
     assert fingerprint_of({**FACTS, "torch": None}) == fingerprint_of(installed)
 
 
-def test_a_torch_that_was_installed_without_a_word_has_no_version(
+def test_torch_without_metadata_has_no_version_in_the_fingerprint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One that was built in place has no metadata: baselines of it stand by themselves."""
+    """A torch that was built in its source folder has no metadata."""
 
     def no_metadata(name: str) -> str:
         raise PackageNotFoundError(name)
@@ -87,14 +89,14 @@ def test_a_torch_that_was_installed_without_a_word_has_no_version(
     assert fingerprint_of({**FACTS, "torch": None}).torch is None
 
 
-def test_a_fingerprint_is_readable() -> None:
-    """It is shown where a baseline for it is missing."""
+def test_fingerprint_is_shown_as_readable_text() -> None:
+    """It is shown if a baseline for this device is missing."""
     assert str(GPU) == "NVIDIA H200, allocator, torch 2.15, CUDA 13.2"
 
 
 @pytest.mark.parametrize(("levels", "growth"), [([0, 0, 0, 1, 2], 1), ([9, 9, 9, 0, 0], 0)])
-def test_growth_is_kept_in_whole_bytes(record: MakeRecord, levels: list[int], growth: int) -> None:
-    """Rounded up, so that the same run keeps it; a fall is no promise to fall again."""
+def test_growth_is_stored_in_whole_bytes(record: MakeRecord, levels: list[int], growth: int) -> None:
+    """It is rounded up so that the same run passes again; a decrease is stored as 0."""
     assert figures_of(record(levels=levels))["growth_bytes_per_batch"] == growth
 
 
@@ -107,10 +109,10 @@ def test_growth_is_kept_in_whole_bytes(record: MakeRecord, levels: list[int], gr
         ("reserved_increase_bytes", {"reserved_start_bytes": 0, "reserved_peak_bytes": 1050}),
     ],
 )
-def test_the_tolerance_is_kept_to_the_byte(
+def test_tolerance_is_exact_to_the_byte(
     record: MakeRecord, figure: str, figures: dict[str, int], extra: int
 ) -> None:
-    """5% of 1000 is 50: 1050 is kept, 1051 is not."""
+    """5% of 1000 is 50: 1050 passes, 1051 fails."""
     name = list(figures)[-1]
     measured = record(**{**figures, name: figures[name] + extra})
     breaches = limit(**{figure: 1000}).verdicts(measured)
@@ -118,15 +120,15 @@ def test_the_tolerance_is_kept_to_the_byte(
 
 
 @pytest.mark.parametrize(("rise", "broken"), [(4, False), (5, True)])
-def test_growth_is_judged(record: MakeRecord, rise: int, broken: bool) -> None:
-    """Bytes a batch, against bytes a batch."""
+def test_growth_is_judged_against_the_baseline(record: MakeRecord, rise: int, broken: bool) -> None:
+    """The baseline and the measurement are both in bytes per batch."""
     levels = [rise * number for number in range(9)]
     found = limit(growth_bytes_per_batch=4).verdicts(record(levels=levels, peak_bytes=0))
     assert bool(found) is broken
 
 
-def test_a_breach_says_old_new_and_tolerance(record: MakeRecord) -> None:
-    """One sentence, in bytes where one byte decides."""
+def test_breach_message_has_baseline_measurement_and_tolerance(record: MakeRecord) -> None:
+    """The message is one sentence; it gives bytes if a few bytes decide."""
     breach = limit(peak_increase_bytes=1000).judge(record(peak_bytes=1060))
     assert breach == Breach(
         "memory_baseline",
@@ -138,15 +140,15 @@ def test_a_breach_says_old_new_and_tolerance(record: MakeRecord) -> None:
     )
 
 
-def test_every_figure_that_rose_is_a_breach(record: MakeRecord) -> None:
-    """Not the first alone: each has its own holders."""
+def test_each_figure_above_its_baseline_is_a_breach(record: MakeRecord) -> None:
+    """All are reported, not only the first, because each has its own holders."""
     result = judge("t", record(peak_bytes=9, retained_bytes=9), [limit()])
     assert [b.figure for b in result.breaches] == ["peak_increase_bytes", "retained_bytes"]
     assert result.verdict == "BREACH"
 
 
-def test_growth_that_is_no_longer_known_is_a_breach(record: MakeRecord) -> None:
-    """A loop cut short must not pass for flat."""
+def test_unknown_growth_is_a_breach_if_the_baseline_has_growth(record: MakeRecord) -> None:
+    """A loop with too few batches must not pass as flat."""
     breach = limit(growth_bytes_per_batch=0).judge(record(levels=[1, 1]))
     assert isinstance(breach, Breach)
     assert breach.measured_bytes is None
@@ -155,8 +157,8 @@ def test_growth_that_is_no_longer_known_is_a_breach(record: MakeRecord) -> None:
     )
 
 
-def test_growth_that_was_not_known_is_not_judged(record: MakeRecord) -> None:
-    """There is nothing to hold it to."""
+def test_growth_is_not_judged_if_the_baseline_has_no_growth(record: MakeRecord) -> None:
+    """The baseline has no growth to compare with."""
     assert limit().judge(record(levels=[0, 1, 2, 3, 4, 5, 6], peak_bytes=0)) is None
 
 
@@ -172,10 +174,10 @@ def test_growth_that_was_not_known_is_not_judged(record: MakeRecord) -> None:
     ],
     ids=["region", "device"],
 )
-def test_without_a_baseline_nothing_is_judged(
+def test_region_without_a_baseline_is_not_judged(
     record: MakeRecord, device: Fingerprint | None, reason: str
 ) -> None:
-    """Said, with what makes one; where a baseline is required it is a breach."""
+    """The reason says how to write a baseline; it is a breach if a baseline is required."""
     unknown = replace(limit(), known={}, device=device)
     result = judge("t", record(), [unknown])
     assert result.unjudged == (Unjudged("memory_baseline", reason),)
@@ -186,8 +188,8 @@ def test_without_a_baseline_nothing_is_judged(
     assert reason in breach.message
 
 
-def test_the_marker_reads_its_tolerance() -> None:
-    """Given or not, by name or not."""
+def test_marker_tolerance_replaces_the_default() -> None:
+    """The tolerance may be missing, positional or a keyword."""
     default = parse_tolerance("5%")
     assert tolerance_of((), {}, default) is default
     assert tolerance_of(("1 MB",), {}, default) == parse_tolerance("1 MB")
@@ -204,16 +206,16 @@ def test_the_marker_reads_its_tolerance() -> None:
         (("5%",), {"tolerance": "5%"}, r"memory_baseline\('5%', tolerance='5%'\): wrong arguments"),
     ],
 )
-def test_a_wrong_marker_is_refused(
+def test_wrong_marker_arguments_are_refused(
     args: tuple[object, ...], kwargs: Mapping[str, object], message: str
 ) -> None:
-    """What was written, what is wrong with it, what to write instead."""
+    """The error quotes the marker, says what is wrong and what to write instead."""
     with pytest.raises(LimitError, match=message):
         tolerance_of(args, kwargs, parse_tolerance("5%"))
 
 
-def test_an_update_takes_in_what_passed(record: MakeRecord) -> None:
-    """Added, changed and unchanged regions are counted; all others stay to the byte."""
+def test_update_adds_regions_that_passed(record: MakeRecord) -> None:
+    """Added, changed and unchanged regions are counted; other entries stay the same."""
     old = {
         Key("same", "", CPU): ZEROS,
         Key("moved", "", CPU): ZEROS,
@@ -241,8 +243,8 @@ def test_an_update_takes_in_what_passed(record: MakeRecord) -> None:
     )
 
 
-def test_an_update_drops_the_regions_that_a_test_opens_no_more(record: MakeRecord) -> None:
-    """For its own device; elsewhere the test has not run. One that was left early is kept."""
+def test_update_drops_regions_that_a_test_no_longer_opens(record: MakeRecord) -> None:
+    """Entries of other devices and of regions that an exception aborted are kept."""
     old = {
         Key("t", "gone", CPU): ZEROS,
         Key("t", "gone", GPU): ZEROS,
@@ -255,8 +257,8 @@ def test_an_update_drops_the_regions_that_a_test_opens_no_more(record: MakeRecor
     assert update.dropped == 1
 
 
-def test_of_one_region_measured_twice_the_highest_counts(record: MakeRecord) -> None:
-    """Figure by figure, as each worker of --dist=each measures it."""
+def test_update_takes_the_highest_figures_of_a_region_measured_twice(record: MakeRecord) -> None:
+    """With --dist=each every worker measures it; the maximum is taken figure by figure."""
     flat = [0] * 5
     results = [
         Result("t", record(retained_bytes=5, levels=flat)),

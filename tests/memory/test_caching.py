@@ -1,4 +1,4 @@
-"""The simulated caching allocator, rule by rule, from what PyTorch documents of its own."""
+"""The simulated caching allocator follows the rules of PyTorch's CUDA allocator."""
 
 from itertools import pairwise
 
@@ -15,7 +15,7 @@ from pytest_cka_memory.meters.predicted.allocator import (
 from pytest_cka_memory.meters.predicted.expandable_allocator import ExpandableAllocator
 
 KB, MB = 2**10, 2**20
-BOTH = pytest.mark.parametrize("kind", [CachingAllocator, ExpandableAllocator])
+both_allocators = pytest.mark.parametrize("kind", [CachingAllocator, ExpandableAllocator])
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def allocator():
     ],
 )
 def test_blocks_are_multiples_of_512_bytes(allocator, size, block):
-    """What was asked for is counted beside them."""
+    """Requested bytes are counted beside the blocks."""
     allocator.allocate(size)
     assert block_bytes(size) == block
     assert (allocator.allocated.current, allocator.requested.current) == (block, size)
@@ -51,15 +51,15 @@ def test_blocks_are_multiples_of_512_bytes(allocator, size, block):
         pytest.param(13 * MB, 14 * MB, id="own-odd"),
     ],
 )
-def test_segments_come_in_the_sizes_of_the_driver_calls(allocator, size, segment):
-    """2 MiB for small blocks, 20 MiB below 10 MiB, then whole steps of 2 MiB."""
+def test_segment_sizes_follow_the_rules_of_pytorch(allocator, size, segment):
+    """2 MiB for small blocks, 20 MiB for blocks below 10 MiB, then multiples of 2 MiB."""
     allocator.allocate(size)
     assert segment_bytes(size) == segment
     assert allocator.reserved.current == segment
 
 
-def test_small_and_large_blocks_share_no_segment(allocator):
-    """A small block does not go into the free rest of a large segment."""
+def test_small_and_large_blocks_do_not_share_a_segment(allocator):
+    """A small block is not allocated in the free part of a large segment."""
     allocator.allocate(2 * MB)
     allocator.allocate(512)
     assert allocator.reserved.current == 22 * MB
@@ -68,19 +68,19 @@ def test_small_and_large_blocks_share_no_segment(allocator):
 @pytest.mark.parametrize(
     ("size", "block"),
     [
-        pytest.param(11 * MB, 12 * MB, id="rest-of-1-MiB-stays"),
-        pytest.param(11 * MB - 512, 11 * MB - 512, id="rest-above-is-split-off"),
+        pytest.param(11 * MB, 12 * MB, id="remainder-of-1-MiB-stays"),
+        pytest.param(11 * MB - 512, 11 * MB - 512, id="larger-remainder-is-split-off"),
     ],
 )
-def test_a_large_block_keeps_a_rest_of_up_to_1_mib(allocator, size, block):
-    """So allocated may be up to 1 MiB above requested."""
+def test_large_block_keeps_a_remainder_of_up_to_1_mib(allocator, size, block):
+    """So the allocated bytes may exceed the requested bytes by up to 1 MiB."""
     allocator.free(allocator.allocate(12 * MB))
     assert allocator.allocate(size).size == block
     assert allocator.reserved.current == 12 * MB
 
 
-def test_a_small_block_is_split_down_to_512_bytes(allocator):
-    """A segment of 2 MiB holds 4,096 of them."""
+def test_small_block_is_split_down_to_512_bytes(allocator):
+    """A segment of 2 MiB holds 4,096 small blocks."""
     for _ in range(4096):
         allocator.allocate(1)
     assert allocator.reserved.current == 2 * MB
@@ -88,24 +88,24 @@ def test_a_small_block_is_split_down_to_512_bytes(allocator):
     assert allocator.reserved.current == 4 * MB
 
 
-def test_the_smallest_free_block_that_fits_is_taken(allocator):
-    """Not the first, and not the last that was freed."""
+def test_smallest_free_block_that_fits_is_used(allocator):
+    """Neither the first block nor the last freed one is used."""
     wide, narrow, _ = (allocator.allocate(size * MB) for size in (16, 12, 14))
     allocator.free(wide)
     allocator.free(narrow)
     assert allocator.allocate(11 * MB) is narrow
 
 
-def test_of_equal_free_blocks_the_one_at_the_lowest_address_is_taken(allocator):
-    """Whatever was freed last."""
+def test_lowest_address_is_used_if_free_blocks_have_equal_sizes(allocator):
+    """The order in which they were freed does not matter."""
     first, _, third, _ = (allocator.allocate(512) for _ in range(4))
     allocator.free(third)
     allocator.free(first)
     assert allocator.allocate(512).address == first.address
 
 
-def test_free_neighbours_of_one_segment_are_joined(allocator):
-    """Both ways, so that a larger block fits where smaller ones were."""
+def test_adjacent_free_blocks_of_one_segment_are_merged(allocator):
+    """With the block before and the block after, so that a larger block fits there."""
     blocks = [allocator.allocate(4 * MB) for _ in range(5)]
     for at in (1, 3, 2):
         allocator.free(blocks[at])
@@ -113,50 +113,50 @@ def test_free_neighbours_of_one_segment_are_joined(allocator):
     assert allocator.reserved.current == 20 * MB
 
 
-def test_blocks_of_two_segments_are_never_joined(allocator):
-    """Even if the driver put them side by side."""
+def test_blocks_of_different_segments_are_never_merged(allocator):
+    """Even if the driver placed the segments side by side."""
     for block in [allocator.allocate(10 * MB) for _ in range(2)]:
         allocator.free(block)
     allocator.allocate(20 * MB)
     assert allocator.reserved.current == 40 * MB
 
 
-def test_streams_share_no_blocks(allocator):
-    """What one stream has freed, another may still be reading."""
+def test_streams_do_not_share_blocks(allocator):
+    """Another stream may still read what one stream has freed."""
     allocator.free(allocator.allocate(512, stream=0))
     allocator.allocate(512, stream=1)
     assert allocator.reserved.current == 4 * MB
 
 
 def test_freed_memory_stays_reserved_until_the_cache_is_emptied(allocator):
-    """And then goes back whole."""
+    """Emptying the cache returns whole segments."""
     allocator.free(allocator.allocate(30 * MB))
     assert (allocator.allocated.current, allocator.reserved.current) == (0, 30 * MB)
     allocator.empty_cache()
     assert allocator.reserved.current == 0
 
 
-def test_a_segment_in_use_anywhere_is_not_given_back(allocator):
-    """512 bytes hold 2 MiB."""
+def test_empty_cache_keeps_segments_with_a_live_block(allocator):
+    """A live block of 512 bytes keeps a segment of 2 MiB."""
     freed, _ = allocator.allocate(MB), allocator.allocate(1)
     allocator.free(freed)
     allocator.empty_cache()
     assert allocator.reserved.current == 2 * MB
 
 
-@BOTH
+@both_allocators
 @pytest.mark.parametrize("size", [pytest.param(40 * MB, id="equal")])
-def test_a_card_can_be_filled_to_the_last_byte(kind, size):
-    """Its capacity is what can be reserved."""
+def test_card_can_be_filled_to_the_last_byte(kind, size):
+    """The capacity limits the reserved memory."""
     allocator = kind(40 * MB)
     allocator.allocate(size)
     with pytest.raises(CapacityError):
         allocator.allocate(1)
 
 
-@BOTH
-def test_a_full_card_refuses_and_stays_as_it_was(kind):
-    """The error says what was asked for; nothing was allocated."""
+@both_allocators
+def test_refused_allocation_changes_nothing(kind):
+    """The error has the requested size; nothing was allocated."""
     allocator = kind(40 * MB)
     kept = allocator.allocate(20 * MB)
     with pytest.raises(CapacityError) as caught:
@@ -168,9 +168,9 @@ def test_a_full_card_refuses_and_stays_as_it_was(kind):
     assert allocator.reserved.current == 0
 
 
-@BOTH
-def test_a_full_card_gives_its_cache_back_before_it_refuses(kind):
-    """Two free segments of 20 MiB make room for one of 40."""
+@both_allocators
+def test_full_card_empties_its_cache_before_it_refuses(kind):
+    """Two free segments of 20 MiB are returned, and one of 40 MiB is reserved."""
     allocator = kind(40 * MB)
     for block in [allocator.allocate(20 * MB, stream) for stream in (0, 1)]:
         allocator.free(block)
@@ -179,7 +179,7 @@ def test_a_full_card_gives_its_cache_back_before_it_refuses(kind):
 
 
 def test_peaks_are_kept_until_reset(allocator):
-    """And then start from the present level."""
+    """After the reset they start from the current figures."""
     allocator.free(allocator.allocate(10 * MB))
     assert (allocator.allocated.peak, allocator.requested.peak) == (10 * MB, 10 * MB)
     allocator.empty_cache()
@@ -189,18 +189,18 @@ def test_peaks_are_kept_until_reset(allocator):
 
 
 @pytest.mark.parametrize(("size", "page"), [(512, 2 * MB), (2 * MB, 20 * MB)])
-def test_an_expandable_segment_grows_by_pages(size, page):
-    """Pages are as large as the segments would be; a block may lie across them."""
+def test_expandable_segment_grows_by_pages(size, page):
+    """Pages have the size that segments would have; a block may cross page boundaries."""
     allocator = ExpandableAllocator()
     allocator.allocate(size)
     assert allocator.reserved.current == page
     allocator.allocate(page)
-    # A small page is a large block, in the other pool.
+    # A block of the size of a small page is a large block and goes to the other pool.
     assert allocator.reserved.current == (22 * MB if size == 512 else 40 * MB)
 
 
-def test_an_expandable_segment_is_reused_where_segments_would_be_added():
-    """Blocks that grow a little each time are what expandable segments are for."""
+def test_expandable_segment_grows_instead_of_adding_segments():
+    """Expandable segments are made for blocks that are a little larger each time."""
     reserved = []
     for allocator in (CachingAllocator(), ExpandableAllocator()):
         for size in range(20 * MB, 40 * MB, 4 * MB):
@@ -209,15 +209,15 @@ def test_an_expandable_segment_is_reused_where_segments_would_be_added():
     assert reserved == [(20 + 24 + 28 + 32 + 36) * MB, 40 * MB]
 
 
-def test_an_expandable_block_is_split_down_to_512_bytes():
-    """No rest of up to 1 MiB is kept, as it is in segments of their own."""
+def test_expandable_block_is_split_down_to_512_bytes():
+    """It keeps no remainder of up to 1 MiB, unlike a large block in an ordinary segment."""
     allocator = ExpandableAllocator()
     allocator.free(allocator.allocate(20 * MB))
     assert allocator.allocate(20 * MB - 512).size == 20 * MB - 512
 
 
-def test_an_expandable_segment_gives_back_whole_pages():
-    """Around a block in use, the pages that it touches stay."""
+def test_empty_cache_returns_whole_pages_of_an_expandable_segment():
+    """The pages that a live block touches stay reserved."""
     allocator = ExpandableAllocator()
     before, kept, after = (allocator.allocate(30 * MB) for _ in range(3))
     assert allocator.reserved.current == 100 * MB
@@ -230,8 +230,8 @@ def test_an_expandable_segment_gives_back_whole_pages():
     assert allocator.reserved.current == 0
 
 
-def test_the_page_that_a_free_block_begins_within_stays():
-    """Its part before the pages given back is the next block, without a page more."""
+def test_empty_cache_keeps_a_page_that_a_live_block_shares_with_a_free_one():
+    """The part of the free block in that page is used again without a new page."""
     allocator = ExpandableAllocator()
     kept, freed = allocator.allocate(30 * MB), allocator.allocate(50 * MB)
     allocator.free(freed)
@@ -241,8 +241,8 @@ def test_the_page_that_a_free_block_begins_within_stays():
     assert allocator.reserved.current == 40 * MB
 
 
-def test_pages_given_back_are_taken_again():
-    """At their old addresses, before the segment grows at its end."""
+def test_returned_pages_are_mapped_again():
+    """They are mapped at their old addresses before the segment grows at its end."""
     allocator = ExpandableAllocator()
     freed, _ = allocator.allocate(40 * MB), allocator.allocate(20 * MB)
     allocator.free(freed)
@@ -251,8 +251,8 @@ def test_pages_given_back_are_taken_again():
     assert allocator.reserved.current == 60 * MB
 
 
-def test_an_expandable_segment_fills_its_middle_before_its_end():
-    """Of two blocks that fit, the one that has no room to grow."""
+def test_expandable_segment_uses_a_gap_before_its_end():
+    """Of two free blocks that fit, the one that cannot grow is used."""
     allocator = ExpandableAllocator()
     middle, _, last = (allocator.allocate(20 * MB) for _ in range(3))
     allocator.free(last)
@@ -274,27 +274,28 @@ steps = st.lists(
 )
 
 
-@BOTH
+@both_allocators
 @settings(deadline=None)
 @given(steps=steps, capacity=st.sampled_from((None, 64 * MB, 200 * MB)))
-def test_whatever_happens_the_books_balance(kind, steps, capacity):
-    """No two live blocks overlap; reserved is at least allocated, that at least requested; and all
-    is zero once all is freed.
+def test_counters_are_consistent_after_any_sequence_of_calls(kind, steps, capacity):
+    """Live blocks never overlap, and all counters are 0 after all blocks are freed.
+
+    Reserved bytes are never below allocated bytes, and these never below requested bytes.
     """
     allocator = kind(capacity)
     live = []
-    for what, *told in steps:
-        if what == "allocate":
+    for action, *details in steps:
+        if action == "allocate":
             try:
-                live.append(allocator.allocate(*told))
+                live.append(allocator.allocate(*details))
             except CapacityError:
                 assert capacity is not None
-        elif what == "free" and live:
-            allocator.free(live.pop(told[0] % len(live)))
-        elif what == "empty":
+        elif action == "free" and live:
+            allocator.free(live.pop(details[0] % len(live)))
+        elif action == "empty":
             allocator.empty_cache()
-        spans = sorted((block.address, block.end) for block in live)
-        assert all(one[1] <= other[0] for one, other in pairwise(spans))
+        ranges = sorted((block.address, block.end) for block in live)
+        assert all(one[1] <= other[0] for one, other in pairwise(ranges))
         assert allocator.allocated.current == sum(block.size for block in live)
         assert allocator.requested.current == sum(block.requested for block in live)
         levels = allocator.reserved, allocator.allocated, allocator.requested

@@ -1,4 +1,4 @@
-"""``python -m pytest_cka_memory``: what it prints, and 0, 1 or 2."""
+"""Output and exit status of ``python -m pytest_cka_memory``."""
 
 import json
 import os
@@ -20,7 +20,7 @@ from pytest_cka_memory.units import MB
 
 @pytest.fixture
 def write(tmp_path):
-    """Write a report, or the results of one, to a file of this name."""
+    """Write a report, or a list of results, to a file and return its path."""
 
     def write_it(name, report):
         if not isinstance(report, Report):
@@ -36,15 +36,8 @@ def region(nodeid, **figures):
     return judge(nodeid, record(**figures), [])
 
 
-def run(*args, **environment):
-    """As a user's shell would."""
-    command = [sys.executable, "-m", "pytest_cka_memory", *args]
-    env = {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, env=env, check=False)
-
-
 def test_show_prints_the_table_again(write, capsys):
-    """What the session's terminal said, and what its options would have."""
+"""The output has the table of the session's terminal and all that options can add to it."""
     assert main(["show", write("r", one_of_each())]) == OK
     lines = capsys.readouterr().out.splitlines()
     assert lines == [line.text for line in terminal.whole(one_of_each())]
@@ -56,19 +49,19 @@ def test_show_prints_the_table_again(write, capsys):
 
 
 def test_show_prints_markdown(write, capsys):
-    """As the option would have written it."""
+    """The output is the file that --cka-memory-markdown writes."""
     assert main(["show", write("r", one_of_each()), "--format", "markdown"]) == OK
     assert capsys.readouterr().out == markdown.text(one_of_each())
 
 
-def test_show_prints_a_report_of_nothing(write, capsys):
-    """And says so."""
+def test_show_prints_a_report_without_regions(write, capsys):
+    """The output says that nothing was measured."""
     assert main(["show", write("r", [])]) == OK
     assert capsys.readouterr().out.startswith("nothing was measured\ndevice: cuda:0 (A100)")
 
 
-def test_html_writes_the_page(write, tmp_path):
-    """The one that the option would have written, into folders that need not exist."""
+def test_html_writes_the_page_that_the_option_writes(write, tmp_path):
+    """The page is the one that --cka-memory-html writes; missing folders are created."""
     page = tmp_path / "new" / "page.html"
     assert main(["html", write("r", one_of_each()), "-o", str(page)]) == OK
     assert page.read_text(encoding="utf-8") == html_page.text(one_of_each())
@@ -76,7 +69,7 @@ def test_html_writes_the_page(write, tmp_path):
 
 @pytest.mark.parametrize("alias", ["r.json", "./r.json", "link.json"])
 def test_html_never_overwrites_its_input(write, tmp_path, monkeypatch, capsys, alias):
-    """However the same file is called."""
+    """The paths may be spelled differently, and one may be a link."""
     source = write("r", one_of_each())
     (tmp_path / "link.json").symlink_to(source)
     monkeypatch.chdir(tmp_path)
@@ -86,7 +79,7 @@ def test_html_never_overwrites_its_input(write, tmp_path, monkeypatch, capsys, a
 
 
 def test_schema_prints_the_schema(capsys):
-    """For validators that want a file."""
+    """Validators can read it from a file."""
     assert main(["schema"]) == OK
     assert json.loads(capsys.readouterr().out)["title"] == json_writer.SCHEMA
 
@@ -134,38 +127,38 @@ MARKDOWN = """\
 
 
 @pytest.mark.parametrize(("form", "text"), [("table", TABLE), ("markdown", MARKDOWN)])
-def test_compare_prints_what_differs(write, capsys, form, text):
-    """By test, label and occurrence: regressions first, then what fell, then the rest."""
+def test_compare_prints_the_differences(write, capsys, form, text):
+    """Regressions come first, then lower figures, then regions that could not be compared."""
     files = write("old", BEFORE), write("new", AFTER)
     assert main(["compare", *files, "--format", form]) == REGRESSION
     assert capsys.readouterr().out == text
 
 
-def test_the_readme_shows_that_comparison():
-    """Not one that was made up."""
+def test_readme_shows_the_output_of_compare():
+    """The table in the README is the one that the command prints."""
     readme = Path(__file__).parents[2] / "README.md"
     assert f"```text\n{TABLE}```\n" in readme.read_text(encoding="utf-8")
 
 
-def test_a_figure_that_can_no_longer_be_told_is_a_regression(write, capsys):
-    """Too few batches for a growth: it may hide what the old report would have shown."""
+def test_compare_treats_a_figure_that_became_unknown_as_a_regression(write, capsys):
+    """With too few batches the growth is unknown, which may hide a leak."""
     files = write("old", [region("n")]), write("new", [region("n", batches=3)])
     assert main(["compare", *files]) == REGRESSION
     row = capsys.readouterr().out.splitlines()[1]
     assert " ".join(row.split()) == "n growth per batch 0 - - REGRESSION"
 
 
-def test_compare_names_ten_and_counts_the_rest(write, capsys):
-    """The names of a whole suite that moved would hide everything else."""
+def test_compare_lists_ten_new_regions_and_counts_the_rest(write, capsys):
+    """If a whole suite is renamed, its names must not hide everything else."""
     twelve = [region(f"t.py::test_new[{number}]") for number in range(12)]
     assert main(["compare", write("old", [kept()]), write("new", [kept(), *twelve])]) == OK
-    said = capsys.readouterr().out
-    assert said.count("only in the new report: t.py::test_new[") == 10
-    assert "only in the new report: 2 more\n" in said
+    output = capsys.readouterr().out
+    assert output.count("only in the new report: t.py::test_new[") == 10
+    assert "only in the new report: 2 more\n" in output
 
 
-def test_compare_prints_data(write, capsys):
-    """All of it, for a script."""
+def test_compare_prints_json(write, capsys):
+    """The JSON has everything that a script needs."""
     files = write("old", BEFORE), write("new", AFTER)
     assert main(["compare", *files, "--format", "json"]) == REGRESSION
     found = json.loads(capsys.readouterr().out)
@@ -198,17 +191,17 @@ def test_compare_prints_data(write, capsys):
         ("0%", 42 * MB + 100_001, REGRESSION),
         ("0%", 42 * MB, OK),
     ],
-    ids=["share", "share-and-a-byte", "size", "size-and-a-byte", "equal", "one-more", "less"],
+    ids=["percent", "percent-plus-1", "size", "size-plus-1", "equal", "equal-plus-1", "less"],
 )
-def test_the_tolerance_is_exact(write, tolerance, peak, status):
-    """To be equal to it is no regression, a byte more is."""
+def test_compare_tolerance_is_exact_to_the_byte(write, tolerance, peak, status):
+    """A rise equal to the tolerance is accepted; one byte more is a regression."""
     old = write("old", [region("n", peak_bytes=42 * MB + 100_000)])
     new = write("new", [region("n", peak_bytes=peak)])
     assert main(["compare", old, new, f"--tolerance={tolerance}"]) == status
 
 
-def test_regions_are_matched_whatever_worker_ran_them(write):
-    """But one rank is not another."""
+def test_compare_ignores_which_worker_ran_a_region(write):
+    """Ranks, in contrast, are matched."""
     old = replace(region("n"), worker="gw0")
     assert main(["compare", write("o", [old]), write("n", [replace(old, worker="gw3")])]) == OK
     ranks = [replace(region("n", peak_bytes=(100 + n) * MB), worker=f"rank {n}") for n in (0, 1)]
@@ -216,7 +209,7 @@ def test_regions_are_matched_whatever_worker_ran_them(write):
 
 
 @pytest.mark.parametrize(
-    ("fact", "value", "said"),
+    ("fact", "value", "message"),
     [
         ("device_name", "H200", "measured on A100, now on H200"),
         ("torch", "2.16.1", "measured on 2.15, now on 2.16"),
@@ -224,16 +217,16 @@ def test_regions_are_matched_whatever_worker_ran_them(write):
         ("meter", "another", "measured on PyTorch's caching allocator, now on another"),
     ],
 )
-def test_another_device_is_said_aloud(write, capsys, fact, value, said):
-    """Its figures may differ by more than the code does."""
+def test_compare_warns_about_another_device_or_version(write, capsys, fact, value, message):
+    """The figures may differ although the code is the same."""
     old = write("old", Report(SESSION, (kept(),)))
     new = write("new", Report({**SESSION, fact: value}, (kept(),)))
     assert main(["compare", old, new]) == OK
-    assert f"figures may differ by more than the code: {said}\n" in capsys.readouterr().out
+    assert f"figures may differ by more than the code: {message}\n" in capsys.readouterr().out
 
 
-def test_a_patch_release_is_no_other_device(write, capsys):
-    """Torch 2.15.1 allocates as 2.15.0 does."""
+def test_compare_does_not_warn_about_a_patch_release(write, capsys):
+    """Torch 2.15.1 allocates in the same way as 2.15.0."""
     old = write("old", Report(SESSION, (kept(),)))
     new = write("new", Report({**SESSION, "torch": "2.15.1+cu132"}, (kept(),)))
     assert main(["compare", old, new]) == OK
@@ -241,14 +234,14 @@ def test_a_patch_release_is_no_other_device(write, capsys):
 
 
 @pytest.mark.parametrize("other", [[], [region("other")], [region("n", completed=False)]])
-def test_nothing_to_compare_is_no_success(write, capsys, other):
-    """A gate cannot pass by comparing nothing."""
+def test_compare_fails_if_there_is_nothing_to_compare(write, capsys, other):
+    """A check in CI must not pass because it compared nothing."""
     assert main(["compare", write("old", [region("n")]), write("new", other)]) == UNUSABLE
     assert "nothing to compare: no region ran to its end in both" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "message"),
     [
         ([], "the following arguments are required: COMMAND"),
         (["show"], "the following arguments are required: FILE"),
@@ -259,48 +252,44 @@ def test_nothing_to_compare_is_no_success(write, capsys, other):
     ],
     ids=["nothing", "no-file", "no-such-file", "tolerance", "no-output", "format"],
 )
-def test_wrong_calls_exit_with_two(tmp_path, args, said):
-    """With a sentence, and no traceback."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest_cka_memory", *args],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_wrong_arguments_exit_with_status_2(run_python, tmp_path, args, message):
+    """The error is a sentence without a traceback."""
+    done = run_python("-m", "pytest_cka_memory", *args, cwd=tmp_path)
     assert done.returncode == UNUSABLE
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
 
 
-def test_any_name_can_be_printed_anywhere(write):
-    """On a terminal of ASCII too, and none of it commands a terminal."""
-    done = run("show", write("r", hostile()), PYTHONIOENCODING="ascii", PYTHONUTF8="0")
+def test_show_prints_any_name_on_an_ascii_terminal(run_python, write):
+    """The output can be encoded as ASCII and has no terminal escape sequences."""
+    ascii_terminal = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    path = write("r", hostile())
+    done = run_python("-m", "pytest_cka_memory", "show", path, **ascii_terminal)
     assert done.returncode == OK, done.stderr
-    assert b"\x1b" not in done.stdout
+    assert "\x1b" not in done.stdout
     assert done.stdout.isascii()
 
 
-def test_what_is_wrong_is_said_in_one_line(tmp_path, capsys):
-    """Though it quotes a key, and keys hold anything."""
+def test_error_about_a_damaged_report_is_one_line(tmp_path, capsys):
+    """Line ends and escape sequences in a quoted key are escaped."""
     text = json_writer.text(one_of_each())
     path = tmp_path / "r.json"
     path.write_text(text.replace('"odd items": 2', '"\\u001b[2J\\n": "2"'), encoding="utf-8")
     assert main(["show", str(path)]) == UNUSABLE
-    said = capsys.readouterr().err
-    assert said.endswith("unmeasured.\\x1b[2J\\n is '2'; a whole number belongs there\n")
-    assert "\x1b" not in said
+    error = capsys.readouterr().err
+    assert error.endswith("unmeasured.\\x1b[2J\\n is '2'; a whole number belongs there\n")
+    assert "\x1b" not in error
 
 
-def test_a_reader_that_has_seen_enough_is_no_error(write):
-    """``show r.json | head``."""
+def test_closed_output_pipe_is_not_an_error(write):
+    """This happens in ``show r.json | head``."""
     path = write("r", [broken(f"t.py::test_{n}") for n in range(2_000)])
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest_cka_memory", "show", path],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env={**os.environ, "PYTHONUNBUFFERED": ""},  # with it, Python gives up without a word
+        env={**os.environ, "PYTHONUNBUFFERED": ""},  # if it is set, Python exits silently
     )
     process.stdout.readline()
     process.stdout.close()
@@ -310,8 +299,8 @@ def test_a_reader_that_has_seen_enough_is_no_error(write):
     assert errors == b""
 
 
-def test_no_command_imports_torch(write):
-    """It takes a second and more, and a machine that compares need not have it."""
+def test_commands_do_not_import_torch(run_python, write):
+    """Importing torch takes over a second, and the machine may not have it."""
     path = write("r", one_of_each())
     code = (
         "import sys; from pytest_cka_memory.cli import main; "
@@ -319,5 +308,5 @@ def test_no_command_imports_torch(write):
         f"main(['html', {path!r}, '-o', {path + '.html'!r}]); "
         "assert not {'torch', 'numpy'} & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr

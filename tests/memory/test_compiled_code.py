@@ -1,4 +1,4 @@
-"""torch.compile under the meter: really compiled, and its output counted."""
+"""torch.compile in a region: the code is compiled, and its outputs are counted."""
 
 import shutil
 from collections.abc import Callable
@@ -22,8 +22,8 @@ def _fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-def test_code_is_compiled_under_the_meter() -> None:
-    """Under a plain dispatch mode torch.compile silently runs everything eagerly."""
+def test_code_is_compiled_in_a_region() -> None:
+    """In an ordinary dispatch mode torch.compile silently runs everything eagerly."""
     counter = CompileCounter()
     compiled = torch.compile(double, backend=counter)
     region = MemoryProbe("cpu").run(compiled, OLD)
@@ -31,8 +31,8 @@ def test_code_is_compiled_under_the_meter() -> None:
     assert region.retained_bytes == 400
 
 
-def test_code_compiled_before_stays_compiled_in_a_region() -> None:
-    """It runs compiled there; before torch 2.15 a dispatch mode is a reason to compile anew."""
+def test_code_compiled_before_a_region_stays_compiled_in_it() -> None:
+    """Before torch 2.15 a dispatch mode causes one more compilation."""
     counter = CompileCounter()
     compiled = torch.compile(double, backend=counter)
     compiled(OLD)
@@ -41,8 +41,8 @@ def test_code_compiled_before_stays_compiled_in_a_region() -> None:
     assert region.retained_bytes == 400
 
 
-def test_a_compiled_training_step_retains_the_gradient() -> None:
-    """Forward and backward through AOTAutograd."""
+def test_compiled_training_step_retains_the_gradient() -> None:
+    """Forward and backward are compiled by AOTAutograd."""
     x = torch.ones(100, requires_grad=True)
     compiled = torch.compile(double, backend="aot_eager")
     compiled(x).sum().backward()
@@ -50,11 +50,12 @@ def test_a_compiled_training_step_retains_the_gradient() -> None:
     with MemoryProbe("cpu").measure() as region:
         compiled(x).sum().backward()
     assert region.retained[0].bytes == 400
-    # Before torch 2.15 a region is a reason to compile anew, which keeps a scalar of its own.
+    # Before torch 2.15 a region causes another compilation, which keeps a scalar.
     assert region.retained_bytes - 400 in (0, 8)
 
 
 def _leak(compiled: Callable[[torch.Tensor], torch.Tensor]) -> tuple[float, int]:
+    """Return growth and retained bytes of a loop that keeps all outputs."""
     kept = []
     with MemoryProbe("cpu").measure() as region:
         for _ in range(5):
@@ -65,15 +66,15 @@ def _leak(compiled: Callable[[torch.Tensor], torch.Tensor]) -> tuple[float, int]
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_kept_outputs_of_compiled_code_are_growth(backend: str) -> None:
-    """A leak of compiled code is a leak."""
+    """A leak in compiled code is reported like any other."""
     compiled = torch.compile(double, backend=backend)
     compiled(OLD)
     assert _leak(compiled) == (400.0, 2000)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler: no g++")
-def test_kept_outputs_of_inductors_code_are_growth() -> None:
-    """They reach Python without any operator; no other op ever touches them here."""
+def test_kept_outputs_of_inductor_code_are_growth() -> None:
+    """Inductor returns them without calling an operator, and no later operator uses them."""
     compiled = torch.compile(double)
     compiled(OLD)
     assert _leak(compiled) == (400.0, 2000)

@@ -245,7 +245,7 @@ def test_a_look_within_vmap_is_no_obstacle(cpu: MemoryProbe) -> None:
 
 
 def test_frozen_objects_are_not_blamed(cpu: MemoryProbe) -> None:
-    """``gc.freeze`` hides them from the walk at the start; births are still counted."""
+    """``gc.freeze`` hides them from the walk at the start; allocations are still counted."""
     old = torch.zeros(100)
     gc.collect()
     gc.freeze()

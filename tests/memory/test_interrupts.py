@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters.ledger.dispatch import StorageWatch
+from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
 from pytest_cka_memory.meters.ledger.interrupts import hook_for
 from pytest_cka_memory.meters.ledger.ledger import Ledger
 
@@ -148,7 +148,7 @@ def test_a_region_loses_no_signal_to_its_look_at_the_garbage(
     """More than half of all alarms were lost where a test made many small objects."""
     with MemoryProbe("cpu").measure(), monkeypatch.context() as patched:
         patched.setattr(
-            StorageWatch, "find_unseen", lambda *_, **__: signal.raise_signal(signal.SIGTERM)
+            StorageTracker, "find_unseen", lambda *_, **__: signal.raise_signal(signal.SIGTERM)
         )
         with pytest.raises(StopError):  # noqa: PT012
             gc.collect(1)

@@ -1,4 +1,4 @@
-"""The ledger of storages: births, growth, deaths and levels, without a region."""
+"""The ledger of storages: allocations, growth, deaths and levels, without a region."""
 
 import gc
 import sys
@@ -160,7 +160,7 @@ def test_what_a_collection_books_in_the_middle_of_a_booking_waits(ledger: Ledger
         gc.set_threshold(*thresholds)
         gc.callbacks.remove(book_all)
     assert ledger.level == ledger.retained_since(0) == 200 * 40
-    assert sum(birth.bytes for birth in ledger.births_since(0)) == 200 * 40
+    assert sum(birth.bytes for birth in ledger.allocations_since(0)) == 200 * 40
 
 
 def test_a_collection_may_come_at_any_line_of_a_booking(ledger: Ledger) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from pytest_cka_memory.measure.loaders import FirstBatches, WatchedLoader, length_of, size_of
+from pytest_cka_memory.measure.loaders import FirstBatches, SampledLoader, length_of, size_of
 
 
 class Batch:
@@ -70,7 +70,7 @@ def test_a_watched_loader_passes_for_its_loader(
     loader: DataLoader[tuple[torch.Tensor, ...]],
 ) -> None:
     """Consumers check types, lengths and attributes, and must not notice."""
-    watched = WatchedLoader(loader, ignore)
+    watched = SampledLoader(loader, ignore)
     assert isinstance(watched, DataLoader)
     assert len(watched) == 3
     assert watched.dataset is loader.dataset
@@ -85,7 +85,7 @@ def test_what_a_consumer_sets_is_set_on_the_loader(
     loader: DataLoader[tuple[torch.Tensor, ...]],
 ) -> None:
     """An attribute that stayed on the proxy would be lost in silence."""
-    watched = WatchedLoader(loader, ignore)
+    watched = SampledLoader(loader, ignore)
     watched.worker_init_fn = ignore
     assert loader.worker_init_fn is ignore
     with pytest.raises(ValueError, match="batch_size attribute should not be set"):
@@ -94,7 +94,7 @@ def test_what_a_consumer_sets_is_set_on_the_loader(
 
 def test_an_indexable_loader_stays_indexable() -> None:
     """A list of batches is a loader too."""
-    watched = WatchedLoader([10, 20, 30], ignore)
+    watched = SampledLoader([10, 20, 30], ignore)
     assert watched[1] == 20
     assert isinstance(watched, list)
     assert list(watched) == [10, 20, 30]
@@ -102,7 +102,7 @@ def test_an_indexable_loader_stays_indexable() -> None:
 
 def test_a_loader_without_length_stays_without() -> None:
     """The same error as from the loader itself; list() and iteration work."""
-    watched = WatchedLoader((i for i in range(3)), ignore)
+    watched = SampledLoader((i for i in range(3)), ignore)
     with pytest.raises(TypeError, match="object of type 'generator' has no len"):
         len(watched)
     assert list(watched) == [0, 1, 2]
@@ -120,7 +120,7 @@ def test_each_batch_is_reported_when_the_next_is_asked_for(
     """The boundary is where the consumer is done with a batch; the last one counts too."""
     sizes: list[int | None] = []
     seen_at: list[int] = []
-    for _ in WatchedLoader(loader, sizes.append):
+    for _ in SampledLoader(loader, sizes.append):
         seen_at.append(len(sizes))
     assert seen_at == [0, 1, 2]
     assert sizes == [4, 4, 2]
@@ -129,7 +129,7 @@ def test_each_batch_is_reported_when_the_next_is_asked_for(
 def test_the_batch_of_an_early_break_is_not_reported() -> None:
     """It was not finished."""
     sizes: list[int | None] = []
-    for number in WatchedLoader([[1], [2], [3]], sizes.append):
+    for number in SampledLoader([[1], [2], [3]], sizes.append):
         if number == [2]:
             break
     gc.collect()
@@ -139,7 +139,7 @@ def test_the_batch_of_an_early_break_is_not_reported() -> None:
 def test_a_second_epoch_is_reported_too() -> None:
     """A watched loader can be iterated as often as the loader can."""
     sizes: list[int | None] = []
-    watched = WatchedLoader([[1], [2, 2]], sizes.append)
+    watched = SampledLoader([[1], [2, 2]], sizes.append)
     assert list(watched) == list(watched)
     assert sizes == [1, 2, 1, 2]
 
@@ -147,7 +147,7 @@ def test_a_second_epoch_is_reported_too() -> None:
 def test_two_iterations_at_once_are_independent() -> None:
     """zip(loader, loader) is how two models are compared."""
     sizes: list[int | None] = []
-    watched = WatchedLoader([[1], [2]], sizes.append)
+    watched = SampledLoader([[1], [2]], sizes.append)
     assert list(zip(watched, watched, strict=True)) == [([1], [1]), ([2], [2])]
 
 
@@ -164,7 +164,7 @@ def test_a_watched_loader_holds_no_batch() -> None:
             del batch
 
     watched = iter(
-        WatchedLoader(batches(), lambda size: alive.append(references[-1]() is not None))
+        SampledLoader(batches(), lambda size: alive.append(references[-1]() is not None))
     )
     for _ in range(3):
         batch = next(watched)
@@ -183,7 +183,7 @@ def test_an_error_of_the_loader_reaches_its_consumer() -> None:
         raise OSError("disk gone")
 
     with pytest.raises(OSError, match="disk gone"):
-        list(WatchedLoader(broken(), ignore))
+        list(SampledLoader(broken(), ignore))
 
 
 def test_first_batches_are_the_first(loader: DataLoader[tuple[torch.Tensor, ...]]) -> None:
@@ -213,8 +213,8 @@ def test_a_loader_that_ends_too_soon_is_refused() -> None:
         (iter([1, 2]), None),
         (DataLoader(Stream(), batch_size=2), None),
         (DataLoader(TensorDataset(torch.arange(3))), 3),
-        (WatchedLoader([1, 2], ignore), 2),
-        (WatchedLoader(iter([1]), ignore), None),
+        (SampledLoader([1, 2], ignore), 2),
+        (SampledLoader(iter([1]), ignore), None),
     ],
     ids=["list", "iterator", "stream", "loader", "watched-list", "watched-iterator"],
 )

@@ -185,7 +185,7 @@ def hint_of(make: Callable[[], object]) -> str | None:
     meter.start()
     mark = meter.mark()
     kept = make()
-    found = holdings(meter.births_since(mark), {"kept": kept})
+    found = holdings(meter.allocations_since(mark), {"kept": kept})
     meter.stop()
     return found[0].hint
 

@@ -9,10 +9,10 @@ from torch.distributed import HashStore
 from pytest_cka_memory.errors import RankError
 from pytest_cka_memory.integrations.torchrun import (
     HURRIED_S,
-    Meeting,
+    RankSync,
     Rank,
     this_rank,
-    torchrun_board,
+    torchrun_store,
 )
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}
@@ -43,7 +43,7 @@ def clock():
 def meet(clock):
     """The meeting of rank n over one board, with 10 s of patience."""
     board = HashStore()
-    return lambda n: Meeting(
+    return lambda n: RankSync(
         Rank(n, 3, n, "0"), 10.0, connect=lambda rank: board, clock=clock, sleep=clock.sleep
     )
 
@@ -52,7 +52,7 @@ def test_ranks_that_were_given_no_store_are_told_how_to_get_one(monkeypatch):
     """Static rendezvous shares none."""
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     with pytest.raises(RankError, match="leave its rendezvous at c10d"):
-        torchrun_board(Rank(0, 2, 0, "0"))
+        torchrun_store(Rank(0, 2, 0, "0"))
 
 
 def test_a_store_that_does_not_answer_is_named(monkeypatch):
@@ -66,7 +66,7 @@ def test_a_store_that_does_not_answer_is_named(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "29400")
     with pytest.raises(RankError, match="the store of torchrun at localhost:29400 cannot be"):
-        torchrun_board(Rank(0, 2, 0, "0"))
+        torchrun_store(Rank(0, 2, 0, "0"))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import gc
 import pytest
 
 from pytest_cka_memory import MemoryProbe, RegionError, RegionRecord
-from pytest_cka_memory.measure.region_stack import Gauge, gauge_for
+from pytest_cka_memory.measure.region_stack import RegionStack, region_stack_for
 from pytest_cka_memory.meters import Meter
 from pytest_cka_memory.testing import ScriptedMeter
 from pytest_cka_memory.units import MB
@@ -119,7 +119,7 @@ def test_two_probes_share_the_peaks_of_one_meter(meter: ScriptedMeter) -> None:
 
 def test_spans_may_overlap(meter: ScriptedMeter) -> None:
     """The first to open need not be the last to close: fixtures and generators do that."""
-    gauge = Gauge(meter)
+    gauge = RegionStack(meter)
     first = gauge.open()
     meter.free(meter.allocate(10))
     second = gauge.open()
@@ -274,7 +274,7 @@ def test_a_meter_that_fails_at_the_start_is_stopped() -> None:
     with pytest.raises(OSError, match="no mark"), MemoryProbe(meter=meter).measure():
         pytest.fail("the region must not open")
     assert meter.open == 0
-    assert gauge_for(meter)._open == []
+    assert region_stack_for(meter)._open == []
 
 
 def test_a_meter_that_fails_at_the_end_is_stopped() -> None:
@@ -283,7 +283,7 @@ def test_a_meter_that_fails_at_the_end_is_stopped() -> None:
     with pytest.raises(OSError, match="no figures"), MemoryProbe(meter=meter).measure():
         meter.broken = True
     assert meter.open == 0
-    assert gauge_for(meter)._open == []
+    assert region_stack_for(meter)._open == []
 
 
 def test_a_region_that_was_ended_for_its_user_is_not_ended_twice(
@@ -353,8 +353,8 @@ def test_cycles_are_no_growth_even_after_a_high_first_batch() -> None:
 
 def test_a_gauge_is_shared_per_meter(meter: Meter) -> None:
     """One meter has one peak counter, whoever reads it."""
-    assert gauge_for(meter) is gauge_for(meter)
-    assert gauge_for(meter) is not gauge_for(ScriptedMeter())
+    assert region_stack_for(meter) is region_stack_for(meter)
+    assert region_stack_for(meter) is not region_stack_for(ScriptedMeter())
 
 
 def test_an_inner_region_swallows_no_one_time_bytes_of_the_outer():

@@ -12,9 +12,9 @@ import torch
 from torch.distributed import HashStore
 
 from pytest_cka_memory import meters
-from pytest_cka_memory.core.report import Gathered
+from pytest_cka_memory.core.report import ReportBuilder
 from pytest_cka_memory.integrations import torchrun as ranks
-from pytest_cka_memory.integrations.torchrun import Meeting, Rank
+from pytest_cka_memory.integrations.torchrun import RankSync, Rank
 
 STATUS = """
 import os
@@ -56,7 +56,7 @@ def test_last():
 
 
 @dataclass(frozen=True)
-class Job:
+class ItemMeasurement:
     """A run of torchrun that has ended."""
 
     status: int
@@ -86,7 +86,7 @@ def torchrun(pytester, monkeypatch):
     """Run tests in two ranks on the CPU."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
-    def run(source: str, *options: str) -> Job:
+    def run(source: str, *options: str) -> ItemMeasurement:
         pytester.makeconftest(STATUS)
         pytester.makepyfile(test_it=source)
         launch = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "pytest"]
@@ -97,7 +97,7 @@ def torchrun(pytester, monkeypatch):
             timeout=150,
             check=False,
         )
-        return Job(done.returncode, done.stdout + done.stderr, pytester.path)
+        return ItemMeasurement(done.returncode, done.stdout + done.stderr, pytester.path)
 
     return run
 
@@ -184,11 +184,11 @@ def as_rank(scripted, monkeypatch):
 
     def run(number, source, *options, other, says, **given):
         board = HashStore()
-        monkeypatch.setattr(ranks, "torchrun_board", lambda rank: board)
+        monkeypatch.setattr(ranks, "torchrun_store", lambda rank: board)
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
         for name, value in {"RANK": number, "WORLD_SIZE": 2, "LOCAL_RANK": number}.items():
             monkeypatch.setenv(name, str(value))
-        absent = Meeting(Rank(1 - number, 2, 1 - number, "0"), 1.0)
+        absent = RankSync(Rank(1 - number, 2, 1 - number, "0"), 1.0)
         absent.say("leaving", True)
         if says is not None:
             absent.say(other, says)
@@ -197,7 +197,7 @@ def as_rank(scripted, monkeypatch):
     return run
 
 
-NOTHING = {"takes_part": True, "failures": [], "gathered": Gathered().to_dict()}
+NOTHING = {"takes_part": True, "failures": [], "gathered": ReportBuilder().to_dict()}
 ONE = "import pytest\n@pytest.mark.zero_retention\ndef test_it(meter): pass\n"
 TWO = f"{ONE}\ndef test_two(cka_memory): pass\n"
 
@@ -313,7 +313,7 @@ def test_each_rank_must_measure_the_minimum(as_rank, count, status):
 
 def test_ranks_count_apart(as_rank):
     """A test that one rank has no result of is missing, with all else of both kept."""
-    theirs = Gathered()
+    theirs = ReportBuilder()
     theirs.expect(["test_it.py::test_it", "test_it.py::test_more"])
     theirs.finish("test_it.py::test_more")
     theirs.unmeasured["no reason"] = 2
@@ -325,7 +325,7 @@ def test_ranks_count_apart(as_rank):
 
 def test_devices_of_the_ranks_are_named_once_each(as_rank):
     """Of cards that differ, both."""
-    theirs = Gathered()
+    theirs = ReportBuilder()
     facts = {"device": "cuda:1", "device_name": "no device"}
     theirs.facts = {**facts, "meter": "", "notes": [], "torch": None, "cuda": None}
     run = _first(as_rank, {**NOTHING, "gathered": theirs.to_dict()})

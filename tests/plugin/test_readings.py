@@ -195,7 +195,7 @@ def test_local_variables_are_gone_when_the_call_is_judged(session):
 
 
 def test_freeing_old_tensors_cannot_hide_a_leak(session):
-    """Retained counts births; the net change beside it may be negative."""
+    """Retained counts allocations; the net change beside it may be negative."""
     run = session(
         """
         import pytest

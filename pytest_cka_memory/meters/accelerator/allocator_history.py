@@ -6,15 +6,15 @@ They tell of blocks that no tensor owns, such as a library's workspace, where th
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from pytest_cka_memory.core.allocations import Unowned, is_foreign, short
+from pytest_cka_memory.core.allocations import UnownedBlock, is_foreign, short
 
 _MOST_FRAMES = 6
 
 
-def blocks(snapshot: Mapping[str, Any], device_index: int) -> dict[int, Unowned]:
+def blocks(snapshot: Mapping[str, Any], device_index: int) -> dict[int, UnownedBlock]:
     """Every block in use on one device, by address."""
     return {
-        block["address"]: Unowned(
+        block["address"]: UnownedBlock(
             bytes=block.get("requested_size", block["size"]),
             frames=_written(block.get("frames", ())),
         )
@@ -25,7 +25,9 @@ def blocks(snapshot: Mapping[str, Any], device_index: int) -> dict[int, Unowned]
     }
 
 
-def without(found: Mapping[int, Unowned], addresses: Collection[int]) -> dict[int, Unowned]:
+def without(
+    found: Mapping[int, UnownedBlock], addresses: Collection[int]
+) -> dict[int, UnownedBlock]:
     """Those blocks whose address is not among `addresses`, such as those of tensors."""
     return {address: block for address, block in found.items() if address not in addresses}
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-from pytest_cka_memory.core.allocations import Birth, Unowned
+from pytest_cka_memory.core.allocations import Allocation, UnownedBlock
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.accelerator import allocator_history, backward_threads
 from pytest_cka_memory.meters.accelerator.peak_resets import KeptPeaks
 from pytest_cka_memory.meters.base import Meter, Reading
-from pytest_cka_memory.meters.ledger.dispatch import StorageWatch
+from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
 
 _HISTORY_ENTRIES = 100_000
 
@@ -43,7 +43,7 @@ class AcceleratorMeter(Meter):
         self.notes = (*self.notes, *torch_private.LOST)
         self._device = torch.device(kind, index)
         self.device = str(self._device)
-        self._watch = StorageWatch(self._device)
+        self._watch = StorageTracker(self._device)
         self._kept = KeptPeaks(self._device, self._peaks)
         self._drop_workspaces = torch_private.workspace_dropper(kind)
         self._history = torch_private.allocator_history(kind)
@@ -129,10 +129,10 @@ class AcceleratorMeter(Meter):
         self._recording = False
         return True
 
-    def unowned_since(self, mark: _Mark) -> list[Unowned]:
+    def unowned_blocks_since(self, mark: _Mark) -> list[UnownedBlock]:
         return list(allocator_history.without(self._unowned(), mark.unowned).values())
 
-    def _unowned(self) -> dict[int, Unowned]:
+    def _unowned(self) -> dict[int, UnownedBlock]:
         # A snapshot costs milliseconds, and has no frames without history.
         if self._history is None or not self._recording:
             return {}
@@ -142,10 +142,10 @@ class AcceleratorMeter(Meter):
     def serial(self) -> int:
         return self._watch.ledger.serial
 
-    def births_since(self, mark: _Mark) -> list[Birth]:
-        return self._watch.ledger.births_since(mark.serial)
+    def allocations_since(self, mark: _Mark) -> list[Allocation]:
+        return self._watch.ledger.allocations_since(mark.serial)
 
-    def births_at_peak(self) -> list[Birth]:
+    def allocations_at_peak(self) -> list[Allocation]:
         return self._watch.ledger.alive_at_peak()
 
     def _peaks(self) -> tuple[int, int]:

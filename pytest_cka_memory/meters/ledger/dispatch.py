@@ -32,7 +32,7 @@ _NO_TENSORS = frozenset((type(None), bool, int, float, str, torch.dtype, torch.d
 class _Mode(TorchDispatchMode):
     """Shows the ledger what every operator of this thread takes and returns."""
 
-    def __init__(self, owner: "StorageWatch") -> None:
+    def __init__(self, owner: "StorageTracker") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._owner = owner
 
@@ -54,7 +54,7 @@ class _Mode(TorchDispatchMode):
             return func(*args, **kwargs)
         # A backward pass brings tensors that only the graph held, alive since before the region.
         born = func is _BORN_BY_DEFINITION or (
-            owner.newcomers_are_born and torch_private.graph_task_id() == -1
+            owner.counts_unknown_storages and torch_private.graph_task_id() == -1
         )
         owner.see(args, born=born)
         if kwargs:
@@ -75,7 +75,7 @@ class _Here(threading.local):
     depth = 0
     mode: _Mode
 
-    def enter(self, owner: "StorageWatch") -> None:
+    def enter(self, owner: "StorageTracker") -> None:
         if self.depth == 0:
             self.mode = _Mode(owner)
             self.mode.__enter__()
@@ -104,13 +104,13 @@ def _take_off(mode: _Mode) -> None:
         torch_private.push_mode(other)
 
 
-class StorageWatch:
+class StorageTracker:
     """A ledger of the storages on one device, kept while started; starts nest."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.counting = False
-        self.newcomers_are_born = True
+        self.counts_unknown_storages = True
         self.ledger = Ledger()
         self._depth = 0
         self._here = _Here()
@@ -138,7 +138,7 @@ class StorageWatch:
         self.ledger = Ledger()
         self._book_living()
         # Objects under gc.freeze() are hidden from that walk; better blind than to blame them.
-        self.newcomers_are_born = gc.get_freeze_count() == 0
+        self.counts_unknown_storages = gc.get_freeze_count() == 0
         self.counting = True
         self._covered = [undo for undo in self._covered if not undo()]
         self._patches = _Patches(self)
@@ -185,7 +185,7 @@ class StorageWatch:
 
     def find_unseen(self, *, young: bool = False) -> None:
         """Book what is alive and was shown by no operator; with `young`, only what is recent."""
-        if self.counting and self.newcomers_are_born:
+        if self.counting and self.counts_unknown_storages:
             self._book_living(young=young)
 
     def _book_living(self, *, young: bool = False) -> None:
@@ -207,7 +207,7 @@ def _may_wait(storage: torch.UntypedStorage) -> bool:
 class _Patches:
     """See what no dispatch mode sees: storages resized in place, threads, and collections."""
 
-    def __init__(self, watch: StorageWatch) -> None:
+    def __init__(self, watch: StorageTracker) -> None:
         self._watch = watch
         self._active = True
         plain_resize = torch.UntypedStorage.resize_

@@ -11,7 +11,13 @@ from typing import NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pytest_cka_memory.core.allocations import Birth, Maker, RawFrames, callers, written
+from pytest_cka_memory.core.allocations import (
+    Allocation,
+    AllocationSite,
+    RawFrames,
+    callers,
+    written,
+)
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.torch_private import storage_key  # by itself: asked for most often
 
@@ -24,10 +30,10 @@ class Origin(NamedTuple):
     shape: tuple[int, ...]
     frames: RawFrames
 
-    def maker(self) -> Maker:
+    def maker(self) -> AllocationSite:
         dtype = str(self.dtype).removeprefix("torch.")
         operator = str(self.operator).removesuffix(".default")
-        return Maker(operator, dtype, self.shape, written(self.frames))
+        return AllocationSite(operator, dtype, self.shape, written(self.frames))
 
 
 class _Booked(weakref.ref[torch.UntypedStorage]):
@@ -53,9 +59,9 @@ class _Booked(weakref.ref[torch.UntypedStorage]):
         """Bytes this storage weighed when the ledger stood at `serial`; 0 before its birth."""
         return next((weight for when, weight in reversed(self.history) if when <= serial), 0)
 
-    def birth(self, size: int) -> Birth:
+    def birth(self, size: int) -> Allocation:
         """Tell of `size` bytes of it."""
-        return Birth(self, self.key, size, self.history[-1][0], self.origin)
+        return Allocation(self, self.key, size, self.history[-1][0], self.origin)
 
 
 class Ledger:
@@ -170,7 +176,7 @@ class Ledger:
         self.settle()
         return not self._live
 
-    def births_since(self, serial: int) -> list[Birth]:
+    def allocations_since(self, serial: int) -> list[Allocation]:
         """What :meth:`retained_since` sums up, one by one."""
         with self._alone():
             living = list(self._live.values())
@@ -183,7 +189,7 @@ class Ledger:
             storages = [booked() for booked in self._live.values()]
         return {storage.data_ptr() for storage in storages if storage is not None}
 
-    def alive_at_peak(self) -> list[Birth]:
+    def alive_at_peak(self) -> list[Allocation]:
         """Every storage of the highest level since :meth:`reset_peak`, with its bytes then."""
         with self._alone():
             candidates = [*self._live.values(), *self._died_since_peak]

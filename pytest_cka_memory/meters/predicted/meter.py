@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytest_cka_memory.core.allocations import Birth
+from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.errors import CapacityError
 from pytest_cka_memory.meters.accelerator import backward_threads
 from pytest_cka_memory.meters.base import Meter, Reading
@@ -107,10 +107,10 @@ class PredictedMeter(Meter):
     def serial(self) -> int:
         return self._ledger.serial
 
-    def births_since(self, mark: _Mark) -> list[Birth]:
-        return self._ledger.births_since(mark.serial)
+    def allocations_since(self, mark: _Mark) -> list[Allocation]:
+        return self._ledger.allocations_since(mark.serial)
 
-    def births_at_peak(self) -> list[Birth]:
+    def allocations_at_peak(self) -> list[Allocation]:
         return self._ledger.alive_at_peak()
 
     def _see(self, operator: Any, args: tuple[Any, ...], results: list[Any]) -> None:
