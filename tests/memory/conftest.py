@@ -34,17 +34,20 @@ def counting() -> Iterator[Meter]:
 
 
 @pytest.fixture
-def born(counting: Meter) -> Callable[[Callable[[], object]], int]:
+def retained_by(counting: Meter) -> Callable[[Callable[[], object]], int]:
     """Return the bytes that stay allocated while the result of a function is referenced."""
 
-    def born_in(func: Callable[[], object]) -> int:
+    def measure(func: Callable[[], object]) -> int:
         mark = counting.mark()
         result = func()
         retained = counting.retained_since(mark)
         del result
         return retained
 
-    return born_in
+    return measure
+
+
+born = retained_by  # for files that still use the old name
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from pytest_cka_memory.baseline_file import Fingerprint
+from pytest_cka_memory.baseline.file import Fingerprint
 from pytest_cka_memory.core.figures import Holding, RegionRecord
 from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.core.verdicts import Report, Result, judge
@@ -92,7 +92,9 @@ def one_of_each() -> Report:
 
 def hostile() -> Report:
     """A report in which every text is `HOSTILE`."""
-    holding = replace(LOSSES, held_by=HOSTILE, created_at=(HOSTILE,), hint=HOSTILE, operator=HOSTILE)
+    holding = replace(
+        LOSSES, held_by=HOSTILE, created_at=(HOSTILE,), hint=HOSTILE, operator=HOSTILE
+    )
     bad = broken(HOSTILE, HOSTILE)
     bad = replace(bad, record=replace(bad.record, retained=(holding,)), worker=HOSTILE)
     breaches = tuple(replace(b, limit=HOSTILE, message=HOSTILE) for b in bad.breaches)

@@ -145,7 +145,9 @@ def test_clean_empties_the_cache_last(
     assert allocator.calls == ["synchronize", "collect", "drop workspaces", "empty cache"]
 
 
-def test_clean_drops_workspaces_and_returns_their_bytes(gpu: AcceleratorMeter, allocator: Allocator) -> None:
+def test_clean_drops_workspaces_and_returns_their_bytes(
+    gpu: AcceleratorMeter, allocator: Allocator
+) -> None:
     """A workspace of the first run must not count as retained."""
     allocator.use_workspace(8_519_680)
     assert gpu.clean() == 8_519_680
@@ -212,8 +214,10 @@ def test_retained_is_the_larger_of_the_rise_and_the_new_live_tensors(
     del kept
 
 
-def test_block_bytes_are_used_if_the_allocator_counts_no_requested_bytes(allocator: Allocator) -> None:
-    """This is so with cudaMallocAsync; the meter's name states it in every report."""
+def test_block_bytes_are_used_if_the_allocator_counts_no_requested_bytes(
+    allocator: Allocator,
+) -> None:
+    """With cudaMallocAsync torch counts none; the meter's name states it in every report."""
     allocator.counts_requested = False
     meter = AcceleratorMeter("cuda", 0)
     assert meter.name == "PyTorch's caching allocator, whole blocks only"
@@ -230,9 +234,7 @@ def test_allocator_without_peak_counters_is_refused(allocator: Allocator) -> Non
         AcceleratorMeter("cuda", 0)
 
 
-def test_unusable_device_is_refused(
-    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unusable_device_is_refused(allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error quotes torch's reason."""
 
     def fail(*args: object, **kwargs: object) -> None:
@@ -264,7 +266,9 @@ def test_region_figures_on_a_scripted_gpu(gpu: AcceleratorMeter, allocator: Allo
     assert region.reserved_end_bytes == region.end_bytes
 
 
-def test_outer_region_keeps_its_peak_when_an_inner_region_resets_the_counter(gpu: AcceleratorMeter, allocator: Allocator) -> None:
+def test_outer_region_keeps_its_peak_when_an_inner_region_resets_the_counter(
+    gpu: AcceleratorMeter, allocator: Allocator
+) -> None:
     """The inner region resets the only peak counter of the device."""
     probe = MemoryProbe(meter=gpu)
     with probe.measure() as outer:
@@ -313,7 +317,9 @@ def test_unavailable_device_is_an_error(
         ask(name)
 
 
-def test_unavailable_device_error_names_the_available_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_device_error_names_the_available_accelerator(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The error names the accelerator that is available."""
     found = torch.device("xpu")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: found)
@@ -386,7 +392,9 @@ def test_blocks_without_a_tensor_are_reported_with_the_line_that_allocated_them(
     assert "--cka-memory-snapshots=DIR records where" in by_bytes[200].hint
 
 
-def test_allocator_without_history_records_and_dumps_nothing(gpu: AcceleratorMeter, tmp_path: Path) -> None:
+def test_allocator_without_history_records_and_dumps_nothing(
+    gpu: AcceleratorMeter, tmp_path: Path
+) -> None:
     """Both methods return False, and no file is written."""
     assert not gpu.record_history()
     assert not gpu.dump_history(tmp_path / "snapshot.pickle")

@@ -7,7 +7,7 @@ import pytest
 from reports_made import CPU, GPU
 
 from pytest_cka_memory.baseline import file as baseline_file
-from pytest_cka_memory.baseline.file import Fingerprint, Key
+from pytest_cka_memory.baseline.file import Key
 from pytest_cka_memory.errors import BaselineError
 
 FIGURES = {

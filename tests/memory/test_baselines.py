@@ -54,7 +54,9 @@ def limit(tolerance: str = "5%", required: bool = False, **figures: int | None) 
     ],
     ids=str,
 )
-def test_fingerprint_has_only_what_changes_memory_figures(change: dict[str, str], same: bool) -> None:
+def test_fingerprint_has_only_what_changes_memory_figures(
+    change: dict[str, str], same: bool
+) -> None:
     """It has the model, the meter and the minor versions of torch and CUDA.
 
     It has neither the device index nor patch releases nor the Python version.
@@ -95,7 +97,9 @@ def test_fingerprint_is_shown_as_readable_text() -> None:
 
 
 @pytest.mark.parametrize(("levels", "growth"), [([0, 0, 0, 1, 2], 1), ([9, 9, 9, 0, 0], 0)])
-def test_growth_is_stored_in_whole_bytes(record: MakeRecord, levels: list[int], growth: int) -> None:
+def test_growth_is_stored_in_whole_bytes(
+    record: MakeRecord, levels: list[int], growth: int
+) -> None:
     """It is rounded up so that the same run passes again; a decrease is stored as 0."""
     assert figures_of(record(levels=levels))["growth_bytes_per_batch"] == growth
 

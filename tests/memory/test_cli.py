@@ -37,7 +37,7 @@ def region(nodeid, **figures):
 
 
 def test_show_prints_the_table_again(write, capsys):
-"""The output has the table of the session's terminal and all that options can add to it."""
+    """The output has the table of the session's terminal and all that options can add to it."""
     assert main(["show", write("r", one_of_each())]) == OK
     lines = capsys.readouterr().out.splitlines()
     assert lines == [line.text for line in terminal.whole(one_of_each())]
@@ -283,7 +283,7 @@ def test_error_about_a_damaged_report_is_one_line(tmp_path, capsys):
 
 
 def test_closed_output_pipe_is_not_an_error(write):
-    """This happens in ``show r.json | head``."""
+    """In ``show r.json | head`` the reader closes the pipe early."""
     path = write("r", [broken(f"t.py::test_{n}") for n in range(2_000)])
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest_cka_memory", "show", path],
@@ -303,7 +303,7 @@ def test_commands_do_not_import_torch(run_python, write):
     """Importing torch takes over a second, and the machine may not have it."""
     path = write("r", one_of_each())
     code = (
-        "import sys; from pytest_cka_memory.cli import main; "
+        "import sys; from pytest_cka_memory.cli.main import main; "
         f"main(['show', {path!r}]); main(['compare', {path!r}, {path!r}]); "
         f"main(['html', {path!r}, '-o', {path + '.html'!r}]); "
         "assert not {'torch', 'numpy'} & set(sys.modules)"

@@ -1,4 +1,4 @@
-"""Whole regions on the CPU: what was before is never blamed, what is kept is found to the byte."""
+"""Figures of regions on the CPU: leaks are exact to the byte, and older tensors do not count."""
 
 import gc
 import platform
@@ -24,7 +24,7 @@ def cpu() -> MemoryProbe:
 
 
 class Cycle:
-    """Garbage that only the collector finds."""
+    """An object in a reference cycle, which only the garbage collector frees."""
 
     def __init__(self, size: int) -> None:
         self.me = self
@@ -32,7 +32,7 @@ class Cycle:
 
 
 class Pair(torch.Tensor):
-    """A wrapper subclass: two tensors inside, no storage of its own."""
+    """A wrapper subclass with two inner tensors and no storage of its own."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -58,15 +58,15 @@ class Pair(torch.Tensor):
         return Pair(func(*first, **kwargs), func(*second, **kwargs))
 
 
-def test_a_planted_leak_is_found_to_the_byte(cpu: MemoryProbe) -> None:
-    """1 MB and one byte are not 1 MB."""
+def test_leak_is_reported_to_the_byte(cpu: MemoryProbe) -> None:
+    """A leak of 1 MB and one byte is not rounded to 1 MB."""
     region = cpu.run(lambda: torch.zeros(2**20 + 1, dtype=torch.uint8))
     assert region.retained_bytes == region.net_bytes == region.peak_increase_bytes == 2**20 + 1
     assert (region.reserved_peak_bytes, region.one_time_bytes) == (None, None)
 
 
-def test_clean_code_retains_nothing(cpu: MemoryProbe) -> None:
-    """Forward, backward, optimizer step on a model of before: gradients and moments exist."""
+def test_training_step_without_a_leak_retains_nothing(cpu: MemoryProbe) -> None:
+    """The gradients and the moments of the optimizer exist before the region."""
     model = nn.Linear(10, 10)
     optimizer = torch.optim.Adam(model.parameters())
     batch = torch.ones(4, 10)
@@ -83,20 +83,20 @@ def test_clean_code_retains_nothing(cpu: MemoryProbe) -> None:
 
 
 def test_garbage_in_cycles_is_not_retained(cpu: MemoryProbe) -> None:
-    """It is collected before the end is read, and was in the peak."""
+    """It is collected before the end is read, but it counts in the peak."""
     region = cpu.run(lambda: [Cycle(100), None][1])
     assert (region.retained_bytes, region.peak_increase_bytes) == (0, 400)
 
 
-def test_garbage_of_before_is_not_in_the_start(cpu: MemoryProbe) -> None:
-    """Else its death inside would be a negative net that no code of the region caused."""
+def test_earlier_garbage_is_not_counted_at_the_start(cpu: MemoryProbe) -> None:
+    """If it were, collecting it in the region would make the net change negative."""
     Cycle(1000)
     region = cpu.run(gc.collect)
     assert region.net_bytes == 0
 
 
-def test_a_leak_is_not_hidden_by_old_tensors_freed(cpu: MemoryProbe) -> None:
-    """The net change is zero; what was born and kept is not."""
+def test_freeing_old_tensors_does_not_hide_a_leak(cpu: MemoryProbe) -> None:
+    """The net change is 0, but a tensor that was allocated in the region is still live."""
     old = [torch.zeros(100)]
     kept: list[torch.Tensor] = []
 
@@ -108,8 +108,8 @@ def test_a_leak_is_not_hidden_by_old_tensors_freed(cpu: MemoryProbe) -> None:
     assert (region.net_bytes, region.retained_bytes) == (0, 400)
 
 
-def test_a_graph_of_before_is_not_blamed_on_backward(cpu: MemoryProbe) -> None:
-    """Backward touches what only C++ held; only the gradient is new."""
+def test_backward_does_not_count_tensors_of_an_earlier_graph(cpu: MemoryProbe) -> None:
+    """Backward uses tensors that only C++ referenced; only the gradient is new."""
     x = torch.ones(100, requires_grad=True)
     loss = (x.exp().sin() * torch.arange(100)).sum()
     with cpu.measure() as region:
@@ -117,8 +117,8 @@ def test_a_graph_of_before_is_not_blamed_on_backward(cpu: MemoryProbe) -> None:
     assert region.retained_bytes == 400
 
 
-def test_a_retained_graph_is_not_blamed_on_the_second_backward(cpu: MemoryProbe) -> None:
-    """Saved tensors of before stay alive, and are of before."""
+def test_second_backward_does_not_count_a_retained_graph(cpu: MemoryProbe) -> None:
+    """The saved tensors stay live, but they were allocated before the region."""
     x = torch.ones(100, requires_grad=True)
     loss = x.exp().sin().sum()
     loss.backward(retain_graph=True)
@@ -127,8 +127,8 @@ def test_a_retained_graph_is_not_blamed_on_the_second_backward(cpu: MemoryProbe)
     assert region.retained_bytes == 0
 
 
-def test_a_graph_kept_inside_is_found_with_all_it_saved(cpu: MemoryProbe) -> None:
-    """``losses.append(loss)``: a scalar, and what its graph needs for backward."""
+def test_kept_graph_is_counted_with_its_saved_tensors(cpu: MemoryProbe) -> None:
+    """``losses.append(loss)`` keeps a scalar and the tensors that its graph saved for backward."""
     x = torch.ones(100, requires_grad=True)
     with cpu.measure() as region:
         loss = x.exp().sum()  # exp saves its result
@@ -136,8 +136,8 @@ def test_a_graph_kept_inside_is_found_with_all_it_saved(cpu: MemoryProbe) -> Non
     del loss
 
 
-def test_a_gradient_of_before_is_not_blamed(cpu: MemoryProbe) -> None:
-    """It is found through its parameter, though no Python object may exist for it."""
+def test_earlier_gradients_are_not_counted(cpu: MemoryProbe) -> None:
+    """It is found through its parameter even if no Python object exists for it."""
     model = nn.Linear(10, 10)
     model(torch.ones(1, 10)).sum().backward()
     with cpu.measure() as region:
@@ -146,8 +146,8 @@ def test_a_gradient_of_before_is_not_blamed(cpu: MemoryProbe) -> None:
     assert (region.retained_bytes, region.net_bytes) == (0, 0)
 
 
-def test_freeing_gradients_is_a_negative_net(cpu: MemoryProbe) -> None:
-    """``zero_grad`` frees what was in the start level."""
+def test_freeing_gradients_makes_the_net_change_negative(cpu: MemoryProbe) -> None:
+    """``zero_grad`` frees tensors that were live at the start."""
     model = nn.Linear(10, 10)
     model(torch.ones(1, 10)).sum().backward()
     with cpu.measure() as region:
@@ -155,8 +155,8 @@ def test_freeing_gradients_is_a_negative_net(cpu: MemoryProbe) -> None:
     assert (region.retained_bytes, region.net_bytes) == (0, -440)
 
 
-def test_wrapper_subclasses_weigh_their_parts(cpu: MemoryProbe) -> None:
-    """Old ones nothing, new ones both tensors inside."""
+def test_wrapper_subclass_counts_its_inner_tensors(cpu: MemoryProbe) -> None:
+    """Only a new wrapper adds bytes: those of both inner tensors."""
     old = Pair(torch.zeros(10), torch.zeros(10))
     with cpu.measure() as region:
         new = old + 1
@@ -165,8 +165,8 @@ def test_wrapper_subclasses_weigh_their_parts(cpu: MemoryProbe) -> None:
     del new, view
 
 
-def test_a_tensor_that_answers_with_errors_is_no_obstacle(cpu: MemoryProbe) -> None:
-    """One broken subclass anywhere in the process must not break, nor blind, the meter."""
+def test_tensor_subclass_that_raises_errors_does_not_break_the_meter(cpu: MemoryProbe) -> None:
+    """A subclass that raises errors must not stop the meter from counting other tensors."""
 
     class Broken(Pair):
         def __tensor_flatten__(self) -> tuple[list[str], None]:
@@ -177,10 +177,10 @@ def test_a_tensor_that_answers_with_errors_is_no_obstacle(cpu: MemoryProbe) -> N
     del broken
 
 
-def test_an_interrupted_start_blinds_no_later_region(
+def test_region_after_an_interrupted_start_still_counts(
     cpu: MemoryProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C in the walk: the next region must count, or it would pass with zeros."""
+    """After Ctrl-C during the search for live storages, the next region must not report zeros."""
 
     def interrupt(*args: object, **kwargs: object) -> Iterator[None]:
         raise KeyboardInterrupt
@@ -192,8 +192,8 @@ def test_an_interrupted_start_blinds_no_later_region(
     assert cpu.run(lambda: torch.zeros(5)).retained_bytes == 20
 
 
-def test_a_function_mode_of_the_user_sees_only_the_users_calls(cpu: MemoryProbe) -> None:
-    """To measure must not change what is measured."""
+def test_function_mode_of_the_user_sees_only_the_calls_of_the_user(cpu: MemoryProbe) -> None:
+    """The meter's own calls do not reach the user's mode."""
     calls: list[str] = []
 
     class Log(TorchFunctionMode):
@@ -211,8 +211,8 @@ def test_a_function_mode_of_the_user_sees_only_the_users_calls(cpu: MemoryProbe)
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_script_modules_of_before_are_not_blamed(cpu: MemoryProbe) -> None:
-    """Their tensors live in C++ until asked for."""
+def test_earlier_script_modules_are_not_counted(cpu: MemoryProbe) -> None:
+    """Their tensors have no Python objects until they are accessed."""
     module = torch.jit.script(nn.Sequential(nn.Linear(10, 10), nn.BatchNorm1d(10)).eval())
     batch = torch.ones(2, 10)
     with cpu.measure() as region:
@@ -220,17 +220,17 @@ def test_script_modules_of_before_are_not_blamed(cpu: MemoryProbe) -> None:
     assert (region.retained_bytes, region.net_bytes) == (0, 0)
 
 
-def test_a_script_module_in_the_making_is_no_obstacle(cpu: MemoryProbe) -> None:
-    """A collection, and with it our look at what lives, may come in the middle of it."""
+def test_unfinished_script_module_does_not_break_the_meter(cpu: MemoryProbe) -> None:
+    """A garbage collection, and so a search for live storages, may run during its construction."""
     kind = torch.jit.RecursiveScriptModule
-    in_the_making = kind.__new__(kind)
+    unfinished = kind.__new__(kind)
     region = cpu.run(lambda: torch.zeros(1))
     assert region.retained_bytes == 4
-    del in_the_making
+    del unfinished
 
 
-def test_a_look_within_vmap_is_no_obstacle(cpu: MemoryProbe) -> None:
-    """Its tensors have no storage of their own."""
+def test_snapshot_inside_vmap_works(cpu: MemoryProbe) -> None:
+    """The tensors in a vmapped function have no storage of their own."""
     levels = []
 
     def doubled(x: torch.Tensor) -> torch.Tensor:
@@ -244,8 +244,8 @@ def test_a_look_within_vmap_is_no_obstacle(cpu: MemoryProbe) -> None:
     assert region.retained_bytes == kept.nbytes == 400
 
 
-def test_frozen_objects_are_not_blamed(cpu: MemoryProbe) -> None:
-    """``gc.freeze`` hides them from the walk at the start; allocations are still counted."""
+def test_frozen_objects_are_not_counted(cpu: MemoryProbe) -> None:
+    """``gc.freeze`` hides them from the search at the start; new tensors are still counted."""
     old = torch.zeros(100)
     gc.collect()
     gc.freeze()
@@ -260,15 +260,15 @@ def test_frozen_objects_are_not_blamed(cpu: MemoryProbe) -> None:
 
 
 def test_fake_tensors_have_no_bytes(cpu: MemoryProbe) -> None:
-    """Shapes are computed with no memory behind them."""
+    """Fake tensors have shapes but no memory."""
     with cpu.measure() as region, FakeTensorMode():
         fake = nn.Linear(1000, 1000)(torch.zeros(64, 1000))
     assert (region.retained_bytes, region.peak_increase_bytes) == (0, 0)
     del fake
 
 
-def test_a_dead_weak_proxy_is_no_obstacle(cpu: MemoryProbe) -> None:
-    """``isinstance`` on it raises ReferenceError; the walk asks for types only."""
+def test_dead_weak_proxy_does_not_break_the_meter(cpu: MemoryProbe) -> None:
+    """The search uses ``type`` because ``isinstance`` on the proxy raises ReferenceError."""
     target = Cycle(1)
     proxy = weakref.proxy(target)
     del target
@@ -278,8 +278,8 @@ def test_a_dead_weak_proxy_is_no_obstacle(cpu: MemoryProbe) -> None:
     del proxy
 
 
-def test_a_region_under_another_mode_leaves_the_stack_balanced(cpu: MemoryProbe) -> None:
-    """Modes of the user stay in their order, before, inside and after."""
+def test_region_inside_a_dispatch_mode_leaves_the_mode_stack_unchanged(cpu: MemoryProbe) -> None:
+    """The user's modes keep their order before, inside and after the region."""
 
     class Counting(TorchDispatchMode):
         calls = 0
@@ -305,26 +305,26 @@ def test_a_region_under_another_mode_leaves_the_stack_balanced(cpu: MemoryProbe)
     del kept, kept2
 
 
-def test_an_exception_leaves_the_stack_balanced(cpu: MemoryProbe) -> None:
-    """As does an orderly end."""
+def test_exception_in_a_region_leaves_the_mode_stack_unchanged(cpu: MemoryProbe) -> None:
+    """The region removes its dispatch mode."""
     depth = torch._C._len_torch_dispatch_stack()
     with pytest.raises(RuntimeError, match="must match"), cpu.measure():
         _ = torch.zeros(2) + torch.zeros(3)
     assert torch._C._len_torch_dispatch_stack() == depth
 
 
-def test_torchs_functions_are_as_before_after_a_region(cpu: MemoryProbe) -> None:
-    """Nothing stays patched."""
+def test_region_restores_the_functions_of_torch(cpu: MemoryProbe) -> None:
+    """The region removes its patches."""
     before = (torch.UntypedStorage.resize_, "resize_" in vars(torch.UntypedStorage))
     with cpu.measure():
         pass
     assert (torch.UntypedStorage.resize_, "resize_" in vars(torch.UntypedStorage)) == before
 
 
-def test_a_patch_of_the_user_on_resize_survives(
+def test_region_keeps_a_patch_of_the_user_on_resize(
     cpu: MemoryProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Put back as it was found, not as torch made it."""
+    """The region restores the user's function, not torch's."""
     plain = torch.UntypedStorage.resize_
 
     def mine(storage: torch.UntypedStorage, size: int) -> Any:
@@ -339,7 +339,7 @@ def test_a_patch_of_the_user_on_resize_survives(
 
 
 def test_nested_regions_have_their_own_figures(cpu: MemoryProbe) -> None:
-    """Retained counts from each entry; the outer peak survives the inner reset."""
+    """Retained counts from the entry of each region; the outer region keeps its peak."""
     with cpu.measure("outer") as outer:
         a = torch.zeros(100)
         _ = torch.zeros(1000)
@@ -352,8 +352,8 @@ def test_nested_regions_have_their_own_figures(cpu: MemoryProbe) -> None:
     del a, b, c
 
 
-def test_a_region_does_not_keep_what_it_measured(cpu: MemoryProbe) -> None:
-    """Neither does its record, its probe or its meter."""
+def test_region_does_not_reference_measured_tensors(cpu: MemoryProbe) -> None:
+    """Its record, its probe and its meter do not reference the tensor either."""
     with cpu.measure() as region:
         tensor = torch.zeros(10)
         region.batch_done()
@@ -365,8 +365,8 @@ def test_a_region_does_not_keep_what_it_measured(cpu: MemoryProbe) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_clean_loop_over_a_loader_is_flat(cpu: MemoryProbe, workers: int) -> None:
-    """Batches come and go; the short last one is not judged."""
+def test_loop_over_a_loader_without_a_leak_has_no_growth(cpu: MemoryProbe, workers: int) -> None:
+    """All batches are freed; the shorter last batch is not judged."""
     loader = DataLoader(TensorDataset(torch.ones(37, 3)), batch_size=4, num_workers=workers)
     total = 0.0
     with cpu.measure() as region:
@@ -378,8 +378,8 @@ def test_a_clean_loop_over_a_loader_is_flat(cpu: MemoryProbe, workers: int) -> N
     assert (region.growth_bytes_per_batch, region.retained_bytes) == (0.0, 0)
 
 
-def test_a_kept_batch_is_growth_though_no_operator_touched_it(cpu: MemoryProbe) -> None:
-    """Buffers become tensors without an operator."""
+def test_kept_batch_that_no_operator_used_is_growth(cpu: MemoryProbe) -> None:
+    """``torch.frombuffer`` makes tensors without calling an operator."""
     kept = []
     with cpu.measure() as region:
         for _ in range(5):
@@ -390,7 +390,7 @@ def test_a_kept_batch_is_growth_though_no_operator_touched_it(cpu: MemoryProbe) 
 
 
 def test_batches_kept_from_worker_processes_are_retained(cpu: MemoryProbe) -> None:
-    """Those untouched by any operator too; the peak is never below the end."""
+    """No operator used these batches; the peak is never below the end."""
     loader = DataLoader(TensorDataset(torch.ones(40, 3)), batch_size=4, num_workers=2)
     kept = []
     with cpu.measure() as region:
@@ -400,8 +400,8 @@ def test_batches_kept_from_worker_processes_are_retained(cpu: MemoryProbe) -> No
     assert region.retained_bytes == region.peak_increase_bytes == 480
 
 
-def test_a_leak_of_4_bytes_a_batch_is_reported_as_4(cpu: MemoryProbe) -> None:
-    """``losses.append(loss.detach())``, in a loop that also alternates."""
+def test_leak_of_4_bytes_per_batch_is_reported_as_4(cpu: MemoryProbe) -> None:
+    """``losses.append(loss.detach())`` in a loop over large batches."""
     losses: list[torch.Tensor] = []
 
     def batches() -> Iterator[torch.Tensor]:
@@ -414,16 +414,16 @@ def test_a_leak_of_4_bytes_a_batch_is_reported_as_4(cpu: MemoryProbe) -> None:
     assert region.growth_bytes_per_batch == 4.0
 
 
-def test_the_notebooks_function_runs_outside_pytest() -> None:
-    """(result, peak_mb, retained_mb): the result is alive, and so retained."""
+def test_measure_memory_retention_runs_outside_pytest() -> None:
+    """It returns (result, peak_mb, retained_mb); the result is live and so it is retained."""
     result, peak_mb, retained_mb = measure_memory_retention(lambda: torch.zeros(2**18), "cpu")
     assert result.shape == (2**18,)
     assert retained_mb == 1.0
     assert peak_mb >= 1.0
 
 
-def test_a_warm_up_takes_the_first_allocation(cpu: MemoryProbe) -> None:
-    """A cache on the function is one-time."""
+def test_warm_up_run_makes_the_first_allocation_one_time(cpu: MemoryProbe) -> None:
+    """A cache that the warm-up run fills counts as one-time bytes."""
     cache: list[torch.Tensor] = []
 
     def func() -> None:
@@ -434,10 +434,10 @@ def test_a_warm_up_takes_the_first_allocation(cpu: MemoryProbe) -> None:
     assert (region.retained_bytes, region.one_time_bytes) == (0, 400)
 
 
-def test_a_machine_that_tells_no_model_is_named_by_what_python_knows(
+def test_cpu_name_falls_back_to_the_platform_module_without_cpuinfo(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Only Linux has /proc/cpuinfo, and not everywhere."""
+    """/proc/cpuinfo exists only on Linux, and not on every Linux."""
 
     def no_such_file(*args: object, **kwargs: object) -> None:
         raise FileNotFoundError

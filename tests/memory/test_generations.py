@@ -1,8 +1,6 @@
-"""Looking among young objects only finds what a look at all of them finds."""
+"""Searching only the young objects finds the same objects as searching all of them."""
 
 import gc
-import subprocess
-import sys
 import threading
 from random import Random
 
@@ -13,26 +11,26 @@ from pytest_cka_memory.meters.ledger.generations import Generations
 
 
 class Thing:
-    """What is looked for."""
+    """The type of the objects to find."""
 
 
-class Bearing:
-    """Makes one when it dies."""
+class Maker:
+    """An object whose finalizer makes a `Thing`."""
 
-    born: list[Thing] = []  # noqa: RUF012 - the leak
+    made: list[Thing] = []  # noqa: RUF012 - the leak
 
     def __del__(self):
-        self.born.append(Thing())
+        self.made.append(Thing())
 
 
 @pytest.fixture
 def things():
-    """Generations that have seen that there is none."""
+    """A `Generations` that has found no `Thing` yet."""
     gc.collect()
     found = Generations(lambda: {Thing})
     assert list(found.all()) == []
     yield found
-    Bearing.born.clear()
+    Maker.made.clear()
     gc.collect()
 
 
@@ -46,12 +44,12 @@ def in_cycle(item):
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_look_finds_all(things, seed):
-    """Whatever was made, dropped, collected or frozen since the last one."""
+def test_search_finds_all_objects(things, seed):
+    """Objects may be made, dropped, collected or frozen between two searches."""
     random, kept = Random(seed), []
     steps = {
         "keep": lambda: kept.append(Thing()),
-        "hide in an old object": lambda: setattr(kept[0], "held", Thing()) if kept else None,
+        "store in an old object": lambda: setattr(kept[0], "held", Thing()) if kept else None,
         "drop": kept.clear,
         "leave a cycle": lambda: in_cycle(Thing()) and None,
         "collect": lambda: gc.collect(random.randrange(3)),
@@ -61,7 +59,7 @@ def test_a_look_finds_all(things, seed):
     for _ in range(25):
         for name in random.choices(list(steps), k=random.randrange(4)):
             steps[name]()
-        gc.disable()  # or what is found may be gone before it is compared
+        gc.disable()  # a found object must not be freed before it is compared
         try:
             assert {id(item) for item in things.all()} == everything()
         finally:
@@ -71,8 +69,8 @@ def test_a_look_finds_all(things, seed):
             assert everything() == set()
 
 
-def test_none_is_proved_without_a_full_collection(things):
-    """Which would cost more than all else of a region."""
+def test_absence_is_proved_without_a_full_collection(things):
+    """A full collection would take longer than the rest of a region."""
     full = gc.get_stats()[2]["collections"]
     assert things.none_after_collecting()
     assert list(things.all()) == []
@@ -81,8 +79,8 @@ def test_none_is_proved_without_a_full_collection(things):
 
 
 @pytest.mark.parametrize("collected", [None, 0, 1, 2])
-def test_one_that_lives_is_no_none(things, collected):
-    """Of any age."""
+def test_live_object_is_reported(things, collected):
+    """The object may be in any generation."""
     kept = Thing()
     if collected is not None:
         gc.collect(collected)
@@ -90,23 +88,23 @@ def test_one_that_lives_is_no_none(things, collected):
     assert list(things.all()) == [kept]
 
 
-def test_one_in_a_young_cycle_is_left_to_a_full_collection(things):
-    """It may be held by old garbage, which only that finds."""
+def test_object_in_a_young_cycle_needs_a_full_collection(things):
+    """Old garbage may reference the object, and only a full collection finds that."""
     in_cycle(Thing())
     assert not things.none_after_collecting()
 
 
-def test_one_that_a_young_finalizer_makes_is_seen(things):
-    """The finalizer has run by then."""
-    in_cycle(Bearing())
+def test_object_made_by_a_finalizer_is_found(things):
+    """The search runs after the finalizer."""
+    in_cycle(Maker())
     assert not things.none_after_collecting()
-    assert len(Bearing.born) == 1
-    assert list(things.all()) == Bearing.born
+    assert len(Maker.made) == 1
+    assert list(things.all()) == Maker.made
 
 
 @pytest.mark.parametrize("makes", [False, True])
-def test_beside_another_thread_old_objects_are_looked_at(things, monkeypatch, makes):
-    """Its objects may have grown old in the very collection that follows the look at the young."""
+def test_old_objects_are_searched_if_another_thread_runs(things, monkeypatch, makes):
+    """The collection after the search may promote objects that the other thread has made."""
     kept = []
     collect = gc.collect
 
@@ -128,16 +126,16 @@ def test_beside_another_thread_old_objects_are_looked_at(things, monkeypatch, ma
         thread.join()
 
 
-def test_where_objects_grow_old_one_by_one_nothing_is_proved(things, monkeypatch):
-    """As from Python 3.14 on, and without a GIL."""
+def test_absence_is_not_proved_if_objects_are_promoted_one_by_one(things, monkeypatch):
+    """Python 3.14 promotes objects in that way, and so does Python without a GIL."""
     monkeypatch.setattr(generations, "LEAVE_AT_ONCE", False)
     assert not things.none_after_collecting()
     assert list(things.all()) == []
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_the_collector_is_left_as_it_was(things, enabled):
-    """Switched on or off."""
+def test_search_leaves_the_collector_enabled_or_disabled(things, enabled):
+    """It stays enabled or disabled."""
     was = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     things.none_after_collecting()
@@ -201,7 +199,7 @@ print("same")
 """
 
 
-def test_regions_read_the_same_to_the_byte():
-    """In a process of its own, which holds no other tensor: with the proof and without."""
-    done = subprocess.run([sys.executable, "-c", REGIONS], capture_output=True, text=True)
+def test_regions_have_the_same_figures_with_the_faster_search(run_python):
+    """The process has no other tensor; it measures with the faster search and without it."""
+    done = run_python("-c", REGIONS)
     assert done.stdout == "same\n", done.stderr

@@ -1,30 +1,21 @@
-"""What GitHub Actions is told: its workflow commands, escaped, bounded, worst first."""
+"""Workflow commands for GitHub Actions are escaped, limited in number and sorted."""
 
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from reports_made import record
 
-from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.verdicts import Report, judge
 from pytest_cka_memory.integrations.github import Step, step_of
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports import github
 
 
-def record(retained, completed=True, label="r"):
-    return RegionRecord(
-        label=label,
-        completed=completed,
-        start_bytes=0,
-        end_bytes=retained,
-        peak_bytes=retained,
-        retained_bytes=retained,
-    )
-
-
-def result(nodeid, retained, marker="zero_retention", args=(), **kwargs):
-    return judge(nodeid, record(retained, **kwargs), [limit_from_marker(marker, args, {})])
+def result(nodeid, retained, marker="zero_retention", args=(), completed=True):
+    """Judge a region labelled `r` by one limit."""
+    measured = record("r", retained_bytes=retained, batches=0, completed=completed)
+    return judge(nodeid, measured, [limit_from_marker(marker, args, {})])
 
 
 def commands(report):
@@ -42,13 +33,13 @@ def commands(report):
     ],
     ids=["plain", "lines", "delimiters", "commands", "title-lines"],
 )
-def test_text_is_escaped_as_the_runner_reads_it(message, title, line):
-    """Per cent and line ends everywhere, colon and comma in properties."""
+def test_text_is_escaped_for_workflow_commands(message, title, line):
+    """Percent signs and line ends are always escaped, colons and commas only in properties."""
     assert github.command("error", message, title=title) == line
 
 
-def test_a_breach_names_its_line():
-    """File, line, limit, region and figure are in one command."""
+def test_breach_is_reported_at_the_line_of_its_test():
+    """The command has the file, the line, the limit, the region and the figure."""
     broken = result("tests/test_a.py::test_it", 5)
     report = Report({}, (broken,), locations={broken.nodeid: ("tests/test_a.py", 12)})
     (command,) = commands(report)
@@ -58,16 +49,16 @@ def test_a_breach_names_its_line():
     )
 
 
-def test_a_test_of_another_repository_is_named_without_its_file():
-    """A path that the repository does not have would be shown nowhere."""
+def test_breach_outside_the_repository_is_reported_without_a_file():
+    """GitHub would not show a command for a path outside the repository."""
     broken = result("t.py::test_it", 5)
     report = Report({}, (broken,), locations={broken.nodeid: ("../t.py", 12)})
     (command,) = github.annotations(report, lambda file: None)
     assert command.startswith("::error title=zero_retention broken::t.py::test_it r: ")
 
 
-def test_the_worst_come_first_and_the_rest_are_counted():
-    """GitHub shows ten: nine of them, and one that says how many there are."""
+def test_largest_breaches_come_first_and_the_rest_are_counted():
+    """GitHub shows ten commands: nine breaches and the number of the others."""
     report = Report({}, tuple(result(f"t.py::test_{n}", n + 1) for n in range(30)))
     found = commands(report)
     assert len(found) == github.MOST_A_KIND
@@ -77,30 +68,32 @@ def test_the_worst_come_first_and_the_rest_are_counted():
     assert found[9] == "::error title=memory::and 21 more, in the job's summary"
 
 
-@pytest.mark.parametrize(("count", "shown"), [(10, 10), (11, 10)], ids=["all", "one-too-many"])
-def test_exactly_as_many_as_github_shows_are_all_shown(count, shown):
-    """The tenth is not given up for a line that counts nothing."""
+@pytest.mark.parametrize(("count", "shown"), [(10, 10), (11, 10)], ids=["ten", "eleven"])
+def test_ten_breaches_are_all_shown(count, shown):
+    """The tenth command counts the others only if there are others."""
     found = commands(Report({}, tuple(result(f"t.py::test_{n}", 1) for n in range(count))))
     assert len(found) == shown
     assert ("more, in the job's summary" in found[-1]) == (count > shown)
 
 
-def test_what_could_not_be_judged_goes_before_every_figure():
-    """A limit that nothing checked may hide any size."""
-    blind = judge("t.py::blind", record(0), [limit_from_marker("flat_per_batch", (), {})])
+def test_limit_that_could_not_be_judged_comes_before_other_breaches():
+    """A limit that could not be checked may hide any size."""
+    blind = judge(
+        "t.py::blind", record("r", batches=0), [limit_from_marker("flat_per_batch", (), {})]
+    )
     first, second = commands(Report({}, (result("t.py::huge", 2**40), blind)))
     assert "t.py::blind" in first
     assert "t.py::huge" in second
 
 
-def test_an_expected_breach_is_no_error():
-    """It was marked so beforehand."""
+def test_breach_of_an_xfailed_test_is_not_reported():
+    """The test is marked with xfail."""
     expected = replace(result("t.py::test_it", 5), outcome="xfailed")
     assert commands(Report({}, (expected,))) == []
 
 
-def test_what_is_not_judged_is_a_warning():
-    """Once for a reason, with how often; a failed test's own failure says enough."""
+def test_regions_that_are_not_judged_are_warnings():
+    """There is one warning per reason, with the number of regions."""
     unjudged = [result(f"t.py::test_{n}", 0, "max_reserved_mb", (1,)) for n in range(3)]
     left = result("t.py::left", 0, completed=False)
     report = Report({}, (*unjudged, left), missing=("t.py::lost",), unmeasured={"odd items": 2})
@@ -113,8 +106,8 @@ def test_what_is_not_judged_is_a_warning():
     ]
 
 
-def test_a_failed_gate_is_an_error_and_heads_the_summary():
-    """What failed the session beyond its tests has no line, and comes first."""
+def test_failed_session_is_an_error_and_comes_first_in_the_summary():
+    """The error has no file or line, and comes first in the job summary."""
     report = Report({}, (), problems=("0 regions measured, --cka-memory-min-regions=1",))
     assert commands(report) == [
         "::error title=memory gate failed::0 regions measured, --cka-memory-min-regions=1"
@@ -132,8 +125,8 @@ def test_a_failed_gate_is_an_error_and_heads_the_summary():
         ("no", {"GITHUB_ACTIONS": "true"}, False),
     ],
 )
-def test_when_there_is_a_step_to_report_to(choice, environment, reports):
-    """By default on GitHub Actions, elsewhere where asked, and nowhere where refused."""
+def test_auto_reports_only_on_github_actions(choice, environment, reports):
+    """``auto`` reports only on GitHub Actions, ``yes`` always and ``no`` never."""
     assert (step_of(choice, environment, Path("/r")) is not None) == reports
 
 
@@ -147,6 +140,6 @@ def test_when_there_is_a_step_to_report_to(choice, environment, reports):
     ],
     ids=["root", "subfolder", "above", "outside"],
 )
-def test_files_are_named_from_the_root_of_the_repository(root, file, path):
-    """Pytest names them from its own root, which may lie deeper."""
+def test_file_paths_start_at_the_root_of_the_repository(root, file, path):
+    """Pytest's root folder may be a subfolder of the repository."""
     assert Step(None, Path("/w/repo"), Path(root), asked_for=False).path_of(file) == path

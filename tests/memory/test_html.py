@@ -1,4 +1,4 @@
-"""The page: self-contained, escaped, and in a real browser where there is one."""
+"""The HTML page is self-contained and escaped, and its script works in a real browser."""
 
 import json
 import re
@@ -17,7 +17,7 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 
 
 class Page(HTMLParser):
-    """What a browser would make of a page: its elements, and its text by element."""
+    """A parser that collects the elements of a page, and the text in each element."""
 
     VOID = ("meta", "input", "br", "img", "link", "hr")
 
@@ -47,14 +47,14 @@ class Page(HTMLParser):
 
 
 def data_of(text):
-    """What the page's script draws from."""
+    """Return the data that the script of the page draws."""
     (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text)
     data = json.loads(found)
     return {**data, "rows": [dict(zip(data["columns"], row, strict=True)) for row in data["rows"]]}
 
 
-def test_the_summary_needs_no_script():
-    """Verdict, every problem, who holds it and the session are plain HTML."""
+def test_summary_is_shown_without_the_script():
+    """The verdict, the problems, the holders and the session are plain HTML."""
     page = Page(html_page.text(one_of_each()))
     assert page.texts["title"].startswith("Memory: 1 of 5 regions broke a limit")
     assert "retained 36 bytes, allowed 0 bytes: 36 bytes too much" in page.texts["li"]
@@ -64,8 +64,8 @@ def test_the_summary_needs_no_script():
     assert "t.py::test_lost" in page.texts["dd"]
 
 
-def test_the_page_asks_for_nothing_from_elsewhere():
-    """No address but a name of the drawing language, and a policy that forbids any other."""
+def test_page_loads_nothing_from_other_places():
+    """The only URL is the SVG namespace, and a content policy forbids loading others."""
     text = html_page.text(one_of_each())
     page = Page(text)
     assert not {"link", "img", "iframe", "object", "base"} & set(page.tags)
@@ -76,8 +76,8 @@ def test_the_page_asks_for_nothing_from_elsewhere():
     assert "@import" not in text
 
 
-def test_no_text_of_a_test_becomes_an_element():
-    """The same elements as of a harmless report, and all of it within the JSON's script."""
+def test_text_of_a_test_never_becomes_an_element():
+    """All texts of tests are escaped inside the JSON data."""
     text = html_page.text(hostile())
     page = Page(text)
     assert "img" not in page.tags
@@ -88,14 +88,14 @@ def test_no_text_of_a_test_becomes_an_element():
     assert "<img src=x" in data_of(text)["rows"][0]["name"]
 
 
-def test_a_name_of_a_part_is_text_like_any_other():
-    """A test called {{SCRIPT}} gets no script."""
+def test_test_named_like_a_placeholder_is_shown_as_text():
+    """A test named {{SCRIPT}} does not insert the script a second time."""
     text = html_page.text(Report(SESSION, (judge("{{SCRIPT}}", record(completed=False), []),)))
     assert "{{SCRIPT}}" in Page(text).texts["li"]
 
 
-def test_every_figure_of_a_region_is_there():
-    """Exact bytes, for the script to draw."""
+def test_page_has_all_figures_of_a_region():
+    """The data for the script has exact bytes."""
     rows = data_of(html_page.text(one_of_each()))["rows"]
     assert [row["verdict"] for row in rows] == [
         "ok",
@@ -116,16 +116,16 @@ def test_every_figure_of_a_region_is_there():
     assert "    held by train.LOSSES[0]" in leak["holders"]
 
 
-def test_what_other_plugins_add_is_there():
-    """By its name, and only so much of it that a line can show."""
+def test_page_shows_values_that_other_plugins_add():
+    """Each value has its name and is cut to the length of a line."""
     result = replace(kept(), extra={"power_w": 250.0, "trace": "x" * 10_000})
     (row,) = data_of(html_page.text(Report(SESSION, (result,))))["rows"]
     assert row["extra"][0] == "power_w: 250.0"
     assert len(row["extra"][1]) == 400
 
 
-def test_at_the_peak_holders_are_told_as_such():
-    """What was alive then was not kept."""
+def test_holders_at_the_peak_have_their_own_heading():
+    """Tensors that are live at the peak are not necessarily retained."""
     alive = record(at_peak=(LOSSES,))
     (row,) = data_of(html_page.text(Report(SESSION, (judge("n", alive, []),))))["rows"]
     assert row["holders"][0] == "alive at the peak:"
@@ -136,8 +136,8 @@ def test_at_the_peak_holders_are_told_as_such():
     [(0, 0, 1), (1, 1, 1), (200, 200, 1), (201, 101, 2), (1000, 200, 5)],
     ids=["none", "one", "as-many-as-fit", "one-more", "many"],
 )
-def test_a_long_timeline_keeps_the_highest_of_its_steps(batches, points, step):
-    """A line on a screen shows no more than some hundred."""
+def test_long_timeline_is_reduced_to_the_highest_point_of_each_step(batches, points, step):
+    """A chart shows at most 200 points."""
     (row,) = data_of(
         html_page.text(Report(SESSION, (kept(retained_bytes=batches, batches=batches),)))
     )["rows"]
@@ -146,8 +146,8 @@ def test_a_long_timeline_keeps_the_highest_of_its_steps(batches, points, step):
         assert row["timeline"][-1][0] == 42 * 2**20 + batches
 
 
-def test_predicted_figures_say_so():
-    """In the title, in a notice, and beside each figure that the script draws."""
+def test_page_says_that_figures_are_predicted():
+    """The heading, a notice and the data for the script say so."""
     session = {**SESSION, "meter": "predicted CUDA allocations"}
     text = html_page.text(Report(session, (kept(),)))
     assert Page(text).texts["h1"] == "Predicted memory"
@@ -156,14 +156,14 @@ def test_predicted_figures_say_so():
     assert data_of(html_page.text(one_of_each()))["predicted"] is False
 
 
-def test_what_failed_the_session_is_a_notice():
-    """Too few regions is no problem of any region."""
+def test_problem_of_the_session_is_a_notice():
+    """A problem of the session, such as too few regions, belongs to no region."""
     text = html_page.text(Report(SESSION, (), problems=("0 regions measured",)))
     assert "FAILED: 0 regions measured" in Page(text).texts["header"]
 
 
-def test_many_problems_are_counted():
-    """The first fifty are told in full, the others in the table."""
+def test_page_lists_fifty_problems_and_counts_the_rest():
+    """The first fifty are listed in full; the others are in the table."""
     page = Page(html_page.text(many(600)))
     assert page.tags.count("li") == 50
     assert "And 150 more, in the table below." in page.texts["section"]
@@ -171,11 +171,11 @@ def test_many_problems_are_counted():
 
 @pytest.fixture
 def drawn(tmp_path):
-    """The page as a browser made it, after its script and one of the test's ran."""
+    """Return the page after a browser ran its script and a script of the test."""
 
     def draw(report, script="", width=1280):
         if BROWSER is None:
-            pytest.skip("needs Chromium, and there is none on this machine")
+            pytest.skip("Chromium is not installed")
         path = tmp_path / "page.html"
         extra = f"<script>{script}</script></body>"
         path.write_text(html_page.text(report).replace("</body>", extra), encoding="utf-8")
@@ -196,8 +196,11 @@ def drawn(tmp_path):
     return draw
 
 
-def test_a_browser_draws_sorts_and_opens_rows(drawn):
-    """A thousand regions: two hundred rows, sorted by a click, one opened, none wider."""
+def test_script_draws_sorts_and_opens_rows(drawn):
+    """Of a thousand regions 200 rows are drawn; clicks sort the table and open a row.
+
+    The page does not become wider than the window.
+    """
     shown = drawn(
         many(1_000),
         """
@@ -226,8 +229,8 @@ def test_a_browser_draws_sorts_and_opens_rows(drawn):
     assert title["wide"] is False
 
 
-def test_a_browser_runs_nothing_that_a_test_wrote(drawn):
-    """Names are text in the drawn table too, and a narrow page does not scroll sideways."""
+def test_browser_runs_no_script_from_the_name_of_a_test(drawn):
+    """Names stay text in the table, and a narrow page does not scroll sideways."""
     shown = drawn(
         hostile(),
         "document.querySelector('td.name button').click();"

@@ -1,4 +1,4 @@
-"""What a signal's handler raises reaches the test, wherever the meter is just then."""
+"""An exception that a signal handler raises while the meter runs reaches the test."""
 
 import functools
 import gc
@@ -22,7 +22,7 @@ LONGEST_WAIT_SECONDS = 20
 
 
 class StopError(Exception):
-    """What the handlers raise."""
+    """The exception that the signal handlers raise."""
 
 
 def stop(*_: object) -> None:
@@ -45,7 +45,7 @@ def wait() -> None:
 
 @pytest.fixture(autouse=True)
 def _handlers() -> Iterator[None]:
-    """A ``SIGTERM`` that stops, and a ``SIGINT`` as in a terminal."""
+    """Install a handler for ``SIGTERM`` that raises, and Python's own for ``SIGINT``."""
     signals = {signal.SIGTERM: stop, signal.SIGINT: signal.default_int_handler}
     before = {number: signal.signal(number, handler) for number, handler in signals.items()}
     yield
@@ -56,8 +56,8 @@ def _handlers() -> Iterator[None]:
 
 
 @pytest.fixture
-def collecting(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., None]], None]:
-    """Collect once, with a callback that the hook is for."""
+def collect_with(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., None]], None]:
+    """Run the garbage collector once with a callback and its unraisable hook."""
 
     def collect(callback: Callable[..., None]) -> None:
         monkeypatch.setattr(sys, "unraisablehook", hook_for(callback))
@@ -71,7 +71,7 @@ def collecting(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., None]
 
 
 def at_the_start(function: Callable[[], None]) -> Callable[..., None]:
-    """A callback of the garbage collector's that calls `function` once."""
+    """Return a garbage collector callback that calls `function` when a collection starts."""
     return lambda phase, info: function() if phase == "start" else None
 
 
@@ -84,68 +84,68 @@ def at_the_start(function: Callable[[], None]) -> Callable[..., None]:
         pytest.param(functools.partial(stop, 1), id="partial"),
     ],
 )
-def test_what_a_handler_raises_is_raised_after_the_callback(
-    collecting: Callable[..., None], handler: Any
+def test_exception_of_a_handler_is_raised_after_the_callback(
+    collect_with: Callable[..., None], handler: Any
 ) -> None:
-    """Python alone would print it and go on."""
+    """Python itself would only print the exception and continue."""
     signal.signal(signal.SIGTERM, handler)
     with pytest.raises(StopError):  # noqa: PT012
-        collecting(at_the_start(lambda: signal.raise_signal(signal.SIGTERM)))
+        collect_with(at_the_start(lambda: signal.raise_signal(signal.SIGTERM)))
         wait()
 
 
-def test_ctrl_c_is_raised_after_the_callback(collecting: Callable[..., None]) -> None:
-    """Its handler is no Python code, and so in no traceback."""
+def test_ctrl_c_is_raised_after_the_callback(collect_with: Callable[..., None]) -> None:
+    """Its handler is written in C, so it does not appear in the traceback."""
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
-        collecting(at_the_start(lambda: signal.raise_signal(signal.SIGINT)))
+        collect_with(at_the_start(lambda: signal.raise_signal(signal.SIGINT)))
         wait()
 
 
-def test_what_comes_in_the_callback_again_is_raised_after_it(
-    collecting: Callable[..., None],
+def test_exception_in_the_next_callback_is_raised_after_it(
+    collect_with: Callable[..., None],
 ) -> None:
-    """As where the collection takes longer than the moment waited."""
+    """The collection may take longer than the delay before the signal is sent again."""
 
     def callback(phase: str, info: object) -> None:
         signal.raise_signal(signal.SIGTERM) if phase == "start" else wait()
 
     with pytest.raises(StopError):  # noqa: PT012
-        collecting(callback)
+        collect_with(callback)
         wait()
 
 
-def test_what_comes_in_the_callback_of_another_is_raised_after_it(
-    collecting: Callable[..., None],
+def test_exception_in_a_callback_of_another_library_is_raised_after_it(
+    collect_with: Callable[..., None],
 ) -> None:
-    """Hypothesis has one, too."""
+    """Hypothesis, for example, installs a callback."""
 
-    def anothers(phase: str, info: object) -> None:
+    def other_callback(phase: str, info: object) -> None:
         if phase == "stop":
             wait()
 
-    gc.callbacks.append(anothers)
+    gc.callbacks.append(other_callback)
     try:
         with pytest.raises(StopError):  # noqa: PT012
-            collecting(at_the_start(lambda: signal.raise_signal(signal.SIGTERM)))
+            collect_with(at_the_start(lambda: signal.raise_signal(signal.SIGTERM)))
             wait()
     finally:
-        gc.callbacks.remove(anothers)
+        gc.callbacks.remove(other_callback)
 
 
-def test_the_callbacks_own_errors_go_where_they_went(
-    collecting: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+def test_errors_of_the_callback_go_to_the_earlier_unraisable_hook(
+    collect_with: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are no reason to fail the test that happens to run."""
+    """They must not fail the test that happens to run."""
     seen: list[type[BaseException]] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda dropped: seen.append(dropped.exc_type))
-    collecting(at_the_start(lambda: 1 // 0))
+    collect_with(at_the_start(lambda: 1 // 0))
     assert seen == [ZeroDivisionError]
 
 
-def test_a_region_loses_no_signal_to_its_look_at_the_garbage(
+def test_signal_during_the_search_for_new_storages_reaches_the_test(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """More than half of all alarms were lost where a test made many small objects."""
+    """A test with many small objects would otherwise lose more than half of its alarms."""
     with MemoryProbe("cpu").measure(), monkeypatch.context() as patched:
         patched.setattr(
             StorageTracker, "find_unseen", lambda *_, **__: signal.raise_signal(signal.SIGTERM)
@@ -155,8 +155,8 @@ def test_a_region_loses_no_signal_to_its_look_at_the_garbage(
             wait()
 
 
-def test_a_death_is_noted_without_python_code() -> None:
-    """In which a signal's handler would run, and what it raises be dropped."""
+def test_freed_storage_is_recorded_without_python_code() -> None:
+    """A signal handler could run in Python code there, and its exception would be lost."""
     ledger, storage = Ledger(), torch.UntypedStorage(10)
     ledger.book(storage)
     (reference,) = weakref.getweakrefs(storage)

@@ -1,4 +1,4 @@
-"""A record held against limits, and the result on its way through processes."""
+"""Records are judged against limits, and results are passed between processes."""
 
 import json
 from collections.abc import Callable
@@ -22,44 +22,44 @@ FLAT = limit_from_marker("flat_per_batch", (), {})
         pytest.param([ZERO], {}, "ok", id="kept"),
         pytest.param([ZERO], {"retained_bytes": 1}, "BREACH", id="broken"),
         pytest.param([ZERO, FLAT], {}, "BREACH", id="one-kept-one-impossible"),
-        pytest.param([RESERVED], {}, "not judged", id="only-limit-says-nothing"),
-        pytest.param([RESERVED, ZERO], {}, "ok", id="one-says-nothing"),
+        pytest.param([RESERVED], {}, "not judged", id="only-limit-not-judged"),
+        pytest.param([RESERVED, ZERO], {}, "ok", id="one-not-judged"),
         pytest.param([RESERVED, ZERO], {"retained_bytes": 1}, "BREACH", id="the-other-broken"),
         pytest.param([ZERO], {"retained_bytes": 1, "completed": False}, "not judged", id="raised"),
         pytest.param([], {"completed": False}, "not judged", id="raised-without-limit"),
     ],
 )
-def test_a_result_comes_to_one_verdict(
+def test_result_has_one_verdict(
     record: MakeRecord, limits: list[Limit], figures: dict[str, object], verdict: str
 ) -> None:
-    """A region that an exception left is never a pass and never a breach."""
+    """A region that an exception aborted neither passes nor breaks a limit."""
     assert judge("test_x.py::test", record(**figures), limits).verdict == verdict
 
 
-def test_every_broken_limit_is_named(record: MakeRecord) -> None:
-    """One repair must not uncover the next breach only at the next run."""
+def test_result_has_all_breaches(record: MakeRecord) -> None:
+    """Otherwise the second breach would show only after the first is repaired."""
     limits = [max_retained_mb("4 B"), max_peak_mb("8 B"), ZERO]
     result = judge("n", record(retained_bytes=5, peak_bytes=9), limits)
     assert [breach.limit for breach in result.breaches] == [limit.text for limit in limits]
     assert result.limits == tuple(limit.text for limit in limits)
 
 
-def test_the_name_is_test_and_label(record: MakeRecord) -> None:
-    """A whole test has no label, and no trailing space."""
+def test_name_has_the_test_and_the_label(record: MakeRecord) -> None:
+    """The region of a whole test has no label; its name has no trailing space."""
     assert judge("a.py::t", record(label="fit"), []).name == "a.py::t fit"
     assert judge("a.py::t", record(), []).name == "a.py::t"
 
 
 @pytest.mark.parametrize("limits", [[], [ZERO, RESERVED, FLAT]], ids=["free", "limited"])
-def test_a_result_survives_json(record: MakeRecord, limits: list[Limit]) -> None:
-    """It rides on a test report to the controller as builtin types."""
+def test_result_is_restored_from_json(record: MakeRecord, limits: list[Limit]) -> None:
+    """Test reports carry it to the xdist controller as built-in types."""
     levels = [4 * i for i in range(9)]
     made = judge("a.py::t", record(label="fit", retained_bytes=1, levels=levels), limits)
     assert Result.from_dict(json.loads(json.dumps(made.to_dict()))) == made
 
 
-def test_the_dictionary_has_the_published_keys(record: MakeRecord) -> None:
-    """Schema pytest-cka-memory/1."""
+def test_dictionary_has_the_published_keys(record: MakeRecord) -> None:
+    """The keys are those of the schema pytest-cka-memory/1."""
     plain = judge("a.py::t", record(label="fit"), [ZERO]).to_dict()
     assert list(plain)[:5] == ["nodeid", "label", "worker", "outcome", "verdict"]
     assert {"limits", "breaches", "unjudged", "timeline", "growth_bytes_per_batch"} < set(plain)

@@ -1,17 +1,19 @@
-"""SIGKILL while a file is written: the old file or the new one is there, never a torn one."""
+"""A writer killed by SIGKILL leaves either the complete old file or the complete new file."""
 
 import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pytest_cka_memory.baseline import file as baseline_file
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no SIGKILL")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 
 REGIONS = 2000
 WRITER = f"""
@@ -31,42 +33,42 @@ def text(number):
 
 path, texts = Path(sys.argv[1]), [text(1), text(2)]
 """
-FOR_EVER = """
+WRITE_REPEATEDLY = """
 files.write_whole(path, texts[0])
 print("writing", flush=True)
 for number in itertools.count(1):
     files.write_whole(path, texts[number % 2])
 """
-AT_ONE_STEP = """
+WRITE_ONCE = """
 import os, signal, tempfile
 files.write_whole(path, texts[0])
 
-def dies():
+def kill_self():
     os.kill(os.getpid(), signal.SIGKILL)
 
-def dies_before(owner, name):
-    setattr(owner, name, lambda *args, **kwargs: dies())
+def kill_before(owner, name):
+    setattr(owner, name, lambda *args, **kwargs: kill_self())
 
-def dies_after(owner, name):
-    ran = getattr(owner, name)
-    setattr(owner, name, lambda *args, **kwargs: (ran(*args, **kwargs), dies()))
+def kill_after(owner, name):
+    function = getattr(owner, name)
+    setattr(owner, name, lambda *args, **kwargs: (function(*args, **kwargs), kill_self()))
 
-def dies_half_way_through_the_text():
-    opened = tempfile.NamedTemporaryFile
-    def open_to_die(*args, **kwargs):
-        file = opened(*args, **kwargs)
+def kill_halfway_through_the_text():
+    open_file = tempfile.NamedTemporaryFile
+    def open_and_kill(*args, **kwargs):
+        file = open_file(*args, **kwargs)
         write = file.file.write
-        file.write = lambda text: (write(text[: len(text) // 2]), file.file.flush(), dies())
+        file.write = lambda text: (write(text[: len(text) // 2]), file.file.flush(), kill_self())
         return file
-    tempfile.NamedTemporaryFile = open_to_die
+    tempfile.NamedTemporaryFile = open_and_kill
 
 {step}
 files.write_whole(path, texts[1])
 """
 
 
-def whole(path: Path) -> int:
-    """The number that all figures of the file are; fails for a part of a file, or of two."""
+def number_in(path: Path) -> int:
+    """Check that the file is complete, and return the number that all its figures have."""
     entries = baseline_file.read(path)
     assert len(entries) == REGIONS
     (number,) = {figure for figures in entries.values() for figure in figures.values()}
@@ -74,41 +76,43 @@ def whole(path: Path) -> int:
     return number
 
 
-def test_a_writer_killed_at_any_moment_leaves_a_whole_file(tmp_path: Path) -> None:
-    """Over and over; and what one leaves behind does not disturb the next."""
+def test_writer_killed_at_a_random_moment_leaves_a_complete_file(tmp_path: Path) -> None:
+    """The next writer works in spite of a temporary file that was left behind."""
     path = tmp_path / "baseline.json"
     moments = random.Random(0)
     for _ in range(8):
         with subprocess.Popen(
-            [sys.executable, "-c", WRITER + FOR_EVER, path], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", WRITER + WRITE_REPEATEDLY, path],
+            stdout=subprocess.PIPE,
+            text=True,
         ) as writer:
             assert writer.stdout is not None
             assert writer.stdout.readline() == "writing\n"
-            time.sleep(moments.uniform(0, 0.05))  # any moment will do: nothing waits for this
+            time.sleep(moments.uniform(0, 0.05))  # any delay is valid: the test waits for no event
             writer.kill()
         assert writer.returncode == -signal.SIGKILL
-        assert whole(path) in (1, 2)
+        assert number_in(path) in (1, 2)
 
 
 @pytest.mark.parametrize(
     ("step", "left"),
     [
-        ("dies_before(tempfile, 'NamedTemporaryFile')", 1),
-        ("dies_after(tempfile, 'NamedTemporaryFile')", 1),
-        ("dies_half_way_through_the_text()", 1),
-        ("dies_before(os, 'fsync')", 1),
-        ("dies_after(os, 'fsync')", 1),
-        ("dies_before(Path, 'chmod')", 1),
-        ("dies_before(Path, 'replace')", 1),
-        ("dies_after(Path, 'replace')", 2),
+        ("kill_before(tempfile, 'NamedTemporaryFile')", 1),
+        ("kill_after(tempfile, 'NamedTemporaryFile')", 1),
+        ("kill_halfway_through_the_text()", 1),
+        ("kill_before(os, 'fsync')", 1),
+        ("kill_after(os, 'fsync')", 1),
+        ("kill_before(Path, 'chmod')", 1),
+        ("kill_before(Path, 'replace')", 1),
+        ("kill_after(Path, 'replace')", 2),
     ],
 )
-def test_a_writer_killed_at_a_step_leaves_a_whole_file(
-    tmp_path: Path, step: str, left: int
+def test_writer_killed_at_a_step_leaves_a_complete_file(
+    run_python: Callable[..., Any], tmp_path: Path, step: str, left: int
 ) -> None:
-    """The old one up to the last step, the new one from there on."""
+    """It is the old file until the last step and then the new one."""
     path = tmp_path / "baseline.json"
-    code = WRITER + AT_ONE_STEP.format(step=step)
-    ended = subprocess.run([sys.executable, "-c", code, path], check=False, capture_output=True)
-    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
-    assert whole(path) == left
+    code = WRITER + WRITE_ONCE.format(step=step)
+    ended = run_python("-c", code, path)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert number_in(path) == left
