@@ -1,4 +1,4 @@
-"""The ledger of storages: allocations, growth, deaths and levels, without a region."""
+"""The ledger of storages: what it counts as allocated, grown and freed, without a region."""
 
 import gc
 import sys
@@ -18,16 +18,16 @@ def ledger() -> Ledger:
     return Ledger()
 
 
-def test_a_storage_is_booked_once(ledger: Ledger) -> None:
-    """However often, and through whatever view, it is met."""
+def test_a_storage_is_counted_once_however_often_it_is_recorded(ledger: Ledger) -> None:
+    """Recording it again, or through a view, adds no bytes."""
     tensor = torch.zeros(10)
     for view in (tensor, tensor[:2], tensor.view(2, 5), tensor.detach()):
         ledger.book(view.untyped_storage())
     assert (ledger.level, ledger.peak) == (40, 40)
 
 
-def test_a_death_is_told_by_the_storage_itself(ledger: Ledger) -> None:
-    """Nothing here keeps it alive; the peak remembers it."""
+def test_a_freed_storage_lowers_the_level_but_not_the_peak(ledger: Ledger) -> None:
+    """The ledger does not keep the storage alive."""
     tensor = torch.zeros(10)
     ledger.book(tensor.untyped_storage())
     del tensor
@@ -35,8 +35,8 @@ def test_a_death_is_told_by_the_storage_itself(ledger: Ledger) -> None:
     assert (ledger.level, ledger.peak) == (0, 40)
 
 
-def test_a_view_keeps_its_storage_alive(ledger: Ledger) -> None:
-    """One element of ten: all ten stay."""
+def test_a_view_keeps_its_whole_storage_counted(ledger: Ledger) -> None:
+    """A view of one element keeps all ten counted."""
     tensor = torch.zeros(10)
     ledger.book(tensor.untyped_storage())
     view = tensor[:1]
@@ -48,8 +48,8 @@ def test_a_view_keeps_its_storage_alive(ledger: Ledger) -> None:
     assert ledger.level == 0
 
 
-def test_dead_bytes_are_gone_before_new_ones_count(ledger: Ledger) -> None:
-    """The peak of one tensor after another is that of one."""
+def test_freed_bytes_are_subtracted_before_new_ones_are_added(ledger: Ledger) -> None:
+    """Tensors that are allocated one after another have the peak of one of them."""
     for _ in range(5):
         ledger.book(torch.zeros(10).untyped_storage())
     assert ledger.peak == 40
@@ -67,10 +67,10 @@ def test_dead_bytes_are_gone_before_new_ones_count(ledger: Ledger) -> None:
         pytest.param([0, 100], 100, 100, id="from-nothing"),
     ],
 )
-def test_a_storage_of_before_weighs_what_it_grew(
+def test_retained_counts_only_the_growth_of_an_older_storage(
     ledger: Ledger, sizes: list[int], level: int, retained: int
 ) -> None:
-    """Growth counts as born; regrowth to the size of before does not."""
+    """Growing back to the size at the mark does not count."""
     storage = torch.UntypedStorage(sizes[0])
     ledger.book(storage)
     mark = ledger.serial
@@ -81,8 +81,8 @@ def test_a_storage_of_before_weighs_what_it_grew(
     assert ledger.peak == max(sizes)
 
 
-def test_each_mark_sees_its_own_births(ledger: Ledger) -> None:
-    """Nested regions ask about nested times."""
+def test_each_mark_counts_what_was_allocated_after_it(ledger: Ledger) -> None:
+    """Nested regions take marks at different times."""
     tensors, marks = [], []
     for size in (1, 2, 3):
         marks.append(ledger.serial)
@@ -93,8 +93,8 @@ def test_each_mark_sees_its_own_births(ledger: Ledger) -> None:
     assert [ledger.retained_since(mark) for mark in marks] == [4, 3, 3]
 
 
-def test_an_escaped_storage_never_weighs_but_its_growth_does(ledger: Ledger) -> None:
-    """What the ledger met too late to count is blamed on nobody."""
+def test_a_storage_found_too_late_counts_only_its_growth(ledger: Ledger) -> None:
+    """The bytes that it had when it was found are not attributed to a region."""
     storage = torch.UntypedStorage(100)
     ledger.book(storage, born=False)
     assert (ledger.level, ledger.retained_since(0)) == (0, 0)
@@ -111,8 +111,8 @@ def test_an_escaped_storage_never_weighs_but_its_growth_does(ledger: Ledger) -> 
     assert ledger.level == 0
 
 
-def test_an_address_used_again_is_a_new_storage(ledger: Ledger) -> None:
-    """The allocator hands the same address out at once."""
+def test_a_storage_at_a_reused_address_is_counted_as_new(ledger: Ledger) -> None:
+    """The allocator often returns the address that was just freed."""
     marks = []
     for _ in range(200):
         tensor = torch.zeros(10)
@@ -124,8 +124,8 @@ def test_an_address_used_again_is_a_new_storage(ledger: Ledger) -> None:
     assert (ledger.level, ledger.peak) == (0, 40)
 
 
-def test_a_collection_inside_a_booking_is_harmless(ledger: Ledger) -> None:
-    """A finaliser may compute, and so book, while the ledger is busy booking."""
+def test_a_finalizer_may_record_while_the_ledger_is_locked(ledger: Ledger) -> None:
+    """A collection may run a finalizer that allocates in the middle of a call to record."""
 
     class Finaliser:
         def __init__(self) -> None:
@@ -142,8 +142,8 @@ def test_a_collection_inside_a_booking_is_harmless(ledger: Ledger) -> None:
     assert ledger.level == 0
 
 
-def test_what_a_collection_books_in_the_middle_of_a_booking_waits(ledger: Ledger) -> None:
-    """Even the very storage that is being booked: nothing is counted twice."""
+def test_storages_recorded_during_another_call_are_counted_once(ledger: Ledger) -> None:
+    """Even if a collection records the storage that is just being recorded."""
     kept = [torch.zeros(10).untyped_storage() for _ in range(200)]
 
     def book_all(phase: str, info: object) -> None:
@@ -163,8 +163,8 @@ def test_what_a_collection_books_in_the_middle_of_a_booking_waits(ledger: Ledger
     assert sum(birth.bytes for birth in ledger.allocations_since(0)) == 200 * 40
 
 
-def test_a_collection_may_come_at_any_line_of_a_booking(ledger: Ledger) -> None:
-    """And book what is being booked. Python 3.12 runs them between lines, as a tracer is run."""
+def test_recording_a_storage_again_at_any_line_counts_it_once(ledger: Ledger) -> None:
+    """A tracer stands in for the collections that Python 3.12 runs between bytecodes."""
     storage = torch.zeros(10).untyped_storage()
 
     def book_again(frame: FrameType, event: str, argument: object) -> Any:
@@ -183,7 +183,7 @@ def test_a_collection_may_come_at_any_line_of_a_booking(ledger: Ledger) -> None:
     assert ledger.level == ledger.peak == ledger.retained_since(0) == 40
 
 
-def test_threads_may_book_at_once(ledger: Ledger) -> None:
+def test_concurrent_threads_lose_no_bytes(ledger: Ledger) -> None:
     """No byte is lost or counted twice."""
     kept: list[torch.Tensor] = []
 

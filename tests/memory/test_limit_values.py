@@ -1,4 +1,4 @@
-"""Limits: the exact boundary, the arguments, and what a broken one says."""
+"""Limits: the exact boundary, the arguments that they accept, and the messages of broken ones."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +27,7 @@ MakeRecord = Callable[..., RegionRecord]
 @pytest.mark.parametrize("extra", [-1, 0], ids=["one-byte-below", "equal"])
 @pytest.mark.parametrize("limit_mb", [0, 1, 1.5, "4 B", "512 KiB"])
 def test_a_value_up_to_the_limit_keeps_it(record: MakeRecord, limit_mb: object, extra: int) -> None:
-    """Equality keeps a limit: 1 MB exactly is allowed by max_retained_mb(1)."""
+    """Equality keeps a limit: exactly 1 MB is allowed by max_retained_mb(1)."""
     limit = max_retained_mb(limit_mb)
     assert limit.judge(record(retained_bytes=max(0, limit.allowed_bytes + extra))) is None
 
@@ -63,10 +63,10 @@ def test_a_value_up_to_the_limit_keeps_it(record: MakeRecord, limit_mb: object, 
         ),
     ],
 )
-def test_one_byte_above_breaks(
+def test_one_byte_above_the_limit_breaks_it(
     record: MakeRecord, marker: str, args: tuple[object, ...], figures: dict[str, int], message: str
 ) -> None:
-    """Every byte counts, and the sentence says which."""
+    """The message gives the measured bytes, the allowed bytes and the excess."""
     breach = limit_from_marker(marker, args, {}).judge(record(**figures))
     assert isinstance(breach, Breach)
     assert breach.message == message
@@ -82,15 +82,15 @@ def test_one_byte_above_breaks(
         ("max_retained_mb", (0,), {"start_bytes": 9, "end_bytes": 2}),
     ],
 )
-def test_equality_keeps_every_marker(
+def test_a_value_equal_to_the_limit_keeps_every_marker(
     record: MakeRecord, marker: str, args: tuple[object, ...], figures: dict[str, int]
 ) -> None:
-    """The counterpart of one byte above."""
+    """The figures are one byte below those of the test above."""
     assert limit_from_marker(marker, args, {}).judge(record(**figures)) is None
 
 
-def test_a_device_without_reserve_is_not_judged_on_it(record: MakeRecord) -> None:
-    """Said, never silently kept."""
+def test_max_reserved_mb_is_not_judged_on_a_device_without_a_reserve(record: MakeRecord) -> None:
+    """The verdict says so instead of reporting the limit as kept."""
     verdict = limit_from_marker("max_reserved_mb", (1,), {}).judge(record())
     assert verdict == Unjudged("max_reserved_mb(1)", "this device has no reserve")
 
@@ -107,10 +107,10 @@ def test_a_device_without_reserve_is_not_judged_on_it(record: MakeRecord) -> Non
         pytest.param([0, 8, 8, 8, 8], {"warmup": 0}, None, id="step-in-an-odd-first-batch"),
     ],
 )
-def test_growth_above_the_tolerance_breaks(
+def test_growth_above_the_tolerance_breaks_flat_per_batch(
     record: MakeRecord, levels: list[int], kwargs: dict[str, object], measured: float | None
 ) -> None:
-    """The default tolerates not one byte."""
+    """The default tolerance is 0 bytes."""
     verdict = limit_from_marker("flat_per_batch", (), kwargs).judge(record(levels=levels))
     if measured is None:
         assert verdict is None
@@ -119,8 +119,8 @@ def test_growth_above_the_tolerance_breaks(
         assert verdict.measured_bytes == measured
 
 
-def test_growth_says_what_was_allowed(record: MakeRecord) -> None:
-    """Per batch, over how many, against what."""
+def test_growth_message_gives_growth_batches_and_allowed_growth(record: MakeRecord) -> None:
+    """Growth is given per batch."""
     breach = limit_from_marker("flat_per_batch", (), {}).judge(
         record(levels=[4 * i for i in range(9)])
     )
@@ -129,14 +129,16 @@ def test_growth_says_what_was_allowed(record: MakeRecord) -> None:
 
 
 def test_growth_of_a_fraction_of_a_byte_is_not_written_as_zero(record: MakeRecord) -> None:
-    """'grew by 0.0 bytes, allowed 0' would be a riddle."""
+    """'grew by 0.0 bytes a batch, allowed 0 bytes a batch' would not say what is wrong."""
     breach = limit_from_marker("flat_per_batch", (), {}).judge(record(levels=[0] * 33 + [1] * 32))
     assert isinstance(breach, Breach)
     assert breach.message.startswith("grew by 0.03 bytes a batch")
 
 
-def test_no_batches_seen_says_how_to_show_them(record: MakeRecord) -> None:
-    """A limit on growth that saw no batch is broken, not kept."""
+def test_a_growth_limit_without_batches_is_broken_and_says_how_to_report_them(
+    record: MakeRecord,
+) -> None:
+    """It must not count as kept."""
     breach = limit_from_marker("flat_per_batch", (), {}).judge(record())
     assert isinstance(breach, Breach)
     assert breach.measured_bytes is None
@@ -154,10 +156,10 @@ def test_no_batches_seen_says_how_to_show_them(record: MakeRecord) -> None:
         (4, 6, "4 full batches were seen and 10 are needed"),
     ],
 )
-def test_too_few_batches_say_how_many_more(
+def test_too_few_batches_break_a_growth_limit_and_say_how_many_are_missing(
     record: MakeRecord, count: int, warmup: int, words: str
 ) -> None:
-    """An error that says what to do."""
+    """The message gives the number of batches seen, needed and missing."""
     limit = limit_from_marker("flat_per_batch", (), {"warmup": warmup})
     breach = limit.judge(record(levels=[0] * count))
     assert isinstance(breach, Breach)
@@ -169,7 +171,7 @@ NOT_A_SIZE = [-1, -0.001, math.nan, math.inf, True, None, "2KBanana", "1", "", [
 
 @pytest.mark.parametrize("value", NOT_A_SIZE, ids=repr)
 @pytest.mark.parametrize("marker", ["max_retained_mb", "max_peak_mb", "max_reserved_mb"])
-def test_a_limit_that_is_no_size_is_refused(marker: str, value: object) -> None:
+def test_a_limit_that_is_not_a_size_is_refused(marker: str, value: object) -> None:
     """The error repeats the marker as written and gives an example of a size."""
     with pytest.raises(LimitError, match=rf"^{marker}\(.*\): .*memory size.*write") as caught:
         limit_from_marker(marker, (value,), {})
@@ -194,7 +196,7 @@ def test_a_limit_that_is_no_size_is_refused(marker: str, value: object) -> None:
 def test_wrong_arguments_are_refused_with_an_example(
     marker: str, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
-    """What is wrong, what was given, what to write instead."""
+    """The message says what is wrong, what was given and what to write instead."""
     example = MARKERS[marker][1]
     with pytest.raises(LimitError, match=rf"^{marker}\(.*\): wrong arguments; write") as caught:
         limit_from_marker(marker, args, kwargs)
@@ -202,15 +204,15 @@ def test_wrong_arguments_are_refused_with_an_example(
 
 
 @pytest.mark.parametrize("warmup", [-1, 1.0, True, "1", None], ids=repr)
-def test_a_warm_up_that_is_no_count_is_refused(warmup: object) -> None:
-    """Zero is a count; True and 1.0 are not."""
+def test_a_warmup_that_is_not_a_whole_number_is_refused(warmup: object) -> None:
+    """0 is accepted; True and 1.0 are refused."""
     with pytest.raises(LimitError, match=r"flat_per_batch\(warmup=.*\): .*write a whole number"):
         limit_from_marker("flat_per_batch", (), {"warmup": warmup})
 
 
 @pytest.mark.parametrize("tolerance", [-1, math.nan, "x", True], ids=repr)
-def test_a_tolerance_that_is_no_size_is_refused(tolerance: object) -> None:
-    """As for any other size."""
+def test_a_tolerance_that_is_not_a_size_is_refused(tolerance: object) -> None:
+    """It is checked like any other memory size."""
     with pytest.raises(LimitError, match="memory size"):
         limit_from_marker("flat_per_batch", (tolerance,), {})
 
@@ -232,12 +234,12 @@ def test_a_tolerance_that_is_no_size_is_refused(tolerance: object) -> None:
 def test_a_limit_is_named_as_users_write_it(
     marker: str, args: tuple[object, ...], kwargs: dict[str, object], text: str
 ) -> None:
-    """Reports name the limit that broke; readers search for it in their tests."""
+    """Readers search their tests for the name that a report gives."""
     assert limit_from_marker(marker, args, kwargs).text == text
 
 
-def test_the_examples_of_the_markers_are_valid() -> None:
-    """They are what every error message tells people to write."""
+def test_the_example_of_every_marker_is_valid() -> None:
+    """Error messages tell users to write these examples."""
     for name, (build, example) in MARKERS.items():
         limit = eval(example, {name: build})
         limit = limit() if callable(limit) else limit
@@ -245,13 +247,13 @@ def test_the_examples_of_the_markers_are_valid() -> None:
         assert build.__doc__ == markers.MARKERS[name][1]
 
 
-def test_every_marker_that_pytest_knows_has_its_limit() -> None:
-    """The names that every session registers are those that are read."""
+def test_every_registered_marker_has_a_limit() -> None:
+    """The markers that every session registers are those that limits are built from."""
     assert [*markers.MARKERS] == [*MARKERS, baseline_limit.MARKER]
 
 
-def test_limits_of_the_session_are_for_tests_without_their_own() -> None:
-    """A marker on the same figure takes the place of the option; on another, both apply."""
+def test_session_limits_apply_to_tests_without_a_limit_of_their_own() -> None:
+    """A marker replaces the option for the same figure; if the figures differ, both apply."""
     both = default_limits([], 2 * MB, 3 * MB)
     assert [(limit.text, limit.allowed_bytes) for limit in both] == [
         ("--cka-memory-max-retained-mb=2", 2 * MB),
@@ -267,6 +269,6 @@ def test_limits_of_the_session_are_for_tests_without_their_own() -> None:
 
 
 def test_a_session_limit_of_zero_is_a_limit() -> None:
-    """Zero is not unset."""
+    """0 does not mean that the option is unset."""
     (limit,) = default_limits([], 0, None)
     assert limit.allowed_bytes == 0

@@ -1,4 +1,4 @@
-"""Loaders seen through: the same to their consumer, holding nothing."""
+"""Loader proxies behave like the loader that they wrap and keep no batch alive."""
 
 import copy
 import gc
@@ -14,14 +14,14 @@ from pytest_cka_memory.measure.loaders import FirstBatches, SampledLoader, lengt
 
 
 class Batch:
-    """Something that can be referred to weakly."""
+    """An object that can be weakly referenced."""
 
     def __init__(self, size: int) -> None:
         self.shape = (size,)
 
 
 class Stream(IterableDataset[int]):
-    """A dataset that does not know its length."""
+    """A dataset without a length."""
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(5))
@@ -33,7 +33,7 @@ def loader() -> DataLoader[tuple[torch.Tensor, ...]]:
 
 
 def ignore(size: int | None) -> None:
-    """A watcher that does not care."""
+    """Ignore the size of a batch."""
 
 
 @pytest.mark.parametrize(
@@ -62,14 +62,14 @@ def ignore(size: int | None) -> None:
     ids=lambda value: repr(value).split(" at 0x")[0],
 )
 def test_the_size_of_a_batch_is_its_first_dimension(batch: object, size: int | None) -> None:
-    """Whatever the collate function made of it; None where it cannot be told."""
+    """For any batch that a collate function may return; None if it cannot be determined."""
     assert size_of(batch) == size
 
 
-def test_a_watched_loader_passes_for_its_loader(
+def test_a_watched_loader_has_the_type_length_and_attributes_of_its_loader(
     loader: DataLoader[tuple[torch.Tensor, ...]],
 ) -> None:
-    """Consumers check types, lengths and attributes, and must not notice."""
+    """Consumers check these, so they must come from the wrapped loader."""
     watched = SampledLoader(loader, ignore)
     assert isinstance(watched, DataLoader)
     assert len(watched) == 3
@@ -81,10 +81,10 @@ def test_a_watched_loader_passes_for_its_loader(
         _ = watched.nonsense
 
 
-def test_what_a_consumer_sets_is_set_on_the_loader(
+def test_setting_an_attribute_sets_it_on_the_loader(
     loader: DataLoader[tuple[torch.Tensor, ...]],
 ) -> None:
-    """An attribute that stayed on the proxy would be lost in silence."""
+    """An attribute that is stored on the proxy alone would have no effect."""
     watched = SampledLoader(loader, ignore)
     watched.worker_init_fn = ignore
     assert loader.worker_init_fn is ignore
@@ -93,15 +93,15 @@ def test_what_a_consumer_sets_is_set_on_the_loader(
 
 
 def test_an_indexable_loader_stays_indexable() -> None:
-    """A list of batches is a loader too."""
+    """A list of batches can be used as a loader."""
     watched = SampledLoader([10, 20, 30], ignore)
     assert watched[1] == 20
     assert isinstance(watched, list)
     assert list(watched) == [10, 20, 30]
 
 
-def test_a_loader_without_length_stays_without() -> None:
-    """The same error as from the loader itself; list() and iteration work."""
+def test_len_of_a_loader_without_a_length_raises_the_loaders_own_error() -> None:
+    """``list()`` and iteration still work."""
     watched = SampledLoader((i for i in range(3)), ignore)
     with pytest.raises(TypeError, match="object of type 'generator' has no len"):
         len(watched)
@@ -109,15 +109,15 @@ def test_a_loader_without_length_stays_without() -> None:
 
 
 def test_a_proxy_can_be_copied(loader: DataLoader[tuple[torch.Tensor, ...]]) -> None:
-    """Trainers copy loaders; a copy asks for attributes before it has any."""
+    """Trainers copy loaders; ``copy`` reads attributes of the copy before any is set."""
     assert copy.copy(FirstBatches(loader, 2)).batch_size == 4
     assert len(copy.deepcopy(FirstBatches([1, 2, 3], 2))) == 2
 
 
-def test_each_batch_is_reported_when_the_next_is_asked_for(
+def test_each_batch_is_reported_when_the_next_is_requested(
     loader: DataLoader[tuple[torch.Tensor, ...]],
 ) -> None:
-    """The boundary is where the consumer is done with a batch; the last one counts too."""
+    """The consumer is then done with the batch. The last batch is reported too."""
     sizes: list[int | None] = []
     seen_at: list[int] = []
     for _ in SampledLoader(loader, sizes.append):
@@ -127,7 +127,7 @@ def test_each_batch_is_reported_when_the_next_is_asked_for(
 
 
 def test_the_batch_of_an_early_break_is_not_reported() -> None:
-    """It was not finished."""
+    """The consumer did not finish it."""
     sizes: list[int | None] = []
     for number in SampledLoader([[1], [2], [3]], sizes.append):
         if number == [2]:
@@ -137,7 +137,7 @@ def test_the_batch_of_an_early_break_is_not_reported() -> None:
 
 
 def test_a_second_epoch_is_reported_too() -> None:
-    """A watched loader can be iterated as often as the loader can."""
+    """A watched loader can be iterated as often as its loader."""
     sizes: list[int | None] = []
     watched = SampledLoader([[1], [2, 2]], sizes.append)
     assert list(watched) == list(watched)
@@ -145,14 +145,14 @@ def test_a_second_epoch_is_reported_too() -> None:
 
 
 def test_two_iterations_at_once_are_independent() -> None:
-    """zip(loader, loader) is how two models are compared."""
+    """``zip(loader, loader)`` iterates over one loader twice at the same time."""
     sizes: list[int | None] = []
     watched = SampledLoader([[1], [2]], sizes.append)
     assert list(zip(watched, watched, strict=True)) == [([1], [1]), ([2], [2])]
 
 
-def test_a_watched_loader_holds_no_batch() -> None:
-    """It would be the very leak it looks for."""
+def test_a_watched_loader_keeps_no_batch_alive() -> None:
+    """A reference to a batch would be a leak that the measurement itself causes."""
     alive: list[bool] = []
     references: list[weakref.ref[Batch]] = []
 
@@ -169,14 +169,14 @@ def test_a_watched_loader_holds_no_batch() -> None:
     for _ in range(3):
         batch = next(watched)
         del batch
-        # The source above still has it, being stopped at its yield; nobody else does.
+        # Only the generator above, suspended at its yield, still references the batch.
         assert len(gc.get_referrers(references[-1]())) == 1
     with pytest.raises(StopIteration):
         next(watched)
 
 
-def test_an_error_of_the_loader_reaches_its_consumer() -> None:
-    """As if nobody watched."""
+def test_an_exception_in_the_loader_reaches_its_consumer() -> None:
+    """It is the exception that the loader raised."""
 
     def broken() -> Iterator[int]:
         yield 1
@@ -186,8 +186,10 @@ def test_an_error_of_the_loader_reaches_its_consumer() -> None:
         list(SampledLoader(broken(), ignore))
 
 
-def test_first_batches_are_the_first(loader: DataLoader[tuple[torch.Tensor, ...]]) -> None:
-    """The rest of the loader is never asked for."""
+def test_first_batches_requests_only_the_given_number(
+    loader: DataLoader[tuple[torch.Tensor, ...]],
+) -> None:
+    """The rest of the loader is never requested."""
     first = FirstBatches(loader, 2)
     assert len(first) == 2
     assert isinstance(first, DataLoader)
@@ -198,8 +200,8 @@ def test_first_batches_are_the_first(loader: DataLoader[tuple[torch.Tensor, ...]
     assert next(endless) == 2
 
 
-def test_a_loader_that_ends_too_soon_is_refused() -> None:
-    """Else the figures of 4 batches would be those of 1, or of an iterator used up before."""
+def test_first_batches_refuses_a_loader_that_ends_too_soon() -> None:
+    """Otherwise the figures for 4 batches might come from 1, or from an exhausted iterator."""
     once = iter([1, 2, 3])
     assert list(FirstBatches(once, 2)) == [1, 2]
     with pytest.raises(ValueError, match="ended after 1 of 2 batches; give one that can be iter"):
@@ -218,6 +220,8 @@ def test_a_loader_that_ends_too_soon_is_refused() -> None:
     ],
     ids=["list", "iterator", "stream", "loader", "watched-list", "watched-iterator"],
 )
-def test_the_length_of_a_loader_is_known_or_none(made: object, length: int | None) -> None:
-    """A DataLoader over a stream has a ``len`` that raises."""
+def test_length_of_returns_none_for_a_loader_without_a_length(
+    made: object, length: int | None
+) -> None:
+    """``len()`` raises for a DataLoader over a dataset without a length."""
     assert length_of(made) == length

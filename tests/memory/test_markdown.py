@@ -1,4 +1,4 @@
-"""The Markdown report: exact, escaped, and never longer than GitHub takes."""
+"""The Markdown report: its exact text, its escapes, and GitHub's limit on its length."""
 
 import html
 import re
@@ -77,21 +77,21 @@ it</summary>
 {LEGEND}"""
 
 
-def test_tests_without_a_result_are_named_up_to_ten():
-    """And the rest counted."""
-    lost = tuple(f"t.py::test_{number}" for number in range(12))
-    said = markdown.text(replace(one_of_each(), missing=lost))
-    assert said.count("- no result: `t.py::test_") == 10
-    assert "- no result: and 2 more\n" in said
+def test_at_most_ten_tests_without_a_result_are_named():
+    """The others are counted."""
+    missing = tuple(f"t.py::test_{number}" for number in range(12))
+    text = markdown.text(replace(one_of_each(), missing=missing))
+    assert text.count("- no result: `t.py::test_") == 10
+    assert "- no result: and 2 more\n" in text
 
 
-def test_the_text_is_exact():
-    """Verdict, what needs a look, who holds it, every region, the session."""
+def test_a_report_with_every_verdict_has_exactly_this_text():
+    """Verdict, findings, holders, all regions, and the session."""
     assert markdown.text(one_of_each()) == WHOLE
 
 
-def test_nothing_measured_is_said_first():
-    """An empty report is no green one."""
+def test_a_report_without_regions_begins_with_nothing_was_measured():
+    """It must not look like a report in which every limit was kept."""
     assert markdown.text(Report(SESSION, ())) == (
         f"### Memory: nothing was measured\n\n{FACTS}{LEGEND}"
     )
@@ -110,28 +110,28 @@ def test_nothing_measured_is_said_first():
     ids=["one", "two", "broken", "no-limit", "some-limits", "not-judged"],
 )
 def test_the_first_line_is_the_verdict(results, line):
-    """A reviewer may stop reading there."""
+    """A reviewer can stop reading there."""
     assert markdown.text(Report(SESSION, tuple(results))).splitlines()[0] == f"### Memory: {line}"
 
 
-def test_what_failed_the_session_follows_the_verdict():
-    """Too few regions is no verdict of any region."""
+def test_a_problem_of_the_session_follows_the_verdict():
+    """For example too few regions, which is not the verdict of any region."""
     report = Report(SESSION, (), problems=("0 regions measured, --cka-memory-min-regions=1",))
     assert markdown.text(report).splitlines()[2] == (
         "**FAILED**: `0 regions measured, --cka-memory-min-regions=1`"
     )
 
 
-def test_predicted_figures_say_so():
-    """In the title and in a sentence before any figure."""
+def test_predicted_figures_are_marked_before_the_first_figure():
+    """In the title and in a sentence below it."""
     session = {**SESSION, "meter": "predicted CUDA allocations"}
     lines = markdown.text(Report(session, (kept(),))).splitlines()
     assert lines[0] == "### Predicted memory: 1 region kept every limit"
     assert lines[2] == "These figures are predicted for the device, not measured on it."
 
 
-def test_no_text_of_a_test_is_markup():
-    """Outside code spans and code blocks, nothing of a hostile name is left."""
+def test_text_from_a_test_is_never_interpreted_as_markup():
+    """Outside code spans and code blocks, no part of a hostile name is left."""
     text = markdown.text(hostile())
     outside, blocks = re.subn(r"^(`{3,})text\n.*?\n\1$", "", text, flags=re.DOTALL | re.MULTILINE)
     assert blocks == 2
@@ -144,7 +144,9 @@ def test_no_text_of_a_test_is_markup():
 
 
 def _without_code_spans(line):
-    """`line` as CommonMark reads it: a span ends at a run of as many backticks as began it."""
+    """Return `line` without its code spans. In CommonMark a span ends at a run of as many backticks
+    as began it.
+    """
     line = re.sub(r"<code>([^<]*)</code>", "", line)
     assert html.escape(HOSTILE) not in line
     bare, rest = "", line
@@ -157,18 +159,18 @@ def _without_code_spans(line):
     return bare + rest
 
 
-def test_a_row_has_as_many_cells_as_its_head():
-    """A bar in a name is no border, in a code span neither."""
+def test_every_row_has_as_many_cells_as_its_header():
+    """A bar in a name does not end a cell, not even inside a code span."""
     lines = [line for line in markdown.text(hostile()).splitlines() if line.startswith("| ")]
     borders = [line.replace("\\|", "").count("|") for line in lines]
     assert borders == [4, 4, 4, 4, 10, 10, 10]
 
 
-@pytest.mark.parametrize("most", [markdown.COMMENT_CHARACTERS, markdown.JOB_SUMMARY_CHARACTERS])
-def test_ten_thousand_regions_fit(most):
-    """What does not is counted, in each table and after the holders."""
-    text = markdown.text(many(10_000), most)
-    assert most - 3_000 < len(text) <= most
+@pytest.mark.parametrize("limit", [markdown.COMMENT_CHARACTERS, markdown.JOB_SUMMARY_CHARACTERS])
+def test_a_report_of_ten_thousand_regions_keeps_to_the_limit_on_length(limit):
+    """What is left out is counted, in each table and after the holders."""
+    text = markdown.text(many(10_000), limit)
+    assert limit - 3_000 < len(text) <= limit
     assert text.startswith("### Memory: 1,667 of 10,000 regions broke a limit\n")
     shown = [line for line in text.splitlines() if line.startswith("| **BREACH**")]
     counted = [line for line in text.splitlines() if line.endswith("more, in the JSON report |")]
@@ -180,7 +182,7 @@ def test_ten_thousand_regions_fit(most):
 
 
 def test_long_names_are_cut_in_their_middle():
-    """They begin with a file and end with parameters, and both tell."""
+    """The beginning has the file and the end the parameters, so both are kept."""
     assert escapes.code("a" * 100 + "b" * 100) == f"`{'a' * 79}…{'b' * 79}`"
 
 
@@ -197,6 +199,6 @@ def test_long_names_are_cut_in_their_middle():
     ],
     ids=["plain", "tick", "ends", "two", "spaces", "empty", "lines"],
 )
-def test_a_code_span_holds_anything(text, span):
-    """As CommonMark 6.1 reads it."""
+def test_a_code_span_can_contain_any_text(text, span):
+    """Checked against section 6.1 of CommonMark."""
     assert escapes.code(text) == span

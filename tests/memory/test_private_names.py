@@ -1,4 +1,4 @@
-"""Without each private name of torch: what is measured stays right, or what it costs is said."""
+"""Without each private name of torch, figures stay right, or a note says what is lost."""
 
 import gc
 import importlib
@@ -18,7 +18,7 @@ from pytest_cka_memory.meters.cpu import CpuMeter
 from pytest_cka_memory.meters.ledger import ledger
 
 MODES = "does not tell which dispatch modes are on"
-TOLD = {
+EXPECTED_NOTES = {
     "torch._C.DisableTorchFunction": "modes see what the meter asks",
     "torch._C.DisableTorchFunctionSubclass": "subclasses of tensors see",
     "torch.utils._mode_utils.no_dispatch": "may count anew",
@@ -36,7 +36,7 @@ TOLD = {
     "torch.utils._python_dispatch._pop_mode": MODES,
     "torch.utils._python_dispatch._push_mode": MODES,
 }
-"""Every name that can be missed -> what the report then says; None where nothing is lost."""
+"""Each name that may be missing -> part of the note about it; None if nothing is lost."""
 NEEDED = [
     (need, name, path)
     for need in torch_private._NEEDED
@@ -46,14 +46,16 @@ NEEDED = [
 
 @pytest.fixture
 def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
-    """Look up every name anew, as in a torch that lacks some; returns all that were looked up."""
+    """Return a function that reloads `torch_private` as if torch lacked the given names. It returns
+    every name that was looked up.
+    """
     find = pkgutil.resolve_name
 
     def without(*paths: str) -> list[str]:
-        asked: list[str] = []
+        looked_up: list[str] = []
 
         def resolve(path: str) -> object:
-            asked.append(path)
+            looked_up.append(path)
             if path in paths:
                 raise AttributeError(path)
             return find(path)
@@ -61,7 +63,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]
         monkeypatch.setattr(pkgutil, "resolve_name", resolve)
         importlib.reload(torch_private)
         monkeypatch.setattr(ledger, "storage_key", torch_private.storage_key)
-        return asked
+        return looked_up
 
     yield without
     monkeypatch.undo()
@@ -69,7 +71,9 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]
 
 
 def measured() -> tuple[RegionRecord, tuple[str, ...]]:
-    """A region that keeps 400 bytes and a gradient, after a graph that only C++ holds."""
+    """Measure a region that keeps 400 bytes and a gradient, after a graph that only C++ holds.
+    Return its record and the meter's notes.
+    """
     meter = CpuMeter()
     weight = torch.ones(50, requires_grad=True)
     loss = torch.nn.functional.cross_entropy(weight.view(1, 50), torch.tensor([3]))
@@ -83,43 +87,45 @@ def measured() -> tuple[RegionRecord, tuple[str, ...]]:
     return region.record, meter.notes
 
 
-def test_every_name_that_can_be_missed_is_tried(without) -> None:
-    """The table above is complete."""
-    assert sorted(without()) == sorted(TOLD)
+def test_every_optional_name_has_an_expected_note(without) -> None:
+    """EXPECTED_NOTES has all names that are looked up."""
+    assert sorted(without()) == sorted(EXPECTED_NOTES)
 
 
-def test_nothing_is_lost_with_this_torch() -> None:
-    """Those supported have every name, and their reports say nothing of it."""
+def test_the_installed_torch_has_every_private_name() -> None:
+    """Every supported version has them, so reports have no note about them."""
     assert torch_private.LOST == []
 
 
-@pytest.mark.parametrize("path", TOLD)
-def test_figures_stay_right_without(without, path: str) -> None:
-    """To the byte, as with the name; and the meter's notes say what is lost, where it is."""
+@pytest.mark.parametrize("path", EXPECTED_NOTES)
+def test_figures_stay_right_without_one_private_name(without, path: str) -> None:
+    """The figures are equal to the byte; a note says what is lost, if anything is."""
     expected, notes = measured()
     assert expected.retained_bytes == 400 + 200  # and the weight's gradient
     without(path)
     found, notes_without = measured()
     assert found.retained_bytes == expected.retained_bytes
     assert found.peak_bytes - found.start_bytes == expected.peak_bytes - expected.start_bytes
-    told = notes_without[len(notes) :]
-    if TOLD[path] is None:
-        assert told == ()
+    new_notes = notes_without[len(notes) :]
+    if EXPECTED_NOTES[path] is None:
+        assert new_notes == ()
     else:
-        assert len(told) == 1
-        assert TOLD[path] in told[0]
+        assert len(new_notes) == 1
+        assert EXPECTED_NOTES[path] in new_notes[0]
 
 
-def test_figures_stay_right_without_any(without) -> None:
-    """All at once."""
-    without(*TOLD)
+def test_figures_stay_right_without_any_private_name(without) -> None:
+    """All names are missing at once."""
+    without(*EXPECTED_NOTES)
     assert measured()[0].retained_bytes == 600
     assert len(torch_private.LOST) == 10
 
 
 @pytest.mark.parametrize("gradient", [torch.Tensor.backward, torch.autograd.grad])
-def test_backward_passes_are_known_without_their_number(without, gradient) -> None:
-    """By the frames of this thread: what the graph alone held is not blamed on the pass."""
+def test_backward_passes_are_detected_without_the_graph_task_id(without, gradient) -> None:
+    """They are detected by this thread's frames, so that tensors that only the graph held are not
+    attributed to them.
+    """
     without("torch._C._current_graph_task_id")
     seen = []
     weight = torch.ones(3, requires_grad=True)
@@ -131,8 +137,8 @@ def test_backward_passes_are_known_without_their_number(without, gradient) -> No
     assert torch_private.graph_task_id() == -1
 
 
-def test_storages_are_told_apart_without_their_address(without) -> None:
-    """By the public weak reference, which knows it as well."""
+def test_storages_are_distinguished_without_their_address(without) -> None:
+    """The public weak reference has the same key."""
     tensor, other = torch.ones(2), torch.ones(2)
     known = torch_private.storage_key(tensor.untyped_storage())
     without("torch.UntypedStorage._cdata")
@@ -144,8 +150,8 @@ def test_storages_are_told_apart_without_their_address(without) -> None:
 @pytest.mark.parametrize(
     "gone", [["torch._C._is_tracing"], ["torch._C._is_tracing", "torch.jit.is_tracing"]]
 )
-def test_tracing_is_known_by_its_public_name(without, gone: list[str]) -> None:
-    """A torch without torch.jit never traces."""
+def test_tracing_is_detected_by_its_public_name(without, gone: list[str]) -> None:
+    """A torch version without torch.jit never traces."""
     without(*gone)
     seen = []
     torch.jit.trace(lambda x: (seen.append(torch_private.is_tracing()), x + 1)[1], torch.ones(2))
@@ -154,10 +160,10 @@ def test_tracing_is_known_by_its_public_name(without, gone: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("coalesced", "counted"), [(True, True), (False, False)])
-def test_sparse_tensors_are_counted_by_public_methods(
+def test_only_coalesced_sparse_tensors_are_counted_by_public_methods(
     without, monkeypatch: pytest.MonkeyPatch, coalesced: bool, counted: bool
 ) -> None:
-    """Which refuse those that are not coalesced."""
+    """The public methods refuse tensors that are not coalesced."""
     from pytest_cka_memory.meters.ledger import live_objects
 
     without("torch.Tensor._values")
@@ -170,8 +176,8 @@ def test_sparse_tensors_are_counted_by_public_methods(
     assert bool(live_objects.storages_of(sparse)) is counted
 
 
-def test_regions_end_without_the_order_of_modes(without) -> None:
-    """Their mode is the innermost, as ever where no test leaves one on."""
+def test_regions_close_without_access_to_the_mode_stack(without) -> None:
+    """Their mode is then the innermost one, unless a test leaves its own mode active."""
     without("torch.utils._python_dispatch._pop_mode")
     depth = torch._C._len_torch_dispatch_stack()
     with MemoryProbe(meter=CpuMeter()).measure() as region:
@@ -194,8 +200,8 @@ def part_of_a_storage() -> torch.Tensor:
     return torch.empty(0).set_(torch.zeros(100).untyped_storage(), 0, (3,))
 
 
-def test_a_part_is_called_a_view_where_that_cannot_be_told(without) -> None:
-    """It keeps the rest alive like one."""
+def test_a_part_of_a_storage_is_called_a_view_without_is_view(without) -> None:
+    """Like a view, it keeps the rest of the storage alive."""
     assert hint_of(part_of_a_storage) is None
     without("torch.Tensor._is_view")
     assert "a view keeps all of its base alive" in hint_of(part_of_a_storage)
@@ -208,8 +214,10 @@ def test_a_part_is_called_a_view_where_that_cannot_be_told(without) -> None:
         ("register_post_accumulate_grad_hook", "_post_accumulate_grad_hooks"),
     ],
 )
-def test_what_hooks_hold_is_found_without_their_name(without, register: str, name: str) -> None:
-    """By the garbage collector, which does not say that it is a hook."""
+def test_a_hook_is_not_named_as_holder_without_its_attribute(
+    without, register: str, name: str
+) -> None:
+    """The garbage collector still finds the tensor, but not that a hook holds it."""
 
     def hooked() -> torch.Tensor:
         tensor, held = torch.zeros(1, requires_grad=True), torch.zeros(100)
@@ -225,24 +233,26 @@ def saving() -> torch.Tensor:
     return torch.zeros(1, requires_grad=True).expand(100).exp().sum()
 
 
-def test_what_a_graph_saves_has_no_holder_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And is told to be held by C code, such as a graph."""
+def test_tensors_saved_by_a_graph_get_the_hint_of_c_code_without_their_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The hint mentions an autograd graph as an example."""
     assert "attached to its autograd graph" in hint_of(saving)
     monkeypatch.setattr(torch_private, "_RAW_SAVED", "_stowed_")
     assert "C code holds it, such as an autograd graph" in hint_of(saving)
 
 
 def test_operators_without_a_schema_are_refused() -> None:
-    """What they take could only be guessed."""
+    """Without it, an operator's arguments are not known."""
     with pytest.raises(DeviceError, match=r"what aten.f takes: .* have no _schema, as in 2.15"):
         torch_private.schema_of(type("Operator", (), {"__str__": lambda self: "aten.f"})())
 
 
 @pytest.mark.parametrize("missing", ["_record_memory_history", "_dump_snapshot", "_snapshot"])
-def test_an_allocator_without_history_has_none(
+def test_allocator_history_is_none_if_one_function_is_missing(
     monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    """All three are needed to record, read and write it."""
+    """All three are needed to record, read and write the history."""
     names = {"_record_memory_history": print, "_dump_snapshot": print, "_snapshot": dict}
     cuda = SimpleNamespace(memory=SimpleNamespace(**names))
     monkeypatch.setattr(torch, "get_device_module", lambda device: cuda)
@@ -252,8 +262,8 @@ def test_an_allocator_without_history_has_none(
 
 
 @pytest.mark.parametrize(("need", "name", "path"), NEEDED, ids=[name for _, name, _ in NEEDED])
-def test_what_cannot_do_without_a_name_says_so(without, need: str, name: str, path: str) -> None:
-    """With the name, the torch that has it and the one that is here."""
+def test_a_missing_required_name_is_an_error(without, need: str, name: str, path: str) -> None:
+    """The message has the name, a torch version that has it, and the installed version."""
     without(path)
     with pytest.raises(DeviceError) as refused:
         getattr(torch_private, name)
@@ -261,8 +271,8 @@ def test_what_cannot_do_without_a_name_says_so(without, need: str, name: str, pa
     assert str(refused.value) == said
 
 
-def test_no_other_name_is_made_up() -> None:
-    """A misspelt import fails as ever."""
+def test_a_misspelt_name_raises_attribute_error() -> None:
+    """As in any other module."""
     with pytest.raises(AttributeError, match="has no attribute 'FakeTensr'"):
         torch_private.FakeTensr  # noqa: B018
 
@@ -274,8 +284,8 @@ def test_no_other_name_is_made_up() -> None:
         ("predict:cuda", "torch._C._get_privateuse1_backend_name"),
     ],
 )
-def test_a_probe_is_refused_where_torch_really_lacks_a_name(device: str, gone: str) -> None:
-    """In a process of its own, where it was deleted before the first use."""
+def test_a_probe_is_refused_if_torch_lacks_a_required_name(device: str, gone: str) -> None:
+    """Runs in a separate process that deletes the name before the first use."""
     owner, _, name = gone.rpartition(".")
     code = f"import torch; delattr({owner}, {name!r})\n"
     code += f"from pytest_cka_memory import MemoryProbe; MemoryProbe({device!r})"

@@ -1,4 +1,4 @@
-"""run, sweep and snapshot, and the notebook's two functions, over memory moved by hand."""
+"""MemoryProbe's run, sweep and snapshot, and the notebook's two functions, on a scripted meter."""
 
 from collections.abc import Iterable, Iterator
 
@@ -19,12 +19,12 @@ from pytest_cka_memory.units import MB
 
 @pytest.fixture
 def reserving() -> ScriptedMeter:
-    """Memory moved by hand with a reserve and workspaces, as on a GPU."""
+    """A scripted meter with a reserve and workspaces, as on a GPU."""
     return ScriptedMeter(has_reserve=True)
 
 
 def test_run_measures_one_call(meter: ScriptedMeter, probe: MemoryProbe) -> None:
-    """Arguments go through, the result comes back, the label is the function's name."""
+    """Arguments are passed on, the result is returned, the label is the function's name."""
 
     def train(size: int, *, twice: bool) -> str:
         meter.allocate(size)
@@ -38,7 +38,7 @@ def test_run_measures_one_call(meter: ScriptedMeter, probe: MemoryProbe) -> None
 
 
 def test_run_takes_any_callable_and_any_keyword(probe: MemoryProbe) -> None:
-    """A keyword named ``func`` is the callable's, and an object without a name has its type's."""
+    """A keyword named ``func`` is passed on; a callable without a name is labelled by its type."""
 
     class Trainer:
         def __call__(self, *, func: str) -> str:
@@ -48,8 +48,10 @@ def test_run_takes_any_callable_and_any_keyword(probe: MemoryProbe) -> None:
     assert (region.result, region.label) == ("x", "Trainer")
 
 
-def test_a_warm_up_run_takes_what_is_kept_once(meter: ScriptedMeter, probe: MemoryProbe) -> None:
-    """A cache filled by the first call is one-time, not retained."""
+def test_what_only_the_first_call_allocates_is_one_time_with_a_warm_up(
+    meter: ScriptedMeter, probe: MemoryProbe
+) -> None:
+    """A cache that the first call fills is not retained by the measured one."""
     cache: list[int] = []
     calls: list[int] = []
 
@@ -66,24 +68,24 @@ def test_a_warm_up_run_takes_what_is_kept_once(meter: ScriptedMeter, probe: Memo
     assert probe.run(func).label == "func #2"
 
 
-def test_without_warm_up_nothing_is_known_to_be_one_time(
+def test_one_time_bytes_are_none_without_a_warm_up(
     meter: ScriptedMeter, probe: MemoryProbe
 ) -> None:
-    """None, not zero: nobody looked."""
+    """None, not 0, because they were not measured."""
     assert probe.run(lambda: meter.allocate(5)).one_time_bytes is None
 
 
-def test_a_warm_up_that_keeps_less_than_the_run_is_no_negative_one_time(
+def test_one_time_bytes_are_zero_if_the_warm_up_keeps_less_than_the_run(
     meter: ScriptedMeter, probe: MemoryProbe
 ) -> None:
-    """A leak that grows from call to call stays whole."""
+    """A leak that grows from call to call is counted in full."""
     sizes = iter((1, 2))
     region = probe.run(lambda: meter.allocate(next(sizes)), warmup=1)
     assert (region.retained_bytes, region.one_time_bytes) == (2, 0)
 
 
 def test_a_failing_warm_up_leaves_no_record(probe: MemoryProbe) -> None:
-    """The measured run never began."""
+    """The measured run was not started."""
     with pytest.raises(ZeroDivisionError, match="by zero"):
         probe.run(lambda: 1 / 0, warmup=1)
     assert probe.records == []
@@ -92,22 +94,24 @@ def test_a_failing_warm_up_leaves_no_record(probe: MemoryProbe) -> None:
     assert [record.completed for record in probe.records] == [False]
 
 
-def test_library_workspaces_are_one_time(reserving: ScriptedMeter) -> None:
-    """Dropped by cleaning, so not retained; told, so not hidden."""
+def test_library_workspaces_count_as_one_time(reserving: ScriptedMeter) -> None:
+    """Cleaning drops them, so they are not retained, but they are reported."""
     region = MemoryProbe(meter=reserving).run(lambda: reserving.use_workspace(8 * MB))
     assert (region.retained_bytes, region.net_bytes) == (0, 0)
     assert (region.one_time_mb, region.peak_mb) == (8.0, 8.0)
 
 
-def test_workspaces_of_before_are_not_of_the_region(reserving: ScriptedMeter) -> None:
-    """Cleaning at entry drops them before the start is read."""
+def test_workspaces_from_before_a_region_do_not_count_in_it(reserving: ScriptedMeter) -> None:
+    """Cleaning drops them before the start level is read."""
     reserving.use_workspace(8 * MB)
     region = MemoryProbe(meter=reserving).run(lambda: reserving.allocate(3))
     assert (region.start_bytes, region.one_time_bytes, region.retained_bytes) == (0, 0, 3)
 
 
-def test_the_reserve_is_followed_through_nested_regions(reserving: ScriptedMeter) -> None:
-    """Start, peak and end of the allocator's reserve, the outer peak kept."""
+def test_nested_regions_each_record_start_peak_and_end_of_the_reserve(
+    reserving: ScriptedMeter,
+) -> None:
+    """The outer region keeps its own peak."""
     probe = MemoryProbe(meter=reserving)
     reserving.allocate(10)
     with probe.measure() as outer:
@@ -123,10 +127,8 @@ def test_the_reserve_is_followed_through_nested_regions(reserving: ScriptedMeter
     assert inner.reserved_increase_bytes == 20
 
 
-def test_a_sweep_measures_each_count_on_a_fresh_set_up(
-    meter: ScriptedMeter, probe: MemoryProbe
-) -> None:
-    """The seed's timeline: retained over the number of batches is the leak."""
+def test_a_sweep_calls_setup_once_per_batch_count(meter: ScriptedMeter, probe: MemoryProbe) -> None:
+    """Growth is retained memory over the number of batches."""
     made: list[list[int]] = []
 
     def setup() -> list[int]:
@@ -147,8 +149,8 @@ def test_a_sweep_measures_each_count_on_a_fresh_set_up(
     assert [region.label for region in sweep.regions][:2] == ["func x1", "func x2"]
 
 
-def test_a_sweep_without_set_up_gets_the_loader_alone(probe: MemoryProbe) -> None:
-    """And one that keeps nothing is flat."""
+def test_a_sweep_without_setup_passes_only_the_loader(probe: MemoryProbe) -> None:
+    """A function that keeps nothing has a growth of 0."""
     sweep = probe.sweep(lambda loader: list(loader), [1, 2, 3], batch_counts=[1, 3])
     assert sweep.growth_mb_per_batch == 0.0
 
@@ -159,13 +161,13 @@ def test_a_sweep_without_set_up_gets_the_loader_alone(probe: MemoryProbe) -> Non
 def test_a_sweep_refuses_counts_that_do_not_rise(
     probe: MemoryProbe, counts: tuple[int, ...]
 ) -> None:
-    """Before anything runs."""
+    """They are checked before anything runs."""
     with pytest.raises(ValueError, match="batch_counts must be rising numbers, 1 or more, not"):
         probe.sweep(list, [1, 2], batch_counts=counts)
 
 
 def test_a_sweep_refuses_a_loader_that_is_too_short(probe: MemoryProbe) -> None:
-    """Known at once where the loader has a length, else when it ends."""
+    """At once if the loader has a length, otherwise when it ends."""
     with pytest.raises(
         ValueError, match=r"has 2 batches, batch_counts asks for 4; write counts up"
     ):
@@ -174,15 +176,17 @@ def test_a_sweep_refuses_a_loader_that_is_too_short(probe: MemoryProbe) -> None:
         probe.sweep(list, iter([1, 2]), batch_counts=(1, 2))
 
 
-def test_growth_over_one_count_is_refused(probe: MemoryProbe) -> None:
-    """It takes two points."""
+def test_the_growth_of_a_sweep_of_one_count_is_refused(probe: MemoryProbe) -> None:
+    """Growth needs two points."""
     sweep = probe.sweep(list, [1], batch_counts=(1,))
     with pytest.raises(RegionError, match="growth needs two batch counts or more"):
         _ = sweep.growth_mb_per_batch
 
 
-def test_a_snapshot_inside_a_region_has_its_peaks(reserving: ScriptedMeter) -> None:
-    """Peaks since the innermost region's entry, untouched by the look."""
+def test_a_snapshot_has_the_peaks_since_the_innermost_region_opened(
+    reserving: ScriptedMeter,
+) -> None:
+    """Taking a snapshot does not reset them."""
     probe = MemoryProbe(meter=reserving)
     reserving.allocate(10)
     with probe.measure() as outer:
@@ -195,16 +199,16 @@ def test_a_snapshot_inside_a_region_has_its_peaks(reserving: ScriptedMeter) -> N
     assert outer.peak_bytes == 110
 
 
-def test_a_snapshot_outside_a_region_reads_what_is(reserving: ScriptedMeter) -> None:
-    """It resets nothing."""
+def test_a_snapshot_outside_a_region_has_the_meters_peaks(reserving: ScriptedMeter) -> None:
+    """Taking a snapshot does not reset them."""
     probe = MemoryProbe(meter=reserving)
     reserving.free(reserving.allocate(100))
     assert probe.snapshot().peak_bytes == 100
     assert probe.snapshot() == Snapshot(0, 100, 100, 100)
 
 
-def test_the_device_is_torchs(probe: MemoryProbe) -> None:
-    """Models are put there."""
+def test_device_is_a_torch_device(probe: MemoryProbe) -> None:
+    """Users move their models to it."""
     assert probe.device == torch.device("cpu")
 
 
@@ -215,8 +219,8 @@ def _scripted_notebook(meter: ScriptedMeter, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("_scripted_notebook")
-def test_the_notebooks_retention_counts_model_and_all(meter: ScriptedMeter) -> None:
-    """(result, peak_mb, retained_mb), the peak with what was there before."""
+def test_measure_memory_retention_returns_result_peak_and_retained(meter: ScriptedMeter) -> None:
+    """The peak includes what was allocated before the call."""
     old = meter.allocate(4 * MB)
 
     def func() -> str:
@@ -229,8 +233,8 @@ def test_the_notebooks_retention_counts_model_and_all(meter: ScriptedMeter) -> N
 
 
 @pytest.mark.usefixtures("_scripted_notebook")
-def test_the_notebooks_timeline_is_one_figure_a_count(meter: ScriptedMeter) -> None:
-    """Models are fresh and in eval mode; counts above the loader's are cut to it."""
+def test_measure_memory_at_batch_counts_returns_one_figure_per_count(meter: ScriptedMeter) -> None:
+    """Each model is new and in eval mode; counts above the loader's length are reduced to it."""
     modes: list[bool] = []
 
     def func(model: torch.nn.Module, loader: Iterable[int]) -> None:

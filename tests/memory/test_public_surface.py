@@ -1,4 +1,4 @@
-"""What users import: it exists, it is documented, and it is what the contract names."""
+"""Public names: they exist, are documented, and include those that the contract lists."""
 
 import inspect
 
@@ -34,19 +34,19 @@ FIGURES_OF_THE_CONTRACT = (
 
 @pytest.mark.parametrize("name", pytest_cka_memory.__all__)
 def test_every_public_name_exists_and_is_documented(name: str) -> None:
-    """``__all__`` promises nothing that is not there."""
+    """``__all__`` lists no name that is missing."""
     public = getattr(pytest_cka_memory, name)
     if name != "__version__":
         assert inspect.getdoc(public)
 
 
-def test_a_prompt_can_complete_every_public_name() -> None:
-    """Also those that are loaded only when they are used."""
+def test_dir_lists_every_public_name() -> None:
+    """Including those that are imported only when they are used."""
     assert set(pytest_cka_memory.__all__) <= set(dir(pytest_cka_memory))
 
 
-def test_the_public_names_are_those_of_the_contract() -> None:
-    """Without doubles; there may be more than it names, never less."""
+def test_the_public_names_include_those_of_the_contract() -> None:
+    """No name is listed twice; there may be more names than the contract lists."""
     names = pytest_cka_memory.__all__
     assert len(names) == len(set(names))
     assert set(CONTRACT) <= set(names)
@@ -57,7 +57,7 @@ def test_the_public_names_are_those_of_the_contract() -> None:
     "owner", [MemoryProbe, Region, RegionRecord, Meter], ids=lambda owner: owner.__name__
 )
 def test_every_public_method_is_documented(owner: type) -> None:
-    """A reader of ``help()`` finds a sentence at each."""
+    """``help()`` shows a sentence for each."""
     undocumented = [
         name
         for name, member in vars(owner).items()
@@ -68,16 +68,16 @@ def test_every_public_method_is_documented(owner: type) -> None:
     assert undocumented == []
 
 
-def test_every_error_is_one_of_the_package() -> None:
-    """One ``except CkaMemoryError`` catches them all."""
+def test_every_error_derives_from_cka_memory_error() -> None:
+    """``except CkaMemoryError`` catches all of them."""
     found = [error for _, error in inspect.getmembers(errors, inspect.isclass)]
     assert len(found) >= 6
     assert all(issubclass(error, errors.CkaMemoryError) for error in found)
 
 
 @pytest.mark.parametrize("figure", FIGURES_OF_THE_CONTRACT)
-def test_a_region_has_every_figure_and_its_twin_in_megabytes(figure: str) -> None:
-    """``region.peak_bytes`` and ``region.peak_mb``."""
+def test_a_region_has_every_figure_in_bytes_and_in_megabytes(figure: str) -> None:
+    """For example ``region.peak_bytes`` and ``region.peak_mb``."""
     from pytest_cka_memory.testing import ScriptedMeter
 
     with MemoryProbe(meter=ScriptedMeter()).measure() as region:

@@ -1,4 +1,4 @@
-"""Ranks leave word for one another on a board, and wait no longer than is bearable."""
+"""Ranks exchange data through a shared store and wait for one another until a timeout."""
 
 from random import Random
 
@@ -9,8 +9,8 @@ from torch.distributed import HashStore
 from pytest_cka_memory.errors import RankError
 from pytest_cka_memory.integrations.torchrun import (
     HURRIED_S,
-    RankSync,
     Rank,
+    RankSync,
     this_rank,
     torchrun_store,
 )
@@ -19,7 +19,7 @@ TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "2", "LOCA
 
 
 class Clock:
-    """Time that passes only while someone sleeps; `at` may do things meanwhile."""
+    """Time that passes only in `sleep`; `at` maps times to functions to call at that time."""
 
     def __init__(self):
         self.now = 0.0
@@ -40,23 +40,23 @@ def clock():
 
 
 @pytest.fixture
-def meet(clock):
-    """The meeting of rank n over one board, with 10 s of patience."""
-    board = HashStore()
+def sync_of(clock):
+    """Return a function that makes rank n's RankSync on a shared store, with 10 s as timeout."""
+    store = HashStore()
     return lambda n: RankSync(
-        Rank(n, 3, n, "0"), 10.0, connect=lambda rank: board, clock=clock, sleep=clock.sleep
+        Rank(n, 3, n, "0"), 10.0, connect=lambda rank: store, clock=clock, sleep=clock.sleep
     )
 
 
-def test_ranks_that_were_given_no_store_are_told_how_to_get_one(monkeypatch):
-    """Static rendezvous shares none."""
+def test_ranks_without_a_store_get_an_error_that_says_how_to_get_one(monkeypatch):
+    """A static rendezvous provides no store."""
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     with pytest.raises(RankError, match="leave its rendezvous at c10d"):
         torchrun_store(Rank(0, 2, 0, "0"))
 
 
-def test_a_store_that_does_not_answer_is_named(monkeypatch):
-    """Where it should have been."""
+def test_a_store_that_cannot_be_reached_is_an_error_with_its_address(monkeypatch):
+    """The message has its host and port."""
 
     def refused(*args, **kwargs):
         raise dist.DistNetworkError("connection refused")
@@ -74,56 +74,56 @@ def test_a_store_that_does_not_answer_is_named(monkeypatch):
     [None, [], {"a": [1, 2.5, "ü\udc80"]}, Random(0).randbytes(2**21).hex()],
     ids=["none", "empty", "escapes", "longer-than-a-chunk"],
 )
-def test_what_one_says_another_hears(meet, data):
-    """Any builtin data of any size."""
-    meet(1).say("figures", data)
-    assert meet(0).hear("figures", [1]) == {1: data}
+def test_a_rank_receives_what_another_publishes(sync_of, data):
+    """Builtin data of any type and size."""
+    sync_of(1).say("figures", data)
+    assert sync_of(0).hear("figures", [1]) == {1: data}
 
 
-def test_several_are_heard_in_any_order(meet, clock):
-    """Each whenever it comes."""
-    meet(2).say("figures", "second")
-    clock.at = {3: lambda: meet(1).say("figures", "first")}
-    assert meet(0).hear("figures", [1, 2]) == {1: "first", 2: "second"}
+def test_data_of_several_ranks_is_received_in_any_order(sync_of, clock):
+    """The ranks may publish at different times."""
+    sync_of(2).say("figures", "second")
+    clock.at = {3: lambda: sync_of(1).say("figures", "first")}
+    assert sync_of(0).hear("figures", [1, 2]) == {1: "first", 2: "second"}
 
 
-def test_a_silent_rank_is_given_up(meet, clock):
-    """After the time one has, all silent ranks at once; the others are heard."""
-    meet(2).say("figures", "here")
-    assert meet(0).hear("figures", [1, 2, 3, 4]) == {2: "here"}
+def test_ranks_that_publish_nothing_are_given_up_after_the_timeout(sync_of, clock):
+    """All of them after one timeout; the data of the others is returned."""
+    sync_of(2).say("figures", "here")
+    assert sync_of(0).hear("figures", [1, 2, 3, 4]) == {2: "here"}
     assert clock.now == pytest.approx(10.0, abs=0.1)
 
 
-def test_a_rank_that_gets_on_is_waited_for(meet, clock):
-    """Each test that it ends starts its time anew."""
-    clock.at = {when: meet(1).beat for when in (8, 16, 24)}
-    clock.at[32] = lambda: meet(1).say("figures", "slow")
-    assert meet(0).hear("figures", [1]) == {1: "slow"}
+def test_a_rank_that_keeps_finishing_tests_is_waited_for(sync_of, clock):
+    """Each test that it finishes restarts its timeout."""
+    clock.at = {when: sync_of(1).beat for when in (8, 16, 24)}
+    clock.at[32] = lambda: sync_of(1).say("figures", "slow")
+    assert sync_of(0).hear("figures", [1]) == {1: "slow"}
 
 
-def test_a_rank_that_stops_getting_on_is_given_up(meet, clock):
-    """Its time counts from the last test it ended."""
-    clock.at = {8: meet(1).beat}
-    assert meet(0).hear("figures", [1]) == {}
+def test_a_rank_that_stops_finishing_tests_is_given_up(sync_of, clock):
+    """Its timeout starts at the last test that it finished."""
+    clock.at = {8: sync_of(1).beat}
+    assert sync_of(0).hear("figures", [1]) == {}
     assert clock.now == pytest.approx(18.0, abs=0.2)
 
 
-def test_who_is_told_to_stop_hurries(meet, clock):
-    """Though in the middle of waiting."""
-    meeting = meet(0)
-    clock.at = {1: meeting.hurry}
-    assert meeting.hear("figures", [1]) == {}
+def test_hurry_shortens_the_timeout_of_a_wait_in_progress(sync_of, clock):
+    """A rank that has received SIGTERM must not wait for long."""
+    sync = sync_of(0)
+    clock.at = {1: sync.hurry}
+    assert sync.hear("figures", [1]) == {}
     assert clock.now == pytest.approx(HURRIED_S, abs=0.1)
 
 
-def test_what_was_said_half_is_not_heard(meet):
-    """The chunks come first: a rank that dies over them has said nothing."""
-    meet(1).board.set("figures/1/0", "x")
-    assert meet(0).hear("figures", [1]) == {}
+def test_incompletely_published_data_is_not_received(sync_of):
+    """A rank may die after it has written only some of the chunks."""
+    sync_of(1).board.set("figures/1/0", "x")
+    assert sync_of(0).hear("figures", [1]) == {}
 
 
-def test_torchrun_says_which_rank_this_is():
-    """By the variables it sets for each process."""
+def test_the_rank_is_read_from_the_variables_of_torchrun():
+    """They are set for each process; the attempt is its restart count."""
     assert this_rank(TORCHRUN) == Rank(number=1, world=2, local=1, attempt="0")
     again = this_rank({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "2"})
     assert again is not None
@@ -139,6 +139,6 @@ def test_torchrun_says_which_rank_this_is():
     ],
     ids=["nothing-set", "a-cluster-sets-them-too", "one-process"],
 )
-def test_a_process_alone_is_no_rank(environ):
-    """It reports for itself, as ever."""
+def test_a_single_process_is_not_a_rank(environ):
+    """It writes its own report, as without torchrun."""
     assert this_rank(environ) is None

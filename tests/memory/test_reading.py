@@ -1,4 +1,4 @@
-"""A report is read back as it was written, or refused with its name and the place."""
+"""JSON reports are read back unchanged, or refused with the file's name and the place in it."""
 
 import json
 from dataclasses import replace
@@ -22,20 +22,20 @@ def file(tmp_path):
     [Report(SESSION, ()), one_of_each(), hostile(), many(20)],
     ids=["empty", "each", "hostile", "many"],
 )
-def test_what_was_written_is_read(file, report):
-    """Every field, to the byte."""
+def test_a_written_report_is_read_back_unchanged(file, report):
+    """Every field is equal."""
     file.write_text(json_writer.text(report), encoding="utf-8")
     assert json_reader.read(file) == report
 
 
-def test_a_mark_of_byte_order_is_passed_over(file):
-    """Editors and shells of Windows put one."""
+def test_a_byte_order_mark_is_ignored(file):
+    """Editors and shells on Windows write one."""
     file.write_text(json_writer.text(one_of_each()), encoding="utf-8-sig")
     assert json_reader.read(file) == one_of_each()
 
 
-def test_keys_of_newer_plugins_are_no_error(file):
-    """Those of a session are kept, those of a region passed over."""
+def test_unknown_keys_of_newer_versions_are_accepted(file):
+    """Those of the session are kept, those of a region are ignored."""
     plain = json.loads(json_writer.text(one_of_each()))
     plain["regions"][0]["new_bytes"] = plain["session"]["new"] = 1
     plain["regions"][0]["timeline"][0]["new"] = None
@@ -43,14 +43,14 @@ def test_keys_of_newer_plugins_are_no_error(file):
     assert json_reader.read(file) == replace(one_of_each(), session={**SESSION, "new": 1})
 
 
-def test_a_session_may_say_less(file):
-    """Of a meter unknown to this version, or a file cut down by hand."""
+def test_missing_session_keys_are_read_as_none(file):
+    """The file may come from an unknown meter or may have been shortened by hand."""
     file.write_text('{"schema": "pytest-cka-memory/1", "session": {}, "regions": []}')
     assert json_reader.read(file).session == {**dict.fromkeys(SESSION), "notes": []}
 
 
 def damaged(place, value):
-    """A report with one value replaced, or taken out."""
+    """Return a report with one value replaced or removed."""
     plain = json.loads(json_writer.text(one_of_each()))
     inner = plain
     for step in place[:-1]:
@@ -128,8 +128,8 @@ WHOLE = json_writer.text(one_of_each()).encode()
         "no-counts",
     ],
 )
-def test_what_is_no_report_is_refused(file, content, problem):
-    """With the file's name, the place in it, and what belongs there."""
+def test_a_file_that_is_not_a_report_is_refused(file, content, problem):
+    """The message has the file's name, the place in it, and what is expected there."""
     file.write_bytes(content)
     with pytest.raises(ReportError) as refused:
         json_reader.read(file)
@@ -138,8 +138,8 @@ def test_what_is_no_report_is_refused(file, content, problem):
     assert file.read_bytes() == content
 
 
-def test_a_number_beyond_any_is_refused(file):
-    """JSON allows 1e999, which Python reads as infinite."""
+def test_a_number_that_overflows_is_refused(file):
+    """JSON allows 1e999, which Python reads as infinity."""
     file.write_bytes(WHOLE.replace(b'"growth_bytes_per_batch": 0.0', b'"start_bytes": 1e999', 1))
     with pytest.raises(ReportError, match=r"regions\[0\]\.start_bytes is inf; a whole number"):
         json_reader.read(file)
@@ -150,14 +150,14 @@ def test_a_number_beyond_any_is_refused(file):
     [("none.json", "No such file"), ("", "Is a directory"), ("a\0b", "null")],
     ids=["missing", "folder", "no-name"],
 )
-def test_what_cannot_be_opened_is_refused(tmp_path, place, problem):
-    """As any other, by its name."""
+def test_a_file_that_cannot_be_opened_is_refused(tmp_path, place, problem):
+    """The message gives the system's reason."""
     with pytest.raises(ReportError, match=problem):
         json_reader.read(tmp_path / place)
 
 
-def test_what_has_no_end_is_refused(file, monkeypatch):
-    """Such as /dev/zero: reading stops where no report is longer."""
+def test_a_file_larger_than_any_report_is_refused(file, monkeypatch):
+    """Reading stops at the limit, so that a file without an end, such as /dev/zero, is refused."""
     monkeypatch.setattr(json_reader, "MOST_BYTES", 2**20)
     file.write_bytes(b" " * (2**20 + 1))
     with pytest.raises(ReportError, match="it is larger than 1 MB, which no report is"):

@@ -1,4 +1,4 @@
-"""The record of a region: derived figures, and the way to disk and back."""
+"""RegionRecord: derived figures, and conversion to JSON and back."""
 
 import json
 from collections.abc import Callable
@@ -37,7 +37,7 @@ FULL = RegionRecord(
 
 
 def test_derived_figures_follow_from_the_measured_ones() -> None:
-    """Increase and net are against the level at entry; net may be negative."""
+    """Increase and net are relative to the level at entry; net may be negative."""
     assert FULL.peak_increase_bytes == 900
     assert FULL.net_bytes == -10
     assert FULL.reserved_increase_bytes == 18 * MB
@@ -45,8 +45,8 @@ def test_derived_figures_follow_from_the_measured_ones() -> None:
     assert FULL.growth_bytes_per_batch == 4.0
 
 
-def test_no_reserve_has_no_increase(record: Callable[..., RegionRecord]) -> None:
-    """None, not zero: a device without a reserve keeps no limit on it."""
+def test_reserved_increase_is_none_without_a_reserve(record: Callable[..., RegionRecord]) -> None:
+    """None, not 0, because a limit on the reserve cannot be judged then."""
     plain = record()
     assert plain.reserved_increase_bytes is None
     assert plain.one_time_bytes is None
@@ -54,8 +54,8 @@ def test_no_reserve_has_no_increase(record: Callable[..., RegionRecord]) -> None
     assert plain.batches == 0
 
 
-def test_megabytes_are_of_2_to_the_20(record: Callable[..., RegionRecord]) -> None:
-    """As the seed counts them."""
+def test_one_megabyte_is_2_to_the_20_bytes(record: Callable[..., RegionRecord]) -> None:
+    """A figure that is None in bytes is None in MB."""
     made = record(retained_bytes=3 * MB // 2)
     assert made.in_mb("retained_bytes") == 1.5
     assert made.in_mb("reserved_peak_bytes") is None
@@ -65,12 +65,12 @@ def test_megabytes_are_of_2_to_the_20(record: Callable[..., RegionRecord]) -> No
     "made", [FULL, RegionRecord.from_dict(FULL.to_dict())], ids=["new", "read"]
 )
 def test_a_record_survives_json(made: RegionRecord) -> None:
-    """Worker to controller, and report to ``compare``, are both this way."""
+    """Workers send records in this form, and ``compare`` reads them from reports."""
     assert RegionRecord.from_dict(json.loads(json.dumps(made.to_dict()))) == FULL
 
 
-def test_a_record_is_builtin_types_only() -> None:
-    """Anything else would kill an xdist worker when it is sent."""
+def test_a_record_is_converted_to_builtin_types_only() -> None:
+    """Any other type would crash an xdist worker that sends it."""
 
     def kinds(value: object) -> set[type]:
         if isinstance(value, dict):
@@ -83,14 +83,14 @@ def test_a_record_is_builtin_types_only() -> None:
 
 
 def test_the_dictionary_has_every_figure_in_a_fixed_order() -> None:
-    """A diff of two reports shows figures, not shuffled keys."""
+    """A diff of two reports then shows changed figures only, not reordered keys."""
     measured = [name for name in RegionRecord.__dataclass_fields__ if name != "timeline"]
     assert list(FULL.to_dict()) == [*measured, *DERIVED_FIGURES, "timeline"]
     assert set(FULL.to_dict()) == set(FIGURES)
 
 
-def test_unknown_figures_are_ignored_and_missing_ones_default() -> None:
-    """A report of a later or an earlier version can be read."""
+def test_unknown_figures_are_ignored_and_missing_ones_get_defaults() -> None:
+    """Reports of later and earlier versions can be read."""
     later = {**FULL.to_dict(), "invented_bytes": 1}
     assert RegionRecord.from_dict(later) == FULL
     earlier = FULL.to_dict()
@@ -100,6 +100,6 @@ def test_unknown_figures_are_ignored_and_missing_ones_default() -> None:
 
 
 def test_records_cannot_be_changed() -> None:
-    """Facts are frozen."""
+    """Assigning to a field raises AttributeError."""
     with pytest.raises(AttributeError, match="cannot assign to field 'peak_bytes'"):
         FULL.peak_bytes = 0  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Report files: whole or not at all, and the JSON text."""
+"""Report files are written whole or not at all; the text of the JSON report."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def test_a_file_is_written_whole(tmp_path: Path) -> None:
-    """In UTF-8, into folders that need not exist, readable by others, leaving nothing else."""
+    """In UTF-8 and readable by others; missing folders are created, and nothing else is left."""
     path = tmp_path / "deep" / "er" / "report.json"
     files.write_whole(path, "größer ▁█\n")
     assert path.read_text(encoding="utf-8") == "größer ▁█\n"
@@ -27,17 +27,17 @@ def test_a_file_is_written_whole(tmp_path: Path) -> None:
 
 
 def test_an_old_file_is_replaced(tmp_path: Path) -> None:
-    """Never appended to."""
+    """The new text is not appended to the old one."""
     path = tmp_path / "report.json"
     path.write_text("old, and much longer than the new one")
     files.write_whole(path, "new")
     assert path.read_text() == "new"
 
 
-def test_an_old_file_is_kept_where_writing_fails(
+def test_an_old_file_is_kept_if_writing_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk must not cost the last good report."""
+    """A full disk must not destroy the last good report."""
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -51,10 +51,10 @@ def test_an_old_file_is_kept_where_writing_fails(
     assert names_in(tmp_path) == ["report.json"]
 
 
-def test_nothing_is_left_where_writing_is_interrupted(
+def test_an_old_file_is_kept_if_writing_is_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C while writing leaves the old file and no litter."""
+    """Ctrl-C while writing leaves no temporary file either."""
 
     def interrupt(descriptor: int) -> None:
         raise KeyboardInterrupt
@@ -68,8 +68,8 @@ def test_nothing_is_left_where_writing_is_interrupted(
     assert names_in(tmp_path) == ["report.json"]
 
 
-def test_text_that_is_no_unicode_is_escaped(tmp_path: Path) -> None:
-    """File names may hold any bytes; JSON reads the escape back."""
+def test_text_that_cannot_be_encoded_is_escaped(tmp_path: Path) -> None:
+    """File names may contain any bytes; a JSON reader restores them from the escape."""
     path = tmp_path / "report.json"
     files.write_whole(path, json.dumps("\udc80", ensure_ascii=False))
     assert json.loads(path.read_text(encoding="utf-8")) == "\udc80"
@@ -77,28 +77,30 @@ def test_text_that_is_no_unicode_is_escaped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("use", [files.check_writable, lambda p: files.write_whole(p, "x")])
 def test_a_path_below_a_file_is_refused(tmp_path: Path, use: Callable[[Path], None]) -> None:
-    """Named, with the system's reason; no traceback of ours."""
+    """The message has the path and the system's reason."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ReportError, match=r"cannot write .*report\.json: (Not a dir|File exists)"):
         use(tmp_path / "file" / "report.json")
 
 
-def test_a_folder_in_the_place_of_the_file_is_refused(tmp_path: Path) -> None:
-    """And nothing is left beside it."""
+def test_a_path_that_is_a_folder_is_refused(tmp_path: Path) -> None:
+    """No temporary file is left beside it."""
     (tmp_path / "report.json").mkdir()
     with pytest.raises(ReportError, match=r"cannot write .*report\.json: Is a directory"):
         files.write_whole(tmp_path / "report.json", "x")
     assert names_in(tmp_path) == ["report.json"]
 
 
-def test_checking_a_path_makes_its_folder_and_no_file(tmp_path: Path) -> None:
-    """Before any test has run; an old report stays until there is a new one."""
+def test_checking_a_path_creates_its_folder_but_no_file(tmp_path: Path) -> None:
+    """It is checked before any test runs; an old report is kept until there is a new one."""
     files.check_writable(tmp_path / "new" / "report.json")
     assert names_in(tmp_path / "new") == []
 
 
-def test_the_json_report_is_exact(record: Callable[..., RegionRecord]) -> None:
-    """Schema first, then the session, the regions and what is missing; readable by people."""
+def test_the_json_report_has_its_keys_in_order_and_is_readable(
+    record: Callable[..., RegionRecord],
+) -> None:
+    """Schema, session, regions, then what is missing; indented, and not escaped to ASCII."""
     result = judge("t.py::t", record(label="größer"), [limit_from_marker("zero_retention", (), {})])
     text = json_writer.text(Report({"device": "cpu"}, (result,), ("t.py::lost",), {"odd items": 2}))
     assert text.startswith(
@@ -113,8 +115,8 @@ def test_the_json_report_is_exact(record: Callable[..., RegionRecord]) -> None:
     assert [Result.from_dict(region) for region in read["regions"]] == [result]
 
 
-def test_an_empty_report_is_valid() -> None:
-    """A session that measured nothing still says so."""
+def test_a_report_without_regions_has_every_key() -> None:
+    """A session that measured nothing writes a valid report too."""
     assert json.loads(json_writer.text(Report({}, ()))) == {
         "schema": "pytest-cka-memory/1",
         "session": {},
@@ -125,8 +127,8 @@ def test_an_empty_report_is_valid() -> None:
     }
 
 
-def test_a_figure_that_is_no_number_is_refused(record: Callable[..., RegionRecord]) -> None:
-    """NaN is no JSON; other readers would choke on the file."""
+def test_a_figure_of_nan_is_refused(record: Callable[..., RegionRecord]) -> None:
+    """NaN is not valid JSON, and other readers could not read the file."""
     result = judge("t.py::t", record(retained_bytes=float("nan")), [])
     with pytest.raises(ValueError, match="Out of range float values are not JSON compliant"):
         json_writer.text(Report({}, (result,)))

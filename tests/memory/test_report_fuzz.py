@@ -1,6 +1,6 @@
-"""Damaged report files: every command exits with 0, 1 or 2, and leaves them as they are.
+"""Damaged report files: every command exits with 0, 1 or 2 and does not change the file.
 
-Thousands of them: ``FUZZ_EXAMPLES=5000 pytest tests/memory/test_report_fuzz.py``.
+To try thousands: ``FUZZ_EXAMPLES=5000 pytest tests/memory/test_report_fuzz.py``.
 """
 
 import io
@@ -40,7 +40,7 @@ values = st.recursive(
 
 @st.composite
 def damaged_values(draw):
-    """A report with some values replaced, taken out, repeated or moved."""
+    """A report with some values replaced, removed or added."""
     data = json.loads(draw(st.sampled_from(WHOLE)))
     for _ in range(draw(st.integers(1, 4))):
         inner, depth = data, draw(st.integers(1, 7))
@@ -100,8 +100,8 @@ def commands(path, good):
     suppress_health_check=list(HealthCheck),
 )
 @given(content=damaged)
-def test_no_damage_ends_in_a_traceback(content):
-    """A status, a sentence on standard error where it is 2, and the same file as before."""
+def test_every_command_handles_every_damaged_file_without_a_traceback(content):
+    """If the status is 2, standard error has a message. The files are unchanged."""
     with tempfile.TemporaryDirectory() as folder:
         file, good = Path(folder, "damaged.json"), Path(folder, "good.json")
         good.write_text(WHOLE[0], encoding="utf-8")
@@ -119,7 +119,7 @@ def test_no_damage_ends_in_a_traceback(content):
 
 @pytest.mark.parametrize("whole", WHOLE, ids=["each", "hostile"])
 def test_the_undamaged_files_are_read(whole, tmp_path):
-    """Or the test above would damage what never worked."""
+    """If they were refused, the test above would not test the damage."""
     path = tmp_path / "r.json"
     path.write_text(whole, encoding="utf-8")
     with redirect_stdout(io.StringIO()):

@@ -1,4 +1,4 @@
-"""The terminal's table, findings and the failure text: exact lines of plain results."""
+"""The terminal's table, its findings and the failure text: exact lines for simple results."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,7 +23,7 @@ FILE = "tests/gates/test_cka.py"
 
 @pytest.fixture
 def results(record: MakeRecord) -> list[Result]:
-    """Kept, broken, without a limit, failed, and not to be judged on this device."""
+    """Regions that kept a limit, broke one, had none, failed, and could not be judged."""
     start = {"start_bytes": 42 * MB, "peak_bytes": 100 * MB, "label": "compare"}
     flat, leaking = [42 * MB] * 9, [42 * MB + 4 * i for i in range(9)]
     long = "TestBig::test_a_very_long_name_that_does_not_fit_into_the_row"
@@ -39,8 +39,8 @@ def results(record: MakeRecord) -> list[Result]:
     ]
 
 
-def test_the_table_is_exact(results: list[Result]) -> None:
-    """A row a region, at most 100 columns; a name too long is cut where files and classes are."""
+def test_the_table_has_one_row_per_region(results: list[Result]) -> None:
+    """It is at most 100 columns wide; a name that is too long loses its beginning."""
     lines = terminal.table(results, 100)
     assert [line.text for line in lines] == [
         "region                    batches  start    peak  increase  retained  growth/b  timeline"
@@ -61,8 +61,8 @@ def test_the_table_is_exact(results: list[Result]) -> None:
     assert [line.colour for line in lines] == colours
 
 
-def test_a_gpus_table_has_its_reserve(record: MakeRecord) -> None:
-    """The seed's row for batch 128, beside a CPU's row that has none."""
+def test_the_table_of_a_gpu_has_a_column_for_the_reserve(record: MakeRecord) -> None:
+    """A region on the CPU has no reserve and shows a dash."""
     on_gpu = record(
         label="x4",
         start_bytes=round(42.66 * MB),
@@ -98,13 +98,15 @@ def test_a_gpus_table_has_its_reserve(record: MakeRecord) -> None:
     ],
     ids=["none", "one", "flat", "two", "stairs", "one-byte", "many", "last-is-shown"],
 )
-def test_a_spark_line_spans_lowest_to_highest(levels: list[int], bars: str) -> None:
-    """At most eight bars, the last of them the last level."""
+def test_a_spark_line_is_scaled_from_the_lowest_to_the_highest_level(
+    levels: list[int], bars: str
+) -> None:
+    """It has at most eight bars, the last of which is the last level."""
     assert terminal.spark(levels) == bars
 
 
 def test_findings_name_breaches_and_what_was_not_judged(results: list[Result]) -> None:
-    """Nothing that was kept is mentioned."""
+    """Limits that were kept are not mentioned."""
     assert terminal.findings(results) == [
         (f"BREACH {FILE}::test_leak[64] compare", "red"),
         (
@@ -117,8 +119,8 @@ def test_findings_name_breaches_and_what_was_not_judged(results: list[Result]) -
     ]
 
 
-def test_findings_keep_within_the_width(record: MakeRecord) -> None:
-    """Long sentences are folded, not cut."""
+def test_findings_are_wrapped_to_the_width(record: MakeRecord) -> None:
+    """Long sentences are not cut off."""
     limit = limit_from_marker("max_retained_mb", (1,), {})
     result = judge("t.py::t", record(retained_bytes=MB + 1), [limit])
     head, *sentence = terminal.findings([result], 60)
@@ -146,13 +148,13 @@ def test_findings_keep_within_the_width(record: MakeRecord) -> None:
     ],
 )
 def test_missing_results_are_counted_and_named(count: int, lines: list[str]) -> None:
-    """The first ten by name."""
+    """The first ten are named."""
     found = terminal.missing([f"n{i}" for i in range(count)])
     assert [line.text for line in found] == lines
 
 
-def test_the_legend_says_what_measured_and_what_it_cannot_see() -> None:
-    """Device, versions, meter, its notes, and what the columns mean."""
+def test_the_legend_has_device_versions_meter_and_notes() -> None:
+    """The notes say what the meter cannot see."""
     session = {
         "device": "cuda:0",
         "device_name": "A100",
@@ -174,7 +176,7 @@ def test_the_legend_says_what_measured_and_what_it_cannot_see() -> None:
 
 
 def test_a_failure_names_limit_region_device_and_remedy(record: MakeRecord) -> None:
-    """All a reader needs, in a few lines."""
+    """Three lines per broken limit."""
     limits = [ZERO, limit_from_marker("max_peak_mb", ("4 B",), {})]
     result = judge("t.py::t", record(label="fit", retained_bytes=1, peak_bytes=5), limits)
     assert failure.text([result], ScriptedMeter()).splitlines() == [
@@ -187,21 +189,21 @@ def test_a_failure_names_limit_region_device_and_remedy(record: MakeRecord) -> N
     ]
 
 
-def test_a_failure_tells_of_the_largest_groups_and_sums_up_the_rest(record: MakeRecord) -> None:
-    """What nobody in Python holds is said to be so."""
+def test_a_failure_lists_the_largest_groups_and_sums_up_the_rest(record: MakeRecord) -> None:
+    """A group without a holder in Python says so."""
     sizes = [9, 8, 7, 6, 5, 4, 3]
     groups = tuple(Holding(bytes=size, count=1) for size in sizes)
     leaking = record(retained_bytes=sum(sizes), retained=groups)
     lines = failure.text([judge("t.py::t", leaking, [ZERO])], ScriptedMeter()).splitlines()
-    told = lines.count("    held by nothing that Python can name")
-    assert 0 < told < len(sizes)
-    assert f"  1 tensor, {sizes[told - 1]} bytes" in lines
-    rest = sizes[told:]
+    listed = lines.count("    held by nothing that Python can name")
+    assert 0 < listed < len(sizes)
+    assert f"  1 tensor, {sizes[listed - 1]} bytes" in lines
+    rest = sizes[listed:]
     assert f"  and {len(rest)} smaller groups, {sum(rest)} bytes" in lines
 
 
-def test_a_failure_of_a_whole_test_says_so(record: MakeRecord) -> None:
-    """It has no label; and a limit that could not be judged advises by itself."""
+def test_a_failure_of_a_region_without_a_label_names_the_whole_test(record: MakeRecord) -> None:
+    """A limit that could not be judged has its advice in its message."""
     text = failure.text([judge("t.py::t", record(), [FLAT])], ScriptedMeter())
     assert text.splitlines() == [
         "flat_per_batch broken: cannot be judged, no batch was seen: "
@@ -211,13 +213,13 @@ def test_a_failure_of_a_whole_test_says_so(record: MakeRecord) -> None:
     ]
 
 
-def test_kept_limits_are_no_failure(record: MakeRecord) -> None:
-    """Nothing to say."""
+def test_kept_limits_have_no_failure_text(record: MakeRecord) -> None:
+    """The text is empty."""
     assert failure.text([judge("t.py::t", record(), [ZERO])], ScriptedMeter()) == ""
 
 
-def test_a_table_too_wide_gives_up_its_chart_before_its_names():
-    """Two rows of large figures, a reserve among them, stay within 100 columns."""
+def test_a_table_that_is_too_wide_drops_the_timeline_before_it_cuts_names():
+    """Rows with large figures and a reserve still fit in 100 columns."""
     levels = [1234 * MB + step for step in range(9)]
     samples = tuple(Sample(n, 64, level, level, level) for n, level in enumerate(levels, 1))
     large = RegionRecord(

@@ -1,4 +1,4 @@
-"""The published JSON Schema says what a report is: neither more nor less."""
+"""The published JSON Schema accepts every report and rejects what is not one."""
 
 import json
 from dataclasses import fields, replace
@@ -17,15 +17,15 @@ SCHEMA = json.loads(json_writer.SCHEMA_FILE.read_text(encoding="utf-8"))
 VALIDATOR = Draft202012Validator(SCHEMA, format_checker=FormatChecker())
 
 OPTIONAL = {"extra"}
-"""There where another plugin added something."""
+"""Keys that are present only if another plugin added something."""
 
 
 def written(report):
     return json.loads(json_writer.text(report))
 
 
-def test_the_schema_is_one():
-    """A draft 2020-12 schema, of the version that reports name."""
+def test_the_schema_is_valid_and_names_its_version():
+    """It follows draft 2020-12; reports name the same version."""
     Draft202012Validator.check_schema(SCHEMA)
     assert SCHEMA["title"] == SCHEMA["properties"]["schema"]["const"] == json_writer.SCHEMA
 
@@ -40,13 +40,13 @@ def test_the_schema_is_one():
     ],
     ids=["empty", "extra", "each", "hostile"],
 )
-def test_reports_keep_to_it(report):
-    """Whatever is in them."""
+def test_every_report_matches_the_schema(report):
+    """Also an empty one, one with extra figures, and one with hostile texts."""
     VALIDATOR.validate(written(report))
 
 
-def test_it_describes_every_key():
-    """And no other: a field that is new to reports is new to the schema."""
+def test_the_schema_describes_exactly_the_keys_of_a_report():
+    """A field that is added to reports must be added to the schema."""
     report = written(one_of_each())
     described = {name: set(part["properties"]) for name, part in SCHEMA["$defs"].items()}
     assert set(report) == set(SCHEMA["properties"])
@@ -63,8 +63,8 @@ def test_it_describes_every_key():
 
 
 @pytest.mark.parametrize("name", sorted(SCHEMA["$defs"]))
-def test_every_key_is_required_and_explained(name):
-    """A reader need not ask what one means, and of one alone whether it is there."""
+def test_every_key_in_the_schema_is_required_and_described(name):
+    """Only the keys in OPTIONAL may be absent."""
     part = SCHEMA["$defs"][name]
     assert set(part["required"]) == set(part["properties"]) - OPTIONAL
     for key, kind in part["properties"].items():
@@ -86,16 +86,16 @@ def test_every_key_is_required_and_explained(name):
     ],
     ids=["newer", "no-regions", "fraction", "negative", "gone", "word", "null", "zero", "text"],
 )
-def test_what_is_no_report_does_not_pass(damage):
-    """The schema is not one that takes anything."""
+def test_a_damaged_report_does_not_match_the_schema(damage):
+    """The report matches before the damage."""
     report = written(one_of_each())
     VALIDATOR.validate(report)
     damage(report)
     assert not VALIDATOR.is_valid(report)
 
 
-def test_keys_of_newer_plugins_pass():
-    """Within a version, keys are only ever added."""
+def test_unknown_keys_match_the_schema():
+    """Within a version of the schema, keys are only added."""
     report = written(one_of_each())
     report["regions"][0]["new_bytes"] = 1
     report["session"]["new"] = "fact"

@@ -1,4 +1,4 @@
-"""Regions over memory moved by hand: nesting, peaks, samples, exceptions."""
+"""Regions on a scripted meter: nesting, peaks, samples, exceptions."""
 
 import gc
 
@@ -12,7 +12,7 @@ from pytest_cka_memory.units import MB
 
 
 class CountedMeter(ScriptedMeter):
-    """Knows how often it was started and not stopped, and may fail on demand."""
+    """A scripted meter that counts its open starts and can be made to fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,8 +36,10 @@ class CountedMeter(ScriptedMeter):
         return super().retained_since(mark)
 
 
-def test_every_figure_of_a_plain_region(meter: ScriptedMeter, probe: MemoryProbe) -> None:
-    """Start, peak, end, retained and net, where old memory is freed and new is kept."""
+def test_a_region_records_start_peak_end_retained_and_net(
+    meter: ScriptedMeter, probe: MemoryProbe
+) -> None:
+    """Memory from before is freed in it, and some of its own is kept."""
     old = meter.allocate(100)
     with probe.measure("step") as region:
         temporary = meter.allocate(50)
@@ -55,10 +57,10 @@ def test_every_figure_of_a_plain_region(meter: ScriptedMeter, probe: MemoryProbe
     assert (region.peak_increase_bytes, region.net_bytes) == (50, -93)
 
 
-def test_the_peak_is_that_of_the_region_not_of_before(
+def test_the_peak_ignores_what_was_freed_before_the_region(
     meter: ScriptedMeter, probe: MemoryProbe
 ) -> None:
-    """A high level that is over before the region opens is not its peak."""
+    """A higher level before the region opened is not its peak."""
     meter.free(meter.allocate(1000))
     with probe.measure() as region:
         meter.free(meter.allocate(10))
@@ -74,7 +76,7 @@ def test_the_peak_is_that_of_the_region_not_of_before(
         pytest.param(0, 0, 0, 0, 0, id="nothing"),
     ],
 )
-def test_an_outer_region_keeps_its_peak_through_an_inner_one(
+def test_outer_region_keeps_its_peak_when_an_inner_region_opens(
     meter: ScriptedMeter,
     probe: MemoryProbe,
     before: int,
@@ -83,7 +85,7 @@ def test_an_outer_region_keeps_its_peak_through_an_inner_one(
     outer_peak: int,
     inner_peak: int,
 ) -> None:
-    """The inner region resets the one peak counter that the device has."""
+    """The inner region resets the device's only peak counter."""
     with probe.measure("outer") as outer:
         meter.free(meter.allocate(before))
         with probe.measure("inner") as inner:
@@ -92,8 +94,10 @@ def test_an_outer_region_keeps_its_peak_through_an_inner_one(
     assert (outer.peak_bytes, inner.peak_bytes) == (outer_peak, inner_peak)
 
 
-def test_three_regions_deep_every_peak_is_right(meter: ScriptedMeter, probe: MemoryProbe) -> None:
-    """And each retained figure counts from its own entry."""
+def test_three_nested_regions_each_have_their_own_figures(
+    meter: ScriptedMeter, probe: MemoryProbe
+) -> None:
+    """Each peak and each retained figure counts from the region's own entry."""
     with probe.measure() as a:
         meter.allocate(1)
         with probe.measure() as b:
@@ -108,8 +112,10 @@ def test_three_regions_deep_every_peak_is_right(meter: ScriptedMeter, probe: Mem
     assert [r.retained_bytes for r in (a, b, c)] == [7, 6, 4]
 
 
-def test_two_probes_share_the_peaks_of_one_meter(meter: ScriptedMeter) -> None:
-    """The plugin's probe around a test must survive the fixture's inside it."""
+def test_outer_region_keeps_its_peak_when_another_probe_opens_a_region(
+    meter: ScriptedMeter,
+) -> None:
+    """The plugin's probe measures the whole test, the fixture's a region inside it."""
     with MemoryProbe(meter=meter).measure() as outer:
         meter.free(meter.allocate(100))
         with MemoryProbe(meter=meter).measure() as inner:
@@ -117,22 +123,22 @@ def test_two_probes_share_the_peaks_of_one_meter(meter: ScriptedMeter) -> None:
     assert (outer.peak_bytes, inner.peak_bytes) == (100, 10)
 
 
-def test_spans_may_overlap(meter: ScriptedMeter) -> None:
-    """The first to open need not be the last to close: fixtures and generators do that."""
-    gauge = RegionStack(meter)
-    first = gauge.open()
+def test_the_region_that_opened_first_may_close_first(meter: ScriptedMeter) -> None:
+    """Fixtures and generators close their regions in any order."""
+    stack = RegionStack(meter)
+    first = stack.open()
     meter.free(meter.allocate(10))
-    second = gauge.open()
+    second = stack.open()
     meter.allocate(5)
-    first_closing = gauge.close(first)
+    first_closing = stack.close(first)
     meter.free(meter.allocate(50))
-    second_closing = gauge.close(second)
+    second_closing = stack.close(second)
     assert (first.peak_bytes, first_closing.retained_bytes) == (10, 5)
     assert (second.peak_bytes, second_closing.retained_bytes) == (55, 5)
 
 
 def test_batch_samples_have_their_own_peaks(meter: ScriptedMeter, probe: MemoryProbe) -> None:
-    """Level at the boundary, and the highest level since the one before."""
+    """A sample has the level at its boundary and the peak since the boundary before."""
     with probe.measure() as region:
         for size, temporary in ((1, 100), (2, 10), (3, 50)):
             meter.free(meter.allocate(temporary))
@@ -147,7 +153,7 @@ def test_batch_samples_have_their_own_peaks(meter: ScriptedMeter, probe: MemoryP
     assert region.peak_bytes == 1006
 
 
-def test_samples_of_nested_regions_do_not_disturb_each_other(
+def test_nested_regions_take_samples_independently(
     meter: ScriptedMeter, probe: MemoryProbe
 ) -> None:
     """Each region has its own last boundary."""
@@ -161,10 +167,8 @@ def test_samples_of_nested_regions_do_not_disturb_each_other(
     assert [sample.peak_bytes for sample in outer.timeline] == [100]
 
 
-def test_a_leak_per_batch_is_exact_through_a_watched_loader(
-    meter: ScriptedMeter, probe: MemoryProbe
-) -> None:
-    """4 bytes a batch are reported as 4.0."""
+def test_growth_through_a_watched_loader_is_exact(meter: ScriptedMeter, probe: MemoryProbe) -> None:
+    """A leak of 4 bytes per batch is reported as 4.0."""
     with probe.measure() as region:
         for _ in region.batches([[0] * 64] * 5):
             meter.allocate(4)
@@ -172,18 +176,18 @@ def test_a_leak_per_batch_is_exact_through_a_watched_loader(
     assert region.record.batches == 5
 
 
-def test_a_loader_used_on_after_its_region_is_not_sampled(
+def test_a_loader_used_after_its_region_is_not_sampled(
     meter: ScriptedMeter, probe: MemoryProbe
 ) -> None:
-    """A trainer keeps its loader; that is no error."""
+    """It is not an error, because a trainer may keep its loader."""
     with probe.measure() as region:
         loader = region.batches([1, 2])
     assert list(loader) == [1, 2]
     assert region.timeline == ()
 
 
-def test_batch_done_after_the_end_is_refused(probe: MemoryProbe) -> None:
-    """A call of one's own there is a mistake; the error says where it belongs."""
+def test_batch_done_after_the_region_is_refused(probe: MemoryProbe) -> None:
+    """The message says where the call belongs."""
     with probe.measure("fit") as region:
         pass
     with pytest.raises(RegionError, match=r"region 'fit' has ended; call batch_done inside its"):
@@ -192,7 +196,7 @@ def test_batch_done_after_the_end_is_refused(probe: MemoryProbe) -> None:
 
 @pytest.mark.parametrize("figure", ["retained_bytes", "peak_mb", "record", "completed"])
 def test_figures_of_an_open_region_are_refused(probe: MemoryProbe, figure: str) -> None:
-    """Half a figure would look like a whole one."""
+    """An unfinished figure would look like a final one."""
     with (
         probe.measure("fit") as region,
         pytest.raises(RegionError, match="region 'fit' is still open; read its figures after"),
@@ -201,14 +205,14 @@ def test_figures_of_an_open_region_are_refused(probe: MemoryProbe, figure: str) 
 
 
 def test_the_timeline_of_an_open_region_can_be_read(probe: MemoryProbe) -> None:
-    """It is final up to the last boundary."""
+    """It is complete up to the last boundary."""
     with probe.measure() as region:
         region.batch_done()
         assert len(region.timeline) == 1
 
 
-def test_an_unknown_figure_is_an_attribute_error(probe: MemoryProbe) -> None:
-    """``hasattr`` and typing errors both rely on it; the message lists the figures."""
+def test_an_unknown_figure_raises_attribute_error(probe: MemoryProbe) -> None:
+    """``hasattr`` relies on that; the message lists the figures."""
     with probe.measure() as region:
         assert not hasattr(region, "retaind_mb")
     with pytest.raises(
@@ -217,8 +221,8 @@ def test_an_unknown_figure_is_an_attribute_error(probe: MemoryProbe) -> None:
         _ = region.retaind_mb
 
 
-def test_figures_in_megabytes(probe: MemoryProbe, meter: ScriptedMeter) -> None:
-    """Each figure of bytes has its twin."""
+def test_figures_can_be_read_in_megabytes(probe: MemoryProbe, meter: ScriptedMeter) -> None:
+    """A figure that is None in bytes is None in MB."""
     with probe.measure() as region:
         for _ in range(5):
             meter.allocate(2**19)
@@ -229,8 +233,10 @@ def test_figures_in_megabytes(probe: MemoryProbe, meter: ScriptedMeter) -> None:
     assert region.reserved_peak_mb is None
 
 
-def test_an_exception_leaves_a_region_uncompleted(probe: MemoryProbe, meter: ScriptedMeter) -> None:
-    """It is recorded with what was seen, and marked as not to be judged."""
+def test_a_region_that_raises_is_recorded_as_not_completed(
+    probe: MemoryProbe, meter: ScriptedMeter
+) -> None:
+    """It has the figures up to the exception and is not judged."""
     with pytest.raises(ZeroDivisionError, match="by zero"), probe.measure("fit"):  # noqa: PT012
         meter.allocate(10)
         _ = 1 / 0
@@ -238,10 +244,10 @@ def test_an_exception_leaves_a_region_uncompleted(probe: MemoryProbe, meter: Scr
     assert (record.label, record.completed, record.retained_bytes) == ("fit", False, 10)
 
 
-def test_an_exception_in_an_inner_region_leaves_the_outer_one_whole(
+def test_outer_region_is_completed_if_it_catches_the_exception_of_an_inner_one(
     probe: MemoryProbe, meter: ScriptedMeter
 ) -> None:
-    """Caught inside, it is the outer region's ordinary course."""
+    """Only the inner region is recorded as not completed."""
     with probe.measure("outer"):
         with pytest.raises(KeyError, match="x"), probe.measure("inner"):
             raise KeyError("x")
@@ -256,7 +262,7 @@ def test_an_exception_in_an_inner_region_leaves_the_outer_one_whole(
     "error", [ValueError("no"), KeyboardInterrupt(), GeneratorExit()], ids=repr
 )
 def test_the_meter_is_stopped_however_a_region_ends(error: BaseException) -> None:
-    """Ctrl-C included; then the next region starts anew."""
+    """Also after Ctrl-C; the next region is measured as usual."""
     meter = CountedMeter()
     probe = MemoryProbe(meter=meter)
     with pytest.raises(type(error)), probe.measure():
@@ -268,7 +274,7 @@ def test_the_meter_is_stopped_however_a_region_ends(error: BaseException) -> Non
 
 
 def test_a_meter_that_fails_at_the_start_is_stopped() -> None:
-    """And its span is not left open, folding peaks for ever."""
+    """Its region does not stay on the stack of open regions."""
     meter = CountedMeter()
     meter.broken = True
     with pytest.raises(OSError, match="no mark"), MemoryProbe(meter=meter).measure():
@@ -278,7 +284,7 @@ def test_a_meter_that_fails_at_the_start_is_stopped() -> None:
 
 
 def test_a_meter_that_fails_at_the_end_is_stopped() -> None:
-    """Its error is what the user sees."""
+    """The user sees the meter's exception."""
     meter = CountedMeter()
     with pytest.raises(OSError, match="no figures"), MemoryProbe(meter=meter).measure():
         meter.broken = True
@@ -286,10 +292,10 @@ def test_a_meter_that_fails_at_the_end_is_stopped() -> None:
     assert region_stack_for(meter)._open == []
 
 
-def test_a_region_that_was_ended_for_its_user_is_not_ended_twice(
+def test_leaving_a_region_that_was_already_ended_records_nothing(
     probe: MemoryProbe, meter: ScriptedMeter
 ) -> None:
-    """As at a test's end: its block may yet be left, by a generator that is closed late."""
+    """Open regions are ended with their test; a generator may leave the block later."""
     block = probe.measure("open")
     block.__enter__()
     assert probe.end_open() == ["open"]
@@ -299,7 +305,7 @@ def test_a_region_that_was_ended_for_its_user_is_not_ended_twice(
 
 
 def test_labels_are_made_unique(probe: MemoryProbe) -> None:
-    """Two rows of one name could not be told apart, nor compared with a baseline."""
+    """Two regions with one label could not be distinguished or compared with a baseline."""
     for label in ("fit", None, "fit", None, "fit", "eval"):
         with probe.measure(label):
             pass
@@ -307,8 +313,8 @@ def test_labels_are_made_unique(probe: MemoryProbe) -> None:
     assert labels == ["fit", "region", "fit #2", "region #2", "fit #3", "eval"]
 
 
-def test_a_label_that_looks_like_a_made_one_stays_unique(probe: MemoryProbe) -> None:
-    """Whatever people write, no two regions of a test share a label."""
+def test_labels_are_unique_if_a_user_writes_a_numbered_one(probe: MemoryProbe) -> None:
+    """No two regions of a test share a label."""
     for label in ("fit #2", "fit", "fit", "fit"):
         with probe.measure(label):
             pass
@@ -316,15 +322,15 @@ def test_a_label_that_looks_like_a_made_one_stays_unique(probe: MemoryProbe) -> 
     assert len(set(labels)) == 4
 
 
-def test_records_are_in_the_order_of_their_ends(probe: MemoryProbe) -> None:
-    """Inner before outer."""
+def test_records_are_in_the_order_in_which_regions_close(probe: MemoryProbe) -> None:
+    """The inner region comes before the outer one."""
     with probe.measure("outer"), probe.measure("inner"):
         pass
     assert [record.label for record in probe.records] == ["inner", "outer"]
 
 
-def test_cycles_are_no_growth_even_after_a_high_first_batch() -> None:
-    """Garbage in cycles builds up below a high first level; it must not be read as a leak."""
+def test_uncollected_cycles_are_not_growth_after_a_high_first_batch() -> None:
+    """Garbage in cycles that accumulates below the first level must not look like a leak."""
     meter = ScriptedMeter()
     probe = MemoryProbe(meter=meter)
 
@@ -337,7 +343,7 @@ def test_cycles_are_no_growth_even_after_a_high_first_batch() -> None:
             meter.free(self.handle)
 
     gc.collect()
-    gc.disable()  # as a long batch would, that makes few objects
+    gc.disable()  # as in a batch that creates too few objects to start a collection
     try:
         with probe.measure() as region:
             once = meter.allocate(1000)
@@ -351,14 +357,14 @@ def test_cycles_are_no_growth_even_after_a_high_first_batch() -> None:
     assert region.growth_bytes_per_batch <= 0.0
 
 
-def test_a_gauge_is_shared_per_meter(meter: Meter) -> None:
-    """One meter has one peak counter, whoever reads it."""
+def test_a_meter_has_one_region_stack(meter: Meter) -> None:
+    """It has one peak counter, whichever probe reads it."""
     assert region_stack_for(meter) is region_stack_for(meter)
     assert region_stack_for(meter) is not region_stack_for(ScriptedMeter())
 
 
-def test_an_inner_region_swallows_no_one_time_bytes_of_the_outer():
-    """Its entry cleans for itself, and drops the workspace that the outer region must tell of."""
+def test_one_time_bytes_dropped_by_an_inner_entry_count_in_the_outer_region():
+    """Opening the inner region drops the workspace, which the outer region must still report."""
     meter = ScriptedMeter(has_reserve=True)
     probe = MemoryProbe(meter=meter)
     with probe.measure() as outer:

@@ -1,4 +1,4 @@
-"""SIGTERM while ranks measure: heard where it would end the process, and only there."""
+"""SIGTERM while ranks measure is handled only if it would end the process."""
 
 import os
 import signal
@@ -10,47 +10,47 @@ from pytest_cka_memory.integrations.sigterm import OnSigterm
 
 
 @pytest.fixture(autouse=True)
-def _as_it_was() -> Iterator[None]:
-    """Begin with what a process does by default: it ends."""
+def _default_action() -> Iterator[None]:
+    """Start with the default action, which ends the process, and restore the handler afterwards."""
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGTERM, before)
 
 
-def test_it_is_heard_until_it_is_given_back() -> None:
-    """Instead of the end of the process, which is its own again afterwards."""
-    heard: list[int] = []
-    listening = OnSigterm(lambda: heard.append(1))
-    listening.start()
+def test_sigterm_calls_the_function_until_stop() -> None:
+    """The process is not ended. After ``stop`` the signal has its default action again."""
+    calls: list[int] = []
+    handler = OnSigterm(lambda: calls.append(1))
+    handler.start()
     signal.raise_signal(signal.SIGTERM)
-    listening.stop()
-    assert heard == [1]
+    handler.stop()
+    assert calls == [1]
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_whoever_listens_already_goes_on() -> None:
-    """A job that saves its state on SIGTERM, for one; it is not ours to give back either."""
+def test_a_handler_of_the_user_stays_installed() -> None:
+    """For example one that saves a job's state; ``stop`` does not remove it either."""
 
     def save(number: int, frame: object) -> None:
-        """Of the user's."""
+        """Stand in for a user's handler."""
 
     signal.signal(signal.SIGTERM, save)
-    listening = OnSigterm(lambda: None)
-    listening.start()
+    handler = OnSigterm(lambda: None)
+    handler.start()
     assert signal.getsignal(signal.SIGTERM) is save
-    listening.stop()
+    handler.stop()
     assert signal.getsignal(signal.SIGTERM) is save
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_ends_on_it_as_ever() -> None:
-    """A DataLoader's worker is told so to stop."""
-    listening = OnSigterm(lambda: None)
-    listening.start()
+def test_a_forked_child_has_the_default_action() -> None:
+    """A DataLoader stops its workers with SIGTERM."""
+    handler = OnSigterm(lambda: None)
+    handler.start()
     child = os.fork()
     if child == 0:
         os._exit(0 if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL else 1)
     _, status = os.waitpid(child, 0)
-    listening.stop()
+    handler.stop()
     assert os.waitstatus_to_exitcode(status) == 0

@@ -1,4 +1,4 @@
-"""What dies where the stack ends, with no room left to tell it, is dead in the books too."""
+"""Tensors that are freed while the stack is exhausted are counted as freed."""
 
 from collections.abc import Callable
 
@@ -7,19 +7,19 @@ import torch
 
 from pytest_cka_memory import MemoryProbe
 
-LIVING = torch.ones(25)
+EXISTING = torch.ones(25)
 
 
 @pytest.mark.parametrize("more", range(8))
 @pytest.mark.parametrize(
     "computes",
     [
-        pytest.param(lambda: torch.zeros(25), id="birth"),
-        pytest.param(lambda: LIVING.add(1), id="result"),
+        pytest.param(lambda: torch.zeros(25), id="new-tensor"),
+        pytest.param(lambda: EXISTING.add(1), id="result"),
     ],
 )
-def test_a_recursion_too_deep_leaves_no_bytes(computes: Callable[[], object], more: int) -> None:
-    """Wherever in the books the stack has come to its end: the depth decides."""
+def test_a_recursion_error_retains_nothing(computes: Callable[[], object], more: int) -> None:
+    """The starting depth decides at which place in the counting code the stack ends."""
 
     def deeper() -> None:
         computes()

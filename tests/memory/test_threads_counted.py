@@ -1,4 +1,4 @@
-"""Threads started in a region are counted, whatever class starts them."""
+"""Threads that are started in a region are counted, whatever class starts them."""
 
 import threading
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from pytest_cka_memory.meters import Meter
 
 
 class Overriding(threading.Thread):
-    """Does its work in ``run``, as half the world's threads do."""
+    """A thread that does its work in ``run``."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         super().__init__()
@@ -23,14 +23,14 @@ class Overriding(threading.Thread):
 
 
 class Starting(Overriding):
-    """Overrides ``start`` too."""
+    """A thread that overrides ``start`` too."""
 
     def start(self) -> None:
         super().start()
 
 
 def in_thread(kind: Callable[[Callable[[], object]], threading.Thread]) -> torch.Tensor:
-    """A tensor born in a thread of that kind."""
+    """Return a tensor that was allocated in a thread of the given kind."""
     found: list[torch.Tensor] = []
     thread = kind(lambda: found.append(torch.zeros(100)))
     thread.start()
@@ -48,18 +48,18 @@ def in_thread(kind: Callable[[Callable[[], object]], threading.Thread]) -> torch
         pytest.param(lambda work: threading.Thread(target=work, daemon=True), id="daemon"),
     ],
 )
-def test_a_thread_started_inside_is_counted(
-    born: Callable[[Callable[[], object]], int],
+def test_a_thread_started_in_a_region_is_counted(
+    retained_by: Callable[[Callable[[], object]], int],
     kind: Callable[[Callable[[], object]], threading.Thread],
 ) -> None:
-    """The mode of the region's own thread does not reach others by itself."""
-    assert born(lambda: in_thread(kind)) == 400
+    """A dispatch mode covers only its own thread, so the meter adds it to new threads."""
+    assert retained_by(lambda: in_thread(kind)) == 400
 
 
 def test_a_thread_started_by_a_thread_is_counted(
-    born: Callable[[Callable[[], object]], int],
+    retained_by: Callable[[Callable[[], object]], int],
 ) -> None:
-    """At any depth."""
+    """At any depth of nesting."""
 
     def outer() -> torch.Tensor:
         found: list[torch.Tensor] = []
@@ -68,21 +68,23 @@ def test_a_thread_started_by_a_thread_is_counted(
         plain.join()
         return found[0]
 
-    assert born(outer) == 400
+    assert retained_by(outer) == 400
 
 
-def test_a_pool_made_inside_is_counted(born: Callable[[Callable[[], object]], int]) -> None:
-    """Its temporaries, its results, nothing else."""
+def test_a_thread_pool_created_in_a_region_is_counted(
+    retained_by: Callable[[Callable[[], object]], int],
+) -> None:
+    """Its results are retained and nothing else."""
 
     def pooled() -> list[torch.Tensor]:
         with ThreadPoolExecutor(2) as pool:
             return list(pool.map(torch.zeros, [10, 20, 30]))
 
-    assert born(pooled) == 240
+    assert retained_by(pooled) == 240
 
 
-def test_the_peak_of_a_thread_is_counted(counting: Meter) -> None:
-    """What lived and died in it was there."""
+def test_a_temporary_in_a_thread_counts_in_the_peak(counting: Meter) -> None:
+    """It is allocated and freed while the thread runs."""
     counting.reset_peak()
     before = counting.read().allocated_bytes
     in_thread(Overriding)
@@ -90,7 +92,7 @@ def test_the_peak_of_a_thread_is_counted(counting: Meter) -> None:
 
 
 def test_a_failing_thread_leaves_no_mode_behind(counting: Meter) -> None:
-    """Its error goes where thread errors go."""
+    """Its exception reaches ``threading.excepthook``."""
     depths: list[int] = []
 
     def work() -> None:
@@ -110,7 +112,7 @@ def test_a_failing_thread_leaves_no_mode_behind(counting: Meter) -> None:
 
 
 def test_a_finished_thread_is_freed(counting: Meter) -> None:
-    """The wrapper round ``run`` must not tie the thread to itself."""
+    """The wrapper around ``run`` does not keep the thread alive."""
     import weakref
 
     thread = Overriding(lambda: None)
@@ -121,8 +123,8 @@ def test_a_finished_thread_is_freed(counting: Meter) -> None:
     assert reference() is None
 
 
-def test_a_thread_that_outlives_its_region_disturbs_nothing() -> None:
-    """It goes on unseen, and is seen again in the next region."""
+def test_a_thread_that_outlives_its_region_is_counted_in_the_next_one() -> None:
+    """Between the regions it is not counted."""
     go, done = threading.Event(), threading.Event()
     kept: list[torch.Tensor] = []
 
@@ -155,8 +157,8 @@ def test_a_thread_that_outlives_its_region_disturbs_nothing() -> None:
     assert second.start_bytes - first.end_bytes == 400
 
 
-def test_a_thread_of_before_is_found_at_the_end() -> None:
-    """No operator of its is seen; the walk over objects finds what it kept."""
+def test_a_thread_started_before_a_region_is_counted_at_its_end() -> None:
+    """Its operators are not seen, but the walk over live objects finds the tensors it kept."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()  # the worker exists
         region = MemoryProbe("cpu").run(lambda: pool.submit(torch.zeros, 100).result())
@@ -164,7 +166,7 @@ def test_a_thread_of_before_is_found_at_the_end() -> None:
 
 
 def test_regions_of_two_threads_may_overlap() -> None:
-    """Each thread leaves its own stack of modes as it was, whichever region ends first."""
+    """Each thread's mode stack is restored, whichever region ends first."""
     probe = MemoryProbe("cpu")
     opened, over = threading.Event(), threading.Event()
     figures: list[int] = []
@@ -186,6 +188,6 @@ def test_regions_of_two_threads_may_overlap() -> None:
     assert torch._C._len_torch_dispatch_stack() == depth
     over.set()
     thread.join()
-    # The mode that the first region gave to its thread is still there, and goes with it.
+    # The mode that the first region entered in this thread stays until the thread ends.
     assert figures == [40, 1]
     assert probe.run(torch.zeros, 5).retained_bytes == 20

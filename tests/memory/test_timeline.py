@@ -1,4 +1,4 @@
-"""Is it flat? Growth per batch from samples at batch boundaries."""
+"""Growth per batch, calculated from the samples at batch boundaries."""
 
 from collections.abc import Callable
 
@@ -29,26 +29,26 @@ def _period_2(count: int, leak: int) -> list[int]:
         pytest.param([1000 + i for i in range(9)], 1.0, id="one-byte-a-batch"),
     ],
 )
-def test_growth_is_the_drift_of_the_upper_level(
+def test_growth_is_the_rise_of_the_upper_level_per_batch(
     samples: MakeSamples, levels: list[int], growth: float
 ) -> None:
-    """The series that least squares, Theil-Sen and the range each get wrong somewhere."""
+    """Least squares, Theil-Sen or the range would each be wrong for some of these series."""
     assert growth_bytes_per_batch(samples(levels)) == growth
 
 
 @pytest.mark.parametrize("count", range(5, 40))
 @pytest.mark.parametrize("leak", [0, 1, 4, BATCH + 1])
-def test_a_leak_is_exact_whatever_the_number_of_batches(
+def test_a_constant_leak_is_exact_for_any_number_of_batches(
     samples: MakeSamples, count: int, leak: int
 ) -> None:
-    """From the fifth batch on, steady or alternating, the figure is the leak to the byte."""
+    """From the fifth batch on, for steady and for alternating levels."""
     assert growth_bytes_per_batch(samples([leak * i for i in range(count)])) == leak
     assert growth_bytes_per_batch(samples(_period_2(count, leak))) == leak
 
 
 @pytest.mark.parametrize("count", range(5))
 def test_too_few_batches_give_no_figure(samples: MakeSamples, count: int) -> None:
-    """A zero would be a pass that nobody measured."""
+    """A growth of 0 would look like a pass."""
     assert growth_bytes_per_batch(samples([0] * count)) is None
 
 
@@ -64,8 +64,8 @@ def test_warm_up_batches_are_not_judged(
     assert growth_bytes_per_batch(samples(levels), warmup) == growth
 
 
-def test_a_warm_up_hides_what_it_is_meant_to_hide(samples: MakeSamples) -> None:
-    """A cache that fills over five batches is growth with one of warm-up, not with five."""
+def test_a_cache_that_fills_during_the_warm_up_is_not_growth(samples: MakeSamples) -> None:
+    """It fills over five batches: that is growth after a warm-up of one batch, not of five."""
     levels = [0, 100, 200, 300, 400, 500, 500, 500, 500]
     assert growth_bytes_per_batch(samples(levels), 1) == 25.0
     assert growth_bytes_per_batch(samples(levels), 5) == 0.0
@@ -79,31 +79,31 @@ def test_a_short_last_batch_is_not_judged(samples: MakeSamples) -> None:
     assert growth_bytes_per_batch(samples(leaking, [64] * 8 + [17])) == 4.0
 
 
-def test_a_larger_odd_batch_is_not_judged_either(samples: MakeSamples) -> None:
-    """The modal size is what is judged, not the largest."""
+def test_a_single_larger_batch_is_not_judged(samples: MakeSamples) -> None:
+    """Only batches of the most frequent size are, not those of the largest."""
     levels = [BATCH] * 6 + [9 * BATCH] + [BATCH] * 2
     assert growth_bytes_per_batch(samples(levels, [64] * 6 + [576] + [64] * 2)) == 0.0
 
 
-def test_batches_of_unknown_size_count_as_one_size(samples: MakeSamples) -> None:
-    """``batch_done()`` without a size is the plain loop of one's own."""
+def test_batches_of_unknown_size_count_as_batches_of_one_size(samples: MakeSamples) -> None:
+    """``batch_done()`` in a user's own loop may omit the size."""
     assert growth_bytes_per_batch(samples([4 * i for i in range(9)], [None] * 9)) == 4.0
 
 
 def test_full_batches_keep_their_order(samples: MakeSamples) -> None:
-    """Growth is read from an order in time."""
+    """Growth is calculated from their order in time."""
     kept = full_batches(samples([1, 2, 3, 4, 5], [64, 17, 64, 64, 17]))
     assert [sample.batch for sample in kept] == [1, 3, 4]
 
 
-def test_no_samples_have_no_full_batches() -> None:
-    """An empty timeline is answered, not an index error."""
+def test_an_empty_timeline_has_no_full_batches_and_no_growth() -> None:
+    """It does not raise IndexError."""
     assert full_batches([]) == []
     assert growth_bytes_per_batch([]) is None
 
 
-def test_only_the_upper_level_after_the_warm_up_is_read() -> None:
-    """Growth is in bytes that tensors asked for: a GPU's blocks come in whole sizes."""
+def test_growth_is_calculated_from_requested_bytes() -> None:
+    """Allocated bytes are rounded up to block sizes on a GPU, and peaks are not levels."""
     flat = [
         Sample(i, 64, allocated_bytes=512 * i, requested_bytes=8, peak_bytes=9 * i)
         for i in range(1, 10)

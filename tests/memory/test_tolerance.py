@@ -1,4 +1,4 @@
-"""Tolerances: what is read, what is refused, and the exact boundary."""
+"""Tolerances: what is accepted, what is refused, and the exact boundary."""
 
 from fractions import Fraction
 from math import nan
@@ -22,14 +22,16 @@ from pytest_cka_memory.core.tolerance import Difference, differences, parse_tole
         ("1 MB+10%", Fraction(1, 10), 2**20),
     ],
 )
-def test_a_share_a_size_or_their_sum_is_read(text: str, share: Fraction, slack_bytes: int) -> None:
-    """In either order, with spaces or without."""
+def test_a_share_a_size_or_their_sum_is_accepted(
+    text: str, share: Fraction, slack_bytes: int
+) -> None:
+    """In either order, with or without spaces."""
     tolerance = parse_tolerance(text)
     assert (tolerance.share, tolerance.slack_bytes) == (share, slack_bytes)
 
 
 def test_a_tolerance_is_shown_as_it_was_written() -> None:
-    """But for the spaces around it: it is named in failures."""
+    """Except for extra spaces; failure messages quote it."""
     assert parse_tolerance(" 5%  + 64 KiB ").text == "5% + 64 KiB"
 
 
@@ -41,8 +43,8 @@ def test_a_tolerance_is_shown_as_it_was_written() -> None:
         *(5, 0.05, None, True, b"5%"),
     ],
 )
-def test_anything_else_is_refused(value: object) -> None:
-    """A number alone could be percent, bytes or MB: say which."""
+def test_any_other_tolerance_is_refused(value: object) -> None:
+    """A number alone could mean percent, bytes or MB."""
     with pytest.raises(LimitError) as caught:
         parse_tolerance(value)
     assert str(caught.value) == (
@@ -65,15 +67,15 @@ def test_anything_else_is_refused(value: object) -> None:
     ],
 )
 def test_the_boundary_is_exact_to_the_byte(text: str, old: float, allowed_bytes: int) -> None:
-    """Equal to what is allowed is kept, one byte more is not; a share of nothing is nothing."""
+    """The allowed value is kept, one byte more is broken; a share of 0 is 0."""
     tolerance = parse_tolerance(text)
     assert tolerance.allowed_bytes(old) == allowed_bytes
     for new_bytes, broken in ((allowed_bytes, False), (allowed_bytes + 1, True), (nan, True)):
         assert Difference("retained_bytes", old, new_bytes, allowed_bytes).broken is broken
 
 
-def test_differences_are_the_compared_figures_that_moved() -> None:
-    """Risen and fallen ones; those alike, unknown before or not compared are left out."""
+def test_differences_are_the_compared_figures_that_changed() -> None:
+    """Figures that are equal, were unknown before, or are not compared are left out."""
     old = {
         "peak_increase_bytes": 100,
         "retained_bytes": 100,
@@ -90,8 +92,8 @@ def test_differences_are_the_compared_figures_that_moved() -> None:
     assert [difference.broken for difference in found] == [True, False]
 
 
-def test_a_figure_that_is_no_longer_told_is_broken() -> None:
-    """A loop cut to fewer batches than growth needs must not pass for flat."""
+def test_a_figure_that_is_missing_from_the_new_report_is_broken() -> None:
+    """A loop cut to fewer batches than growth needs must not pass as flat."""
     (difference,) = differences({"growth_bytes_per_batch": 0}, {}, parse_tolerance("5%"))
     assert difference.new_bytes is None
     assert difference.broken

@@ -1,4 +1,4 @@
-"""Sizes: text to bytes and back, and everything that is no size."""
+"""Memory sizes: text to bytes and back, and values that are not sizes."""
 
 import math
 
@@ -30,8 +30,8 @@ from pytest_cka_memory.units import (
         ("0.5 gb", 2**29),
     ],
 )
-def test_text_with_a_unit_is_bytes_in_powers_of_two(text: str, size: int) -> None:
-    """KB and KiB are the same: the seed counts MB as 2**20 bytes, and so does everything here."""
+def test_units_are_powers_of_two(text: str, size: int) -> None:
+    """KB and KiB are the same, because 1 MB is 2**20 bytes everywhere in this package."""
     assert parse_size(text) == size
     assert megabytes(text) == size
     assert parse_megabytes(text) == size
@@ -53,8 +53,8 @@ def test_text_with_a_unit_is_bytes_in_powers_of_two(text: str, size: int) -> Non
         "nan MB",
     ],
 )
-def test_text_that_is_no_size_is_refused_with_an_example(text: str) -> None:
-    """A parser that reads half of '2KBanana' would judge by a limit nobody wrote."""
+def test_text_that_is_not_a_size_is_refused_with_an_example(text: str) -> None:
+    """Reading only the '2KB' of '2KBanana' would set a limit that nobody wrote."""
     with pytest.raises(
         SizeError, match=r"^cannot read .* as a memory size; write e\.g\. '512 KiB'"
     ):
@@ -66,7 +66,7 @@ def test_text_that_is_no_size_is_refused_with_an_example(text: str) -> None:
     [(0, 0), (0.0, 0), (-0.0, 0), (1, MB), (1.5, 3 * MB // 2), (1 / MB, 1), (2**40, 2**60)],
 )
 def test_a_bare_number_is_megabytes(number: float, size: int) -> None:
-    """Markers take MB; a single byte can still be written."""
+    """Markers take MB; a fraction can express a single byte."""
     assert megabytes(number) == size
 
 
@@ -75,21 +75,21 @@ def test_a_bare_number_is_megabytes(number: float, size: int) -> None:
     [-1, -1e-9, math.nan, math.inf, -math.inf, 1e308, 10**400],
     ids=["-1", "tiny", "nan", "inf", "-inf", "1e308", "10**400"],
 )
-def test_a_number_that_is_no_size_is_refused(number: float) -> None:
+def test_a_number_that_is_not_a_size_is_refused(number: float) -> None:
     """NaN would keep every limit, because no comparison with it is true."""
     with pytest.raises(SizeError, match=r"^a memory size cannot be .*; write a number of MB"):
         megabytes(number)
 
 
 @pytest.mark.parametrize("value", [True, False, None, [1], 1j, b"1 MB", object], ids=repr)
-def test_a_value_that_is_no_number_is_refused(value: object) -> None:
-    """True is an int in Python and 1 MB by accident."""
+def test_a_value_of_another_type_is_refused(value: object) -> None:
+    """True is an int in Python, and would otherwise mean 1 MB."""
     with pytest.raises(SizeError, match=r"^cannot read .* as a memory size; write a number of MB"):
         megabytes(value)
 
 
 def test_a_text_too_long_for_a_float_is_refused() -> None:
-    """An OverflowError here would end the session as an internal error."""
+    """An OverflowError would end the session with an internal error."""
     with pytest.raises(SizeError, match="as a memory size"):
         parse_size("9" * 400 + " GB")
 
@@ -98,19 +98,19 @@ def test_a_text_too_long_for_a_float_is_refused() -> None:
     ("text", "size"), [("1", MB), ("0.5", MB // 2), ("4 B", 4), ("1e1", 10 * MB)]
 )
 def test_a_bare_number_on_the_command_line_is_megabytes(text: str, size: int) -> None:
-    """The options are named ...-mb."""
+    """The names of the options end in ``-mb``."""
     assert parse_megabytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["nan", "-1", "inf", "x", "1e308"])
 def test_the_command_line_refuses_what_a_marker_refuses(text: str) -> None:
-    """One rule for a size, wherever it is written."""
+    """The rules for a size are the same wherever it is written."""
     with pytest.raises(SizeError, match="memory size"):
         parse_megabytes(text)
 
 
-def test_a_size_error_is_a_value_error_too() -> None:
-    """Callers may catch the builtin, or everything of this package."""
+def test_size_error_is_a_value_error_and_a_package_error() -> None:
+    """Callers may catch the builtin error or the package's base class."""
     assert issubclass(SizeError, ValueError)
     assert issubclass(SizeError, CkaMemoryError)
 
@@ -135,8 +135,8 @@ def test_a_size_error_is_a_value_error_too() -> None:
         (2663.8 * 2**20, "2663.80"),
     ],
 )
-def test_a_table_cell_is_short(size: float | None, text: str) -> None:
-    """Columns of MB carry no unit; what is too small for two decimals carries its own."""
+def test_format_size_returns_a_short_text_for_table_cells(size: float | None, text: str) -> None:
+    """MB have no unit; sizes that are too small for two decimals of MB have their own."""
     assert format_size(size) == text
 
 
@@ -151,6 +151,6 @@ def test_a_table_cell_is_short(size: float | None, text: str) -> None:
         (2**20 + 1, "1,048,577 bytes (1.00 MB)"),
     ],
 )
-def test_a_sentence_has_every_byte(size: int, text: str) -> None:
-    """One byte decides, so one byte is shown."""
+def test_format_exact_returns_every_byte(size: int, text: str) -> None:
+    """One byte can break a limit, so messages show every byte."""
     assert format_exact(size) == text

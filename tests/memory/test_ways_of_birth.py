@@ -1,6 +1,6 @@
-"""Every way a CPU tensor is born is counted to the byte, its views not at all.
+"""CPU tensors are counted to the byte however they are allocated; their views are not counted.
 
-Expected bytes are those of the storages named, computed by hand.
+The expected bytes are those of the storages named, computed by hand.
 """
 
 import copy
@@ -17,7 +17,7 @@ from torch import nn
 
 from pytest_cka_memory.meters import Meter
 
-Born = Callable[[Callable[[], object]], int]
+RetainedBy = Callable[[Callable[[], object]], int]
 OLD = torch.arange(100, dtype=torch.float32)
 PICKLED = pickle.dumps(OLD)
 
@@ -40,7 +40,7 @@ class Named(torch.Tensor):
 
 
 class Refusing(torch.Tensor):
-    """A subclass that lets nobody ask it anything."""
+    """A subclass that raises whenever a torch function is called on it."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -48,11 +48,11 @@ class Refusing(torch.Tensor):
 
 
 class SpecialParameter(nn.Parameter):
-    """Libraries for quantisation subclass parameters."""
+    """A subclass of Parameter, as in libraries for quantisation."""
 
 
 class Square(torch.autograd.Function):
-    """Saves its input, as users' functions do."""
+    """An autograd function that saves its input."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -179,11 +179,11 @@ def data_replaced() -> torch.Tensor:
         pytest.param(lambda: [OLD.sum().item(), OLD.tolist()], 0, id="plain-numbers"),
     ],
 )
-def test_what_an_operator_made_is_counted_at_once(
-    born: Born, make: Callable[[], object], size: int
+def test_what_an_operator_allocates_is_counted_at_once(
+    retained_by: RetainedBy, make: Callable[[], object], size: int
 ) -> None:
-    """Without a walk over objects: this is what a batch boundary sees."""
-    assert born(make) == size
+    """Without a walk over live objects, as at a batch boundary."""
+    assert retained_by(make) == size
 
 
 @pytest.mark.parametrize(
@@ -195,10 +195,10 @@ def test_what_an_operator_made_is_counted_at_once(
         pytest.param(lambda: torch.zeros(25), 100, id="operator"),
     ],
 )
-def test_what_a_hook_keeps_of_a_backward_pass_is_counted(
-    born: Born, make: Callable[[], object], size: int
+def test_what_a_hook_allocates_in_a_backward_pass_is_counted(
+    retained_by: RetainedBy, make: Callable[[], object], size: int
 ) -> None:
-    """That tensors of before come to light in such a pass is no excuse for those made in it."""
+    """Older tensors that first appear in a backward pass are ignored, but not new ones."""
     weight = torch.ones(4, requires_grad=True)
     weight.grad = torch.zeros(4)
     loss, kept = (weight * 2).sum(), []
@@ -208,7 +208,7 @@ def test_what_a_hook_keeps_of_a_backward_pass_is_counted(
         loss.backward()
         return kept
 
-    assert born(backward) == size
+    assert retained_by(backward) == size
 
 
 @pytest.mark.parametrize(
@@ -222,10 +222,10 @@ def test_what_a_hook_keeps_of_a_backward_pass_is_counted(
         pytest.param(lambda: torch.utils.dlpack.from_dlpack(OLD), 400, id="dlpack-of-a-tensor"),
     ],
 )
-def test_what_no_operator_made_is_counted_when_read(
+def test_storages_allocated_without_an_operator_are_counted_when_read(
     counting: Meter, make: Callable[[], object], size: int
 ) -> None:
-    """The young objects of the interpreter are looked through, so that growth sees these too."""
+    """A reading walks the young objects of the interpreter, so that growth includes them."""
     mark, before = counting.mark(), counting.read().allocated_bytes
     kept = make()
     assert counting.read().allocated_bytes - before == size
@@ -235,11 +235,11 @@ def test_what_no_operator_made_is_counted_when_read(
 
 
 @pytest.mark.parametrize("generation", [None, 0, 1, 2])
-def test_a_collection_hides_nothing_from_the_next_reading(
+def test_a_reading_is_the_same_after_a_collection_of_any_generation(
     counting: Meter, generation: int | None
 ) -> None:
-    """The graph keeps the number as a tensor that no operator shows. When the garbage collector
-    makes it old must not decide when it is counted, or a flat loop would seem to grow.
+    """The graph keeps the factor as a tensor that no operator returned. Whether the garbage
+    collector has promoted it must not change the reading, or a flat loop would seem to grow.
     """
     weight = torch.zeros(100, requires_grad=True)
     before = counting.read().allocated_bytes
@@ -250,18 +250,18 @@ def test_a_collection_hides_nothing_from_the_next_reading(
     del kept
 
 
-def test_inference_mode_is_counted(born: Born) -> None:
-    """Tensors of inference mode have no version counter; their bytes are the same."""
+def test_tensors_of_inference_mode_are_counted(retained_by: RetainedBy) -> None:
+    """They have no version counter."""
 
     def infer() -> torch.Tensor:
         with torch.inference_mode():
             return nn.functional.relu(OLD.view(10, 10) @ OLD.view(10, 10))
 
-    assert born(infer) == 400
+    assert retained_by(infer) == 400
 
 
-def test_a_level_falls_when_old_tensors_die(counting: Meter) -> None:
-    """Net is negative; retained is not moved by it."""
+def test_freeing_an_old_tensor_lowers_the_level_but_not_retained(counting: Meter) -> None:
+    """Net is negative."""
     old = torch.zeros(100)
     mark, before = counting.mark(), counting.read().allocated_bytes
     del old
@@ -271,8 +271,8 @@ def test_a_level_falls_when_old_tensors_die(counting: Meter) -> None:
     del new
 
 
-def test_the_peak_is_of_what_lived_at_once(counting: Meter) -> None:
-    """Three temporaries of which two live at any time."""
+def test_the_peak_counts_what_is_live_at_the_same_time(counting: Meter) -> None:
+    """Two of the three temporaries are live at any time."""
     counting.reset_peak()
     before = counting.read().allocated_bytes
     x = torch.zeros(100)
@@ -284,8 +284,8 @@ def test_the_peak_is_of_what_lived_at_once(counting: Meter) -> None:
     del x
 
 
-def test_an_operator_that_fails_books_nothing(counting: Meter) -> None:
-    """Its arguments were known, its result never was."""
+def test_an_operator_that_raises_adds_nothing(counting: Meter) -> None:
+    """Its arguments are counted already, and it has no result."""
     mark = counting.mark()
     with pytest.raises(RuntimeError, match="must match the size"):
         _ = OLD + OLD[:3]
@@ -303,7 +303,7 @@ def test_live_bytes_agree_with_an_independent_sum(counting: Meter) -> None:
     known = [loss, *model.parameters(), *model.buffers()]
     known += [p.grad for p in model.parameters() if p.grad is not None]
     known += [t for state in optimizer.state.values() for t in state.values()]
-    loss = loss.detach()  # lets the graph go
+    loss = loss.detach()  # frees the graph
     storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in known}
     del known
     assert counting.retained_since(mark) == sum(storages.values())

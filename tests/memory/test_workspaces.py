@@ -1,4 +1,4 @@
-"""cuBLAS workspaces: who takes one, how large, and for how long."""
+"""cuBLAS workspaces: which operators allocate one, how large it is, and how long it is kept."""
 
 import pytest
 
@@ -13,20 +13,20 @@ KEPT = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1"}
 SEPARATE = {**KEPT, "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}
 
 
-def by(environ, torch_version="2.15.0"):
+def workspaces(environ, torch_version="2.15.0"):
     return Workspaces.by(environ, torch_version, USUAL)
 
 
 @pytest.mark.parametrize("operator", ["mm", "addmm", "bmm", "baddbmm", "mv", "dot", "addmm_"])
-def test_matrix_products_take_a_workspace(operator):
-    """In place or not; a bias as wide as the product itself is none to cuBLASLt."""
-    assert by({}).of(f"aten::{operator}", [SQUARE] * 3) == ("cuBLAS", USUAL)
+def test_matrix_products_allocate_a_workspace(operator):
+    """In place or not. cuBLASLt cannot add a bias of the product's own shape."""
+    assert workspaces({}).of(f"aten::{operator}", [SQUARE] * 3) == ("cuBLAS", USUAL)
 
 
 @pytest.mark.parametrize("operator", ["add", "convolution", "relu", "sum"])
-def test_other_operators_take_none(operator):
-    """What cuDNN takes is not modelled."""
-    assert by({}).of(f"aten::{operator}", [SQUARE] * 3) is None
+def test_other_operators_allocate_no_workspace(operator):
+    """Workspaces of cuDNN are not modelled."""
+    assert workspaces({}).of(f"aten::{operator}", [SQUARE] * 3) is None
 
 
 @pytest.mark.parametrize(
@@ -38,24 +38,24 @@ def test_other_operators_take_none(operator):
         pytest.param([(1,), SQUARE, (64, 1)], "cuBLAS", id="one-column"),
     ],
 )
-def test_a_linear_layer_takes_that_of_cublaslt(shapes, library):
-    """1 MiB, where cuBLASLt can add the bias itself."""
+def test_a_linear_layer_allocates_the_workspace_of_cublaslt(shapes, library):
+    """It is 1 MiB, and only used if cuBLASLt can add the bias itself."""
     size = MB if library == "cuBLASLt" else USUAL
-    assert by({}).of("aten::addmm", shapes) == (library, size)
+    assert workspaces({}).of("aten::addmm", shapes) == (library, size)
 
 
 @pytest.mark.parametrize(
     ("version", "kept"), [("2.14.1", True), ("2.15.0+cu132", False), ("3.0.0", False)]
 )
-def test_a_workspace_lives_as_long_as_its_operator_since_torch_2_15(version, kept):
-    """Before, as long as its stream."""
-    assert by({}, version).kept is kept
+def test_a_workspace_is_freed_with_its_operator_since_torch_2_15(version, kept):
+    """Before, it was kept for its stream."""
+    assert workspaces({}, version).kept is kept
 
 
 @pytest.mark.parametrize(("value", "kept"), [("0", False), ("1", True), ("yes", False)])
-def test_the_environment_decides_whether_it_is_kept(value, kept):
-    """By 0 or 1; PyTorch takes anything else for nothing."""
-    assert by({"TORCH_CUBLAS_WORKSPACE_CACHE": value}).kept is kept
+def test_an_environment_variable_decides_whether_a_workspace_is_kept(value, kept):
+    """Its values are 0 and 1; PyTorch ignores any other."""
+    assert workspaces({"TORCH_CUBLAS_WORKSPACE_CACHE": value}).kept is kept
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_the_environment_decides_whether_it_is_kept(value, kept):
         pytest.param(SEPARATE, ("cuBLASLt", MB), id="separate"),
     ],
 )
-def test_kept_workspaces_are_one_for_both_libraries(environ, expected):
-    """Unless the environment says otherwise."""
-    assert by(environ).of("aten::addmm", [(64,), SQUARE, SQUARE]) == expected
+def test_both_libraries_share_one_kept_workspace(environ, expected):
+    """Unless an environment variable separates them."""
+    assert workspaces(environ).of("aten::addmm", [(64,), SQUARE, SQUARE]) == expected
 
 
 @pytest.mark.parametrize(
@@ -79,33 +79,33 @@ def test_kept_workspaces_are_one_for_both_libraries(environ, expected):
         pytest.param("4096", USUAL, id="unreadable"),
     ],
 )
-def test_the_environment_decides_the_size(text, size):
-    """As pairs of KiB and count, which are added up."""
-    assert by({"CUBLAS_WORKSPACE_CONFIG": text}).cublas_bytes == size
-    assert by({"CUBLASLT_WORKSPACE_SIZE": "64"}).lt_bytes == 64 * 2**10
+def test_environment_variables_decide_the_size_of_a_workspace(text, size):
+    """As pairs of a size in KiB and a count, which are summed."""
+    assert workspaces({"CUBLAS_WORKSPACE_CONFIG": text}).cublas_bytes == size
+    assert workspaces({"CUBLASLT_WORKSPACE_SIZE": "64"}).lt_bytes == 64 * 2**10
 
 
-def test_a_hopper_card_gets_32_mib():
-    """The others get 8.125."""
+def test_the_workspace_of_a_hopper_card_is_32_mib():
+    """That of other cards is 8.125 MiB."""
     assert CARDS["h100"].workspace_bytes == 32 * MB
     assert CARDS["a100"].workspace_bytes == USUAL
 
 
 @pytest.mark.parametrize("name", CARDS)
-def test_every_card_leaves_room_for_its_context(name):
-    """What PyTorch can reserve is less than what the card has."""
+def test_the_capacity_of_a_card_excludes_its_context(name):
+    """PyTorch cannot reserve the memory of the CUDA context."""
     assert CARDS[name].capacity_bytes == CARDS[name].total_bytes - CONTEXT_BYTES
     assert card_of(name).name == name
 
 
-def test_no_name_is_the_default_card():
-    """That whose published figures predictions are held to."""
+def test_an_empty_name_means_the_default_card():
+    """Predictions are checked against published figures for this card."""
     assert card_of("").name == "a100"
 
 
 @pytest.mark.parametrize("name", ["A100", "b9000", "a100:0"])
-def test_an_unknown_card_is_refused_with_those_known(name):
-    """By its own name."""
+def test_an_unknown_card_is_refused_with_a_list_of_known_cards(name):
+    """The message quotes the unknown name."""
     with pytest.raises(
         DeviceError, match=rf"unknown card '{name}'; write .* a100, a100-40gb, h100"
     ):
