@@ -1,4 +1,4 @@
-"""Inner sessions on the CPU's own meter, each a process of its own: faults must not reach ours."""
+"""Run pytest on the CPU meter in a new process, so that faults do not affect this session."""
 
 import json
 import os
@@ -19,15 +19,15 @@ OPTIONS = (
 
 @dataclass(frozen=True)
 class Session:
-    """An inner session that has ended."""
+    """The result of an inner pytest session."""
 
     status: int
     text: str
     regions: list[dict[str, Any]]
     missing: list[str]
 
-    def of(self, test: str) -> list[dict[str, Any]]:
-        """The regions of the test of that name, whatever its parameters."""
+    def regions_of(self, test: str) -> list[dict[str, Any]]:
+        """Return the regions of a test, with any parameters."""
         named = ((region["nodeid"].partition("[")[0], region) for region in self.regions)
         return [region for name, region in named if name.endswith(f"::{test}")]
 
@@ -37,7 +37,7 @@ Run = Callable[..., Session]
 
 @pytest.fixture(scope="session")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Run a file of tests, given as text or as a path, with no plugin but ours and those named."""
+    """Run a test file, given as text or as a path, with this plugin and those in the options."""
 
     def run(tests: str | Path, *options: str, **how: Any) -> Session:
         folder = tmp_path_factory.mktemp("faulty")

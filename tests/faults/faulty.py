@@ -1,7 +1,7 @@
-"""Tests that misbehave, each followed by two that do not: run by ``test_faults.py`` in one session.
+"""Faulty tests, each followed by two ordinary tests; ``test_faults.py`` runs them in one session.
 
-The first of the two keeps 100 bytes, the second nothing: whatever the fault has done to the
-process, these are the figures they must get.
+The first ordinary test keeps 100 bytes and the second keeps nothing. They must get these figures
+after any fault.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ def keep(bytes_: int = 100) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _let_go() -> Iterator[None]:
+def _clear_kept() -> Iterator[None]:
     yield
     KEPT.clear()
 
@@ -48,21 +48,21 @@ def _broken(*args: object, **kwargs: object) -> None:
     raise AssertionError("the plugin called what a test had patched")
 
 
-def _honest(function: Callable[..., bool]) -> Callable[..., bool]:
+def _wrapped(function: Callable[..., bool]) -> Callable[..., bool]:
     return lambda *args: function(*args)
 
 
-def compute_for_ever() -> None:
+def compute_forever() -> None:
     while True:
         torch.zeros(10)
 
 
 class Fault:
-    """A class of tests that ends with the two that behave."""
+    """Base class that adds the two ordinary tests at the end of a class."""
 
     def __init_subclass__(cls) -> None:
         cls.test_keeps_after = _keeps  # type: ignore[attr-defined]
-        cls.test_lets_go_after = _lets_go  # type: ignore[attr-defined]
+        cls.test_frees_after = _frees  # type: ignore[attr-defined]
 
 
 def _keeps(self: Fault) -> None:
@@ -70,7 +70,7 @@ def _keeps(self: Fault) -> None:
 
 
 @pytest.mark.zero_retention
-def _lets_go(self: Fault) -> None:
+def _frees(self: Fault) -> None:
     torch.zeros(40, dtype=torch.uint8)
 
 
@@ -239,7 +239,7 @@ class TestCollectorCallbacksCleared(Fault):
 class TestPythonPatched(Fault):
     def test_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("builtins.open", _broken)
-        monkeypatch.setattr("builtins.isinstance", _honest(isinstance))
+        monkeypatch.setattr("builtins.isinstance", _wrapped(isinstance))
         monkeypatch.setattr(os, "environ", {})
         keep()
 
@@ -253,7 +253,7 @@ class TestModulesForgotten(Fault):
 
 
 class TestTorchHidden(Fault):
-    """As tests do that ask what happens where torch is not installed."""
+    """Tests do this to check what happens if torch is not installed."""
 
     def test_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "torch", None)
@@ -349,7 +349,7 @@ class TestTaskCancelled(Fault):
 
 
 class TestThreadOutlives(Fault):
-    """What its thread makes in a later test is counted there, under the thread's own name."""
+    """A tensor that the thread allocates during a later test is counted in that test."""
 
     go, done = threading.Event(), threading.Event()
 
@@ -426,9 +426,11 @@ class TestInterruptedByAnAlarm(Fault):
         def interrupt(*_: object) -> None:
             raise TimeoutError
 
-        def compute_until_alarm() -> None:  # set within: a busy machine may be slow to get here
+        def compute_until_alarm() -> (
+            None
+        ):  # set here because a busy machine may reach this line late
             signal.setitimer(signal.ITIMER_REAL, 0.05)
-            compute_for_ever()
+            compute_forever()
 
         before = signal.signal(signal.SIGALRM, interrupt)
         with pytest.raises(TimeoutError):

@@ -1,4 +1,4 @@
-"""A full disk, or a folder that takes no file: the tests' own outcomes stay, and it is said."""
+"""A full disk or an unwritable folder is reported and does not change outcomes of tests."""
 
 import json
 import resource
@@ -53,8 +53,8 @@ FULL = "No space left on device"
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_a_full_device_fails_the_session_and_says_so(faulty, kind):
-    """The kernel's own refusal, on the last write of all; every test keeps its outcome."""
+def test_full_device_fails_the_session_with_a_message(faulty, kind):
+    """The report is written after all tests; every test keeps its outcome."""
     run = faulty(TESTS, f"--cka-memory-{kind}=/dev/full", "-k", "clean")
     assert run.status == pytest.ExitCode.TESTS_FAILED
     assert f"FAILED: cannot write /dev/full: {FULL}" in run.text
@@ -63,8 +63,8 @@ def test_a_full_device_fails_the_session_and_says_so(faulty, kind):
 
 
 @pytest.mark.parametrize("option", ["json", "markdown", "html", "baseline"])
-def test_a_folder_that_takes_no_file_is_refused_before_any_test(faulty, option):
-    """Even to root, /proc gives no new file."""
+def test_unwritable_folder_is_refused_before_any_test_runs(faulty, option):
+    """Not even root can create a file in /proc."""
     update = ["--cka-memory-update-baseline"] if option == "baseline" else []
     run = faulty(TESTS, f"--cka-memory-{option}=/proc/r.json", *update)
     assert run.status == pytest.ExitCode.USAGE_ERROR
@@ -73,8 +73,8 @@ def test_a_folder_that_takes_no_file_is_refused_before_any_test(faulty, option):
     assert "Traceback" not in run.text
 
 
-def test_a_report_larger_than_what_is_left_leaves_the_old_one(faulty, tmp_path):
-    """Half a report is no report: what was there before stays, and nothing beside it."""
+def test_report_that_does_not_fit_leaves_the_old_report_unchanged(faulty, tmp_path):
+    """The old report stays as it was, and no temporary file is left."""
     old = tmp_path / "r.json"
     old.write_text("old")
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
@@ -85,8 +85,8 @@ def test_a_report_larger_than_what_is_left_leaves_the_old_one(faulty, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
 
 
-def test_one_report_that_fails_keeps_no_other_from_being_written(faulty, tmp_path):
-    """And the others tell of it."""
+def test_other_reports_are_written_if_one_cannot_be_written(faulty, tmp_path):
+    """The HTML report names the report that could not be written."""
     run = faulty(
         TESTS, f"--cka-memory-json={tmp_path / 'r.json'}", "--cka-memory-markdown=/dev/full",
         f"--cka-memory-html={tmp_path / 'r.html'}",
@@ -98,21 +98,23 @@ def test_one_report_that_fails_keeps_no_other_from_being_written(faulty, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("folder", "fault", "said"),
+    ("folder", "fault", "reason"),
     [
         ("/proc/snapshots", "", "cannot write /proc/snapshots/*: *"),
         ("snapshots", f"raise OSError(28, {FULL!r})", f"cannot write *: {FULL}"),
     ],
     ids=["no-folder", "full"],
 )
-def test_a_snapshot_that_cannot_be_written_hides_no_failure(pytester, folder, fault, said):
-    """The test's own error is told, then why there is no snapshot; half of one is not left."""
+def test_snapshot_that_cannot_be_written_does_not_hide_the_failure_of_the_test(
+    pytester, folder, fault, reason
+):
+    """The error of the test comes first; no incomplete snapshot is left."""
     pytester.makeconftest(WITH_HISTORY.format(fault=fault or "pass"))
     pytester.makepyfile(test_it=SNAPSHOTS)
     result = pytester.runpytest_inprocess(
         "-p", "no:hypothesispytest", f"--cka-memory-snapshots={folder}"
     )
     result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["*ValueError: its own failure", f"no memory snapshot: {said}"])
+    result.stdout.fnmatch_lines(["*ValueError: its own failure", f"no memory snapshot: {reason}"])
     assert "INTERNALERROR" not in result.stdout.str()
     assert list(Path(pytester.path).glob("snapshots/*")) == []

@@ -1,10 +1,10 @@
-"""A session that is ended from within a region: what is lost is named, what is left is exact."""
+"""A session or worker that ends inside a region reports the other tests exactly."""
 
 import sys
 
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no SIGKILL")
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 
 TESTS = """
 import os
@@ -40,8 +40,8 @@ def pytest_unconfigure():
     assert (threading.Thread.start, torch.UntypedStorage.resize_, torch.jit.trace) == BEFORE
     print("modes left:", torch.utils._python_dispatch._get_current_dispatch_mode_stack())
 """
-DEATHS = {"exit": "os._exit(3)", "killed": "os.kill(os.getpid(), signal.SIGKILL)"}
-# As in a terminal: shells start what runs in the background with SIGINT ignored.
+PROCESS_ENDS = {"exit": "os._exit(3)", "killed": "os.kill(os.getpid(), signal.SIGKILL)"}
+# Install the handler because shells start background processes with SIGINT ignored.
 INTERRUPT = (
     "signal.signal(signal.SIGINT, signal.default_int_handler); os.kill(os.getpid(), signal.SIGINT)"
 )
@@ -53,8 +53,8 @@ ENDS = {
 
 
 @pytest.mark.parametrize(("end", "status"), ENDS.values(), ids=ENDS)
-def test_a_session_ended_in_a_region_reports_what_ran(faulty, tmp_path, end, status):
-    """And takes off what the meter had put on."""
+def test_session_that_ends_in_a_region_reports_the_tests_that_ran(faulty, tmp_path, end, status):
+    """The meter's patches and dispatch modes are removed."""
     (tmp_path / "conftest.py").write_text(CONFTEST)
     test = tmp_path / "test_it.py"
     test.write_text(TESTS.format(end=end))
@@ -62,24 +62,24 @@ def test_a_session_ended_in_a_region_reports_what_ran(faulty, tmp_path, end, sta
     assert run.status == status
     assert "INTERNALERROR" not in run.text
     assert "modes left: []" in run.text
-    (before,) = run.of("test_before")
+    (before,) = run.regions_of("test_before")
     assert (before["retained_bytes"], before["verdict"]) == (100, "no limit")
-    if end == "sys.exit(3)":  # to pytest that is a failure like others
+    if end == "sys.exit(3)":  # pytest reports it as an ordinary failure
         assert [r["retained_bytes"] for r in run.regions] == [100, 4000, 4000, 100, 0]
-        assert {r["verdict"] for r in run.of("test_ends")} == {"not judged"}
+        assert {r["verdict"] for r in run.regions_of("test_ends")} == {"not judged"}
     else:
-        assert run.of("test_ends") == run.of("test_after") == []
+        assert run.regions_of("test_ends") == run.regions_of("test_after") == []
         assert [name.split("::")[1] for name in run.missing][-2:] == [
             "test_after",
             "test_clean_after",
         ]
 
 
-@pytest.mark.parametrize("death", DEATHS.values(), ids=DEATHS)
-def test_a_worker_that_dies_in_a_region_costs_that_test_alone(faulty, death):
-    """Its successor measures the rest to the byte."""
+@pytest.mark.parametrize("end", PROCESS_ENDS.values(), ids=PROCESS_ENDS)
+def test_worker_that_ends_in_a_region_loses_only_that_test(faulty, end):
+    """The worker that replaces it measures the remaining tests to the byte."""
     pytest.importorskip("xdist")
-    run = faulty(TESTS.format(end=death), "-p", "xdist", "-n1")
+    run = faulty(TESTS.format(end=end), "-p", "xdist", "-n1")
     assert run.status == pytest.ExitCode.TESTS_FAILED
     assert "INTERNALERROR" not in run.text
     assert [name.split("::")[1] for name in run.missing] == ["test_ends"]

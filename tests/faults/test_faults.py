@@ -1,18 +1,20 @@
-"""What a test may do to its process without upsetting what is measured after it."""
+"""Tests that misuse their process do not change the figures of the tests after them."""
 
 import sys
 from pathlib import Path
 
-import faulty as planted
+import faulty as faulty_tests
 import pytest
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="has no fork and no SIGALRM")
+pytestmark = pytest.mark.skipif(
+    sys.platform == "win32", reason="Windows has no fork and no SIGALRM"
+)
 
-FILE = Path(planted.__file__)
-FAULTS = [name for name, it in vars(planted).items() if name.startswith("Test")]
+FILE = Path(faulty_tests.__file__)
+FAULTS = [name for name, it in vars(faulty_tests).items() if name.startswith("Test")]
 KEPT = [True, 100, 100, 100, "no limit"]
-LET_GO = [True, 0, 0, 40, "ok"]
-UPSET = {
+FREED = [True, 0, 0, 40, "ok"]
+EXPECTED = {
     "TestOutOfMemory": [("", "failed", "not judged", 4000, 4000)],
     "TestOutOfMemoryCaught": [("", "passed", "no limit", 100, 4000)],
     "TestExceptionInNestedRegions": [
@@ -38,23 +40,25 @@ UPSET = {
     ],
     "TestNamedOddly": [("", "passed", "no limit", 100, 100)] * 5,
 }
-"""(label, outcome, verdict, retained, peak increase) of a fault's own regions; of others, as of
-one that passes and keeps 100 bytes."""
+"""(label, outcome, verdict, retained, peak increase) of the regions of each faulty test.
+
+Faulty tests that are not listed pass and keep 100 bytes.
+"""
 
 
 @pytest.fixture(scope="module")
 def session(faulty):
-    """The session over every fault, one after the other in one process."""
+    """A session that runs all faulty tests in one process."""
     return faulty(FILE)
 
 
 def figures(region, *names):
-    """Those figures of a region, in that order."""
+    """Return the named figures of a region in the given order."""
     return [region[name] for name in names]
 
 
-def test_the_session_runs_to_its_end(session):
-    """Nothing crashes, and nothing is lost."""
+def test_session_runs_to_its_end(session):
+    """No internal error occurs, and no test is missing."""
     assert session.status == pytest.ExitCode.TESTS_FAILED, session.text
     assert "INTERNALERROR" not in session.text
     assert session.missing == []
@@ -62,51 +66,53 @@ def test_the_session_runs_to_its_end(session):
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_what_comes_after_a_fault_is_measured_to_the_byte(session, fault):
-    """A known leak and a clean test get the figures they have without the fault."""
-    asked = ("completed", "retained_bytes", "net_bytes", "peak_increase_bytes", "verdict")
-    (kept,) = session.of(f"{fault}::test_keeps_after")
-    (let_go,) = session.of(f"{fault}::test_lets_go_after")
-    assert figures(kept, *asked) == KEPT
-    assert figures(let_go, *asked) == LET_GO
+def test_tests_after_a_fault_are_measured_to_the_byte(session, fault):
+    """A known leak and a test without a leak get the figures that they have without the fault."""
+    names = ("completed", "retained_bytes", "net_bytes", "peak_increase_bytes", "verdict")
+    (kept,) = session.regions_of(f"{fault}::test_keeps_after")
+    (freed,) = session.regions_of(f"{fault}::test_frees_after")
+    assert figures(kept, *names) == KEPT
+    assert figures(freed, *names) == FREED
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_fault_itself_is_told_as_it_is(session, fault):
-    """What the test kept, and what the limit's verdict is worth."""
-    asked = ("label", "outcome", "verdict", "retained_bytes", "peak_increase_bytes")
-    told = [tuple(figures(region, *asked)) for region in session.of(f"{fault}::test_it")]
-    assert told == UPSET.get(fault, [("", "passed", "no limit", 100, 100)])
+def test_faulty_test_is_reported_with_its_own_figures(session, fault):
+    """The report has the outcome, the verdict and the retained bytes of the faulty test."""
+    names = ("label", "outcome", "verdict", "retained_bytes", "peak_increase_bytes")
+    reported = [
+        tuple(figures(region, *names)) for region in session.regions_of(f"{fault}::test_it")
+    ]
+    assert reported == EXPECTED.get(fault, [("", "passed", "no limit", 100, 100)])
 
 
-def test_running_out_of_memory_is_the_tests_own_failure(session):
-    """With torch's words, and a word on why no limit was judged."""
+def test_out_of_memory_error_is_reported_as_the_failure_of_the_test(session):
+    """The output has torch's message and the reason why no limit was judged."""
     assert "you tried to allocate 4611686018427387904 bytes" in session.text
     assert "not judged faulty.py::TestOutOfMemory::test_it: the test failed" in session.text
 
 
 @pytest.mark.parametrize("patched", ["test_a_thread_after", "test_another_thread_after"])
-def test_threads_start_after_a_test_that_patched_how_they_do(session, patched):
-    """An undo after the region had put our wrapper back, and every later thread died of it."""
-    (region,) = session.of(f"TestThreadsPatched::{patched}")
+def test_threads_start_after_a_test_that_patched_thread_start(session, patched):
+    """Undoing a patch after the region must not restore the wrapper of the meter."""
+    (region,) = session.regions_of(f"TestThreadsPatched::{patched}")
     assert (region["outcome"], region["retained_bytes"]) == ("passed", 100)
 
 
-def test_a_thread_that_outlives_its_test_is_named_where_it_is_counted(session):
-    """Its tensor is born in the later test, which breaks its limit by it; the report says whose."""
-    (region,) = session.of("TestThreadOutlives::test_a_later_one")
+def test_thread_that_outlives_its_test_is_named_in_the_later_region(session):
+    """Its tensor breaks the limit of a later test, and the report names the thread's function."""
+    (region,) = session.regions_of("TestThreadOutlives::test_a_later_one")
     assert (region["retained_bytes"], region["verdict"]) == (107, "BREACH")
     made = [frame for holding in region["retained"] for frame in holding["created_at"]]
     assert any(frame.endswith("lives_on") for frame in made)
 
 
-def test_reports_go_where_the_user_said_from_wherever_a_test_has_gone(session):
-    """Two tests change the folder, and one deletes it: the report was read from where it was."""
-    assert session.of("TestFolderDeleted::test_it")
+def test_report_path_does_not_depend_on_the_working_directory_of_tests(session):
+    """Two faulty tests change the working directory, and one of them deletes it."""
+    assert session.regions_of("TestFolderDeleted::test_it")
 
 
-def test_a_worker_is_no_less_sturdy(faulty):
-    """The same figures from a process that xdist started."""
+def test_xdist_worker_measures_the_same_after_faults(faulty):
+    """The figures are the same in a worker process of xdist."""
     pytest.importorskip("xdist")
     run = faulty(FILE, "-p", "xdist", "-n1", "-k", "TestForks or TestThreadsPatched")
     assert "INTERNALERROR" not in run.text

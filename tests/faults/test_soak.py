@@ -1,4 +1,4 @@
-"""Hundreds of regions in one process leave nothing of themselves behind."""
+"""Hundreds of regions in one process leave no objects and no memory behind."""
 
 import gc
 import subprocess
@@ -13,12 +13,15 @@ from pytest_cka_memory.meters import Meter
 from pytest_cka_memory.testing import ScriptedMeter
 
 REGIONS = 200
-LARGEST_REST_BYTES = 4_000
-"""Caches of the interpreter; the smallest object kept of each region would be 6,400 bytes."""
+ALLOWANCE_BYTES = 4_000
+"""Allowance for caches of the interpreter.
+
+If each region kept the smallest possible object, they would add up to 6,400 bytes.
+"""
 
 
 def measure(times: int, meter: Meter | None = None) -> None:
-    """Measure as often, each time by a probe of its own, as each test has one."""
+    """Measure `times` regions, each with a new probe, because each test has its own probe."""
     for _ in range(times):
         with MemoryProbe("cpu" if meter is None else None, meter=meter).measure() as region:
             torch.ones(8, requires_grad=True).sum().backward()
@@ -27,26 +30,29 @@ def measure(times: int, meter: Meter | None = None) -> None:
 
 
 def objects() -> int:
-    """How many the garbage collector knows, when all garbage is gone."""
+    """Return the number of objects that the garbage collector tracks after a collection."""
     gc.collect()
     return len(gc.get_objects())
 
 
 def objects_kept(regions: int, meter: Meter | None = None) -> int:
-    """How many there are more after so many regions."""
+    """Return how many more objects there are after measuring `regions` regions."""
     measure(10, meter)
     before = objects()
     measure(regions, meter)
     return objects() - before
 
 
-def test_no_object_is_kept_of_a_region() -> None:
+def test_regions_keep_no_objects() -> None:
     """Neither by the probe nor by the gauge that all probes share."""
     assert objects_kept(REGIONS, ScriptedMeter()) < REGIONS // 10
 
 
-def test_no_object_is_kept_by_the_meter_of_a_cpu() -> None:
-    """With a tensor alive, for each region to look at all objects; elsewhere, for here are many."""
+def test_cpu_meter_keeps_no_objects() -> None:
+    """A live tensor makes each region search all objects.
+
+    A new process is used because this one has many objects.
+    """
     regions = REGIONS // 8
     code = f"""
 from test_soak import objects_kept, torch
@@ -58,9 +64,9 @@ print(objects_kept({regions}))
     assert int(done.stdout or regions) < regions // 10, done.stderr
 
 
-def test_no_memory_is_kept_of_a_region() -> None:
-    """Plain objects, which no collector knows, weigh too: numbers, texts, bytes."""
-    meter = ScriptedMeter()  # under tracemalloc, torch's own work would take minutes
+def test_regions_keep_no_memory() -> None:
+    """Numbers, strings and bytes count too, which the garbage collector does not track."""
+    meter = ScriptedMeter()  # torch would take minutes under tracemalloc
     measure(10, meter)
     tracemalloc.start()
     try:
@@ -69,13 +75,13 @@ def test_no_memory_is_kept_of_a_region() -> None:
         before = tracemalloc.get_traced_memory()[0]
         measure(REGIONS, meter)
         gc.collect()
-        assert tracemalloc.get_traced_memory()[0] - before < LARGEST_REST_BYTES
+        assert tracemalloc.get_traced_memory()[0] - before < ALLOWANCE_BYTES
     finally:
         tracemalloc.stop()
 
 
-def test_the_plugin_finds_nothing_in_itself() -> None:
-    """A region around the others: they retain no tensor, and raise the peak by one step's."""
+def test_regions_inside_a_region_add_nothing_to_it() -> None:
+    """The inner regions retain no tensor and raise the peak by one step."""
     with MemoryProbe("cpu").measure() as around:
         measure(5)
     with MemoryProbe("cpu").measure() as one:
@@ -84,8 +90,8 @@ def test_the_plugin_finds_nothing_in_itself() -> None:
     assert around.peak_increase_bytes == one.peak_increase_bytes
 
 
-def test_a_collector_callback_comes_and_goes_with_its_region() -> None:
-    """And so do the functions that are replaced meanwhile: nothing piles up."""
+def test_region_removes_its_collector_callback() -> None:
+    """The patched functions are restored too."""
     before = len(gc.callbacks), torch.UntypedStorage.resize_, torch.jit.trace
     measure(5)
     assert (len(gc.callbacks), torch.UntypedStorage.resize_, torch.jit.trace) == before

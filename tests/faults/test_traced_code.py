@@ -1,4 +1,4 @@
-"""``torch.jit.trace`` in a region: traced as outside of it, run as outside of it, and counted."""
+"""``torch.jit.trace`` works in a region as outside of it, and its tensors are counted."""
 
 import re
 from collections.abc import Callable
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::Deprec
 
 
 class Flat(nn.Module):
-    """Computes with the sizes of its input, which a trace keeps as tensors."""
+    """A module that computes with the sizes of its input, which a trace records as tensors."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.reshape(x.shape[0] // 1, -1) * 2
@@ -32,14 +32,14 @@ def images() -> torch.Tensor:
 
 
 @pytest.fixture
-def trace_of_before() -> Callable[..., Any]:
-    """As ``from torch.jit import trace`` at the head of a file."""
+def earlier_trace() -> Callable[..., Any]:
+    """Look up the function before the region, as ``from torch.jit import trace`` does."""
     found: Callable[..., Any] = torch.jit.trace
     return found
 
 
 def graph(traced: Any) -> str:
-    """Its operators, without names that are made anew each time."""
+    """Return the operators of a trace without generated names."""
     return re.sub(r"__torch__\S*", "", str(traced.inlined_graph))
 
 
@@ -48,10 +48,10 @@ def trace_module(network: nn.Module, images: torch.Tensor) -> Any:
 
 
 @pytest.mark.parametrize("trace", [torch.jit.trace, trace_module], ids=["trace", "trace_module"])
-def test_the_trace_is_that_of_outside(
+def test_trace_in_a_region_is_the_same_as_outside(
     network: nn.Module, images: torch.Tensor, trace: Callable[..., Any]
 ) -> None:
-    """Looked up when called: in a region it is another function, which steps aside."""
+    """In a region the name refers to a wrapper, which suspends the dispatch mode."""
     plain = trace(network, images)
     name = trace.__name__
     with MemoryProbe("cpu").measure():
@@ -62,8 +62,10 @@ def test_the_trace_is_that_of_outside(
     assert torch.equal(inside(more), network(more))
 
 
-def test_traced_code_runs_in_a_region(network: nn.Module, images: torch.Tensor) -> None:
-    """Sizes that come as numbers where tensors are wanted are no error."""
+def test_traced_code_runs_in_a_region_and_is_counted(
+    network: nn.Module, images: torch.Tensor
+) -> None:
+    """Sizes that reach operators as numbers instead of tensors are not an error."""
     traced = torch.jit.trace(network, images)
     expected = network(images)
     with MemoryProbe("cpu").measure() as region:
@@ -72,17 +74,17 @@ def test_traced_code_runs_in_a_region(network: nn.Module, images: torch.Tensor) 
     assert region.retained_bytes == kept.nbytes == 24
 
 
-def test_a_tracer_found_before_the_region_can_compute_with_sizes(
-    images: torch.Tensor, trace_of_before: Callable[..., Any]
+def test_tracer_looked_up_before_the_region_can_compute_with_sizes(
+    images: torch.Tensor, earlier_trace: Callable[..., Any]
 ) -> None:
-    """Our mode cannot be put aside for it, and gets numbers where operators want tensors."""
+    """The dispatch mode stays on, and operators receive numbers instead of tensors."""
     with MemoryProbe("cpu").measure():
-        traced = trace_of_before(Flat(), images)
+        traced = earlier_trace(Flat(), images)
         assert torch.equal(traced(images), Flat()(images))
 
 
-def test_a_mistake_in_a_region_stays_the_same_mistake(images: torch.Tensor) -> None:
-    """Only numbers in the place of tensors are made good."""
+def test_wrong_operator_call_in_a_region_raises_the_error_of_torch(images: torch.Tensor) -> None:
+    """Only numbers in place of tensors are corrected."""
     with (
         MemoryProbe("cpu").measure(),
         pytest.raises(RuntimeError, match=r"shape .* is invalid for input"),
@@ -90,8 +92,8 @@ def test_a_mistake_in_a_region_stays_the_same_mistake(images: torch.Tensor) -> N
         images.reshape(7)
 
 
-def test_tracing_keeps_nothing_of_the_network(images: torch.Tensor) -> None:
-    """Only a few bytes that torch itself keeps of every trace; of the network's 2,348, none."""
+def test_tracing_retains_nothing_of_the_network(images: torch.Tensor) -> None:
+    """The few retained bytes are torch's own; none of the network's 2,348 bytes is kept."""
 
     def build_and_trace() -> None:
         network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), Flat(), nn.Linear(4 * 6 * 6, 3))
@@ -100,16 +102,16 @@ def test_tracing_keeps_nothing_of_the_network(images: torch.Tensor) -> None:
     assert MemoryProbe("cpu").run(build_and_trace, warmup=1).retained_bytes < 100
 
 
-def test_torchs_functions_are_back_after_the_region() -> None:
-    """And so is whatever else was there before."""
+def test_region_restores_the_trace_functions() -> None:
+    """The functions are the same objects as before the region."""
     before = torch.jit.trace, torch.jit.trace_module
     with MemoryProbe("cpu").measure():
         assert torch.jit.trace is not before[0]
     assert (torch.jit.trace, torch.jit.trace_module) == before
 
 
-def test_a_mode_of_the_users_own_sees_what_it_saw(images: torch.Tensor) -> None:
-    """Ours steps aside only where it is the innermost."""
+def test_dispatch_mode_of_the_user_sees_traced_operators(images: torch.Tensor) -> None:
+    """The meter's mode is suspended only if it is the innermost mode."""
     seen = []
 
     class Mode(TorchDispatchMode):

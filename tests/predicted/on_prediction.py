@@ -1,6 +1,6 @@
-"""What a predicted A100 tells; collected by ``test_on_prediction.py``, in a process of its own.
+"""Tests on a predicted A100; ``test_on_prediction.py`` runs them in a new process.
 
-A process can set up the device once, and never take it back.
+A process can register the device only once and cannot unregister it.
 """
 
 import copy
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from cka import CKA
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.errors import PredictionError
-from pytest_cka_memory.meters import meter_for
+from pytest_cka_memory.meters.selection import meter_for
 
 MB = 2**20
 WORKSPACE = 8 * MB + 128 * 2**10
@@ -29,8 +29,8 @@ def filled(size: int, device: torch.device) -> torch.Tensor:
     return torch.ones(size, dtype=torch.uint8, device=device)
 
 
-def test_tensors_take_blocks_and_give_them_back(cka_memory, device):
-    """Requested to the byte, allocated in blocks, reserved in segments."""
+def test_tensors_are_allocated_in_blocks_and_freed(cka_memory, device):
+    """Retained bytes are exact, allocated bytes are in blocks, reserved bytes in segments."""
     with cka_memory.measure() as region:
         kept = filled(1000, device)
         with cka_memory.measure() as inner:
@@ -57,23 +57,23 @@ def test_tensors_take_blocks_and_give_them_back(cka_memory, device):
     ],
 )
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")
-def test_every_way_of_birth_counts_once(cka_memory, device, make):
-    """A view is none of its own."""
+def test_each_way_to_make_a_tensor_counts_once(cka_memory, device, make):
+    """A view adds no bytes."""
     with cka_memory.measure() as region:
         kept = make(device)
     assert kept is not None
     assert region.retained_bytes == 1024
 
 
-def test_work_on_the_cpu_stays_real(device):
-    """A data loader's tensors have values, whatever is predicted beside them."""
+def test_cpu_tensors_keep_their_values(device):
+    """CPU tensors, for example of a data loader, have values beside a predicted device."""
     filled(10, device)
     assert torch.ones(3).sum().item() == 3.0
     assert bool((torch.arange(4) > 2).any())
 
 
-def test_a_result_brought_home_has_a_shape_and_no_value(device):
-    """So that nothing goes on with a value that was never computed."""
+def test_result_moved_to_the_cpu_has_a_shape_but_no_value(device):
+    """The value was never computed, so reading it is an error."""
     home = filled(10, device).sum().cpu()
     assert (home.device.type, home.shape) == ("cpu", torch.Size([]))
     with pytest.raises(PredictionError):
@@ -88,16 +88,16 @@ REFUSED = {
     "numpy": (lambda x: x.cpu().numpy(), r"\.numpy\(\): it needs a value"),
     "mask": (lambda x: x[x > 0], "shape of its result depends .* torch.where"),
     "nonzero": (lambda x: x.nonzero(), "shape of its result depends"),
-    "written-home": (lambda x: torch.ones(4).copy_(x), "writes a predicted .* on cpu"),
+    "copied-to-cpu": (lambda x: torch.ones(4).copy_(x), "writes a predicted .* on cpu"),
     "other-card": (lambda x: x.to("predicted:63"), "there is no such card"),
-    "no-rule": (lambda x: unruled(x), "register_fake"),
+    "no-rule": (lambda x: without_rule(x), "register_fake"),
     "autocast": (lambda x: halved(x), r"model\.bfloat16\(\)"),
 }
 
 
-@torch.library.custom_op("predicted_tests::unruled", mutates_args=())
-def unruled(x: torch.Tensor) -> torch.Tensor:
-    """An operator of someone's own, without a rule for its shapes."""
+@torch.library.custom_op("predicted_tests::without_rule", mutates_args=())
+def without_rule(x: torch.Tensor) -> torch.Tensor:
+    """A custom operator without a rule for the shape of its result."""
     return x.clone()
 
 
@@ -107,22 +107,22 @@ def halved(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_predicted_is_refused_at_the_line_that_did_it(device, name):
-    """With what it was, why, and what to write instead."""
-    call, said = REFUSED[name]
-    with pytest.raises(PredictionError, match=rf"on_prediction\.py:\d+ in .*{said}"):
+def test_unpredictable_operation_is_refused_with_its_line(device, name):
+    """The error names the operator, the reason and, if there is one, an alternative."""
+    call, message = REFUSED[name]
+    with pytest.raises(PredictionError, match=rf"on_prediction\.py:\d+ in .*{message}"):
         call(torch.ones(4, device=device))
 
 
-def test_autocast_that_is_off_is_let_be(device):
-    """As checkpoints and code written for any device turn it off where it was not on."""
+def test_disabled_autocast_is_accepted(device):
+    """Checkpoints and device-independent code disable autocast even if it was not enabled."""
     square = torch.ones(4, 4, device=device)
     with torch.autocast(device.type, enabled=False):
         assert (square @ square).dtype is torch.float32
 
 
-def test_the_device_is_asked_like_any_other(device):
-    """By code that is written for any: it waits for nothing, and is never taken by itself."""
+def test_device_module_has_the_usual_functions(device):
+    """Code for any device can call these functions, and never selects this device by itself."""
     module = torch.get_device_module(device)
     module.synchronize()
     module.empty_cache()
@@ -130,8 +130,8 @@ def test_the_device_is_asked_like_any_other(device):
     assert not module.is_available()
 
 
-def test_compiled_code_is_refused(device):
-    """Unless it is told to run uncompiled."""
+def test_compiled_code_is_refused_unless_it_runs_eagerly(device):
+    """It runs if the compiler is set to run eagerly."""
     double = torch.compile(lambda x: x * 2)
     with pytest.raises(Exception, match=r"on_prediction\.py:\d+ .*cannot predict torch\.compile"):
         double(torch.ones(4, device=device))
@@ -139,8 +139,8 @@ def test_compiled_code_is_refused(device):
         assert double(torch.ones(4, device=device)).shape == (4,)
 
 
-def test_mistakes_stay_mistakes(device):
-    """A second time too, when the answer might be known from the first."""
+def test_shape_errors_are_raised_each_time(device):
+    """They are raised the second time too, when the result could be cached."""
     for _ in range(2):
         with pytest.raises(RuntimeError):
             torch.ones(3, 4, device=device) @ torch.ones(3, 4, device=device)
@@ -148,8 +148,8 @@ def test_mistakes_stay_mistakes(device):
             torch.ones(3, device=device).add_(torch.ones(4, device=device))
 
 
-def test_answers_given_again_are_the_same(device):
-    """Views and writes are answered from memory the second time."""
+def test_cached_results_are_the_same(device):
+    """The results for views and in-place operators are cached after the first call."""
     shapes = []
     for _ in range(3):
         base = torch.zeros(4, 6, device=device)
@@ -160,8 +160,8 @@ def test_answers_given_again_are_the_same(device):
     assert shapes == [(torch.Size([6, 2]), (1, 6), 6, True)] * 3
 
 
-def test_a_training_step_counts_its_gradients(cka_memory, device):
-    """Weights, gradients and the optimizer's moments: four times the weights are alive."""
+def test_training_step_counts_gradients_and_optimizer_state(cka_memory, device):
+    """At the end weights, gradients and two moments of the optimizer are live."""
     model = nn.Linear(256, 256, bias=False).to(device)
     with cka_memory.measure() as region:
         optimizer = torch.optim.Adam(model.parameters(), foreach=False)
@@ -171,8 +171,8 @@ def test_a_training_step_counts_its_gradients(cka_memory, device):
     assert 3 * weights <= region.retained_bytes < 3 * weights + 1024
 
 
-def test_what_fails_in_a_backward_pass_fails_there(device):
-    """A hook of the user's, and what cannot be predicted, come out as they are."""
+def test_error_in_a_backward_pass_is_raised_unchanged(device):
+    """Errors of a user's hook and prediction errors are raised unchanged."""
 
     def fail(gradient):
         raise KeyError("a user's own")
@@ -188,16 +188,16 @@ def test_what_fails_in_a_backward_pass_fails_there(device):
             y.sum().backward()
 
 
-def test_what_a_failed_backward_pass_held_is_not_retained(cka_memory, device, fail_late):
-    """As on a card, torch's thread lets go of it later than its caller hears of it."""
+def test_tensors_of_a_failed_backward_pass_are_not_retained(cka_memory, device, fail_late):
+    """As on a real card, torch's thread may free the tensors after the caller gets the error."""
     with cka_memory.measure() as region:
         fail_late(device)
     assert region.retained_bytes == 0
     assert region.peak_increase_bytes > 4000
 
 
-def test_a_checkpoint_lets_go_of_what_it_computes_again(cka_memory, device):
-    """So a deep network needs less memory with it than without."""
+def test_checkpoint_frees_tensors_that_it_recomputes(cka_memory, device):
+    """A deep network needs less memory with checkpoints than without."""
     wide = nn.Linear(64, 512), nn.GELU(), nn.Linear(512, 64)
     layers = [copy.deepcopy(nn.Sequential(*wide)).to(device) for _ in range(8)]
     peaks = []
@@ -212,16 +212,16 @@ def test_a_checkpoint_lets_go_of_what_it_computes_again(cka_memory, device):
     assert peaks[1] < 0.7 * peaks[0]
 
 
-def test_models_move_as_often_as_they_like(device):
-    """To the device again, to another dtype, home."""
+def test_model_can_move_and_change_its_dtype_repeatedly(device):
+    """The parameters stay on the device."""
     model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8)).to(device)
     model(torch.ones(4, 8, device=device))
     model.to(device).half().float().to(device)
     assert {one.device for one in model.parameters()} == {device}
 
 
-def test_threads_are_counted(cka_memory, device):
-    """No mode has to be entered in them."""
+def test_tensors_of_threads_are_counted(cka_memory, device):
+    """The threads need not enter a dispatch mode."""
     kept = []
     with cka_memory.measure() as region:
         threads = [
@@ -234,8 +234,8 @@ def test_threads_are_counted(cka_memory, device):
     assert region.retained_bytes == 4 * MB
 
 
-def test_a_product_takes_a_workspace_as_long_as_it_runs(cka_memory, device):
-    """8.125 MiB on this card, beside its result."""
+def test_matrix_product_uses_a_workspace_while_it_runs(cka_memory, device):
+    """The workspace has 8.125 MiB on this card, in addition to the result."""
     square = torch.ones(8, 8, device=device)
     with cka_memory.measure() as region:
         square @ square
@@ -243,8 +243,8 @@ def test_a_product_takes_a_workspace_as_long_as_it_runs(cka_memory, device):
     assert region.retained_bytes == 0
 
 
-def test_a_leak_is_traced_to_its_line_and_holder(cka_memory, device):
-    """As on a device that is there."""
+def test_leak_is_reported_with_its_line_and_holder(cka_memory, device):
+    """The report is the same as on a real device."""
     held = {}
     with cka_memory.measure() as region:
         held["here"] = filled(MB, device)
@@ -254,8 +254,8 @@ def test_a_leak_is_traced_to_its_line_and_holder(cka_memory, device):
     assert "held['here']" in group.held_by
 
 
-def test_a_card_that_is_full_raises_as_torch_does():
-    """Where it would: at the first byte above what its allocator can reserve."""
+def test_full_card_raises_out_of_memory_error():
+    """The error is raised at the first byte above what the allocator can reserve."""
     probe = MemoryProbe("predict:cuda:a100-40gb")
     most = int(39.5 * 2**30) - 2**29
     with probe.measure() as region:
@@ -270,7 +270,7 @@ def test_a_card_that_is_full_raises_as_torch_does():
 
 
 def test_cards_do_not_share_memory(cka_memory, device):
-    """Each has its meter, and each name one."""
+    """Each card has one meter, which all of its names refer to."""
     other = MemoryProbe("predict:cuda:h100")
     assert other.device != device
     with cka_memory.measure() as here, other.measure() as there:
@@ -279,15 +279,15 @@ def test_cards_do_not_share_memory(cka_memory, device):
     assert meter_for("predict:cuda") is meter_for("predict:cuda:a100") is cka_memory.meter
 
 
-def test_a_prediction_is_never_the_automatic_choice():
-    """Nor does torch take the device for an accelerator that is there."""
+def test_predicted_device_is_never_selected_automatically():
+    """Torch does not report the predicted device as an available accelerator either."""
     assert MemoryProbe().device.type != "predicted"
     assert not torch.accelerator.is_available() or torch.cuda.is_available()
 
 
 @pytest.mark.zero_retention
-def test_cka_is_predicted_unchanged(cka_memory):
-    """No value is looked at before the result, which has a shape."""
+def test_cka_runs_on_a_predicted_device(cka_memory):
+    """CKA reads no value during the computation; its result has a shape."""
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).to(cka_memory.device)
     loader = [torch.randn(64, 16) for _ in range(6)]
     for kernel in ("linear", "rbf"):

@@ -1,4 +1,4 @@
-"""The predicted meter, each claim in a process where nothing else has set up a device."""
+"""The predicted meter, tested in processes where no other device is registered."""
 
 import ast
 import os
@@ -35,9 +35,9 @@ print(json.dumps(region.record.to_dict(), sort_keys=True))
 
 @pytest.fixture(scope="module")
 def python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run Python with arguments, in an environment that says nothing of CUDA's settings."""
-    alien = ("PYTORCH_", "TORCH_", "CUBLAS", "PYTEST_", "CI")
-    environment = {name: v for name, v in os.environ.items() if not name.startswith(alien)}
+    """Run Python with arguments in an environment without CUDA settings."""
+    removed = ("PYTORCH_", "TORCH_", "CUBLAS", "PYTEST_", "CI")
+    environment = {name: v for name, v in os.environ.items() if not name.startswith(removed)}
     environment.update(OMP_NUM_THREADS="1", COLUMNS="100", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
 
     def run(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -54,27 +54,27 @@ def python() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture(scope="module")
-def told(python) -> str:
-    """What the session over ``on_prediction.py`` printed, run once for all of its tests."""
+def output(python) -> str:
+    """Return the output of one session that runs all tests of ``on_prediction.py``."""
     options = ("-pno:cacheprovider", "-pno:randomly", "-rA", "--tb=short")
     return python("-m", "pytest", str(SOURCE), "--cka-memory-device=predict:cuda", *options).stdout
 
 
 @pytest.mark.predicts
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_claimed_of_it_holds(told, name):
-    """``on_prediction.py`` says what that is; every case of it passes."""
-    outcomes = re.findall(rf"^(\w+) \S*on_prediction\.py::{name}(?:\[|\s|$)", told, re.MULTILINE)
-    assert outcomes, told
-    assert set(outcomes) == {"PASSED"}, told
+def test_test_on_the_predicted_device_passes(output, name):
+    """All cases of the test pass; its docstring says what it checks."""
+    outcomes = re.findall(rf"^(\w+) \S*on_prediction\.py::{name}(?:\[|\s|$)", output, re.MULTILINE)
+    assert outcomes, output
+    assert set(outcomes) == {"PASSED"}, output
 
 
 @pytest.mark.predicts
-def test_a_prediction_is_the_same_in_every_process(python):
-    """To the byte, five times."""
-    told = [python("-c", SIZES) for _ in range(5)]
-    assert told[0].stdout.startswith("{"), told[0].stderr
-    assert len({one.stdout for one in told}) == 1
+def test_prediction_is_the_same_in_every_process(python):
+    """Five processes predict the same bytes."""
+    runs = [python("-c", SIZES) for _ in range(5)]
+    assert runs[0].stdout.startswith("{"), runs[0].stderr
+    assert len({run.stdout for run in runs}) == 1
 
 
 KEPT = """
@@ -94,7 +94,7 @@ print(region.record.one_time_bytes, outer.record.one_time_bytes, region.retained
 
 @pytest.mark.predicts
 def test_kept_workspaces_are_one_time_bytes(python):
-    """9.125 MiB, as the notebook this project grew from saw them; none of it is retained."""
+    """They have 9.125 MiB, as measured in the original notebook; none of it is retained."""
     settings = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1", "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}
     said = python("-c", KEPT, **settings)
     assert said.stdout.split() == [str(int(9.125 * 2**20))] * 2 + ["0"], said.stderr
@@ -121,15 +121,15 @@ print(region.record.reserved_peak_bytes // 2**20)
         pytest.param({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}, 40, id="old-name"),
     ],
 )
-def test_expandable_segments_are_asked_for_as_in_pytorch(python, variables, reserved_mb):
-    """By the environment, under both of its names."""
+def test_expandable_segments_are_enabled_as_in_pytorch(python, variables, reserved_mb):
+    """The environment variable is read under both of its names."""
     said = python("-c", EXPANDING, **variables)
     assert said.stdout.split() == [str(reserved_mb)], said.stderr
 
 
 @pytest.mark.predicts
-def test_a_workspace_of_nothing_is_none(python):
-    """As the environment may ask of PyTorch."""
+def test_workspace_of_size_0_adds_no_bytes(python):
+    """The environment can set the sizes of PyTorch's workspaces to 0."""
     none = {"CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"}
     said = python("-c", KEPT, TORCH_CUBLAS_WORKSPACE_CACHE="1", **none)
     assert said.stdout.split() == ["0", "0", "0"], said.stderr
@@ -139,16 +139,16 @@ MANY = """
 from pytest_cka_memory.meters.predicted import device
 
 for number in range(65):
-    print(device.claim(lambda *_: None), end=" ")
+    print(device.register_device(lambda *_: None), end=" ")
 """
 
 
 @pytest.mark.predicts
-def test_a_process_has_an_end_of_cards(python):
-    """Torch has room for so many devices of a type."""
+def test_process_has_at_most_64_predicted_cards(python):
+    """Torch supports a limited number of devices per type."""
     said = python("-c", MANY)
     assert said.stdout.split()[-1] == "predicted:63"
-    assert "a process predicts for 64 cards at most" in said.stderr
+    assert "a process has 64 at most" in said.stderr
 
 
 TAKEN = """
@@ -160,15 +160,15 @@ MemoryProbe("predict:cuda")
 
 
 @pytest.mark.predicts
-def test_a_device_type_that_is_taken_is_said_to_be(python):
-    """Torch has one to spare in a process."""
+def test_error_names_the_backend_that_already_uses_the_device_type(python):
+    """Torch has only one such device type per process."""
     assert "taken by 'abacus' in this process" in python("-c", TAKEN).stderr
 
 
 @pytest.mark.predicts
 @pytest.mark.parametrize("batch_size", [256, 512])
-def test_the_gates_that_a_cpu_skips_are_predicted(python, batch_size):
-    """No gigabyte is allocated for them."""
+def test_gates_that_the_cpu_skips_pass_on_a_predicted_device(python, batch_size):
+    """The CPU skips these gates because they take minutes there."""
     gate = f"{GATES / 'test_self_comparison.py'}::test_retains_nothing[{batch_size}]"
     options = ("-pno:cacheprovider", "-pno:randomly", "--cka-memory-report")
     run = python("-m", "pytest", gate, "--cka-memory-device=predict:cuda", *options)
@@ -182,7 +182,7 @@ vars(backend_registration).pop("_setup_privateuseone_for_python_backend", None)
 """
 
 
-def test_an_older_torch_is_refused(python):
-    """With what it lacks."""
+def test_older_torch_version_is_refused(python):
+    """The error names the function that the older version lacks."""
     said = python("-c", OLDER + SIZES).stderr
     assert "predict:cuda needs a torch that has torch.utils.backend_registration._" in said

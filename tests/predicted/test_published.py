@@ -1,4 +1,4 @@
-"""Predictions against what an A100 published, as committed and as the README shows them."""
+"""Committed predictions agree with figures that were published for an A100."""
 
 import json
 from pathlib import Path
@@ -12,15 +12,15 @@ MB = 2**20
 
 
 @pytest.mark.parametrize("row", FOUND["published"], ids=lambda row: f"batch-{row['batch_size']}")
-def test_a_prediction_is_near_what_was_published(row):
-    """Within 3 % at any batch size, and 1 % from 256 on, where workspaces no longer matter."""
+def test_prediction_is_close_to_the_published_figure(row):
+    """The error is at most 3 %, and 1 % from batch size 256 on, where workspaces hardly count."""
     error = row["peak_bytes"] / MB / row["published_mb"] - 1
     assert abs(error) <= (0.01 if row["batch_size"] >= 256 else 0.03)
     assert error == row["error"]
 
 
-def test_the_readme_shows_these_predictions():
-    """Every row, rounded."""
+def test_readme_shows_the_predictions():
+    """Each row of the table has the rounded figures."""
     rows = [
         f"| {row['batch_size']} | {row['peak_bytes'] / MB:.2f} | {row['published_mb']:.2f} "
         f"| {100 * row['error']:+.2f} % |"
@@ -29,8 +29,8 @@ def test_the_readme_shows_these_predictions():
     assert "\n".join(rows) in (ROOT / "README.md").read_text("utf-8")
 
 
-def test_predicting_a_gate_takes_little_of_the_host():
-    """Under 2 GB, whatever the card would use; all of them were predicted, and passed."""
+def test_predicting_a_gate_uses_little_host_memory():
+    """Each gate passed, and its prediction used less than 2 GB of host memory."""
     assert FOUND["predicted"]
     assert all(row["passed"] for row in FOUND["predicted"])
     assert max(row["host_bytes"] for row in FOUND["predicted"]) < 2 * 10**9

@@ -1,4 +1,4 @@
-"""To look for tensors is to ask each of them; no question may run a user's code or operators."""
+"""The search for live storages runs no operators."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +12,7 @@ from pytest_cka_memory.meters.ledger.live_objects import live_storages
 
 
 class Recorder(TorchDispatchMode):
-    """Notes every operator that reaches a mode."""
+    """A mode that records every operator it receives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,24 +25,24 @@ class Recorder(TorchDispatchMode):
 
 @pytest.fixture
 def stale_view() -> Iterator[torch.Tensor]:
-    """A view whose place in the graph is computed anew, with operators, when it is asked for."""
-    with _force_original_view_tracking(True):  # as compilers do
+    """A view whose ``grad_fn`` is recomputed with operators when it is accessed."""
+    with _force_original_view_tracking(True):  # compilers set this
         base = torch.ones(4, requires_grad=True) * 1
         view = base[1:]
         base.mul_(2)
         yield view
 
 
-def test_looking_for_storages_shows_no_operator_to_a_mode(stale_view: torch.Tensor) -> None:
-    """A mode in the midst of compiling fails on operators that nobody has called."""
+def test_search_for_live_storages_runs_no_operator(stale_view: torch.Tensor) -> None:
+    """A mode that is compiling fails if it receives operators that the user has not called."""
     with Recorder() as recorder:
         found = {storage._cdata for storage in live_storages(torch.device("cpu"))}
     assert stale_view.untyped_storage()._cdata in found
     assert recorder.seen == []
 
 
-def test_the_fixture_would_show_one(stale_view: torch.Tensor) -> None:
-    """Else the test above could not fail."""
+def test_stale_view_runs_operators_when_it_is_accessed(stale_view: torch.Tensor) -> None:
+    """Accessing the stale view runs operators, so the test above can fail."""
     with Recorder() as recorder:
         assert not stale_view.is_leaf
     assert recorder.seen != []
