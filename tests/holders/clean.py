@@ -1,8 +1,8 @@
-"""The table of clean programs.
+"""The table of clean programs, which retain nothing.
 
-Each is a generator: what stands before its first ``yield`` runs before the region, every further
-``yield`` is the end of a batch. Its locals made before the region outlive it: a model, an optimizer
-with its state, a list that results went to.
+Each is a generator. The code before its first ``yield`` runs before the region, and every further
+``yield`` is the end of a batch. Locals that are assigned before the region outlive it: a model, an
+optimizer with its state, a list of results.
 """
 
 from collections.abc import Callable, Generator
@@ -15,17 +15,17 @@ BATCHES = 9
 
 
 def clean(table: Table) -> Callable[[Program], Program]:
-    """Enter the decorated generator into `table`."""
+    """Add the decorated generator to `table`."""
 
-    def enter(program: Program) -> Program:
+    def add(program: Program) -> Program:
         table.append(program)
         return program
 
-    return enter
+    return add
 
 
-def made_so_far(running: Running | None) -> list[Any]:
-    """The locals of a suspended program, and of the one it has delegated to."""
+def locals_of(running: Running | None) -> list[Any]:
+    """Return the locals of a suspended program and of the generators that it delegates to."""
     found: list[Any] = []
     while running is not None:
         found += dict(running.gi_frame.f_locals).values()

@@ -1,4 +1,4 @@
-"""Clean programs by what they do in Python: loops, exceptions, threads, suspended code, hooks."""
+"""Clean programs by feature of Python: loops, exceptions, threads, suspended code, hooks."""
 
 import contextlib
 import copy
@@ -144,7 +144,7 @@ def pool_of_threads() -> Running:
 
 
 @clean(PYTHON)
-def pool_that_lives_on() -> Running:
+def pool_that_outlives_the_region() -> Running:
     pool = ThreadPoolExecutor(1)
     pool.submit(int).result()
     yield

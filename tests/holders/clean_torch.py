@@ -1,4 +1,4 @@
-"""Clean programs by what of torch they use."""
+"""Clean programs by the feature of torch that they use."""
 
 import contextlib
 import copy
@@ -18,7 +18,7 @@ TORCH: Table = []
 
 
 def training(model: nn.Module, make: Any, *inputs: torch.Tensor) -> Running:
-    """Take one step before the region, which bears gradients and state, then many inside."""
+    """Take one step before the region, which allocates gradients and state, and more inside."""
     optimizer = make(model.parameters())
     for number in range(BATCHES + 1):
         output = model(*inputs)

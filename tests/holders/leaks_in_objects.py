@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from planted import CLEANUP, KEEP, NOBODY, Table, leak
+from planted import CLEANUP, KEEP, NO_HOLDER, Table, leak
 
 OBJECTS: Table = []
 LIST: list[Any] = []
@@ -75,7 +75,7 @@ def class_attribute() -> None:
 
 
 class NewGlobal:
-    cache: dict[str, Any] = {}  # noqa: RUF012 (the trap itself)
+    cache: dict[str, Any] = {}  # noqa: RUF012 (the leak under test)
 
     def __init__(self) -> None:
         self.memory: Any = None
@@ -173,7 +173,7 @@ def closure() -> None:
 
 @leak(OBJECTS, "planted.KEEP[0].__defaults__[0]")
 def default_argument() -> None:
-    def f(x: Any = torch.ones(250)) -> Any:  # noqa: B008 (the trap itself)
+    def f(x: Any = torch.ones(250)) -> Any:  # noqa: B008 (the leak under test)
         return x
 
     KEEP.append(f)
@@ -181,7 +181,7 @@ def default_argument() -> None:
 
 @leak(OBJECTS, "planted.KEEP[0].__kwdefaults__['x']")
 def keyword_default() -> None:
-    def f(*, x: Any = torch.ones(250)) -> Any:  # noqa: B008 (the trap itself)
+    def f(*, x: Any = torch.ones(250)) -> Any:  # noqa: B008 (the leak under test)
         return x
 
     KEEP.append(f)
@@ -223,7 +223,7 @@ class Lazy:
     def mask(self) -> torch.Tensor:
         return torch.ones(250)
 
-    @functools.lru_cache  # noqa: B019 (the trap itself)
+    @functools.lru_cache  # noqa: B019 (the leak under test)
     def mask_of(self, size: int) -> torch.Tensor:
         return torch.ones(size)
 
@@ -299,7 +299,7 @@ def mocked() -> None:
 
 
 class Callback:
-    """Equal to any other, so that it can be unregistered without being held."""
+    """Equal to any other, so that it can be unregistered without a reference to it."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -313,7 +313,7 @@ class Callback:
     __hash__ = None  # type: ignore[assignment]
 
 
-@leak(OBJECTS, NOBODY)
+@leak(OBJECTS, NO_HOLDER)
 def at_exit() -> None:
     atexit.register(Callback(torch.ones(250)))
     CLEANUP.callback(atexit.unregister, Callback(None))

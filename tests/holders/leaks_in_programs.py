@@ -1,4 +1,4 @@
-"""Leaks in running and suspended code: generators, coroutines, exceptions, threads, contexts."""
+"""Leaks in running or suspended code: generators, coroutines, exceptions, threads, contexts."""
 
 import asyncio
 import contextvars
@@ -18,7 +18,7 @@ LOCAL = threading.local()
 REQUEST: contextvars.ContextVar[Any] = contextvars.ContextVar("request")
 EXCEPTION = "store its text instead"
 GENERATOR = "exhaust it, or close() it"
-# What a suspended one waits for is held by the stack of its frame up to Python 3.10.
+# Up to Python 3.10, only the stack of its frame references what a generator or coroutine awaits.
 ON_STACK = sys.version_info < (3, 11)
 YIELDS_FROM = ".gi_frame -> generator" if ON_STACK else ".gi_yieldfrom"
 AWAITS = ".cr_frame -> coroutine" if ON_STACK else ".cr_await"
@@ -212,7 +212,7 @@ def stored_frame() -> None:
 
 
 def in_thread(work: Any, *args: Any) -> None:
-    """Run `work` in a thread that goes on until the test ends."""
+    """Run `work` in a thread that does not end before the test."""
     begun, end = threading.Event(), threading.Event()
     thread = threading.Thread(target=work, args=(begun, end, *args), name="planted")
     thread.start()

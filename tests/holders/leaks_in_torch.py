@@ -1,10 +1,10 @@
-"""Leaks of torch's own kinds: graphs, hooks, gradients, optimizers, views, foreign arrays."""
+"""Leaks specific to torch: graphs, hooks, gradients, optimizers, views, NumPy arrays."""
 
 from typing import Any
 
 import numpy as np
 import torch
-from planted import CLEANUP, KEEP, NOBODY, Table, leak
+from planted import CLEANUP, KEEP, NO_HOLDER, Table, leak
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -15,7 +15,7 @@ LINEAR = nn.Linear(5, 50, bias=False)
 ATTACHED = "loss.detach()"
 HOOK = "handle.remove()"
 VIEW = "clone()"
-SHOWS_SAVED = hasattr(torch._C._autograd.SavedTensor, "data")  # torch 2.9 does not
+SHOWS_SAVED = hasattr(torch._C._autograd.SavedTensor, "data")  # not in torch 2.9
 PACKED = "_raw_saved_result.data['packed']" if SHOWS_SAVED else "_saved_result"
 
 
@@ -55,8 +55,8 @@ def indices_saved_by_a_graph() -> None:
     KEEP.append(WEIGHT[torch.ones(125, dtype=torch.int64)])
 
 
-class Remembering(torch.autograd.Function):
-    """Keeps a tensor on its context without telling autograd."""
+class StoringInContext(torch.autograd.Function):
+    """Stores a tensor as an attribute of its context instead of saving it for backward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -69,7 +69,7 @@ class Remembering(torch.autograd.Function):
 
 
 class Saving(torch.autograd.Function):
-    """Keeps a tensor as autograd asks for it."""
+    """Saves a tensor for backward, as autograd requires."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -81,9 +81,11 @@ class Saving(torch.autograd.Function):
         return gradient
 
 
-@leak(TORCH, "planted.KEEP[0].grad_fn.memory", hint=ATTACHED, size=1004, made="Remembering.apply")
+@leak(
+    TORCH, "planted.KEEP[0].grad_fn.memory", hint=ATTACHED, size=1004, made="StoringInContext.apply"
+)
 def attribute_of_a_context() -> None:
-    KEEP.append(Remembering.apply(WEIGHT))
+    KEEP.append(StoringInContext.apply(WEIGHT))
 
 
 @leak(
@@ -181,7 +183,7 @@ def hook_after_accumulation() -> None:
     CLEANUP.callback(handle.remove)
 
 
-@leak(TORCH, NOBODY, size=1004)
+@leak(TORCH, NO_HOLDER, size=1004)
 def hook_of_a_graph_node() -> None:
     factor = torch.ones(250)
     loss = WEIGHT.sum()
@@ -241,14 +243,14 @@ def sparse_tensor() -> None:
     KEEP.append(torch.ones(10, 25).to_sparse())
 
 
-@leak(TORCH, NOBODY)
+@leak(TORCH, NO_HOLDER)
 def held_by_cpp() -> None:
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(torch.ones(250))
     KEEP.append(future)
 
 
-@leak(TORCH, NOBODY, hint="cache_enabled=False", size=500, made="LINEAR(")
+@leak(TORCH, NO_HOLDER, hint="cache_enabled=False", size=500, made="LINEAR(")
 def cached_by_autocast() -> None:
     autocast = torch.autocast("cpu", torch.bfloat16)
     autocast.__enter__()

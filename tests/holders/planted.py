@@ -1,4 +1,4 @@
-"""The table of planted leaks: what each retains, who holds it, which line made it."""
+"""The table of planted leaks: the bytes that each retains, their holder and their line."""
 
 import inspect
 import linecache
@@ -10,30 +10,30 @@ from typing import Any
 from pytest_cka_memory.core.figures import Holding
 
 KEEP: list[Any] = []
-"""What most leaks are kept in; emptied after each."""
+"""Where most leaks store their tensor; emptied after each of them."""
 CLEANUP = ExitStack()
-"""How a leak puts back what else it changed."""
-NOBODY = "no Python holder found"
+"""Callbacks that undo what else a leak changed."""
+NO_HOLDER = "no Python holder found"
 
 
 @dataclass(frozen=True)
 class Leak:
-    """A way of keeping a tensor for too long."""
+    """A way to keep a tensor alive for too long."""
 
     plant: Callable[[], None]
     held_by: str
-    """Part of the path that must be named; :data:`NOBODY` where there is no path to name."""
+    """Part of the path that a report must name; :data:`NO_HOLDER` if there is none."""
     hint: str | None
     bytes: int
     made: str
-    """What stands in the line that made it."""
+    """Part of the line that allocates the tensor."""
 
     @property
     def name(self) -> str:
         return self.plant.__name__
 
     def is_made_by(self, frame: str) -> bool:
-        """Whether `frame`, as a report writes it, is the line of :attr:`made` in this leak."""
+        """Return whether `frame`, as written in a report, is the line :attr:`made` of this leak."""
         place, _, _ = frame.partition(" in ")
         file, _, line = place.rpartition(":")
         path = inspect.getsourcefile(self.plant) or ""
@@ -56,18 +56,18 @@ def leak(
     size: int = 1000,
     made: str = "torch.ones(250)",
 ) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    """Enter the decorated function into `table`."""
+    """Add the decorated function to `table`."""
 
-    def enter(plant: Callable[[], None]) -> Callable[[], None]:
+    def add(plant: Callable[[], None]) -> Callable[[], None]:
         table.append(Leak(plant, held_by, hint, size, made))
         return plant
 
-    return enter
+    return add
 
 
 @contextmanager
 def cleaned_up() -> Iterator[None]:
-    """Undo what a leak did."""
+    """Undo what a leak changed, at the end of the block."""
     try:
         yield
     finally:
@@ -75,6 +75,6 @@ def cleaned_up() -> Iterator[None]:
         CLEANUP.close()
 
 
-def told(holding: Holding) -> str:
-    """All that a report says of who holds it."""
+def holder_text(holding: Holding) -> str:
+    """Return everything that a report says about the holder."""
     return f"{holding.held_by} | {holding.hint}"

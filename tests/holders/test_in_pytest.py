@@ -1,4 +1,4 @@
-"""What only happens in a pytest session: fixtures, captured logs and warnings, failed tests."""
+"""Holders that only a pytest session has: fixtures, captured logs and warnings, failed tests."""
 
 import json
 from typing import Any
@@ -101,7 +101,7 @@ HOLDERS = {
 
 @pytest.fixture
 def regions(pytester: pytest.Pytester):
-    """Run tests in a process of their own; their regions by name."""
+    """Return a function that runs tests in their own process and returns regions by test name."""
 
     def run(source: str, **outcomes: int) -> dict[str, dict[str, Any]]:
         pytester.makepyfile(test_it=source)
@@ -113,14 +113,14 @@ def regions(pytester: pytest.Pytester):
     return run
 
 
-def test_clean_tests_pass(regions) -> None:
-    """Whatever fixtures and pytest itself keep beyond a test."""
+def test_clean_tests_retain_nothing_in_a_session(regions) -> None:
+    """What fixtures and pytest itself keep longer than a test is not counted."""
     found = regions(CLEAN, passed=7, xfailed=1)
     assert {r["retained_bytes"] for name, r in found.items() if name != "test_that_fails"} == {0}
 
 
-def test_leaks_are_named(regions) -> None:
-    """By the fixture, where there is one."""
+def test_leaks_through_fixtures_and_pytest_name_their_holder(regions) -> None:
+    """The path starts at the fixture if a fixture holds the tensor."""
     found = regions(LEAKS, failed=len(HOLDERS))
     for name, holder in HOLDERS.items():
         (holding,) = found[name]["retained"]

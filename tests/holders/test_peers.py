@@ -1,7 +1,7 @@
-"""Published CKA libraries, run as their documentation says: the leaking one is caught and named.
+"""Published CKA libraries, used as in their documentation: the leak of one is found and named.
 
-Neither is installed with this package, and one has the import name of ours, so both are looked for
-in a folder of their own, named by the environment variable ``CKA_PEERS``.
+Neither is installed with this package, and one has the same import name as ours. So both are looked
+for in a folder of their own, which the environment variable ``CKA_PEERS`` names.
 """
 
 import os
@@ -55,13 +55,14 @@ def test_it(cka_memory):
 
 @pytest.fixture
 def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
-    """Run a test against one peer, in a process that imports it first."""
+    """Return a function that runs a test against one library in a process of its own."""
 
     def run_with(folder: str, package: str, source: str) -> pytest.RunResult:
         root = Path(os.environ.get("CKA_PEERS", "no-peers")).absolute() / folder
         if not root.is_dir():
             pytest.skip(
-                f"{package} is not here; pip install --no-deps --target <folder>/{folder} "
+                f"{package} is not installed in {root}; to run this test, run "
+                f"pip install --no-deps --target <folder>/{folder} "
                 f"{package}, and set CKA_PEERS=<folder>"
             )
         monkeypatch.setenv("PYTHONPATH", str(root))
@@ -72,8 +73,8 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
     return run_with
 
 
-def test_torch_cka_is_caught_and_its_holder_named(run) -> None:
-    """Its dict of features, by name; its forward, by line."""
+def test_the_leak_of_torch_cka_is_found_and_its_holder_named(run) -> None:
+    """The report names its dict of features and the line in its code."""
     result = run("torch_cka", "torch-cka==0.21", TORCH_CKA)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*max_retained_mb(1) broken: retained *"])
@@ -84,6 +85,6 @@ def test_torch_cka_is_caught_and_its_holder_named(run) -> None:
 
 
 def test_pytorch_cka_passes(run) -> None:
-    """As its notebook calls it; no growth either."""
+    """Used as in its notebook, it retains nothing and does not grow."""
     result = run("pytorch_cka_013", "pytorch-cka==0.1.3", PYTORCH_CKA)
     result.assert_outcomes(passed=1)

@@ -1,4 +1,4 @@
-"""The search for holders: it changes nothing, runs nothing of the user's, and stops at nothing."""
+"""The search for holders changes nothing, runs no code of the user, and no object stops it."""
 
 import gc
 import importlib.util
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import rude
+import refusing_objects
 import torch
 from planted import KEEP, cleaned_up
 
@@ -20,7 +20,7 @@ from pytest_cka_memory import MemoryProbe, Region
 
 SHOWS_SAVED = pytest.mark.skipif(
     not hasattr(torch._C._autograd.SavedTensor, "data"),
-    reason="this torch shows saved tensors only unpacked, by the user's hook",
+    reason="this torch version shows a saved tensor only after running the user's unpack hook",
 )
 
 
@@ -31,7 +31,7 @@ def _clean() -> Iterator[None]:
 
 
 def leaking(make: Callable[[torch.Tensor], Any], size: int = 250) -> Region:
-    """A region that leaks one tensor in what `make` returns; searched."""
+    """Return a searched region that leaks one tensor inside what `make` returns."""
     with MemoryProbe("cpu").measure() as region:
         KEEP.append(make(torch.ones(size)))
     assert region.retained_bytes == 4 * size
@@ -40,23 +40,23 @@ def leaking(make: Callable[[torch.Tensor], Any], size: int = 250) -> Region:
 
 
 def path_to(make: Callable[[torch.Tensor], Any]) -> str:
-    """How the tensor in what `make` returns is found to be held."""
+    """Return the path to the holder of the tensor inside what `make` returns."""
     (holding,) = leaking(make).retained
     assert holding.held_by is not None, holding.hint
     return holding.held_by
 
 
-class TestNothingIsKept:
-    def test_a_region_after_a_failing_one_is_at_zero(self) -> None:
-        """What was found dies with the user's references, and so leaves no trace."""
+class TestNothingIsChanged:
+    def test_a_region_after_a_search_retains_nothing(self) -> None:
+        """What the search found is freed with the user's last reference."""
         leaking(lambda x: [x])
         with MemoryProbe("cpu").measure() as region:
             KEEP.clear()
         assert region.retained_bytes == 0
         assert region.net_bytes == -1000
 
-    def test_a_found_tensor_dies_with_its_last_reference(self) -> None:
-        """At once, without a collection; its storage too."""
+    def test_a_found_tensor_is_freed_with_its_last_reference(self) -> None:
+        """Immediately, without a collection; its storage too."""
         region = leaking(lambda x: {"x": x})
         gc.disable()
         try:
@@ -68,17 +68,17 @@ class TestNothingIsKept:
             gc.enable()
         assert region.retained[0].bytes == 1000
 
-    def test_locals_of_a_running_frame_are_not_left_on_it(self) -> None:
-        """A local deleted after the search is gone, though the search has read it."""
+    def test_locals_of_a_running_frame_are_not_kept_alive(self) -> None:
+        """A local that is deleted after the search is freed, although the search has read it."""
         with MemoryProbe("cpu").measure() as region:
             x = torch.ones(250)
         assert "x in test_locals_of_a_running_frame" in str(region.retained[0].held_by)
-        alive = weakref.ref(x)
+        reference = weakref.ref(x)
         del x
-        assert alive() is None
+        assert reference() is None
 
-    def test_what_locals_gave_the_user_stays_as_it_is(self) -> None:
-        """Before Python 3.13 a frame has one such dict, and the search gets the same."""
+    def test_the_dict_that_locals_returned_is_not_changed(self) -> None:
+        """Before Python 3.13 a frame has one such dict, which the search gets too."""
         before = 1
         scope = locals()
         with MemoryProbe("cpu").measure() as region:
@@ -86,8 +86,8 @@ class TestNothingIsKept:
         assert region.retained
         assert scope["before"] == before
 
-    def test_collection_stays_switched_as_it_was(self) -> None:
-        """The search stops it for a while only."""
+    def test_garbage_collection_stays_enabled_or_disabled(self) -> None:
+        """The search disables it only while it runs."""
         leaking(lambda x: [x])
         assert gc.isenabled()
         gc.disable()
@@ -98,37 +98,37 @@ class TestNothingIsKept:
             gc.enable()
 
 
-class TestNothingIsAsked:
+class TestNoUserCodeRuns:
     @pytest.mark.parametrize(
         ("make", "path"),
         [
-            (rude.Rude, "planted.KEEP[0].x"),
-            (rude.rudest, "planted.KEEP[0].x"),
-            (lambda x: rude.LyingDict(x=x), "planted.KEEP[0]['x']"),
-            (lambda x: rude.LyingList([0, x]), "planted.KEEP[0][1]"),
-            (rude.Posing, "planted.KEEP[0].x"),
-            (rude.Computing, "planted.KEEP[0]"),
+            (refusing_objects.Refusing, "planted.KEEP[0].x"),
+            (refusing_objects.of_refusing_type, "planted.KEEP[0].x"),
+            (lambda x: refusing_objects.LyingDict(x=x), "planted.KEEP[0]['x']"),
+            (lambda x: refusing_objects.LyingList([0, x]), "planted.KEEP[0][1]"),
+            (refusing_objects.PosingAsDict, "planted.KEEP[0].x"),
+            (refusing_objects.CountingReads, "planted.KEEP[0]"),
         ],
         ids=["refusing", "refusing-class", "dict", "list", "posing", "computing"],
     )
-    def test_objects_that_refuse_or_lie_are_read_all_the_same(self, make: Any, path: str) -> None:
-        """Their fields are read as they lie in memory."""
+    def test_objects_that_raise_or_lie_on_access_are_searched(self, make: Any, path: str) -> None:
+        """Their fields are read from memory, without calling their methods."""
         assert path_to(make).startswith(path)
-        assert rude.Computing.asked == 0
+        assert refusing_objects.CountingReads.reads == 0
 
-    def test_keys_and_names_of_odd_types_are_written_by_type(self) -> None:
-        """A key's own ``__repr__`` does not run."""
+    def test_a_key_of_an_unusual_type_is_written_as_its_type(self) -> None:
+        """Its own ``__repr__`` does not run."""
 
         class Key(str):
             __slots__ = ()
 
             def __repr__(self) -> str:
-                raise SystemExit("asked")
+                raise SystemExit("accessed")
 
         assert path_to(lambda x: {Key("a"): x}) == "planted.KEEP[0][<Key>]"
 
-    def test_a_dead_weak_proxy_is_passed_over(self) -> None:
-        """It raises at any question."""
+    def test_a_dead_weak_proxy_is_skipped(self) -> None:
+        """Any access to it raises."""
         KEEP.append(weakref.proxy(threading.Event()))
         with MemoryProbe("cpu").measure() as region:
             KEEP.append(torch.ones(250))
@@ -137,7 +137,7 @@ class TestNothingIsAsked:
     def test_a_lazy_module_stays_unloaded(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """No import is triggered, though the search reads every module's globals."""
+        """The search reads the globals of every module, but triggers no import."""
         source = tmp_path / "planted_lazily.py"
         source.write_text("raise SystemExit('loaded')", "utf-8")
         spec = importlib.util.spec_from_file_location(
@@ -154,14 +154,16 @@ class TestNothingIsAsked:
             leaking(lambda x: [x])
         assert set(sys.modules) == names
 
-    def test_what_poses_as_a_module_is_not_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """``sys.modules`` may hold anything."""
-        monkeypatch.setitem(sys.modules, "planted_rudely", rude.Rude(None))  # type: ignore[arg-type]
+    def test_an_object_in_sys_modules_that_raises_on_access_is_skipped(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """``sys.modules`` may contain anything."""
+        monkeypatch.setitem(sys.modules, "planted_refusing", refusing_objects.Refusing(None))  # type: ignore[arg-type]
         leaking(lambda x: [x])
 
     @SHOWS_SAVED
-    def test_hooks_of_saved_tensors_do_not_run(self) -> None:
-        """To unpack may compute anything, such as a checkpoint all over again."""
+    def test_unpack_hooks_of_saved_tensors_do_not_run(self) -> None:
+        """They may compute anything, for example a whole checkpointed forward pass."""
         weight = torch.ones(250, requires_grad=True)
 
         def refuse(_: Any) -> Any:
@@ -175,7 +177,7 @@ class TestNothingIsAsked:
 
 
 class Slots:
-    """One of its fields has no value."""
+    """One of its slots has no value."""
 
     __slots__ = ("empty", "kept")
 
@@ -184,7 +186,7 @@ class Slots:
 
 
 class Squared(torch.autograd.Function):
-    """A function of the user's own, whose node raises when asked for what was freed."""
+    """A user's autograd function; reading its saved tensors raises after they are freed."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -197,24 +199,24 @@ class Squared(torch.autograd.Function):
         return 2 * x * grad
 
 
-class TestNothingStopsIt:
-    def test_a_field_without_a_value_is_passed_over(self) -> None:
-        """Slots may be empty."""
+class TestUnusualObjects:
+    def test_an_empty_slot_is_skipped(self) -> None:
+        """Reading it raises AttributeError."""
         assert path_to(Slots) == "planted.KEEP[0].kept"
 
-    def test_a_graph_that_was_run_backward_is_passed_through(self) -> None:
-        """What it saved is gone, and to ask for it raises."""
+    def test_a_graph_after_its_backward_pass_is_searched(self) -> None:
+        """Its saved tensors are freed, and reading them raises."""
         weight = torch.ones(250, requires_grad=True)
         future: torch.futures.Future[Any] = torch.futures.Future()
         with MemoryProbe("cpu").measure() as region:
             KEEP.append(Squared.apply(weight))
             KEEP[0].sum().backward()
-            future.set_result(torch.ones(100))  # held by C++: everything must be searched
+            future.set_result(torch.ones(100))  # held by C++, so that everything is searched
         held = {(holding.bytes, holding.held_by) for holding in region.retained}
         assert {(400, None), (1000, "planted.KEEP[0]")} < held
 
-    def test_a_view_that_autograd_disowns_is_passed_over(self) -> None:
-        """Its base was changed in place, and to ask for its graph raises."""
+    def test_a_view_whose_graph_cannot_be_read_is_skipped(self) -> None:
+        """Its base was changed in place, so reading its ``grad_fn`` raises."""
         base = torch.ones(250, requires_grad=True).clone()
         with torch.no_grad():
             view = base[:2]
@@ -224,10 +226,10 @@ class TestNothingStopsIt:
         KEEP.append(view)
         assert leaking(lambda x: [x]).retained[0].held_by == "planted.KEEP[1][0]"
 
-    def test_a_view_that_autograd_disowns_is_found(self) -> None:
-        """As the only holder of what was retained."""
+    def test_a_view_whose_graph_cannot_be_read_is_found(self) -> None:
+        """It is the only holder of what was retained."""
 
-        def disowned(x: torch.Tensor) -> torch.Tensor:
+        def view_without_graph(x: torch.Tensor) -> torch.Tensor:
             base = x.requires_grad_().clone()
             with torch.no_grad():
                 view = base[:2]
@@ -235,7 +237,7 @@ class TestNothingStopsIt:
             return view
 
         with MemoryProbe("cpu").measure() as region:
-            KEEP.append(disowned(torch.ones(250)))
+            KEEP.append(view_without_graph(torch.ones(250)))
         assert "planted.KEEP[0]" in {holding.held_by for holding in region.retained}
 
 
@@ -244,9 +246,9 @@ class Loader(importlib.machinery.SourceFileLoader):
         super().__init__("planted_lazily", str(path))
 
 
-class TestNothingIsTooMuch:
-    def test_ten_thousand_levels_are_followed(self) -> None:
-        """The path is written with its middle left out."""
+class TestLargeInputs:
+    def test_ten_thousand_levels_of_nesting_are_searched(self) -> None:
+        """The path is written without its middle."""
 
         def nested(x: Any) -> Any:
             for _ in range(10_000):
@@ -259,12 +261,12 @@ class TestNothingIsTooMuch:
         assert len(path) < 300
 
     def test_a_huge_container_is_searched(self) -> None:
-        """Its index is told."""
+        """The path has the index."""
         path = path_to(lambda x: [*range(300_000), {0: x}])
         assert path == "planted.KEEP[0][300000][0]"
 
-    def test_a_dict_that_changes_meanwhile_is_searched(self) -> None:
-        """Another thread adds and removes keys all the while."""
+    def test_a_dict_that_changes_during_the_search_is_searched(self) -> None:
+        """Another thread adds and removes keys all the time."""
         KEEP.append({})
         end = threading.Event()
 
@@ -288,11 +290,11 @@ class TestNothingIsTooMuch:
     def test_five_hundred_thousand_objects_are_searched(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """The time is printed, not judged; it was below a second on an idle machine."""
+        """The time is printed, not checked; it was below a second on an idle machine."""
         KEEP.append([[number] for number in range(500_000)])
         with MemoryProbe("cpu").measure() as region:
             future: torch.futures.Future[Any] = torch.futures.Future()
-            future.set_result(torch.ones(250))  # held by C++: everything must be searched
+            future.set_result(torch.ones(250))  # held by C++, so that everything is searched
         start = time.perf_counter()
         assert region.retained[0].held_by is None
         seconds = time.perf_counter() - start
