@@ -1,6 +1,6 @@
-"""Compare the bundled CKA with every published library installed, against the bare forward pass.
+"""Compare the bundled CKA with other published libraries, relative to the bare forward pass.
 
-python tests/benchmarks/compare.py --install peers     # once: each peer into its own folder
+python tests/benchmarks/compare.py --install peers     # once: each library into its own folder
 python tests/benchmarks/compare.py --peers peers --json results.json --plot results.png
 """
 
@@ -19,7 +19,7 @@ from pytest_cka_memory.units import MB
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Every row; ratios are to the bare forward pass of the same process."""
+    """Return a table of all rows; ratios are to the bare forward pass of the same process."""
     shown = [
         {
             "network": row["network"],
@@ -43,7 +43,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def plot(rows: Sequence[Row], path: Path) -> None:
-    """Draw peak and time as multiples of the bare forward, one panel each and network."""
+    """Draw peak and time relative to the bare forward pass, one panel each per network."""
     from matplotlib.figure import Figure
 
     measured = [row for row in rows if "skipped" not in row]
@@ -84,12 +84,17 @@ def main() -> None:
     parser.add_argument("--networks", nargs="+", default=list(NETWORKS), choices=NETWORKS)
     parser.add_argument("--batch-sizes", nargs="+", type=int, default=[64, 256, 512])
     parser.add_argument("--batches", type=int, default=2)
-    parser.add_argument("--repeat", type=int, default=3, help="timings; their median is shown")
+    parser.add_argument(
+        "--repeat",
+        type=int,
+        default=3,
+        help="how often each call is timed; the table has the median",
+    )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     if args.repeat < 1:
-        parser.error(f"--repeat is {args.repeat}; times are part of the table, so write 1 or more")
+        parser.error(f"--repeat is {args.repeat}; the table contains times, so write 1 or more")
     if args.install is not None:
         install(args.install)
         return
@@ -103,7 +108,7 @@ def main() -> None:
     for library, network, size in (bar := tqdm(jobs)):
         bar.set_description(f"{library.name}, {network}, batch {size}")
         rows.append(measure(library, network, size, size * args.batches, args.repeat, args))
-    if args.json is not None:  # first: what took so long is not to be lost
+    if args.json is not None:  # first, so that no later error can lose the measurements
         write_whole(args.json, json.dumps(rows, indent=1) + "\n")
     print(table(rows))
     if args.plot is not None:

@@ -1,7 +1,7 @@
-"""Check the CPU meter against an independent counter, over every network of torchvision that fits.
+"""Compare the CPU meter with an independent counter, on all networks of torchvision that fit.
 
 python tests/benchmarks/crosscheck.py --json results.json
-python tests/benchmarks/crosscheck.py --json results.json --again  # those that were left out
+python tests/benchmarks/crosscheck.py --json results.json --again  # only those without counts
 """
 
 import argparse
@@ -24,7 +24,7 @@ from pytest_cka_memory.reports.files import write_whole
 Row = dict[str, Any]
 FORK = multiprocessing.get_context("fork")
 TOO_LARGE = ("regnet_y_128gf", "vit_h_14")
-"""By far the most parameters: each would need several GB for gradients and momentum too."""
+"""Networks whose parameters, gradients and momentum need several GB."""
 NAMES = {
     "image": "image classification",
     "segmentation": "segmentation",
@@ -36,9 +36,9 @@ PEAKS = ("evaluate", "forward", "backward")
 
 
 def check_apart(network: str, limit: int) -> Row:
-    """Check one network in a process of its own; both counts, or why there are none.
+    """Check one network in a separate process; return both counts, or why there are none.
 
-    Forked, so that importing torch does not take longer than all networks together.
+    The process is forked, because importing torch in each would take longer than all checks.
     """
     receiver, sender = FORK.Pipe(duplex=False)
     process = FORK.Process(target=_send_check, args=(network, sender))
@@ -57,24 +57,24 @@ def check_apart(network: str, limit: int) -> Row:
 def _send_check(network: str, sender: Connection) -> None:
     try:
         sender.send({"stages": check(network, HostCounter())})
-    except Exception as error:  # what a network cannot do with so small an image
+    except Exception as error:  # e.g. the images are too small for the network
         sender.send({"skipped": f"{type(error).__name__}: {error}".splitlines()[0]})
 
 
 def bytes_off(row: Row) -> int:
-    """The largest difference between the live bytes of both, over all stages."""
+    """Return the largest difference between the two counts of live bytes, over all stages."""
     stages = row["stages"]
     return max(abs(stage["live_bytes"] - stage["counted_live_bytes"]) for stage in stages)
 
 
 def gap(row: Row, stage: str) -> float:
-    """By what share of the counted peak the meter's falls short, in one stage."""
+    """Return the share of the counted peak that the meter does not see, in one stage."""
     (found,) = (entry for entry in row["stages"] if entry["stage"] == stage)
     return 1 - found["peak_bytes"] / found["counted_peak_bytes"]
 
 
 def summary(rows: Iterable[Row]) -> list[list[str]]:
-    """One line per kind of network: how many, bytes off, and the peak's gaps, median and worst."""
+    """Return a line per kind of network: how many, bytes off, median and worst gap of each peak."""
     measured = [row for row in rows if "skipped" not in row]
     lines = []
     for kind, name in NAMES.items():
@@ -87,7 +87,7 @@ def summary(rows: Iterable[Row]) -> list[list[str]]:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """The summary, and what was left out or is off."""
+    """Return the summary, followed by the networks that were left out or differ."""
     heads = ["networks of torchvision", "tried", "bytes off live", *(f"{s}, %" for s in PEAKS)]
     lines = [tabulate(summary(rows), headers=heads, tablefmt="github", disable_numparse=True)]
     for row in rows:
@@ -99,20 +99,22 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def as_text(rows: Iterable[Row]) -> str:
-    """JSON, one network a line."""
+    """Return JSON with one line per network."""
     lines = ",\n".join(map(json.dumps, rows))
     session = json.dumps({"torch": str(torch.__version__), "threads": torch.get_num_threads()})
     return f'{session[:-1]}, "rows": [\n{lines}\n]}}\n'
 
 
 def main() -> None:
-    """Read the arguments, check every network, print the table."""
+    """Read the arguments, check every network, and print the table."""
     everything = [n for n in models.list_models() if "quantized" not in n and n not in TOO_LARGE]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--networks", nargs="+", default=everything)
     parser.add_argument("--limit", type=int, default=120, help="seconds for one network")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--again", action="store_true", help="only what --json has no counts of")
+    parser.add_argument(
+        "--again", action="store_true", help="check only networks without counts in --json"
+    )
     args = parser.parse_args()
     HostCounter.build()
     known = json.loads(args.json.read_text("utf-8"))["rows"] if args.again else []

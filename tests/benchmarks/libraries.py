@@ -1,4 +1,4 @@
-"""The CKA libraries compared here: what pip installs for each, and its documented call."""
+"""The CKA libraries that are compared: the packages to install and the documented call of each."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Library:
-    """One published library, or ours."""
+    """A published library, or the bundled one."""
 
     name: str
     folder: str | None
-    """Folder of its own to install into, for several import as `cka`; None for ours."""
+    """Its own folder, because several are imported as `cka`; None for the bundled library."""
     requirements: tuple[str, ...]
-    """What goes there, without dependencies: those of ours serve, and torch must be the same."""
+    """Packages for that folder, without dependencies, because all must use the same torch."""
     compare: Callable[[nn.Module, Iterable[Any], torch.device], object]
     """Compare every layer of a model with every layer of it."""
 
@@ -25,7 +25,7 @@ class Library:
 def _with_block(
     model: nn.Module, loader: Iterable[Any], device: torch.device, **options: Any
 ) -> object:
-    """Make the seed's call, which ours and pytorch-cka 0.1.3 understand."""
+    """Compare by the notebook's call, which the bundled library and pytorch-cka 0.1.3 accept."""
     from cka import CKA
 
     with CKA(model, model, device=device, **options) as comparison:
@@ -59,7 +59,7 @@ _PYTORCH_CKA_1 = ("pytorch-cka==1.1.3",)
 AS_THE_NOTEBOOK = Library(
     "pytorch-cka 1.1.3, the notebook's call", "pytorch_cka_113", _PYTORCH_CKA_1, _with_block
 )
-"""The newest release, called as the seed's notebook calls it: to see whether that runs."""
+"""The newest release with the call of the notebook, to check whether it accepts that call."""
 
 LIBRARIES = {
     library.name: library

@@ -1,7 +1,8 @@
 """Measure one library on one network at one batch size; prints one line of JSON.
 
-Runs in a process of its own, so that neither import name nor allocator state leaks into the next.
-The bare forward pass is measured beside it, in the same process, and timed in turn with it.
+Each measurement has its own process, so that import names and the state of the allocator do not
+affect the next one. The bare forward pass is measured in the same process, and the timings of both
+alternate.
 """
 
 import argparse
@@ -20,14 +21,14 @@ from pytest_cka_memory import MemoryProbe
 
 
 def forward(model: nn.Module, loader: Iterable[Any], device: torch.device) -> None:
-    """Run the network over the data, keeping nothing."""
+    """Run the network over the data without keeping any result."""
     with torch.no_grad():
         for batch, _ in loader:
             model(batch.to(device))
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Wall time of one call, kernels included."""
+    """Return the wall time of one call, including its kernels on the device."""
     start = time.perf_counter()
     call()
     if torch.accelerator.is_available():
@@ -36,7 +37,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def timings(times: Sequence[tuple[float, float]]) -> dict[str, float]:
-    """Medians over pairs of (bare forward, library); nothing where none was taken."""
+    """Return medians over pairs of (bare forward, library); nothing if there are no pairs."""
     if not times:
         return {}
     return {
@@ -48,13 +49,15 @@ def timings(times: Sequence[tuple[float, float]]) -> dict[str, float]:
 
 
 def main() -> None:
-    """Read the arguments, measure memory once and time several times."""
+    """Read the arguments, measure memory once, and time several calls."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("library", choices=[*LIBRARIES, AS_THE_NOTEBOOK.name])
     parser.add_argument("network", choices=NETWORKS)
     parser.add_argument("batch_size", type=int)
     parser.add_argument("--samples", type=int, required=True)
-    parser.add_argument("--repeat", type=int, default=3, help="timings; 0 for none")
+    parser.add_argument(
+        "--repeat", type=int, default=3, help="how often each call is timed; 0 for never"
+    )
     parser.add_argument("--device", default="auto")
     args = parser.parse_args()
 

@@ -1,4 +1,4 @@
-"""The networks of the benchmarks, sized so that a CPU gets through them."""
+"""The networks of the benchmarks, small enough for a CPU."""
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ IMAGE_SIZE = 32
 
 
 def resnet18() -> nn.Module:
-    """The seed's variant for CIFAR."""
+    """Return the variant for CIFAR that the original notebook uses."""
     model = models.resnet18(weights=None, num_classes=10)
     model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
     model.maxpool = nn.Identity()
@@ -17,12 +17,12 @@ def resnet18() -> nn.Module:
 
 
 def resnet50() -> nn.Module:
-    """As torchvision has it: at 32 x 32 its stem leaves 8 x 8."""
+    """Return torchvision's variant, whose stem reduces 32 x 32 pixels to 8 x 8."""
     return models.resnet50(weights=None, num_classes=10)
 
 
 def vit() -> nn.Module:
-    """ViT-S over 4 x 4 patches of 32 x 32 images."""
+    """Return ViT-S with patches of 4 x 4 for images of 32 x 32."""
     return models.VisionTransformer(
         image_size=IMAGE_SIZE,
         patch_size=4,
@@ -38,7 +38,7 @@ NETWORKS = {"resnet18": resnet18, "resnet50": resnet50, "vit": vit}
 
 
 def images(batch_size: int, samples: int) -> DataLoader[tuple[torch.Tensor, ...]]:
-    """Generated images with labels: memory and time do not depend on what they show."""
+    """Return random images with labels; memory and time do not depend on the pixels."""
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(samples, 3, IMAGE_SIZE, IMAGE_SIZE), torch.zeros(samples))
     return DataLoader(data, batch_size=batch_size)

@@ -1,10 +1,10 @@
-"""Other people's test suites, with every test measured and without: no outcome may change.
+"""Run other projects' test suites with every test measured and without: no outcome may change.
 
     python tests/benchmarks/other_suites.py --json suites.json \
         "einops=einops-0.8.2/einops/tests" "timm=timm-1.0.31/tests/test_layers.py -k pool"
 
-Each suite is a distribution's name and what pytest is to be given, from this folder. Both runs load
-no plugin but this one, so the Python that runs this must have what the tests import.
+A suite is the name of a distribution and the arguments for pytest, relative to the current folder.
+Both runs load no other plugin, so the tests' own requirements must be installed beside pytest.
 """
 
 import argparse
@@ -44,7 +44,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Row:
-    """What came of one suite."""
+    """The result of one suite."""
 
     suite: str
     version: str
@@ -52,9 +52,9 @@ class Row:
     tests: int
     outcomes: Mapping[str, int]
     regions: int
-    """Measured to their end: no doctest can be, and none that skipped or failed while it ran."""
+    """Completed regions; doctests and tests that were skipped or failed have none."""
     changed: tuple[str, ...]
-    """Tests that ended otherwise when measured."""
+    """Tests with another outcome when measured."""
     exit_status_changed: bool
     crashed: bool
     user_seconds_without: float
@@ -66,7 +66,7 @@ class Row:
 
 
 def main() -> int:
-    """Run each suite twice; the exit status is 1 where an outcome changed."""
+    """Run each suite twice; return 1 if an outcome changed, otherwise 0."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("suites", nargs="+", metavar="NAME=ARGUMENTS")
     parser.add_argument("--json", type=Path, help="write the rows to this file")
@@ -109,7 +109,7 @@ def compared(name: str, arguments: str) -> Row:
 
 
 def run(arguments: list[str], folder: Path) -> Run:
-    """Run pytest in a process of its own, and wait for it."""
+    """Run pytest in a separate process and wait for its end."""
     results, output = folder / "results.xml", folder / "output.txt"
     results.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", *COMMON, f"--junitxml={results}", *arguments]
@@ -125,7 +125,7 @@ def run(arguments: list[str], folder: Path) -> Run:
 
 
 def outcomes_in(file: Path) -> Outcomes:
-    """Read JUnit XML; a test that is there twice, failed and in error, has both."""
+    """Return the outcomes in a JUnit XML file; a test that failed and had an error has both."""
     found: dict[str, str] = {}
     for case in ElementTree.parse(file).iter("testcase"):
         name = f"{case.get('classname')}::{case.get('name')}"
@@ -136,13 +136,13 @@ def outcomes_in(file: Path) -> Outcomes:
 
 
 def differences(before: Outcomes, after: Outcomes) -> tuple[str, ...]:
-    """Name tests whose outcomes differ, or that only one run has, with both outcomes."""
+    """Return the tests whose outcomes differ or that only one run has, with both outcomes."""
     pairs = {name: (before.get(name), after.get(name)) for name in [*before, *after]}
     return tuple(f"{name}: {a} -> {b}" for name, (a, b) in pairs.items() if a != b)
 
 
 def table(rows: list[Row]) -> str:
-    """Draw the rows, and name every test that changed."""
+    """Return a table of the rows, followed by every test that changed."""
     headers = ["suite", "tests", "regions", "changed", "user s without", "with", "ratio"]
     cells = [
         [

@@ -1,7 +1,7 @@
-"""Hold predictions to the published figures, and, where there is a GPU, to measured ones.
+"""Compare predictions with published figures and, if there is a GPU, with measured ones.
 
 python tests/benchmarks/predict.py --peers peers --json results.json   # see compare.py --install
-python tests/benchmarks/predict.py --against cuda --card h100          # each gate both ways
+python tests/benchmarks/predict.py --against cuda --card h100          # predict and measure gates
 """
 
 import argparse
@@ -27,15 +27,18 @@ ROOT = Path(__file__).parents[2]
 PREDICTED = "predict:cuda"
 
 PUBLISHED_MB = {64: 367.57, 128: 673.32, 256: 1306.60, 512: 2664.05}
-"""Peak of pytorch-cka 0.1.3 by batch size, as the seed's notebook prints it: A100, 1000 images."""
+"""Batch size -> peak of pytorch-cka 0.1.3 on an A100 with 1000 images, from the notebook."""
 SAMPLES = 1000
-AS_THEN = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1", "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}
-"""Workspaces as the notebook's torch kept them: its first run retains 9.12 MB, which they are."""
+WORKSPACES_OF_THE_NOTEBOOK = {
+    "TORCH_CUBLAS_WORKSPACE_CACHE": "1",
+    "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0",
+}
+"""The notebook's torch version kept these workspaces: the 9.12 MB that its first run retains."""
 
 
 def against_published(peers: str | None) -> Iterator[Row]:
-    """Predict each row of the notebook's table, in a process of its own."""
-    os.environ.update(AS_THEN)
+    """Predict each row of the notebook's table in a separate process."""
+    os.environ.update(WORKSPACES_OF_THE_NOTEBOOK)
     args = argparse.Namespace(peers=peers, device=f"{PREDICTED}:a100", limit=600)
     for size, published in tqdm(PUBLISHED_MB.items(), desc="published"):
         row = measure(LIBRARIES["pytorch-cka 0.1.3"], "resnet18", size, SAMPLES, 0, args)
@@ -47,12 +50,12 @@ def against_published(peers: str | None) -> Iterator[Row]:
             "published_mb": published,
             "error": row["peak_bytes"] / MB / published - 1,
         }
-    for name in AS_THEN:
+    for name in WORKSPACES_OF_THE_NOTEBOOK:
         del os.environ[name]
 
 
 def gates() -> list[str]:
-    """Every test in ``tests/gates``."""
+    """Return every test in ``tests/gates``."""
     listed = subprocess.run(
         [sys.executable, "-m", "pytest", "tests/gates", "--collect-only", "-q"],
         cwd=ROOT,
@@ -64,7 +67,7 @@ def gates() -> list[str]:
 
 
 def run_gate(gate: str, device: str) -> Row:
-    """Run a gate in a process of its own: its regions' peaks, its seconds, its host memory."""
+    """Run a gate in a separate process; return its regions' peaks, its time and host memory."""
     with tempfile.TemporaryDirectory() as folder:
         report, timing = Path(folder) / "report.json", Path(folder) / "timing.xml"
         command = [sys.executable, "-m", "pytest", gate, f"--cka-memory-device={device}"]
@@ -85,7 +88,7 @@ def run_gate(gate: str, device: str) -> Row:
 
 
 def published_table(rows: Sequence[Row]) -> str:
-    """Predicted beside published."""
+    """Return a table of predicted and published peaks."""
     shown = [
         {
             "batch": row["batch_size"],
@@ -99,8 +102,8 @@ def published_table(rows: Sequence[Row]) -> str:
 
 
 def gates_table(rows: Sequence[Row], measured: Sequence[Row]) -> str:
-    """Every gate's regions; with `measured`, both ways."""
-    really = {row["gate"]: row["peaks"] for row in measured}
+    """Return a table of every gate's regions, with measured peaks if there are any."""
+    measured_peaks = {row["gate"]: row["peaks"] for row in measured}
     shown = []
     for row in rows:
         for label, predicted in row["peaks"].items():
@@ -112,8 +115,8 @@ def gates_table(rows: Sequence[Row], measured: Sequence[Row]) -> str:
                 "host MB": f"{row['host_bytes'] / MB:.0f}",
                 "predicted MB": f"{predicted / MB:.2f}",
             }
-            if label in really.get(row["gate"], {}):
-                actual = really[row["gate"]][label]
+            if label in measured_peaks.get(row["gate"], {}):
+                actual = measured_peaks[row["gate"]][label]
                 one["measured MB"] = f"{actual / MB:.2f}"
                 one["error"] = f"{predicted / actual - 1:+.2%}" if actual else "-"
             shown.append(one)
@@ -121,11 +124,13 @@ def gates_table(rows: Sequence[Row], measured: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    """Predict everything asked for, and print it beside what is known."""
+    """Predict what the arguments ask for, and print it beside the known figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--peers", metavar="DIR", help="where compare.py --install put them")
-    parser.add_argument("--card", default="a100", help="card to predict the gates for")
-    parser.add_argument("--against", metavar="DEVICE", help="measure each gate there too: cuda")
+    parser.add_argument("--peers", metavar="DIR", help="the folder of compare.py --install")
+    parser.add_argument("--card", default="a100", help="the card that the gates are predicted for")
+    parser.add_argument(
+        "--against", metavar="DEVICE", help="measure each gate on this device too, e.g. cuda"
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     published = list(against_published(args.peers)) if args.peers else []

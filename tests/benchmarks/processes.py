@@ -1,4 +1,4 @@
-"""Each measurement in a process of its own, each published library in a folder of its own."""
+"""Run each measurement in a separate process, with each published library in a separate folder."""
 
 import argparse
 import json
@@ -13,24 +13,26 @@ from libraries import LIBRARIES, Library
 __all__ = ["LIBRARIES", "Row", "add_options", "install", "measure"]
 
 HERE = Path(__file__).parent
-# glibc hands large memory back as soon as it is free, and fetching it again takes the bare forward
-# up to as long as computing. Ratios to it would then flatter whichever library keeps least.
-KEEPING = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
+# By default glibc returns large blocks to the system as soon as they are freed. Allocating them
+# again can double the time of the bare forward pass, and ratios to it would then be too small.
+KEEP_FREED_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)}
 Row = dict[str, Any]
-"""One measurement: which, and its figures, or under ``skipped`` why there are none."""
+"""What was measured and its figures, or the reason under ``skipped`` if there are none."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Options that every comparison of libraries has."""
-    parser.add_argument("--install", type=Path, metavar="DIR", help="install the peers, and end")
-    parser.add_argument("--peers", metavar="DIR", help="where --install put them")
+    """Add the options that all comparisons of libraries have."""
+    parser.add_argument(
+        "--install", type=Path, metavar="DIR", help="install the other libraries and exit"
+    )
+    parser.add_argument("--peers", metavar="DIR", help="the folder of --install")
     parser.add_argument("--libraries", nargs="+", default=list(LIBRARIES), choices=LIBRARIES)
     parser.add_argument("--limit", type=int, default=600, help="seconds for one measurement")
     parser.add_argument("--device", default="auto")
 
 
 def install(folder: Path) -> None:
-    """Install each peer into a folder of its own, without a second torch."""
+    """Install each library into its own folder, without another torch."""
     for library in LIBRARIES.values():
         if library.folder is not None:
             target = str(folder / library.folder)
@@ -46,14 +48,14 @@ def measure(
     repeat: int,
     args: argparse.Namespace,
 ) -> Row:
-    """Measure memory once and time `repeat` times, or say why not."""
+    """Measure memory once and time `repeat` times; return why if that fails."""
     row: Row = {
         "library": library.name,
         "network": network,
         "batch_size": batch_size,
         "samples": samples,
     }
-    environment = {**os.environ, **KEEPING}
+    environment = {**os.environ, **KEEP_FREED_MEMORY}
     if library.folder is not None:
         folder = Path(args.peers) / library.folder if args.peers else None
         if folder is None or not folder.is_dir():
@@ -73,6 +75,6 @@ def measure(
     except subprocess.TimeoutExpired:
         return {**row, "skipped": f"took over {args.limit} s"}
     except subprocess.CalledProcessError as error:
-        said = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
-        return {**row, "skipped": f"failed: {said[-1]}"}
+        lines = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
+        return {**row, "skipped": f"failed: {lines[-1]}"}
     return {**row, **json.loads(done.stdout.splitlines()[-1])}

@@ -1,7 +1,9 @@
-"""Print what a region costs in a process that has imported torch: ``python region_cost.py``.
+"""Print the time that a region costs in a process that has imported torch.
 
-Once with nothing alive around it, once with a model, which makes two full garbage collections
-necessary; each as the figures are taken in every process, and without what is skipped by proof.
+python tests/benchmarks/region_cost.py
+
+It is measured with no tensor alive and with a model alive, which makes two full garbage
+collections necessary; each with and without skipping collections that cannot find anything.
 """
 
 import argparse
@@ -16,7 +18,7 @@ from pytest_cka_memory.meters.ledger import generations
 
 
 def cost_ms(regions: int) -> float:
-    """Median milliseconds of an empty region."""
+    """Return the median milliseconds of an empty region."""
     probe = MemoryProbe("cpu")
     taken = []
     for _ in range(regions):
@@ -28,7 +30,7 @@ def cost_ms(regions: int) -> float:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure and print the costs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--regions", type=int, default=21)
     regions = parser.parse_args().regions
@@ -41,8 +43,8 @@ def main() -> None:
         model = torch.nn.Linear(8, 8) if around == "a model" else None
         for leave_at_once in (False, generations.LEAVE_AT_ONCE):
             generations.LEAVE_AT_ONCE = leave_at_once
-            how = "skipping by proof" if leave_at_once else "skipping nothing "
-            print(f"{around:8} alive, {how}: {cost_ms(regions):8.2f} ms a region")
+            how = "skipping enabled " if leave_at_once else "skipping disabled"
+            print(f"{around:8} alive, {how}: {cost_ms(regions):8.2f} ms per region")
         del model
 
 

@@ -1,9 +1,9 @@
-"""The seed's notebook for every library: peak, retained and growth, as tables, figure and page.
+"""Run the original notebook's measurements for every library; write tables, figures and a page.
 
-python tests/benchmarks/side_by_side.py --install peers   # once: each peer into its own folder
+python tests/benchmarks/side_by_side.py --install peers   # once: each library into its own folder
 python tests/benchmarks/side_by_side.py --peers peers --name my-machine --out results
 
-With --from FILE nothing is measured, and everything is drawn anew from that JSON.
+With --from FILE nothing is measured; everything is drawn again from that JSON file.
 """
 
 import argparse
@@ -25,13 +25,19 @@ COUNTED_SIZE = 64
 
 
 def main() -> None:
-    """Measure, or read what was measured; then write every view of it."""
+    """Measure or read the rows, then write all their views."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add_options(parser)
-    parser.add_argument("--samples", type=int, default=1000, help="for each batch size; the seed's")
-    parser.add_argument("--repeat", type=int, default=1, help="timings; 0 for none")
-    parser.add_argument("--from", dest="source", type=Path, help="draw what this file holds")
-    parser.add_argument("--name", default="this-machine", help="for the files: hardware, versions")
+    parser.add_argument(
+        "--samples", type=int, default=1000, help="for each batch size; the notebook has 1000"
+    )
+    parser.add_argument(
+        "--repeat", type=int, default=1, help="how often each call is timed; 0 for never"
+    )
+    parser.add_argument("--from", dest="source", type=Path, help="draw the rows in this JSON file")
+    parser.add_argument(
+        "--name", default="this-machine", help="part of the file names, e.g. hardware, versions"
+    )
     parser.add_argument("--out", type=Path, default=Path("results"), metavar="DIR")
     args = parser.parse_args()
     if args.install is not None:
@@ -47,7 +53,7 @@ def main() -> None:
 
 
 def measured(args: argparse.Namespace) -> Iterator[Row]:
-    """Every measurement of the notebook, for every library asked for."""
+    """Measure every figure of the notebook for every chosen library."""
     jobs: list[tuple[Library, int, int, int]] = []
     for name in args.libraries:
         library = LIBRARIES[name]

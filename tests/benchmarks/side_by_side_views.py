@@ -1,4 +1,4 @@
-"""What the seed's notebook prints and draws, from the rows that were measured."""
+"""Tables and figures of the original notebook, drawn from measured rows."""
 
 import html
 import io
@@ -14,17 +14,17 @@ from tabulate import tabulate
 from pytest_cka_memory.reports.files import write_whole
 from pytest_cka_memory.units import MB
 
-# Okabe and Ito's colours, which the colour-blind can tell apart.
+# Okabe and Ito's colours, which colour-blind people can distinguish.
 COLOURS = ("#009e73", "#e69f00", "#d55e00", "#56b4e9", "#cc79a7", "#0072b2")
 
 
 def libraries(rows: Sequence[Row]) -> list[str]:
-    """Names of those that gave any figure, in the order they were run."""
+    """Return the names of the libraries with at least one figure, in order of measurement."""
     return list(dict.fromkeys(row["library"] for row in rows if "skipped" not in row))
 
 
 def sizes_table(rows: Sequence[Row]) -> list[dict[str, str]]:
-    """A row per batch size: peak (model and all, as in the notebook), retained, time if taken."""
+    """Return a row per batch size: peak including the model, retained, and time if it was taken."""
     shown = [("peak, MB", "peak_bytes", 2), ("retained, MB", "retained_bytes", 2)]
     if any("time_ratio" in row for row in rows):
         shown.append(("time, × forward", "time_ratio", 2))
@@ -40,7 +40,7 @@ def sizes_table(rows: Sequence[Row]) -> list[dict[str, str]]:
 
 
 def counts_table(rows: Sequence[Row]) -> list[dict[str, str]]:
-    """A row per number of batches: what each library retains after them."""
+    """Return a row per number of batches: what each library retains after them."""
     return [
         {"batches": str(count)}
         | {
@@ -52,7 +52,7 @@ def counts_table(rows: Sequence[Row]) -> list[dict[str, str]]:
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """The notebook's summary: growth, retention and peak of each, and who could not be measured."""
+    """Return growth, retention and peak of each library, and which could not be measured."""
     lines = [f"{name}: {_in_a_line(rows, name)}" for name in libraries(rows)]
     skipped = dict.fromkeys(
         f"{row['library']}: no figure, {row['skipped']}" for row in rows if "skipped" in row
@@ -61,7 +61,7 @@ def summary(rows: Sequence[Row]) -> list[str]:
 
 
 def conditions(rows: Sequence[Row]) -> str:
-    """What the figures depend on."""
+    """Return a line with what the figures depend on."""
     first = next((row for row in rows if "skipped" not in row), None)
     if first is None:
         return "nothing was measured"
@@ -74,7 +74,7 @@ def conditions(rows: Sequence[Row]) -> str:
 
 
 def text(rows: Sequence[Row]) -> str:
-    """Everything, for a terminal."""
+    """Return all tables and the summary for a terminal."""
     return "\n\n".join(
         [
             conditions(rows),
@@ -85,7 +85,7 @@ def text(rows: Sequence[Row]) -> str:
 
 
 def figure(rows: Sequence[Row]) -> Figure:
-    """Three panels: retained by number of batches, peak and retained by batch size."""
+    """Draw three panels: retained by number of batches, peak and retained by batch size."""
     drawn = Figure(figsize=(15, 4.5), layout="constrained")
     timeline, peak, retained = drawn.subplots(1, 3)
     names = libraries(rows)
@@ -113,22 +113,22 @@ def figure(rows: Sequence[Row]) -> Figure:
 
 
 def page(rows: Sequence[Row]) -> str:
-    """One self-contained HTML page."""
+    """Return one self-contained HTML page."""
     svg = io.StringIO()
     figure(rows).savefig(svg, format="svg")
     drawing = svg.getvalue()
-    said = "".join(f"<li>{html.escape(line)}</li>" for line in summary(rows))
+    parts = "".join(f"<li>{html.escape(line)}</li>" for line in summary(rows))
     tables = "".join(_lay_out(table, "html") for table in (sizes_table(rows), counts_table(rows)))
     return _PAGE.format(
         conditions=html.escape(conditions(rows)),
         tables=tables,
         figure=drawing[drawing.index("<svg") :],
-        summary=said,
+        summary=parts,
     )
 
 
 def save(rows: Sequence[Row], stem: Path) -> None:
-    """Write ``.txt``, ``.svg``, ``.png`` and ``.html`` beside each other."""
+    """Write ``.txt``, ``.svg``, ``.png`` and ``.html`` files with the same stem."""
     write_whole(stem.with_name(stem.name + ".txt"), text(rows) + "\n")
     write_whole(stem.with_name(stem.name + ".html"), page(rows))
     for kind in ("svg", "png"):
@@ -166,17 +166,17 @@ def _in_a_line(rows: Sequence[Row], name: str) -> str:
         [found[name] for found in _by(rows, part, key).values() if name in found]
         for part, key in (("sizes", "batch_size"), ("counts", "batches"))
     )
-    said = []
+    parts = []
     if sizes:
         peaks = ", ".join(f"{row['peak_bytes'] / MB:.2f}" for row in sizes)
         kept = sum(row["retained_bytes"] for row in sizes) / len(sizes) / MB
-        said += [f"peaks {peaks} MB", f"retains {kept:.2f} MB on average"]
+        parts += [f"peaks {peaks} MB", f"retains {kept:.2f} MB on average"]
     if len(counts) > 1:
         first, last = counts[0], counts[-1]
         rise = (last["retained_bytes"] - first["retained_bytes"]) / MB
         rate = rise / (last["batches"] - first["batches"])
-        said.append(f"retention grows by {rate:.2f} MB a batch")
-    return "; ".join(said)
+        parts.append(f"retention grows by {rate:.2f} MB a batch")
+    return "; ".join(parts)
 
 
 _PAGE = """<!doctype html>

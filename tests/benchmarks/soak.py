@@ -1,12 +1,12 @@
-"""Thousands of measured regions in one process: does the plugin itself leak, grow or slow down?
+"""Measure thousands of regions in one process, to see whether the plugin leaks or slows down.
 
     python tests/benchmarks/soak.py [--regions 10000] [--living] [--around] [--json soak.json]
 
-Each region computes a loss and its gradients and keeps nothing. After every tenth of them: the
-process's resident memory, the objects that the garbage collector knows, and the processor time that
-a region took.
-With ``--living`` a model outlives the regions, so that none can skip its garbage collections.
-With ``--around`` one more region is opened around all of them: what the plugin says of itself.
+Each region computes a loss and its gradients and keeps nothing. After each tenth of the regions, a
+row has the resident memory of the process, the number of objects that the garbage collector tracks,
+and the processor time per region.
+With ``--living`` a model outlives the regions, so that their garbage collections cannot be skipped.
+With ``--around`` one more region encloses all of them, to measure the plugin itself.
 """
 
 import argparse
@@ -31,7 +31,7 @@ FIGURES = ("retained_bytes", "peak_increase_bytes", "net_bytes")
 
 @dataclass(frozen=True)
 class Row:
-    """The process after so many regions."""
+    """The state of the process after a number of regions."""
 
     regions: int
     rss_bytes: int
@@ -40,46 +40,50 @@ class Row:
 
 
 def main() -> None:
-    """Run, print the table, and write it where asked."""
+    """Run, print the table, and write it to a file if one is given."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--regions", type=int, default=10_000)
-    parser.add_argument("--living", action="store_true", help="let a model outlive the regions")
+    parser.add_argument(
+        "--living", action="store_true", help="keep a model alive during all regions"
+    )
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--around", action="store_true", help="measure the measuring, too")
+    parser.add_argument(
+        "--around", action="store_true", help="measure all regions in one more region"
+    )
     args = parser.parse_args()
     alive = torch.nn.Linear(64, 64) if args.living else None
     with MemoryProbe("cpu").measure("around") if args.around else nullcontext() as around:
-        rows = list(soaked(args.regions))
+        rows = list(measured_in_tenths(args.regions))
     cells = [list(asdict(row).values()) for row in rows]
     print(tabulate(cells, list(asdict(rows[0])), floatfmt=".2f"))
     kept = {} if around is None else {name: getattr(around, name) for name in FIGURES}
-    print(f"around all of them: {kept}" if kept else "")
+    print(f"region around all of them: {kept}" if kept else "")
     if args.json:
         data = {"torch": torch.__version__, "python": platform.python_version()}
         data |= {"living": alive is not None, "rows": [asdict(row) for row in rows], **kept}
         args.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
-def soaked(regions: int) -> Iterator[Row]:
-    """Measure `regions` times; a row for each tenth, the first taken after a warm-up."""
-    measured(regions // 10)
+def measured_in_tenths(regions: int) -> Iterator[Row]:
+    """Measure `regions` regions; yield a row after each tenth, the first after a warm-up."""
+    measure_regions(regions // 10)
     yield row(0, 0.0)
     for tenth in range(10):
-        begun = time.process_time()
-        measured(regions // 10)
-        seconds = time.process_time() - begun
+        start = time.process_time()
+        measure_regions(regions // 10)
+        seconds = time.process_time() - start
         yield row((tenth + 1) * (regions // 10), 1000 * seconds / (regions // 10))
 
 
 def row(regions: int, ms_per_region: float) -> Row:
-    """Look at the process, when all garbage is gone."""
+    """Return the state of the process after a garbage collection."""
     gc.collect()
     rss_bytes = psutil.Process().memory_info().rss
     return Row(regions, rss_bytes, len(gc.get_objects()), round(ms_per_region, 3))
 
 
-def measured(times: int) -> None:
-    """Open as many regions, each of a probe of its own, as the tests of a session have."""
+def measure_regions(times: int) -> None:
+    """Open this many regions, each with its own probe, as the tests of a session do."""
     for _ in range(times):
         with MemoryProbe("cpu").measure("step") as region:
             step()

@@ -1,10 +1,10 @@
-"""What the plugin costs a project that does not use it: processor time, with and without it.
+"""Print what the plugin costs a project that does not use it: time with and without it.
 
     python tests/benchmarks/startup_cost.py [--rounds 15] [--tests 10000]
 
-Two sessions, each run by turns with and without ``-p no:cka_memory``: one that collects nothing,
-and one of many trivial tests. Shown are user and system time, and the time on the wall, which other
-programs on the machine disturb more; medians, and the least, which they disturb least.
+Two kinds of session alternate with and without ``-p no:cka_memory``: one that collects nothing, and
+one of many trivial tests. The table has processor time and wall time. Other programs on the machine
+disturb wall time more, and the minimum less than the median.
 """
 
 import argparse
@@ -22,14 +22,14 @@ _BARE = ("cov", "randomly", "repeat", "asyncio", "hypothesispytest", "timeout", 
 
 
 class Cost(NamedTuple):
-    """Of one session, in seconds."""
+    """The time of one session, in seconds."""
 
     processor: float
     wall: float
 
 
 def cost_of(folder: Path, *options: str) -> Cost:
-    """Run pytest in `folder`; other plugins are off, so that the smallest session is compared."""
+    """Run pytest in `folder`, without other plugins, to compare the smallest possible session."""
     others = [part for name in _BARE for part in ("-p", f"no:{name}")]
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *others, *options]
     start = time.perf_counter()
@@ -38,12 +38,12 @@ def cost_of(folder: Path, *options: str) -> Cost:
     wall = time.perf_counter() - start
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode not in (0, 5):  # 5: no test was collected
-        raise SystemExit(f"{' '.join(command)} left with status {process.returncode}")
+        raise SystemExit(f"{' '.join(command)} exited with status {process.returncode}")
     return Cost(used.ru_utime + used.ru_stime, wall)
 
 
-def by_turns(folder: Path, rounds: int, *options: str) -> tuple[list[Cost], list[Cost]]:
-    """Costs of `rounds` sessions with the plugin and as many without, one after the other."""
+def alternating_costs(folder: Path, rounds: int, *options: str) -> tuple[list[Cost], list[Cost]]:
+    """Return the costs of `rounds` sessions with the plugin and of as many without, alternating."""
     used, unused = [], []
     cost_of(folder, *options)  # compiles and fills the caches of the file system
     for turn in range(rounds):
@@ -73,12 +73,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "pytest.ini").write_text("[pytest]\n", "utf-8")
-        costs = by_turns(folder, arguments.rounds, "--collect-only")
+        costs = alternating_costs(folder, arguments.rounds, "--collect-only")
         _report(f"empty project, --collect-only, {arguments.rounds} rounds", *costs)
         tests = "".join(f"def test_{n}(): pass\n" for n in range(arguments.tests))
         (folder / "test_trivial.py").write_text(tests, "utf-8")
         rounds = max(3, arguments.rounds // 3)
-        _report(f"{arguments.tests} trivial tests, {rounds} rounds", *by_turns(folder, rounds))
+        _report(
+            f"{arguments.tests} trivial tests, {rounds} rounds", *alternating_costs(folder, rounds)
+        )
 
 
 if __name__ == "__main__":
