@@ -1,4 +1,4 @@
-"""For every test: the pytester fixture, and the markers of what not every machine can run."""
+"""Fixtures for every test, and skips for tests that this machine or torch version cannot run."""
 
 import os
 import sys
@@ -10,31 +10,37 @@ import pytest
 
 pytest_plugins = ["pytester"]
 
-# Workers share the cores: threads of each for all of them would spend their time on waiting.
+# Parallel workers share the cores: with one_core thread per core in each, most threads would wait.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-_BESIDE = ("asyncio", "cov", "randomly", "repeat")
+# Tests of the plugin together with these load them explicitly with -p.
+_OTHER_PLUGINS = ("asyncio", "cov", "randomly", "repeat")
 
 
 @pytest.fixture
 def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """Inner sessions without the plugins that are installed to be tested beside: -p brings one."""
-    monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(f"-p no:{name}" for name in _BESIDE))
+    """Run inner sessions without the other pytest plugins and outside of a GitHub job."""
+    monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(f"-p no:{name}" for name in _OTHER_PLUGINS))
     for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"):
-        monkeypatch.delenv(name, raising=False)  # the job's own summary is none of theirs
+        monkeypatch.delenv(
+            name, raising=False
+        )  # inner sessions must not write to the real job's summary
     return pytester
 
 
 @pytest.fixture
 def fail_late() -> Iterator[Callable[[Any], None]]:
-    """Have a backward pass on a device fail, in a thread that is the last to be given its turn."""
+    """Return a function that makes a backward pass fail in a thread of the lowest priority.
+
+    That thread still holds the error and its frames when the caller continues.
+    """
     torch = pytest.importorskip("torch")
     if not hasattr(os, "SCHED_IDLE"):
-        pytest.skip("this system has no threads that wait for all others")
-    everywhere, interval = os.sched_getaffinity(0), sys.getswitchinterval()
-    one = {min(everywhere)}
+        pytest.skip("this system has no idle scheduling policy (SCHED_IDLE)")
+    all_cores, interval = os.sched_getaffinity(0), sys.getswitchinterval()
+    one_core = {min(all_cores)}
     threads = []
 
     class Failing(torch.autograd.Function):
@@ -45,7 +51,7 @@ def fail_late() -> Iterator[Callable[[Any], None]]:
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
             threads.append(threading.get_native_id())
-            os.sched_setaffinity(threads[-1], one)
+            os.sched_setaffinity(threads[-1], one_core)
             os.sched_setscheduler(threads[-1], os.SCHED_IDLE, os.sched_param(0))
             raise RuntimeError("this pass fails")
 
@@ -54,26 +60,30 @@ def fail_late() -> Iterator[Callable[[Any], None]]:
         with pytest.raises(RuntimeError, match="this pass fails"):
             loss.backward()
 
-    os.sched_setaffinity(0, one)
+    os.sched_setaffinity(0, one_core)
     sys.setswitchinterval(1000)
     yield fail
     sys.setswitchinterval(interval)
-    os.sched_setaffinity(0, everywhere)
+    os.sched_setaffinity(0, all_cores)
     for thread in threads:
         os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
-        os.sched_setaffinity(thread, everywhere)
+        os.sched_setaffinity(thread, all_cores)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what this machine or this torch has not got, and say why."""
-    for marker, has, missing in (
-        ("gpu", _has_accelerator, "needs an accelerator; torch finds none here"),
-        ("predicts", _can_predict, "this torch cannot set up a device to predict on"),
+    """Skip tests that this machine or torch version cannot run, and state the reason."""
+    for marker, is_supported, reason in (
+        ("gpu", _has_accelerator, "requires an accelerator; torch found none"),
+        (
+            "predicts",
+            _can_predict,
+            "requires a torch version that can register a backend from Python",
+        ),
     ):
-        needing = [item for item in items if item.get_closest_marker(marker) is not None]
-        if needing and not has():
-            for item in needing:
-                item.add_marker(pytest.mark.skip(reason=missing))
+        marked = [item for item in items if item.get_closest_marker(marker) is not None]
+        if marked and not is_supported():
+            for item in marked:
+                item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def _has_accelerator() -> bool:

@@ -1,4 +1,4 @@
-"""The composite action's steps do what they say, and no workflow trusts what it should not."""
+"""Steps of the composite action, and rules that keep the workflows secure."""
 
 import json
 import os
@@ -35,14 +35,14 @@ def pytest_cka_memory_meter(device):
 
 
 def steps_of(data):
-    """Every step of a workflow or a composite action."""
+    """Return every step of a workflow or a composite action."""
     if "runs" in data:
         return data["runs"]["steps"]
     return [step for job in data["jobs"].values() for step in job["steps"]]
 
 
 def _filled(text, inputs, outputs):
-    """Replace the expressions that the action uses, as a runner does."""
+    """Replace the expressions that the action uses, as GitHub's runner does."""
 
     def value(match):
         *_, context, name = ["", *match[1].replace("steps.reports.", "").split(".")]
@@ -53,7 +53,7 @@ def _filled(text, inputs, outputs):
 
 @pytest.fixture
 def gate(tmp_path):
-    """Run the action's shell steps on a project, as a runner runs them."""
+    """Run the action's shell steps on a project, as GitHub's runner does."""
     project = tmp_path / "project"
     project.mkdir()
     (project / "conftest.py").write_text(CONFTEST, "utf-8")
@@ -67,7 +67,7 @@ def gate(tmp_path):
         inputs |= {name.replace("_", "-"): value for name, value in given.items()}
         for file in files.values():
             file.write_text("", "utf-8")
-        outputs, statuses, said = {}, {}, ""
+        outputs, statuses, output = {}, {}, ""
         for step in steps_of(ACTION):
             if "compare-with" in step.get("if", "") and not inputs["compare-with"]:
                 continue
@@ -91,19 +91,19 @@ def gate(tmp_path):
                 text=True,
                 check=False,
             )
-            said += done.stdout + done.stderr
+            output += done.stdout + done.stderr
             statuses[step["name"]] = done.returncode
             lines = files["GITHUB_OUTPUT"].read_text("utf-8").splitlines()
             outputs = dict(line.split("=", 1) for line in lines)
-        return statuses, outputs, said, files["GITHUB_STEP_SUMMARY"].read_text("utf-8")
+        return statuses, outputs, output, files["GITHUB_STEP_SUMMARY"].read_text("utf-8")
 
     return run
 
 
-def test_a_kept_limit_passes_and_leaves_its_reports(gate):
-    """Every output names a file; the job's summary has the verdict."""
-    statuses, outputs, said, summary = gate(2**20)
-    assert set(statuses.values()) == {0}, said
+def test_kept_limit_passes_and_writes_reports(gate):
+    """Every output names a file; the job's summary has the report."""
+    statuses, outputs, output, summary = gate(2**20)
+    assert set(statuses.values()) == {0}, output
     assert set(outputs) == set(ACTION["outputs"])
     assert len(json.loads(Path(outputs["json"]).read_text("utf-8"))["regions"]) == 2
     assert "<html" in Path(outputs["html"]).read_text("utf-8")
@@ -111,11 +111,11 @@ def test_a_kept_limit_passes_and_leaves_its_reports(gate):
     assert "### Memory: " in summary
 
 
-def test_a_breach_fails_the_gate_and_is_annotated(gate):
-    """The reports are there all the same, to be uploaded."""
-    statuses, outputs, said, summary = gate(2**20 + 1)
+def test_breach_fails_the_gate_and_is_annotated(gate):
+    """The reports are written, so that they can be uploaded."""
+    statuses, outputs, output, summary = gate(2**20 + 1)
     assert statuses["Measure"] == 1
-    assert "::error file=test_it.py,line=7,title=max_retained_mb(1) broken::" in said
+    assert "::error file=test_it.py,line=7,title=max_retained_mb(1) broken::" in output
     assert "broke a limit" in summary
     assert all(Path(path).is_file() for path in outputs.values())
 
@@ -136,11 +136,11 @@ def test_a_breach_fails_the_gate_and_is_annotated(gate):
     ],
     ids=str,
 )
-def test_inputs_reach_pytest_as_they_are(gate, tmp_path, given, status, message):
-    """Split at line ends alone, and never run."""
-    statuses, _, said, _ = gate(8, **given)
-    assert statuses["Measure"] == status, said
-    assert message in said
+def test_inputs_are_passed_to_pytest_unchanged(gate, tmp_path, given, status, message):
+    """They are split at line ends only, and never run as code."""
+    statuses, _, output, _ = gate(8, **given)
+    assert statuses["Measure"] == status, output
+    assert message in output
     assert not (tmp_path / "project" / "hacked").exists()
 
 
@@ -149,27 +149,27 @@ def test_inputs_reach_pytest_as_they_are(gate, tmp_path, given, status, message)
     [(2**19, "", 0), (2**19 + 2**15, "", 1), (2**19 + 2**15, "10%", 0)],
     ids=["same", "six-per-cent", "tolerated"],
 )
-def test_a_rise_above_the_base_branch_fails_the_gate(gate, tmp_path, size, tolerance, status):
-    """Though no limit of the test's own is broken; the differences are in the summary."""
+def test_increase_above_the_base_branch_fails_the_gate(gate, tmp_path, size, tolerance, status):
+    """The tests pass, and the differences are in the summary."""
     _, outputs, _, _ = gate(2**19)
     old = tmp_path / "old.json"
     Path(outputs["json"]).rename(old)
-    statuses, _, said, summary = gate(size, compare_with=str(old), tolerance=tolerance)
-    assert statuses["Measure"] == 0, said
-    assert statuses["Compare with the base branch"] == status, said
+    statuses, _, output, summary = gate(size, compare_with=str(old), tolerance=tolerance)
+    assert statuses["Measure"] == 0, output
+    assert statuses["Compare with the base branch"] == status, output
     assert ("test_it" in summary.rpartition("### ")[2]) or status == 0
 
 
-def test_a_base_report_that_is_missing_is_no_pass(gate):
-    """Nothing was compared: exit status 2 and why."""
-    statuses, _, said, _ = gate(8, compare_with="none.json")
+def test_missing_base_report_fails_the_gate(gate):
+    """The exit status is 2, and the file is named."""
+    statuses, _, output, _ = gate(8, compare_with="none.json")
     assert statuses["Compare with the base branch"] == 2
-    assert "none.json" in said
+    assert "none.json" in output
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(GITHUB)))
-def test_no_script_has_an_expression_in_it(file):
-    """What a pull request can name would be run as code; it comes by the environment."""
+def test_scripts_contain_no_expressions(file):
+    """An expression could run text from a pull request as code; steps use the environment."""
     scripts = [
         step["run"] for step in steps_of(yaml.safe_load(file.read_text("utf-8"))) if "run" in step
     ]
@@ -178,15 +178,15 @@ def test_no_script_has_an_expression_in_it(file):
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(GITHUB)))
-def test_actions_of_others_are_pinned_by_hash(file):
-    """A tag can be moved; the comment says which version the hash is."""
+def test_third_party_actions_are_pinned_by_hash(file):
+    """A tag can be moved; the comment gives the version of the hash."""
     used = re.findall(r"uses: (?!\./)(.*)", file.read_text("utf-8"))
     assert [use for use in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", use)] == []
 
 
 @pytest.mark.parametrize("file", WORKFLOWS, ids=lambda file: file.name)
-def test_workflows_may_only_read(file):
-    """No job asks for more than the checkout needs, and none keeps its credentials."""
+def test_workflows_have_read_permission_only(file):
+    """No job has more permissions than the checkout requires; none keeps its credentials."""
     data = yaml.safe_load(file.read_text("utf-8"))
     assert data["permissions"] == {"contents": "read"}
     assert [job for job in data["jobs"].values() if "permissions" in job] == []
@@ -195,8 +195,8 @@ def test_workflows_may_only_read(file):
     assert all(step["with"]["persist-credentials"] is False for step in checkouts)
 
 
-def test_the_gpu_gate_names_its_device_and_a_minimum():
-    """A runner without a GPU fails it, and so does a suite that was skipped."""
+def test_gpu_workflow_names_its_device_and_a_minimum():
+    """It fails on a runner without a GPU, and if all tests were skipped."""
     steps = steps_of(yaml.safe_load((GITHUB / "workflows" / "gpu.yml").read_text("utf-8")))
     (gate,) = [step for step in steps if step.get("uses") == "./.github/actions/memory-gate"]
     assert gate["with"]["device"] == "cuda"

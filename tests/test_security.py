@@ -1,4 +1,4 @@
-"""What the README says of trust: reports are data, and only what options name is written."""
+"""Security: reports are plain data, and only files that options name are written."""
 
 import ast
 import os
@@ -16,7 +16,7 @@ FORBIDDEN = {
     "os.system", "os.popen", "os.execv", "os.spawnv", "subprocess.getoutput",
     "urllib", "requests", "http", "socket", "ftplib", "webbrowser",
 }  # fmt: skip
-"""What runs text as code, reads objects from files, starts a shell, or goes to a network."""
+"""Names that evaluate text, unpickle objects, start a shell, or use a network."""
 SOURCE = """
 import pytest
 import torch
@@ -31,7 +31,7 @@ OUTPUTS = ("json", "markdown", "html", "baseline")
 
 
 def named_in(tree: ast.AST) -> set[str]:
-    """Every name that a module uses, dotted as it is written, and all it begins with."""
+    """Return every name that a module uses, as it is written, and its first part."""
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     names |= {
         ast.unparse(node)
@@ -47,8 +47,8 @@ def named_in(tree: ast.AST) -> set[str]:
 
 
 @pytest.mark.parametrize("package", ["pytest_cka_memory", "cka"])
-def test_no_module_runs_text_or_reads_objects(package: str) -> None:
-    """No eval, no pickle, no network: neither of the packages has a use for them."""
+def test_no_module_evaluates_text_or_unpickles(package: str) -> None:
+    """Neither package uses eval, pickle or a network."""
     found = {
         name: sorted(FORBIDDEN & named_in(ast.parse(file.read_text("utf-8"))))
         for name, file in modules_of(package).items()
@@ -58,7 +58,7 @@ def test_no_module_runs_text_or_reads_objects(package: str) -> None:
 
 @pytest.mark.parametrize("package", ["pytest_cka_memory", "cka"])
 def test_no_module_starts_a_shell(package: str) -> None:
-    """Processes are started from a list of arguments."""
+    """Processes are started with a list of arguments."""
     shells = [
         f"{name}:{keyword.value.lineno}"
         for name, file in modules_of(package).items()
@@ -80,13 +80,13 @@ def test_no_module_starts_a_shell(package: str) -> None:
         ("import urllib.request", "urllib"),
     ],
 )
-def test_what_is_forbidden_would_be_found(code: str, name: str) -> None:
-    """Else the tests above could not fail."""
+def test_forbidden_names_are_found(code: str, name: str) -> None:
+    """Otherwise the tests above could not fail."""
     assert name in named_in(ast.parse(code))
 
 
 def run(folder: Path, *options: str) -> set[str]:
-    """Run the tests in a folder of their own, home and temporary files included; what is new."""
+    """Run tests with a home and a temporary folder below `folder`; return the files written."""
     tests, home, temporary = folder / "tests", folder / "home", folder / "tmp"
     for made in (tests, home, temporary):
         made.mkdir()
@@ -106,16 +106,14 @@ def run(folder: Path, *options: str) -> set[str]:
     return found - {"tests/test_it.py"}
 
 
-def test_a_session_writes_no_file_that_no_option_names(tmp_path: Path) -> None:
-    """Measuring, judging, explaining: neither beside the tests, nor at home, nor among the
-    temporary files.
-    """
+def test_session_without_file_options_writes_no_file(tmp_path: Path) -> None:
+    """Nothing is written beside the tests, in the home folder or in the temporary folder."""
     options = ("--cka-memory-report", "--cka-memory-device=cpu", "--cka-memory-explain")
     assert run(tmp_path, *options) == set()
 
 
-def test_a_session_writes_what_options_name_and_nothing_else(tmp_path: Path) -> None:
-    """Each file where it was asked for; the CPU has no snapshots to put into their folder."""
+def test_session_writes_only_the_files_that_options_name(tmp_path: Path) -> None:
+    """The folder of snapshots stays empty because the CPU keeps no history."""
     options = [f"--cka-memory-{name}={tmp_path / 'out' / name}" for name in OUTPUTS]
     options += ["--cka-memory-update-baseline", f"--cka-memory-snapshots={tmp_path / 'snapshots'}"]
     assert run(tmp_path, "--cka-memory-device=cpu", *options) == {f"out/{name}" for name in OUTPUTS}

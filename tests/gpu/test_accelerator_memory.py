@@ -1,4 +1,4 @@
-"""The accelerator meter against the device's own counters; skipped, visibly, without a device."""
+"""The accelerator meter compared with the device's own counters."""
 
 import pytest
 import torch
@@ -12,21 +12,21 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture
 def probe():
-    """Measure the accelerator."""
+    """Return a probe for the accelerator."""
     return MemoryProbe("auto")
 
 
 @pytest.fixture
 def network(probe):
-    """Large enough to make libraries allocate their workspaces."""
+    """Return a network that is large enough for libraries to allocate workspaces."""
     torch.manual_seed(0)
     layers = torch.nn.Linear(512, 512), torch.nn.ReLU(inplace=True), torch.nn.Linear(512, 512)
     return torch.nn.Sequential(*layers).to(probe.device).eval()
 
 
 @pytest.mark.parametrize("size", [1, 512, 513, MB, MB + 1], ids=str)
-def test_a_kept_tensor_is_retained_to_the_byte(probe, size):
-    """As asked for, not as the allocator rounds it."""
+def test_retained_bytes_of_a_tensor_are_exact(probe, size):
+    """The requested size is counted, not the size of the allocator's block."""
     kept = []
     with probe.measure() as region:
         kept.append(torch.zeros(size, dtype=torch.uint8, device=probe.device))
@@ -34,8 +34,8 @@ def test_a_kept_tensor_is_retained_to_the_byte(probe, size):
     assert region.net_bytes >= size
 
 
-def test_peak_and_start_are_the_allocators(probe):
-    """The figures of torch.accelerator, read around the same code."""
+def test_peak_and_start_are_those_of_the_allocator(probe):
+    """The peak is that of torch.accelerator for the same code."""
     held = torch.zeros(4 * MB, dtype=torch.uint8, device=probe.device)
     with probe.measure() as region:
         torch.zeros(8 * MB, dtype=torch.uint8, device=probe.device)
@@ -46,8 +46,8 @@ def test_peak_and_start_are_the_allocators(probe):
     assert region.reserved_peak_bytes >= region.peak_bytes
 
 
-def test_a_leak_of_four_bytes_a_batch_reads_four(probe):
-    """Though each takes a block of 512 bytes."""
+def test_leak_of_four_bytes_per_batch_is_reported_exactly(probe):
+    """The allocator uses a block of 512 bytes for each."""
     kept = []
     with probe.measure() as region:
         for _ in region.batches([torch.zeros(8)] * 16):
@@ -55,16 +55,16 @@ def test_a_leak_of_four_bytes_a_batch_reads_four(probe):
     assert region.growth_bytes_per_batch == 4.0
 
 
-def test_what_a_failed_backward_pass_held_is_not_retained(probe, fail_late):
-    """Though torch's thread holds the error, and its frames, a moment longer than the caller."""
+def test_tensors_of_a_failed_backward_pass_are_not_retained(probe, fail_late):
+    """Torch's backward thread references the error and its frames longer than the caller does."""
     with probe.measure() as region:
         fail_late(probe.device)
     assert region.retained_bytes == 0
     assert region.peak_increase_bytes > 4000
 
 
-def test_an_old_tensor_freed_inside_hides_no_leak(probe):
-    """Net is zero, retained is not."""
+def test_freeing_an_old_tensor_does_not_hide_a_leak(probe):
+    """The net change is zero; the retained bytes are not."""
     old = [torch.zeros(MB, dtype=torch.uint8, device=probe.device)]
     with probe.measure() as region:
         new = torch.zeros(MB, dtype=torch.uint8, device=probe.device)
@@ -73,8 +73,8 @@ def test_an_old_tensor_freed_inside_hides_no_leak(probe):
     assert region.retained_bytes == new.nbytes
 
 
-def test_the_outer_region_keeps_its_peak(probe):
-    """The inner one resets the device's only peak counter."""
+def test_outer_region_keeps_its_peak_when_an_inner_region_opens(probe):
+    """The inner region resets the only peak counter of the device."""
     with probe.measure() as outer:
         torch.zeros(16 * MB, dtype=torch.uint8, device=probe.device)
         with probe.measure() as inner:
@@ -83,8 +83,8 @@ def test_the_outer_region_keeps_its_peak(probe):
     assert outer.peak_increase_bytes >= 16 * MB
 
 
-def test_library_workspaces_are_no_leak(probe, network):
-    """Not even of the first region that makes a library allocate one; they are told apart."""
+def test_library_workspaces_are_not_retained(probe, network):
+    """The first region in which a library allocates one reports it as one-time bytes."""
     batch = torch.ones(64, 512, device=probe.device)
     with probe.measure() as region, torch.no_grad():
         network(batch)
@@ -93,8 +93,8 @@ def test_library_workspaces_are_no_leak(probe, network):
         assert region.one_time_bytes is not None
 
 
-def test_a_backward_pass_on_the_devices_own_thread_is_seen(probe, network):
-    """Gradients are born there: exactly the parameters' bytes, each named by its path."""
+def test_gradients_allocated_by_the_backward_thread_are_retained(probe, network):
+    """They have exactly the parameters' bytes, and each is named by an expression."""
     batch = torch.ones(64, 512, device=probe.device)
     with probe.measure() as region:
         network(batch).sum().backward()
@@ -104,8 +104,8 @@ def test_a_backward_pass_on_the_devices_own_thread_is_seen(probe, network):
     }
 
 
-def test_cka_retains_nothing_from_the_first_run(probe, network):
-    """The seed's first run showed 9.12 MB, which was library workspace."""
+def test_first_cka_run_retains_nothing(probe, network):
+    """The workspaces that libraries allocate in the first run are not counted."""
     loader = torch.utils.data.DataLoader(torch.randn(256, 512), batch_size=64)
 
     def compare():

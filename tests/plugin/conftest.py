@@ -1,4 +1,4 @@
-"""Inner pytest sessions for the tests of the plugin, most of them over a scripted meter."""
+"""Inner pytest sessions for the tests of the plugin, most of them with a scripted meter."""
 
 import json
 from collections.abc import Callable
@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-# A session in this process forgets what it imported, and these cannot be imported twice.
+# After an inner session in this process, pytester removes the modules that the session imported.
+# torch._dynamo cannot be imported a second time.
 import torch._dynamo  # noqa: F401
 
 import pytest_cka_memory.meters.cpu
 import pytest_cka_memory.plugin.activation
 
-# Nor need these be imported for each.
+# Importing this once is faster than importing it in every inner session.
 import pytest_cka_memory.plugin.torchrun_reporter  # noqa: F401
 
 SCRIPTED = """
@@ -30,16 +31,16 @@ def pytest_cka_memory_meter(device):
 def meter():
     return METER
 """
-"""A conftest whose meter is moved by hand: ``meter.allocate(bytes)``, ``meter.free(block)``."""
+"""A conftest whose meter is set by the tests: ``meter.allocate(bytes)``, ``meter.free(block)``."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """An inner session that has ended."""
+    """A finished inner session."""
 
     result: pytest.RunResult
     report: dict[str, Any] | None
-    """Its JSON report; None where it wrote none."""
+    """Its JSON report, or None if it wrote none."""
 
     @property
     def text(self) -> str:
@@ -60,24 +61,24 @@ class Session:
         (region,) = self.regions
         return region
 
-    def of(self, test: str) -> dict[str, Any]:
-        """The only region of the test of this name."""
+    def region_of(self, test: str) -> dict[str, Any]:
+        """Return the only region of the test of this name."""
         (region,) = [r for r in self.regions if r["nodeid"].endswith(f"::{test}")]
         return region
 
-    def outcomes(self, **expected: int) -> None:
-        """Assert what came of the tests, and that nothing crashed on the way."""
+    def assert_outcomes(self, **expected: int) -> None:
+        """Assert the outcomes of the tests, and that no internal error occurred."""
         assert "INTERNALERROR" not in self.text + self.errors
         self.result.assert_outcomes(**expected)
 
-    def refused(self, *texts: str) -> None:
-        """Assert a usage error that says all of `texts`, in a session that ran no test."""
-        said = self.text + self.errors
-        assert self.result.ret == pytest.ExitCode.USAGE_ERROR, said
-        assert "INTERNALERROR" not in said
-        assert "Traceback" not in said
+    def assert_refused(self, *texts: str) -> None:
+        """Assert a usage error that contains all of `texts`, in a session that ran no test."""
+        output = self.text + self.errors
+        assert self.result.ret == pytest.ExitCode.USAGE_ERROR, output
+        assert "INTERNALERROR" not in output
+        assert "Traceback" not in output
         for text in texts:
-            assert text in said
+            assert text in output
         assert self.report is None
 
 
@@ -97,7 +98,7 @@ def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
             pytester.makepyfile(test_it=source)
         path = pytester.path / "r.json"
         path.unlink(missing_ok=True)
-        options = ["-p", "no:hypothesispytest", *args]  # it would be imported anew each time
+        options = ["-p", "no:hypothesispytest", *args]  # slow to import in every session
         if writes_json:
             options.append("--cka-memory-json=r.json")
         start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
@@ -108,21 +109,51 @@ def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture
 def scripted(pytester: pytest.Pytester, session: Run) -> Run:
-    """As ``session``, over a scripted meter without a reserve; tests move it by ``meter``."""
+    """Like ``session``, with a scripted meter without a reserve; tests set it by ``meter``."""
     pytester.makeconftest(SCRIPTED.format(has_reserve=False))
     return session
 
 
 @pytest.fixture
 def scripted_reserve(pytester: pytest.Pytester, session: Run) -> Run:
-    """As ``session``, over a scripted meter that has a reserve, as a GPU has."""
+    """Like ``session``, with a scripted meter that has a reserve, as a GPU has."""
     pytester.makeconftest(SCRIPTED.format(has_reserve=True))
     return session
 
 
+@pytest.fixture
+def extend_conftest(pytester: pytest.Pytester) -> Callable[[str], None]:
+    """Append text to the conftest of the inner session, which ``scripted`` has written."""
+
+    def extend(text: str) -> None:
+        conftest = pytester.path / "conftest.py"
+        conftest.write_text(conftest.read_text("utf-8") + text, "utf-8")
+
+    return extend
+
+
+@pytest.fixture
+def job_summary(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Run inner sessions as in a job of GitHub Actions; return the path of the job's summary."""
+    summary = pytester.path / "summary.md"
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(pytester.path))
+    return summary
+
+
+@pytest.fixture(params=[[], ["-n2"]], ids=["serial", "parallel"])
+def workers(request: pytest.FixtureRequest) -> list[str]:
+    """Options that run the inner session serially and, in a second test, in two workers."""
+    if request.param:
+        pytest.importorskip("xdist")
+    options: list[str] = request.param
+    return options
+
+
 def _read(path: Path) -> dict[str, Any] | None:
     def refuse(constant: str) -> None:
-        raise AssertionError(f"{constant} in {path.name} is no JSON")
+        raise AssertionError(f"{constant} in {path.name} is not valid JSON")
 
     if not path.is_file():
         return None

@@ -1,4 +1,4 @@
-"""Beside the plugins that people have: the real ones, in a process of their own."""
+"""Sessions with other pytest plugins loaded, each in a process of its own."""
 
 import re
 
@@ -14,7 +14,7 @@ def test_it(meter):
     meter.allocate({leak})
     assert len(RUNS) > 1
 """
-KEPT_AND_BROKEN = """
+FIVE_PASS_ONE_FAILS = """
 import pytest
 
 @pytest.mark.max_retained_mb("4 B")
@@ -24,11 +24,11 @@ def test_it(meter, size): meter.free(meter.allocate(100)); meter.allocate(size)
 
 
 @pytest.fixture
-def beside(scripted):
-    """Run tests in a process that also has the named plugin, or skip where it is not there."""
+def with_plugin(scripted):
+    """Run tests in a process that also loads a plugin; skip if that is not installed."""
 
     def run(source, plugin, *args):
-        # Under the names of their entry points, which not all of them can be imported by.
+        # `plugin` is the name of the entry point; the module of some has another name.
         module = {"rerunfailures": "pytest_rerunfailures", "timeout": "pytest_timeout"}
         pytest.importorskip(module.get(plugin, f"pytest_{plugin.removeprefix('pytest_')}"))
         return scripted(source, "-p", plugin, *args, subprocess=True)
@@ -36,19 +36,18 @@ def beside(scripted):
     return run
 
 
-@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "parallel"])
-def test_cov_changes_no_figure(beside, pytester, workers):
-    """With pytest-cov tracing every line, bytes and verdicts are the same, and it reports too."""
+def test_cov_does_not_change_figures(with_plugin, pytester, workers):
+    """With pytest-cov tracing every line, bytes and verdicts stay the same; coverage is printed."""
     options = ("--cov=.", "--cov-report=term", "--cka-memory-report", *workers)
-    run = beside(KEPT_AND_BROKEN, "pytest_cov", *options)
-    run.outcomes(passed=5, failed=1)
+    run = with_plugin(FIVE_PASS_ONE_FAILS, "pytest_cov", *options)
+    run.assert_outcomes(passed=5, failed=1)
     assert [r["retained_bytes"] for r in run.regions] == [0, 1, 2, 3, 4, 5]
     assert {r["peak_increase_bytes"] for r in run.regions} == {100}
     run.result.stdout.fnmatch_lines(["TOTAL*"])
 
 
-def test_cov_changes_no_figure_of_real_tensors(beside, session, pytester):
-    """Nor does tracing keep tensors alive."""
+def test_cov_does_not_keep_tensors_alive(with_plugin, session, pytester):
+    """The figures of real tensors are the same under branch coverage."""
     source = """
         import torch
 
@@ -59,23 +58,23 @@ def test_cov_changes_no_figure_of_real_tensors(beside, session, pytester):
         """
     (pytester.path / "conftest.py").unlink()
     options = ("--cov=.", "--cov-branch", "--cka-memory-device=cpu")
-    region = beside(source, "pytest_cov", *options).region
+    region = with_plugin(source, "pytest_cov", *options).region
     assert (region["retained_bytes"], region["peak_increase_bytes"]) == (2000, 4000)
 
 
-def test_a_fail_under_of_cov_and_a_breach_are_one_red_session(beside):
-    """Both gate the session; neither hides the other."""
-    source = f"{KEPT_AND_BROKEN}\ndef never_called():\n    return 1\n"
-    run = beside(source, "pytest_cov", "--cov=.", "--cov-fail-under=100", "-k", "5")
+def test_low_coverage_and_a_breach_are_both_reported(with_plugin):
+    """Either fails the session, and neither hides the other."""
+    source = f"{FIVE_PASS_ONE_FAILS}\ndef never_called():\n    return 1\n"
+    run = with_plugin(source, "pytest_cov", "--cov=.", "--cov-fail-under=100", "-k", "5")
     assert run.result.ret == pytest.ExitCode.TESTS_FAILED
     run.result.stdout.fnmatch_lines(["*Required test coverage of 100% not reached*"])
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     assert run.region["verdict"] == "BREACH"
 
 
-def test_a_timeout_is_no_crash(beside):
-    """With pytest-timeout, a hanging region fails its test and is not judged."""
-    run = beside(
+def test_region_that_times_out_is_not_judged(with_plugin):
+    """With pytest-timeout, a region that hangs fails its test only; the next test runs."""
+    run = with_plugin(
         """
         import time
 
@@ -88,28 +87,27 @@ def test_a_timeout_is_no_crash(beside):
         "timeout",
         "--timeout=0.5",
     )
-    run.outcomes(passed=1, failed=1)
+    run.assert_outcomes(passed=1, failed=1)
     assert [r["verdict"] for r in run.regions] == ["not judged", "no limit"]
 
 
-@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "parallel"])
 @pytest.mark.parametrize(
     ("leak", "outcomes", "verdict"),
     [(0, {"passed": 1}, "ok"), (1, {"failed": 1}, "BREACH")],
-    ids=["clean-at-last", "leaks"],
+    ids=["clean-rerun", "leaks"],
 )
-def test_the_last_run_counts(beside, leak, outcomes, verdict, workers):
-    """With pytest-rerunfailures a test has one region, that of the run which decided."""
-    run = beside(FLAKY.format(leak=leak), "rerunfailures", "--reruns=2", *workers)
-    run.outcomes(**outcomes)
+def test_last_rerun_decides_the_verdict(with_plugin, leak, outcomes, verdict, workers):
+    """With pytest-rerunfailures a test has one region, that of its last run."""
+    run = with_plugin(FLAKY.format(leak=leak), "rerunfailures", "--reruns=2", *workers)
+    run.assert_outcomes(**outcomes)
     assert run.region["verdict"] == verdict
     assert run.region["outcome"] == next(iter(outcomes))
     assert run.text.count("1 byte, allowed 0 bytes: 1 byte too much") == leak
 
 
-def test_a_rerun_breach_in_teardown_leaves_one_region(beside):
-    """Also where the call had passed and been reported before its teardown failed."""
-    run = beside(
+def test_rerun_after_a_breach_in_teardown_reports_each_region_once(with_plugin):
+    """The call passed, and was reported, before its teardown failed."""
+    run = with_plugin(
         """
         import pytest
 
@@ -130,8 +128,8 @@ def test_a_rerun_breach_in_teardown_leaves_one_region(beside):
     assert run.report["missing"] == []
 
 
-def test_a_rerun_takes_the_late_regions_of_the_run_before_along(beside):
-    """What a fixture measured around the first run does not count either."""
+def test_rerun_discards_regions_that_ended_in_the_earlier_teardown(with_plugin):
+    """A fixture measured around the first run; only its region around the second is reported."""
     source = """
         import pytest
         RUNS = []
@@ -145,24 +143,24 @@ def test_a_rerun_takes_the_late_regions_of_the_run_before_along(beside):
             RUNS.append(1)
             assert len(RUNS) > 1
         """
-    run = beside(source, "rerunfailures", "--reruns=1")
-    run.outcomes(passed=1)
+    run = with_plugin(source, "rerunfailures", "--reruns=1")
+    run.assert_outcomes(passed=1)
     assert [r["label"] for r in run.regions] == ["", "around"]
     assert [r["verdict"] for r in run.regions] == ["no limit"] * 2
 
 
-def test_every_run_has_the_properties_of_its_own(beside, pytester):
-    """JUnit XML lists a rerun as a test case more: with its figures, not those of both."""
+def test_junit_xml_has_the_figures_of_each_run(with_plugin, pytester):
+    """JUnit XML lists each run as a test case, with the figures of that run only."""
     source = FLAKY.replace("assert", "meter.free(meter.allocate(len(RUNS)))\n    assert")
-    beside(source.format(leak=0), "rerunfailures", "--reruns=2", "--junitxml=j.xml")
+    with_plugin(source.format(leak=0), "rerunfailures", "--reruns=2", "--junitxml=j.xml")
     xml = (pytester.path / "j.xml").read_text("utf-8")
     assert re.findall(r'"cka_memory.peak_increase_bytes" value="(\d+)"', xml) == ["1", "2"]
 
 
-def test_any_order_gives_the_same_figures(beside):
-    """With pytest-randomly the report follows the order of the run; each test has its own bytes."""
-    run = beside(KEPT_AND_BROKEN, "randomly", "-p", "randomly", "-p", "no:cacheprovider")
-    run.outcomes(passed=5, failed=1)
+def test_random_order_does_not_change_figures(with_plugin):
+    """With pytest-randomly each test has the same figures as in the usual order."""
+    run = with_plugin(FIVE_PASS_ONE_FAILS, "randomly", "-p", "randomly", "-p", "no:cacheprovider")
+    run.assert_outcomes(passed=5, failed=1)
     for region in run.regions:
         size = int(region["nodeid"][-2])
         assert (region["retained_bytes"], region["verdict"]) == (
@@ -171,21 +169,21 @@ def test_any_order_gives_the_same_figures(beside):
         )
 
 
-def test_repeated_tests_are_measured_each(beside):
-    """With pytest-repeat every repetition is a test with a region."""
-    run = beside(
+def test_each_repetition_is_measured(with_plugin):
+    """With pytest-repeat every repetition is a test with its own region."""
+    run = with_plugin(
         "def test_it(cka_memory, meter): meter.allocate(3)\n", "pytest_repeat", "--count=3"
     )
-    run.outcomes(passed=3)
+    run.assert_outcomes(passed=3)
     assert [r["nodeid"] for r in run.regions] == [f"test_it.py::test_it[{n}-3]" for n in (1, 2, 3)]
     assert [r["retained_bytes"] for r in run.regions] == [3, 3, 3]
 
 
 @pytest.mark.parametrize("options", [[], ["--asyncio-mode=auto"]], ids=["marked", "auto"])
-def test_asyncio_is_measured(beside, options):
-    """With pytest-asyncio, a coroutine's leak is found, and one that keeps its limit passes."""
+def test_asyncio_coroutines_are_measured(with_plugin, options):
+    """With pytest-asyncio, a coroutine that leaks fails, and one that keeps its limit passes."""
     marker = "" if options else "@pytest.mark.asyncio\n"
-    run = beside(
+    run = with_plugin(
         f"""
 import asyncio
 import pytest
@@ -207,17 +205,17 @@ def kept(meter): meter.allocate(100)
         "asyncio",
         *options,
     )
-    run.outcomes(passed=1, failed=1)
-    assert run.of("test_leaks")["retained_bytes"] == 7
-    assert run.of("test_clean")["peak_increase_bytes"] == 7
+    run.assert_outcomes(passed=1, failed=1)
+    assert run.region_of("test_leaks")["retained_bytes"] == 7
+    assert run.region_of("test_clean")["peak_increase_bytes"] == 7
 
 
-def test_all_of_them_at_once(beside):
-    """They do not get in each other's way either: one region and one failure a test."""
+def test_all_plugins_together_report_each_test_once(with_plugin):
+    """Loading all of them at once gives one region and one verdict per test."""
     for plugin in ("pytest_cov", "pytest_repeat", "pytest_timeout", "pytest_rerunfailures"):
         pytest.importorskip(plugin)
     others = ["-p", "pytest_cov", "-p", "pytest_repeat", "--cov=.", "--count=2", "--timeout=60"]
-    run = beside(KEPT_AND_BROKEN, "randomly", *others, "--reruns=1", "-n2")
+    run = with_plugin(FIVE_PASS_ONE_FAILS, "randomly", *others, "--reruns=1", "-n2")
     assert run.result.ret == pytest.ExitCode.TESTS_FAILED
     assert len({r["nodeid"] for r in run.regions}) == len(run.regions) == 12
     verdicts = [r["verdict"] for r in run.regions]
@@ -234,9 +232,9 @@ def test_all_of_them_at_once(beside):
     ],
     ids=["durations", "xdist", "summary", "failed-first"],
 )
-def test_what_pytest_is_asked_for_it_still_gives(scripted, options, shown):
-    """With the verdicts of any other session."""
-    run = scripted(KEPT_AND_BROKEN, *options, subprocess=True)
-    run.outcomes(passed=5, failed=1)
+def test_pytest_options_still_print_their_output(scripted, options, shown):
+    """Pytest prints what the options ask for, and the verdicts are the same."""
+    run = scripted(FIVE_PASS_ONE_FAILS, *options, subprocess=True)
+    run.assert_outcomes(passed=5, failed=1)
     assert sorted(r["verdict"] for r in run.regions) == ["BREACH", *["ok"] * 5]
     run.result.stdout.fnmatch_lines_random(shown)

@@ -1,4 +1,4 @@
-"""Workers take the caller's GPUs in turn, without a CUDA call."""
+"""Each xdist worker takes one of the visible GPUs, without a CUDA call."""
 
 import os
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ def _worker(number):
     ],
 )
 def test_worker_n_takes_entry_n_of_the_callers_list(monkeypatch, visible, taken):
-    """The entries as the caller wrote them, over and over."""
+    """Entries are copied as the caller wrote them; after the last one comes the first."""
     for number, entry in enumerate(taken):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         xdist.take_gpu(_worker(number))
@@ -32,22 +32,22 @@ def test_worker_n_takes_entry_n_of_the_callers_list(monkeypatch, visible, taken)
 
 @pytest.mark.parametrize("visible", ["", " ", ","])
 def test_hidden_gpus_stay_hidden(monkeypatch, visible):
-    """A caller who hides every GPU gets none."""
+    """If the caller hides every GPU, workers see none."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert xdist.visible_gpus() == []
     xdist.take_gpu(_worker(0))
     assert os.environ["CUDA_VISIBLE_DEVICES"] == visible
 
 
-def test_a_serial_run_takes_nothing(monkeypatch):
-    """Without xdist the environment is the caller's."""
+def test_serial_run_keeps_the_callers_gpus(monkeypatch):
+    """Without xdist the environment does not change."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     xdist.take_gpu(SimpleNamespace())
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5"
 
 
-def test_the_driver_is_asked_where_the_caller_says_nothing(monkeypatch, tmp_path):
-    """The folders that the driver keeps, one a GPU; none where there is no driver."""
+def test_driver_lists_the_gpus_if_the_caller_names_none(monkeypatch, tmp_path):
+    """The driver has one folder per GPU; without a driver the list is empty."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(xdist, "Path", lambda path: tmp_path / path.lstrip("/"))
     assert xdist.visible_gpus() == []
@@ -72,11 +72,11 @@ def test_it({fixture}n):
     ("fixture", "second"), [("cka_memory, ", "9"), ("", "7,9")], ids=["measured", "unmeasured"]
 )
 def test_workers_that_measure_see_one_gpu_each(scripted, monkeypatch, fixture, second):
-    """Workers that measure nothing keep what the caller gave them."""
+    """Workers that measure nothing see all of the caller's GPUs."""
     pytest.importorskip("xdist")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,9")
     run = scripted(SHOW.format(fixture=fixture), "-n2", "-rP", subprocess=True)
-    run.outcomes(passed=2)
+    run.assert_outcomes(passed=2)
     first = "7" if fixture else "7,9"
     seen = {tuple(line.split()[1:]) for line in run.result.outlines if line.startswith("sees")}
     assert seen == {("gw0", first), ("gw1", second)}

@@ -1,8 +1,6 @@
-"""Hooks that other plugins implement: limits for tests, fields for regions, told whose they are."""
+"""Hooks that other plugins implement: limits for tests, fields for regions, meters for devices."""
 
 import pytest
-
-BOTH = pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "parallel"])
 
 LIMITS = """
 from dataclasses import dataclass
@@ -40,23 +38,21 @@ def test_other(meter): meter.allocate(7)
 
 
 @pytest.fixture
-def extended(scripted, pytester):
-    """Run tests with a conftest that also implements hooks."""
+def with_hooks(scripted, pytester, extend_conftest):
+    """Run tests with a conftest that also implements `hooks`."""
 
     def run(hooks, source, *args):
-        conftest = pytester.path / "conftest.py"
-        conftest.write_text(conftest.read_text("utf-8") + hooks, "utf-8")
+        extend_conftest(hooks)
         pytester.makeini("[pytest]\nmarkers = limited\n")
         return scripted(source, *args)
 
     return run
 
 
-@BOTH
-def test_a_limit_of_another_plugin_is_one_like_any_other(extended, workers):
-    """Its test is measured and judged, at the same boundary; others are left alone."""
-    run = extended(LIMITS, TESTS, *workers)
-    run.outcomes(passed=4, failed=2)
+def test_limit_of_another_plugin_is_judged(with_hooks, workers):
+    """Tests that get a limit are measured and judged; others are not measured."""
+    run = with_hooks(LIMITS, TESTS, *workers)
+    run.assert_outcomes(passed=4, failed=2)
     assert {r["nodeid"].rpartition("::")[2]: r["verdict"] for r in run.regions} == {
         "test_limited[4]": "ok",
         "test_limited[5]": "BREACH",
@@ -69,8 +65,8 @@ def test_a_limit_of_another_plugin_is_one_like_any_other(extended, workers):
     run.result.stdout.fnmatch_lines(["not judged: even, four is neither*"])
 
 
-def test_it_stands_beside_markers_and_replaces_the_sessions(extended):
-    """The test's own markers and the plugin's limits all hold; an option's gives way."""
+def test_limit_of_another_plugin_adds_to_markers_and_replaces_options(with_hooks):
+    """The test's own markers and the plugin's limits all apply; the option's limit does not."""
     source = """
         import pytest
 
@@ -80,13 +76,13 @@ def test_it_stands_beside_markers_and_replaces_the_sessions(extended):
 
         def test_plain(meter): pass
         """
-    run = extended(LIMITS, source, "--cka-memory-max-retained-mb=9")
-    assert run.of("test_it")["limits"] == ["max_peak_mb(1)", "max_retained_mb('4 B')"]
-    assert run.of("test_plain")["limits"] == ["--cka-memory-max-retained-mb=9"]
+    run = with_hooks(LIMITS, source, "--cka-memory-max-retained-mb=9")
+    assert run.region_of("test_it")["limits"] == ["max_peak_mb(1)", "max_retained_mb('4 B')"]
+    assert run.region_of("test_plain")["limits"] == ["--cka-memory-max-retained-mb=9"]
 
 
-def test_a_limit_is_asked_for_once_a_test(extended, pytester):
-    """However many regions are judged by it."""
+def test_limits_hook_is_called_once_per_test(with_hooks, pytester):
+    """It is not called again for each region."""
     hooks = """
 import pathlib
 
@@ -105,12 +101,12 @@ def pytest_cka_memory_limits(item):
 
         def test_plain(): pass
         """
-    extended(hooks, source).outcomes(passed=2)
+    with_hooks(hooks, source).assert_outcomes(passed=2)
     assert (pytester.path / "asked").read_text("utf-8").split() == ["test_it", "test_plain"]
 
 
-def test_a_conftest_sets_limits_for_its_own_folder(extended, pytester):
-    """As its fixtures and other hooks are for the tests beside it and below."""
+def test_conftest_sets_limits_for_its_own_folder(with_hooks, pytester):
+    """Like fixtures, they apply to the tests in that folder and below."""
     for folder in ("one", "two"):
         (pytester.path / folder).mkdir()
         (pytester.path / folder / f"test_{folder}.py").write_text(
@@ -121,8 +117,8 @@ def test_a_conftest_sets_limits_for_its_own_folder(extended, pytester):
         "def pytest_cka_memory_limits(item): return [zero_retention()]\n",
         "utf-8",
     )
-    run = extended("", None)
-    run.outcomes(passed=1, failed=1)
+    run = with_hooks("", None)
+    run.assert_outcomes(passed=1, failed=1)
     assert run.region["nodeid"] == "one/test_one.py::test_it"
 
 
@@ -136,36 +132,37 @@ def test_a_conftest_sets_limits_for_its_own_folder(extended, pytester):
         ("[max_retained_mb(-1)]", "raised SizeError: a memory size cannot be -1"),
     ],
 )
-def test_what_is_no_limit_is_refused_by_the_name_of_its_plugin(extended, returned, message):
-    """Before any test runs: a limit that is lost would be a silent pass."""
+def test_invalid_limits_are_refused_and_name_their_plugin(with_hooks, returned, message):
+    """The session ends before any test: without the limit, the test would pass unchecked."""
     hooks = f"""
 from pytest_cka_memory.limits import max_retained_mb
 
 def pytest_cka_memory_limits(item): return {returned}
 """
-    run = extended(hooks, "def test_it(): pass")
-    run.refused("test_it.py::test_it: ", "conftest.py: pytest_cka_memory_limits ", message)
+    run = with_hooks(hooks, "def test_it(): pass")
+    run.assert_refused("test_it.py::test_it: ", "conftest.py: pytest_cka_memory_limits ", message)
 
 
-def test_in_a_worker_it_is_an_error_of_its_test(extended):
-    """Which cannot refuse to start."""
-    run = extended("\ndef pytest_cka_memory_limits(item): return 5\n", "def test_it(): pass", "-n1")
-    run.outcomes(errors=1)
+def test_invalid_limits_in_a_worker_are_an_error_of_the_test(with_hooks):
+    """A worker cannot refuse to start."""
+    run = with_hooks(
+        "\ndef pytest_cka_memory_limits(item): return 5\n", "def test_it(): pass", "-n1"
+    )
+    run.assert_outcomes(errors=1)
     run.result.stdout.fnmatch_lines(["*conftest.py: pytest_cka_memory_limits returned 5*"])
 
 
-@BOTH
 @pytest.mark.parametrize(
     ("judged", "message"),
     [
-        ("True", "judged True; return None, an Unjudged, or a Breach"),
-        ("Breach(self.text, 0, float('nan'), 'm', 'f')", "judged Breach("),
+        ("True", "returned True; return None, an Unjudged, or a Breach"),
+        ("Breach(self.text, 0, float('nan'), 'm', 'f')", "returned Breach("),
         ("1 / 0", "raised ZeroDivisionError"),
     ],
     ids=["bool", "nan", "raises"],
 )
-def test_a_wrong_verdict_is_no_pass(extended, judged, message, workers):
-    """It fails its test, in a line that names plugin, hook and limit."""
+def test_limit_with_an_invalid_verdict_fails_the_test(with_hooks, judged, message, workers):
+    """One line names the plugin, the hook and the limit."""
     hooks = f"""
 from dataclasses import dataclass
 from pytest_cka_memory.limits import Breach, Limit
@@ -175,12 +172,12 @@ class Odd(Limit):
 
 def pytest_cka_memory_limits(item): return [Odd("odd")]
 """
-    run = extended(hooks, "def test_it(): pass", *workers)
-    run.outcomes(failed=1)
+    run = with_hooks(hooks, "def test_it(): pass", *workers)
+    run.assert_outcomes(failed=1)
     run.result.stdout.fnmatch_lines(
         [f"*conftest.py: pytest_cka_memory_limits: limit odd {message}*"]
     )
-    assert "extensions.py" not in run.text
+    assert "pytest_cka_memory/" not in run.text  # no traceback of the plugin
 
 
 FIELDS = """
@@ -191,9 +188,8 @@ def pytest_cka_memory_region(item, result):
 """
 
 
-@BOTH
-def test_a_field_rides_along_to_the_report(extended, workers):
-    """From the process that measured, with the figures and the verdict in hand."""
+def test_extra_fields_are_in_the_report(with_hooks, workers):
+    """The hook runs in the process that measures, and receives the figures and the verdict."""
     source = """
         import pytest
 
@@ -204,26 +200,29 @@ def test_a_field_rides_along_to_the_report(extended, workers):
         def test_plain(cka_memory):
             with cka_memory.measure("plain"): pass
         """
-    run = extended(FIELDS, source, *workers)
-    run.outcomes(passed=2, failed=1)
-    assert run.of("test_it[4]")["extra"] == {"twice": 8, "verdict": "ok", "of": ["test_it[4]"]}
-    assert run.of("test_it[5]")["extra"]["verdict"] == "BREACH"
-    assert "extra" not in run.of("test_plain")
+    run = with_hooks(FIELDS, source, *workers)
+    run.assert_outcomes(passed=2, failed=1)
+    assert run.region_of("test_it[4]")["extra"] == {
+        "twice": 8,
+        "verdict": "ok",
+        "of": ["test_it[4]"],
+    }
+    assert run.region_of("test_it[5]")["extra"]["verdict"] == "BREACH"
+    assert "extra" not in run.region_of("test_plain")
 
 
-def test_several_plugins_add_their_fields(extended):
-    """Side by side, a conftest's and a plugin's."""
+def test_fields_of_several_plugins_are_merged(with_hooks):
+    """A conftest and a plugin add fields to the same region."""
     plugin = """
 class Other:
     def pytest_cka_memory_region(self, result): return {"other": None}
 
 def pytest_configure(config): config.pluginmanager.register(Other(), "other")
 """
-    run = extended(FIELDS + plugin, "def test_it(cka_memory): pass")
+    run = with_hooks(FIELDS + plugin, "def test_it(cka_memory): pass")
     assert set(run.region["extra"]) == {"twice", "verdict", "of", "other"}
 
 
-@BOTH
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
@@ -237,31 +236,31 @@ def pytest_configure(config): config.pluginmanager.register(Other(), "other")
     ],
     ids=["no-dict", "object", "infinite", "inner-key", "key", "deep", "raises"],
 )
-def test_a_field_that_cannot_be_reported_fails_its_test(extended, returned, message, workers):
-    """In a line that names plugin and hook; the figures are reported without it."""
+def test_field_that_cannot_be_reported_fails_its_test(with_hooks, returned, message, workers):
+    """One line names the plugin and the hook; the figures are reported without the field."""
     hooks = f"\ndef pytest_cka_memory_region(item): return {returned}\n"
-    run = extended(hooks, "def test_it(cka_memory, meter): meter.allocate(3)", *workers)
-    run.outcomes(failed=1)
+    run = with_hooks(hooks, "def test_it(cka_memory, meter): meter.allocate(3)", *workers)
+    run.assert_outcomes(failed=1)
     assert f"conftest.py: pytest_cka_memory_region {message}" in run.text
     assert run.region["retained_bytes"] == 3
     assert "extra" not in run.region
 
 
-def test_a_field_of_two_plugins_is_refused(extended):
-    """One of them would be lost."""
+def test_field_of_two_plugins_fails_the_test(with_hooks):
+    """One of the two values would be lost."""
     plugin = """
 class Other:
     def pytest_cka_memory_region(self, result): return {"twice": 1}
 
 def pytest_configure(config): config.pluginmanager.register(Other(), "other")
 """
-    run = extended(FIELDS + plugin, "def test_it(cka_memory): pass")
-    run.outcomes(failed=1)
+    run = with_hooks(FIELDS + plugin, "def test_it(cka_memory): pass")
+    run.assert_outcomes(failed=1)
     assert "returned 'twice', which another plugin has returned too" in run.text
 
 
-def test_a_failure_of_the_tests_own_goes_first(extended):
-    """A plugin's mistake hides neither an exception nor a breach."""
+def test_failure_of_the_test_itself_is_shown_first(with_hooks):
+    """An invalid result of a hook hides neither an exception nor a breach."""
     source = """
         import pytest
 
@@ -270,16 +269,18 @@ def test_a_failure_of_the_tests_own_goes_first(extended):
         @pytest.mark.zero_retention
         def test_breaks(meter): meter.allocate(1)
         """
-    run = extended("\ndef pytest_cka_memory_region(item): return 5\n", source)
-    run.outcomes(failed=2)
+    run = with_hooks("\ndef pytest_cka_memory_region(item): return 5\n", source)
+    run.assert_outcomes(failed=2)
     assert "ValueError: its own" in run.text
-    broken, wrong = run.text.index("zero_retention broken"), run.text.index("returned 5; return")
-    assert broken < wrong
+    breach, hook_error = (
+        run.text.index("zero_retention broken"),
+        run.text.index("returned 5; return"),
+    )
+    assert breach < hook_error
 
 
-@BOTH
-def test_a_device_may_be_another_plugins(session, pytester, workers):
-    """Its meter answers for a name, the plugin for the others; reports name it."""
+def test_plugin_may_provide_a_device(session, pytester, workers):
+    """Its hook returns a meter for one device name; reports name that device."""
     pytester.makeconftest(
         """
         from pytest_cka_memory.testing import ScriptedMeter
@@ -292,5 +293,5 @@ def test_a_device_may_be_another_plugins(session, pytester, workers):
         """
     )
     run = session("def test_it(cka_memory): pass", "--cka-memory-device=privateuseone", *workers)
-    run.outcomes(passed=1)
+    run.assert_outcomes(passed=1)
     assert run.report["session"]["device_name"] == "toaster"

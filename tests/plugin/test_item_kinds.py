@@ -1,4 +1,4 @@
-"""Every kind of test: measured, or said aloud not to be."""
+"""Every kind of test item is either measured or reported as not measured."""
 
 import pytest
 
@@ -27,11 +27,6 @@ class Step(pytest.Item):
     def runtest(self): METER.allocate(1)
     def reportinfo(self): return self.path, 0, "step"
 """
-
-
-def _extend_conftest(pytester, text):
-    conftest = pytester.path / "conftest.py"
-    conftest.write_text(conftest.read_text("utf-8") + text, "utf-8")
 
 
 TESTCASE = """
@@ -68,13 +63,13 @@ class TestIt(unittest.TestCase):
 """
 
 
-def test_testcase_methods_are_measured_between_set_up_and_tear_down(scripted):
-    """A unittest.TestCase method is judged as a function is, by what itself does."""
+def test_testcase_methods_are_measured_without_set_up_and_tear_down(scripted):
+    """A unittest.TestCase method is judged like a function, by what the method itself does."""
     run = scripted(TESTCASE, "--cka-memory-report")
-    run.outcomes(passed=1, failed=2, skipped=2, xfailed=1)
-    assert run.of("test_kept")["retained_bytes"] == 5
-    assert run.of("test_kept")["net_bytes"] == 5
-    assert run.of("test_broken")["retained_bytes"] == 6
+    run.assert_outcomes(passed=1, failed=2, skipped=2, xfailed=1)
+    assert run.region_of("test_kept")["retained_bytes"] == 5
+    assert run.region_of("test_kept")["net_bytes"] == 5
+    assert run.region_of("test_broken")["retained_bytes"] == 6
     verdicts = {r["nodeid"].rpartition("::")[2]: r["verdict"] for r in run.regions}
     assert verdicts == {
         "test_kept": "ok",
@@ -86,12 +81,12 @@ def test_testcase_methods_are_measured_between_set_up_and_tear_down(scripted):
     run.result.stdout.fnmatch_lines_random(
         ["max_retained_mb('5 B') broken: retained 6 bytes, allowed 5 bytes: 1 byte too much"]
     )
-    assert "items.py" not in run.text
+    assert "pytest_cka_memory/" not in run.text  # no traceback of the plugin
     assert "not measured:" not in run.text
 
 
 def test_testcase_methods_may_open_regions(scripted):
-    """Through an autouse fixture that hands them the probe."""
+    """An autouse fixture gives them the probe."""
     run = scripted(
         """
         import unittest
@@ -109,7 +104,7 @@ def test_testcase_methods_may_open_regions(scripted):
                     pass
         """
     )
-    run.outcomes(passed=1)
+    run.assert_outcomes(passed=1)
     assert run.region["label"] == "mine"
 
 
@@ -126,53 +121,52 @@ class TestIt(unittest.IsolatedAsyncioTestCase):
 """
 
 
-def test_an_async_testcase_method_refuses_its_marker(scripted):
-    """It runs where it cannot be measured: that is a failure which says what to write instead."""
+def test_marked_async_testcase_method_fails(scripted):
+    """It cannot be measured; the failure says what to write instead."""
     run = scripted(ASYNC_TESTCASE.format(marker="@pytest.mark.zero_retention"))
-    run.outcomes(passed=1, failed=1)
+    run.assert_outcomes(passed=1, failed=1)
     run.result.stdout.fnmatch_lines(
         ["zero_retention: not checked. TestCaseFunction items run*write it as a plain or async*"]
     )
     assert run.region["nodeid"].endswith("test_sync")
 
 
-def test_an_unmarked_async_testcase_method_is_said_not_to_be_measured(scripted):
-    """It passes, and the summary counts it."""
+def test_unmarked_async_testcase_method_is_counted_as_not_measured(scripted):
+    """It passes; the summary counts it."""
     run = scripted(ASYNC_TESTCASE.format(marker=""), "--cka-memory-report")
-    run.outcomes(passed=2)
+    run.assert_outcomes(passed=2)
     run.result.stdout.fnmatch_lines(["1 not measured: TestCaseFunction items run their code*"])
 
 
-def test_doctests_are_said_not_to_be_measured(scripted, pytester):
-    """Doctest items run their lines where they cannot be measured."""
+def test_doctests_are_counted_as_not_measured(scripted, pytester):
+    """Doctest items run their code where it cannot be measured."""
     pytester.maketxtfile(test_doc=">>> 1 + 1\n2\n")
     run = scripted(
         "def test_it(): '''\n    >>> 1\n    1\n    '''\n",
         "--doctest-modules",
         "--cka-memory-report",
     )
-    run.outcomes(passed=3)
+    run.assert_outcomes(passed=3)
     run.result.stdout.fnmatch_lines(["2 not measured: DoctestItem items run their code*"])
     assert len(run.regions) == 1
 
 
-def test_a_limit_of_the_session_fails_no_doctest(scripted):
-    """It has no marker to take off; that it was not measured is said."""
+def test_option_with_a_limit_does_not_fail_doctests(scripted):
+    """A doctest has no marker to remove, so the summary only counts it."""
     run = scripted(
         "def test_it(): '''\n    >>> 1\n    1\n    '''\n",
         "--doctest-modules",
         "--cka-memory-max-retained-mb=1",
         "--cka-memory-report",
     )
-    run.outcomes(passed=2)
+    run.assert_outcomes(passed=2)
     run.result.stdout.fnmatch_lines(["1 not measured: DoctestItem items run their code*"])
 
 
-def test_items_of_other_plugins_are_said_not_to_be_measured(scripted, pytester):
-    """Without a limit they pass and are counted; with one they fail, for nothing checks it."""
+def test_items_of_other_plugins_are_counted_as_not_measured(scripted, pytester, extend_conftest):
+    """Without a limit they pass and are counted; with one they fail because nothing checks it."""
     (pytester.path / "a.recipe").touch()
-    _extend_conftest(
-        pytester,
+    extend_conftest(
         CUSTOM_ITEMS.replace(
             '"step")', '"step")\n        yield Marked.from_parent(self, name="marked")'
         )
@@ -180,16 +174,16 @@ def test_items_of_other_plugins_are_said_not_to_be_measured(scripted, pytester):
         "        self.add_marker(pytest.mark.zero_retention)\n",
     )
     run = scripted(None, "--cka-memory-report")
-    run.outcomes(passed=1, failed=1)
+    run.assert_outcomes(passed=1, failed=1)
     run.result.stdout.fnmatch_lines_random(
         ["zero_retention: not checked. Marked items*", "1 not measured: Step items run their*"]
     )
     assert run.regions == []
 
 
-def test_async_functions_are_measured_by_whatever_runs_them(scripted, pytester):
-    """The readings enclose a plugin that runs coroutines from pytest_pyfunc_call."""
-    _extend_conftest(pytester, ASYNC_PLUGIN)
+def test_async_functions_that_a_plugin_runs_are_measured(scripted, extend_conftest):
+    """Readings are taken around a plugin that runs coroutines from pytest_pyfunc_call."""
+    extend_conftest(ASYNC_PLUGIN)
     run = scripted(
         """
         import asyncio
@@ -211,14 +205,14 @@ def test_async_functions_are_measured_by_whatever_runs_them(scripted, pytester):
                 await asyncio.sleep(0)
         """
     )
-    run.outcomes(passed=2, failed=1)
-    assert run.of("test_kept")["peak_increase_bytes"] == 7
-    assert run.of("test_broken")["retained_bytes"] == 7
-    assert run.of("test_region")["label"] == "inside"
+    run.assert_outcomes(passed=2, failed=1)
+    assert run.region_of("test_kept")["peak_increase_bytes"] == 7
+    assert run.region_of("test_broken")["retained_bytes"] == 7
+    assert run.region_of("test_region")["label"] == "inside"
 
 
-def test_an_async_function_nobody_runs_is_no_pass(scripted):
-    """As pytest fails it for itself; no limit is said to be kept."""
+def test_async_function_that_no_plugin_runs_fails(scripted):
+    """Pytest itself fails it; the region is not judged."""
     run = scripted(
         "import pytest\n@pytest.mark.zero_retention\nasync def test_it(): pass\n",
         "-p",
@@ -226,12 +220,12 @@ def test_an_async_function_nobody_runs_is_no_pass(scripted):
         "-p",
         "no:anyio",
     )
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     assert run.region["verdict"] == "not judged"
 
 
-def test_subtests_and_steps_of_one_test_are_one_region(scripted):
-    """The subtests fixture reports each step; the region belongs to the test."""
+def test_subtests_of_one_test_share_a_region(scripted):
+    """The subtests fixture reports each step, but the region belongs to the test."""
     run = scripted(
         """
         import pytest
@@ -244,13 +238,13 @@ def test_subtests_and_steps_of_one_test_are_one_region(scripted):
         """
     )
     if "fixture 'subtests' not found" in run.text:
-        pytest.skip("this pytest has no subtests fixture")
+        pytest.skip("this pytest version has no subtests fixture")
     assert run.result.ret == pytest.ExitCode.TESTS_FAILED
     assert run.region["retained_bytes"] == 3
 
 
-def test_a_failed_subtest_leaves_the_others_region_reported(scripted):
-    """A step that fails inside does not end the test: its traceback may hold tensors."""
+def test_region_around_a_failed_subtest_is_reported(scripted):
+    """A failed step does not end the test, although its traceback may hold tensors."""
     run = scripted(
         """
         def test_it(subtests, cka_memory, meter):
@@ -260,13 +254,13 @@ def test_a_failed_subtest_leaves_the_others_region_reported(scripted):
         """
     )
     if "fixture 'subtests' not found" in run.text:
-        pytest.skip("this pytest has no subtests fixture")
+        pytest.skip("this pytest version has no subtests fixture")
     assert run.result.ret == pytest.ExitCode.TESTS_FAILED
     assert run.region["label"] == "all"
 
 
-def test_class_and_static_methods_and_callables_are_measured(scripted):
-    """Every form of test function that pytest calls itself."""
+def test_static_class_and_decorated_functions_are_measured(scripted):
+    """Every form of test function that pytest itself calls is measured."""
     run = scripted(
         """
         import functools
@@ -289,11 +283,11 @@ def test_class_and_static_methods_and_callables_are_measured(scripted):
         def test_decorated(meter): meter.allocate(1)
         """
     )
-    run.outcomes(failed=3)
+    run.assert_outcomes(failed=3)
 
 
-def test_hypothesis_examples_are_one_region(scripted):
-    """A property test is measured as a whole, all examples in one region."""
+def test_hypothesis_examples_share_a_region(scripted):
+    """A property test is measured as a whole, with all examples in one region."""
     pytest.importorskip("hypothesis")
     run = scripted(
         """
@@ -308,5 +302,5 @@ def test_hypothesis_examples_are_one_region(scripted):
         """,
         subprocess=True,
     )
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     assert run.region["retained_bytes"] == 5

@@ -1,4 +1,4 @@
-"""JUnit XML: figures are properties of the test, a breach is a failure or an error."""
+"""JUnit XML: figures are properties of a test case, and a breach is a failure or an error."""
 
 from xml.etree import ElementTree
 
@@ -17,7 +17,7 @@ FIGURES = {
 
 @pytest.fixture
 def junit(scripted, pytester):
-    """Run tests with --junitxml; returns the session and its test cases by name."""
+    """Run tests with --junitxml; return the session and its test cases by name."""
 
     def run(source, *args):
         session = scripted(source, "--junitxml=j.xml", *args)
@@ -31,9 +31,8 @@ def _properties(case):
     return {p.get("name"): p.get("value") for p in case.iter("property")}
 
 
-@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "parallel"])
-def test_a_whole_tests_figures_are_its_properties(junit, workers):
-    """Each that was determined, in bytes, under the figure's own name."""
+def test_figures_of_a_test_are_its_properties(junit, workers):
+    """Every figure that was determined is there in bytes, under its own name."""
     _, cases = junit(
         "def test_it(cka_memory, meter): meter.free(meter.allocate(5)); meter.allocate(3)\n"
         "def test_other(): pass\n",
@@ -42,12 +41,12 @@ def test_a_whole_tests_figures_are_its_properties(junit, workers):
     found = _properties(cases["test_it"])
     assert found["cka_memory.peak_increase_bytes"] == "5"
     assert found["cka_memory.retained_bytes"] == "3"
+    assert "cka_memory.reserved_increase_bytes" not in found  # the device has no reserve
     assert _properties(cases["test_other"]) == {}
 
 
-@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "parallel"])
-def test_regions_are_told_apart_by_their_labels(junit, workers):
-    """Those that end in a teardown too; a test's own properties stay."""
+def test_properties_of_regions_are_named_by_their_labels(junit, workers):
+    """Regions that end in teardown are included; the test's own properties are kept."""
     _, cases = junit(
         """
         import pytest
@@ -78,15 +77,15 @@ def test_regions_are_told_apart_by_their_labels(junit, workers):
     assert {name.rpartition(".")[2] for name in found} >= FIGURES
 
 
-def test_a_reserve_is_a_property_where_there_is_one(scripted_reserve, pytester):
-    """And is no property, rather than a zero, where there is none."""
+def test_reserve_is_a_property_if_the_device_has_one(scripted_reserve, pytester):
+    """Without a reserve the property is left out; it is not written as zero."""
     scripted_reserve("def test_it(cka_memory, meter): meter.allocate(3)\n", "--junitxml=j.xml")
     (case,) = ElementTree.parse(pytester.path / "j.xml").iter("testcase")
     assert _properties(case)["cka_memory.reserved_increase_bytes"] == "3"
 
 
-def test_any_label_leaves_valid_xml(junit):
-    """Control characters and lone surrogates have no place in it."""
+def test_any_label_gives_valid_xml(junit):
+    """Control characters and lone surrogates are replaced because XML cannot contain them."""
     _, cases = junit(
         """
         def test_it(cka_memory):
@@ -97,7 +96,6 @@ def test_any_label_leaves_valid_xml(junit):
     assert "cka_memory.a?b?<&\"'?é.retained_bytes" in names
 
 
-@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "parallel"])
 @pytest.mark.parametrize(
     ("body", "outcome", "status"),
     [
@@ -107,8 +105,10 @@ def test_any_label_leaves_valid_xml(junit):
     ],
     ids=["breach", "breach-in-teardown", "kept"],
 )
-def test_a_breach_is_a_failure_with_the_status_of_pytest(junit, body, outcome, status, workers):
-    """In the call a failure, in a teardown an error; the message says limit and figure."""
+def test_breach_is_a_failure_in_the_call_and_an_error_in_teardown(
+    junit, body, outcome, status, workers
+):
+    """The message names the limit and the figure; the exit status is pytest's own."""
     session, cases = junit(
         f"""
         import pytest
@@ -126,8 +126,8 @@ def test_a_breach_is_a_failure_with_the_status_of_pytest(junit, body, outcome, s
     )
     found = [(kind, case) for kind in ("failure", "error") for case in cases["test_it"].iter(kind)]
     assert [kind for kind, _ in found] == ([outcome] if outcome else [])
-    for _, told in found:
-        assert "zero_retention broken: retained 1 byte, allowed 0 bytes" in told.get("message")
+    for _, element in found:
+        assert "zero_retention broken: retained 1 byte, allowed 0 bytes" in element.get("message")
     assert session.result.ret == status
 
 
@@ -140,6 +140,6 @@ def test_a_breach_is_a_failure_with_the_status_of_pytest(junit, body, outcome, s
     ],
     ids=["gate", "usage", "empty"],
 )
-def test_the_exit_status_is_one_of_pytests_own(session, options, status):
-    """Whatever reads it needs to know nothing of this plugin."""
+def test_exit_status_is_one_of_pytests_own(session, options, status):
+    """Programs that read the exit status need not know this plugin."""
     assert session("def test_it(cka_memory): pass", *options).result.ret == status

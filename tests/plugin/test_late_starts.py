@@ -1,28 +1,22 @@
-"""Sessions in which nothing asks to be measured until tests already run."""
+"""Sessions in which nothing requests a measurement until tests are running."""
 
 import pytest
 
-BOTH = pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "parallel"])
-
 
 @pytest.fixture
-def late(scripted, pytester, monkeypatch):
-    """Run tests without any option; what was measured is read in the summary of a job."""
+def run_in_job(scripted, job_summary):
+    """Run tests without any option; return the session and the summary of its GitHub job."""
 
     def run(source, *args):
-        summary = pytester.path / "summary.md"
-        monkeypatch.setenv("GITHUB_ACTIONS", "true")
-        monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
         session = scripted(source, *args, writes_json=False, subprocess=True)
-        return session, summary.read_text("utf-8") if summary.exists() else ""
+        return session, job_summary.read_text("utf-8") if job_summary.exists() else ""
 
     return run
 
 
-@BOTH
-def test_nothing_that_measures_is_loaded_for_tests_that_do_not_ask(late, workers):
-    """Not even the table's library."""
-    session, summary = late(
+def test_session_that_measures_nothing_does_not_import_the_hooks(run_in_job, workers):
+    """The library that prints tables is not imported either."""
+    session, summary = run_in_job(
         """
         import sys
         import pytest
@@ -34,15 +28,14 @@ def test_nothing_that_measures_is_loaded_for_tests_that_do_not_ask(late, workers
         """,
         *workers,
     )
-    session.outcomes(passed=3)
+    session.assert_outcomes(passed=3)
     assert summary == ""
 
 
-@BOTH
 @pytest.mark.parametrize("where", ["test", "fixture"])
-def test_a_probe_that_is_asked_for_by_name_measures(late, where, workers):
-    """In a test or in another fixture; the tests before it are not called missing."""
-    session, summary = late(
+def test_fixture_requested_by_name_measures(run_in_job, where, workers):
+    """A test or another fixture may request it; earlier tests are not reported as missing."""
+    session, summary = run_in_job(
         f"""
         import pytest
 
@@ -61,17 +54,16 @@ def test_a_probe_that_is_asked_for_by_name_measures(late, where, workers):
         """,
         *workers,
     )
-    session.outcomes(passed=3)
+    session.assert_outcomes(passed=3)
     assert "1 region measured, no limit to keep" in summary
     assert "test_it late" in summary
     assert "without a result" not in session.text + summary
 
 
-@BOTH
 @pytest.mark.parametrize(("size", "outcome"), [(4, "passed"), (5, "failed")])
-def test_a_marker_that_a_fixture_adds_is_held(late, size, outcome, workers):
-    """Though no test was marked when tests were collected."""
-    session, summary = late(
+def test_marker_added_by_a_fixture_is_checked(run_in_job, size, outcome, workers):
+    """No test had a marker at collection."""
+    session, summary = run_in_job(
         f"""
         import pytest
 
@@ -84,13 +76,15 @@ def test_a_marker_that_a_fixture_adds_is_held(late, size, outcome, workers):
         """,
         *workers,
     )
-    session.outcomes(**({"passed": 2} if outcome == "passed" else {"passed": 1, "failed": 1}))
+    session.assert_outcomes(
+        **({"passed": 2} if outcome == "passed" else {"passed": 1, "failed": 1})
+    )
     assert ("kept every limit" in summary) == (outcome == "passed")
 
 
-def test_a_testcase_that_a_fixture_marks_is_held(late):
-    """Its methods are called another way."""
-    session, _ = late(
+def test_marker_added_to_a_testcase_by_a_fixture_is_checked(run_in_job):
+    """Pytest calls the methods of a TestCase in another way than functions."""
+    session, _ = run_in_job(
         """
         import unittest
         import pytest
@@ -102,15 +96,14 @@ def test_a_testcase_that_a_fixture_marks_is_held(late):
             def test_it(self): METER.allocate(1)
         """
     )
-    session.outcomes(failed=1)
+    session.assert_outcomes(failed=1)
     assert "zero_retention broken: retained 1 byte" in session.text
 
 
-@BOTH
 @pytest.mark.parametrize("marker", ["zero_retention", "max_retained_mb(-1)"])
-def test_a_marker_that_comes_too_late_is_refused(late, marker, workers):
-    """A limit that was added inside the test was not checked: that is no pass."""
-    session, _ = late(
+def test_marker_added_inside_the_test_fails_it(run_in_job, marker, workers):
+    """A limit that was added inside the test was not checked, so the test must not pass."""
+    session, _ = run_in_job(
         f"""
         import pytest
         def test_before(): pass
@@ -118,19 +111,19 @@ def test_a_marker_that_comes_too_late_is_refused(late, marker, workers):
         """,
         *workers,
     )
-    session.outcomes(passed=1, failed=1)
+    session.assert_outcomes(passed=1, failed=1)
     assert f"{marker}: " in session.text
-    assert "items.py" not in session.text
+    assert "pytest_cka_memory/" not in session.text  # no traceback of the plugin
 
 
-def test_sessions_within_a_session_load_one_copy_each(late, pytester):
-    """Tests of other plugins run pytest in their own process, which forgets what it imported."""
+def test_in_process_sessions_within_a_session_are_measured(run_in_job, pytester):
+    """Tests of other plugins run pytest in their own process and remove what it imported."""
     conftest = (pytester.path / "conftest.py").read_text("utf-8")
     hooks = conftest + (
         "\nfrom pytest_cka_memory.limits import zero_retention\n"
         "def pytest_cka_memory_limits(item): return [zero_retention()]\n"
     )
-    session, _ = late(
+    session, _ = run_in_job(
         f"""
         pytest_plugins = ["pytester"]
 
@@ -141,4 +134,4 @@ def test_sessions_within_a_session_load_one_copy_each(late, pytester):
                 pytester.runpytest_inprocess("-p", "no:hypothesispytest").assert_outcomes(failed=1)
         """
     )
-    session.outcomes(passed=1)
+    session.assert_outcomes(passed=1)

@@ -1,4 +1,4 @@
-"""Wrong marker arguments: refused before any test runs, by the name of the test."""
+"""Wrong marker arguments are refused before any test runs; the error names the test."""
 
 import pytest
 
@@ -28,15 +28,15 @@ WRONG = {
     "flat_per_batch(0, 1, 2)": "flat_per_batch(0, 1, 2): wrong arguments",
     "flat_per_batch(tolerance=1)": "flat_per_batch(tolerance=1): wrong arguments",
 }
-ALL = "import pytest\n" + "".join(
+ONE_TEST_PER_WRONG_MARKER = "import pytest\n" + "".join(
     f"\n@pytest.mark.{marker}\ndef test_{number}(): pass\n" for number, marker in enumerate(WRONG)
 )
 
 
-def test_every_wrong_argument_is_refused_by_the_name_of_its_test(scripted):
-    """Exit status 4 before the first test; one line for each wrong marker, all of them at once."""
-    run = scripted(ALL)
-    run.refused()
+def test_every_wrong_argument_is_refused_and_names_its_test(scripted):
+    """The session ends before the first test, with one line for each wrong marker."""
+    run = scripted(ONE_TEST_PER_WRONG_MARKER)
+    run.assert_refused()
     lines = [
         line for line in [*run.result.outlines, *run.result.errlines] if line.startswith("ERROR: ")
     ]
@@ -46,9 +46,9 @@ def test_every_wrong_argument_is_refused_by_the_name_of_its_test(scripted):
     assert len(lines) == len(WRONG)
 
 
-def test_right_arguments_are_taken(scripted):
-    """Numbers of MB and texts with a unit, as the contract writes them."""
-    right = (
+def test_valid_arguments_are_accepted(scripted):
+    """Sizes are numbers of MB, or texts with a unit."""
+    valid = (
         "max_retained_mb(1)",
         "max_retained_mb(0.0)",
         "max_retained_mb('512 KiB')",
@@ -60,9 +60,9 @@ def test_right_arguments_are_taken(scripted):
     )
     run = scripted(
         "import pytest\n"
-        + "".join(f"\n@pytest.mark.{m}\ndef test_{n}(): pass\n" for n, m in enumerate(right))
+        + "".join(f"\n@pytest.mark.{m}\ndef test_{n}(): pass\n" for n, m in enumerate(valid))
     )
-    run.outcomes(passed=len(right))
+    run.assert_outcomes(passed=len(valid))
 
 
 @pytest.mark.parametrize(
@@ -77,32 +77,38 @@ def test_right_arguments_are_taken(scripted):
     ],
     ids=["module", "class", "param", "skipped", "xfail"],
 )
-def test_wherever_it_stands_it_is_refused(scripted, place):
-    """A skip or an expected failure excuses no wrong marker."""
-    scripted(f"import pytest\n{place}").refused("test_it", "max_peak_mb(-1): a memory size cannot")
+def test_wrong_marker_is_refused_wherever_it_is_written(scripted, place):
+    """A test that is skipped or expected to fail must have valid markers, too."""
+    scripted(f"import pytest\n{place}").assert_refused(
+        "test_it", "max_peak_mb(-1): a memory size cannot"
+    )
 
 
-def test_a_deselected_test_is_not_read(scripted):
-    """What does not run is not checked, as pytest does with fixtures."""
+def test_wrong_marker_of_a_deselected_test_is_ignored(scripted):
+    """Markers of tests that do not run are not checked; pytest treats fixtures the same way."""
     source = "import pytest\n@pytest.mark.max_peak_mb(-1)\ndef test_a(): pass\ndef test_b(): pass\n"
-    scripted(source, "-k", "test_b").outcomes(passed=1, deselected=1)
+    scripted(source, "-k", "test_b").assert_outcomes(passed=1, deselected=1)
 
 
-def test_collecting_only_refuses_nothing(scripted):
-    """--collect-only lists tests, those with wrong markers too."""
-    run = scripted(ALL, "--collect-only", "-q")
+def test_collect_only_lists_tests_with_wrong_markers(scripted):
+    """--collect-only refuses nothing."""
+    run = scripted(ONE_TEST_PER_WRONG_MARKER, "--collect-only", "-q")
     assert run.result.ret == pytest.ExitCode.OK
     assert f"{len(WRONG)} tests collected" in run.text
     assert run.report is None
 
 
-def test_in_a_worker_it_is_an_error_of_its_test(scripted):
-    """A worker cannot refuse to start: every wrong test is an error, and the others run."""
+def test_wrong_marker_in_a_worker_is_an_error_of_its_test(scripted):
+    """A worker cannot refuse to start: each test with a wrong marker is an error, others run."""
     pytest.importorskip("xdist")
     xfail = "\n@pytest.mark.xfail\n@pytest.mark.max_peak_mb(-7)\ndef test_xfail(): pass\n"
     skip = "\n@pytest.mark.skip\n@pytest.mark.max_peak_mb(-8)\ndef test_skip(): pass\n"
-    run = scripted(ALL + xfail + skip + "\ndef test_right(): pass\n", "-n2", subprocess=True)
-    run.outcomes(passed=1, errors=len(WRONG) + 2)
+    run = scripted(
+        ONE_TEST_PER_WRONG_MARKER + xfail + skip + "\ndef test_right(): pass\n",
+        "-n2",
+        subprocess=True,
+    )
+    run.assert_outcomes(passed=1, errors=len(WRONG) + 2)
     for number, message in enumerate(WRONG.values()):
         run.result.stdout.fnmatch_lines_random([f"test_it.py::test_{number}: *"])
         assert message in run.text

@@ -47,7 +47,7 @@ def test_grows(cka_memory, meter):
 def test_retained_bytes_at_the_limit_keep_it_and_one_more_breaks_it(scripted, marker, size, kept):
     """Equality keeps a limit; the next byte fails the test."""
     run = scripted(RETAIN.format(marker=marker, size=size))
-    run.outcomes(passed=int(kept), failed=int(not kept))
+    run.assert_outcomes(passed=int(kept), failed=int(not kept))
     assert run.region["retained_bytes"] == size
     assert run.region["verdict"] == ("ok" if kept else "BREACH")
 
@@ -58,10 +58,10 @@ def test_retained_bytes_at_the_limit_keep_it_and_one_more_breaks_it(scripted, ma
     ids=["equal", "one-byte-above"],
 )
 def test_peak_increase_at_the_limit_keeps_it(scripted, size, kept):
-    """What was live before the region is no part of the increase that is judged."""
+    """What was live before the region is not part of the increase that is judged."""
     before = "import pytest\n@pytest.fixture(autouse=True)\ndef old(meter): meter.allocate(10**9)\n"
     run = scripted(before + PEAK.format(marker="max_peak_mb(2)", size=size))
-    run.outcomes(passed=int(kept), failed=int(not kept))
+    run.assert_outcomes(passed=int(kept), failed=int(not kept))
     assert run.region["peak_increase_bytes"] == size
     assert run.region["start_bytes"] == 10**9
     assert run.region["retained_bytes"] == 0
@@ -71,19 +71,19 @@ def test_peak_increase_at_the_limit_keeps_it(scripted, size, kept):
     ("size", "kept"), [(MB, True), (MB + 1, False)], ids=["equal", "one-byte-above"]
 )
 def test_reserve_at_the_limit_keeps_it(scripted_reserve, size, kept):
-    """The reserve's rise inside the region is judged where the device has one."""
+    """If the device has a reserve, its increase inside the region is judged."""
     run = scripted_reserve(PEAK.format(marker="max_reserved_mb(1)", size=size))
-    run.outcomes(passed=int(kept), failed=int(not kept))
+    run.assert_outcomes(passed=int(kept), failed=int(not kept))
     region = run.region
     assert region["reserved_peak_bytes"] - region["reserved_start_bytes"] == size
     assert region["reserved_end_bytes"] == 0
 
 
 @pytest.mark.parametrize("options", [(), ("--cka-memory-report",)], ids=["plain", "report"])
-def test_a_reserve_limit_without_a_reserve_is_said_not_to_be_judged(scripted, options):
-    """A limit that says nothing on this device passes, but never silently."""
+def test_reserve_limit_without_a_reserve_is_reported_as_not_judged(scripted, options):
+    """A limit that cannot be judged on this device passes, and the report says so."""
     run = scripted(PEAK.format(marker="max_reserved_mb(1)", size=2 * MB), *options)
-    run.outcomes(passed=1)
+    run.assert_outcomes(passed=1)
     assert run.region["verdict"] == "not judged"
     assert run.region["reserved_peak_bytes"] is None
     assert run.region["unjudged"] == [
@@ -93,19 +93,19 @@ def test_a_reserve_limit_without_a_reserve_is_said_not_to_be_judged(scripted, op
     assert "not judged" in run.text
 
 
-def test_a_reserve_limit_is_said_not_to_be_judged_in_a_plain_run(scripted):
-    """Even without a report the screen says that a limit was not judged."""
+def test_reserve_limit_not_judged_is_printed_without_options(scripted):
+    """The terminal says that a limit was not judged, even without --cka-memory-report."""
     source = PEAK.format(marker="max_reserved_mb(1)", size=2 * MB)
     run = scripted(source, writes_json=False)
-    run.outcomes(passed=1)
+    run.assert_outcomes(passed=1)
     run.result.stdout.fnmatch_lines(["*max_reserved_mb(1)*this device has no reserve*"])
     assert "not judged" in run.text
 
 
-def test_four_bytes_a_batch_are_caught_and_called_so(scripted):
-    """The smallest leak there is, one float a batch, is reported as 4.0."""
+def test_leak_of_four_bytes_per_batch_is_reported_exactly(scripted):
+    """The smallest leak, one float per batch, is reported as 4.0."""
     run = scripted(GROW.format(marker="flat_per_batch", batches=16, size=4, batch_size=8))
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     assert run.region["growth_bytes_per_batch"] == 4.0
     run.result.stdout.fnmatch_lines(["*flat_per_batch*grew by 4.0 bytes a batch over 16 batches*"])
 
@@ -121,9 +121,9 @@ def test_four_bytes_a_batch_are_caught_and_called_so(scripted):
     ],
 )
 def test_growth_at_the_tolerance_keeps_it(scripted, marker, size, batches, kept):
-    """The tolerance is per batch, and equality keeps it."""
+    """The tolerance is per batch; growth equal to it passes."""
     run = scripted(GROW.format(marker=marker, size=size, batches=batches, batch_size=8))
-    run.outcomes(passed=int(kept), failed=int(not kept))
+    run.assert_outcomes(passed=int(kept), failed=int(not kept))
 
 
 @pytest.mark.parametrize(
@@ -136,22 +136,22 @@ def test_growth_at_the_tolerance_keeps_it(scripted, marker, size, batches, kept)
     ids=["none", "one-too-few", "too-few-for-the-warmup"],
 )
 def test_too_few_batches_fail_and_say_what_to_do(scripted, marker, batches, advice):
-    """What cannot be judged is no pass."""
+    """A limit that too few batches cannot be judged by must not pass."""
     run = scripted(GROW.format(marker=marker, batches=batches, size=0, batch_size=8))
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     assert advice in " ".join(run.text.split())
     assert run.region["breaches"][0]["measured_bytes"] is None
 
 
-def test_a_whole_test_sees_no_batches_and_says_so(scripted):
-    """A test marked flat_per_batch that opens no region cannot pass."""
+def test_flat_per_batch_without_a_region_fails(scripted):
+    """A test that opens no region has no batches, so its limit cannot pass."""
     run = scripted(RETAIN.format(marker="flat_per_batch", size=0))
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     assert "call region.batch_done() after each batch" in " ".join(run.text.split())
 
 
 def test_every_broken_limit_is_named(scripted):
-    """One failure names all limits that broke, what was measured and what was allowed."""
+    """One failure names all broken limits, what was measured and what is allowed."""
     run = scripted(
         """
         import pytest
@@ -167,7 +167,7 @@ def test_every_broken_limit_is_named(scripted):
                     region.batch_done(4)
         """
     )
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     broken = [breach["limit"] for breach in run.region["breaches"]]
     assert broken == ["max_retained_mb(1)", "max_peak_mb('2 MB')", "flat_per_batch"]
     run.result.stdout.fnmatch_lines_random(
@@ -178,13 +178,12 @@ def test_every_broken_limit_is_named(scripted):
             "*region 'train'*",
         ]
     )
-    assert "items.py" not in run.text
-    assert "plugin.py" not in run.text
+    assert "pytest_cka_memory/" not in run.text  # no traceback of the plugin
     assert "Traceback" not in run.text
 
 
-def test_every_region_is_held_to_the_limits(scripted):
-    """The second of three regions breaks the limit and is the one that is named."""
+def test_limits_apply_to_every_region(scripted):
+    """The second of three regions breaks the limit, and the failure names it."""
     run = scripted(
         """
         import pytest
@@ -197,7 +196,7 @@ def test_every_region_is_held_to_the_limits(scripted):
                         meter.allocate(size)
         """
     )
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     assert [r["label"] for r in run.regions] == ["step", "step #2", "step #3"]
     assert [r["verdict"] for r in run.regions] == ["ok", "BREACH", "ok"]
     run.result.stdout.fnmatch_lines(["*region 'step #2'*"])

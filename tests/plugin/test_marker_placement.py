@@ -1,13 +1,13 @@
-"""Where markers may stand, which of them counts, and how they go with other markers."""
+"""Where markers may be written, which of them applies, and how they combine with others."""
 
 import pytest
 
 MB = 2**20
-LEAK = "    meter.allocate(2 * 2**20)\n"
+ALLOCATE_TWO_MB = "    meter.allocate(2 * 2**20)\n"
 
 
 def test_the_closest_marker_wins(scripted):
-    """Function over class over module; a closer one may be looser or tighter."""
+    """Function overrides class overrides module; the closer marker may be looser or tighter."""
     run = scripted(
         """
         import pytest
@@ -30,7 +30,7 @@ def test_the_closest_marker_wins(scripted):
         def test_function(meter): meter.allocate(3)
         """
     )
-    run.outcomes(passed=3, failed=3)
+    run.assert_outcomes(passed=3, failed=3)
     assert {r["nodeid"].rpartition("::")[2]: r["limits"] for r in run.regions} == {
         "test_module": ["max_retained_mb(0)"],
         "test_class_kept": ["max_retained_mb('10 B')"],
@@ -41,8 +41,8 @@ def test_the_closest_marker_wins(scripted):
     }
 
 
-def test_different_markers_add_up_over_the_levels(scripted):
-    """A function's marker replaces only the outer ones of its own name."""
+def test_different_markers_of_all_levels_apply(scripted):
+    """A function's marker replaces only outer markers of the same name."""
     run = scripted(
         """
         import pytest
@@ -59,7 +59,7 @@ def test_different_markers_add_up_over_the_levels(scripted):
 @pytest.mark.parametrize(
     ("limit", "kept"), [("'10 B'", True), ("'9 B'", False)], ids=["looser", "tighter"]
 )
-def test_a_parameter_overrides_its_function(scripted, limit, kept):
+def test_marker_of_a_parameter_overrides_that_of_its_function(scripted, limit, kept):
     """A marker in pytest.param is closer than one on the function that takes the parameter."""
     run = scripted(
         f"""
@@ -72,12 +72,12 @@ def test_a_parameter_overrides_its_function(scripted, limit, kept):
         def test_it(meter, size): meter.allocate(size)
         """
     )
-    run.outcomes(passed=1 + kept, failed=1 - kept)
-    assert run.of("test_it[10]")["limits"] == [f"max_retained_mb({limit})"]
+    run.assert_outcomes(passed=1 + kept, failed=1 - kept)
+    assert run.region_of("test_it[10]")["limits"] == [f"max_retained_mb({limit})"]
 
 
-def test_a_parameter_alone_may_be_marked(scripted):
-    """Its siblings are not measured."""
+def test_marker_of_one_parameter_measures_only_that_parameter(scripted):
+    """The other parameters are not measured."""
     run = scripted(
         """
         import pytest
@@ -86,12 +86,12 @@ def test_a_parameter_alone_may_be_marked(scripted):
         def test_it(meter, size): meter.allocate(size)
         """
     )
-    run.outcomes(passed=1, failed=1)
+    run.assert_outcomes(passed=1, failed=1)
     assert run.region["nodeid"].endswith("[2]")
 
 
-def test_a_subclass_overrides_its_base(scripted):
-    """An inherited marker is farther away than the subclass's own."""
+def test_marker_of_a_subclass_overrides_that_of_its_base(scripted):
+    """A subclass's own marker is closer than an inherited one."""
     run = scripted(
         """
         import pytest
@@ -106,12 +106,12 @@ def test_a_subclass_overrides_its_base(scripted):
         class TestSame(Base): pass
         """
     )
-    run.outcomes(passed=1, failed=1)
+    run.assert_outcomes(passed=1, failed=1)
     assert [r["limits"] for r in run.regions] == [["max_retained_mb(1)"], ["max_retained_mb(0)"]]
 
 
-def test_markers_added_before_the_call_count(scripted):
-    """A marker that a fixture applies is one like any other, and overrides the written one."""
+def test_markers_added_by_fixtures_apply(scripted):
+    """A marker that a fixture applies overrides the one written at the test."""
     run = scripted(
         """
         import pytest
@@ -128,13 +128,13 @@ def test_markers_added_before_the_call_count(scripted):
         def test_loosened(loose, meter): meter.allocate(1)
         """
     )
-    run.outcomes(passed=1, failed=1)
-    assert run.of("test_unmarked")["verdict"] == "BREACH"
-    assert run.of("test_loosened")["verdict"] == "ok"
+    run.assert_outcomes(passed=1, failed=1)
+    assert run.region_of("test_unmarked")["verdict"] == "BREACH"
+    assert run.region_of("test_loosened")["verdict"] == "ok"
 
 
-def test_a_marker_added_while_the_test_runs_counts_where_the_fixture_measures(scripted):
-    """Regions are judged when the call has ended, by the markers there are then."""
+def test_marker_added_inside_a_measured_test_applies(scripted):
+    """Regions are judged after the call, by the markers that the test has then."""
     run = scripted(
         """
         import pytest
@@ -145,11 +145,11 @@ def test_a_marker_added_while_the_test_runs_counts_where_the_fixture_measures(sc
             request.applymarker(pytest.mark.zero_retention)
         """
     )
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
 
 
-def test_a_marker_that_comes_too_late_is_refused(scripted):
-    """A test that was not measured from its start cannot keep a limit added inside it."""
+def test_marker_added_inside_an_unmeasured_test_fails_it(scripted):
+    """The test was not measured from its start, so the limit cannot be checked."""
     run = scripted(
         """
         import pytest
@@ -159,12 +159,12 @@ def test_a_marker_that_comes_too_late_is_refused(scripted):
             meter.allocate(1)
         """
     )
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     run.result.stdout.fnmatch_lines(["zero_retention: not checked*"])
 
 
-def test_a_wrong_marker_added_by_a_fixture_fails_in_a_line(scripted):
-    """It cannot be found at collection, and is refused when it is read."""
+def test_wrong_marker_added_by_a_fixture_fails_the_test_in_one_line(scripted):
+    """It cannot be found at collection, so it is refused when it is read."""
     run = scripted(
         """
         import pytest
@@ -176,9 +176,9 @@ def test_a_wrong_marker_added_by_a_fixture_fails_in_a_line(scripted):
         """
     )
     assert run.result.ret == pytest.ExitCode.TESTS_FAILED
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     run.result.stdout.fnmatch_lines(["*max_retained_mb(-1): a memory size cannot be -1*"])
-    assert "items.py" not in run.text
+    assert "pytest_cka_memory/" not in run.text  # no traceback of the plugin
 
 
 @pytest.mark.parametrize(
@@ -189,11 +189,11 @@ def test_a_wrong_marker_added_by_a_fixture_fails_in_a_line(scripted):
         ("xfail(raises=ValueError)", {"failed": 1}, "failed"),
     ],
 )
-def test_a_breach_is_a_failure_to_xfail(scripted, marker, outcome, region_outcome):
-    """An expected breach is an expected failure; a breach is no ValueError."""
+def test_breach_counts_as_a_failure_for_xfail(scripted, marker, outcome, region_outcome):
+    """An expected breach is an expected failure, unless xfail expects another exception."""
     source = f"import pytest\n@pytest.mark.{marker}\n@pytest.mark.zero_retention\n"
-    run = scripted(source + "def test_it(meter):\n" + LEAK)
-    run.outcomes(**outcome)
+    run = scripted(source + "def test_it(meter):\n" + ALLOCATE_TWO_MB)
+    run.assert_outcomes(**outcome)
     assert run.region["outcome"] == region_outcome
     assert run.region["verdict"] == "BREACH"
 
@@ -202,16 +202,16 @@ def test_a_breach_is_a_failure_to_xfail(scripted, marker, outcome, region_outcom
     ("marker", "outcome"),
     [("xfail", {"xpassed": 1}), ("xfail(strict=True)", {"failed": 1})],
 )
-def test_an_expected_breach_that_is_gone_is_told(scripted, marker, outcome):
-    """A kept limit under xfail is an unexpected pass, and fails where that is strict."""
+def test_kept_limit_under_xfail_is_an_unexpected_pass(scripted, marker, outcome):
+    """If xfail is strict, the unexpected pass is a failure."""
     source = f"import pytest\n@pytest.mark.{marker}\n@pytest.mark.zero_retention\n"
     run = scripted(source + "def test_it(meter): pass\n")
-    run.outcomes(**outcome)
+    run.assert_outcomes(**outcome)
     assert run.region["verdict"] == "ok"
 
 
-def test_skips_measure_nothing_and_break_nothing(scripted):
-    """However a test is skipped, no limit is judged."""
+def test_skipped_tests_are_not_judged(scripted):
+    """No limit is judged, however the test is skipped."""
     run = scripted(
         """
         import pytest
@@ -238,7 +238,7 @@ def test_skips_measure_nothing_and_break_nothing(scripted):
         """,
         "--cka-memory-report",
     )
-    run.outcomes(skipped=4, xfailed=1)
+    run.assert_outcomes(skipped=4, xfailed=1)
     assert run.region["nodeid"].endswith("test_inside")
     assert run.region["completed"] is False
     assert run.region["breaches"] == []
@@ -246,8 +246,8 @@ def test_skips_measure_nothing_and_break_nothing(scripted):
     assert "not measured: Function items" not in run.text
 
 
-def test_a_failing_test_is_not_judged_and_that_is_said(scripted):
-    """Its traceback holds its tensors; the failure that is told is its own."""
+def test_failing_test_is_reported_as_not_judged(scripted):
+    """Its traceback holds its tensors; only its own failure is shown."""
     run = scripted(
         """
         import pytest
@@ -265,7 +265,7 @@ def test_a_failing_test_is_not_judged_and_that_is_said(scripted):
         """,
         "--cka-memory-report",
     )
-    run.outcomes(failed=2)
+    run.assert_outcomes(failed=2)
     assert [r["verdict"] for r in run.regions] == ["not judged"] * 2
     assert [r["outcome"] for r in run.regions] == ["failed"] * 2
     assert [r["breaches"] for r in run.regions] == [[], []]
@@ -280,13 +280,13 @@ def test_a_failing_test_is_not_judged_and_that_is_said(scripted):
     assert "broken" not in run.text
 
 
-def test_the_failure_stands_in_junit_xml(scripted, pytester):
-    """A breach is a failure to every consumer of the reports, not only on the screen."""
+def test_breach_is_a_failure_in_junit_xml(scripted, pytester):
+    """A breach is counted as a failure, not as an error."""
     run = scripted(
-        "import pytest\n@pytest.mark.zero_retention\ndef test_it(meter):\n" + LEAK,
+        "import pytest\n@pytest.mark.zero_retention\ndef test_it(meter):\n" + ALLOCATE_TWO_MB,
         "--junitxml=j.xml",
     )
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     xml = (pytester.path / "j.xml").read_text("utf-8")
     assert 'failures="1"' in xml
     assert 'errors="0"' in xml

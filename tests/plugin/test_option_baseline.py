@@ -1,4 +1,4 @@
-"""``--cka-memory-baseline`` and its kin: written, held to, refused, and never lost."""
+"""``--cka-memory-baseline`` and related options: the file is written, checked or refused."""
 
 import json
 
@@ -18,13 +18,13 @@ def test_it(cka_memory, meter):
 
 
 def _test(peak=0, arguments="", action="meter.free(meter.allocate({}))"):
-    """A marked test whose region has this peak."""
+    """Return a marked test whose region has this peak."""
     return TEST.format(arguments=arguments, action=action.format(peak))
 
 
 @pytest.fixture
 def file(pytester):
-    """The baseline file of the default name."""
+    """Path of the baseline file with the default name."""
     return pytester.path / FILE
 
 
@@ -32,10 +32,10 @@ def _regions(file):
     return json.loads(file.read_text("utf-8"))[1:]
 
 
-def test_an_update_writes_what_passed(scripted, file):
-    """One line a region, to the letter, at the root of the tests; the summary says how many."""
+def test_update_writes_one_line_per_region(scripted, file):
+    """The file is in the root of the tests; the summary counts its regions."""
     run = scripted(_test(1000), UPDATE)
-    run.outcomes(passed=1)
+    run.assert_outcomes(passed=1)
     torch = json.dumps(".".join(run.report["session"]["torch"].split(".")[:2]))
     assert file.read_text("utf-8") == (
         '[ {"schema": "pytest-cka-memory-baseline/1"}\n'
@@ -61,21 +61,19 @@ ACTIONS = {
 @pytest.mark.parametrize(
     ("size", "outcome"), [(1050, "passed"), (1051, "failed")], ids=["equal", "one-byte-above"]
 )
-def test_a_figure_may_rise_by_the_tolerance_and_no_byte_more(
-    scripted_reserve, figure, size, outcome
-):
-    """5% of 1000 bytes, unless told otherwise; every figure that is kept is held to."""
+def test_figure_may_rise_by_the_tolerance_and_no_more(scripted_reserve, figure, size, outcome):
+    """The default is 5 % of 1000 bytes; every figure in the file is checked."""
     action = ACTIONS[figure]
-    scripted_reserve(_test(1000, action=action), UPDATE).outcomes(passed=1)
-    scripted_reserve(_test(1000, action=action)).outcomes(passed=1)
-    scripted_reserve(_test(size, action=action)).outcomes(**{outcome: 1})
+    scripted_reserve(_test(1000, action=action), UPDATE).assert_outcomes(passed=1)
+    scripted_reserve(_test(1000, action=action)).assert_outcomes(passed=1)
+    scripted_reserve(_test(size, action=action)).assert_outcomes(**{outcome: 1})
 
 
-def test_a_breach_says_what_rose_and_above_what(scripted):
-    """As the failure of the test, and in the report."""
+def test_breach_names_the_figure_and_the_baseline(scripted):
+    """The failure of the test and the report say the same."""
     scripted(_test(1000), UPDATE)
     run = scripted(_test(1060), GATE)
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     run.result.stdout.fnmatch_lines(
         [
             "memory_baseline broken: peak increase 1,060 bytes, allowed 1,050 bytes (5% above the "
@@ -101,16 +99,16 @@ def test_a_breach_says_what_rose_and_above_what(scripted):
     ],
     ids=["default", "ini", "option", "marker", "by name", "zero"],
 )
-def test_the_nearest_tolerance_counts(scripted, pytester, file, arguments, options, ini, allowed):
-    """Marker over command line over ini over 5%; a share, a size, or both."""
+def test_closest_tolerance_applies(scripted, pytester, file, arguments, options, ini, allowed):
+    """Marker, command line, ini file, 5 %: a share, a size, or both."""
     pytester.makeini(f"[pytest]\ncka_memory_tolerance = {ini}")
     scripted(_test(1000), UPDATE)
-    scripted(_test(allowed, arguments), *options).outcomes(passed=1)
-    scripted(_test(allowed + 1, arguments), *options).outcomes(failed=1)
+    scripted(_test(allowed, arguments), *options).assert_outcomes(passed=1)
+    scripted(_test(allowed + 1, arguments), *options).assert_outcomes(failed=1)
 
 
-def test_the_closest_marker_counts(scripted):
-    """Function over class, as for every limit."""
+def test_closest_marker_applies(scripted):
+    """A function's marker overrides its class's, as for every limit."""
     source = """
         import pytest
         @pytest.mark.memory_baseline("0%")
@@ -121,8 +119,8 @@ def test_the_closest_marker_counts(scripted):
         """
     scripted(source.format(100), UPDATE)
     run = scripted(source.format(109))
-    run.outcomes(passed=1, failed=1)
-    assert run.of("test_class")["verdict"] == "BREACH"
+    run.assert_outcomes(passed=1, failed=1)
+    assert run.region_of("test_class")["verdict"] == "BREACH"
 
 
 BOTH = """
@@ -134,39 +132,39 @@ def test_plain(meter): meter.allocate({0})
 """
 
 
-def test_a_marker_alone_holds_its_own_test(scripted):
-    """To the file of the default name; the others are measured or not as ever."""
-    scripted(BOTH.format(10), UPDATE).outcomes(passed=3)
-    scripted(BOTH.format(20)).outcomes(passed=2, failed=1)
+def test_marker_without_options_checks_its_own_test(scripted):
+    """It is checked against the file of the default name; other tests are not checked."""
+    scripted(BOTH.format(10), UPDATE).assert_outcomes(passed=3)
+    scripted(BOTH.format(20)).assert_outcomes(passed=2, failed=1)
 
 
-def test_the_option_holds_every_measured_test(scripted):
-    """Marked or not."""
+def test_option_checks_every_measured_test(scripted):
+    """It need not have the marker."""
     scripted(BOTH.format(10), UPDATE)
     run = scripted(BOTH.format(20), GATE)
-    run.outcomes(passed=1, failed=2)
-    assert run.of("test_fixture")["limits"] == ["--cka-memory-baseline"]
+    run.assert_outcomes(passed=1, failed=2)
+    assert run.region_of("test_fixture")["limits"] == ["--cka-memory-baseline"]
 
 
-def test_what_is_in_the_file_is_measured(scripted, file):
-    """So a gate needs no --cka-memory-report to hold a test to what one wrote."""
+def test_option_measures_every_test_in_the_file(scripted, file):
+    """Checking a file that --cka-memory-report helped to write does not need that option."""
     scripted(BOTH.format(10), UPDATE, "--cka-memory-report")
     assert len(_regions(file)) == 3
-    scripted(BOTH.format(20), GATE).outcomes(failed=3)
-    scripted(BOTH.format(20), UPDATE).outcomes(passed=3)
+    scripted(BOTH.format(20), GATE).assert_outcomes(failed=3)
+    scripted(BOTH.format(20), UPDATE).assert_outcomes(passed=3)
     assert {region["retained_bytes"] for region in _regions(file)} == {20}
 
 
-def test_ini_keys_do_what_the_options_do(scripted, pytester):
-    """Paths start from the root there."""
+def test_ini_keys_have_the_effect_of_the_options(scripted, pytester):
+    """Paths in the ini file are relative to the root."""
     pytester.makeini(
         "[pytest]\ncka_memory_baseline = kept/b.json\ncka_memory_require_baseline = true\n"
     )
-    scripted(BOTH.format(10), UPDATE).outcomes(passed=3)
+    scripted(BOTH.format(10), UPDATE).assert_outcomes(passed=3)
     assert len(_regions(pytester.path / "kept" / "b.json")) == 2
-    scripted(BOTH.format(20)).outcomes(passed=1, failed=2)
+    scripted(BOTH.format(20)).assert_outcomes(passed=1, failed=2)
     renamed = BOTH.format(10).replace("test_marked", "test_new")
-    scripted(renamed).outcomes(passed=2, failed=1)
+    scripted(renamed).assert_outcomes(passed=2, failed=1)
 
 
 OTHER_DEVICE = """
@@ -174,55 +172,50 @@ METER.device, METER.device_name, METER.name = "cuda:0", "NVIDIA H200", "another"
 """
 
 
-def _on_another_device(pytester):
-    conftest = pytester.path / "conftest.py"
-    conftest.write_text(conftest.read_text() + OTHER_DEVICE)
-
-
-def test_another_device_has_no_baseline(scripted, pytester):
-    """Not judged and said so, with what makes one."""
+def test_region_on_another_device_is_not_judged(scripted, extend_conftest):
+    """The report says so, and how to write a baseline."""
     scripted(_test(10), UPDATE)
-    _on_another_device(pytester)
+    extend_conftest(OTHER_DEVICE)
     run = scripted(_test(10**6))
-    run.outcomes(passed=1)
+    run.assert_outcomes(passed=1)
     assert run.region["verdict"] == "not judged"
     (line,) = [line for line in run.result.outlines if line.startswith("not judged")]
     assert "memory_baseline, no baseline for this device (NVIDIA H200, another, torch" in line
     assert line.endswith("; write one with --cka-memory-update-baseline (regions: 1)")
 
 
-def test_a_new_region_has_no_baseline(scripted):
-    """On a device that has one for others."""
+def test_new_region_is_not_judged(scripted):
+    """The device has a baseline for other regions."""
     scripted(_test(10), UPDATE)
     run = scripted(_test(10).replace("part", "new"))
-    run.outcomes(passed=1)
+    run.assert_outcomes(passed=1)
     assert "not judged: memory_baseline, no baseline for this region; write one with" in run.text
 
 
-def test_without_any_file_a_marked_test_is_not_judged(scripted):
-    """The first run of a project passes, visibly unjudged."""
+def test_marked_test_without_a_file_is_not_judged(scripted):
+    """The first run of a project passes, and the report says that nothing was judged."""
     run = scripted(_test(10))
-    run.outcomes(passed=1)
+    run.assert_outcomes(passed=1)
     assert "not judged: memory_baseline, no baseline for this device (cpu, scripted" in run.text
 
 
-def test_a_baseline_can_be_required(scripted, pytester):
-    """Then what has none fails, by device or by region."""
+def test_required_baseline_that_is_missing_fails_the_test(scripted, pytester):
+    """The option fails tests without a baseline for their device or region."""
     required = "--cka-memory-require-baseline"
-    scripted(_test(10), required).outcomes(failed=1)
-    scripted(_test(10), UPDATE, required).outcomes(passed=1)
-    scripted(_test(10), required).outcomes(passed=1)
+    scripted(_test(10), required).assert_outcomes(failed=1)
+    scripted(_test(10), UPDATE, required).assert_outcomes(passed=1)
+    scripted(_test(10), required).assert_outcomes(passed=1)
     run = scripted(_test(10).replace("part", "new"), required)
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     assert "memory_baseline broken: cannot be judged, and --cka-memory-require-base" in run.text
 
 
-def test_both_devices_keep_their_lines(scripted, pytester, file):
-    """An update on one machine leaves the other's figures."""
+def test_update_keeps_the_lines_of_other_devices(scripted, extend_conftest, file):
+    """An update on one machine does not change figures of the other."""
     scripted(_test(10), UPDATE)
     before = _regions(file)
-    _on_another_device(pytester)
-    scripted(_test(20), UPDATE).outcomes(passed=1)
+    extend_conftest(OTHER_DEVICE)
+    scripted(_test(20), UPDATE).assert_outcomes(passed=1)
     after = _regions(file)
     assert [region for region in after if region["device"] == "cpu"] == before
     assert [r["peak_increase_bytes"] for r in after if r["device"] == "NVIDIA H200"] == [20]
@@ -245,28 +238,28 @@ def test_is_left_out(meter): meter.allocate({0})
 """
 
 
-def test_only_what_ran_and_passed_is_taken_in(scripted, file):
-    """Everything else keeps the line it has."""
-    scripted(MANY.format(10), UPDATE).outcomes(passed=6, xpassed=1)
+def test_update_only_writes_tests_that_passed(scripted, file):
+    """All other tests keep their lines."""
+    scripted(MANY.format(10), UPDATE).assert_outcomes(passed=6, xpassed=1)
     before = {region["nodeid"][17:]: region for region in _regions(file)}
     assert "is_expected_to_fail" not in before  # it did not pass as a test should
     run = scripted(MANY.format(11), UPDATE, "-k", "not left_out")
-    run.outcomes(passed=2, failed=2, skipped=1, errors=1, xfailed=1, deselected=1)
+    run.assert_outcomes(passed=2, failed=2, skipped=1, errors=1, xfailed=1, deselected=1)
     changed = {region["nodeid"][17:] for region in _regions(file)} - before.keys()
     changed |= {r["nodeid"][17:] for r in _regions(file) if before[r["nodeid"][17:]] != r}
     assert changed == {"passes"}
     assert "baseline: 0 regions added, 1 changed, 0 unchanged in" in run.text
 
 
-def test_an_update_holds_nothing_to_the_old_baseline(scripted, file):
-    """Or a change that is meant could never be taken in."""
+def test_update_does_not_check_the_old_baseline(scripted, file):
+    """Otherwise an intended change could not be written."""
     scripted(_test(10), UPDATE)
-    scripted(_test(10**6), UPDATE, GATE).outcomes(passed=1)
+    scripted(_test(10**6), UPDATE, GATE).assert_outcomes(passed=1)
     assert _regions(file)[0]["peak_increase_bytes"] == 10**6
 
 
-def test_an_update_without_change_leaves_the_file(scripted, file):
-    """Byte for byte, whoever laid it out."""
+def test_update_without_changes_does_not_write_the_file(scripted, file):
+    """The file keeps its bytes, even if its layout is not the plugin's."""
     scripted(_test(10), UPDATE)
     laid_out = json.dumps(json.loads(file.read_text()), indent=2)
     file.write_text(laid_out)
@@ -275,34 +268,34 @@ def test_an_update_without_change_leaves_the_file(scripted, file):
     assert file.read_text() == laid_out
 
 
-def test_an_update_that_measured_nothing_writes_nothing(scripted, file):
-    """And says so."""
+def test_update_that_measured_nothing_writes_nothing(scripted, file):
+    """The summary says so."""
     run = scripted("def test_plain(): pass", UPDATE)
-    run.outcomes(passed=1)
+    run.assert_outcomes(passed=1)
     assert "baseline: nothing to write, no measured test passed" in run.text
     assert not file.exists()
 
 
-def test_collecting_only_writes_nothing(scripted, file):
-    """Nothing was measured."""
+def test_collect_only_writes_nothing(scripted, file):
+    """--collect-only measures nothing."""
     assert scripted(_test(10), UPDATE, "--collect-only").result.ret == pytest.ExitCode.OK
     assert not file.exists()
 
 
-def test_regions_of_one_label_are_told_apart(scripted, file):
-    """By the number they get in the report."""
+def test_regions_of_the_same_label_are_numbered(scripted, file):
+    """They have the same numbers as in the report."""
     source = _test(10) + '    with cka_memory.measure("part"): meter.allocate(7)\n'
     scripted(source, UPDATE)
     assert [(r["label"], r["retained_bytes"]) for r in _regions(file)] == [
         ("part", 0),
         ("part #2", 7),
     ]
-    scripted(source.replace("allocate(7)", "allocate(8)")).outcomes(failed=1)
+    scripted(source.replace("allocate(7)", "allocate(8)")).assert_outcomes(failed=1)
 
 
 @pytest.mark.parametrize("options", [["-n2"], ["-n2", "--dist=each"]], ids=["load", "each"])
-def test_workers_write_the_file_of_a_serial_run(scripted, file, options):
-    """The controller alone, from what they report; they hold their tests to it."""
+def test_workers_write_the_same_file_as_a_serial_run(scripted, file, options):
+    """The controller writes it from the workers' reports; workers check their tests against it."""
     pytest.importorskip("xdist")
     many = "import pytest\npytestmark = pytest.mark.memory_baseline\n" + "".join(
         f"def test_{n}(meter): meter.allocate({n}{{0}})\n" for n in range(1, 6)
@@ -317,8 +310,8 @@ def test_workers_write_the_file_of_a_serial_run(scripted, file, options):
     assert len({region["nodeid"] for region in run.regions}) == 5
 
 
-def test_a_rerun_counts_once(scripted, file):
-    """The last run of a test, which passed."""
+def test_update_writes_the_last_run_of_a_rerun_test(scripted, file):
+    """The last run passed."""
     pytest.importorskip("pytest_rerunfailures")
     source = """
         import pytest
@@ -347,16 +340,16 @@ BROKEN = {
 
 @pytest.mark.parametrize("options", [[], [GATE], [UPDATE], ["-n2", UPDATE]], ids=" ".join)
 @pytest.mark.parametrize(("content", "message"), BROKEN.values(), ids=BROKEN)
-def test_a_file_that_cannot_be_used_stops_the_session(scripted, file, content, message, options):
-    """Before any test, by file and line; an update does not write over it either."""
+def test_unusable_file_ends_the_session_before_any_test(scripted, file, content, message, options):
+    """The error names file and line; an update does not overwrite the file either."""
     file.write_text(content)
     run = scripted(_test(10), *options)
-    run.refused("--cka-memory-baseline: cannot use", f"{FILE}, {message}")
+    run.assert_refused("--cka-memory-baseline: cannot use", f"{FILE}, {message}")
     assert file.read_text() == content
 
 
-def test_a_file_that_breaks_while_tests_run_is_not_written_over(scripted, file):
-    """It is read again before it is replaced; the session fails."""
+def test_file_that_becomes_unusable_during_the_run_is_not_overwritten(scripted, file):
+    """The file is read again before it is replaced; the session fails."""
     scripted(_test(10), UPDATE)
     breaks = _test(20, action=f"open({str(file)!r}, 'a').write('x'); meter.allocate({{}})")
     run = scripted(breaks, UPDATE)
@@ -365,13 +358,13 @@ def test_a_file_that_breaks_while_tests_run_is_not_written_over(scripted, file):
     assert file.read_text().endswith("]\nx")
 
 
-def test_a_named_file_must_be_there(scripted):
-    """A gate with a wrong path would judge nothing; an update makes it."""
-    scripted(_test(10), "--cka-memory-baseline=no.json").refused(
+def test_named_file_must_exist_unless_it_is_updated(scripted):
+    """With a wrong path, nothing would be judged; an update creates the file."""
+    scripted(_test(10), "--cka-memory-baseline=no.json").assert_refused(
         "--cka-memory-baseline: there is no", "no.json; write one with --cka-memory-update-baseline"
     )
-    scripted(_test(10), "--cka-memory-baseline=new/no.json", UPDATE).outcomes(passed=1)
-    scripted(_test(10), "--cka-memory-baseline=new/no.json").outcomes(passed=1)
+    scripted(_test(10), "--cka-memory-baseline=new/no.json", UPDATE).assert_outcomes(passed=1)
+    scripted(_test(10), "--cka-memory-baseline=new/no.json").assert_outcomes(passed=1)
 
 
 @pytest.mark.parametrize(
@@ -396,22 +389,22 @@ def test_a_named_file_must_be_there(scripted):
     ],
     ids=["number", "number as text", "two", "option"],
 )
-def test_a_wrong_tolerance_is_refused(scripted, source, options, message):
-    """Before any test runs, with what to write."""
-    scripted(source, *options).refused(message)
+def test_invalid_tolerance_is_refused(scripted, source, options, message):
+    """The session ends before any test; the error says what to write."""
+    scripted(source, *options).assert_refused(message)
 
 
-def test_an_expected_failure_may_be_a_breach(scripted):
-    """A breach is a failure like any other."""
+def test_breach_counts_as_an_expected_failure(scripted):
+    """The xfail marker accepts it like any other failure."""
     source = _test("{0}").replace("@pytest.mark", "@pytest.mark.{1}\n@pytest.mark", 1)
     scripted(source.format(10, "filterwarnings"), UPDATE)
-    scripted(source.format(99, "xfail")).outcomes(xfailed=1)
+    scripted(source.format(99, "xfail")).assert_outcomes(xfailed=1)
 
 
 def test_a_breach_is_a_failure_in_junit_xml(scripted, pytester):
-    """With the sentence of the terminal."""
+    """Its message is the one in the terminal."""
     scripted(_test(1000), UPDATE)
-    scripted(_test(1060), "--junitxml=j.xml").outcomes(failed=1)
+    scripted(_test(1060), "--junitxml=j.xml").assert_outcomes(failed=1)
     written = (pytester.path / "j.xml").read_text("utf-8")
     assert "memory_baseline broken: peak increase 1,060 bytes, allowed 1,050 bytes" in written
 
@@ -428,7 +421,7 @@ ONE = TWO.split('    with cka_memory.measure("goes")')[0]
 
 @pytest.fixture
 def written(scripted, pytester, file):
-    """A baseline of three regions in one file, and of one in another, which is gone."""
+    """A baseline with three regions of one test file, and one of a file that was deleted."""
     pytester.makepyfile(test_other="def test_other(cka_memory): pass")
     scripted(TWO, UPDATE, "test_it.py", "test_other.py")
     (pytester.path / "test_other.py").unlink()
@@ -436,16 +429,17 @@ def written(scripted, pytester, file):
 
 
 def _gone(run):
+    """Return the lines that the summary lists as gone."""
     found = run.text.partition(" are gone; delete their lines:\n")[2]
     return [line[2:] for line in found.splitlines() if line.startswith("  test_")]
 
 
 @pytest.mark.usefixtures("written")
 @pytest.mark.parametrize("options", [[], ["-n2"]], ids=["serial", "workers"])
-def test_lines_without_a_test_are_named(scripted, options):
-    """A region, a test and a file that are gone: what a cleaned file would not have."""
+def test_lines_without_a_test_are_listed(scripted, options):
+    """A region, a test and a test file were deleted."""
     run = scripted(ONE, GATE, *options)
-    run.outcomes(passed=1)
+    run.assert_outcomes(passed=1)
     assert _gone(run) == [
         "test_it.py::test_goes",
         "test_it.py::test_stays goes",
@@ -459,23 +453,23 @@ def test_lines_without_a_test_are_named(scripted, options):
     [["-k", "stays"], ["test_it.py::test_stays"], ["--deselect", "test_it.py::test_goes"]],
 )
 @pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "workers"])
-def test_tests_that_were_left_out_are_not_called_gone(scripted, options, workers):
-    """Only what this session can tell: here a region of the test that ran, and a lost file."""
+def test_lines_of_deselected_tests_are_not_listed_as_gone(scripted, options, workers):
+    """Only a missing region of a test that ran and a missing file are listed."""
     run = scripted(ONE + "\ndef test_goes(cka_memory): pass", GATE, *options, *workers)
     assert _gone(run) == ["test_it.py::test_stays goes", "test_other.py::test_other"]
 
 
 @pytest.mark.usefixtures("written")
-def test_a_test_that_failed_says_nothing_of_its_regions(scripted):
-    """It may have been left before it came to them."""
+def test_regions_of_a_failed_test_are_not_listed_as_gone(scripted):
+    """It may have failed before it reached them."""
     run = scripted(ONE + "    assert False\ndef test_goes(cka_memory): pass", GATE)
-    run.outcomes(passed=1, failed=1)
+    run.assert_outcomes(passed=1, failed=1)
     assert _gone(run) == ["test_other.py::test_other"]
 
 
 @pytest.mark.usefixtures("written")
-def test_an_update_drops_the_regions_of_tests_that_ran(scripted, file):
-    """Tests that are gone are only named: another branch may still have them."""
+def test_update_drops_missing_regions_of_tests_that_ran(scripted, file):
+    """Missing tests are only listed because another branch may still have them."""
     run = scripted(ONE, UPDATE)
     assert "baseline: 0 regions added, 0 changed, 1 unchanged, 1 dropped in" in run.text
     assert _gone(run) == ["test_it.py::test_goes", "test_other.py::test_other"]
@@ -483,14 +477,14 @@ def test_an_update_drops_the_regions_of_tests_that_ran(scripted, file):
 
 
 @pytest.mark.usefixtures("written")
-def test_another_devices_lines_are_not_called_gone(scripted, pytester):
-    """Its tests may be others."""
-    _on_another_device(pytester)
+def test_lines_of_another_device_are_not_listed_as_gone(scripted, extend_conftest):
+    """Another device may run other tests."""
+    extend_conftest(OTHER_DEVICE)
     assert _gone(scripted(ONE, GATE)) == []
 
 
-def test_the_header_says_what_is_done(scripted, file):
-    """Held to, or written."""
+def test_header_says_whether_the_file_is_checked_or_written(scripted, file):
+    """Without either option there is no header."""
     assert f"cka-memory: writing {file}" in scripted(_test(10), UPDATE).text
     assert f"cka-memory: held to {file}" in scripted(_test(10), GATE).text
     assert "cka-memory: " not in scripted(_test(10), writes_json=False).text

@@ -1,10 +1,8 @@
-"""``--cka-memory-device=predict:cuda``: what is predicted is labelled so, everywhere."""
+"""``--cka-memory-device=predict:cuda``: every report labels its figures as predicted."""
 
 import pytest
 
 pytest.importorskip("xdist")
-
-WORKERS = pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "xdist"])
 
 KEEPS = """
 import pytest, torch
@@ -17,13 +15,12 @@ def test_it(cka_memory):
 
 
 @pytest.mark.predicts
-@WORKERS
-def test_every_report_says_that_its_figures_are_predicted(session, workers):
-    """The table, the failure and the JSON file."""
+def test_every_report_labels_its_figures_as_predicted(session, workers):
+    """The table, the failure and the JSON file say so."""
     run = session(
         KEEPS, "--cka-memory-device=predict:cuda", "--cka-memory-report", *workers, subprocess=True
     )
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     assert run.region["retained_bytes"] == 2**20
     head = run.report["session"]
     assert (head["device"], head["cuda"]) == ("predict:cuda:a100", None)
@@ -42,38 +39,37 @@ def test_every_report_says_that_its_figures_are_predicted(session, workers):
 
 @pytest.mark.predicts
 @pytest.mark.parametrize(
-    ("named", "told"),
+    ("device", "reported"),
     [
         ("predict:cuda", "predict:cuda:a100"),
         ("predict:cuda:a100-40gb", "predict:cuda:a100-40gb"),
         ("predict:cuda:h100", "predict:cuda:h100"),
     ],
 )
-def test_a_card_is_named_behind_the_device(session, named, told):
-    """The report names it in full, so that figures of two cards are never taken for one's."""
-    run = session(KEEPS, f"--cka-memory-device={named}", subprocess=True)
-    assert run.report["session"]["device"] == told
+def test_reports_name_the_predicted_card(session, device, reported):
+    """Its full name is given so that figures of two cards are not confused."""
+    run = session(KEEPS, f"--cka-memory-device={device}", subprocess=True)
+    assert run.report["session"]["device"] == reported
 
 
-@WORKERS
 @pytest.mark.parametrize("source", [KEEPS, "def test_it(): pass\n"], ids=["marked", "unmarked"])
 @pytest.mark.parametrize("card", ["b9000", "a100:1", "A100"])
-def test_an_unknown_card_ends_the_session(session, workers, source, card):
-    """As any device that is not there; the error lists the cards that are known."""
+def test_unknown_card_ends_the_session(session, workers, source, card):
+    """The error lists the known cards."""
     run = session(source, f"--cka-memory-device=predict:cuda:{card}", *workers, subprocess=True)
-    run.refused("--cka-memory-device: ", f"unknown card {card!r}", "a100, a100-40gb, h100")
+    run.assert_refused("--cka-memory-device: ", f"unknown card {card!r}", "a100, a100-40gb, h100")
 
 
 @pytest.mark.parametrize("device", ["predict", "predict:cpu", "predict:cuda0"])
-def test_nothing_but_cuda_is_predicted(session, device):
-    """The error names what is."""
+def test_only_cuda_can_be_predicted(session, device):
+    """The error names the valid device."""
     run = session(KEEPS, f"--cka-memory-device={device}")
-    run.refused(f"unknown device {device!r}", "predict:cuda")
+    run.assert_refused(f"unknown device {device!r}", "predict:cuda")
 
 
 @pytest.mark.predicts
-def test_what_cannot_be_predicted_fails_its_test_alone(session):
-    """With the line, and what to do."""
+def test_operation_that_cannot_be_predicted_fails_only_its_test(session):
+    """The error names the line and says what to do."""
     run = session(
         """
         import torch
@@ -85,5 +81,5 @@ def test_what_cannot_be_predicted_fails_its_test_alone(session):
         "--cka-memory-device=predict:cuda",
         subprocess=True,
     )
-    run.outcomes(passed=1, failed=1)
+    run.assert_outcomes(passed=1, failed=1)
     run.result.stdout.fnmatch_lines(["E *PredictionError: *test_it.py:3 in test_asks: cannot*"])

@@ -1,4 +1,4 @@
-"""``--cka-memory-markdown`` and ``--cka-memory-html``: the same session, in files of their own."""
+"""``--cka-memory-markdown`` and ``--cka-memory-html``: the session as Markdown and HTML files."""
 
 import re
 from pathlib import Path
@@ -28,21 +28,20 @@ def test_whole(cka_memory, meter): meter.allocate(5)
 FILES = ("--cka-memory-markdown=out/r.md", "--cka-memory-html=out/r.html")
 
 
-@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "xdist"])
-def test_every_file_tells_of_the_same_session(scripted, pytester, workers):
-    """What the JSON report holds, the others show; whoever has it can make them again."""
+def test_all_files_report_the_same_session(scripted, pytester, workers):
+    """Markdown and HTML can be written again from the JSON report."""
     run = scripted(SOURCE, *FILES, *workers)
-    run.outcomes(passed=1, failed=2)
+    run.assert_outcomes(passed=1, failed=2)
     report = json_reader.read(pytester.path / "r.json")
     assert [result.record.label for result in report.results] == ["<b>|`", "plain", ""]
-    assert (pytester.path / "out" / "r.md").read_text("utf-8") == markdown.text(report)
-    assert (pytester.path / "out" / "r.html").read_text("utf-8") == html_page.text(report)
+    assert (pytester.path / "out" / "r.md").read_text("utf-8") == markdown.render(report)
+    assert (pytester.path / "out" / "r.html").read_text("utf-8") == html_page.render(report)
     for name in ("r.json", "r.md", "r.html"):
         run.result.stdout.fnmatch_lines([f"figures written to *{name}"])
 
 
-def test_a_real_report_keeps_to_the_schema(scripted_reserve):
-    """With a reserve, batches, breaches, and a limit that no batch could be judged by."""
+def test_json_report_conforms_to_the_schema(scripted_reserve):
+    """The session has a reserve, batches, breaches, and a limit that was not judged."""
     source = SOURCE + "\n@pytest.mark.flat_per_batch\ndef test_unseen(meter): pass\n"
     run = scripted_reserve(source, "--cka-memory-explain")
     assert len(run.regions) == 4
@@ -50,8 +49,8 @@ def test_a_real_report_keeps_to_the_schema(scripted_reserve):
     Draft202012Validator(json_reader.json.loads(schema)).validate(run.report)
 
 
-def test_the_shell_shows_what_the_session_printed(scripted, pytester, capsys):
-    """The same table, line by line, from the file alone."""
+def test_show_prints_the_table_of_the_session(scripted, pytester, capsys):
+    """``show`` prints the same lines from the JSON file alone."""
     run = scripted(SOURCE, "--cka-memory-report")
     capsys.readouterr()
     assert main(["show", str(pytester.path / "r.json")]) == 0
@@ -61,35 +60,36 @@ def test_the_shell_shows_what_the_session_printed(scripted, pytester, capsys):
     assert printed[start : start + len(shown)] == shown
 
 
-def test_the_markdown_of_a_session_that_measured_nothing_says_so(scripted, pytester):
-    """And what failed it, if a gate did."""
+def test_files_say_that_nothing_was_measured(scripted, pytester):
+    """They also say why the session failed."""
     run = scripted("def test_it(): pass", *FILES, "--cka-memory-min-regions=1")
     assert run.result.ret == pytest.ExitCode.TESTS_FAILED
     first, _, second, *_ = (pytester.path / "out" / "r.md").read_text("utf-8").splitlines()
     assert first == "### Memory: nothing was measured"
-    assert second == "**FAILED**: `0 regions measured, --cka-memory-min-regions=1`"
+    reason = "0 regions measured, --cka-memory-min-regions=1: look for skipped or deselected tests"
+    assert second == f"**FAILED**: `{reason}, or lower the minimum`"
     page = (pytester.path / "out" / "r.html").read_text("utf-8")
-    assert "FAILED: 0 regions measured, --cka-memory-min-regions=1" in page
+    assert f"FAILED: {reason}" in page
 
 
 @pytest.mark.parametrize("kind", ["markdown", "html"])
-def test_paths_in_the_ini_file_start_there(scripted, pytester, kind):
-    """As those of every file."""
+def test_paths_in_the_ini_file_are_relative_to_it(scripted, pytester, kind):
+    """The file is written below the folder of the ini file."""
     pytester.makeini(f"[pytest]\ncka_memory_{kind} = out/r\n")
-    scripted("def test_it(cka_memory): pass").outcomes(passed=1)
+    scripted("def test_it(cka_memory): pass").assert_outcomes(passed=1)
     assert (pytester.path / "out" / "r").is_file()
 
 
 @pytest.mark.parametrize("kind", ["markdown", "html"])
-def test_a_place_that_cannot_be_written_is_refused_at_once(scripted, pytester, kind):
-    """Before any test has run, by the option's name."""
+def test_path_that_cannot_be_written_is_refused_before_any_test(scripted, pytester, kind):
+    """The error names the option."""
     (pytester.path / "a_file").touch()
     run = scripted(SOURCE, f"--cka-memory-{kind}=a_file/r", writes_json=False)
-    run.refused(f"--cka-memory-{kind}: cannot write ")
+    run.assert_refused(f"--cka-memory-{kind}: cannot write ")
 
 
-def test_a_file_that_fails_keeps_none_of_the_others(scripted, pytester):
-    """Each is written for itself; the session fails and says which was not."""
+def test_other_files_are_written_if_one_cannot_be(scripted, pytester):
+    """The session fails, and the summary names the file that could not be written."""
     source = """
         import pathlib
         def test_it(cka_memory):

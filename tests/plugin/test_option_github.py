@@ -1,4 +1,4 @@
-"""--cka-memory-github: annotations and the job's summary, by default on GitHub Actions."""
+"""``--cka-memory-github``: annotations and the job's summary, on by default in GitHub Actions."""
 
 import pytest
 
@@ -19,18 +19,14 @@ def test_unmarked(): pass
 
 
 @pytest.fixture
-def job(scripted, pytester, monkeypatch):
-    """Run tests as a step of a job would; returns the session and what its summary has."""
-    summary = pytester.path / "summary.md"
+def job(scripted, job_summary, monkeypatch):
+    """Run tests as a step of a job does; return the session and the text of the job's summary."""
 
     def run(source, *args, **environment):
-        monkeypatch.setenv("GITHUB_ACTIONS", "true")
-        monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
-        monkeypatch.setenv("GITHUB_WORKSPACE", str(pytester.path))
         for name, value in environment.items():
             monkeypatch.setenv(name, value)
         session = scripted(source, *args, writes_json=False)
-        return session, summary.read_text("utf-8") if summary.exists() else ""
+        return session, job_summary.read_text("utf-8") if job_summary.exists() else ""
 
     return run
 
@@ -39,11 +35,10 @@ def _commands(session):
     return [line for line in session.text.splitlines() if line.startswith(("::error", "::warn"))]
 
 
-@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "parallel"])
-def test_a_breach_is_annotated_once_where_its_test_stands(job, workers):
-    """From its markers on; the Markdown report is in the summary, and no option asked for it."""
+def test_breach_is_annotated_once_at_its_test(job, workers):
+    """The line is that of its first marker; the Markdown report is added to the summary."""
     session, summary = job(TESTS, *workers)
-    session.outcomes(passed=2, failed=1)
+    session.assert_outcomes(passed=2, failed=1)
     (command,) = _commands(session)
     start = "::error file=test_it.py,line=6,title=max_retained_mb('4 B') broken::"
     assert command.startswith(
@@ -53,40 +48,40 @@ def test_a_breach_is_annotated_once_where_its_test_stands(job, workers):
     assert "report added to the job's summary" in session.text
 
 
-def test_files_are_named_from_the_repository(job, pytester):
-    """The tests of a project in a subfolder are found, whatever pytest's root is."""
+def test_annotations_name_files_relative_to_the_repository(job, pytester):
+    """Tests of a project in a subfolder are named by their path in the repository."""
     session, _ = job(TESTS, GITHUB_WORKSPACE=str(pytester.path.parent))
     (command,) = _commands(session)
     assert command.startswith(f"::error file={pytester.path.name}/test_it.py,line=6,")
 
 
-def test_an_earlier_summary_stays(job, pytester):
-    """Steps and programs share it: it is appended to."""
+def test_report_is_appended_to_an_earlier_summary(job, pytester):
+    """Other steps and programs write to the same summary."""
     (pytester.path / "summary.md").write_text("# mine\n\n", "utf-8")
     _, summary = job(TESTS)
     assert summary.startswith("# mine\n\n### Memory: ")
 
 
 @pytest.mark.parametrize("source", ["def test_it(): pass", ""], ids=["unmarked", "empty"])
-def test_a_session_that_measures_nothing_leaves_no_trace(job, source):
-    """Whoever only has the plugin installed sees nothing of it."""
+def test_session_that_measures_nothing_prints_and_writes_nothing(job, source):
+    """Users who installed the plugin but do not use it see nothing of it."""
     session, summary = job(source)
     assert summary == ""
     assert _commands(session) == []
     assert "cka-memory ==" not in session.text
 
 
-def test_kept_limits_leave_a_summary_and_no_annotation(job):
-    """A green gate shows its figures."""
+def test_kept_limits_give_a_summary_and_no_annotation(job):
+    """The summary shows the figures of a session that passed, too."""
     session, summary = job(TESTS, "-k", "3 or unmarked")
-    session.outcomes(passed=2)
+    session.assert_outcomes(passed=2)
     assert _commands(session) == []
     assert "### Memory: 1 region kept every limit" in summary
 
 
 @pytest.mark.parametrize("by", ["option", "ini"])
 def test_it_can_be_turned_off(job, pytester, by):
-    """On GitHub Actions too."""
+    """By option or ini key, there is neither annotation nor summary."""
     if by == "ini":
         pytester.makeini("[pytest]\ncka_memory_github = no\n")
     session, summary = job(TESTS, *(["--cka-memory-github=no"] if by == "option" else []))
@@ -94,8 +89,8 @@ def test_it_can_be_turned_off(job, pytester, by):
 
 
 @pytest.mark.parametrize("by", ["option", "ini"])
-def test_elsewhere_it_can_be_asked_for(scripted, pytester, by):
-    """Annotations are printed; where no job has a summary, none is written."""
+def test_annotations_can_be_requested_outside_of_github(scripted, pytester, by):
+    """Annotations are printed; without a job there is no summary to write."""
     if by == "ini":
         pytester.makeini("[pytest]\ncka_memory_github = yes\n")
     session = scripted(TESTS, *(["--cka-memory-github=yes"] if by == "option" else []))
@@ -103,20 +98,20 @@ def test_elsewhere_it_can_be_asked_for(scripted, pytester, by):
     assert "job's summary" not in session.text
 
 
-def test_elsewhere_nothing_is_printed(scripted):
-    """No command in a log that nobody reads them from."""
+def test_nothing_is_printed_outside_of_github_by_default(scripted):
+    """Only GitHub's runner reads the commands."""
     assert _commands(scripted(TESTS)) == []
 
 
-def test_a_choice_there_is_not_is_refused(scripted):
-    """With those there are."""
-    scripted(TESTS, "--cka-memory-github=maybe").refused(
+def test_unknown_choice_is_refused(scripted):
+    """The error lists the valid choices."""
+    scripted(TESTS, "--cka-memory-github=maybe").assert_refused(
         "--cka-memory-github: 'maybe' is none of auto, yes, no"
     )
 
 
-def test_a_summary_that_cannot_be_written_fails_only_where_it_was_asked_for(job, pytester):
-    """By default a broken runner is told, and the tests decide."""
+def test_unwritable_summary_fails_the_session_only_if_requested(job, pytester):
+    """By default the error is printed, and the status is that of the tests."""
     lost = str(pytester.path / "no" / "such" / "folder")
     session, _ = job(TESTS, "-k", "3", GITHUB_STEP_SUMMARY=lost)
     assert session.result.ret == pytest.ExitCode.OK
@@ -126,25 +121,26 @@ def test_a_summary_that_cannot_be_written_fails_only_where_it_was_asked_for(job,
     session.result.stdout.fnmatch_lines(["FAILED: cannot write *folder*"])
 
 
-def test_a_summary_beyond_githubs_limit_is_left_alone(job, pytester):
-    """GitHub would drop all of it, what others wrote included."""
+def test_summary_is_not_extended_beyond_githubs_limit(job, pytester):
+    """GitHub would drop the whole summary, including what other programs wrote."""
     (pytester.path / "summary.md").write_text("x" * (2**20 - 100), "utf-8")
     session, summary = job(TESTS)
     assert len(summary) == 2**20 - 100
     session.result.stdout.fnmatch_lines(["not added to the job's summary: *1 MiB"])
 
 
-def test_a_failed_gate_is_annotated(job):
-    """No test is to blame, and yet the pull request shows why the job is red."""
+def test_failed_minimum_of_regions_is_annotated(job):
+    """The failure belongs to no test, but the pull request still shows why the job failed."""
     session, summary = job("def test_it(): pass", "--cka-memory-min-regions=1")
     assert session.result.ret == pytest.ExitCode.TESTS_FAILED
     problem = "0 regions measured, --cka-memory-min-regions=1"
-    assert _commands(session) == [f"::error title=memory gate failed::{problem}"]
+    (command,) = _commands(session)
+    assert command.startswith(f"::error title=memory gate failed::{problem}: look for ")
     assert problem in summary
 
 
-def test_a_place_that_is_lost_meanwhile_is_annotated(job, pytester):
-    """What another output could not write is in the annotations, too."""
+def test_file_that_cannot_be_written_at_the_end_is_annotated(job, pytester):
+    """The annotation names the report that could not be written."""
     source = "def test_it(cka_memory, pytestconfig):\n"
     source += "    (pytestconfig.rootpath / 'd').rmdir(); (pytestconfig.rootpath / 'd').touch()\n"
     session, _ = job(source, "--cka-memory-markdown=d/m.md")
@@ -163,14 +159,14 @@ def test_a_place_that_is_lost_meanwhile_is_annotated(job, pytester):
     ],
     ids="_".join,
 )
-def test_annotations_are_printed_whatever_the_terminal_shows(job, options):
-    """Each on a line of its own, which alone the runner reads."""
+def test_annotations_do_not_depend_on_terminal_options(job, options):
+    """Each is on its own line because the runner only reads whole lines."""
     session, _ = job(TESTS, *options)
     assert len(_commands(session)) == 1
 
 
 def test_rerun_tests_are_annotated_once(job):
-    """With pytest-rerunfailures only the run that counts is told."""
+    """With pytest-rerunfailures only the last run is annotated."""
     pytest.importorskip("pytest_rerunfailures")
     session, _ = job(TESTS, "--reruns=2")
     assert len(_commands(session)) == 1

@@ -1,4 +1,4 @@
-"""``--cka-memory-json``: the report as a file, whole or not at all."""
+"""``--cka-memory-json``: the report as a file, written completely or not at all."""
 
 import json
 import os
@@ -33,8 +33,8 @@ BYTES = (
 RESERVES = ("reserved_start_bytes", "reserved_peak_bytes", "reserved_end_bytes", "one_time_bytes")
 
 
-def test_the_report_keeps_to_its_schema(scripted):
-    """Every key of the contract, of its type."""
+def test_report_has_every_documented_key(scripted):
+    """Each key has a value of the documented type."""
     run = scripted(SOURCE)
     report = run.report
     assert report["schema"] == "pytest-cka-memory/1"
@@ -73,8 +73,8 @@ def test_the_report_keeps_to_its_schema(scripted):
     assert whole["timeline"] == []
 
 
-def test_a_device_with_a_reserve_reports_it(scripted_reserve):
-    """The three levels of the reserve and what only a first run allocates are whole numbers."""
+def test_reserve_is_reported_if_the_device_has_one(scripted_reserve):
+    """The reserve's levels and one-time allocations are integers."""
     run = scripted_reserve(
         """
         def test_it(cka_memory, meter):
@@ -91,37 +91,37 @@ def test_a_device_with_a_reserve_reports_it(scripted_reserve):
     assert region["retained_bytes"] == 0
 
 
-@pytest.mark.parametrize("place", ["made/for/it/r.json", "./r.json", "é r.json"])
-def test_folders_are_made_and_relative_paths_start_where_pytest_does(scripted, pytester, place):
-    """A path on the command line is relative to the folder of the call."""
+@pytest.mark.parametrize("path", ["made/for/it/r.json", "./r.json", "é r.json"])
+def test_missing_folders_are_created_below_the_working_folder(scripted, pytester, path):
+    """A path on the command line is relative to the folder in which pytest was called."""
     inner = pytester.mkdir("inner")
     pytester.makeini("[pytest]\n")
     (inner / "test_in.py").write_text("def test_it(cka_memory): pass")
     pytester._monkeypatch.chdir(inner)
-    run = scripted(None, f"--cka-memory-json={place}", writes_json=False)
-    run.outcomes(passed=1)
-    assert json.loads((inner / place).read_text("utf-8"))["regions"]
-    run.result.stdout.fnmatch_lines([f"figures written to *{place.removeprefix('./')}"])
+    run = scripted(None, f"--cka-memory-json={path}", writes_json=False)
+    run.assert_outcomes(passed=1)
+    assert json.loads((inner / path).read_text("utf-8"))["regions"]
+    run.result.stdout.fnmatch_lines([f"figures written to *{path.removeprefix('./')}"])
 
 
 @pytest.mark.parametrize("option", ["--help", "--markers", "--version", "--collect-only"])
-def test_asking_pytest_for_help_makes_no_folder(scripted, pytester, option):
-    """The path is tried when a session starts, not before."""
+def test_options_that_run_no_test_create_no_folder(scripted, pytester, option):
+    """The path is checked only when a session starts."""
     run = scripted(None, option, "--cka-memory-json=new/r.json", writes_json=False)
     assert run.result.ret in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
     assert not (pytester.path / "new").exists()
 
 
-def test_a_tilde_is_the_home_folder(scripted, pytester):
-    """No shell expands one that stands after an equals sign."""
+def test_tilde_is_expanded_to_the_home_folder(scripted, pytester):
+    """Shells do not expand a tilde that follows an equals sign."""
     run = scripted("def test_it(cka_memory): pass", "--cka-memory-json=~/h.json", writes_json=False)
-    run.outcomes(passed=1)
+    run.assert_outcomes(passed=1)
     assert (Path.home() / "h.json").is_file()  # pytester's own home folder
     assert not (pytester.path / "~").exists()
 
 
-def test_a_link_stays_and_its_file_is_replaced(tmp_path):
-    """As any program that writes through a link would do."""
+def test_link_is_kept_and_its_target_is_replaced(tmp_path):
+    """Other programs that write through a link do the same."""
     (tmp_path / "far").mkdir()
     link, file = tmp_path / "link.json", tmp_path / "far" / "r.json"
     file.write_text("old")
@@ -132,9 +132,9 @@ def test_a_link_stays_and_its_file_is_replaced(tmp_path):
     assert file.read_text() == "new"
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with a name")
-def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
-    """A pipe stays a pipe, /dev/null stays what it is."""
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
+def test_pipe_is_written_to_and_not_replaced(tmp_path):
+    """A named pipe is still a pipe afterwards; the same holds for /dev/null."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -145,20 +145,19 @@ def test_what_is_no_file_is_written_to_and_not_replaced(tmp_path):
     assert pipe.is_fifo()
 
 
-def test_paths_in_the_ini_file_start_there(scripted, pytester):
-    """However deep in the project pytest is called."""
+def test_paths_in_the_ini_file_are_relative_to_it(scripted, pytester):
+    """It does not matter in which folder of the project pytest is called."""
     inner = pytester.mkdir("inner")
     pytester.makeini("[pytest]\ncka_memory_json = out/r.json\n")
     (inner / "test_in.py").write_text("def test_it(cka_memory): pass")
     pytester._monkeypatch.chdir(inner)
-    scripted(None, writes_json=False).outcomes(passed=1)
+    scripted(None, writes_json=False).assert_outcomes(passed=1)
     assert (pytester.path / "out" / "r.json").is_file()
     assert not (inner / "out").exists()
 
 
-@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "xdist"])
 @pytest.mark.parametrize(
-    ("place", "message"),
+    ("path", "message"),
     [
         ("a_file/r.json", "cannot write *a_file*r.json: "),
         ("a_folder", "a_folder is a folder; write a file's path"),
@@ -166,21 +165,21 @@ def test_paths_in_the_ini_file_start_there(scripted, pytester):
     ],
     ids=["below-a-file", "folder", "empty"],
 )
-def test_a_place_that_cannot_be_written_is_refused_at_once(
-    scripted, pytester, place, message, workers
+def test_path_that_cannot_be_written_is_refused_before_any_test(
+    scripted, pytester, path, message, workers
 ):
-    """Before any test has run, not after an hour of them."""
+    """The error comes at once, not after all tests have run."""
     (pytester.path / "a_file").touch()
     pytester.mkdir("a_folder")
-    run = scripted(SOURCE, f"--cka-memory-json={place}", *workers, writes_json=False)
-    run.refused("--cka-memory-json: ")
+    run = scripted(SOURCE, f"--cka-memory-json={path}", *workers, writes_json=False)
+    run.assert_refused("--cka-memory-json: ")
     lines = [*run.result.outlines, *run.result.errlines]
     pytest.LineMatcher(lines).fnmatch_lines([f"*{message}*"])
     assert "test_leaks" not in run.text
 
 
-def test_a_place_that_is_lost_meanwhile_fails_the_session(scripted, pytester):
-    """A report that was asked for and could not be written is no green session."""
+def test_path_that_becomes_unwritable_fails_the_session(scripted, pytester):
+    """A session whose report could not be written must not pass."""
     source = """
         import pathlib
         def test_it(cka_memory):
@@ -193,8 +192,8 @@ def test_a_place_that_is_lost_meanwhile_fails_the_session(scripted, pytester):
     assert "figures written" not in run.text
 
 
-def test_an_old_report_stays_until_the_new_one_is_whole(scripted, pytester):
-    """A usage error, or a place that is lost, leaves the old file alone; no litter is left."""
+def test_old_report_is_kept_until_the_new_one_is_complete(scripted, pytester):
+    """A usage error does not change the old file; no temporary file is left."""
     old = pytester.path / "old.json"
     old.write_text("old")
     options = [f"--cka-memory-json={old}", "--cka-memory-device=cpu"]
@@ -212,8 +211,8 @@ def test_an_old_report_stays_until_the_new_one_is_whole(scripted, pytester):
     ]
 
 
-def test_outcomes_are_those_of_the_tests(scripted):
-    """As pytest counts them: the last word is the teardown's."""
+def test_region_has_the_outcome_of_its_test(scripted):
+    """Outcomes are counted as by pytest: an error in teardown overrides a passed call."""
     run = scripted(
         """
         import pytest
@@ -237,10 +236,10 @@ def test_outcomes_are_those_of_the_tests(scripted):
     assert len(run.regions) == 6
 
 
-def test_file_names_of_any_bytes_can_be_written(tmp_path):
-    """A test's file may have a name that is no UTF-8: it is escaped, as JSON reads it back."""
+def test_file_names_that_are_not_utf8_are_escaped(tmp_path):
+    """JSON readers decode the escaped name to the original one."""
     path = tmp_path / "r.json"
-    name = "test_\udcff.py"  # what Python makes of such a name
+    name = "test_\udcff.py"  # Python decodes the name "test_\xff.py" to this
     files.write_whole(path, json.dumps({"nodeid": name}, ensure_ascii=False))
     assert json.loads(path.read_text("utf-8")) == {"nodeid": name}
     assert list(tmp_path.iterdir()) == [path]

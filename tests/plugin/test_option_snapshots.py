@@ -1,4 +1,4 @@
-"""``--cka-memory-snapshots``: one file per failed test, or a word on why there is none."""
+"""``--cka-memory-snapshots``: one file per failed test, or the reason why there is none."""
 
 import pytest
 
@@ -14,7 +14,7 @@ class WithHistory(ScriptedMeter):
         return True
 
     def dump_history(self, path):
-        assert self.recording, "asked for a history that was never recorded"
+        assert self.recording, "dump_history was called, but no history was recorded"
         path.write_bytes(b"history")
         return True
 
@@ -47,7 +47,7 @@ def test_clean():
 
 @pytest.fixture
 def run(pytester):
-    """Run the tests above over a meter of that class, and return the result."""
+    """Run the tests above with a meter of the named class; return the result."""
 
     def run(meter, *options):
         pytester.makeconftest(CONFTEST.format(meter=meter))
@@ -57,8 +57,8 @@ def run(pytester):
     return run
 
 
-def test_each_failed_test_leaves_one_file_and_says_where(run, pytester):
-    """Breach or exception, names that differ only in what a file name cannot hold included."""
+def test_each_failed_test_writes_one_file_and_names_it(run, pytester):
+    """Tests fail by breach or exception; two names differ only in characters that are replaced."""
     result = run("WithHistory", "--cka-memory-snapshots=new/folder")
     result.assert_outcomes(passed=1, failed=3)
     files = sorted(path.name for path in (pytester.path / "new/folder").iterdir())
@@ -68,21 +68,21 @@ def test_each_failed_test_leaves_one_file_and_says_where(run, pytester):
         result.stdout.fnmatch_lines(f"*new/folder/{name}: open it in PyTorch's memory viewer")
 
 
-def test_without_a_history_the_failure_says_so(run, pytester):
-    """The CPU keeps none: no empty file that looks like a snapshot."""
+def test_failure_says_that_the_device_keeps_no_history(run, pytester):
+    """The CPU keeps none; no empty file is written."""
     result = run("ScriptedMeter", "--cka-memory-snapshots=folder")
     result.stdout.fnmatch_lines("no memory snapshot: cpu keeps no history")
     assert list((pytester.path / "folder").iterdir()) == []
 
 
-def test_nothing_is_recorded_unless_asked_for(run, pytester):
-    """History costs time at every allocation."""
+def test_no_history_is_recorded_without_the_option(run, pytester):
+    """Recording costs time at every allocation."""
     run("WithHistory").assert_outcomes(passed=1, failed=3)
     assert not list(pytester.path.glob("**/*.pickle"))
 
 
-def test_a_file_is_no_folder(run, pytester):
-    """A usage error before any test runs."""
+def test_path_of_a_file_is_refused(run, pytester):
+    """The session ends with a usage error before any test."""
     pytester.makefile(".txt", taken="")
     result = run("WithHistory", "--cka-memory-snapshots=taken.txt")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

@@ -1,4 +1,4 @@
-"""Options and their ini keys: which wins, what they apply to, and what they refuse."""
+"""Options and their ini keys: their precedence, what they apply to, and what they refuse."""
 
 import pytest
 
@@ -8,21 +8,21 @@ def test_b(meter): pass
 """
 
 
-def test_only_what_asks_for_it_is_measured(scripted):
-    """Without options, unmarked tests run as if the plugin were not there."""
+def test_unmarked_tests_are_not_measured_by_default(scripted):
+    """Without options, unmarked tests run as if the plugin were not installed."""
     run = scripted(TWO)
-    run.outcomes(passed=2)
+    run.assert_outcomes(passed=2)
     assert run.regions == []
     run.result.stdout.fnmatch_lines(["nothing was measured: give tests a memory marker or the*"])
 
 
 @pytest.mark.parametrize("by", ["option", "ini"])
-def test_the_report_measures_every_test(scripted, pytester, by):
-    """--cka-memory-report measures unmarked tests, and judges none of them."""
+def test_report_option_measures_every_test(scripted, pytester, by):
+    """--cka-memory-report measures unmarked tests but judges none of them."""
     if by == "ini":
         pytester.makeini("[pytest]\ncka_memory_report = true\n")
     run = scripted(TWO, *(["--cka-memory-report"] if by == "option" else []))
-    run.outcomes(passed=2)
+    run.assert_outcomes(passed=2)
     assert [(r["retained_bytes"], r["verdict"]) for r in run.regions] == [
         (3, "no limit"),
         (0, "no limit"),
@@ -35,16 +35,16 @@ def test_the_report_measures_every_test(scripted, pytester, by):
     [("--cka-memory-max-retained-mb", "retained"), ("--cka-memory-max-peak-mb", "peak increase")],
 )
 @pytest.mark.parametrize(("size", "kept"), [(2**20, True), (2**20 + 1, False)])
-def test_a_session_limit_holds_for_unmarked_tests(scripted, option, figure, size, kept):
-    """The boundary is the markers' own: equality keeps it; the message names the option."""
+def test_limit_of_an_option_applies_to_unmarked_tests(scripted, option, figure, size, kept):
+    """As for markers, equality keeps the limit; the message names the option."""
     run = scripted(f"def test_it(meter): meter.allocate({size})", f"{option}=1")
-    run.outcomes(passed=int(kept), failed=int(not kept))
+    run.assert_outcomes(passed=int(kept), failed=int(not kept))
     if not kept:
         run.result.stdout.fnmatch_lines([f"{option}=1 broken: {figure} 1,048,577 bytes*"])
 
 
-def test_a_session_limit_leaves_tests_with_their_own(scripted):
-    """A marker on the same figure replaces the session's limit; one on another adds to it."""
+def test_marker_replaces_the_option_with_the_same_figure(scripted):
+    """A marker that limits another figure applies in addition to the option."""
     run = scripted(
         """
         import pytest
@@ -62,7 +62,7 @@ def test_a_session_limit_leaves_tests_with_their_own(scripted):
         """,
         "--cka-memory-max-retained-mb=5B",
     )
-    run.outcomes(passed=2, failed=2)
+    run.assert_outcomes(passed=2, failed=2)
     verdicts = {r["nodeid"].partition("::")[2]: r["verdict"] for r in run.regions}
     assert verdicts == {
         "test_looser": "ok",
@@ -72,8 +72,8 @@ def test_a_session_limit_leaves_tests_with_their_own(scripted):
     }
 
 
-def test_the_command_line_beats_the_ini_file(scripted, pytester):
-    """Each option replaces its ini key, an unset one leaves it."""
+def test_command_line_overrides_the_ini_file(scripted, pytester):
+    """Each option replaces its own ini key only."""
     pytester.makeini(
         """
         [pytest]
@@ -86,14 +86,14 @@ def test_the_command_line_beats_the_ini_file(scripted, pytester):
     )
     options = ["--cka-memory-max-retained-mb=1", "--cka-memory-min-regions=1"]
     run = scripted("def test_it(meter): meter.allocate(1)", *options, "--cka-memory-device=cpu")
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     assert [breach["limit"] for breach in run.region["breaches"]] == ["--cka-memory-max-peak-mb=0"]
     assert not (pytester.path / "from_ini.json").exists()
     assert "cka-memory-min-regions" not in run.text
 
 
-def test_ini_keys_alone_are_obeyed(scripted, pytester):
-    """Every valued key of the ini file is read."""
+def test_ini_keys_apply_without_options(scripted, pytester):
+    """Keys with a value are read from the ini file."""
     pytester.makeini(
         """
         [pytest]
@@ -103,9 +103,9 @@ def test_ini_keys_alone_are_obeyed(scripted, pytester):
         """
     )
     run = scripted("def test_it(meter): meter.allocate(1025)", writes_json=False)
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     assert (pytester.path / "deep" / "from_ini.json").is_file()
-    run.result.stdout.fnmatch_lines(["FAILED: 1 regions measured, --cka-memory-min-regions=2"])
+    run.result.stdout.fnmatch_lines(["FAILED: 1 regions measured, --cka-memory-min-regions=2: *"])
 
 
 @pytest.mark.parametrize(
@@ -123,19 +123,19 @@ def test_ini_keys_alone_are_obeyed(scripted, pytester):
         ("--cka-memory-min-regions=", "--cka-memory-min-regions: cannot read ''"),
     ],
 )
-def test_a_value_that_cannot_be_used_is_refused_by_its_option(scripted, option, message):
-    """A usage error says the option, what was given, and what to write."""
-    scripted(TWO, option).refused(message)
+def test_invalid_value_is_refused_and_names_its_option(scripted, option, message):
+    """The usage error names the option, the value, and what to write."""
+    scripted(TWO, option).assert_refused(message)
 
 
-def test_a_wrong_ini_value_is_refused(scripted, pytester):
-    """The ini file is held to the same rules."""
+def test_invalid_ini_value_is_refused(scripted, pytester):
+    """Values in the ini file are checked in the same way."""
     pytester.makeini("[pytest]\ncka_memory_min_regions = many\n")
-    scripted(TWO).refused("cannot read 'many' as a number of regions")
+    scripted(TWO).assert_refused("cannot read 'many' as a number of regions")
 
 
-def test_help_names_every_option_marker_and_fixture(session):
-    """What a user looks for with --help, --markers and --fixtures is there, with a sentence."""
+def test_help_lists_every_option_marker_and_fixture(session):
+    """--help, --markers and --fixtures describe them."""
     names = ("report", "device", "json", "max-retained-mb", "max-peak-mb", "min-regions")
     shown = session(None, "--help").text
     for name in names:
@@ -149,14 +149,14 @@ def test_help_names_every_option_marker_and_fixture(session):
         "@pytest.mark.max_reserved_mb(1024): The allocator's reserve may rise at most*",
         "@pytest.mark.flat_per_batch(tolerance_mb=0.0, warmup=1): Live memory may grow at most*",
     ):
-        assert any(line.rstrip("*") in had for had in shown.splitlines()), line
+        assert any(line.rstrip("*") in printed for printed in shown.splitlines()), line
     shown = session(None, "--fixtures").text
     assert "cka_memory -- " in shown
     assert "Measure regions of the test" in shown
 
 
-def test_every_ini_key_is_known_to_a_strict_configuration(scripted, pytester):
-    """--strict-config and --strict-markers know all our keys and markers."""
+def test_strict_configuration_accepts_every_key_and_marker(scripted, pytester):
+    """The plugin registers all of its keys and markers."""
     pytester.makeini(
         """
         [pytest]
@@ -170,11 +170,11 @@ def test_every_ini_key_is_known_to_a_strict_configuration(scripted, pytester):
         """
     )
     run = scripted("import pytest\n@pytest.mark.zero_retention\ndef test_it(meter): pass")
-    run.outcomes(passed=1)
+    run.assert_outcomes(passed=1)
 
 
-def test_the_header_says_what_was_asked_for(scripted):
-    """One line, with the limits to the byte; nothing where nothing was asked for."""
+def test_header_lists_the_options_in_effect(scripted):
+    """One line has the limits in exact bytes; without options there is none."""
     options = ["--cka-memory-max-retained-mb=1", "--cka-memory-min-regions=1"]
     run = scripted(TWO, *options)
     run.result.stdout.fnmatch_lines(
@@ -183,16 +183,16 @@ def test_the_header_says_what_was_asked_for(scripted):
     assert "cka-memory" not in scripted(TWO, writes_json=False).text.partition("plugins:")[0]
 
 
-def test_warnings_as_errors_find_none(scripted):
-    """The plugin warns of nothing in a healthy session."""
-    # The session under test shares this process, where the plugin is imported already.
+def test_plugin_emits_no_warnings(scripted):
+    """A session that turns warnings into errors passes."""
+    # The inner session runs in this process, which has already imported the plugin.
     shared = "ignore:Module already imported"
     run = scripted(TWO, "-W", "error", "-W", shared, "-p", "no:asyncio", "--cka-memory-report")
-    run.outcomes(passed=2)
+    run.assert_outcomes(passed=2)
 
 
-def test_a_meter_hook_that_declines_leaves_the_device_to_the_plugin(session, pytester):
-    """A conftest may answer for some devices and leave the others."""
+def test_plugin_chooses_the_meter_if_the_hook_returns_none(session, pytester):
+    """A conftest's hook may provide meters for some devices only."""
     pytester.makeconftest("def pytest_cka_memory_meter(config, device): return None")
     run = session("import torch\ndef test_it(cka_memory): x = torch.ones(256)\n")
     assert run.region["peak_increase_bytes"] == 1024

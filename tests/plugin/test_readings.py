@@ -1,11 +1,11 @@
-"""Where the readings are taken: what a test is blamed for, and what it is not."""
+"""When the readings are taken: which memory is counted for a test and which is not."""
 
 MASKING = """
 import gc
 import pytest
 
 class Held:
-    "A tensor, as far as this test goes: it lives in the meter as long as somebody holds it."
+    "Stands for a tensor: live in the meter as long as it is referenced."
 
     def __init__(self, meter, size):
         self.meter, self.handle = meter, meter.allocate(size)
@@ -55,28 +55,29 @@ def pytest_runtest_call(item):
 """
 
 
-def test_a_failure_before_cannot_mask_a_leak(scripted, pytester, monkeypatch):
-    """What sys.last_traceback held is freed when the next call begins: naive baselines count it.
+def test_traceback_of_an_earlier_failure_does_not_hide_a_leak(
+    scripted, extend_conftest, monkeypatch
+):
+    """What sys.last_traceback referenced is freed when the next call begins.
 
-    A fixture or a wrapper around pytest_runtest_call reads before pytest lets go of the last
-    traceback, and so sees 300 bytes of leak as 400 bytes freed. Ours reads after.
+    A fixture or a wrapper around pytest_runtest_call reads before pytest drops the last
+    traceback, and so sees a leak of 300 bytes as 400 bytes freed. The plugin reads after that.
     """
-    conftest = pytester.path / "conftest.py"
-    conftest.write_text(conftest.read_text("utf-8") + NAIVE_CALL_WRAPPER, "utf-8")
-    # Other plugins may hold the traceback for longer, and so does pytester in this process.
+    extend_conftest(NAIVE_CALL_WRAPPER)
+    # Other plugins, and pytester in this process, may reference the traceback for longer.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     run = scripted(MASKING, "-s", "-p", "cka_memory", subprocess=True)
-    run.outcomes(failed=2)
+    run.assert_outcomes(failed=2)
     assert "fixture says -400 for test_leaks" in run.text
     assert "call wrapper says -400 for test_leaks" in run.text
-    leak = run.of("test_leaks")
+    leak = run.region_of("test_leaks")
     assert (leak["retained_bytes"], leak["net_bytes"]) == (300, 300)
     assert leak["start_bytes"] == 0
     assert leak["verdict"] == "BREACH"
 
 
-def test_the_same_with_real_tensors(session):
-    """Alone or after a failing test, the leak is the same to the byte."""
+def test_leak_after_a_failure_is_exact_with_real_tensors(session):
+    """The figures are those of a session without the failing test."""
     run = session(
         """
         import pytest
@@ -99,14 +100,14 @@ def test_the_same_with_real_tensors(session):
         "--cka-memory-device=cpu",
         subprocess=True,
     )
-    run.outcomes(passed=1, failed=2)
-    assert run.of("test_leaks")["retained_bytes"] == 400
-    assert run.of("test_leaks")["net_bytes"] == 400
-    assert run.of("test_clean")["retained_bytes"] == 0
+    run.assert_outcomes(passed=1, failed=2)
+    assert run.region_of("test_leaks")["retained_bytes"] == 400
+    assert run.region_of("test_leaks")["net_bytes"] == 400
+    assert run.region_of("test_clean")["retained_bytes"] == 0
 
 
-def test_fixture_values_cancel(scripted):
-    """What fixtures of any scope made is in both readings; what the call makes is not."""
+def test_memory_of_fixtures_is_not_counted(scripted):
+    """What fixtures of any scope allocated is in both readings."""
     run = scripted(
         """
         import pytest
@@ -137,13 +138,13 @@ def test_fixture_values_cancel(scripted):
         def test_second(mine, shared, cache): pass
         """
     )
-    run.outcomes(passed=2)
+    run.assert_outcomes(passed=2)
     assert [r["start_bytes"] for r in run.regions] == [11110, 21110]
     assert [r["peak_increase_bytes"] for r in run.regions] == [1, 0]
 
 
-def test_a_fixture_asked_for_inside_the_call_is_the_calls(scripted):
-    """A shared value first made while the test runs is born in it, and said to be."""
+def test_fixture_requested_inside_the_call_is_counted(scripted):
+    """A shared value that is first created inside the test is retained by it."""
     run = scripted(
         """
         import pytest
@@ -157,12 +158,12 @@ def test_a_fixture_asked_for_inside_the_call_is_the_calls(scripted):
         def test_it(request): request.getfixturevalue("shared")
         """
     )
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     assert run.region["retained_bytes"] == 100
 
 
-def test_local_variables_are_gone_when_the_call_is_judged(session):
-    """A test's own locals, cycles included, are not retained; what outlives it is."""
+def test_local_variables_are_freed_before_the_test_is_judged(session):
+    """Locals, including cycles, are not retained; gradients of a longer-lived model are."""
     run = session(
         """
         import pytest
@@ -188,14 +189,14 @@ def test_local_variables_are_gone_when_the_call_is_judged(session):
         """,
         "--cka-memory-device=cpu",
     )
-    run.outcomes(passed=3, failed=1)
-    assert run.of("test_locals")["retained_bytes"] == 0
-    assert run.of("test_cycle")["retained_bytes"] == 0
-    assert run.of("test_grows_in_place")["retained_bytes"] == (16 + 4) * 4
+    run.assert_outcomes(passed=3, failed=1)
+    assert run.region_of("test_locals")["retained_bytes"] == 0
+    assert run.region_of("test_cycle")["retained_bytes"] == 0
+    assert run.region_of("test_grows_in_place")["retained_bytes"] == (16 + 4) * 4
 
 
-def test_freeing_old_tensors_cannot_hide_a_leak(session):
-    """Retained counts allocations; the net change beside it may be negative."""
+def test_freeing_old_tensors_does_not_hide_a_leak(session):
+    """Retained bytes count new allocations, although the net change is negative."""
     run = session(
         """
         import pytest
@@ -210,12 +211,12 @@ def test_freeing_old_tensors_cannot_hide_a_leak(session):
         """,
         "--cka-memory-device=cpu",
     )
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     assert (run.region["retained_bytes"], run.region["net_bytes"]) == (40, -3960)
 
 
-def test_a_leak_of_four_bytes_a_batch_with_real_tensors(session):
-    """Appending the loss instead of its number is caught, and called 4.0 bytes a batch."""
+def test_leak_of_four_bytes_per_batch_with_real_tensors(session):
+    """Appending the loss tensor instead of its value grows by 4.0 bytes per batch."""
     run = session(
         """
         import pytest
@@ -232,14 +233,14 @@ def test_a_leak_of_four_bytes_a_batch_with_real_tensors(session):
         """,
         "--cka-memory-device=cpu",
     )
-    run.outcomes(passed=1, failed=1)
-    assert run.of("test_epoch[leak]")["growth_bytes_per_batch"] == 4.0
-    assert run.of("test_epoch[clean]")["growth_bytes_per_batch"] == 0.0
-    assert run.of("test_epoch[clean]")["batches"] == 6
+    run.assert_outcomes(passed=1, failed=1)
+    assert run.region_of("test_epoch[leak]")["growth_bytes_per_batch"] == 4.0
+    assert run.region_of("test_epoch[clean]")["growth_bytes_per_batch"] == 0.0
+    assert run.region_of("test_epoch[clean]")["batches"] == 6
 
 
-def test_one_byte_decides_with_real_tensors(session):
-    """1 MB keeps max_retained_mb(1), one byte more breaks it."""
+def test_one_byte_above_the_limit_fails_with_real_tensors(session):
+    """1 MB keeps max_retained_mb(1); one byte more breaks it."""
     run = session(
         """
         import pytest
@@ -253,7 +254,7 @@ def test_one_byte_decides_with_real_tensors(session):
         """,
         "--cka-memory-device=cpu",
     )
-    run.outcomes(passed=1, failed=1)
+    run.assert_outcomes(passed=1, failed=1)
     assert [r["retained_bytes"] for r in run.regions] == [2**20, 2**20 + 1]
     run.result.stdout.fnmatch_lines(["max_retained_mb(1) broken: retained 1,048,577 bytes *"])
     assert "allowed 1,048,576 bytes (1.00 MB): 1 byte too much" in " ".join(run.text.split())

@@ -1,10 +1,10 @@
-"""Regions opened by tests and by fixtures: which of them count, and when they are judged."""
+"""Regions opened by tests and by fixtures: which are judged, and when."""
 
 import pytest
 
 
-def test_a_block_replaces_the_whole_test(scripted):
-    """A test that opens a region is judged by it alone: what it keeps outside is its own affair."""
+def test_region_is_judged_instead_of_the_whole_test(scripted):
+    """What a test retains outside of the region it opened is not judged."""
     run = scripted(
         """
         import pytest
@@ -17,20 +17,20 @@ def test_a_block_replaces_the_whole_test(scripted):
             meter.allocate(1)
         """
     )
-    run.outcomes(passed=1)
+    run.assert_outcomes(passed=1)
     assert run.region["label"] == "clean"
 
 
-def test_the_fixture_alone_measures_the_whole_test(scripted):
-    """Asking for the fixture without opening a region measures all of the call."""
+def test_fixture_without_a_region_measures_the_whole_test(scripted):
+    """A test that requests the fixture and opens no region is measured as a whole."""
     run = scripted("def test_it(cka_memory, meter): meter.allocate(5)")
     assert run.region["label"] == ""
     assert run.region["retained_bytes"] == 5
     assert run.region["verdict"] == "no limit"
 
 
-def test_nested_regions_keep_their_own_figures(scripted):
-    """The outer one includes its inner ones; the inner peak is no part of its sibling's."""
+def test_nested_regions_have_their_own_figures(scripted):
+    """The outer region includes the inner ones; the peak of one inner region is not in the next."""
     run = scripted(
         """
         import pytest
@@ -45,13 +45,13 @@ def test_nested_regions_keep_their_own_figures(scripted):
                     meter.allocate(3)
         """
     )
-    run.outcomes(passed=1)
+    run.assert_outcomes(passed=1)
     figures = {r["label"]: (r["retained_bytes"], r["peak_increase_bytes"]) for r in run.regions}
     assert figures == {"first": (2, 100), "second": (3, 3), "outer": (5, 100)}
 
 
-def test_a_region_that_ends_in_teardown_is_judged_there(scripted):
-    """A fixture may hold a region open around the test: its breach is an error of the teardown."""
+def test_region_that_ends_in_teardown_is_judged_in_teardown(scripted):
+    """A fixture may keep a region open around the test; its breach is an error in teardown."""
     run = scripted(
         """
         import pytest
@@ -68,8 +68,8 @@ def test_a_region_that_ends_in_teardown_is_judged_there(scripted):
         def test_kept(around, meter): meter.allocate(5)
         """
     )
-    # The whole test breaks its limit too: it opened no region of its own.
-    run.outcomes(passed=1, failed=1, errors=1)
+    # test_broken opens no region, so the whole test is judged as well.
+    run.assert_outcomes(passed=1, failed=1, errors=1)
     labels = [(r["nodeid"].partition("::")[2], r["label"], r["verdict"]) for r in run.regions]
     assert labels == [
         ("test_broken", "", "BREACH"),
@@ -79,8 +79,8 @@ def test_a_region_that_ends_in_teardown_is_judged_there(scripted):
     ]
 
 
-def test_what_only_the_late_region_sees_breaks_there(scripted):
-    """A leak in the fixture's own part, after the test, is found by the region around it."""
+def test_leak_in_a_fixture_fails_the_teardown(scripted):
+    """The leak happens after the test, inside the region that the fixture opened."""
     run = scripted(
         """
         import pytest
@@ -95,13 +95,13 @@ def test_what_only_the_late_region_sees_breaks_there(scripted):
         def test_it(around): pass
         """
     )
-    run.outcomes(passed=1, errors=1)
+    run.assert_outcomes(passed=1, errors=1)
     assert [r["outcome"] for r in run.regions] == ["error", "error"]
     run.result.stdout.fnmatch_lines(["*ERROR at teardown*", "zero_retention broken*", "*'around'*"])
 
 
-def test_a_late_region_of_a_failed_test_is_not_judged(scripted):
-    """A failure keeps the test's frames, and so its tensors: the region around is not to blame."""
+def test_region_around_a_failed_test_is_not_judged(scripted):
+    """The failure's traceback references the test's frames and so its tensors."""
     run = scripted(
         """
         import pytest
@@ -117,12 +117,12 @@ def test_a_late_region_of_a_failed_test_is_not_judged(scripted):
             raise ValueError("its own failure")
         """
     )
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     assert [r["verdict"] for r in run.regions] == ["not judged", "not judged"]
 
 
-def test_a_region_in_a_fixture_does_not_stand_for_the_test(scripted):
-    """A fixture that measured its own set-up leaves the test itself to be measured."""
+def test_region_in_a_fixture_does_not_replace_the_test(scripted):
+    """If a fixture measures its own setup, the test itself is still measured."""
     run = scripted(
         """
         import pytest
@@ -136,12 +136,12 @@ def test_a_region_in_a_fixture_does_not_stand_for_the_test(scripted):
         def test_it(built, meter): meter.allocate(1)
         """
     )
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     assert [(r["label"], r["verdict"]) for r in run.regions] == [("build", "ok"), ("", "BREACH")]
 
 
-def test_a_breach_in_a_fixture_is_told_in_the_call(scripted):
-    """Limits hold for every region of the test, those of its fixtures included."""
+def test_breach_in_a_fixture_fails_the_call(scripted):
+    """Limits apply to every region of the test, including those of its fixtures."""
     run = scripted(
         """
         import pytest
@@ -155,12 +155,12 @@ def test_a_breach_in_a_fixture_is_told_in_the_call(scripted):
         def test_it(built): pass
         """
     )
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     run.result.stdout.fnmatch_lines(["*region 'build'*"])
 
 
-def test_a_setup_that_fails_after_a_region_keeps_its_figures(scripted):
-    """The region is reported; no wrong reason is given for the test that never ran."""
+def test_region_of_a_failed_setup_is_reported(scripted):
+    """The test that never ran is not counted as not measured."""
     run = scripted(
         """
         import pytest
@@ -175,13 +175,13 @@ def test_a_setup_that_fails_after_a_region_keeps_its_figures(scripted):
         """,
         "--cka-memory-report",
     )
-    run.outcomes(errors=1)
+    run.assert_outcomes(errors=1)
     assert run.region["label"] == "build"
     assert "not measured: Function" not in run.text
 
 
-def test_the_fixture_may_be_asked_for_by_name(scripted):
-    """request.getfixturevalue works where nothing told beforehand that the test is measured."""
+def test_fixture_may_be_requested_by_name(scripted):
+    """request.getfixturevalue works although nothing announced that the test is measured."""
     run = scripted(
         """
         import pytest
@@ -198,13 +198,13 @@ def test_the_fixture_may_be_asked_for_by_name(scripted):
                 meter.allocate(4)
         """,
     )
-    run.outcomes(passed=2)
+    run.assert_outcomes(passed=2)
     assert [(r["label"], r["retained_bytes"]) for r in run.regions] == [("mine", 3), ("mine", 4)]
     assert "not measured" not in run.text
 
 
-def test_labels_are_text_in_one_line(scripted):
-    """Anything may be a label: it is shown, and cannot upset the table or a worker."""
+def test_labels_are_shown_as_one_line_of_text(scripted):
+    """A label may be any object; it breaks neither the table nor the transfer from a worker."""
     run = scripted(
         """
         import pathlib
@@ -216,13 +216,13 @@ def test_labels_are_text_in_one_line(scripted):
         """,
         "--cka-memory-report",
     )
-    run.outcomes(passed=1)
+    run.assert_outcomes(passed=1)
     assert all(isinstance(r["label"], str) for r in run.regions)
     run.result.stdout.fnmatch_lines(["test_it two lines*", "test_it 7*", "test_it a/b*"])
 
 
-def test_batch_sizes_are_plain_numbers(scripted):
-    """A size that is a NumPy number or a tensor becomes an int: no tensor is kept by a sample."""
+def test_batch_sizes_are_converted_to_int(scripted):
+    """A size that is a tensor becomes an int, so that the sample does not reference the tensor."""
     run = scripted(
         """
         import numpy
@@ -234,16 +234,14 @@ def test_batch_sizes_are_plain_numbers(scripted):
                 region.batch_done(torch.tensor(4))
         """
     )
-    run.outcomes(passed=1)
+    run.assert_outcomes(passed=1)
     assert [sample["size"] for sample in run.region["timeline"]] == [4, 4]
 
 
-def test_a_second_run_of_the_same_test_is_measured_anew(scripted, pytester):
-    """Plugins that re-run a failed test must not pass its second run unmeasured."""
-    conftest = pytester.path / "conftest.py"
-    conftest.write_text(
-        conftest.read_text("utf-8")
-        + """
+def test_second_run_of_the_same_test_is_measured_again(scripted, extend_conftest):
+    """If a plugin runs a failed test again, the second run is measured and judged."""
+    extend_conftest(
+        """
 from _pytest.runner import runtestprotocol
 
 def pytest_runtest_protocol(item, nextitem):
@@ -255,8 +253,7 @@ def pytest_runtest_protocol(item, nextitem):
     for report in reports:
         item.ihook.pytest_runtest_logreport(report=report)
     return True
-""",
-        "utf-8",
+"""
     )
     run = scripted(
         """
@@ -270,13 +267,13 @@ def pytest_runtest_protocol(item, nextitem):
             assert len(RUNS) == 2
         """
     )
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
     assert run.region["verdict"] == "BREACH"
 
 
 @pytest.mark.parametrize("options", [[], ["--cka-memory-report"]], ids=["plain", "report"])
-def test_a_region_left_by_a_caught_exception_is_said_not_to_be_judged(scripted, options):
-    """The exception in hand holds its tensors; a pass without a judgement is never silent."""
+def test_region_aborted_by_a_caught_exception_is_reported_as_not_judged(scripted, options):
+    """The caught exception references the tensors; the terminal says that nothing was judged."""
     run = scripted(
         """
         import pytest
@@ -291,12 +288,12 @@ def test_a_region_left_by_a_caught_exception_is_said_not_to_be_judged(scripted, 
         *options,
         writes_json=False,
     )
-    run.outcomes(passed=1)
+    run.assert_outcomes(passed=1)
     run.result.stdout.fnmatch_lines(["not judged *test_it inside: an exception left it; *"])
 
 
-def test_a_region_around_the_caught_exception_is_judged(scripted):
-    """That is how to measure what an error path leaves behind."""
+def test_region_around_a_caught_exception_is_judged(scripted):
+    """Such a region measures what code that raises retains."""
     run = scripted(
         """
         import pytest
@@ -308,11 +305,11 @@ def test_a_region_around_the_caught_exception_is_judged(scripted):
                 raise ValueError
         """
     )
-    run.outcomes(failed=1)
+    run.assert_outcomes(failed=1)
 
 
-def test_a_region_that_never_ends_is_an_error(scripted):
-    """Its block was entered and not left: it is ended for it, named, and the next test is right."""
+def test_region_that_is_never_closed_is_an_error(scripted):
+    """The plugin closes and names the region; the next test is measured correctly."""
     run = scripted(
         """
         import pytest
@@ -330,6 +327,6 @@ def test_a_region_that_never_ends_is_an_error(scripted):
             pass
         """
     )
-    run.outcomes(passed=2, errors=1)
+    run.assert_outcomes(passed=2, errors=1)
     run.result.stdout.fnmatch_lines(["never ended: region 'forgotten', so nothing of it was*"])
     assert [region["verdict"] for region in run.regions] == ["no limit", "not judged", "ok"]

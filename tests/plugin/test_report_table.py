@@ -1,4 +1,4 @@
-"""The table in the terminal summary, as a user sees it."""
+"""The table in the terminal summary."""
 
 import re
 
@@ -36,14 +36,10 @@ def _table(run):
 
 
 @pytest.mark.parametrize("reserve", [False, True], ids=["no-reserve", "reserve"])
-def test_no_line_is_wider_than_a_terminal_of_100(scripted, scripted_reserve, pytester, reserve):
-    """However long names and figures are, each row is one line of at most 100 columns."""
-    if not reserve:
-        conftest = pytester.path / "conftest.py"
-        conftest.write_text(
-            conftest.read_text("utf-8").replace("has_reserve=True", "has_reserve=False")
-        )
-    run = scripted(SOURCE, "--cka-memory-report")
+def test_no_line_is_wider_than_100_columns(request, reserve):
+    """Each row is one line, however long names and figures are."""
+    run_scripted = request.getfixturevalue("scripted_reserve" if reserve else "scripted")
+    run = run_scripted(SOURCE, "--cka-memory-report")
     table = _table(run)
     rows = table[: table.index("")]
     assert len(rows) == 2 + 6
@@ -55,9 +51,9 @@ def test_no_line_is_wider_than_a_terminal_of_100(scripted, scripted_reserve, pyt
 
 
 def test_every_verdict_is_in_the_table(scripted):
-    """Kept, broken, without limit, not judged."""
+    """Limits are kept, broken, missing, or not judged."""
     run = scripted(SOURCE, "--cka-memory-report")
-    run.outcomes(passed=3, failed=3)
+    run.assert_outcomes(passed=3, failed=3)
     run.result.stdout.fnmatch_lines(
         [
             "*BREACH*",
@@ -70,8 +66,8 @@ def test_every_verdict_is_in_the_table(scripted):
     )
 
 
-def test_the_legend_says_what_measured(scripted):
-    """Device, meter, unit, and what its figures can and cannot see."""
+def test_legend_names_device_meter_and_unit(scripted):
+    """It also says what the figures include."""
     run = scripted("def test_it(meter): pass", "--cka-memory-report")
     run.result.stdout.fnmatch_lines(
         [
@@ -82,8 +78,8 @@ def test_the_legend_says_what_measured(scripted):
     )
 
 
-def test_the_legend_of_the_cpu_says_what_it_cannot_see(session):
-    """A tensor peak is a lower bound; the legend says so."""
+def test_legend_of_the_cpu_says_that_peaks_are_a_lower_bound(session):
+    """Peaks only include tensors."""
     run = session("def test_it(): pass", "--cka-memory-report", "--cka-memory-device=cpu")
     run.result.stdout.fnmatch_lines(
         ["device: cpu (*), torch *", "meter: exact accounting of tensor storages;*"]
@@ -92,8 +88,8 @@ def test_the_legend_of_the_cpu_says_what_it_cannot_see(session):
 
 
 @pytest.mark.parametrize(("colour", "escapes"), [("yes", True), ("no", False), ("auto", False)])
-def test_colours_are_for_terminals(scripted, monkeypatch, colour, escapes):
-    """No escape sequence reaches a file or a pipe unless it was asked for."""
+def test_colours_are_used_only_in_terminals_or_if_requested(scripted, monkeypatch, colour, escapes):
+    """Without --color=yes, no escape sequence is written to a file or a pipe."""
     for name in ("FORCE_COLOR", "PY_COLORS", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     run = scripted(SOURCE, "--cka-memory-report", f"--color={colour}")
@@ -101,8 +97,8 @@ def test_colours_are_for_terminals(scripted, monkeypatch, colour, escapes):
     assert ("\x1b[" in run.text) is escapes
 
 
-def test_files_with_tests_of_one_name_are_told_apart(scripted, pytester):
-    """Then, and only then, rows name the file."""
+def test_rows_name_the_file_if_tests_have_the_same_name(scripted, pytester):
+    """Rows of other tests do not name their file."""
     for name in ("test_a.py", "test_b.py"):
         (pytester.path / name).write_text("def test_same(meter): pass\n")
     run = scripted("def test_own(meter): pass", "--cka-memory-report")
@@ -111,30 +107,30 @@ def test_files_with_tests_of_one_name_are_told_apart(scripted, pytester):
     )
 
 
-def test_nothing_measured_is_said_aloud(scripted):
-    """A report without a row says why, and what to do."""
+def test_report_without_regions_says_that_nothing_was_measured(scripted):
+    """The report also says what to do."""
     run = scripted("", "--cka-memory-report")
     assert run.result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     run.result.stdout.fnmatch_lines(["nothing was measured: *"])
 
 
-def test_a_session_that_asks_for_nothing_shows_nothing(scripted):
-    """Marked tests that keep their limits leave no trace on the screen."""
+def test_session_without_options_prints_nothing(scripted):
+    """Marked tests that keep their limits print nothing."""
     source = "import pytest\n@pytest.mark.zero_retention\ndef test_it(meter): pass\n"
     run = scripted(source, writes_json=False)
-    run.outcomes(passed=1)
+    run.assert_outcomes(passed=1)
     assert "cka-memory" not in run.text.split("collected")[1]
 
 
-def test_a_narrow_terminal_gets_the_same_table(scripted, monkeypatch):
-    """Nothing crashes where there is less room than the table needs."""
+def test_narrow_terminal_gets_the_same_table(scripted, monkeypatch):
+    """A terminal narrower than the table causes no error."""
     monkeypatch.setenv("COLUMNS", "20")
     run = scripted(SOURCE, "--cka-memory-report")
-    run.outcomes(passed=3, failed=3)
+    run.assert_outcomes(passed=3, failed=3)
 
 
-def test_the_figures_of_nan_like_series_stay_plain(scripted):
-    """Frees below zero growth, a single batch and no batch at all are all shown."""
+def test_negative_and_undetermined_growth_are_reported(scripted):
+    """Growth is negative if batches free memory, and null with a single batch."""
     run = scripted(
         """
         def test_it(cka_memory, meter):
@@ -148,7 +144,7 @@ def test_the_figures_of_nan_like_series_stay_plain(scripted):
         """,
         "--cka-memory-report",
     )
-    run.outcomes(passed=1)
+    run.assert_outcomes(passed=1)
     shrinks, one = run.regions
     assert shrinks["growth_bytes_per_batch"] == -10.0
     assert shrinks["net_bytes"] == -100

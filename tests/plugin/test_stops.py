@@ -1,4 +1,4 @@
-"""Sessions that end early: the report is written with what there is."""
+"""Sessions that end early: the report has what was measured until then."""
 
 import pytest
 
@@ -21,14 +21,14 @@ INTERRUPTED = MANY.format(body="\n    meter.allocate(0)\n    if n == 3: raise Ke
 def test_stopping_at_a_failure_reports_what_ran(scripted, options, failed, left):
     """The tests that never ran are counted and named."""
     run = scripted(LEAKING, *options)
-    run.outcomes(passed=2, failed=failed)
+    run.assert_outcomes(passed=2, failed=failed)
     assert len(run.regions) == 6 - left
     assert run.report["missing"] == [f"test_it.py::test_it[{n}]" for n in range(6 - left, 6)]
     run.result.stdout.fnmatch_lines([f"{left} collected tests have no result*"])
 
 
 def test_stopping_workers_at_a_failure_reports_what_ran(scripted):
-    """In parallel too, though workers may finish what they have at hand."""
+    """Workers may finish the tests they have already received."""
     pytest.importorskip("xdist")
     run = scripted(LEAKING, "-n2", "-x")
     assert run.result.ret != pytest.ExitCode.OK
@@ -38,7 +38,7 @@ def test_stopping_workers_at_a_failure_reports_what_ran(scripted):
 
 
 def test_ctrl_c_in_a_test_reports_what_ran(scripted):
-    """KeyboardInterrupt ends the session with pytest's own status, and a report."""
+    """KeyboardInterrupt ends the session with pytest's own status, and the report is written."""
     run = scripted(INTERRUPTED, subprocess=True)
     assert run.result.ret == pytest.ExitCode.INTERRUPTED
     assert "INTERNALERROR" not in run.text
@@ -46,8 +46,8 @@ def test_ctrl_c_in_a_test_reports_what_ran(scripted):
     assert len(run.report["missing"]) == 3
 
 
-def test_ctrl_c_leaves_no_meter_running(session, pytester):
-    """The CPU meter takes its hooks off on the way out of an interrupted region."""
+def test_ctrl_c_removes_the_hooks_of_the_meter(session, pytester):
+    """The CPU meter removes its hooks when a region is interrupted."""
     pytester.makeconftest(
         """
         import threading
@@ -78,8 +78,8 @@ def test_ctrl_c_leaves_no_meter_running(session, pytester):
     assert "modes left: []" in run.text
 
 
-def test_ctrl_c_in_a_worker_is_no_crash(scripted):
-    """A worker that is interrupted ends the session; what had finished is reported."""
+def test_ctrl_c_in_a_worker_reports_what_ran(scripted):
+    """A worker that is interrupted ends the session without an internal error."""
     pytest.importorskip("xdist")
     run = scripted(INTERRUPTED, "-n2", subprocess=True)
     assert run.result.ret != pytest.ExitCode.OK
@@ -89,15 +89,15 @@ def test_ctrl_c_in_a_worker_is_no_crash(scripted):
 
 
 @pytest.mark.parametrize("how", ["pytest.exit('enough')", "raise SystemExit(3)"])
-def test_leaving_from_a_test_is_no_crash(scripted, how):
-    """The session ends as pytest decides, with a report."""
+def test_exit_from_a_test_reports_what_ran(scripted, how):
+    """Pytest decides how the session ends; the report is written."""
     run = scripted(f"import pytest\ndef test_a(cka_memory): pass\ndef test_b(cka_memory): {how}\n")
     assert run.result.ret != pytest.ExitCode.OK
     assert "INTERNALERROR" not in run.text
-    assert run.of("test_a")["verdict"] == "no limit"
+    assert run.region_of("test_a")["verdict"] == "no limit"
 
 
-def test_errors_at_collection_write_an_empty_report(scripted):
+def test_collection_error_writes_an_empty_report(scripted):
     """A file that cannot be imported stops the session before any test."""
     run = scripted("import no_such_module")
     assert run.result.ret == pytest.ExitCode.INTERRUPTED
@@ -112,8 +112,8 @@ def test_setup_only_measures_nothing(scripted):
         assert run.regions == []
 
 
-def test_stepwise_goes_on_where_it_stopped(scripted):
-    """--stepwise stops at the breach, and measures from there the next time."""
+def test_stepwise_measures_from_where_it_stopped(scripted):
+    """--stepwise stops at the breach; the next session starts with that test."""
     run = scripted(LEAKING, "--stepwise")
     assert len(run.regions) == 3
     run = scripted(LEAKING, "--stepwise")

@@ -1,4 +1,4 @@
-"""Sessions that leave something out: the plugin, torch, the terminal, the cache."""
+"""Sessions without the plugin, torch, the terminal, the cache, or a test."""
 
 import pytest
 
@@ -40,8 +40,8 @@ def test_not_run(cka_memory): import torch
 """
 
 
-def test_two_packages_of_one_name_are_warned_of(scripted, pytester, monkeypatch):
-    """Whoever installs another one's ``cka`` too has either, by chance; said once, in the head."""
+def test_two_installed_packages_named_cka_give_a_warning(scripted, pytester, monkeypatch):
+    """If both are installed, which one is imported is undefined; the header warns once."""
     site = pytester.mkdir("site")
     for name in ("one-cka", "other-cka"):
         info = site / f"{name.replace('-', '_')}-1.0.dist-info"
@@ -67,8 +67,8 @@ def test_two_packages_of_one_name_are_warned_of(scripted, pytester, monkeypatch)
         pytest.param("", ["--cka-memory-min-regions=1"], id="no-tests"),
     ],
 )
-def test_torch_is_not_imported_where_nothing_is_measured(session, pytester, source, options):
-    """Neither the controller nor a worker pays for torch unless it measures."""
+def test_torch_is_not_imported_if_nothing_is_measured(session, pytester, source, options):
+    """Neither the controller nor a worker imports torch unless it measures."""
     pytester.makeconftest(NO_TORCH)
     run = session(source, *options, subprocess=True, writes_json=False)
     assert "torch was imported" not in run.text + run.errors
@@ -76,33 +76,31 @@ def test_torch_is_not_imported_where_nothing_is_measured(session, pytester, sour
     assert run.result.ret in (0, 1 if "--cka-memory-min-regions=1" in options else 0)
 
 
-def test_a_scripted_meter_imports_no_torch(scripted, pytester):
-    """Nor does measuring, where the meter needs no torch."""
-    conftest = pytester.path / "conftest.py"
-    conftest.write_text(conftest.read_text("utf-8") + NO_TORCH, "utf-8")
+def test_scripted_meter_does_not_import_torch(scripted, extend_conftest):
+    """Measuring does not import torch if the meter does not require it."""
+    extend_conftest(NO_TORCH)
     source = "def test_it(cka_memory, meter): meter.allocate(1)"
     run = scripted(source, "--cka-memory-report", subprocess=True)
-    run.outcomes(passed=1)
+    run.assert_outcomes(passed=1)
     assert "no torch: True" in run.text
     assert run.report["session"]["torch"] is None
     run.result.stdout.fnmatch_lines(["device: cpu (no device), torch not imported"])
 
 
-def test_without_the_plugin_markers_are_only_unknown(session):
-    """-p no:cka_memory turns all of it off: wrong arguments are nobody's business then."""
+def test_without_the_plugin_markers_are_unknown(session):
+    """-p no:cka_memory turns the whole plugin off; wrong arguments are not checked."""
     run = session(MARKED, "-p", "no:cka_memory", subprocess=True, writes_json=False)
-    run.outcomes(passed=1, warnings=2)
+    run.assert_outcomes(passed=1, warnings=2)
     assert "Unknown pytest.mark.zero_retention" in run.text
 
 
 def test_without_the_plugin_its_fixture_is_missing(session):
-    """As any fixture of a plugin that is turned off."""
+    """Requesting it is an error, as for any plugin that is turned off."""
     run = session("def test_it(cka_memory): pass", "-p", "no:cka_memory", writes_json=False)
-    run.outcomes(errors=1)
+    run.assert_outcomes(errors=1)
     assert "fixture 'cka_memory' not found" in run.text
 
 
-@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "xdist"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -119,8 +117,8 @@ def test_without_the_plugin_its_fixture_is_missing(session):
     ],
     ids="_".join,
 )
-def test_the_rest_of_pytest_may_be_turned_off(scripted, options, workers):
-    """No other plugin is needed: the verdicts and the JSON are the same."""
+def test_other_parts_of_pytest_may_be_turned_off(scripted, options, workers):
+    """Verdicts and the JSON report are the same without pytest's own plugins."""
     source = """
         import pytest
         @pytest.mark.zero_retention
@@ -128,7 +126,7 @@ def test_the_rest_of_pytest_may_be_turned_off(scripted, options, workers):
         def test_it(meter, size): meter.allocate(size)
         """
     if workers and "no:terminal" in options:
-        pytest.skip("pytest-xdist itself needs the terminal plugin")
+        pytest.skip("pytest-xdist itself requires the terminal plugin")
     if options[:2] == ["-p", "no:capture"]:
         options = ["-s"]
     run = scripted(source, *options, *workers)
@@ -141,7 +139,7 @@ def test_the_rest_of_pytest_may_be_turned_off(scripted, options, workers):
     "option", ["--collect-only", "--fixtures", "--fixtures-per-test", "--cache-show"]
 )
 def test_sessions_that_run_no_test_write_no_report(scripted, option):
-    """Nothing ran, and nothing was said to have been measured."""
+    """The terminal does not mention measurements either."""
     options = [option, "--cka-memory-report", "--cka-memory-min-regions=1"]
     run = scripted("def test_it(cka_memory): pass", *options)
     assert run.result.ret == pytest.ExitCode.OK
@@ -150,11 +148,11 @@ def test_sessions_that_run_no_test_write_no_report(scripted, option):
         assert text not in run.text
 
 
-def test_loading_the_plugin_imports_no_heavy_module(pytester):
-    """Neither torch nor numpy, before anything is measured."""
+def test_loading_the_plugin_imports_no_large_module(pytester):
+    """Neither torch nor numpy is imported before anything is measured."""
     result = pytester.runpython_c(
         "import sys, pytest_cka_memory.plugin.entry_point, pytest_cka_memory.testing;"
-        "heavy = {'torch', 'numpy', 'pandas', 'matplotlib'} & set(sys.modules);"
-        "assert not heavy, heavy"
+        "large = {'torch', 'numpy', 'pandas', 'matplotlib'} & set(sys.modules);"
+        "assert not large, large"
     )
     assert result.ret == 0

@@ -1,4 +1,4 @@
-"""Under pytest-xdist: the same figures, one report, and nothing lost in silence."""
+"""Under pytest-xdist: the same figures, one report, and lost tests are listed."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_forward(cka_memory, width):
 def kept():
     tensors = []
     yield tensors
-    tensors.clear()  # or the tests after it in the same process start higher
+    tensors.clear()  # otherwise later tests in this process would start at a higher level
 
 @pytest.mark.max_retained_mb(0)
 def test_leaks(kept): kept.append(torch.ones(100))
@@ -40,13 +40,13 @@ def _without_worker(run):
     return [{key: v for key, v in region.items() if key != "worker"} for region in run.regions]
 
 
-def test_workers_report_what_a_serial_run_reports(session):
-    """The same regions in the same order with the same bytes; only the worker differs."""
+def test_workers_report_the_same_as_a_serial_run(session):
+    """Regions have the same order and the same figures; only the worker differs."""
     options = ["--cka-memory-report", "--cka-memory-device=cpu"]
     serial = session(NETWORK, *options, subprocess=True)
     parallel = session(NETWORK, *options, "-n2", subprocess=True)
     for run in (serial, parallel):
-        run.outcomes(passed=6, failed=1)
+        run.assert_outcomes(passed=6, failed=1)
     assert _without_worker(parallel) == _without_worker(serial)
     assert {r["worker"] for r in serial.regions} == {"main"}
     assert {r["worker"] for r in parallel.regions} <= {"gw0", "gw1"}
@@ -58,8 +58,8 @@ def test_workers_report_what_a_serial_run_reports(session):
     assert parallel.text.count("test_forward[8] train") == 1
 
 
-def test_the_order_is_that_of_collection(scripted):
-    """However tests are handed out, the report lists them as a serial run would."""
+def test_regions_are_in_the_order_of_collection(scripted):
+    """The report does not depend on which worker ran which test, or when."""
     source = """
         import time
         import pytest
@@ -70,15 +70,15 @@ def test_the_order_is_that_of_collection(scripted):
             meter.allocate(n)
         """
     run = scripted(source, "-n2", "--cka-memory-report")
-    run.outcomes(passed=8)
+    run.assert_outcomes(passed=8)
     assert [r["nodeid"] for r in run.regions] == [f"test_it.py::test_it[{n}]" for n in range(8)]
     assert [r["retained_bytes"] for r in run.regions] == list(range(8))
     assert run.report["missing"] == []
 
 
 @pytest.mark.parametrize("dist", ["loadscope", "loadfile", "each", "worksteal"])
-def test_every_way_of_handing_out_is_reported(scripted, dist):
-    """Also where each worker runs every test: then every region is there, once a worker."""
+def test_every_distribution_mode_reports_all_regions(scripted, dist):
+    """With --dist=each, every worker runs every test, so each region is there once per worker."""
     source = """
         import pytest
         @pytest.mark.parametrize("n", range(3))
@@ -98,7 +98,7 @@ import pytest
 @pytest.mark.parametrize("n", range(3))
 def test_before(cka_memory, meter, n): meter.allocate(n)
 
-def test_dies(cka_memory): {death}
+def test_crashes(cka_memory): {crash}
 
 @pytest.mark.parametrize("n", range(3))
 def test_after(cka_memory, meter, n): meter.allocate(n)
@@ -106,44 +106,44 @@ def test_after(cka_memory, meter, n): meter.allocate(n)
 
 
 @pytest.mark.parametrize(
-    "death", ["os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["exit", "killed"]
+    "crash", ["os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["exit", "killed"]
 )
-def test_a_dead_worker_leaves_the_finished_tests_and_is_named(scripted, death):
-    """What ran is in the report, the lost test is named, and others run on in a new worker."""
-    run = scripted(CRASH.format(death=death), "-n2", "--cka-memory-report")
-    run.outcomes(passed=6, failed=1)
+def test_crashed_worker_loses_only_the_test_it_ran(scripted, crash):
+    """The lost test is named, and a new worker runs the remaining tests."""
+    run = scripted(CRASH.format(crash=crash), "-n2", "--cka-memory-report")
+    run.assert_outcomes(passed=6, failed=1)
     assert [r["retained_bytes"] for r in run.regions] == [0, 1, 2, 0, 1, 2]
-    assert run.report["missing"] == ["test_it.py::test_dies"]
+    assert run.report["missing"] == ["test_it.py::test_crashes"]
     run.result.stdout.fnmatch_lines(
-        ["1 collected tests have no result (stopped early, or lost)", "  test_it.py::test_dies"]
+        ["1 collected tests have no result (stopped early, or lost)", "  test_it.py::test_crashes"]
     )
 
 
-def test_when_no_worker_is_left_the_rest_is_named(scripted):
-    """A run that ends for want of workers is red, and its report says what never ran."""
-    run = scripted(CRASH.format(death="os._exit(3)"), "-n1", "--max-worker-restart=0")
+def test_tests_that_no_worker_ran_are_reported_as_missing(scripted):
+    """A session that ends because no worker is left fails."""
+    run = scripted(CRASH.format(crash="os._exit(3)"), "-n1", "--max-worker-restart=0")
     assert run.result.ret != pytest.ExitCode.OK
     assert "INTERNALERROR" not in run.text
     assert [r["nodeid"] for r in run.regions] == [f"test_it.py::test_before[{n}]" for n in range(3)]
     assert run.report["missing"] == [
-        "test_it.py::test_dies",
+        "test_it.py::test_crashes",
         *(f"test_it.py::test_after[{n}]" for n in range(3)),
     ]
 
 
-def test_a_worker_that_dies_in_teardown_keeps_what_it_sent(scripted):
-    """The figures ride on the report of the call, before the teardown that kills."""
+def test_region_is_reported_if_the_worker_crashes_in_teardown(scripted):
+    """Figures are sent with the report of the call, before the teardown."""
     run = scripted(
         """
         import os
         import pytest
 
         @pytest.fixture
-        def deadly():
+        def crashing_teardown():
             yield
             os._exit(1)
 
-        def test_it(deadly, cka_memory, meter): meter.allocate(5)
+        def test_it(crashing_teardown, cka_memory, meter): meter.allocate(5)
         """,
         "-n1",
         "--max-worker-restart=0",
@@ -154,39 +154,39 @@ def test_a_worker_that_dies_in_teardown_keeps_what_it_sent(scripted):
 
 
 @pytest.mark.parametrize("workers", ["-n0", "-n1"])
-def test_any_number_of_workers_will_do(scripted, workers):
-    """No worker at all is a serial run."""
+def test_zero_or_one_worker_is_supported(scripted, workers):
+    """Without workers the session is serial."""
     run = scripted("def test_it(cka_memory): pass", workers)
-    run.outcomes(passed=1)
+    run.assert_outcomes(passed=1)
     assert run.region["worker"] == {"-n0": "main", "-n1": "gw0"}[workers]
 
 
-def test_without_any_test_nothing_crashes(scripted):
-    """An empty session writes an empty report."""
+def test_session_without_tests_writes_an_empty_report(scripted):
+    """The report has no region."""
     run = scripted("", "-n2")
     assert run.result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     assert run.regions == []
 
 
-def test_a_broken_file_is_an_error_of_its_own(scripted):
-    """Collection errors in workers are pytest's to tell."""
+def test_collection_error_in_workers_is_not_an_internal_error(scripted):
+    """Pytest reports the error; the plugin's report is empty."""
     run = scripted("import no_such_module", "-n2")
     assert run.result.ret in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
     assert "INTERNALERROR" not in run.text
     assert run.regions == []
 
 
-def test_the_last_failed_run_again(scripted):
-    """--lf measures only what failed, and reports only that."""
+def test_last_failed_measures_only_the_failed_tests(scripted):
+    """--lf measures and reports only the tests that failed."""
     source = """
         import pytest
         @pytest.mark.max_retained_mb("4 B")
         @pytest.mark.parametrize("n", range(6))
         def test_it(meter, n): meter.allocate(n)
         """
-    scripted(source, "-n2").outcomes(passed=5, failed=1)
+    scripted(source, "-n2").assert_outcomes(passed=5, failed=1)
     for workers in ([], ["-n2"]):
         run = scripted(source, "--lf", *workers)
-        run.outcomes(failed=1)
+        run.assert_outcomes(failed=1)
         assert run.region["nodeid"] == "test_it.py::test_it[5]"
         assert run.report["missing"] == []
