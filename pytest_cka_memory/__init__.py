@@ -1,7 +1,7 @@
-"""Memory regression tests for PyTorch: retained, growth per batch and peak, as pytest markers.
+"""Memory regression tests for PyTorch: limits on retained, growing and peak memory as markers.
 
-In tests, use the ``cka_memory`` fixture and the markers; anywhere else, :class:`MemoryProbe`.
-Importing this package imports no torch: that waits until something is measured.
+In tests, use the ``cka_memory`` fixture and the markers; elsewhere, use :class:`MemoryProbe`.
+Importing this package does not import torch; that happens when something is measured.
 """
 
 from importlib import import_module
@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from pytest_cka_memory._version import __version__
 
 if TYPE_CHECKING:
-    from pytest_cka_memory.core.figures import Holding, RegionRecord
+    from pytest_cka_memory.core.figures import RegionRecord
     from pytest_cka_memory.core.growth import Sample
+    from pytest_cka_memory.core.holdings import Holding
     from pytest_cka_memory.errors import (
         CkaMemoryError,
         DeviceError,
@@ -43,10 +44,10 @@ __all__ = [
     "measure_memory_retention",
 ]
 
-_HOMES = {
+_MODULES = {
     "CkaMemoryError": "errors",
     "DeviceError": "errors",
-    "Holding": "core.figures",
+    "Holding": "core.holdings",
     "LimitError": "errors",
     "MemoryProbe": "measure.probe",
     "Region": "measure.region",
@@ -63,10 +64,10 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded when asked for: pytest imports this package in every session of whoever installed it.
-    if name not in _HOMES:
+    # Imported on first use: pytest imports this package in every session if it is installed.
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

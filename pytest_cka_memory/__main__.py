@@ -1,10 +1,10 @@
-"""``python -m pytest_cka_memory``."""
+"""Run ``python -m pytest_cka_memory``."""
 
 import gc
 import sys
 
-from pytest_cka_memory.cli import main
+from pytest_cka_memory.cli.main import main
 
 if __name__ == "__main__":
-    gc.disable()  # a large report is a million objects and no cycle, walked through again and again
+    gc.disable()  # a large report is a million objects without cycles: collections only cost time
     sys.exit(main())

@@ -1,3 +1,3 @@
-"""The version, where no import of anything else is needed to read it."""
+"""The version, in a module that imports nothing, so that the build can read it."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""Every exception of the plugin, so that any module can raise one without importing another."""
+"""Every exception of the plugin."""
 
 
 class CkaMemoryError(Exception):
@@ -6,19 +6,19 @@ class CkaMemoryError(Exception):
 
 
 class SizeError(CkaMemoryError, ValueError):
-    """A text or number that is no memory size."""
+    """A value that is not a valid memory size."""
 
 
 class LimitError(CkaMemoryError, ValueError):
-    """A memory marker or limit with arguments it cannot have."""
+    """A memory marker or limit with invalid arguments."""
 
 
 class DeviceError(CkaMemoryError, RuntimeError):
-    """A device that is unknown, missing, or keeps no memory counters."""
+    """A device that is unknown, not available, or has no memory counters."""
 
 
 class RegionError(CkaMemoryError, RuntimeError):
-    """A region used in a way its state does not allow, such as read before it ended."""
+    """A region used in the wrong state, for example read before it has ended."""
 
 
 class ReportError(CkaMemoryError, RuntimeError):
@@ -26,16 +26,16 @@ class ReportError(CkaMemoryError, RuntimeError):
 
 
 class BaselineError(ReportError):
-    """A baseline file that cannot be used; it is never written over."""
+    """A baseline file that cannot be used; it is never overwritten."""
 
 
 class RankError(CkaMemoryError, RuntimeError):
-    """Ranks of one job that cannot reach one another."""
+    """Ranks of one job that cannot communicate."""
 
 
 class PredictionError(CkaMemoryError, RuntimeError):
-    """Something that only a real device can tell, such as a value that it computed."""
+    """A request that needs a real device, such as reading a computed value."""
 
 
 class CapacityError(CkaMemoryError, MemoryError):
-    """A simulated card that is full; its argument is the bytes asked for."""
+    """A simulated card that is out of memory; its argument is the number of bytes requested."""

@@ -5,29 +5,29 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from pytest_cka_memory.core.verdicts import Result
-    from pytest_cka_memory.limits import Limit
-    from pytest_cka_memory.meters import Meter
+    from pytest_cka_memory.core.verdicts import Limit, Result
+    from pytest_cka_memory.meters.base import Meter
 
 
 @pytest.hookspec(firstresult=True)
 def pytest_cka_memory_meter(config: pytest.Config, device: str) -> "Meter | None":
-    """Return the meter for `device` (as the user named it), or None to let others answer.
+    """Return the meter for `device` (as the user named it), or None to let other plugins decide.
 
-    It is asked once a process, before the first test is measured. Implement it to measure a
-    device the plugin does not know; in plugin tests, return a
+    It is called once per process, before the first test is measured. Implement it to measure a
+    device that the plugin does not know; in plugin tests, return a
     :class:`pytest_cka_memory.testing.ScriptedMeter`.
     """
 
 
 @pytest.hookspec
 def pytest_cka_memory_limits(item: pytest.Item) -> "list[Limit] | None":
-    """Return limits for every region of `item`, beside those of its markers, or None.
+    """Return limits for every region of `item`, in addition to its markers', or None.
 
-    It is asked once a test, when tests have been collected; whoever is given a limit is measured.
-    Use those of :mod:`pytest_cka_memory.limits`, or a :class:`~pytest_cka_memory.limits.Limit` of
-    your own, whose ``judge`` depends on nothing but the record: it is asked several times, at
-    batch boundaries too. A limit of the session's options on the same figure gives way to these.
+    It is called once per test, after collection; a test that gets a limit is measured. Return
+    limits of :mod:`pytest_cka_memory.limits`, or your own subclass of
+    :class:`~pytest_cka_memory.limits.Limit`. Its ``judge`` must depend only on the record, because
+    it is called several times, also at batch boundaries. These limits replace those that the
+    session's options set on the same figure.
     """
 
 
@@ -35,6 +35,6 @@ def pytest_cka_memory_limits(item: pytest.Item) -> "list[Limit] | None":
 def pytest_cka_memory_region(item: pytest.Item, result: "Result") -> dict[str, object] | None:
     """Return fields to add to a region, or None; they become its ``extra`` in the JSON report.
 
-    It is called in the process that measured, when the region has been judged, with its figures
-    in ``result.record``. Texts, finite numbers, bools, None, lists and dicts can be added.
+    It is called in the process that measured, after the region has been judged; its figures are
+    in ``result.record``. Fields may be texts, finite numbers, bools, None, lists and dicts.
     """

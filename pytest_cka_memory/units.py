@@ -1,4 +1,4 @@
-"""Bytes and how people write them. MB means 2**20 bytes everywhere, as in the seed notebook."""
+"""Read and write memory sizes. MB means 2**20 bytes everywhere."""
 
 import re
 
@@ -8,29 +8,29 @@ MB = 2**20
 
 _UNITS = {"B": 1, "KB": 2**10, "KIB": 2**10, "MB": MB, "MIB": MB, "GB": 2**30, "GIB": 2**30}
 _SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d+)?)\s*([KMG]i?B|B)\s*", re.IGNORECASE)
-_MOST = 2**63  # beyond any machine, and within a float
+_MOST = 2**63  # larger than any machine's memory, and exact as a float
 
 
 def megabytes(value: object) -> int:
-    """Read a limit as a user writes it: a number of MB, or a text with a unit; returns bytes.
+    """Return the bytes of a size as a user writes it: a number of MB, or a text with a unit.
 
     Raises:
-        SizeError: for a negative or infinite number, NaN, a bool, or a text that is no size.
+        SizeError: for a negative or infinite number, NaN, a bool, or a text that is not a size.
     """
     if isinstance(value, str):
         return parse_size(value)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise SizeError(f"cannot read {value!r} as a memory size; write a number of MB, e.g. 1.5")
-    if not 0 <= value <= _MOST:  # NaN is neither
+    if not 0 <= value <= _MOST:  # also true for NaN
         raise SizeError(f"a memory size cannot be {value!r}; write a number of MB, 0 or more")
     return round(value * MB)
 
 
 def parse_size(text: str) -> int:
-    """Read ``'512 KiB'``, ``'1.5 MB'`` or ``'4 B'``; returns bytes.
+    """Return the bytes of a text like ``'512 KiB'``, ``'1.5 MB'`` or ``'4 B'``.
 
     Raises:
-        SizeError: for anything else, and for a number without its unit.
+        SizeError: for any other text, and for a number without a unit.
     """
     match = _SIZE.fullmatch(text)
     if match is None:
@@ -40,7 +40,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_megabytes(text: str) -> int:
-    """Read a command-line limit, where a bare number means MB; returns bytes."""
+    """Return the bytes of a command-line limit; a number without a unit means MB."""
     try:
         number = float(text)
     except ValueError:
@@ -49,7 +49,7 @@ def parse_megabytes(text: str) -> int:
 
 
 def format_size(size: float | None) -> str:
-    """Write bytes for a table cell: MB without its unit, others with: ``42.66``, ``4.0 B``."""
+    """Format bytes for a table cell: MB without a unit, smaller sizes with: ``42.66``, ``4 B``."""
     if size is None:
         return "-"
     if size == 0:
@@ -58,19 +58,19 @@ def format_size(size: float | None) -> str:
         return f"{size} B" if isinstance(size, int) else f"{format_fraction(size)} B"
     if abs(size) < 10 * 2**10:
         return f"{size / 2**10:.1f} KB"
-    # At most seven characters up to a terabyte, or tables grow too wide.
+    # At most seven characters up to a terabyte, so that tables do not become too wide.
     megabytes = size / MB
     digits = 2 if abs(megabytes) < 9_999.995 else 1 if abs(megabytes) < 99_999.95 else 0
     return f"{megabytes:.{digits}f}"
 
 
 def format_fraction(size: float) -> str:
-    """Write ``4.0``; what that would round to zero keeps the digit that tells: ``0.03``."""
+    """Format with one decimal, ``4.0``; below 0.05 with one significant digit, ``0.03``."""
     return f"{size:,.1f}" if size == 0 or abs(size) >= 0.05 else f"{size:.1g}"
 
 
 def format_exact(size: float) -> str:
-    """Write bytes for a sentence, where one byte decides: ``1,048,577 bytes (1.00 MB)``."""
+    """Format bytes for a sentence, exactly: ``1,048,577 bytes (1.00 MB)``."""
     noun = "byte" if size == 1 else "bytes"
     approximate = f" ({size / MB:.2f} MB)" if abs(size) >= 10 * 2**10 else ""
     return f"{size:,} {noun}{approximate}"

@@ -1,6 +1,7 @@
-"""``python -m pytest_cka_memory``: show, compare and convert report files. Imports no torch."""
+"""``python -m pytest_cka_memory``: show, compare and convert reports without importing torch."""
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -14,37 +15,37 @@ from pytest_cka_memory.errors import CkaMemoryError, ReportError
 from pytest_cka_memory.reports import comparison, files, markdown, terminal
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.html import page as html_page
-from pytest_cka_memory.reports.json import writer as json_writer
 from pytest_cka_memory.reports.json.reader import read
+from pytest_cka_memory.reports.json.schema import report_schema
 
 OK, REGRESSION, UNUSABLE = 0, 1, 2
-"""Exit statuses; 2 is argparse's own for a wrong command line too."""
+"""Exit statuses; argparse also exits with 2 if the command line is wrong."""
 
 _COMPARISONS = {
-    "table": comparison.table,
+    "table": comparison.as_table,
     "markdown": comparison.as_markdown,
     "json": comparison.as_json,
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status: 0, 1 for a regression, 2 for unusable input."""
+    """Run one command; return 0, or 1 for a regression, or 2 if the input cannot be used."""
     args = _parser().parse_args(argv)
-    _say_anything()
+    _escape_unprintable()
     try:
         status: int = args.run(args)
         sys.stdout.flush()
     except CkaMemoryError as error:
         print(one_line(f"pytest_cka_memory: {error}"), file=sys.stderr)
         return UNUSABLE
-    except BrokenPipeError:  # whoever read has seen enough, as `| head` does
+    except BrokenPipeError:  # the reader has closed the pipe, like `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     return status
 
 
-def _say_anything() -> None:
-    """Let no name of a test fail to print on a terminal that has not all of Unicode."""
+def _escape_unprintable() -> None:
+    """Escape characters that the terminal's encoding does not have, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -58,13 +59,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    show = commands.add_parser("show", help="print a report again")
+    show = commands.add_parser("show", help="print a report as a table or as Markdown")
     show.add_argument("file", type=Path, metavar="FILE")
     show.add_argument("--format", choices=("table", "markdown"), default="table")
     show.set_defaults(run=_show)
 
     versus = commands.add_parser(
-        "compare", help="print what differs; exit 1 if a figure rose by more than the tolerance"
+        "compare", help="print the differences; exit 1 if a figure rose by more than the tolerance"
     )
     versus.add_argument("old", type=Path, metavar="OLD")
     versus.add_argument("new", type=Path, metavar="NEW")
@@ -72,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     versus.add_argument("--format", choices=_COMPARISONS, default="table")
     versus.set_defaults(run=_compare)
 
-    page = commands.add_parser("html", help="write a report as one self-contained page")
+    page = commands.add_parser("html", help="write a report as a self-contained HTML page")
     page.add_argument("file", type=Path, metavar="FILE")
     page.add_argument("-o", "--output", type=Path, required=True, metavar="OUT")
     page.set_defaults(run=_html)
@@ -85,10 +86,10 @@ def _parser() -> argparse.ArgumentParser:
 def _show(args: argparse.Namespace) -> int:
     report = read(args.file)
     if args.format == "markdown":
-        sys.stdout.write(markdown.text(report))
+        sys.stdout.write(markdown.render(report))
     else:
         width = max(100, shutil.get_terminal_size().columns)
-        sys.stdout.write("".join(f"{line.text}\n" for line in terminal.whole(report, width)))
+        sys.stdout.write("".join(f"{line.text}\n" for line in terminal.section(report, width)))
     return OK
 
 
@@ -99,7 +100,8 @@ def _compare(args: argparse.Namespace) -> int:
     if not found.compared:
         raise ReportError(
             f"nothing to compare: no region ran to its end in both {args.old} "
-            f"({len(old.results)} regions) and {args.new} ({len(new.results)} regions)"
+            f"({len(old.results)} regions) and {args.new} ({len(new.results)} regions); use two "
+            "reports of the same tests"
         )
     sys.stdout.write(_COMPARISONS[args.format](found))
     return REGRESSION if found.regressions else OK
@@ -108,15 +110,15 @@ def _compare(args: argparse.Namespace) -> int:
 def _html(args: argparse.Namespace) -> int:
     report = read(args.file)
     _refuse_same(args.file, args.output)
-    files.write_whole(args.output, html_page.text(report))
+    files.write_whole(args.output, html_page.render(report))
     return OK
 
 
 def _refuse_same(source: Path, target: Path) -> None:
     if target.exists() and target.samefile(source):
-        raise ReportError(f"{target} is the report itself; give -o another path")
+        raise ReportError(f"-o: {target} is the report itself; write another path")
 
 
 def _schema(_: argparse.Namespace) -> int:
-    sys.stdout.write(json_writer.SCHEMA_FILE.read_text(encoding="utf-8"))
+    print(json.dumps(report_schema(), indent=1, ensure_ascii=False))
     return OK

@@ -1,11 +1,11 @@
-"""A sample per batch boundary, and the growth that the samples show."""
+"""Samples of memory at batch boundaries, and the growth per batch computed from them."""
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 MIN_JUDGED_BATCHES = 4
-"""Full batches after the warm-up that a growth figure needs."""
+"""Number of full batches after the warm-up that a growth figure needs."""
 
 
 @dataclass(frozen=True)
@@ -13,19 +13,19 @@ class Sample:
     """Memory at one batch boundary."""
 
     batch: int
-    """Number of the batch just done, from 1."""
+    """Number of the batch that has just ended, from 1."""
     size: int | None
-    """Items in it; None where unknown."""
+    """Number of items in it; None if unknown."""
     allocated_bytes: int
     """Live at the boundary."""
     requested_bytes: int
-    """Live at the boundary, as tensors asked for it: what growth is computed from."""
+    """Live at the boundary, before the allocator rounds sizes up; growth is computed from it."""
     peak_bytes: int
-    """Highest level since the boundary before."""
+    """Highest level since the previous boundary."""
 
 
 def full_batches(samples: Sequence[Sample]) -> list[Sample]:
-    """Samples of the commonest batch size: a short last batch says nothing about growth."""
+    """Return samples of the most common batch size, because a short last batch needs less."""
     if not samples:
         return []
     (modal, _), *_ = Counter(sample.size for sample in samples).most_common(1)
@@ -33,11 +33,12 @@ def full_batches(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def growth_bytes_per_batch(samples: Sequence[Sample], warmup: int = 1) -> float | None:
-    """Drift of the upper level per batch; None with fewer than ``warmup + 4`` full batches.
+    """Return the rise of the upper level per batch; None below ``warmup + 4`` full batches.
 
-    The last 2h full batches after the warm-up, h even, are halved; growth is
-    (max of the second half - max of the first) / h. Unlike a slope, the maxima are not moved by a
-    single step or by a level that alternates, as it does in loops over ``zip`` or ``enumerate``.
+    The last 2h full batches after the warm-up, with h even, are split into halves; growth is
+    (maximum of the second half - maximum of the first half) / h. Unlike the slope of a fitted
+    line, it is not affected by a single step, or by a level that alternates between batches, as
+    in loops over ``zip`` or ``enumerate``.
     """
     levels = [sample.requested_bytes for sample in full_batches(samples)[warmup:]]
     half = len(levels) // 4 * 2

@@ -1,4 +1,4 @@
-"""Being told to stop: torchrun sends SIGTERM to every rank as soon as one has died."""
+"""Handle SIGTERM, which torchrun sends to every rank as soon as one has ended with a failure."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from functools import cache
 
 
 class OnSigterm:
-    """Calls a function on SIGTERM, where that would otherwise end the process on the spot."""
+    """A handler that calls a function on SIGTERM, which would otherwise end the process at once."""
 
     def __init__(self, function: Callable[[], None]) -> None:
         self._function = function
@@ -17,21 +17,24 @@ class OnSigterm:
         self._function()
 
     def start(self) -> None:
-        """Begin, unless someone else handles SIGTERM, or this thread may not."""
+        """Install the handler, unless there is one already or this is not the main thread.
+
+        Python lets only the main thread install signal handlers.
+        """
         in_main = threading.current_thread() is threading.main_thread()
         if in_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self)
-            _spare_children()
+            _restore_in_children()
 
     def stop(self) -> None:
-        """Leave SIGTERM as it was."""
+        """Restore the default action of SIGTERM."""
         if signal.getsignal(signal.SIGTERM) is self:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-@cache  # what is registered stays
-def _spare_children() -> None:
-    """A forked child, such as a DataLoader's worker, ends on SIGTERM as ever."""
+@cache  # because what is registered cannot be removed
+def _restore_in_children() -> None:
+    """Let forked children, such as workers of a DataLoader, end on SIGTERM as usual."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_restore)
 

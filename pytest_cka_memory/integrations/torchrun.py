@@ -1,4 +1,4 @@
-"""Under torchrun: which rank this process is, and how the ranks of a session agree at its end."""
+"""torchrun: which rank this process is, and how the ranks of a session exchange results."""
 
 import json
 import os
@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from pytest_cka_memory.errors import RankError
 
-HURRIED_S = 5.0
-"""How long a rank that was told to stop still waits for the others."""
+SHORT_WAIT_S = 5.0
+"""How long a rank that is being stopped still waits for the others."""
 _POLL_S = 0.05
-_CHUNK_SIZE = 2**20  # a store takes no more than 8 MiB at once
+_CHUNK_SIZE = 2**20  # a store accepts at most 8 MiB per value
 
 
 @dataclass(frozen=True)
@@ -23,139 +23,155 @@ class Rank:
     """One process of a job that torchrun started."""
 
     number: int
-    """Counted from 0 over all machines."""
-    world: int
-    """How many there are."""
+    """From 0, over all machines."""
+    world_size: int
+    """Number of ranks."""
     local: int
-    """Counted from 0 on this machine."""
+    """From 0, on this machine."""
     attempt: str
-    """How often torchrun has started them again: what an earlier attempt left must not count."""
+    """How often torchrun has restarted the ranks; separates their data from earlier attempts."""
 
     @property
     def name(self) -> str:
-        """As reports write it."""
+        """The rank as reports write it."""
         return f"rank {self.number}"
 
 
 def this_rank(environ: Mapping[str, str] = os.environ) -> Rank | None:
-    """Which rank this process is; None outside torchrun, and where there is but one.
+    """Return the rank of this process; None outside torchrun, and if there is only one rank.
 
-    ``RANK`` and ``WORLD_SIZE`` alone say nothing: clusters set them for every process of a job.
+    ``RANK`` and ``WORLD_SIZE`` alone are not enough: clusters set them in every process of a job.
     """
     if "TORCHELASTIC_RUN_ID" not in environ or int(environ.get("WORLD_SIZE", "1")) < 2:
         return None
     return Rank(
         number=int(environ["RANK"]),
-        world=int(environ["WORLD_SIZE"]),
+        world_size=int(environ["WORLD_SIZE"]),
         local=int(environ["LOCAL_RANK"]),
         attempt=environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
     )
 
 
 class Store(Protocol):
-    """Where ranks leave word for one another: the part of ``torch.distributed.Store`` used here."""
+    """Values that all ranks can read and write: the used part of ``torch.distributed.Store``."""
 
     def set(self, key: str, value: str, /) -> None:
-        """Write."""
+        """Write a value."""
 
     def get(self, key: str, /) -> bytes:
-        """Read what is there."""
+        """Return a value; waits until it exists."""
 
     def check(self, keys: list[str], /) -> bool:
-        """Whether all are there; does not wait."""
+        """Whether all these keys exist; does not wait."""
 
     def add(self, key: str, amount: int, /) -> int:
-        """Raise a count, which starts at 0; returns it."""
+        """Add to a counter, which starts at 0, and return the sum."""
 
 
 def torchrun_store(rank: Rank) -> Store:
-    """Return a board for this session on the store that torchrun itself keeps.
+    """Return a store for this session, part of the store that torchrun itself uses.
 
-    It needs no process group, is not the tests' own, and outlives a rank that dies.
+    It needs no process group, does not interfere with the groups of tests, and continues to exist
+    if a rank ends.
 
     Raises:
-        RankError: where torchrun shares no store, or it cannot be reached.
+        RankError: if torchrun does not share its store, or the store does not answer.
     """
-    # torch exports both without saying so to type checkers.
+    # torch exports both names at run time, but does not declare them for type checkers.
     from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        raise RankError("torchrun shares no store with its ranks; leave its rendezvous at c10d")
+        raise RankError(
+            "torchrun does not share its store with the ranks; use --rdzv-backend=c10d, and do not "
+            "set TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+        )
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     try:
-        store = TCPStore(
+        shared = TCPStore(
             host, port, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30)
         )
-        ours = PrefixStore(f"pytest-cka-memory/{rank.attempt}", store)
-        session = ours.add(f"sessions of {rank.number}", 1)  # several may follow one another
-        board: Store = PrefixStore(f"session {session}", ours)
-        return board
+        attempt = PrefixStore(f"pytest-cka-memory/{rank.attempt}", shared)
+        session = attempt.add(f"sessions/{rank.number}", 1)  # a process may run several in turn
+        store: Store = PrefixStore(f"session/{session}", attempt)
+        return store
     except RuntimeError as error:
-        raise RankError(f"the store of torchrun at {host}:{port} cannot be reached") from error
+        raise RankError(
+            f"the store of torchrun at {host}:{port} does not answer; check that torchrun still "
+            "runs and that this machine can connect to that port"
+        ) from error
 
 
 class RankSync:
-    """The ranks of one session, each with its word to the others."""
+    """Exchange of data among the ranks of one session, through a shared store.
+
+    Each rank publishes its data under a key, and collects what the others published under that
+    key. A rank whose heartbeat stops is not waited for longer than the timeout.
+    """
 
     def __init__(
         self,
         rank: Rank,
-        patience_s: float,
+        timeout_s: float,
         connect: Callable[[Rank], Store] | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.rank = rank
-        self.patience_s = patience_s
-        """How long another rank may finish no test before it is given up."""
+        self.timeout_s = timeout_s
+        """How long to wait for a rank that finishes no test."""
         self._connect = connect or torchrun_store
-        self._board: Store | None = None
+        self._store: Store | None = None
         self._clock = clock
         self._sleep = sleep
 
     @property
-    def board(self) -> Store:
-        """Reached when first needed, for that imports torch; raises RankError if it cannot be."""
-        if self._board is None:
-            self._board = self._connect(self.rank)
-        return self._board
+    def store(self) -> Store:
+        """The shared store, connected on first use, because that imports torch.
 
-    def hurry(self) -> None:
-        """Wait no longer than a moment from now on."""
-        self.patience_s = min(self.patience_s, HURRIED_S)
+        Raises:
+            RankError: if there is no store.
+        """
+        if self._store is None:
+            self._store = self._connect(self.rank)
+        return self._store
 
-    def beat(self) -> None:
-        """Show that this rank gets on."""
-        self.board.add(f"beat/{self.rank.number}", 1)
+    def shorten_wait(self) -> None:
+        """Wait at most a few seconds from now on, also in a wait that is in progress."""
+        self.timeout_s = min(self.timeout_s, SHORT_WAIT_S)
 
-    def say(self, what: str, data: Any) -> None:
-        """Leave word: `data` of builtin types, of any size."""
+    def heartbeat(self) -> None:
+        """Show the other ranks that this one makes progress."""
+        self.store.add(f"heartbeat/{self.rank.number}", 1)
+
+    def publish(self, key: str, data: Any) -> None:
+        """Let the other ranks collect `data`: builtin types, of any size."""
         packed = b64encode(zlib.compress(json.dumps(data).encode(), 1)).decode()
         chunks = [packed[at : at + _CHUNK_SIZE] for at in range(0, len(packed), _CHUNK_SIZE)]
-        key = f"{what}/{self.rank.number}"
         for number, chunk in enumerate(chunks):
-            self.board.set(f"{key}/{number}", chunk)
-        self.board.set(key, str(len(chunks)))  # last: now it can be read
+            self.store.set(f"{key}/{self.rank.number}/{number}", chunk)
+        # Last, because the others read the chunks as soon as their number is there.
+        self.store.set(f"{key}/{self.rank.number}", str(len(chunks)))
 
-    def hear(self, what: str, ranks: Iterable[int]) -> dict[int, Any]:
-        """Wait for the word of each of `ranks`; one that falls silent is not among the answers."""
-        heard = {}
+    def collect(self, key: str, ranks: Iterable[int]) -> dict[int, Any]:
+        """Wait for what each of `ranks` publishes under `key`; the result leaves out hung ranks."""
+        collected = {}
+        # Rank -> number of its heartbeats, and the time at which that number was first seen.
         waiting = {rank: (-1, self._clock()) for rank in ranks}
         while waiting:
-            for rank, (beats, since) in list(waiting.items()):
-                now, beats_now = self._clock(), self.board.add(f"beat/{rank}", 0)
-                if self.board.check([f"{what}/{rank}"]):
-                    heard[rank] = self._read(f"{what}/{rank}")
+            for rank, (heartbeats, since) in list(waiting.items()):
+                now, heartbeats_now = self._clock(), self.store.add(f"heartbeat/{rank}", 0)
+                if self.store.check([f"{key}/{rank}"]):
+                    collected[rank] = self._read(f"{key}/{rank}")
                     del waiting[rank]
-                elif beats_now != beats:
-                    waiting[rank] = (beats_now, now)
-                elif now - since >= self.patience_s:
+                elif heartbeats_now != heartbeats:
+                    waiting[rank] = (heartbeats_now, now)
+                elif now - since >= self.timeout_s:
                     del waiting[rank]
             if waiting:
                 self._sleep(_POLL_S)
-        return heard
+        return collected
 
     def _read(self, key: str) -> Any:
-        count = int(self.board.get(key))
-        packed = b"".join(self.board.get(f"{key}/{number}") for number in range(count))
+        count = int(self.store.get(key))
+        packed = b"".join(self.store.get(f"{key}/{number}") for number in range(count))
         return json.loads(zlib.decompress(b64decode(packed)))

@@ -1,4 +1,4 @@
-"""Running under pytest-xdist: who this process is, and which GPU it takes."""
+"""pytest-xdist: whether this process is the controller or a worker, and which GPU it uses."""
 
 import os
 import sys
@@ -8,45 +8,48 @@ import pytest
 
 
 def is_worker(config: pytest.Config) -> bool:
-    """Whether this process runs tests for a controller."""
+    """Whether this process is a worker, which runs tests for a controller."""
     return hasattr(config, "workerinput")
 
 
 def is_controller(config: pytest.Config) -> bool:
-    """Whether this process only hands tests out, and must not touch a device."""
+    """Whether this process only distributes tests to workers; it must not use a device."""
     return not is_worker(config) and getattr(config.option, "dist", "no") != "no"
 
 
 def check_device(config: pytest.Config, device: str) -> None:
-    """Find out in a process of its own whether `device` is there: the controller starts no GPU.
+    """Check in another process that `device` is available: the controller must not start CUDA.
 
     Raises:
-        pytest.UsageError: where it is not; a worker could only crash over it.
+        pytest.UsageError: if it is not available; a worker could only report it by crashing.
     """
     if config.option.collectonly or len(config.hook.pytest_cka_memory_meter.get_hookimpls()) > 1:
-        return  # nothing to measure, or another plugin answers for the device
+        return  # nothing is measured, or another plugin may provide the device
     import subprocess
 
-    code = "import sys; from pytest_cka_memory.meters import meter_for; meter_for(sys.argv[1])"
-    asked = subprocess.run(
+    code = (
+        "import sys; from pytest_cka_memory.meters.selection import meter_for; "
+        "meter_for(sys.argv[1])"
+    )
+    done = subprocess.run(
         [sys.executable, "-c", code, device], capture_output=True, text=True, check=False
     )
-    if asked.returncode != 0:
-        last = (asked.stderr.strip().splitlines() or ["no answer"])[-1]
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         raise pytest.UsageError(f"--cka-memory-device: {last.partition(': ')[2] or last}")
 
 
 def take_gpu(config: pytest.Config) -> None:
-    """Give each worker one of the caller's GPUs in turn, before CUDA starts in it."""
+    """Let each worker see one of the visible GPUs, in turn; called before CUDA starts in it."""
     visible = visible_gpus()
     if is_worker(config) and visible:
-        sent: dict[str, str] = config.workerinput  # type: ignore[attr-defined]  # set by xdist
-        number = int(sent["workerid"].removeprefix("gw"))
+        given: dict[str, str] = config.workerinput  # type: ignore[attr-defined]  # set by xdist
+        number = int(given["workerid"].removeprefix("gw"))
         os.environ["CUDA_VISIBLE_DEVICES"] = visible[number % len(visible)]
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs the caller may use, found without a CUDA call."""
+    """Return the GPUs that this process may use, found without a call of CUDA."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         return [entry.strip() for entry in listed.split(",") if entry.strip()]

@@ -1,4 +1,4 @@
-"""What other plugins and conftest files add: limits for a test, fields for a region."""
+"""Limits and report fields that other plugins and conftest files add through hooks."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from pytest_cka_memory.core.figures import RegionRecord
-from pytest_cka_memory.core.verdicts import Result
+from pytest_cka_memory.core.verdicts import Breach, Limit, Result, Unjudged, Verdict
 from pytest_cka_memory.errors import LimitError
-from pytest_cka_memory.limits import Breach, FlatPerBatch, Limit, Maximum, Unjudged, Verdict
+from pytest_cka_memory.limits import FlatPerBatch, Maximum
 
 LIMITS = "pytest_cka_memory_limits"
 REGION = "pytest_cka_memory_region"
@@ -20,15 +20,15 @@ _limits_key = pytest.StashKey["list[Limit] | LimitError"]()
 
 
 class FieldError(Exception):
-    """A field that cannot be reported; says whose it is, and what to return instead."""
+    """A field that cannot be reported; the message names its plugin and what to return instead."""
 
 
 @dataclass(frozen=True)
 class PluginLimit(Limit):
-    """Another plugin's limit, whose verdicts are looked at: a wrong one would pass as kept."""
+    """Another plugin's limit; its verdicts are checked, because an invalid one would not fail."""
 
     inner: Limit
-    owner: str
+    plugin_name: str
 
     def judge(self, record: RegionRecord) -> Verdict:
         raise NotImplementedError("a plugin's limit may have several verdicts")
@@ -37,18 +37,18 @@ class PluginLimit(Limit):
         try:
             verdicts = list(self.inner.verdicts(record))
         except Exception as error:
-            self._refuse(f"raised {type(error).__name__}: {error}")
+            self._fail(f"raised {type(error).__name__}: {error}")
         for verdict in verdicts:
             if not _is_verdict(verdict):
-                self._refuse(
-                    f"judged {verdict!r}; return None, an Unjudged, or a Breach of texts and "
+                self._fail(
+                    f"returned {verdict!r}; return None, an Unjudged, or a Breach of texts and "
                     "plain numbers"
                 )
         return verdicts
 
-    def _refuse(self, wrong: str) -> None:
-        # Here, for it is asked while a region ends, where nobody waits for an error.
-        pytest.fail(f"{self.owner}: {LIMITS}: limit {self.text} {wrong}", pytrace=False)
+    def _fail(self, wrong: str) -> None:
+        # Fails the test at once, because no caller at the end of a region handles an exception.
+        pytest.fail(f"{self.plugin_name}: {LIMITS}: limit {self.text} {wrong}", pytrace=False)
 
 
 def _is_verdict(value: object) -> bool:
@@ -69,16 +69,17 @@ def _is_number(value: object) -> bool:
 
 
 def limits_of(item: pytest.Item) -> list[Limit]:
-    """Limits that others set for `item`; asked once a test.
+    """Return the limits that other plugins set for `item`; calls the hook once per test.
 
     Raises:
-        LimitError: for what is no list of limits; it names the plugin and the hook.
+        LimitError: if a plugin returns something else than a list of limits; it names the plugin
+            and the hook.
     """
-    if not getattr(item.config.hook, LIMITS).get_hookimpls():  # for thousands of unmarked tests
+    if not getattr(item.config.hook, LIMITS).get_hookimpls():  # saves time for unmarked tests
         return []
     if _limits_key not in item.stash:
         try:
-            item.stash[_limits_key] = list(_asked_limits(item))
+            item.stash[_limits_key] = list(_limits_from_hook(item))
         except LimitError as error:
             item.stash[_limits_key] = error
     found = item.stash[_limits_key]
@@ -87,24 +88,16 @@ def limits_of(item: pytest.Item) -> list[Limit]:
     return found
 
 
-def gives_limits(item: pytest.Item) -> bool:
-    """Whether others set limits for `item`, wrong ones included: its run will say what is wrong."""
-    try:
-        return bool(limits_of(item))
-    except LimitError:
-        return True
-
-
-def _asked_limits(item: pytest.Item) -> Iterator[Limit]:
-    for owner, answer in _answers(LIMITS, LimitError, {"item": item}):
-        if not isinstance(answer, (list, tuple)) or not all(map(_is_limit, answer)):
+def _limits_from_hook(item: pytest.Item) -> Iterator[Limit]:
+    for plugin_name, returned in _call_each(LIMITS, LimitError, {"item": item}):
+        if not isinstance(returned, (list, tuple)) or not all(map(_is_limit, returned)):
             raise LimitError(
-                f"{owner}: {LIMITS} returned {answer!r}; return a list of limits, "
+                f"{plugin_name}: {LIMITS} returned {returned!r}; return a list of limits, "
                 "e.g. [pytest_cka_memory.limits.max_peak_mb(512)]"
             )
-        for limit in answer:
+        for limit in returned:
             ours = type(limit) in (Maximum, FlatPerBatch)
-            yield limit if ours else PluginLimit(limit.text, limit, owner)
+            yield limit if ours else PluginLimit(limit.text, limit, plugin_name)
 
 
 def _is_limit(value: object) -> bool:
@@ -112,31 +105,33 @@ def _is_limit(value: object) -> bool:
 
 
 def fields_of(item: pytest.Item, result: Result) -> dict[str, Any]:
-    """Fields that others add to a region.
+    """Return the fields that other plugins add to a region.
 
     Raises:
-        FieldError: for what cannot cross processes or stand in JSON; it names plugin and hook.
+        FieldError: if a field cannot be written as JSON; it names the plugin and the hook.
     """
     fields: dict[str, Any] = {}
-    for owner, answer in _answers(REGION, FieldError, {"item": item, "result": result}):
-        wrong = _wrong_fields(answer, fields)
-        if wrong:
-            raise FieldError(f"{owner}: {REGION} returned {wrong}")
-        fields.update(answer)
+    arguments = {"item": item, "result": result}
+    for plugin_name, returned in _call_each(REGION, FieldError, arguments):
+        problem = _problem_of_fields(returned, fields)
+        if problem:
+            raise FieldError(f"{plugin_name}: {REGION} returned {problem}")
+        fields.update(returned)
     return fields
 
 
-def _wrong_fields(answer: object, taken: Mapping[str, Any]) -> str:
-    if type(answer) is not dict:
-        return f"{answer!r}; return a dict of fields, or None"
-    twice = sorted(key for key in answer if key in taken)
+def _problem_of_fields(returned: object, others: Mapping[str, Any]) -> str:
+    """Return what is wrong with the fields that a plugin returned; empty if nothing is."""
+    if type(returned) is not dict:
+        return f"{returned!r}; return a dict of fields, or None"
+    twice = sorted(key for key in returned if key in others)
     if twice:
-        return f"{twice[0]!r}, which another plugin has returned too; write a name of your own"
-    bad = next((key for key, value in answer.items() if not _is_plain({key: value})), None)
+        return f"{twice[0]!r}, which another plugin has returned too; use another name"
+    bad = next((key for key, value in returned.items() if not _is_plain({key: value})), None)
     if bad is None:
         return ""
     return (
-        f"{bad!r}: {answer[bad]!r}; fields are texts, finite numbers, bools, None, or lists and "
+        f"{bad!r}: {returned[bad]!r}; fields are texts, finite numbers, bools, None, or lists and "
         "dicts of these"
     )
 
@@ -151,10 +146,10 @@ def _is_plain(value: object, depth: int = 0) -> bool:
     return value is None or type(value) in (str, bool) or _is_number(value)
 
 
-def _answers(
+def _call_each(
     hook: str, error: type[Exception], arguments: Mapping[str, Any]
 ) -> Iterator[tuple[str, Any]]:
-    """Each plugin's name and answer, so that a wrong one can be told whose it is."""
+    """Call a hook of one plugin at a time; yield the plugin's name and what it returned."""
     item = arguments["item"]
     implementations = getattr(item.ihook, hook).get_hookimpls()
     plugins = [implementation.plugin for implementation in implementations]
@@ -162,8 +157,8 @@ def _answers(
         others = [plugin for plugin in plugins if plugin is not implementation.plugin]
         one = item.config.pluginmanager.subset_hook_caller(hook, others)
         try:
-            answers = one(**arguments)
+            returned = one(**arguments)
         except Exception as raised:
-            said = f"{hook} raised {type(raised).__name__}: {raised}"
-            raise error(f"{implementation.plugin_name}: {said}") from raised
-        yield from ((implementation.plugin_name, answer) for answer in answers)
+            problem = f"{hook} raised {type(raised).__name__}: {raised}"
+            raise error(f"{implementation.plugin_name}: {problem}") from raised
+        yield from ((implementation.plugin_name, value) for value in returned)

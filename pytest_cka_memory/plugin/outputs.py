@@ -1,4 +1,4 @@
-"""What a session leaves behind besides its terminal: one entry per option that asks for it."""
+"""What a session writes besides its terminal output: one output per option."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Protocol
 
 from pytest_cka_memory.baseline.output import BaselineOutput
-from pytest_cka_memory.core.verdicts import Report
-from pytest_cka_memory.integrations.github_output import GitHubOutput
+from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.integrations.github import GitHubOutput
 from pytest_cka_memory.plugin.settings import Settings
 from pytest_cka_memory.reports import files, markdown
 from pytest_cka_memory.reports.html import page as html_page
@@ -15,22 +15,22 @@ from pytest_cka_memory.reports.json import writer as json_writer
 
 
 class Output(Protocol):
-    """Somewhere a report goes when the tests have run."""
+    """Something that is written from the report after the tests have run."""
 
     @property
     def option(self) -> str:
-        """What asked for it, for messages."""
+        """The option that asks for it, for messages."""
 
     def check(self) -> None:
-        """Raise ReportError, before any test has run, if it could not be written."""
+        """Raise ReportError if it cannot be written; called before any test has run."""
 
     def write(self, report: Report) -> str:
-        """Write `report`; returns a line that says so. Raises ReportError if it cannot."""
+        """Write `report` and return a line that says so; raise ReportError if it fails."""
 
 
 @dataclass(frozen=True)
 class FileOutput:
-    """A report as a file, whole or not at all."""
+    """A report file; an error while writing leaves an old file as it was."""
 
     option: str
     path: Path
@@ -45,19 +45,20 @@ class FileOutput:
 
 
 _RENDERERS: Mapping[str, Callable[[Report], str]] = {
-    "json": json_writer.text,
-    "markdown": markdown.text,
-    "html": html_page.text,
+    "json": json_writer.render,
+    "markdown": markdown.render,
+    "html": html_page.render,
 }
 
 
 def outputs_of(settings: Settings) -> list[Output]:
-    """Every output that `settings` ask for."""
-    written = [
+    """Return every output that `settings` ask for."""
+    reports = [
         FileOutput(f"--cka-memory-{name}", settings.files[name], render)
         for name, render in _RENDERERS.items()
         if name in settings.files
     ]
-    step = settings.github  # last, for it tells of what the others could not write
+    step = settings.github
     github = [] if step is None else [GitHubOutput(step)]
-    return [*written, BaselineOutput(settings.baseline), *github]
+    # GitHub is last, because its annotations name the outputs that could not be written.
+    return [*reports, BaselineOutput(settings.baseline), *github]

@@ -1,7 +1,8 @@
-"""The end of a session under torchrun: the ranks meet, rank 0 reports, and all fail together."""
+"""The reporter under torchrun: rank 0 reports for all ranks, and a failure of one fails all."""
 
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -9,10 +10,10 @@ import pytest
 from pytest_cka_memory.errors import RankError
 from pytest_cka_memory.integrations import xdist
 from pytest_cka_memory.integrations.sigterm import OnSigterm
-from pytest_cka_memory.integrations.torchrun import Rank, RankSync, this_rank
-from pytest_cka_memory.plugin import items
+from pytest_cka_memory.integrations.torchrun import RankSync, this_rank
+from pytest_cka_memory.plugin.item_plan import plan_of
 from pytest_cka_memory.plugin.reporter import Reporter
-from pytest_cka_memory.plugin.settings import describe
+from pytest_cka_memory.plugin.settings import describe, settings_key
 from pytest_cka_memory.reports.terminal import Line
 
 
@@ -20,35 +21,36 @@ def reporter(config: pytest.Config) -> Reporter:
     """Return the reporter of this process.
 
     Raises:
-        pytest.UsageError: for workers of pytest-xdist under torchrun.
+        pytest.UsageError: if pytest-xdist is used under torchrun.
     """
     rank = this_rank()
     if rank is None:
         return Reporter(config)
     if xdist.is_controller(config):
         raise pytest.UsageError(
-            "pytest-xdist under torchrun: every worker would take itself for the rank that started "
-            "it; leave out -n, or torchrun"
+            "-n: pytest-xdist under torchrun is not supported, because every worker would act as "
+            "the rank that started it; leave out -n, or run without torchrun"
         )
-    return RankReporter(config, RankSync(rank, config.stash[items.settings_key].rank_timeout_s))
+    return RankReporter(config, RankSync(rank, config.stash[settings_key].rank_timeout_s))
 
 
 class RankReporter(Reporter):
-    """Of one rank: the first reports for all, the others hand it their figures and wait.
+    """The reporter of one rank: rank 0 reports for all, the others send it their results and wait.
 
-    A session that measures nothing on any rank only says so to the others: nothing fails in it.
+    If no rank measures anything, the ranks only exchange that, and nothing is reported or failed.
     """
 
-    def __init__(self, config: pytest.Config, meeting: RankSync) -> None:
+    def __init__(self, config: pytest.Config, sync: RankSync) -> None:
         super().__init__(config)
-        self._meeting = meeting
-        self._rank: Rank = meeting.rank
+        self._sync = sync
+        self._rank = sync.rank
         self.process = self._rank.name
         self._takes_part = bool(describe(self.settings))
-        self._met = False
+        """Whether this rank measures, or an option of its session asks for something."""
+        self._exchanged = False
         self._stopped = False
-        self._partners: list[int] = []
-        """Ranks that wait for this one before they leave."""
+        self._waited_for_by: list[int] = []
+        """Ranks that wait for this one before they end."""
         self._sigterm = OnSigterm(self._stop)
         if self._rank.number != 0:
             self.outputs = []
@@ -57,113 +59,118 @@ class RankReporter(Reporter):
         super().pytest_collection_finish(session)
         if session.config.option.collectonly:
             return
-        self._takes_part = self._takes_part or any(map(items.is_measured, session.items))
+        measures = any(plan_of(item).is_measured for item in session.items)
+        self._takes_part = self._takes_part or measures
         if self._takes_part:
             self._sigterm.start()
 
     def pytest_runtest_logfinish(self) -> None:
         if self._takes_part and "torch" in sys.modules:
-            try:
-                self._meeting.beat()
-            except (RankError, RuntimeError):
-                self._takes_part = True  # said at the end, where it can be said once
+            # The exchange at the end has the same error and reports it once.
+            with suppress(RankError, RuntimeError):
+                self._sync.heartbeat()
 
     def _gate(self, session: pytest.Session) -> None:
-        super()._gate(session)  # by its own figures: more ranks do not make up for an empty one
+        # By this rank's results alone: regions of other ranks do not count towards its minimum.
+        super()._gate(session)
         if self._ran:
-            self._meet(session)
+            self._exchange(session)
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if not session.config.option.collectonly and (self._ran or exitstatus != 0):
             if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
-                self._meeting.hurry()
-            self._meet(session, exitstatus)
+                self._sync.shorten_wait()
+            self._exchange(session, exitstatus)
         super().pytest_sessionfinish(session, exitstatus)
 
     def pytest_unconfigure(self, config: pytest.Config) -> None:
-        # torchrun ends every rank when one has left with a failure: let all have printed theirs.
+        # torchrun ends all ranks as soon as one has failed: wait until each has printed its part.
         config.get_terminal_writer().flush()
-        if self._met and self._takes_part:
-            try:
-                self._meeting.say("leaving", True)
-                self._meeting.hear("leaving", self._partners)
-            except (RankError, RuntimeError):
-                pass
+        if self._exchanged and self._takes_part:
+            with suppress(RankError, RuntimeError):
+                self._sync.publish("leaving", True)
+                self._sync.collect("leaving", self._waited_for_by)
         self._sigterm.stop()
 
     def _stop(self) -> None:
-        """On SIGTERM: end the tests in good order, and the report with what there is."""
-        self._meeting.hurry()
-        if not self._met and not self._stopped:
+        """End the tests on SIGTERM, so that a report of what has run is still written."""
+        self._sync.shorten_wait()
+        if not self._exchanged and not self._stopped:
             self._stopped = True
-            pytest.exit("SIGTERM: torchrun stops this rank, another has ended")
+            pytest.exit("SIGTERM: torchrun stops this rank because another has ended")
 
-    def _meet(self, session: pytest.Session, exitstatus: int = 0) -> None:
-        """Hand over or gather, once a session; a failure of any rank is one of every rank."""
-        if self._met:
+    def _exchange(self, session: pytest.Session, exitstatus: int = 0) -> None:
+        """Exchange results, once per session; a failure of one rank fails every rank."""
+        if self._exchanged:
             return
-        self._met = True
-        word = {
+        self._exchanged = True
+        results = {
             "takes_part": self._takes_part,
             "failures": self._failures(session, exitstatus),
-            "gathered": self.gathered.to_dict(),
+            "report": self.builder.to_dict(),
         }
+        exchange = self._collect_results if self._rank.number == 0 else self._send_results
         try:
-            problems = self._gather(word) if self._rank.number == 0 else self._hand_over(word)
+            problems = exchange(results)
         except (RankError, RuntimeError) as error:
-            problems = [f"the ranks cannot report together: {error}"] if self._takes_part else []
+            problem = f"the ranks cannot write one report: {error}"
+            problems = [problem] if self._takes_part else []
         for problem in problems:
             if exitstatus == 0:
                 self._fail(session, problem)
-            else:  # a status that says more
+            else:  # the exit status says more than TESTS_FAILED would
                 self.problems.append(problem)
 
     def _failures(self, session: pytest.Session, exitstatus: int) -> list[str]:
-        """What failed on this rank, for the others to know."""
+        """Return what failed on this rank, for the other ranks to show."""
         failed = session.testsfailed - len(self.problems)
-        said = [*self.problems, *([f"{failed} failed"] if failed else [])]
-        if not said and exitstatus:
-            said = [pytest.ExitCode(exitstatus).name.lower().replace("_", " ")]
-        return said
+        failures = [*self.problems, *([f"{failed} failed"] if failed else [])]
+        if not failures and exitstatus:
+            failures = [pytest.ExitCode(exitstatus).name.lower().replace("_", " ")]
+        return failures
 
-    def _gather(self, word: dict[str, Any]) -> list[str]:
-        """As rank 0: hear all ranks, tell them what failed where, and take in their figures."""
-        others = range(1, self._rank.world)
-        heard = self._meeting.hear("figures", others)
-        self._takes_part = word["takes_part"] or any(said["takes_part"] for said in heard.values())
-        failures = {number: said["failures"] for number, said in heard.items()}
-        failures |= {number: [self._silence()] for number in others if number not in heard}
+    def _collect_results(self, own: dict[str, Any]) -> list[str]:
+        """On rank 0: collect the results of all ranks and send each the failures of the others."""
+        others = range(1, self._rank.world_size)
+        collected = self._sync.collect("results", others)
+        results = {0: own, **collected}
+        self._takes_part = any(result["takes_part"] for result in results.values())
         if not self._takes_part:
             return []
-        told = {0: word["failures"], **failures}
-        self._meeting.say("verdict", [[n, text] for n in sorted(told) for text in told[n]])
-        self._partners = [number for number, said in heard.items() if said["takes_part"]]
-        for number in sorted(heard):
-            self.gathered.absorb(heard[number]["gathered"])
+        failures = {number: result["failures"] for number, result in results.items()}
+        failures |= {number: [self._timed_out()] for number in others if number not in collected}
+        self._sync.publish(
+            "failures", [[number, text] for number in sorted(failures) for text in failures[number]]
+        )
+        self._waited_for_by = [n for n, result in collected.items() if result["takes_part"]]
+        for number in sorted(collected):
+            self.builder.absorb(collected[number]["report"])
         return [f"rank {number}: {text}" for number in others for text in failures[number]]
 
-    def _hand_over(self, word: dict[str, Any]) -> list[str]:
-        """As any other rank: send the figures, and wait for what failed elsewhere."""
-        self._meeting.say("figures", word)
+    def _send_results(self, own: dict[str, Any]) -> list[str]:
+        """On any other rank: send its results to rank 0, and wait for the failures of all ranks."""
+        self._sync.publish("results", own)
         if not self._takes_part:
             return []
-        verdict = self._meeting.hear("verdict", [0]).get(0)
-        if verdict is None:
-            return [f"rank 0: {self._silence()}"]
-        self._partners = [0]
-        return [f"rank {n}: {text}" for n, text in verdict if n != self._rank.number]
+        failures = self._sync.collect("failures", [0]).get(0)
+        if failures is None:
+            return [f"rank 0: {self._timed_out()}"]
+        self._waited_for_by = [0]
+        return [
+            f"rank {number}: {text}" for number, text in failures if number != self._rank.number
+        ]
 
-    def _silence(self) -> str:
+    def _timed_out(self) -> str:
         return (
-            f"ended no test and sent nothing for {self._meeting.patience_s:g} s: it died or hangs, "
-            "or needs a longer --cka-memory-rank-timeout"
+            f"finished no test and sent nothing for {self._sync.timeout_s:g} s: it has ended or "
+            "hangs; if its tests take longer, give a longer --cka-memory-rank-timeout"
         )
 
     def _lines(self, width: int) -> Iterator[Line]:
         if self._rank.number == 0:
             yield from super()._lines(width)
         elif self._takes_part:
-            count = len(self.gathered.results)
+            count = len(self.builder.results)
             yield Line(f"{self._rank.name} measured {count} regions: see the report of rank 0")
             for problem in self.problems:
                 yield Line(f"FAILED: {problem}", "red")

@@ -8,7 +8,7 @@ from torch.distributed import HashStore
 
 from pytest_cka_memory.errors import RankError
 from pytest_cka_memory.integrations.torchrun import (
-    HURRIED_S,
+    SHORT_WAIT_S,
     Rank,
     RankSync,
     this_rank,
@@ -49,9 +49,9 @@ def sync_of(clock):
 
 
 def test_ranks_without_a_store_get_an_error_that_says_how_to_get_one(monkeypatch):
-    """A static rendezvous provides no store."""
+    """The environment variable of torchrun that says so is not set."""
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
-    with pytest.raises(RankError, match="leave its rendezvous at c10d"):
+    with pytest.raises(RankError, match="store with the ranks; use --rdzv-backend=c10d"):
         torchrun_store(Rank(0, 2, 0, "0"))
 
 
@@ -65,7 +65,7 @@ def test_a_store_that_cannot_be_reached_is_an_error_with_its_address(monkeypatch
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     monkeypatch.setenv("MASTER_ADDR", "localhost")
     monkeypatch.setenv("MASTER_PORT", "29400")
-    with pytest.raises(RankError, match="the store of torchrun at localhost:29400 cannot be"):
+    with pytest.raises(RankError, match="the store of torchrun at localhost:29400 does not"):
         torchrun_store(Rank(0, 2, 0, "0"))
 
 
@@ -76,55 +76,55 @@ def test_a_store_that_cannot_be_reached_is_an_error_with_its_address(monkeypatch
 )
 def test_a_rank_receives_what_another_publishes(sync_of, data):
     """Builtin data of any type and size."""
-    sync_of(1).say("figures", data)
-    assert sync_of(0).hear("figures", [1]) == {1: data}
+    sync_of(1).publish("results", data)
+    assert sync_of(0).collect("results", [1]) == {1: data}
 
 
 def test_data_of_several_ranks_is_received_in_any_order(sync_of, clock):
     """The ranks may publish at different times."""
-    sync_of(2).say("figures", "second")
-    clock.at = {3: lambda: sync_of(1).say("figures", "first")}
-    assert sync_of(0).hear("figures", [1, 2]) == {1: "first", 2: "second"}
+    sync_of(2).publish("results", "second")
+    clock.at = {3: lambda: sync_of(1).publish("results", "first")}
+    assert sync_of(0).collect("results", [1, 2]) == {1: "first", 2: "second"}
 
 
 def test_ranks_that_publish_nothing_are_given_up_after_the_timeout(sync_of, clock):
     """All of them after one timeout; the data of the others is returned."""
-    sync_of(2).say("figures", "here")
-    assert sync_of(0).hear("figures", [1, 2, 3, 4]) == {2: "here"}
+    sync_of(2).publish("results", "here")
+    assert sync_of(0).collect("results", [1, 2, 3, 4]) == {2: "here"}
     assert clock.now == pytest.approx(10.0, abs=0.1)
 
 
 def test_a_rank_that_keeps_finishing_tests_is_waited_for(sync_of, clock):
     """Each test that it finishes restarts its timeout."""
-    clock.at = {when: sync_of(1).beat for when in (8, 16, 24)}
-    clock.at[32] = lambda: sync_of(1).say("figures", "slow")
-    assert sync_of(0).hear("figures", [1]) == {1: "slow"}
+    clock.at = {when: sync_of(1).heartbeat for when in (8, 16, 24)}
+    clock.at[32] = lambda: sync_of(1).publish("results", "slow")
+    assert sync_of(0).collect("results", [1]) == {1: "slow"}
 
 
 def test_a_rank_that_stops_finishing_tests_is_given_up(sync_of, clock):
     """Its timeout starts at the last test that it finished."""
-    clock.at = {8: sync_of(1).beat}
-    assert sync_of(0).hear("figures", [1]) == {}
+    clock.at = {8: sync_of(1).heartbeat}
+    assert sync_of(0).collect("results", [1]) == {}
     assert clock.now == pytest.approx(18.0, abs=0.2)
 
 
-def test_hurry_shortens_the_timeout_of_a_wait_in_progress(sync_of, clock):
+def test_shorten_wait_shortens_the_timeout_of_a_wait_in_progress(sync_of, clock):
     """A rank that has received SIGTERM must not wait for long."""
     sync = sync_of(0)
-    clock.at = {1: sync.hurry}
-    assert sync.hear("figures", [1]) == {}
-    assert clock.now == pytest.approx(HURRIED_S, abs=0.1)
+    clock.at = {1: sync.shorten_wait}
+    assert sync.collect("results", [1]) == {}
+    assert clock.now == pytest.approx(SHORT_WAIT_S, abs=0.1)
 
 
 def test_incompletely_published_data_is_not_received(sync_of):
     """A rank may die after it has written only some of the chunks."""
-    sync_of(1).board.set("figures/1/0", "x")
-    assert sync_of(0).hear("figures", [1]) == {}
+    sync_of(1).store.set("results/1/0", "x")
+    assert sync_of(0).collect("results", [1]) == {}
 
 
 def test_the_rank_is_read_from_the_variables_of_torchrun():
     """They are set for each process; the attempt is its restart count."""
-    assert this_rank(TORCHRUN) == Rank(number=1, world=2, local=1, attempt="0")
+    assert this_rank(TORCHRUN) == Rank(number=1, world_size=2, local=1, attempt="0")
     again = this_rank({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "2"})
     assert again is not None
     assert again.attempt == "2"
