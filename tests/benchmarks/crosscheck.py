@@ -48,7 +48,7 @@ def check_apart(network: str, limit: int) -> Row:
     try:
         row |= receiver.recv() if receiver.poll(limit) else {"skipped": f"took over {limit} s"}
     except EOFError:
-        row["skipped"] = "its process died"
+        row["skipped"] = "its process ended without a result"
     process.kill()
     process.join()
     return row
