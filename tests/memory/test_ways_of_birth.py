@@ -44,7 +44,7 @@ class Refusing(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise AssertionError("not to be asked")
+        raise AssertionError("a torch function was called")
 
 
 class SpecialParameter(nn.Parameter):
