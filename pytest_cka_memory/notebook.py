@@ -1,4 +1,4 @@
-"""The seed notebook's two functions, under their own names, on any device."""
+"""The two functions of the original notebook, under the same names, for any device."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -10,10 +10,11 @@ from pytest_cka_memory.measure.probe import MemoryProbe
 def measure_memory_retention(
     func: Callable[[], Any], device: str | None = None
 ) -> tuple[Any, float, float]:
-    """Measure what `func` keeps: ``(result, peak_mb, retained_mb)``.
+    """Measure what `func` retains: return ``(result, peak_mb, retained_mb)``.
 
-    As in the notebook, the peak includes what was there before, and the result is alive when
-    retention is read. Unlike there, old memory that `func` frees cannot hide what it keeps.
+    As in the notebook, the peak includes memory that was live before, and the result is live when
+    retained memory is read. Unlike there, old memory that `func` frees cannot hide new memory that
+    it retains.
     """
     region = MemoryProbe(device).run(func)
     return region.result, region.peak_mb, region.retained_mb
@@ -26,10 +27,10 @@ def measure_memory_at_batch_counts(
     batch_counts: Sequence[int],
     device: str | None = None,
 ) -> list[float]:
-    """Retained memory in MB after ``func(model, loader)``, for each number of batches.
+    """Return the memory in MB that ``func(model, loader)`` retains, for each number of batches.
 
     Each count gets a fresh ``model_fn()``, moved to the device and in eval mode, and a loader of
-    so many batches; as in the notebook, counts above what `dataloader` has are cut to that.
+    that many batches. As in the notebook, larger counts are reduced to the length of `dataloader`.
     """
     probe = MemoryProbe(device)
     available = length_of(dataloader)

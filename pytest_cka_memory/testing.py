@@ -1,12 +1,12 @@
-"""For tests of the plugin, and of plugins built on it: a meter that is moved by hand."""
+"""A meter that tests control, for tests of this plugin and of plugins that extend it."""
 
 from itertools import count
 
-from pytest_cka_memory.meters import Meter, Reading
+from pytest_cka_memory.meters.base import Meter, Reading
 
 
 class ScriptedMeter(Meter):
-    """Memory that exists only as numbers; every report names it as scripted.
+    """A meter whose figures a test sets; every report states that they are scripted.
 
     >>> meter = ScriptedMeter()
     >>> block = meter.allocate(512)
@@ -31,26 +31,26 @@ class ScriptedMeter(Meter):
         self._peak_reserved = 0
 
     def allocate(self, size_bytes: int) -> int:
-        """Allocate a block; returns its handle, for :meth:`free`."""
+        """Allocate a block; return its handle for :meth:`free`."""
         self._last = next(self._handles)
         self._blocks[self._last] = size_bytes
         self._rise()
         return self._last
 
     def free(self, handle: int) -> None:
-        """Free a block; a reserve keeps its bytes until :meth:`clean`."""
+        """Free a block; its bytes stay reserved until :meth:`clean`."""
         del self._blocks[handle]
 
     def use_workspace(self, size_bytes: int) -> None:
-        """Let a library allocate a workspace, which only :meth:`clean` drops."""
+        """Allocate a library's workspace, which only :meth:`clean` drops."""
         self._workspace_bytes += size_bytes
         self._rise()
 
     def start(self) -> None:
-        """Scripted figures are always there."""
+        """Do nothing: scripted figures need no counting."""
 
     def stop(self) -> None:
-        """Scripted figures are always there."""
+        """Do nothing: scripted figures need no counting."""
 
     def clean(self) -> int | None:
         dropped, self._workspace_bytes = self._workspace_bytes, 0

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parent / "benchmarks"
-README = Path(__file__).parents[1] / "README.md"
 ROWS = [
     {"part": "sizes", "batch_size": 64, "samples": 128, "peak_bytes": 3 * 2**20},
     {"part": "sizes", "batch_size": 128, "samples": 128, "peak_bytes": 5 * 2**20},
@@ -29,22 +28,23 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("benchmarks")
-def test_the_readme_tables_are_those_that_were_measured() -> None:
-    """Drawing them anew from the committed results changes nothing."""
-    import readme
+def test_tables_in_docs_are_those_of_the_committed_results() -> None:
+    """Drawing them again changes nothing."""
+    import draw_tables
 
-    text = README.read_text("utf-8")
-    assert readme.drawn(text) == text
-    assert readme.libraries() in text
+    texts = {page: page.read_text("utf-8") for page in draw_tables.TABLES}
+    assert {page: draw_tables.drawn(page, text) for page, text in texts.items()} == texts
+    assert any(draw_tables.libraries() in text for text in texts.values())
 
 
 @pytest.mark.usefixtures("benchmarks")
-def test_a_readme_without_a_place_for_a_table_is_refused() -> None:
-    """Else a table would silently go out of date."""
-    import readme
+def test_page_without_a_place_for_its_table_is_an_error() -> None:
+    """Otherwise the table would silently go out of date."""
+    import draw_tables
 
+    page = draw_tables.DOCS / "explanation" / "figures.md"
     with pytest.raises(ValueError, match="no place for the table 'gates'"):
-        readme.drawn("# no tables here")
+        draw_tables.drawn(page, "# no tables here")
 
 
 @pytest.mark.usefixtures("benchmarks")

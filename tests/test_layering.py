@@ -1,52 +1,47 @@
-"""Imports point one way: each module imports only from those listed above it."""
+"""Imports point one way: each level imports only from the levels below it."""
 
 import ast
 import re
 from collections.abc import Collection, Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-LAYERS = {
+PICTURES = {
     "pytest_cka_memory": """
-        _version names errors timeline allocations loaders roots workers ranks sigterm actions
-        units references tolerance
-        region baseline_file
-        meters.base meters.private meters.interrupts meters.generations meters.storages
-        meters.history meters.ledger meters.tracing meters.watch meters.peaks
-        meters.passes
-        meters.caching meters.expandable meters.cards meters.workspaces meters.heap
-        meters.replay meters.unpredictable meters.fake_mode meters.guard meters.faking
-        meters.predicted
-        meters.cpu meters.accelerator meters
-        hidden paths
-        holders limits results extensions baselines baseline_limit comparing
-        gauge testing hookspecs options settings session open_region
-        reports reports.escapes reports.terminal reports.failure reports.files reports.json_file
-        reports.properties reports.summary reports.markdown reports.html reports.comparison
-        reports.shapes reports.reading reports.github
-        probe notebook items
-        __init__
-        baseline_output github_output outputs reporting rank_reporting
-        measuring starting
-        plugin cli __main__
+        __main__
+        cli            plugin
+        baseline       integrations
+        reports        notebook
+        measure        testing      hookspecs
+        holders
+        meters         limits
+        core
+        units
+        errors         _version
     """,
     "cka": """
-        errors precision native progress accumulate distributed
-        hsic
-        placement kernels layers outputs plots
-        batches estimators features capture result
-        loaders run
         comparison
-        __init__
+        running
+        data           result
+        capture        plots        progress
+        functional
+        errors
     """,
 }
-"""Add a new module where its imports allow; if none fits, it closes a circle."""
+"""The levels of each package, highest first: a unit may import from lower levels only.
+
+A unit is a folder or a module at the top of the package. To add one, put it on the lowest level
+that is above everything it imports. ``__init__`` has no level: it imports lazily or re-exports.
+"""
 
 
+@cache
 def modules_of(package: str) -> dict[str, Path]:
-    """Name -> file of every module, as the list above names it."""
+    """Return module name -> file, without the name of the package itself."""
     spec = find_spec(package)  # as installed: CI tests the wheel, not the checkout
     assert spec is not None
     assert spec.origin is not None
@@ -58,54 +53,109 @@ def modules_of(package: str) -> dict[str, Path]:
     return found
 
 
-def imports_of(file: Path) -> Iterator[str]:
-    """Everything a file imports, anywhere in it: lazily and for type checkers too."""
+@cache
+def imports_of(file: Path) -> list[tuple[int, str]]:
+    """Return line and name of everything a file imports, also lazily and for type checkers."""
+    return list(_imports_of(file))
+
+
+def _imports_of(file: Path) -> Iterator[tuple[int, str]]:
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{file}:{node.lineno}: write imports in full"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
 
 
-def inner_imports(package: str, file: Path) -> Iterator[str]:
-    """The modules of its own package that a file imports."""
+def inner_imports(package: str, file: Path) -> Iterator[tuple[int, str]]:
+    """Yield line and module of everything a file imports from its own package."""
     known = modules_of(package)
-    for name in imports_of(file):
+    for line, name in imports_of(file):
         if name.split(".")[0] != package:
             continue
         path = name.split(".")[1:]
         candidates = (".".join(path[:length]) for length in range(len(path), 0, -1))
-        yield next((candidate for candidate in candidates if candidate in known), "__init__")
+        yield line, next((candidate for candidate in candidates if candidate in known), "__init__")
 
 
-@pytest.mark.parametrize("package", LAYERS)
-def test_every_module_has_its_layer(package: str) -> None:
-    """One that is not listed could import anything."""
-    assert sorted(LAYERS[package].split()) == sorted(modules_of(package))
+def levels_of(package: str) -> dict[str, int]:
+    """Return unit -> level, 0 for the lowest."""
+    lines = [line.split() for line in PICTURES[package].splitlines() if line.strip()]
+    return {unit: level for level, units in enumerate(reversed(lines)) for unit in units}
 
 
-@pytest.mark.parametrize("package", LAYERS)
-def test_imports_point_one_way(package: str) -> None:
-    """So there is no circle, and a module can be read with only those above it known."""
-    order = LAYERS[package].split()
+def unit_of(module: str) -> str:
+    return module.partition(".")[0]
+
+
+@pytest.mark.parametrize("package", PICTURES)
+def test_every_unit_has_a_level(package: str) -> None:
+    """A unit without a level could import anything."""
+    units = {unit_of(module) for module in modules_of(package)} - {"__init__"}
+    assert units == set(levels_of(package)), "add or remove these in PICTURES, at the top"
+
+
+@pytest.mark.parametrize("package", PICTURES)
+def test_imports_point_to_lower_levels(package: str) -> None:
+    """So a unit can be read with only those below it known, and there is no cycle of units."""
+    levels = levels_of(package)
     wrong = [
-        f"{name} imports {imported}"
+        f"{package}.{name}, line {line}, imports {imported}, but {unit_of(imported)!r} is not "
+        f"below {unit_of(name)!r}: move what both need to a lower level, or pass it as an argument"
         for name, file in modules_of(package).items()
-        for imported in inner_imports(package, file)
-        if imported != name and order.index(imported) > order.index(name)
+        for line, imported in inner_imports(package, file)
+        if "__init__" not in (name, imported)
+        and unit_of(imported) != unit_of(name)
+        and levels[unit_of(imported)] >= levels[unit_of(name)]
     ]
     assert wrong == []
 
 
-def test_nothing_imports_the_plugin() -> None:
-    """It wires hooks; pytest alone loads it."""
+@pytest.mark.parametrize("package", PICTURES)
+def test_modules_of_one_folder_have_no_import_cycle(package: str) -> None:
+    """Also between folders of a folder, such as the meters."""
+    modules = modules_of(package)
+    folders = {"", *(name.rpartition(".")[0] for name in modules if "." in name)}
+    for folder in sorted(folders):
+        graph: dict[str, set[str]] = {}
+        for name, file in modules.items():
+            member = _member(name, folder)
+            imported = {_member(other, folder) for _, other in inner_imports(package, file)}
+            if member is not None:
+                graph.setdefault(member, set()).update(
+                    other for other in imported if other not in (None, member)
+                )
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            pytest.fail(f"{package}/{folder}: {' -> '.join(error.args[1])}; break this cycle")
+
+
+def _member(module: str, folder: str) -> str | None:
+    """Return the file or sub-folder of `folder` that has `module`; None for others."""
+    if folder and not module.startswith(f"{folder}."):
+        return None
+    member = module[len(folder) + 1 if folder else 0 :].partition(".")[0]
+    return None if member == "__init__" else member
+
+
+def test_nothing_imports_the_entry_point() -> None:
+    """Only pytest loads it."""
     importers = [
         name
         for name, file in modules_of("pytest_cka_memory").items()
-        if "plugin" in inner_imports("pytest_cka_memory", file)
+        for _, imported in inner_imports("pytest_cka_memory", file)
+        if imported == "plugin.entry_point"
     ]
     assert importers == []
+
+
+def test_the_top_folder_has_few_modules() -> None:
+    """A stranger sees what the plugin does by its folders."""
+    top = [name for name in modules_of("pytest_cka_memory") if "." not in name]
+    folders = {unit_of(name) for name in modules_of("pytest_cka_memory") if "." in name}
+    assert len(set(top) - folders) <= 13
 
 
 @pytest.mark.parametrize(
@@ -114,18 +164,18 @@ def test_nothing_imports_the_plugin() -> None:
 def test_the_two_packages_never_import_each_other(package: str, other: str) -> None:
     """They meet in the tests."""
     imported = {
-        name.split(".")[0] for file in modules_of(package).values() for name in imports_of(file)
+        name.split(".")[0] for file in modules_of(package).values() for _, name in imports_of(file)
     }
     assert other not in imported
 
 
 def test_only_meters_ask_a_device() -> None:
-    """Everything above them works from numbers, and is tested with scripted ones."""
+    """Everything above them works with numbers, and is tested with scripted ones."""
     devices = {"cuda", "accelerator", "xpu", "mps"}
     asking = [
         f"{name}:{node.lineno}"
         for name, file in modules_of("pytest_cka_memory").items()
-        if not name.startswith("meters")
+        if unit_of(name) not in ("meters", "emulated")
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
@@ -135,8 +185,8 @@ def test_only_meters_ask_a_device() -> None:
     assert asking == []
 
 
-PRIVATE_HOMES = {"pytest_cka_memory": "meters.private", "cka": "placement"}
-"""The one module of each package that may use private names of torch, and stands without them."""
+PRIVATE_HOMES = {"pytest_cka_memory": "meters.torch_private", "cka": "running.placement"}
+"""The one module of each package that may use private names of torch; it works without them."""
 NOT_TORCHS = {
     "_asdict": "named tuples'",
     "_fields": "named tuples'",
@@ -147,7 +197,7 @@ NOT_TORCHS = {
     "_close": "our regions'",
     "_version": "torch's, but its manual explains it (torch.autograd.graph.increment_version)",
 }
-"""Names that begin with an underscore and may be asked of other objects."""
+"""Names with a leading underscore that may be used on other objects."""
 
 
 def is_private(name: str) -> bool:
@@ -155,9 +205,9 @@ def is_private(name: str) -> bool:
 
 
 def private_names(source: str, strings: Collection[str] = ()) -> Iterator[str]:
-    """Private names that code uses of others: in imports, as attributes, and in strings.
+    """Yield private names that `source` uses: in imports, as attributes, and in strings.
 
-    Of strings, those that are a dotted name of torch's, or one of `strings`.
+    Strings count if they are a dotted name of torch, or one of `strings`.
     """
     for node in ast.walk(ast.parse(source)):
         used: list[str] = []
@@ -178,7 +228,7 @@ def private_names(source: str, strings: Collection[str] = ()) -> Iterator[str]:
 
 @pytest.mark.parametrize("package", PRIVATE_HOMES)
 def test_private_names_of_torch_are_used_in_one_module(package: str) -> None:
-    """There each is looked up once and can be missed: `tests/memory/test_private_names.py`."""
+    """There each is looked up once and may be missing: `tests/memory/test_private_names.py`."""
     sources = {name: file.read_text("utf-8") for name, file in modules_of(package).items()}
     home = sources.pop(PRIVATE_HOMES[package])
     words = {
@@ -210,8 +260,8 @@ def test_private_names_of_torch_are_used_in_one_module(package: str) -> None:
         "resolve_name('torch._C.DisableTorchFunction')",
     ],
 )
-def test_a_private_name_does_not_go_unseen(source: str) -> None:
-    """However it is reached."""
+def test_private_names_are_found(source: str) -> None:
+    """However they are reached."""
     assert list(private_names(source, {"_is_view", "_C"}))
 
 
@@ -228,6 +278,6 @@ def test_a_private_name_does_not_go_unseen(source: str) -> None:
         "'_mb'",
     ],
 )
-def test_what_is_private_to_others_is_let_be(source: str) -> None:
-    """Else the test above would tell of what is no risk."""
+def test_private_names_of_others_are_accepted(source: str) -> None:
+    """Otherwise the test above would report names that are no risk."""
     assert list(private_names(source, {"_is_view"})) == []

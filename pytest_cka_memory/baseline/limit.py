@@ -1,67 +1,51 @@
-"""The limit that a committed baseline sets, and which tests it is set for."""
+"""The limit that a committed baseline sets, and which tests it applies to."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from pytest_cka_memory.baseline import file as baseline_file
-from pytest_cka_memory.baseline.file import Entries, Figures, Fingerprint, Key
-from pytest_cka_memory.core.figures import RegionRecord
-from pytest_cka_memory.core.markers import example_of
-from pytest_cka_memory.core.tolerance import (
-    COMPARED,
-    Difference,
-    Tolerance,
-    differences,
-    parse_tolerance,
-)
-from pytest_cka_memory.errors import BaselineError, LimitError
-from pytest_cka_memory.limits import Breach, Limit, Unjudged, Verdict
+from pytest_cka_memory.baseline.file import BaselineKey, Entries, Figures
+from pytest_cka_memory.core.figures import COMPARED, RegionRecord
+from pytest_cka_memory.core.fingerprint import Fingerprint
+from pytest_cka_memory.core.tolerance import Difference, Tolerance, differences, parse_tolerance
+from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
+from pytest_cka_memory.errors import BaselineError
 from pytest_cka_memory.units import format_exact, format_fraction
 
 MARKER = "memory_baseline"
-EXAMPLE = example_of(MARKER)
 _REMEDY = "write one with --cka-memory-update-baseline"
+_NOT_GIVEN = object()
 
 
-def tolerance_of(args: Sequence[Any], kwargs: Mapping[str, Any], default: Tolerance) -> Tolerance:
-    """Return what a ``memory_baseline`` marker asks for; `default` where it says nothing.
+def tolerance_of_marker(tolerance: object = _NOT_GIVEN) -> Tolerance | None:
+    """Return the tolerance of a ``memory_baseline`` marker; None if it gives none.
 
     Raises:
-        LimitError: for arguments it cannot have, with an example of what to write.
+        LimitError: if `tolerance` is not a valid tolerance.
     """
-    if not args and not kwargs:
-        return default
-    written = ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())])
-    given = [*args, *kwargs.values()]
-    if len(given) != 1 or not set(kwargs) <= {"tolerance"}:
-        raise LimitError(f"{MARKER}({written}): wrong arguments; write e.g. @pytest.mark.{EXAMPLE}")
-    try:
-        return parse_tolerance(given[0])
-    except LimitError as error:
-        raise LimitError(f"{MARKER}({written}): {error}") from None
+    return None if tolerance is _NOT_GIVEN else parse_tolerance(tolerance)
 
 
 @dataclass(frozen=True)
 class WithinBaseline(Limit):
-    """No figure may be above that of the baseline by more than the tolerance."""
+    """No figure may be more than the tolerance above the baseline."""
 
     tolerance: Tolerance
     known: Mapping[str, Figures]
-    """Label -> figures: what the baseline has of this test on this device."""
+    """Label -> figures: the baseline of this test on this device."""
     device: Fingerprint | None = None
-    """On what the test runs, if the baseline has nothing of that."""
+    """What the test runs on, if the baseline has no entry for it."""
     required: bool = False
     """Whether a region without a baseline breaks this limit."""
 
     def judge(self, record: RegionRecord) -> Verdict:
-        """The first of :meth:`verdicts`."""
+        """Return the first of :meth:`verdicts`."""
         return next(iter(self.verdicts(record)), None)
 
     def verdicts(self, record: RegionRecord) -> list[Verdict]:
-        """A breach for each figure that is too high, or what says why nothing was judged."""
+        """Return a breach per figure that is too high, or the reason why nothing was judged."""
         figures = self.known.get(record.label)
         if figures is None:
             return [self._without_baseline()]
@@ -74,74 +58,74 @@ class WithinBaseline(Limit):
         reason = f"no baseline for this {missing}; {_REMEDY}"
         if not self.required:
             return Unjudged(self.text, reason)
-        message = f"cannot be judged, and --cka-memory-require-baseline is given: {reason}"
+        message = f"cannot be judged although --cka-memory-require-baseline is given: {reason}"
         return Breach(self.text, 0, None, message, next(iter(COMPARED)))
 
     def _breach(self, difference: Difference) -> Breach:
         old, new, allowed = difference.old_bytes, difference.new_bytes, difference.allowed_bytes
-        noun = COMPARED[difference.figure]
+        noun = COMPARED[difference.figure].noun
         if new is None:
             message = (
-                f"cannot be judged, {noun} is {format_exact(old)} in the baseline and not known "
-                "now: feed 5 full batches or more, or measure the baseline anew"
+                f"cannot be judged: {noun} is {format_exact(old)} in the baseline and not known "
+                "now; run 5 full batches or more, or update the baseline"
             )
         else:
             message = (
-                f"{noun} {_written(new)}, allowed {format_exact(allowed)} ({self.tolerance.text} "
-                f"above the baseline's {format_exact(old)}): {_written(new - allowed)} too much"
+                f"{noun} {_exact(new)}, allowed {format_exact(allowed)} ({self.tolerance.text} "
+                f"above the baseline's {format_exact(old)}): {_exact(new - allowed)} too much"
             )
         return Breach(self.text, allowed, new, message, difference.figure)
 
 
-def _written(size: float) -> str:
+def _exact(size: float) -> str:
     return format_exact(size) if isinstance(size, int) else f"{format_fraction(size)} bytes"
 
 
 @dataclass(frozen=True)
 class BaselinePlan:
-    """What a session does with baselines."""
+    """How a session uses baselines."""
 
     path: Path
-    """The file; it need not be there, unless it was named."""
+    """The file; it must exist only if the user named it."""
     root: Path
-    """What the paths in test names start from."""
+    """Folder that the paths in test names are relative to."""
     tolerance: Tolerance
-    """For tests whose marker says nothing else."""
+    """For tests whose marker gives none."""
     named: bool = False
-    """Whether the file was asked for: then all that is measured is held to it."""
+    """Whether the user named the file: then every measured test is held to it."""
     updating: bool = False
-    """Whether this session writes baselines, and so holds nothing to them."""
+    """Whether this session writes baselines; then it holds no test to them."""
     required: bool = False
     """Whether a region without a baseline fails."""
 
     @property
     def asked_for(self) -> bool:
-        """Whether the session is about baselines, not a test's marker alone."""
+        """Whether an option, not only a marker, asks for baselines."""
         return self.named or self.updating
 
     @cached_property
     def entries(self) -> Entries:
-        """The regions of the file, read when first asked for.
+        """Regions of the file, read on first use.
 
         Raises:
-            BaselineError: for a file that cannot be used, or was named and is not there.
+            BaselineError: if the file cannot be used, or was named and does not exist.
         """
         if self.path.exists():
             return baseline_file.read(self.path)
         if self.named and not self.updating:
-            raise BaselineError(f"there is no {self.path}; {_REMEDY}")
+            raise BaselineError(f"{self.path} does not exist; {_REMEDY}")
         return {}
 
     def measures(self, nodeid: str) -> bool:
-        """Whether a test is measured for being in the file; raises as :attr:`entries`."""
+        """Whether a test is measured because the file has it; raises like :attr:`entries`."""
         return self.asked_for and nodeid in self._by_test
 
     def limit(
         self, text: str, nodeid: str, fingerprint: Fingerprint | None, tolerance: Tolerance
     ) -> Limit:
-        """What the regions of a test are held to; raises as :attr:`entries`.
+        """Return the limit on the regions of a test; raises like :attr:`entries`.
 
-        Without a fingerprint, before a device is known, that is nothing yet.
+        Before the device is known, `fingerprint` is None and the limit has no figures.
         """
         known = {
             key.label: self.entries[key]
@@ -152,8 +136,8 @@ class BaselinePlan:
         return WithinBaseline(text, tolerance, known, device, self.required)
 
     @cached_property
-    def _by_test(self) -> Mapping[str, Sequence[Key]]:
-        found: dict[str, list[Key]] = {}
+    def _by_test(self) -> Mapping[str, Sequence[BaselineKey]]:
+        found: dict[str, list[BaselineKey]] = {}
         for key in self.entries:
             found.setdefault(key.nodeid, []).append(key)
         return found

@@ -1,13 +1,15 @@
-"""The end of a session for its baseline: written where that was asked for, stale lines named."""
+"""The baseline file at the end of a session: written on request, with stale lines named."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pytest_cka_memory.baseline import file as baseline_file
-from pytest_cka_memory.baseline.file import Figures, Fingerprint, Key
+from pytest_cka_memory.baseline.file import BaselineKey, Figures
 from pytest_cka_memory.baseline.limit import BaselinePlan
-from pytest_cka_memory.baseline.update import Update, fingerprint_of, gone_regions, updated
-from pytest_cka_memory.core.verdicts import Report, Result
+from pytest_cka_memory.baseline.update import Update, gone_regions, updated
+from pytest_cka_memory.core.fingerprint import Fingerprint, fingerprint_of
+from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports import files
 
 _MOST_NAMED = 10
@@ -21,27 +23,26 @@ class BaselineOutput:
     option: str = "--cka-memory-baseline"
 
     def check(self) -> None:
-        """Refuse a file that cannot be used, or not be written where it is to be."""
+        """Raise an error if the file cannot be read, or could not be written at the end."""
         _ = self.plan.entries
         if self.plan.updating:
             files.check_writable(self.plan.path)
 
     def write(self, report: Report) -> str:
-        """Bring the file up to date, if that was asked for; returns what there is to say."""
+        """Update the file if that was requested; returns lines for the terminal."""
         measured = _by_device(report)
         if not self.plan.updating:
             return "\n".join(self._stale(self.plan.entries, report, measured))
-        # Anew, for it may have changed since: a file that cannot be read must not be replaced.
+        # Read again, because it may have changed: a file that cannot be read must not be replaced.
         old = baseline_file.read(self.plan.path) if self.plan.path.exists() else {}
         update = updated(old, measured)
         if update.entries != old:
-            files.write_whole(self.plan.path, baseline_file.text(update.entries))
-        said = self._counted(update)
-        return "\n".join([said, *self._stale(update.entries, report, measured)])
+            files.write_whole(self.plan.path, baseline_file.render(update.entries))
+        return "\n".join([self._counted(update), *self._stale(update.entries, report, measured)])
 
     def _counted(self, update: Update) -> str:
         if not update.added + update.changed + update.unchanged:
-            return "baseline: nothing to write, no measured test passed"
+            return "baseline: not written, because no measured test passed"
         dropped = f", {update.dropped} dropped" if update.dropped else ""
         return (
             f"baseline: {update.added} regions added, {update.changed} changed, "
@@ -50,13 +51,13 @@ class BaselineOutput:
 
     def _stale(
         self,
-        entries: Mapping[Key, Figures],
+        entries: Mapping[BaselineKey, Figures],
         report: Report,
         measured: Iterable[tuple[Fingerprint, Result]],
     ) -> list[str]:
-        """Name the entries that no test answers to any more, as far as this session can tell."""
+        """Name the entries whose tests no longer exist, as far as this session can know."""
         seen = [
-            Key(result.nodeid, result.record.label, fingerprint)
+            BaselineKey(result.nodeid, result.record.label, fingerprint)
             for fingerprint, result in measured
             if result.outcome == "passed"
         ]
@@ -68,11 +69,11 @@ class BaselineOutput:
             return []
         named = [f"  {nodeid} {label}".rstrip() for nodeid, label in stale[:_MOST_NAMED]]
         more = [f"  ... and {len(stale) - _MOST_NAMED} more"] if len(stale) > _MOST_NAMED else []
-        head = f"{len(stale)} regions of {self.plan.path} are gone; delete their lines:"
+        head = f"{len(stale)} regions of {self.plan.path} no longer exist; delete their lines:"
         return [head, *named, *more]
 
     def _lost(self, nodeids: Iterable[str], report: Report) -> set[str]:
-        """Tests that are no more: their file is gone, or was collected whole and without them."""
+        """Return tests that no longer exist: without a file, or not in a file collected whole."""
         files_seen = set() if report.narrowed else set(map(_file_of, report.collected))
         return {
             nodeid
@@ -86,6 +87,6 @@ def _file_of(nodeid: str) -> str:
 
 
 def _by_device(report: Report) -> list[tuple[Fingerprint, Result]]:
-    """Each region after what it was measured on: workers may have different cards."""
+    """Return each result with the fingerprint of its worker, because their cards may differ."""
     prints = {worker: fingerprint_of(facts) for worker, facts in report.facts.items()}
     return [(prints[result.worker], result) for result in report.results if result.worker in prints]

@@ -1,4 +1,4 @@
-"""The birth of a storage: what was born, and the code that bore it. Weak, and without torch."""
+"""Where a storage was allocated. Holds weak references only; does not import torch."""
 
 import sys
 import sysconfig
@@ -9,8 +9,8 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple, Protocol
 from weakref import ReferenceType
 
-_LONGEST_WALK = 100
-_MOST_FRAMES = 6
+_MAX_FRAMES_SEARCHED = 100
+_MAX_FRAMES = 6
 _LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
 _FOREIGN = (
     str(Path(__file__).parents[1]),
@@ -22,7 +22,7 @@ _FOREIGN = (
 
 
 class AllocationSite(NamedTuple):
-    """The operator that returned a storage's first tensor, and who called it."""
+    """The operator that returned a storage's first tensor, and the code that called it."""
 
     operator: str
     dtype: str
@@ -31,31 +31,31 @@ class AllocationSite(NamedTuple):
     """Innermost first, ``net.py:11 in Block.forward``; without frames of torch and the plugin."""
 
 
-class Origin(Protocol):
-    """What was noted at a birth, in haste."""
+class RecordedSite(Protocol):
+    """What a meter records at an allocation, in a form that costs little time."""
 
-    def maker(self) -> AllocationSite:
-        """Put it into words."""
+    def readable(self) -> AllocationSite:
+        """Return it in readable form."""
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """A storage born, or grown, in a region."""
+    """A storage that was allocated, or grew, in a region."""
 
     storage: "ReferenceType[Any]"
     key: int
-    """What identifies it while it lives."""
+    """Identifies the storage while it is live."""
     bytes: int
-    """What it holds of the region's own bytes."""
+    """How many of its bytes were allocated in the region."""
     serial: int
-    """Its place among all allocations."""
-    origin: Origin | None = None
-    """None where no operator was seen making it."""
+    """Its number in the order of all allocations."""
+    recorded: RecordedSite | None = None
+    """None if no operator was seen to allocate it."""
 
     @cached_property
-    def maker(self) -> AllocationSite | None:
-        """Its origin in words, which take longer to find than anything else here."""
-        return None if self.origin is None else self.origin.maker()
+    def site(self) -> AllocationSite | None:
+        """Where it was allocated; None if unknown. Computed when first read: this takes time."""
+        return None if self.recorded is None else self.recorded.readable()
 
 
 @dataclass(frozen=True)
@@ -64,26 +64,27 @@ class UnownedBlock:
 
     bytes: int
     frames: tuple[str, ...]
-    """Where it was allocated, innermost first; empty where the allocator kept no history."""
+    """Where it was allocated, innermost first; empty if the allocator kept no history."""
 
 
 RawFrames = tuple[tuple[CodeType, int], ...]
-"""(code, index of the last instruction) pairs: what a microsecond is enough to note, each birth.
+"""Pairs of code and the index of its last instruction: recorded at every allocation in about 1 us.
 
-Not the line, which is computed when asked for; and code, which holds no tensor as a frame does.
+The line number is computed later. Code objects are kept instead of frames, because a frame keeps
+its local variables alive.
 """
 
 
-def callers() -> RawFrames:
-    """Note the innermost frames of the user's own code, at most two running in any one file.
+def user_frames() -> RawFrames:
+    """Return the innermost frames of the user's code, at most two consecutive ones of one file.
 
-    Two, because a deep network runs many frames of one file, and would hide who called it.
+    A deep network runs many frames of one file, which would hide the code that called it.
     """
     found: list[tuple[CodeType, int]] = []
     last = before_last = None
     frame: FrameType | None = sys._getframe(1)
-    for _ in range(_LONGEST_WALK):
-        if frame is None or len(found) == _MOST_FRAMES:
+    for _ in range(_MAX_FRAMES_SEARCHED):
+        if frame is None or len(found) == _MAX_FRAMES:
             break
         code = frame.f_code
         file = code.co_filename
@@ -94,14 +95,20 @@ def callers() -> RawFrames:
     return tuple(found)
 
 
-def written(frames: RawFrames) -> tuple[str, ...]:
-    """Write frames as a reader finds them: ``torch_cka/cka.py:163 in CKA.compare``."""
+def format_frames(frames: RawFrames) -> tuple[str, ...]:
+    """Return frames as text, for example ``torch_cka/cka.py:163 in CKA.compare``."""
     return tuple(
-        f"{short(code.co_filename)}:{_line(code, last)} in "
-        f"{getattr(code, 'co_qualname', code.co_name)}"
+        format_frame(
+            code.co_filename, _line(code, last), getattr(code, "co_qualname", code.co_name)
+        )
         for code, last in frames
         if not short(code.co_filename).startswith(("pluggy/", "_pytest/"))
     )
+
+
+def format_frame(filename: str, line: int, name: str) -> str:
+    """Return a frame as text, with the last folder and the name of its file."""
+    return f"{short(filename)}:{line} in {name}"
 
 
 def _line(code: CodeType, last: int) -> int:
@@ -110,21 +117,21 @@ def _line(code: CodeType, last: int) -> int:
 
 
 def short(filename: str) -> str:
-    """The last folder and the name of a file."""
+    """Return the last folder and the name of a file."""
     return "/".join(Path(filename).parts[-2:])
 
 
 def is_foreign(filename: str) -> bool:
-    """Whether a file says nothing to a reader: the plugin's, torch's, the interpreter's."""
+    """Whether a file is not the user's: it belongs to the plugin, torch or the interpreter."""
     return _foreign[filename]
 
 
-class _Foreign(dict[str, bool]):
-    """Whether a file is none of the user's; asked so often that a call would count."""
+class _ForeignFiles(dict[str, bool]):
+    """A cache of `is_foreign`: a dict, because a function call per frame would be too slow."""
 
     def __missing__(self, filename: str) -> bool:
         self[filename] = filename.startswith(_FOREIGN)
         return self[filename]
 
 
-_foreign = _Foreign()
+_foreign = _ForeignFiles()

@@ -1,55 +1,57 @@
-"""Two reports side by side: what rose by more than a tolerance, what is new, what is gone."""
+"""Compare two reports: which figures rose by more than a tolerance, which regions came or went."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pytest_cka_memory.baseline.update import figures_of, fingerprint_of
+from pytest_cka_memory.core.figures import rounded_figures
+from pytest_cka_memory.core.fingerprint import fingerprint_of
+from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.tolerance import Difference, Tolerance, differences
-from pytest_cka_memory.core.verdicts import Report, Result
+from pytest_cka_memory.core.verdicts import Result
 
 
-class Key(NamedTuple):
-    """Which region: the same in both reports, whatever worker ran it."""
+class RegionKey(NamedTuple):
+    """Identifies a region in both reports, whichever worker ran it."""
 
     nodeid: str
     label: str
     rank: str
     """``rank 1``, or empty outside torchrun."""
     occurrence: int
-    """A test may open several regions of one label: from 1, in their order."""
+    """Number of this region among those of the same test and label, from 1."""
 
     @property
     def name(self) -> str:
-        """As people would say it."""
+        """All of it in one text."""
         again = f"#{self.occurrence}" if self.occurrence > 1 else ""
         return " ".join(filter(None, (self.nodeid, self.label, self.rank, again)))
 
 
 @dataclass(frozen=True)
 class Change:
-    """A figure of a region that is not what it was."""
+    """A figure of a region that has changed."""
 
-    key: Key
+    key: RegionKey
     difference: Difference
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that differs between two reports."""
+    """The differences between two reports."""
 
     tolerance: Tolerance
     compared: int
-    """Regions that are in both and ran to their end in both."""
+    """Number of regions that are in both reports and completed in both."""
     changes: tuple[Change, ...]
     """Every figure that rose or fell, regressions first."""
-    incomplete: tuple[Key, ...]
-    """Regions in both that an exception left in either: their figures say nothing."""
-    appeared: tuple[Key, ...]
-    vanished: tuple[Key, ...]
+    incomplete: tuple[RegionKey, ...]
+    """Regions that an exception aborted in either report; they are not compared."""
+    appeared: tuple[RegionKey, ...]
+    vanished: tuple[RegionKey, ...]
     devices: tuple[tuple[str, str], ...]
-    """What figures depend on, old and new, where that differs: device, torch, CUDA, meter."""
+    """Device, meter, torch and CUDA versions that differ, as (old, new) pairs."""
 
     @property
     def regressions(self) -> tuple[Change, ...]:
@@ -58,7 +60,7 @@ class Comparison:
 
 
 def compare(old: Report, new: Report, tolerance: Tolerance) -> Comparison:
-    """Hold every region of `new` against the one of the same name in `old`."""
+    """Compare every region of `new` with the one of the same key in `old`."""
     before, after = _keyed(old.results), _keyed(new.results)
     both = [key for key in after if key in before]
     judged = {
@@ -68,7 +70,7 @@ def compare(old: Report, new: Report, tolerance: Tolerance) -> Comparison:
         Change(key, difference)
         for key in judged
         for difference in differences(
-            figures_of(before[key].record), figures_of(after[key].record), tolerance
+            rounded_figures(before[key].record), rounded_figures(after[key].record), tolerance
         )
     ]
     return Comparison(
@@ -82,13 +84,13 @@ def compare(old: Report, new: Report, tolerance: Tolerance) -> Comparison:
     )
 
 
-def _keyed(results: Iterable[Result]) -> dict[Key, Result]:
+def _keyed(results: Iterable[Result]) -> dict[RegionKey, Result]:
     seen: Counter[tuple[str, str, str]] = Counter()
     keyed = {}
     for result in results:
         name = (result.nodeid, result.record.label, result.rank)
         seen[name] += 1
-        keyed[Key(*name, seen[name])] = result
+        keyed[RegionKey(*name, seen[name])] = result
     return keyed
 
 

@@ -1,137 +1,296 @@
-"""The figures of one region: plain data that crosses processes and disk."""
+"""The record of one region, and the registry of its figures: one row, one figure.
 
+A row is the annotation of a figure in :class:`RegionRecord`. Table columns, the JSON schema, the
+``*_mb`` attributes and ``dir()`` of a region, baselines, comparisons, JUnit properties and the
+advice in failure messages all follow from it.
+"""
+
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Annotated, Any, get_type_hints
 
+from pytest_cka_memory.core.decoder import decode
 from pytest_cka_memory.core.growth import Sample, growth_bytes_per_batch
+from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.units import MB
 
 
-@dataclass(frozen=True, kw_only=True)
-class Holding:
-    """Storages of one origin and one kind of holder."""
+@dataclass(frozen=True)
+class Figure:
+    """What the reports need to know about one figure of a region."""
 
-    bytes: int
-    """Of all of them."""
-    count: int
-    dtype: str | None = None
-    """Of the largest, as its tensor was born; None, as the next two, where no operator made it."""
-    shape: tuple[int, ...] | None = None
-    operator: str | None = None
-    created_at: tuple[str, ...] = ()
-    """Frames of the code that made them, innermost first: ``net.py:11 in Block.forward``."""
-    held_by: str | None = None
-    """A path to the largest, as code; None where no Python object holds it."""
-    hint: str | None = None
-    """What usually helps with such a holder."""
-    batches: int | None = None
-    """In how many batches one was born; None outside a batch loop."""
+    noun: str
+    """Its name in messages: ``peak increase``."""
+    description: str
+    """One sentence for the JSON schema."""
+    column: str = ""
+    """Its heading in tables; empty if tables do not show it."""
+    legend: str = ""
+    """What the column means, in a few words."""
+    position: int = 0
+    """Its place among the columns of tables and the figures of baselines, from left to right."""
+    only_if_known: bool = False
+    """Whether tables drop its column if no region has a value."""
+    never_negative: bool = False
+    in_baselines: bool = False
+    """Whether baselines keep it and comparisons look at it."""
+    explained_by: str = ""
+    """The field of the record that says whose bytes these are; empty if nothing does."""
+    advice: str = ""
+    """What to do when it is too high and nothing more specific is known."""
+    name: str = ""
+    """Its attribute of the record, filled in by the registry."""
+    optional: bool = False
+    """Whether it can be None, filled in by the registry."""
 
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Holding":
-        """Rebuild from a dict, where tuples may have become lists."""
-        plain: dict[str, Any] = dict(data)
-        for name in ("shape", "created_at"):
-            if plain.get(name) is not None:
-                plain[name] = tuple(plain[name])
-        return cls(**plain)
+    @property
+    def mb_name(self) -> str:
+        """Name of the same figure in MB; the same name if it does not count bytes."""
+        return self.name.replace("_bytes", "_mb")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RegionRecord:
-    """What was measured between a region's entry and its exit; bytes, unless said."""
+    """What was measured between a region's entry and its exit; in bytes unless noted."""
 
     label: str
     """As the user named it; empty for a whole test."""
     completed: bool
-    """False where an exception left the region; its traceback holds tensors, so do not judge."""
-    start_bytes: int
-    """Live at entry, after cleaning."""
-    end_bytes: int
-    """Live at exit, after cleaning."""
-    peak_bytes: int
-    """Highest live level inside, what was there before included."""
-    retained_bytes: int
-    """Born inside and alive at exit."""
-    reserved_start_bytes: int | None = None
-    """The allocator's reserve at entry; None, as the next two, where the device has none."""
-    reserved_peak_bytes: int | None = None
-    """Its highest level inside."""
-    reserved_end_bytes: int | None = None
-    """At exit, after cleaning."""
-    one_time_bytes: int | None = None
-    """Allocated by a first run only, such as library workspaces; None where not determined."""
+    """False if an exception ended the region: its traceback holds tensors, so it is not judged."""
+    start_bytes: Annotated[
+        int,
+        Figure(
+            "level at entry",
+            "Live at entry, after cleaning.",
+            column="start",
+            legend="live at entry",
+            position=2,
+            never_negative=True,
+        ),
+    ]
+    end_bytes: Annotated[
+        int,
+        Figure("level at exit", "Live at exit, after cleaning.", never_negative=True),
+    ]
+    peak_bytes: Annotated[
+        int,
+        Figure(
+            "peak",
+            "Highest live level inside the region, including what was live before.",
+            column="peak",
+            legend="highest live level",
+            position=3,
+            never_negative=True,
+        ),
+    ]
+    retained_bytes: Annotated[
+        int,
+        Figure(
+            "retained",
+            "Allocated inside the region and still live at its exit.",
+            column="retained",
+            legend="allocated inside and still live at the end",
+            position=5,
+            never_negative=True,
+            in_baselines=True,
+            explained_by="retained",
+            advice="find what still references them: a list, an attribute, a hook or a cache",
+        ),
+    ]
+    reserved_start_bytes: Annotated[
+        int | None,
+        Figure(
+            "reserve at entry",
+            "Held by the allocator at entry; null, like the other reserved figures, if the device "
+            "has no reserve.",
+        ),
+    ] = None
+    reserved_peak_bytes: Annotated[
+        int | None,
+        Figure(
+            "reserve peak",
+            "Most that the allocator held inside the region.",
+            column="reserved",
+            legend="most that the allocator held",
+            position=7,
+            only_if_known=True,
+        ),
+    ] = None
+    reserved_end_bytes: Annotated[
+        int | None,
+        Figure("reserve at exit", "Held by the allocator at exit, after cleaning."),
+    ] = None
+    one_time_bytes: Annotated[
+        int | None,
+        Figure(
+            "one-time allocations",
+            "Allocated by a first run only, such as library workspaces; null if not determined.",
+        ),
+    ] = None
     timeline: tuple[Sample, ...] = ()
     """One sample per batch boundary."""
     retained: tuple[Holding, ...] = ()
-    """What ``retained_bytes`` counts and who holds it; searched for where a limit broke."""
+    """What ``retained_bytes`` counts and what references it; searched for if a limit broke."""
     grown: tuple[Holding, ...] = ()
-    """What is born and kept batch after batch; searched for where a growth limit broke."""
+    """What was allocated and kept in several batches; searched for if a growth limit broke."""
     at_peak: tuple[Holding, ...] = ()
-    """What was alive at the peak, by origin; listed where a peak limit broke."""
+    """What was live at the peak, by the line that allocated it; listed if a peak limit broke."""
 
     @property
-    def peak_increase_bytes(self) -> int:
+    def peak_increase_bytes(
+        self,
+    ) -> Annotated[
+        int,
+        Figure(
+            "peak increase",
+            "peak_bytes minus start_bytes.",
+            column="increase",
+            legend="peak - start",
+            position=4,
+            in_baselines=True,
+            explained_by="at_peak",
+            advice="free or detach tensors earlier, use torch.no_grad(), or a smaller batch",
+        ),
+    ]:
         """Peak above the level at entry."""
         return self.peak_bytes - self.start_bytes
 
     @property
-    def net_bytes(self) -> int:
-        """Level at exit less that at entry; negative where old tensors were freed."""
+    def net_bytes(
+        self,
+    ) -> Annotated[
+        int,
+        Figure(
+            "net change",
+            "end_bytes minus start_bytes; negative if tensors from before were freed.",
+        ),
+    ]:
+        """Level at exit minus level at entry; negative if tensors from before were freed."""
         return self.end_bytes - self.start_bytes
 
     @property
-    def reserved_increase_bytes(self) -> int | None:
-        """Peak of the reserve above its level at entry."""
+    def reserved_increase_bytes(
+        self,
+    ) -> Annotated[
+        int | None,
+        Figure(
+            "reserve increase",
+            "reserved_peak_bytes minus reserved_start_bytes.",
+            position=8,
+            in_baselines=True,
+            explained_by="at_peak",
+            advice="blocks of changing sizes fragment the reserve: keep batch sizes equal",
+        ),
+    ]:
+        """Peak of the reserve above its level at entry; None if the device has no reserve."""
         if self.reserved_peak_bytes is None or self.reserved_start_bytes is None:
             return None
         return self.reserved_peak_bytes - self.reserved_start_bytes
 
     @property
-    def batches(self) -> int:
-        """Batch boundaries seen."""
+    def batches(
+        self,
+    ) -> Annotated[
+        int,
+        Figure(
+            "batches",
+            "Number of batch boundaries.",
+            column="batches",
+            position=1,
+            never_negative=True,
+        ),
+    ]:
+        """Number of batch boundaries."""
         return len(self.timeline)
 
     @property
-    def growth_bytes_per_batch(self) -> float | None:
+    def growth_bytes_per_batch(
+        self,
+    ) -> Annotated[
+        float | None,
+        Figure(
+            "growth per batch",
+            "Rise of the highest level per batch; null with fewer than five full batches.",
+            column="growth/b",
+            legend="rise of the highest level per batch, from 5 full batches on",
+            position=6,
+            in_baselines=True,
+            explained_by="grown",
+            advice="something is kept in every batch: append loss.item(), not loss",
+        ),
+    ]:
         """Growth per batch after one batch of warm-up; see :mod:`pytest_cka_memory.core.growth`."""
         return growth_bytes_per_batch(self.timeline)
 
     def in_mb(self, figure: str) -> float | None:
-        """A figure in MB: ``in_mb("peak_bytes")``."""
+        """Return a figure in MB: ``in_mb("peak_bytes")``."""
         size = getattr(self, figure)
         return None if size is None else size / MB
 
     def to_dict(self) -> dict[str, Any]:
-        """Every figure as builtin types, the derived ones included, in a fixed order."""
-        # Not asdict of it all, which would take a second for 100,000 samples.
+        """Return every figure, measured and derived, as builtin types in a fixed order."""
+        # asdict() of the whole record would take a second for 100,000 samples.
         plain = dict(vars(self))
         timeline = [dict(vars(sample)) for sample in plain.pop("timeline")]
-        for name in ("retained", "grown", "at_peak"):
+        for name in HOLDINGS:
             plain[name] = [asdict(holding) for holding in plain[name]]
-        derived = {name: getattr(self, name) for name in DERIVED_FIGURES}
+        derived = {figure.name: getattr(self, figure.name) for figure in DERIVED}
         return {**plain, **derived, "timeline": timeline}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "RegionRecord":
-        """Rebuild a record from :meth:`to_dict`; figures it does not know are ignored."""
-        known = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
-        known["timeline"] = tuple(Sample(**sample) for sample in data.get("timeline", ()))
-        for name in ("retained", "grown", "at_peak"):
-            known[name] = tuple(Holding.from_dict(holding) for holding in data.get(name, ()))
-        return cls(**known)
+        """Rebuild a record from :meth:`to_dict`; keys that it does not know are ignored.
+
+        Raises:
+            ShapeError: if a value is missing or has the wrong type.
+        """
+        record: RegionRecord = decode(cls, dict(data), "")
+        return record
 
 
-DERIVED_FIGURES = (
-    "peak_increase_bytes",
-    "net_bytes",
-    "reserved_increase_bytes",
-    "batches",
-    "growth_bytes_per_batch",
+HOLDINGS = ("retained", "grown", "at_peak")
+"""Fields of the record that say whose bytes a figure counts."""
+
+
+def _row(name: str, annotation: Any) -> Figure | None:
+    """Return the figure that an annotation describes; None if it describes none."""
+    rows = [note for note in getattr(annotation, "__metadata__", ()) if isinstance(note, Figure)]
+    if not rows:
+        return None
+    optional = type(None) in getattr(annotation.__origin__, "__args__", ())
+    return replace(rows[0], name=name, optional=optional)
+
+
+def _rows(annotations: Mapping[str, Any]) -> tuple[Figure, ...]:
+    rows = (_row(name, annotation) for name, annotation in annotations.items())
+    return tuple(row for row in rows if row is not None)
+
+
+MEASURED = _rows(get_type_hints(RegionRecord, include_extras=True))
+"""Figures that a meter measures: fields of the record."""
+DERIVED = _rows(
+    {
+        name: get_type_hints(member.fget, include_extras=True).get("return")
+        for name, member in vars(RegionRecord).items()
+        if isinstance(member, property)
+    }
 )
-FIGURES = (*RegionRecord.__dataclass_fields__, *DERIVED_FIGURES)
-NUMBERS = tuple(
-    name for name in FIGURES if name.endswith(("_bytes", "_per_batch")) or name == "batches"
-)
-"""Those that are a number, or None where not determined."""
+"""Figures that follow from the measured ones: properties of the record."""
+FIGURES: Mapping[str, Figure] = {figure.name: figure for figure in (*MEASURED, *DERIVED)}
+"""The registry: name -> row."""
+_BY_POSITION = sorted(FIGURES.values(), key=lambda figure: figure.position)
+COLUMNS = tuple(figure for figure in _BY_POSITION if figure.column)
+"""Figures that tables show, from left to right."""
+COMPARED: Mapping[str, Figure] = {row.name: row for row in _BY_POSITION if row.in_baselines}
+"""Figures that baselines keep and comparisons look at."""
+READABLE = tuple(dict.fromkeys((*(field.name for field in fields(RegionRecord)), *FIGURES)))
+"""Everything that can be read from a record by name."""
+
+
+def rounded_figures(record: RegionRecord) -> dict[str, int | None]:
+    """Return the compared figures in whole bytes; growth is rounded up and never negative."""
+    values = {name: getattr(record, name) for name in COMPARED}
+    return {
+        name: None if value is None else max(0, math.ceil(value)) for name, value in values.items()
+    }

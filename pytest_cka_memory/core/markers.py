@@ -1,42 +1,73 @@
-"""Names that users write, with what they read of them; no code, for every session loads this."""
+"""The registry of markers: one row, one marker. Every session imports this, so it imports little.
 
-from collections.abc import Mapping
+A marker needs its row here and the function that its row names.
+"""
 
-MARKERS: Mapping[str, tuple[str, str]] = {
-    "max_retained_mb": (
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, NamedTuple
+
+
+class Marker(NamedTuple):
+    """What pytest, the plugin and error messages need to know about one marker."""
+
+    name: str
+    example: str
+    """How a user writes it."""
+    help: str
+    """What ``pytest --markers`` prints."""
+    builder: str
+    """``module:function`` that makes a limit from the marker's arguments; imported when used."""
+
+    def build(self) -> Callable[..., Any]:
+        """Import and return the builder."""
+        module, _, function = self.builder.partition(":")
+        builder: Callable[..., Any] = getattr(import_module(module), function)
+        return builder
+
+
+_LIMITS = "pytest_cka_memory.limits"
+_ROWS = (
+    Marker(
+        "max_retained_mb",
         "max_retained_mb(1)",
-        "At most `limit` MB, or e.g. ``'512 KiB'``, born in the region and alive at its end.",
+        "at most `limit` MB, or a text such as '512 KiB', may be allocated in the region and "
+        "still be live at its end.",
+        f"{_LIMITS}:max_retained_mb",
     ),
-    "zero_retention": (
+    Marker(
         "zero_retention",
-        "Nothing born in the region may be alive at its end.",
+        "zero_retention",
+        "nothing that was allocated in the region may be live at its end.",
+        f"{_LIMITS}:zero_retention",
     ),
-    "max_peak_mb": (
+    Marker(
+        "max_peak_mb",
         "max_peak_mb(512)",
-        "The peak may rise at most `limit` MB above the level at entry.",
+        "the peak may rise at most `limit` MB above the level at entry.",
+        f"{_LIMITS}:max_peak_mb",
     ),
-    "max_reserved_mb": (
+    Marker(
+        "max_reserved_mb",
         "max_reserved_mb(1024)",
-        "The allocator's reserve may rise at most `limit` MB above its level at entry.",
+        "the allocator's reserve may rise at most `limit` MB above its level at entry.",
+        f"{_LIMITS}:max_reserved_mb",
     ),
-    "flat_per_batch": (
+    Marker(
+        "flat_per_batch",
         "flat_per_batch(tolerance_mb=0.0, warmup=1)",
-        "Live memory may grow at most `tolerance_mb` MB a batch after `warmup` batches.",
+        "live memory may grow at most `tolerance_mb` MB per batch after `warmup` batches.",
+        f"{_LIMITS}:flat_per_batch",
     ),
-    "memory_baseline": (
+    Marker(
+        "memory_baseline",
         'memory_baseline(tolerance="5%")',
-        "No figure may be above the committed baseline by more than `tolerance`.",
+        "no figure may be more than `tolerance` above the committed baseline.",
+        "pytest_cka_memory.baseline.limit:tolerance_of_marker",
     ),
-}
-"""Name -> (an example, what it asks for)."""
+)
+MARKERS: Mapping[str, Marker] = {marker.name: marker for marker in _ROWS}
+"""The registry: name -> row, in the order in which limits are judged."""
 
-
-KNOWN_DEVICES = ("auto", "cpu", "cuda", "xpu", "mps", "hpu", "npu", "privateuseone", "predict:cuda")
 FIXTURE = "cka_memory"
-BASELINE_FILE = "cka-memory-baseline.json"
-"""Where committed baselines lie unless told otherwise."""
-
-
-def example_of(name: str) -> str:
-    """How a user writes the marker `name`."""
-    return MARKERS[name][0]
+"""The fixture; a test that uses it is measured, like one with a marker."""

@@ -1,4 +1,4 @@
-"""Gathers the results of a session, from this process or from any worker, off the test reports."""
+"""The report of a session: every region of every process, and what could not be measured."""
 
 import platform
 import sys
@@ -9,52 +9,62 @@ from datetime import datetime, timezone
 from typing import Any
 
 from pytest_cka_memory._version import __version__
-from pytest_cka_memory.core.verdicts import Report, Result
-from pytest_cka_memory.meters import Meter
+from pytest_cka_memory.core.verdicts import Result
 
 Payload = dict[str, Any]
-"""What rides on a test report, in builtin types: see :meth:`ReportBuilder.add`."""
+"""What travels on a test report, in builtin types: see :meth:`ReportBuilder.add`."""
 
 
-def facts_of(meter: Meter) -> dict[str, Any]:
-    """What the figures of `meter` depend on; asked in the process that measured."""
-    torch = sys.modules.get("torch")  # a meter that needs none must not import it
-    return {
-        "device": meter.device,
-        "device_name": meter.device_name,
-        "meter": meter.name,
-        "notes": list(meter.notes),
-        "torch": str(torch.__version__) if torch else None,
-        "cuda": torch.version.cuda if torch and meter.device.startswith("cuda") else None,
-    }
+@dataclass(frozen=True)
+class Report:
+    """A session: every file, table and page is made from it."""
+
+    session: Mapping[str, Any]
+    """Device, meter, versions, start time; see the JSON schema."""
+    results: tuple[Result, ...]
+    """Every region, in the order of collection."""
+    missing: tuple[str, ...] = ()
+    """Collected tests without a result."""
+    unmeasured: Mapping[str, int] = field(default_factory=dict)
+    """Reason why tests could not be measured -> number of tests."""
+    collected: frozenset[str] = frozenset()
+    """Every test of the session, measured or not."""
+    narrowed: bool = False
+    """Whether tests of a file may have been left out, by -k, -m, ``file.py::test`` and the like."""
+    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Worker -> facts about its device; the cards of one machine may differ."""
+    locations: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)
+    """Measured test -> its file, relative to pytest's root, and its first line, from 1."""
+    problems: tuple[str, ...] = ()
+    """Reasons why the session failed that belong to no test."""
 
 
 @dataclass
 class ReportBuilder:
-    """All results so far. The controller of an xdist run has one; workers need none."""
+    """Collects the results of a session from the test reports of any process."""
 
     started: str = field(
         default_factory=lambda: datetime.now(timezone.utc).isoformat(timespec="seconds")
     )
     facts: dict[str, Any] = field(default_factory=dict)
     unmeasured: Counter[str] = field(default_factory=Counter)
-    """Why tests that were to be measured could not be -> how many."""
+    """Reason why tests could not be measured -> number of tests."""
     workers: set[str] = field(default_factory=set)
     facts_of_workers: dict[str, dict[str, Any]] = field(default_factory=dict)
     narrowed: bool = False
-    """Whether tests may have been left out of a file that was collected."""
+    """Whether tests of a collected file may have been left out."""
     locations: dict[str, tuple[str, int | None]] = field(default_factory=dict)
     _expected: dict[str, int] = field(default_factory=dict)
     _finished: set[str] = field(default_factory=set)
     _results: dict[str, list[Result]] = field(default_factory=dict)
 
     def expect(self, nodeids: Iterable[str]) -> None:
-        """Note the tests of this session, in their order."""
+        """Record the tests of this session, in their order."""
         for nodeid in nodeids:
             self._expected.setdefault(nodeid, len(self._expected))
 
     def add(self, nodeid: str, worker: str, outcome: str, payload: Payload) -> None:
-        """Take in what one report carries."""
+        """Add what one test report carries."""
         self.workers.add(worker)
         self.facts = self.facts or payload["facts"]
         self.facts_of_workers[worker] = payload["facts"]
@@ -67,16 +77,16 @@ class ReportBuilder:
         )
 
     def locate(self, nodeid: str, file: str, line: int | None) -> None:
-        """Note where a test stands; `line` counts from 0, as pytest's do."""
+        """Record the file and line of a test; `line` counts from 0, like pytest's."""
         self.locations[nodeid] = file, None if line is None else line + 1
 
     def forget(self, nodeid: str, worker: str) -> None:
-        """Let go of a run of a test that is run again: the last one counts."""
+        """Drop the results of a run of a test that is run again: the last run counts."""
         kept = [result for result in self._results.get(nodeid, []) if result.worker != worker]
         self._results[nodeid] = kept
 
     def finish(self, nodeid: str, *, teardown_failed: bool = False) -> None:
-        """Note that a test has run to its end."""
+        """Record that a test has finished."""
         self._finished.add(nodeid)
         if teardown_failed:
             self._results[nodeid] = [
@@ -85,7 +95,7 @@ class ReportBuilder:
 
     @property
     def results(self) -> list[Result]:
-        """Every region, in the order of collection whatever process ran it."""
+        """Every region in the order of collection, whichever process ran it."""
         order = sorted(self._results, key=lambda nodeid: self._expected.get(nodeid, sys.maxsize))
         return [result for nodeid in order for result in self._results[nodeid]]
 
@@ -96,11 +106,11 @@ class ReportBuilder:
 
     @property
     def measured(self) -> int:
-        """Regions that ran to their end: what a gate may count on."""
+        """Number of completed regions, which ``--cka-memory-min-regions`` counts."""
         return sum(result.record.completed for result in self.results)
 
     def to_dict(self) -> dict[str, Any]:
-        """What another process needs to :meth:`absorb` it; builtin types only."""
+        """Return what another rank needs to :meth:`absorb` it; builtin types only."""
         return {
             "facts": self.facts,
             "unmeasured": dict(self.unmeasured),
@@ -112,7 +122,7 @@ class ReportBuilder:
         }
 
     def absorb(self, data: Mapping[str, Any]) -> None:
-        """Take in all that another rank gathered: the same tests, on another device."""
+        """Add everything that another rank measured: the same tests on another device."""
         missing = {*self.missing, *data["missing"]}
         self.expect(data["expected"])
         self._finished = set(self._expected) - missing
@@ -125,7 +135,7 @@ class ReportBuilder:
             self._results.setdefault(result.nodeid, []).append(result)
 
     def report(self) -> Report:
-        """All of it, as plain data."""
+        """Return all of it as plain data."""
         return Report(
             self._description(),
             tuple(self.results),
@@ -149,7 +159,7 @@ class ReportBuilder:
 
 
 def _joined(facts: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
-    """Facts of several ranks: their devices are named one by one where they differ."""
+    """Merge the facts of two ranks: devices that differ are listed one by one."""
     if not facts or not others:
         return facts or others
     names = {

@@ -1,20 +1,13 @@
-"""How far a figure may rise above an older one: one rule for baselines and for comparing files."""
+"""How far a figure may rise above an older one: the same rule for baselines and report files."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from pytest_cka_memory.core.figures import COMPARED
 from pytest_cka_memory.errors import LimitError, SizeError
 from pytest_cka_memory.units import parse_size
-
-COMPARED = {
-    "peak_increase_bytes": "peak increase",
-    "retained_bytes": "retained",
-    "growth_bytes_per_batch": "growth per batch",
-    "reserved_increase_bytes": "reserve increase",
-}
-"""The figures that are compared -> what messages call them."""
 
 _PERCENT = re.compile(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*%\s*")
 
@@ -26,11 +19,14 @@ class Tolerance:
     text: str
     """As the user wrote it: ``5% + 64 KiB``."""
     share: Fraction = Fraction(0)
-    """``5%`` is 1/20; a fraction, for at a boundary a float would be a byte off."""
+    """``5%`` is 1/20. A fraction, because a float would be a byte off at a boundary."""
     slack_bytes: int = 0
 
     def allowed_bytes(self, old: float) -> int:
-        """The most, in whole bytes, that a figure may be which was `old`; one below 0 may be 0."""
+        """Return the most whole bytes allowed for a figure that was `old`; 0 if `old` is negative.
+
+        The absolute part comes on top in both cases.
+        """
         level = max(Fraction(old), Fraction(0))
         return int(level * (1 + self.share)) + self.slack_bytes
 
@@ -58,25 +54,25 @@ def parse_tolerance(value: object) -> Tolerance:
 
 @dataclass(frozen=True)
 class Difference:
-    """A figure that is not what it was."""
+    """A figure that has changed."""
 
     figure: str
-    """Its name in a record, a key of :data:`COMPARED`."""
+    """Its name in a record."""
     old_bytes: float
     new_bytes: float | None
-    """None where it was not determined this time: then nobody can say that it did not rise."""
+    """None if it was not determined this time, so that a rise cannot be ruled out."""
     allowed_bytes: int
 
     @property
     def broken(self) -> bool:
-        """Whether it rose by more than the tolerance, or cannot be told."""
+        """Whether it rose by more than the tolerance, or is not known."""
         return self.new_bytes is None or not self.new_bytes <= self.allowed_bytes
 
 
 def differences(
     old: Mapping[str, float | None], new: Mapping[str, float | None], tolerance: Tolerance
 ) -> list[Difference]:
-    """Every compared figure of `old` that is another one in `new`, risen or fallen."""
+    """Return every compared figure of `old` that has another value in `new`, higher or lower."""
     return [
         Difference(figure, level, new.get(figure), tolerance.allowed_bytes(level))
         for figure in COMPARED

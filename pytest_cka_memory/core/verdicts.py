@@ -1,42 +1,93 @@
-"""What one region of one test came to, and what all of a session did: figures and verdicts."""
+"""Limits judge a region's record: the verdicts, and the region with its verdicts."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pytest_cka_memory.core.decoder import decode
 from pytest_cka_memory.core.figures import RegionRecord
-from pytest_cka_memory.limits import Breach, Limit, Unjudged
+
+
+@dataclass(frozen=True)
+class Breach:
+    """A limit that a region broke, or that could not be judged and so counts as broken."""
+
+    limit: str
+    """As a user writes it: ``max_retained_mb(1)``."""
+    allowed_bytes: int
+    """The most that the limit allows; per batch for a growth limit."""
+    measured_bytes: float | None
+    """What was measured; None if the limit could not be judged."""
+    message: str
+    """One sentence: measured, allowed, by how much."""
+    figure: str
+    """Name of the figure that is too high."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return builtin types only."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Unjudged:
+    """A limit that does not apply on this device; reports name it, so it is not a silent pass."""
+
+    limit: str
+    """As a user writes it."""
+    reason: str
+
+
+Verdict = Breach | Unjudged | None
+"""None means that the limit was kept."""
+
+
+@dataclass(frozen=True)
+class Limit(ABC):
+    """One limit on a region."""
+
+    text: str
+    """As a user writes it: ``max_retained_mb(1)``."""
+
+    @abstractmethod
+    def judge(self, record: RegionRecord) -> Verdict:
+        """Return None if `record` keeps this limit; a value equal to the limit keeps it."""
+
+    def verdicts(self, record: RegionRecord) -> Sequence[Verdict]:
+        """Return one verdict per figure, for a limit on several figures."""
+        return [self.judge(record)]
 
 
 @dataclass(frozen=True)
 class Result:
-    """A region, judged. Becomes builtin types to ride on a test report to any process."""
+    """A region with its verdicts. Its dict form travels on a test report to any process."""
 
     nodeid: str
     record: RegionRecord
     breaches: tuple[Breach, ...] = ()
     unjudged: tuple[Unjudged, ...] = ()
     limits: tuple[str, ...] = ()
-    """Those that applied, as users write them."""
+    """The limits that applied, as users write them."""
     outcome: str = "passed"
     """The test's: passed, failed, skipped, xfailed, xpassed or error."""
     worker: str = "main"
+    """The process that measured: main, gw0, rank 1."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """What other plugins add, see the hook ``pytest_cka_memory_region``; builtin types."""
+    """Fields of other plugins, see the hook ``pytest_cka_memory_region``; builtin types."""
 
     @property
     def name(self) -> str:
-        """Test, label and rank, as people would say it."""
+        """Test, label and rank in one text."""
         return " ".join(filter(None, (self.nodeid, self.record.label, self.rank)))
 
     @property
     def rank(self) -> str:
-        """Which of several ranks measured it, as ``rank 1``; else empty."""
+        """``rank 1`` under torchrun; otherwise empty."""
         return self.worker if self.worker.startswith("rank ") else ""
 
     @property
     def verdict(self) -> str:
-        """In a word or two: ok, BREACH, no limit, not judged."""
+        """One of ok, BREACH, no limit, not judged."""
         if self.breaches:
             return "BREACH"
         if not self.record.completed:
@@ -46,7 +97,7 @@ class Result:
         return "not judged" if len(self.unjudged) == len(self.limits) else "ok"
 
     def to_dict(self) -> dict[str, Any]:
-        """Builtin types only, in the order of the published schema."""
+        """Return builtin types only, in the order of the published schema."""
         record = self.record.to_dict()
         return {
             "nodeid": self.nodeid,
@@ -62,22 +113,18 @@ class Result:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> "Result":
-        """Rebuild from :meth:`to_dict`."""
-        return cls(
-            nodeid=data["nodeid"],
-            record=RegionRecord.from_dict(data),
-            breaches=tuple(Breach(**breach) for breach in data["breaches"]),
-            unjudged=tuple(Unjudged(**unjudged) for unjudged in data["unjudged"]),
-            limits=tuple(data["limits"]),
-            outcome=data["outcome"],
-            worker=data["worker"],
-            extra=data.get("extra", {}),
-        )
+    def from_dict(cls, data: Mapping[str, Any], where: str = "") -> "Result":
+        """Rebuild a result from :meth:`to_dict`; `where` starts the path in error messages.
+
+        Raises:
+            ShapeError: if a value is missing or has the wrong type.
+        """
+        result: Result = decode(cls, {**data, "record": dict(data)}, where, flat=("record",))
+        return result
 
 
 def judge(nodeid: str, record: RegionRecord, limits: Sequence[Limit]) -> Result:
-    """Hold `record` against every limit; one that an exception left is not judged."""
+    """Judge `record` by every limit; a region that an exception ended is not judged."""
     judging = limits if record.completed else ()
     verdicts = [verdict for limit in judging for verdict in limit.verdicts(record)]
     return Result(
@@ -87,27 +134,3 @@ def judge(nodeid: str, record: RegionRecord, limits: Sequence[Limit]) -> Result:
         unjudged=tuple(v for v in verdicts if isinstance(v, Unjudged)),
         limits=tuple(limit.text for limit in limits),
     )
-
-
-@dataclass(frozen=True)
-class Report:
-    """A session: what every file, table and page is made from."""
-
-    session: Mapping[str, Any]
-    """Device, meter, versions: see :meth:`pytest_cka_memory.core.report.ReportBuilder.report`."""
-    results: tuple[Result, ...]
-    """Every region, in the order of collection."""
-    missing: tuple[str, ...] = ()
-    """Collected tests without a result."""
-    unmeasured: Mapping[str, int] = field(default_factory=dict)
-    """Why tests that were to be measured could not be -> how many."""
-    collected: frozenset[str] = frozenset()
-    """Every test of the session, measured or not."""
-    narrowed: bool = False
-    """Whether tests of a file may have been left out: by -k, -m, ``file.py::test`` and the like."""
-    facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Worker -> what its figures depend on; of one machine's cards not all may be alike."""
-    locations: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)
-    """Measured test -> its file, from pytest's root, and the line it starts on, from 1."""
-    problems: tuple[str, ...] = ()
-    """What failed the session beyond its tests."""

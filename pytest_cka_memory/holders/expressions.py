@@ -1,6 +1,6 @@
-"""Write a path of references as code a user could type: ``net.CACHE['x'][3]``.
+"""Write a path of references as an expression that a user can type: ``net.CACHE['x'][3]``.
 
-Reads fields and containers as they are in memory: a property or a ``__getattr__`` may do anything.
+Fields and containers are read from memory, because a property or ``__getattr__`` may run any code.
 """
 
 import functools
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from pytest_cka_memory.holders.roots import locals_of
-from pytest_cka_memory.holders.search import Step
+from pytest_cka_memory.holders.search import Reference
 from pytest_cka_memory.holders.torch_references import mro
 
-_LONGEST = 240
-_LONGEST_KEY = 40
+_MAX_LENGTH = 240
+_MAX_KEY = 40
 _FRAMES = {
     types.GeneratorType: "gi_frame",
     types.CoroutineType: "cr_frame",
@@ -33,32 +33,32 @@ _COMPUTED = {
     "_asyncio.Future": ("_result", "_exception"),
     "_asyncio.Task": ("_coro", "_result", "_exception"),
 }
-"""What is no plain field, but can be asked for without running any code."""
-_CODE = r"\[(?:'(?:[^'\\]|\\.)*'|\"[^\"]*\"|[^][]*)\]"
+"""Attributes that are not plain fields but can be read without running the user's code."""
+_SUBSCRIPT = r"\[(?:'(?:[^'\\]|\\.)*'|\"[^\"]*\"|[^][]*)\]"
 
 
-def written(path: Sequence[Step]) -> str:
-    """Write the steps from a root to an object as an expression."""
+def expression_of(path: Sequence[Reference]) -> str:
+    """Return the references from a root to an object as an expression."""
     first = path[0]
     assert first.root is not None, "a path starts at a root"
-    edges = [step.edge or _edge(step.parent, step.value) for step in path[1:]]
-    text = f"{first.root.prefix}{first.edge}{''.join(edges)}"
+    texts = [step.text or _text_of(step.parent, step.value) for step in path[1:]]
+    text = f"{first.root.prefix}{first.text}{''.join(texts)}"
     return _shortened(text) + first.root.suffix
 
 
-def kind(path: str | None) -> str | None:
-    """Return a path without its keys and indices: equal for entries of one container."""
-    return None if path is None else re.sub(_CODE, "[]", path)
+def pattern_of(expression: str | None) -> str | None:
+    """Return an expression without its keys and indices: equal for entries of one container."""
+    return None if expression is None else re.sub(_SUBSCRIPT, "[]", expression)
 
 
-def _edge(parent: Any, child: Any) -> str:
-    for text in _edges(parent, child):
+def _text_of(parent: Any, child: Any) -> str:
+    for text in _texts_of(parent, child):
         return text
     return f" -> {type(child).__name__}"
 
 
-def _edges(parent: Any, child: Any) -> Iterator[str]:
-    """Every way to write how `parent` refers to `child`, best first."""
+def _texts_of(parent: Any, child: Any) -> Iterator[str]:
+    """Every way to write the reference from `parent` to `child`, best first."""
     kind = type(parent)
     if issubclass(kind, (list, tuple, deque)):
         yield from _items(parent, child)
@@ -80,15 +80,15 @@ def _edges(parent: Any, child: Any) -> Iterator[str]:
 
 def _items(parent: Any, child: Any) -> Iterator[str]:
     base = next(cls for cls in mro(type(parent)) if cls in (list, tuple, deque))
-    names = _of(type(parent)).get("_fields") if base is tuple else None
+    names = _namespace(type(parent)).get("_fields") if base is tuple else None
     for index, value in enumerate(tuple(base.__iter__(parent))):
         if value is child:
             yield f".{names[index]}" if names else f"[{index}]"
 
 
 def _entries(parent: dict[Any, Any], child: Any) -> Iterator[str]:
-    entries = list(dict.items(parent))  # at once: another thread may add to it
-    yield from (f"[{_key(key)}]" for key, value in entries if value is child)
+    entries = list(dict.items(parent))  # a copy, because another thread may add to it
+    yield from (f"[{_key_text(key)}]" for key, value in entries if value is child)
     yield from (" (a key)" for key, _ in entries if key is child)
 
 
@@ -103,7 +103,7 @@ def _attributes(parent: Any, child: Any) -> Iterator[str]:
         yield from _named(".%s", own, child)
     for cls in classes:
         computed = _COMPUTED.get(_full_name(cls), ())
-        for name, descriptor in list(_of(cls).items()):
+        for name, descriptor in list(_namespace(cls).items()):
             is_field = type(descriptor) is types.MemberDescriptorType or name in computed
             if is_field and _read(descriptor, parent) is child:
                 yield f".{name}"
@@ -112,9 +112,9 @@ def _attributes(parent: Any, child: Any) -> Iterator[str]:
 
 
 def _class_attributes(parent: type, child: Any) -> Iterator[str]:
-    names = dict(_of(parent))
+    names = dict(_namespace(parent))
     yield from _named(".%s", names, child)
-    if type(child) is dict and child.keys() == names.keys():  # the one behind the proxy
+    if type(child) is dict and child.keys() == names.keys():  # the dict behind the mappingproxy
         yield ".__dict__"
 
 
@@ -124,15 +124,15 @@ def _named(form: str, names: dict[str, Any], child: Any) -> Iterator[str]:
 
 def _dict_of(value: Any, classes: Iterable[type]) -> dict[str, Any] | None:
     for cls in classes:
-        descriptor = _of(cls).get("__dict__")
+        descriptor = _namespace(cls).get("__dict__")
         if type(descriptor) is types.GetSetDescriptorType and cls is not type:
             found = _read(descriptor, value)
             return found if isinstance(found, dict) else None
     return None
 
 
-def _of(cls: type) -> types.MappingProxyType[str, Any]:
-    """A class's own attributes, whatever its metaclass says."""
+def _namespace(cls: type) -> types.MappingProxyType[str, Any]:
+    """Return a class's own attributes, even if its metaclass overrides ``__dict__``."""
     found: types.MappingProxyType[str, Any] = type.__dict__["__dict__"].__get__(cls)
     return found
 
@@ -145,26 +145,26 @@ def _full_name(cls: type) -> str:
 def _read(descriptor: Any, value: Any) -> Any:
     try:
         return descriptor.__get__(value)
-    except (AttributeError, ValueError):  # a slot not set, an empty cell
+    except (AttributeError, ValueError):  # an unset slot or an empty cell
         return None
 
 
-def _key(key: Any) -> str:
+def _key_text(key: Any) -> str:
     if type(key) is tuple:
-        text = f"({', '.join(map(_key, key))}{',' * (len(key) == 1)})"
+        text = f"({', '.join(map(_key_text, key))}{',' * (len(key) == 1)})"
     elif type(key) in (str, int, float, bytes, bool, type(None)):
         text = repr(key)
     else:
         text = f"<{type(key).__name__}>"
-    return text if len(text) <= _LONGEST_KEY else f"{text[:_LONGEST_KEY]}…"
+    return text if len(text) <= _MAX_KEY else f"{text[:_MAX_KEY]}…"
 
 
 def _shortened(text: str) -> str:
-    """Write modules' children, long chains of autograd nodes and endless paths as people do."""
+    """Write submodules as users do, and shorten long chains of autograd nodes and long paths."""
     text = re.sub(r"\.__dict__\['(\w+)'\]", r".\1", text)
     text = re.sub(r"\._(?:modules|parameters|buffers)\['(\d+)'\]", r"[\1]", text)
     text = re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", text)
     text = re.sub(r"(?:\.next_functions\[\d+\]\[0\]){3,}", " … ", text)
-    if len(text) <= _LONGEST:
+    if len(text) <= _MAX_LENGTH:
         return text
-    return f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
+    return f"{text[: _MAX_LENGTH // 2]} … {text[-_MAX_LENGTH // 2 :]}"

@@ -1,6 +1,6 @@
-"""Everything a program can name: module globals, the locals of running frames, context variables.
+"""Everything that a program can name: module globals, locals of running frames, context variables.
 
-Nothing of the user's runs here: asking a lazy module for an attribute would load it.
+No user code runs here: reading an attribute of a lazily loaded module would load it.
 """
 
 import contextvars
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 CO_OPTIMIZED = 0x1
-"""Code whose locals live in slots: its ``f_locals`` is a copy."""
+"""Flag of code whose locals are stored in slots: its ``f_locals`` is a copy."""
 
 _OWN_REFERENCES = 3
 _MODULE_DICT: Any = vars(types.ModuleType)["__dict__"]
@@ -22,23 +22,23 @@ _LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "
 
 @dataclass(frozen=True)
 class Root:
-    """Where a search starts: values by name, and how to write those names."""
+    """Values by name from which a search starts, and how to write these names."""
 
     prefix: str
-    """Written before a name: ``net.`` for a module's globals, empty for a frame's locals."""
+    """Text before a name: ``net.`` for a module's globals, empty for a frame's locals."""
     suffix: str
-    """Written at the end of a path: `` in train (loop.py:12)`` for a frame's locals."""
+    """Text after an expression: `` in train (loop.py:12)`` for a frame's locals."""
     names: Mapping[str, Any]
     is_library: bool = False
-    """Whether these are names of installed code, which few readers would type first."""
+    """Whether the names belong to installed code, which users rarely type."""
 
 
 def locals_of(frame: types.FrameType) -> dict[str, Any]:
-    """Return a frame's locals without leaving the frame a copy that would keep them alive."""
+    """Return a frame's locals, without leaving a copy in the frame that keeps them alive."""
     live = frame.f_locals
     found = dict(live)
-    # Before Python 3.13 the frame caches the dict it gave us, and with it every local's value.
-    # If others refer to it too, it is what locals() gave to the user, and not ours to clear.
+    # Before Python 3.13 a frame caches the dict that it returns, and with it every local's value.
+    # If something else references the dict, the user got it from locals(), so it is not cleared.
     is_copy = type(live) is dict and frame.f_code.co_flags & CO_OPTIMIZED
     if is_copy and sys.getrefcount(live) <= _OWN_REFERENCES:
         live.clear()
@@ -46,19 +46,19 @@ def locals_of(frame: types.FrameType) -> dict[str, Any]:
 
 
 def modules() -> dict[str, types.ModuleType]:
-    """Every imported module; what only poses as one is left out."""
+    """Return every imported module; entries of other types are left out."""
     imported = list(sys.modules.items())
     return {name: it for name, it in imported if issubclass(type(it), types.ModuleType)}
 
 
 def globals_of(module: types.ModuleType) -> dict[str, Any]:
-    """As ``vars(module)``, which would load a module that waits to be used."""
+    """Return what ``vars(module)`` returns, without loading a lazily loaded module."""
     found: dict[str, Any] = _MODULE_DICT.__get__(module)
     return found
 
 
 def module_roots() -> Iterator[Root]:
-    """The globals of every imported module."""
+    """Yield the globals of every imported module."""
     for name, module in modules().items():
         names = dict(globals_of(module))
         file = names.get("__file__")
@@ -67,10 +67,11 @@ def module_roots() -> Iterator[Root]:
 
 
 def frame_roots(is_own: Callable[[str], bool]) -> Iterator[Root]:
-    """The locals of every frame that is running, in any thread, innermost first."""
+    """Yield the locals of every running frame, of all threads, innermost first."""
     known = {id(globals_of(module)) for module in modules().values()}
     stacks = sys._current_frames()
-    # The caller's for this one, which would hold itself, and every local of its callers with it.
+    # This generator's own frame is replaced by its caller's: its locals would hold it, and through
+    # it the locals of all its callers.
     stacks[threading.get_ident()] = sys._getframe(1)
     for top in stacks.values():
         frame: types.FrameType | None = top
@@ -89,13 +90,13 @@ def _roots_of(
     is_library = code.co_filename.startswith(_LIBRARIES)
     if code.co_flags & CO_OPTIMIZED:
         yield Root("", where, locals_of(frame), is_library)
-    if id(outside) not in known:  # run by exec(): in no module
+    if id(outside) not in known:  # code run by exec() belongs to no module
         known.add(id(outside))
         yield Root("", f", a global{where}", dict(outside), is_library)
 
 
 def context_root() -> Root:
-    """The context variables of this thread."""
+    """Return the context variables of this thread."""
     found = contextvars.copy_context().items()
     return Root("", " (a context variable)", {f"{var.name}.get()": value for var, value in found})
 

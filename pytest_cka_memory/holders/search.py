@@ -1,7 +1,8 @@
-"""Who refers to an object: one forward search from everything a program can name.
+"""Find what references an object: a forward search from everything that a program can name.
 
-Forward, because one pass finds every target at once; a backward search costs as much again for
-each. Objects are known by their type: to ask one for an attribute may compute, warn or raise.
+The search goes forward because one pass finds all objects that are looked for; a backward search
+costs about as much for each of them. Objects are told apart by their type only, because reading an
+attribute of an unknown object may run code, print a warning or raise.
 """
 
 import gc
@@ -18,164 +19,174 @@ _LEAVES = frozenset(
     | {types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType}
     | {types.GetSetDescriptorType, types.MemberDescriptorType}
 )
-_LATE_DEPTH = 3
-_AT_ONCE = 10_000
+"""Types whose objects reference nothing of interest."""
+_LATE_ROOTS_DEPTH = 3
+_REFERENTS_PER_CALL = 10_000
 
 
 @dataclass(frozen=True)
-class Step:
-    """An object on a path, and what led to it: an object, or the root and the name in it."""
+class Reference:
+    """A reference to an object, from another object or from a name in a root."""
 
     value: Any
+    """The object that is referenced."""
     parent: Any
+    """The object that references it; None if a root does."""
     root: Root | None = None
-    edge: str | None = None
-    """How to write the step, where that is known: a name in the root, or ``.grad_fn``."""
+    text: str | None = None
+    """How to write the reference, if known: a name in the root, or for example ``.grad_fn``."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """What to make of the objects of one type."""
+class TypeRules:
+    """How the search treats the objects of one type."""
 
     keys: Callable[[Any], Collection[int]] = lambda _: ()
-    """Which of the wanted an object is, or holds by itself."""
-    beyond: Callable[[Any], Iterable[tuple[str, Any]]] = lambda _: ()
-    """References that the garbage collector cannot see or name, each with how it is written."""
+    """Which keys an object has: the storages that it is or contains."""
+    extra_references: Callable[[Any], Iterable[tuple[str, Any]]] = lambda _: ()
+    """References that the garbage collector does not see or cannot name: (text, object) pairs."""
 
 
-LookAt = Callable[[type], Look | None]
-"""What to make of a type; None where the garbage collector knows all."""
+RulesForType = Callable[[type], TypeRules | None]
+"""Returns the rules for a type; None if what the garbage collector sees is all."""
 
 
 def search(
-    look_at: LookAt,
+    rules_for: RulesForType,
     wanted: Collection[int],
     roots: Collection[Root],
     late_roots: Collection[Root],
-) -> dict[int, list[Step]]:
-    """Find a short path to each wanted thing.
+) -> dict[int, list[Reference]]:
+    """Find a short path to each wanted key.
 
     Args:
-        look_at: tells what is wanted, and more references than the garbage collector does.
-        wanted: what to find, by key.
+        rules_for: returns which keys the objects of a type have, and their extra references.
+        wanted: the keys to find.
         roots: where to start. Modules and their globals are entered only as roots, so that no
             path leads through an import.
-        late_roots: names nobody would type first: entered after a few steps from the others.
+        late_roots: names that users rarely type; they are entered a few levels later.
 
     Returns:
-        For each key that was found, the steps from a root to the object.
+        For each key that was found, the references from a root to the object that has it.
     """
-    known = list(modules().values())
-    levels = _Levels(look_at, wanted, barred=[*known, *map(globals_of, known)])
+    imported = list(modules().values())
+    levels = _Levels(rules_for, wanted, excluded=[*imported, *map(globals_of, imported)])
     levels.enter_roots(roots)
     depth = 0
-    while levels.missing and (levels.present or depth < _LATE_DEPTH):
+    while levels.missing and (levels.last or depth < _LATE_ROOTS_DEPTH):
         levels.advance()
         depth += 1
-        if depth == _LATE_DEPTH:
+        if depth == _LATE_ROOTS_DEPTH:
             levels.enter_roots(late_roots)
-    return levels.ways()
+    return levels.paths()
 
 
 class _Levels:
-    """All objects, by their distance from the roots.
+    """All objects reached so far, by their distance from the roots.
 
-    How each was reached is not noted, for that costs more than all the rest: it is found again,
-    backwards, for the few that matter.
+    Which object led to which is not recorded, because that would cost more than the rest of the
+    search: `paths` finds it again, backwards, for the few objects that matter.
     """
 
-    def __init__(self, look_at: LookAt, wanted: Collection[int], barred: Iterable[Any]) -> None:
+    def __init__(
+        self, rules_for: RulesForType, wanted: Collection[int], excluded: Iterable[Any]
+    ) -> None:
         self.missing = set(wanted)
-        self._look_at = look_at
-        self._looks: dict[type, Look | None] = {}
+        self._rules_for = rules_for
+        self._rules: dict[type, TypeRules | None] = {}
         self._levels: list[list[Any]] = [[]]
-        # Alive as long as this, or their ids would be given to others.
-        self._seen = {id(value): value for value in barred}
-        self._steps: dict[int, Step] = {}
-        """Those that no other object can tell: from roots, and beyond what gc sees."""
-        self._beyond: list[Step] = []
+        # Holds the objects, because the id of a freed object may be used again.
+        self._seen = {id(value): value for value in excluded}
+        self._references: dict[int, Reference] = {}
+        """By the id of the object; those from roots and the extra ones, which gc does not see."""
+        self._pending: list[Reference] = []
+        """Extra references from the last level."""
         self._found: dict[int, Any] = {}
         self._found_at: defaultdict[int, set[int]] = defaultdict(set)
 
     @property
-    def present(self) -> list[Any]:
+    def last(self) -> list[Any]:
         """The objects at the largest distance so far."""
         return self._levels[-1]
 
     def enter_roots(self, roots: Iterable[Root]) -> None:
-        """Enter the values of `roots` into the present level."""
+        """Add the values of `roots` to the last level."""
         for root in roots:
             new = self._enter(list(root.names.values()))
             for name, value in root.names.items():
                 if id(value) in new:
-                    self._steps.setdefault(id(value), Step(value, None, root, name))
+                    self._references.setdefault(id(value), Reference(value, None, root, name))
 
     def advance(self) -> None:
-        """Enter all that the present level refers to, as the next one."""
-        level = self.present
+        """Add a level with everything that the last level references."""
+        level = self.last
         self._levels.append([])
-        beyond, self._beyond = self._beyond, []
-        for step in beyond:
-            if self._enter((step.value,)):
-                self._steps[id(step.value)] = step
-        for start in range(0, len(level), _AT_ONCE):
-            self._enter(gc.get_referents(*level[start : start + _AT_ONCE]))
+        pending, self._pending = self._pending, []
+        for reference in pending:
+            if self._enter((reference.value,)):
+                self._references[id(reference.value)] = reference
+        for start in range(0, len(level), _REFERENTS_PER_CALL):
+            self._enter(gc.get_referents(*level[start : start + _REFERENTS_PER_CALL]))
 
     def _enter(self, values: Iterable[Any]) -> Mapping[int, Any]:
+        """Add those of `values` that are new to the last level, and return them by id."""
         seen = self._seen
         new = {id(it): it for it in values if type(it) not in _LEAVES and id(it) not in seen}
         seen.update(new)
-        self.present.extend(new.values())
-        looks = self._looks
+        self.last.extend(new.values())
+        known = self._rules
         for value in new.values():
             kind = type(value)
-            if kind not in looks:
-                looks[kind] = self._look_at(kind)
-            look = looks[kind]
-            if look is not None:
-                self._examine(value, look)
+            if kind not in known:
+                known[kind] = self._rules_for(kind)
+            rules = known[kind]
+            if rules is not None:
+                self._apply(rules, value)
         return new
 
-    def _examine(self, value: Any, look: Look) -> None:
-        for key in look.keys(value):
+    def _apply(self, rules: TypeRules, value: Any) -> None:
+        for key in rules.keys(value):
             if key in self.missing:
                 self.missing.discard(key)
                 self._found[key] = value
                 self._found_at[len(self._levels) - 1].add(id(value))
-        self._beyond += [Step(child, value, None, edge) for edge, child in look.beyond(value)]
+        self._pending += [
+            Reference(child, value, None, text) for text, child in rules.extra_references(value)
+        ]
 
-    def ways(self) -> dict[int, list[Step]]:
-        """The steps to everything found so far."""
-        steps = dict(self._steps)
+    def paths(self) -> dict[int, list[Reference]]:
+        """Return the references that lead to everything found so far."""
+        references = dict(self._references)
         needed: set[int] = set()
         for distance in reversed(range(len(self._levels))):
             needed |= self._found_at[distance]
-            unknown = {ident for ident in needed if ident not in steps}
+            unknown = {ident for ident in needed if ident not in references}
             if unknown:
-                steps.update(self._steps_between(self._levels[distance - 1], unknown))
-            # Another thread may have taken something away meanwhile: that step is missing then.
-            parents = (steps[ident].parent for ident in needed if ident in steps)
+                references.update(self._references_from(self._levels[distance - 1], unknown))
+            # If another thread has removed a reference meanwhile, it is missing here.
+            parents = (references[ident].parent for ident in needed if ident in references)
             needed = {id(parent) for parent in parents if parent is not None}
-        ways = {key: _way_to(value, steps) for key, value in self._found.items()}
-        return {key: way for key, way in ways.items() if way}
+        paths = {key: _path_to(value, references) for key, value in self._found.items()}
+        return {key: path for key, path in paths.items() if path}
 
-    def _steps_between(self, parents: Sequence[Any], unknown: set[int]) -> dict[int, Step]:
-        steps: dict[int, Step] = {}
+    def _references_from(self, parents: Sequence[Any], unknown: set[int]) -> dict[int, Reference]:
+        """Return a reference from one of `parents` to each of `unknown`."""
+        found: dict[int, Reference] = {}
         for parent in parents:
             for ident in unknown.intersection(map(id, gc.get_referents(parent))):
-                steps[ident] = Step(self._seen[ident], parent)
+                found[ident] = Reference(self._seen[ident], parent)
                 unknown.discard(ident)
             if not unknown:
                 break
-        return steps
+        return found
 
 
-def _way_to(value: Any, steps: dict[int, Step]) -> list[Step]:
-    way: list[Step] = []
+def _path_to(value: Any, references: dict[int, Reference]) -> list[Reference]:
+    path: list[Reference] = []
     while value is not None:
-        step = steps.get(id(value))
-        if step is None:
+        reference = references.get(id(value))
+        if reference is None:
             return []
-        way.append(step)
-        value = step.parent
-    return way[::-1]
+        path.append(reference)
+        value = reference.parent
+    return path[::-1]

@@ -1,6 +1,6 @@
-"""References that the garbage collector does not see: of tensors, autograd nodes, foreign arrays.
+"""References that the garbage collector does not see: of tensors, autograd nodes and NumPy arrays.
 
-Also those it sees but cannot name, such as what a ``threading.local`` holds for each thread.
+Also references that it sees but cannot name, such as those of a ``threading.local``.
 """
 
 import contextvars
@@ -11,14 +11,14 @@ import types
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
-from pytest_cka_memory.holders.search import Look, LookAt
+from pytest_cka_memory.holders.search import RulesForType, TypeRules
 
 if TYPE_CHECKING:
     import torch
 
 
-def look_for_tensors() -> LookAt:
-    """Tell of each type which storages its objects hold, and what else they refer to."""
+def tensor_rules() -> RulesForType:
+    """Return the rules for a search for storages: who has them, and what else is referenced."""
     import torch
 
     from pytest_cka_memory.meters import torch_private
@@ -27,35 +27,35 @@ def look_for_tensors() -> LookAt:
     tensor_types = with_subclasses(torch.Tensor)
     array = getattr(sys.modules.get("numpy"), "ndarray", None)
     plain = {
-        torch.UntypedStorage: Look(lambda storage: (torch_private.storage_key(storage),)),
-        contextvars.Context: Look(beyond=_beyond_context),
-        memoryview: Look(beyond=lambda view: [(".obj", view.obj)]),
+        torch.UntypedStorage: TypeRules(lambda storage: (torch_private.storage_key(storage),)),
+        contextvars.Context: TypeRules(extra_references=_references_of_context),
+        memoryview: TypeRules(extra_references=lambda view: [(".obj", view.obj)]),
     }
 
     def keys(tensor: "torch.Tensor") -> Collection[int]:
         return [torch_private.storage_key(storage) for storage in storages_of(tensor)]
 
-    def look_at(kind: type) -> Look | None:
+    def rules_for(kind: type) -> TypeRules | None:
         if kind in tensor_types:
-            return Look(keys, _beyond_tensor)
+            return TypeRules(keys, _references_of_tensor)
         if _is_node(kind):
-            return _look_at_node(kind)
+            return _node_rules(kind)
         if array in mro(kind):
-            return Look(beyond=lambda value: _beyond_array(value, array))
+            return TypeRules(extra_references=lambda value: _references_of_array(value, array))
         if threading.local in mro(kind):
-            return Look(beyond=_beyond_thread_local)
+            return TypeRules(extra_references=_references_of_thread_local)
         return plain.get(kind)
 
-    return look_at
+    return rules_for
 
 
 def mro(kind: type) -> tuple[type, ...]:
-    """A class and its bases, whatever its metaclass says."""
+    """Return a class and its bases, even if its metaclass overrides ``__mro__``."""
     found: tuple[type, ...] = type.__dict__["__mro__"].__get__(kind)
     return found
 
 
-def _beyond_tensor(tensor: "torch.Tensor") -> Iterator[tuple[str, Any]]:
+def _references_of_tensor(tensor: "torch.Tensor") -> Iterator[tuple[str, Any]]:
     from pytest_cka_memory.meters import torch_private
     from pytest_cka_memory.meters.ledger.live_objects import gradient_of
 
@@ -70,13 +70,13 @@ def _beyond_tensor(tensor: "torch.Tensor") -> Iterator[tuple[str, Any]]:
 
 
 def grad_fn_of(tensor: "torch.Tensor") -> Any:
-    """What computed it, where that was differentiable and can be asked."""
+    """Return the autograd node that computed a tensor; None if it has none or cannot be asked."""
     from pytest_cka_memory.meters import torch_private
 
     with torch_private.no_subclass_function(), torch_private.no_dispatch():  # as in gradient_of
         try:
             return tensor.grad_fn
-        except RuntimeError:  # a view whose base was changed behind autograd's back
+        except RuntimeError:  # a view whose base was modified in a way that autograd rejects
             return None
 
 
@@ -85,14 +85,14 @@ def _is_node(kind: type) -> bool:
     return any(type(item) is types.GetSetDescriptorType for item in found)
 
 
-def _look_at_node(kind: type) -> Look:
-    """What autograd nodes of one kind lead to: their inputs' nodes, and the tensors they saved."""
+def _node_rules(kind: type) -> TypeRules:
+    """Return the rules for one type of autograd node: its inputs' nodes and saved tensors."""
     from pytest_cka_memory.meters.torch_private import raw_saved
 
     saved = raw_saved(kind)
     is_leaf = "variable" in dir(kind)
 
-    def beyond(node: Any) -> Iterator[tuple[str, Any]]:
+    def references(node: Any) -> Iterator[tuple[str, Any]]:
         for index, (following, _) in enumerate(node.next_functions):
             if following is not None:
                 yield f".next_functions[{index}][0]", following
@@ -101,31 +101,31 @@ def _look_at_node(kind: type) -> Look:
         for name in saved:
             yield from _saved(node, name)
 
-    return Look(beyond=beyond)
+    return TypeRules(extra_references=references)
 
 
 def _saved(node: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """What is saved under `name`, as it is: to unpack it would run the user's hooks."""
-    from pytest_cka_memory.meters.torch_private import opened
+    """Yield what is saved under `name`, not unpacked: unpacking would run the user's hooks."""
+    from pytest_cka_memory.meters.torch_private import unpacked_name
 
-    plain = opened(name)
+    plain = unpacked_name(name)
     try:
         raw = getattr(node, name)
         several = isinstance(raw, tuple)
         for index, saved in enumerate(raw if several else (raw,)):
             place = f"[{index}]" if several else ""
-            if not hasattr(saved, "data"):  # torch 2.9; delete with it
+            if not hasattr(saved, "data"):  # torch 2.9; delete this branch with support for it
                 yield f".{plain}{place}", _unpacked(node, plain, index if several else None)
             elif saved.unpack_hook is not None:
                 yield f".{name}{place}.data", saved.data
             else:
                 yield f".{plain}{place}", saved.data
-    except RuntimeError:  # freed by its backward pass
+    except RuntimeError:  # the backward pass has freed it
         return
 
 
 def _unpacked(node: Any, name: str, index: int | None) -> Any:
-    """What is saved under `name`; torch 2.9 tells it only unpacked, by the user's hook if any."""
+    """Return what is saved under `name`, unpacked by the user's hook if any, for torch 2.9."""
     try:
         found = getattr(node, name)
         return found if index is None else found[index]
@@ -133,7 +133,7 @@ def _unpacked(node: Any, name: str, index: int | None) -> Any:
         return None
 
 
-def _beyond_array(array: Any, kind: Any) -> Iterator[tuple[str, Any]]:
+def _references_of_array(array: Any, kind: Any) -> Iterator[tuple[str, Any]]:
     base = kind.base.__get__(array)
     if base is not None:
         yield ".base", base
@@ -142,13 +142,13 @@ def _beyond_array(array: Any, kind: Any) -> Iterator[tuple[str, Any]]:
             yield f".flat[{index}]", value
 
 
-def _beyond_context(context: contextvars.Context) -> Iterator[tuple[str, Any]]:
+def _references_of_context(context: contextvars.Context) -> Iterator[tuple[str, Any]]:
     for variable, value in context.items():
         yield f"[<ContextVar {variable.name!r}>]", value
 
 
-def _beyond_thread_local(local: threading.local) -> Iterator[tuple[str, Any]]:
-    """Each thread's attributes: a dict of dicts, which has no name in Python."""
+def _references_of_thread_local(local: threading.local) -> Iterator[tuple[str, Any]]:
+    """Yield the dict of attributes of each thread; Python has no expression for it."""
     for threads in gc.get_referents(local):
         if type(threads) is dict:
             yield from ((".__dict__", names) for names in threads.values() if type(names) is dict)

@@ -1,4 +1,4 @@
-"""Data loaders seen through: the same to their consumer, watched or cut short by us."""
+"""Wrappers of data loaders: for their consumer they look like the loader itself."""
 
 from collections.abc import Callable, Iterable, Iterator, Sized
 from itertools import islice
@@ -8,13 +8,13 @@ _OWN = frozenset(("_loader", "_batch_done", "_count", "__class__"))
 
 
 class _LoaderProxy:
-    """Passes for the loader it wraps: every attribute, ``len``, indexing and ``isinstance``."""
+    """Behaves like the loader it wraps: attributes, ``len``, indexing and ``isinstance``."""
 
     def __init__(self, loader: Iterable[Any]) -> None:
         self._loader = loader
 
     def __getattr__(self, name: str) -> Any:
-        if name in _OWN:  # a copy in the making has none yet
+        if name in _OWN:  # not set yet while the proxy is being copied
             raise AttributeError(name)
         return getattr(self._loader, name)
 
@@ -33,14 +33,14 @@ class _LoaderProxy:
     def __bool__(self) -> bool:
         return bool(self._loader)
 
-    @property  # type: ignore[misc]  # no one is to set it
+    @property  # type: ignore[misc]  # a read-only property
     def __class__(self) -> Any:
-        # Consumers ask isinstance(loader, DataLoader) and would refuse anything else.
+        # Consumers check isinstance(loader, DataLoader) and reject other types.
         return type(self._loader)
 
 
 class SampledLoader(_LoaderProxy):
-    """Calls ``batch_done(size)`` each time its consumer asks for the batch after one."""
+    """Calls ``batch_done(size)`` when its consumer has finished a batch and asks for the next."""
 
     def __init__(self, loader: Iterable[Any], batch_done: Callable[[int | None], None]) -> None:
         super().__init__(loader)
@@ -49,7 +49,7 @@ class SampledLoader(_LoaderProxy):
     def __iter__(self) -> Iterator[Any]:
         for box in map(_boxed, self._loader):
             size = size_of(box[0])
-            # Popped, so that this frame holds no batch its consumer has let go.
+            # Popped, so that this frame does not keep the batch alive when its consumer drops it.
             yield box.pop()
             self._batch_done(size)
 
@@ -58,7 +58,7 @@ class FirstBatches(_LoaderProxy):
     """The first `count` batches of a loader.
 
     Raises:
-        ValueError: on iteration, where a loader that does not know its length ends before.
+        ValueError: on iteration, if a loader without a length ends before `count`.
     """
 
     def __init__(self, loader: Iterable[Any], count: int) -> None:
@@ -74,10 +74,10 @@ class FirstBatches(_LoaderProxy):
             return batch
 
         yield from map(counted, islice(self._loader, self._count))
-        if taken < self._count:  # an iterator used up before, or a short stream
+        if taken < self._count:  # an exhausted iterator or a short stream
             raise ValueError(
-                f"the loader ended after {taken} of {self._count} batches; give one that can be "
-                "iterated anew each time and has enough data"
+                f"the loader ended after {taken} of {self._count} batches; pass one that can be "
+                "iterated more than once and has enough batches"
             )
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ def _boxed(batch: Any) -> list[Any]:
 
 
 def size_of(batch: Any) -> int | None:
-    """Items in a batch: the first dimension of its first tensor, else its length, else None."""
+    """Return the items in a batch: the first dimension of its first tensor, its length, or None."""
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else None
@@ -102,7 +102,7 @@ def size_of(batch: Any) -> int | None:
 
 
 def length_of(loader: Iterable[Any]) -> int | None:
-    """Number of batches, where the loader knows it."""
+    """Return the number of batches, or None if the loader does not know it."""
     try:
         return len(loader) if isinstance(loader, Sized) else None
     except TypeError:  # a DataLoader over an iterable dataset

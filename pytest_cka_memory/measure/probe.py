@@ -11,7 +11,8 @@ from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.measure.loaders import FirstBatches, length_of
 from pytest_cka_memory.measure.region import Explainer, Region
 from pytest_cka_memory.measure.region_stack import region_stack_for
-from pytest_cka_memory.meters import Meter, meter_for
+from pytest_cka_memory.meters.base import Meter
+from pytest_cka_memory.meters.selection import meter_for
 
 if TYPE_CHECKING:
     import torch
@@ -24,34 +25,37 @@ class Snapshot:
     allocated_bytes: int
     """Live now."""
     reserved_bytes: int | None
-    """Held by the allocator; None where the device has no reserve."""
+    """Held by the allocator; None if the device has no reserve."""
     peak_bytes: int
-    """Highest live level so far in the region around, else since the last one."""
+    """Highest live level so far in the innermost open region, or since the last region."""
     peak_reserved_bytes: int | None
-    """Highest reserve so far, likewise."""
+    """Highest reserve in the same time."""
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """One region per batch count, each on a fresh set-up, as the seed's timeline does it."""
+    """One region per batch count, each with a fresh set-up."""
 
     batch_counts: tuple[int, ...]
     regions: tuple[Region, ...]
 
     @property
     def retained_mb(self) -> list[float]:
-        """Retained after each count, in MB."""
+        """Retained bytes after each batch count, in MB."""
         return [region.retained_mb for region in self.regions]
 
     @property
     def growth_mb_per_batch(self) -> float:
-        """(last retained - first) / (last count - first): 0.0 where memory does not grow.
+        """(last retained - first retained) / (last count - first count), in MB.
 
         Raises:
-            RegionError: for a single batch count.
+            RegionError: if there is only one batch count.
         """
         if len(self.batch_counts) < 2:
-            raise RegionError("growth needs two batch counts or more, e.g. batch_counts=(1, 8)")
+            raise RegionError(
+                f"growth needs two batch counts or more, not {self.batch_counts}; "
+                "write e.g. batch_counts=(1, 8)"
+            )
         rise = self.retained_mb[-1] - self.retained_mb[0]
         return rise / (self.batch_counts[-1] - self.batch_counts[0])
 
@@ -62,13 +66,13 @@ class MemoryProbe:
     Args:
         device: ``"auto"`` (or None) for the accelerator if there is one, else the CPU; or
             ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ...
-        meter: something else to read from, such as
+        meter: another meter to read from, such as
             :class:`~pytest_cka_memory.testing.ScriptedMeter`.
-        explainer: tells what to trace as soon as a region ends; by default ``region.retained``
-            is traced when asked for.
+        explainer: tells which figures to explain when a region ends; by default
+            ``region.retained`` is computed when it is first read.
 
     Raises:
-        DeviceError: for a device that is unknown or not there.
+        DeviceError: if the device is unknown or not available.
     """
 
     def __init__(
@@ -84,20 +88,22 @@ class MemoryProbe:
         self._stack = region_stack_for(self.meter)
         self._explainer = explainer
         self._labels: Counter[str] = Counter()
-        self._open: list[Region] = []
+        self._open_regions: list[Region] = []
 
     @property
     def device(self) -> "torch.device":
-        """The device measured; put models there."""
+        """The measured device; put models there."""
         import torch
 
         return torch.device(self.meter.torch_device)
 
     @contextmanager
     def measure(self, label: str | None = None) -> Iterator[Region]:
-        """Measure a ``with`` block. Blocks may nest; an outer one includes its inner ones."""
-        region = Region(self._unique(_one_line(label) or "region"), self._stack, self._explainer)
-        with self._closing(region):
+        """Measure a ``with`` block. Blocks may nest; an outer block includes its inner blocks."""
+        region = Region(
+            self._unique_label(_one_line(label) or "region"), self._stack, self._explainer
+        )
+        with self._ending(region):
             yield region
 
     def run(
@@ -105,19 +111,22 @@ class MemoryProbe:
     ) -> Region:
         """Measure ``func(*args, **kwargs)``; the region's ``result`` is what it returned.
 
-        The result is alive when the region ends, and so counts as retained. With ``warmup=n``,
-        `func` runs n times before; what the first of these kept and the measured run did not is
-        the region's ``one_time_bytes``.
+        The result is live when the region ends, so it counts as retained. With ``warmup=n``, `func`
+        runs n times before; the bytes that the first of these runs retained and the measured run
+        did not are the region's ``one_time_bytes``.
         """
-        label = self._unique(_name_of(func))
-        rehearsals = []
+        label = self._unique_label(_function_name(func))
+        warmup_retained_bytes = []
         for _ in range(warmup):
-            rehearsal = Region(label, self._stack, self._explainer)
-            with self._closing(rehearsal, record=False):
+            warmup_region = Region(label, self._stack, self._explainer)
+            with self._ending(warmup_region, record=False):
                 func(*args, **kwargs)
-            rehearsals.append(rehearsal.retained_bytes)
+            warmup_retained_bytes.append(warmup_region.retained_bytes)
         region = Region(label, self._stack, self._explainer)
-        with self._closing(region, first_run_retained_bytes=rehearsals[0] if rehearsals else None):
+        with self._ending(
+            region,
+            first_run_retained_bytes=warmup_retained_bytes[0] if warmup_retained_bytes else None,
+        ):
             region.result = func(*args, **kwargs)
         return region
 
@@ -131,13 +140,13 @@ class MemoryProbe:
         """Measure `func` over the first n batches of `loader`, for each n in `batch_counts`.
 
         `func` is called with what `setup` returned (if given) and the shortened loader. `setup`
-        runs anew, outside the region, for each count.
+        runs again for each count, outside the region.
 
         Raises:
-            ValueError: for no counts, counts that do not rise, or a loader too short.
+            ValueError: if there are no counts, they do not rise, or the loader is too short.
         """
         counts = _checked_counts(batch_counts, loader)
-        name = _name_of(func)
+        name = _function_name(func)
         regions = []
         for count in counts:
             prepared = () if setup is None else (setup(),)
@@ -147,7 +156,7 @@ class MemoryProbe:
         return Sweep(counts, tuple(regions))
 
     def snapshot(self) -> Snapshot:
-        """Read the device's memory now."""
+        """Return the current state of the device's memory."""
         reading = self._stack.snapshot()
         return Snapshot(
             allocated_bytes=reading.allocated_bytes,
@@ -157,23 +166,23 @@ class MemoryProbe:
         )
 
     def end_open(self) -> list[str]:
-        """End regions whose ``with`` block never ended, as not completed; returns their labels."""
-        left = self._open[::-1]
-        for region in left:
+        """End regions whose ``with`` block has not ended, as not completed; return their labels."""
+        still_open = self._open_regions[::-1]
+        for region in still_open:
             self._end(region, completed=False)
-        return [region.label for region in left]
+        return [region.label for region in still_open]
 
     @contextmanager
-    def _closing(
+    def _ending(
         self, region: Region, *, record: bool = True, first_run_retained_bytes: int | None = None
     ) -> Iterator[None]:
         completed = False
-        self._open.append(region)
+        self._open_regions.append(region)
         try:
             yield
             completed = True
         finally:
-            if region in self._open:  # else end_open was faster
+            if region in self._open_regions:  # otherwise end_open has ended it
                 self._end(region, completed, first_run_retained_bytes, record=record)
 
     def _end(
@@ -184,35 +193,39 @@ class MemoryProbe:
         *,
         record: bool = True,
     ) -> None:
-        self._open.remove(region)
+        self._open_regions.remove(region)
         region._close(completed, first_run_retained_bytes)
         if record:
             self.records.append(region.record)
 
-    def _unique(self, label: str) -> str:
+    def _unique_label(self, label: str) -> str:
         self._labels[label] += 1
         if self._labels[label] == 1:
             return label
-        return self._unique(f"{label} #{self._labels[label]}")  # someone may have written that too
+        return self._unique_label(
+            f"{label} #{self._labels[label]}"
+        )  # the user may have used that label too
 
 
 def _one_line(label: object) -> str:
-    """Text of a label: whatever was given, reports and xdist take plain text in one line."""
+    """Return a label as one line of text, because reports and xdist take only that."""
     return "" if label is None else " ".join(str(label).split())
 
 
-def _name_of(func: Callable[..., Any]) -> str:
+def _function_name(func: Callable[..., Any]) -> str:
     return getattr(func, "__name__", type(func).__name__)
 
 
 def _checked_counts(batch_counts: Sequence[int], loader: Iterable[Any]) -> tuple[int, ...]:
     counts = tuple(batch_counts)
     if not counts or counts[0] < 1 or list(counts) != sorted(set(counts)):
-        raise ValueError(f"batch_counts must be rising numbers, 1 or more, not {counts}")
+        raise ValueError(
+            f"batch_counts must be rising numbers, 1 or more, not {counts}; write e.g. (1, 2, 4)"
+        )
     available = length_of(loader)
     if available is not None and available < counts[-1]:
         raise ValueError(
             f"the loader has {available} batches, batch_counts asks for {counts[-1]}; "
-            f"write counts up to {available}, or give more data"
+            f"write counts up to {available}, or use a longer loader"
         )
     return counts

@@ -1,4 +1,4 @@
-"""A region while it is open, and the user's handle to its figures afterwards."""
+"""The user's handle to a region: while it is open, and to its figures afterwards."""
 
 import gc
 from collections.abc import Collection, Iterable, Mapping
@@ -6,27 +6,32 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from pytest_cka_memory.core.allocations import Allocation, UnownedBlock
-from pytest_cka_memory.core.figures import FIGURES, Holding, RegionRecord
+from pytest_cka_memory.core.figures import FIGURES, READABLE, RegionRecord
 from pytest_cka_memory.core.growth import Sample
+from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.holders import survivors
 from pytest_cka_memory.measure.loaders import SampledLoader
 from pytest_cka_memory.measure.region_stack import RegionStack
-from pytest_cka_memory.meters import Reading
+from pytest_cka_memory.meters.base import Reading
+
+
+_IN_MB = {row.mb_name: row.name for row in FIGURES.values() if row.mb_name != row.name}
+"""Name of a figure in MB -> its name in bytes."""
 
 
 class Explainer(Protocol):
-    """Tells a region what of it must be explained before its objects are gone."""
+    """Tells a region which of its figures to explain while its objects still exist."""
 
-    def wanted(self, record: RegionRecord) -> Collection[str]:
-        """Figures of `record` whose bytes are to be traced to who made and holds them."""
+    def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
+        """Return the figures of `record` whose bytes are to be traced to allocation and holder."""
 
-    def named(self) -> Mapping[str, Any]:
-        """Values that a reader knows by name, such as a test's fixtures."""
+    def named_values(self) -> Mapping[str, Any]:
+        """Return values that the user knows by name, such as a test's fixtures."""
 
 
 class Region:
-    """A measured stretch of code. Its figures can be read once it has ended.
+    """A measured block of code. Its figures can be read after it has ended.
 
     Every figure of :class:`~pytest_cka_memory.RegionRecord` in bytes is an attribute, and
     the same in MB (2**20 bytes): ``region.retained_bytes``, ``region.retained_mb``.
@@ -57,19 +62,19 @@ class Region:
     one_time_mb: float | None
     growth_mb_per_batch: float | None
 
-    def __init__(self, label: str, gauge: RegionStack, explainer: Explainer | None = None) -> None:
+    def __init__(self, label: str, stack: RegionStack, explainer: Explainer | None = None) -> None:
         self.label = label
         self.result: Any = None
-        """What the function returned, where :meth:`MemoryProbe.run` called one."""
-        self._stack = gauge
+        """What the function returned, if :meth:`MemoryProbe.run` called one."""
+        self._stack = stack
         self._explainer = explainer
         self._samples: list[Sample] = []
         self._boundaries: list[int] = []
         self._survivors: tuple[Allocation, ...] = ()
-        self._unowned: tuple[UnownedBlock, ...] = ()
+        self._unowned_blocks: tuple[UnownedBlock, ...] = ()
         self._grown: tuple[Holding, ...] = ()
         self._record: RegionRecord | None = None
-        self._open_region = gauge.open()
+        self._open_region = stack.open()
 
     @property
     def timeline(self) -> tuple[Sample, ...]:
@@ -91,24 +96,25 @@ class Region:
 
     @property
     def retained(self) -> tuple[Holding, ...]:
-        """What is retained, who made it and who holds it, largest first.
+        """What is retained: where it was allocated and what holds it, largest first.
 
-        Searched for when a limit broke, else when first asked: then of what is still alive.
+        Found at the region's end if a limit is broken; otherwise when this is first read, for
+        storages that are still live then.
 
         Raises:
             RegionError: while the region is open.
         """
         if not self.record.retained and self._survivors:
-            self._record = replace(self.record, retained=self._traced(self._survivors))
+            self._record = replace(self.record, retained=self._holdings(self._survivors))
             self._survivors = ()
         return self.record.retained
 
     def batches(self, loader: Iterable[Any]) -> Any:
-        """Return `loader`, the same to its consumer, sampled at each batch boundary."""
+        """Return a wrapper of `loader` that behaves the same and samples at each batch boundary."""
         return SampledLoader(loader, self._sample_if_open)
 
     def batch_done(self, size: int | None = None) -> None:
-        """Sample a batch boundary in a loop of one's own; `size` is the number of items.
+        """Sample a batch boundary in a loop without a loader; `size` is the number of items.
 
         Raises:
             RegionError: after the region has ended.
@@ -117,15 +123,15 @@ class Region:
             raise RegionError(
                 f"region {self.label!r} has ended; call batch_done inside its 'with' block"
             )
-        self._sample_if_open(None if size is None else int(size))  # a tensor would be kept
+        self._sample_if_open(None if size is None else int(size))  # int() keeps no tensor alive
 
     def _sample_if_open(self, size: int | None) -> None:
-        if self._record is not None:  # its loader is used on, after the region
+        if self._record is not None:  # its loader is still used after the region
             return
         reading, peak_bytes = self._stack.sample(self._open_region)
-        # Garbage in cycles is no growth. To collect costs more than most batches, so it is done
-        # only where the level is above those of the last quarter. All of these lie within one of
-        # the halves that growth compares, so what the later half has more is never garbage.
+        # Garbage in reference cycles is not growth, but a collection costs more than most batches.
+        # So it runs only if the level is above those of the last quarter of the samples. These lie
+        # within one of the halves that growth compares, so garbage never raises the later half.
         levels = [sample.requested_bytes for sample in self._samples if sample.size == size]
         recent = levels[-max(2, len(levels) // 4) :]
         if recent and reading.requested_bytes > max(recent):
@@ -141,72 +147,82 @@ class Region:
             )
         )
         self._boundaries.append(self._stack.meter.serial())
-        # Now, for the loop may let go of everything when it ends.
-        if not self._grown and "growth_bytes_per_batch" in self._wanted(self._draft(reading)):
-            born = self._stack.meter.allocations_since(self._open_region.mark)
-            self._grown = _repeated(self._traced(born))
+        if not self._grown:  # now, because the loop may free everything when it ends
+            self._grown = self._find_growth(self._unfinished_record(reading))
 
-    def _draft(self, end: Reading) -> RegionRecord:
-        """The record as it would be if the region ended now; nothing is cleaned or counted."""
-        span = self._open_region
+    def _find_growth(self, record: RegionRecord) -> tuple[Holding, ...]:
+        """Return what is allocated batch after batch, if `record` is to be explained so."""
+        if "growth_bytes_per_batch" not in self._figures_to_explain(record):
+            return ()
+        allocations = self._stack.meter.allocations_since(self._open_region.mark)
+        return _in_several_batches(self._holdings(allocations))
+
+    def _unfinished_record(self, end: Reading) -> RegionRecord:
+        """Return the record as if the region ended now, without cleaning and retained bytes."""
+        region = self._open_region
         return RegionRecord(
             label=self.label,
             completed=True,
-            start_bytes=span.start.allocated_bytes,
+            start_bytes=region.start.allocated_bytes,
             end_bytes=end.allocated_bytes,
-            peak_bytes=span.peak_bytes,
+            peak_bytes=region.peak_bytes,
             retained_bytes=0,
-            reserved_start_bytes=span.start.reserved_bytes,
-            reserved_peak_bytes=span.peak_reserved_bytes,
+            reserved_start_bytes=region.start.reserved_bytes,
+            reserved_peak_bytes=region.peak_reserved_bytes,
             reserved_end_bytes=end.reserved_bytes,
             timeline=self.timeline,
         )
 
     def _close(self, completed: bool, first_run_retained_bytes: int | None = None) -> None:
-        closing = self._stack.close(self._open_region)
+        closed = self._stack.close(self._open_region)
         one_time_bytes = self._open_region.workspace_bytes
         if first_run_retained_bytes is not None:
-            kept_once = max(0, first_run_retained_bytes - closing.retained_bytes)
+            kept_once = max(0, first_run_retained_bytes - closed.retained_bytes)
             one_time_bytes = (one_time_bytes or 0) + kept_once
         record = replace(
-            self._draft(closing.end),
+            self._unfinished_record(closed.end),
             completed=completed,
-            retained_bytes=closing.retained_bytes,
+            retained_bytes=closed.retained_bytes,
             one_time_bytes=one_time_bytes,
         )
-        self._survivors = closing.survivors
-        self._unowned = closing.unowned
-        self._record = self._explained(record) if completed else record
+        self._survivors = closed.survivors
+        self._unowned_blocks = closed.unowned
+        self._record = self._with_explanations(record) if completed else record
         self._open_region.allocations_at_peak.clear()
 
-    def _explained(self, record: RegionRecord) -> RegionRecord:
-        wanted = self._wanted(record)
-        if "retained_bytes" in wanted:
-            rest = record.retained_bytes - sum(birth.bytes for birth in self._survivors)
-            unowned = survivors.unowned(rest, self._unowned)
-            record = replace(record, retained=(*self._traced(self._survivors), *unowned))
-        if "growth_bytes_per_batch" in wanted:
-            record = replace(record, grown=_repeated(self._traced(self._survivors)) or self._grown)
-        if {"peak_increase_bytes", "reserved_increase_bytes"} & set(wanted):
+    def _with_explanations(self, record: RegionRecord) -> RegionRecord:
+        to_explain = self._figures_to_explain(record)
+        if "retained_bytes" in to_explain:
+            owned_bytes = sum(allocation.bytes for allocation in self._survivors)
+            rest = survivors.unowned(record.retained_bytes - owned_bytes, self._unowned_blocks)
+            record = replace(record, retained=(*self._holdings(self._survivors), *rest))
+        if "growth_bytes_per_batch" in to_explain:
+            grown = _in_several_batches(self._holdings(self._survivors)) or self._grown
+            record = replace(record, grown=grown)
+        if {"peak_increase_bytes", "reserved_increase_bytes"} & set(to_explain):
             record = replace(
                 record, at_peak=survivors.group_by_site(self._open_region.allocations_at_peak)
             )
         return record
 
-    def _wanted(self, record: RegionRecord) -> Collection[str]:
-        return () if self._explainer is None else self._explainer.wanted(record)
+    def _figures_to_explain(self, record: RegionRecord) -> Collection[str]:
+        return () if self._explainer is None else self._explainer.figures_to_explain(record)
 
-    def _traced(self, allocations: Iterable[Allocation]) -> tuple[Holding, ...]:
-        named = {} if self._explainer is None else self._explainer.named()
-        return survivors.holdings(allocations, named, self._boundaries)
+    def _holdings(self, allocations: Iterable[Allocation]) -> tuple[Holding, ...]:
+        named_values = {} if self._explainer is None else self._explainer.named_values()
+        return survivors.holdings(allocations, named_values, self._boundaries)
 
     def __getattr__(self, name: str) -> Any:
-        # Reached only for what is no ordinary attribute: the figures, in bytes or in MB.
-        figure = name.replace("_mb", "_bytes")
-        if figure not in FIGURES:
+        # Called only for names that are not ordinary attributes: what its record contains.
+        if name in _IN_MB:
+            return self.record.in_mb(_IN_MB[name])
+        if name not in READABLE:
             raise AttributeError(f"a region has no {name!r}; its figures are {', '.join(FIGURES)}")
-        return self.record.in_mb(figure) if figure != name else getattr(self.record, figure)
+        return getattr(self.record, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *READABLE, *_IN_MB})
 
 
-def _repeated(holdings: Iterable[Holding]) -> tuple[Holding, ...]:
+def _in_several_batches(holdings: Iterable[Holding]) -> tuple[Holding, ...]:
     return tuple(holding for holding in holdings if (holding.batches or 0) > 1)

@@ -1,7 +1,7 @@
-"""One meter, many open regions.
+"""Open regions over one meter.
 
-A device has one peak counter and one reset, so an inner region's reset would erase what the outer
-one has seen. Here every reset is preceded by a look that folds the peak into all open spans.
+A device has one peak counter, so the reset for an inner region would erase the peak of the outer
+one. Therefore the peak is merged into all open regions before every reset.
 """
 
 from dataclasses import dataclass, field, replace
@@ -9,25 +9,26 @@ from functools import cache
 from typing import Any
 
 from pytest_cka_memory.core.allocations import Allocation, UnownedBlock
-from pytest_cka_memory.meters import Meter, Reading
+from pytest_cka_memory.meters.base import Meter, Reading
 
 
 @dataclass(eq=False)
 class OpenRegion:
-    """An open region's own peaks. Holds numbers and the meter's mark, never a tensor."""
+    """The peaks of an open region. Holds numbers and the meter's mark, never a tensor."""
 
     start: Reading
     mark: Any
     peak_bytes: int
     peak_reserved_bytes: int | None
     sample_peak_bytes: int
-    """Highest level since the last sample of this span."""
+    """Highest level since the last sample of this region."""
     allocations_at_peak: list[Allocation] = field(default_factory=list)
-    """What was alive at its peak, held weakly."""
+    """What was live at its peak; weak references."""
     workspace_bytes: int | None = None
-    """Dropped by cleaning so far: library workspaces, allocated by a first run only."""
+    """Bytes of library workspaces dropped by cleaning so far; only a first run allocates them."""
 
-    def fold(self, reading: Reading, meter: Meter) -> None:
+    def merge_peak(self, reading: Reading, meter: Meter) -> None:
+        """Raise the peaks to those of `reading` if they are higher."""
         if reading.peak_bytes > self.peak_bytes:
             self.allocations_at_peak = meter.allocations_at_peak()
         self.peak_bytes = max(self.peak_bytes, reading.peak_bytes)
@@ -38,25 +39,26 @@ class OpenRegion:
 
 @dataclass(frozen=True)
 class ClosedRegion:
-    """What a span's end found out, in bytes."""
+    """The figures of a region at its end, in bytes."""
 
     end: Reading
     retained_bytes: int
     survivors: tuple[Allocation, ...]
-    """What is retained, one by one, held weakly; as far as the meter can tell."""
+    """The retained allocations, as far as the meter knows them; weak references."""
     unowned: tuple[UnownedBlock, ...]
-    """Blocks retained that no tensor owns, where the allocator's history tells of them."""
+    """Retained blocks that no tensor owns, if the allocator's history is recorded."""
 
 
 class RegionStack:
-    """Opens, samples and closes spans over one meter; spans may nest or overlap."""
+    """Opens, samples and closes regions over one meter; regions may nest or overlap."""
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
         self._open: list[OpenRegion] = []
 
     def open(self) -> OpenRegion:
-        self._fold()
+        """Clean, then start a region."""
+        self._read_and_reset_peak()
         self._clean()
         self.meter.start()
         try:
@@ -66,61 +68,62 @@ class RegionStack:
         except BaseException:
             self.meter.stop()
             raise
-        span = OpenRegion(
+        region = OpenRegion(
             start, mark, start.allocated_bytes, start.reserved_bytes, start.allocated_bytes
         )
-        self._open.append(span)
-        return span
+        self._open.append(region)
+        return region
 
-    def sample(self, span: OpenRegion) -> tuple[Reading, int]:
-        """Return the reading now, and the highest level since this span's last sample."""
-        reading = self._fold()
-        peak, span.sample_peak_bytes = span.sample_peak_bytes, reading.allocated_bytes
+    def sample(self, region: OpenRegion) -> tuple[Reading, int]:
+        """Return a reading, and the highest level since the last sample of `region`."""
+        reading = self._read_and_reset_peak()
+        peak, region.sample_peak_bytes = region.sample_peak_bytes, reading.allocated_bytes
         return reading, peak
 
     def snapshot(self) -> Reading:
-        """Read now; the peaks are the innermost open span's, else those since the last reset."""
+        """Return a reading with the peaks of the innermost open region, or since the last reset."""
         self.meter.start()
-        reading = self._fold() if self._open else self.meter.read()
+        reading = self._read_and_reset_peak() if self._open else self.meter.read()
         self.meter.stop()
         if not self._open:
             return reading
-        span = self._open[-1]
+        region = self._open[-1]
         return replace(
-            reading, peak_bytes=span.peak_bytes, peak_reserved_bytes=span.peak_reserved_bytes
+            reading, peak_bytes=region.peak_bytes, peak_reserved_bytes=region.peak_reserved_bytes
         )
 
-    def close(self, span: OpenRegion) -> ClosedRegion:
-        """End `span`: its peaks are final, then all that nobody holds is let go and counted."""
+    def close(self, region: OpenRegion) -> ClosedRegion:
+        """End `region`: fix its peaks, free what is not in use, and count what is retained."""
         try:
-            self._fold()
+            self._read_and_reset_peak()
             self._clean()
             return ClosedRegion(
-                end=self._fold(),  # what cleaning was the first to see is in the peak too
-                retained_bytes=self.meter.retained_since(span.mark),
-                survivors=tuple(self.meter.allocations_since(span.mark)),
-                unowned=tuple(self.meter.unowned_blocks_since(span.mark)),
+                end=self._read_and_reset_peak(),  # cleaning may find storages that raise the peak
+                retained_bytes=self.meter.retained_since(region.mark),
+                survivors=tuple(self.meter.allocations_since(region.mark)),
+                unowned=tuple(self.meter.unowned_blocks_since(region.mark)),
             )
         finally:
-            self._open.remove(span)
+            self._open.remove(region)
             self.meter.stop()
 
     def _clean(self) -> None:
-        """Clean, and tell every open span what was dropped: an inner one cleans for the outer."""
+        """Clean, and add the dropped workspaces to every open region, because regions may nest."""
         dropped = self.meter.clean()
         if dropped is not None:
-            for span in self._open:
-                span.workspace_bytes = (span.workspace_bytes or 0) + dropped
+            for region in self._open:
+                region.workspace_bytes = (region.workspace_bytes or 0) + dropped
 
-    def _fold(self) -> Reading:
+    def _read_and_reset_peak(self) -> Reading:
+        """Return a reading, merge its peaks into all open regions, and reset the counter."""
         reading = self.meter.read()
-        for span in self._open:
-            span.fold(reading, self.meter)
+        for region in self._open:
+            region.merge_peak(reading, self.meter)
         self.meter.reset_peak()
         return reading
 
 
 @cache
 def region_stack_for(meter: Meter) -> RegionStack:
-    """Return the one gauge of `meter`, shared by every probe of this process."""
+    """Return the region stack of `meter`, shared by all probes of this process."""
     return RegionStack(meter)

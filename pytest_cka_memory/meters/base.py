@@ -1,5 +1,6 @@
-"""What every meter can do: the one seam between a device and the rest of the plugin."""
+"""The interface of all meters: the only connection between the plugin and a device."""
 
+import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,92 +11,104 @@ from pytest_cka_memory.core.allocations import Allocation, UnownedBlock
 
 @dataclass(frozen=True)
 class Reading:
-    """One look at a device's memory, in bytes."""
+    """The state of a device's memory at one moment, in bytes."""
 
     allocated_bytes: int
-    """Live now, as the allocator counts it (on a GPU: blocks, rounded up)."""
+    """Live now, as the allocator counts them (on a GPU: blocks, rounded up)."""
     requested_bytes: int
-    """Live now, as tensors asked for it. Leaks are judged on this: blocks come in whole sizes."""
+    """Live now, as tensors requested them; leaks are judged by this, because blocks are rounded."""
     peak_bytes: int
     """Highest ``allocated_bytes`` since the last ``reset_peak``."""
     reserved_bytes: int | None = None
-    """Held by the allocator, in use or not; None where a device has no reserve."""
+    """Held by the allocator, in use or not; None if the device has no reserve."""
     peak_reserved_bytes: int | None = None
     """Highest ``reserved_bytes`` since the last ``reset_peak``."""
 
 
 class Meter(ABC):
-    """A device's memory counters. Bracket every use with :meth:`start` and :meth:`stop`; they nest.
+    """A device's memory counters. Use them between :meth:`start` and :meth:`stop`, which nest.
 
     A meter knows nothing of regions, tests or limits, so a new device is one new subclass.
     """
 
     device: str
-    """As ``torch.device`` writes it, ``cpu``, ``cuda:0``; predictions, as the option names it."""
+    """The device in reports: ``cpu``, ``cuda:0``, or for a prediction the value of the option."""
     device_name: str
     """What the device is, e.g. ``NVIDIA A100-SXM4-80GB``."""
     name: str
-    """What does the counting, in a few words."""
+    """What counts the memory, in a few words."""
     notes: tuple[str, ...] = ()
-    """What its figures can and cannot see: printed under every table."""
+    """What its figures include and leave out; printed under every table."""
 
     @property
     def torch_device(self) -> str:
-        """Where tests put models, as ``torch.device`` takes it; `device` but for predictions."""
+        """The device for models, as ``torch.device`` takes it; not `device` in predictions."""
         return self.device
+
+    def facts(self) -> dict[str, Any]:
+        """Return what its figures depend on, as builtin types, for reports and baselines."""
+        torch = sys.modules.get("torch")  # not imported for a meter that does not need it
+        return {
+            "device": self.device,
+            "device_name": self.device_name,
+            "meter": self.name,
+            "notes": list(self.notes),
+            "torch": str(torch.__version__) if torch else None,
+            "cuda": torch.version.cuda if torch and self.device.startswith("cuda") else None,
+        }
 
     @abstractmethod
     def start(self) -> None:
-        """Begin to count."""
+        """Start counting."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End what the matching :meth:`start` began."""
+        """Undo the matching :meth:`start`."""
 
     @abstractmethod
     def clean(self) -> int | None:
-        """Let go of everything nobody holds: collect garbage, drop library workspaces and caches.
+        """Free what is not in use: collect garbage, drop library workspaces and empty caches.
 
-        Returns the bytes of library workspaces dropped, which only a first run allocates; None
-        where the device does not let them be told apart.
+        Returns the bytes of the dropped workspaces, which only a first run allocates; None if the
+        device cannot tell them apart.
         """
 
     @abstractmethod
     def read(self) -> Reading:
-        """Read all counters now."""
+        """Return the current value of all counters."""
 
     @abstractmethod
     def reset_peak(self) -> None:
-        """Start both peaks anew from the present level."""
+        """Set both peaks to the current level."""
 
     @abstractmethod
     def mark(self) -> Any:
-        """Return a token for now; it must hold no tensor alive."""
+        """Return a token for the current moment; it must not keep a tensor alive."""
 
     @abstractmethod
     def retained_since(self, mark: Any) -> int:
-        """Bytes born after `mark` was taken and alive now."""
+        """Return the bytes that were allocated after `mark` and are live now."""
 
     def record_history(self) -> bool:
-        """Let the allocator note where each block comes from, within bounds; False if it cannot."""
+        """Make the allocator record where blocks are allocated; return False if it cannot."""
         return False
 
     def dump_history(self, path: Path) -> bool:
-        """Write those notes for PyTorch's memory viewer; False where the device has none."""
+        """Write that record for PyTorch's memory viewer; return False if there is none."""
         return False
 
     def serial(self) -> int:
-        """How many allocations there have been; 0 where they are not counted."""
+        """Return the number of allocations so far; 0 if they are not counted."""
         return 0
 
     def allocations_since(self, mark: Any) -> list[Allocation]:
-        """What :meth:`retained_since` counts, one by one, as far as it can be told."""
+        """Return the allocations that :meth:`retained_since` counts, as far as they are known."""
         return []
 
     def unowned_blocks_since(self, mark: Any) -> list[UnownedBlock]:
-        """Blocks since `mark` that no tensor owns; only while :meth:`record_history` is on."""
+        """Return blocks since `mark` that no tensor owns; requires :meth:`record_history`."""
         return []
 
     def allocations_at_peak(self) -> list[Allocation]:
-        """What was alive at the highest level since ``reset_peak``, as far as it can be told."""
+        """Return what was live at the peak since :meth:`reset_peak`, as far as it is known."""
         return []

@@ -1,7 +1,7 @@
-"""The CPU has no allocator counters to ask, so every tensor storage is booked, to the byte."""
+"""The meter for the CPU: torch's allocator has no counters there, so it records every storage."""
 
 import platform
-from gc import collect  # now: a test may patch gc.collect, and garbage would look kept
+from gc import collect  # at import, because a test may patch gc.collect
 
 import torch
 
@@ -12,61 +12,61 @@ from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
 
 
 class CpuMeter(Meter):
-    """Exact accounting of CPU tensor storages while started.
+    """Counts the bytes of all CPU tensor storages exactly, while started.
 
-    The peak is a tensor peak: what an operator allocates and frees inside itself is not seen.
+    Its peak counts tensors; temporaries that an operator allocates and frees are not counted.
     """
 
     device = "cpu"
     name = "exact accounting of tensor storages"
     notes: tuple[str, ...] = (
         "the peak counts tensors, not temporaries inside one operator (a lower bound);",
-        "DataLoader worker processes and what compiled code frees inside itself are not seen",
+        "memory of DataLoader workers and temporaries of compiled code are not counted",
     )
 
     def __init__(self) -> None:
         self.notes = (*self.notes, *torch_private.LOST)
         self.device_name = _cpu_name()
-        self._watch = StorageTracker(torch.device("cpu"))
+        self._tracker = StorageTracker(torch.device("cpu"))
 
     def start(self) -> None:
-        self._watch.start()
+        self._tracker.start()
 
     def stop(self) -> None:
-        self._watch.stop()
+        self._tracker.stop()
 
     def clean(self) -> int | None:
-        if not self._watch.nothing_lives():
+        if not self._tracker.nothing_is_live():
             collect()
-            self._watch.find_unseen()
+            self._tracker.record_unseen()
         return None
 
     def read(self) -> Reading:
-        # Compiled code, DataLoader workers and buffers bear tensors without an operator.
-        self._watch.find_unseen(young=True)
-        ledger = self._watch.ledger
+        # Compiled code, DataLoader workers and buffers create tensors without an operator.
+        self._tracker.record_unseen(young=True)
+        ledger = self._tracker.ledger
         ledger.settle()
         return Reading(
             allocated_bytes=ledger.level, requested_bytes=ledger.level, peak_bytes=ledger.peak
         )
 
     def reset_peak(self) -> None:
-        self._watch.ledger.reset_peak()
+        self._tracker.ledger.reset_peak()
 
     def mark(self) -> int:
-        return self._watch.ledger.serial
+        return self._tracker.ledger.serial
 
     def retained_since(self, mark: int) -> int:
-        return self._watch.ledger.retained_since(mark)
+        return self._tracker.ledger.retained_since(mark)
 
     def serial(self) -> int:
-        return self._watch.ledger.serial
+        return self._tracker.ledger.serial
 
     def allocations_since(self, mark: int) -> list[Allocation]:
-        return self._watch.ledger.allocations_since(mark)
+        return self._tracker.ledger.allocations_since(mark)
 
     def allocations_at_peak(self) -> list[Allocation]:
-        return self._watch.ledger.alive_at_peak()
+        return self._tracker.ledger.alive_at_peak()
 
 
 def _cpu_name() -> str:

@@ -1,10 +1,10 @@
-"""Every private name of torch that the plugin uses, and what stands in where a torch has none.
+"""Every private name of torch that the plugin uses, and a substitute if a torch version lacks it.
 
-No other module may name one. They were there from torch 2.9 to 2.15, but may go without a word:
+No other module may use one. They exist from torch 2.9 to 2.15 but may be removed without notice:
 
-- most are looked up once, and what it costs to lack one is told in :data:`LOST`;
-- a few are needed: to import one that is not there raises, naming it and torch's version;
-- those of CUDA are looked up when a meter is made, as only some builds have them.
+- most are looked up once, and :data:`LOST` states what does not work without them;
+- a few are required: importing one that is missing raises an error with its name;
+- those of CUDA are looked up when a meter is created, because only some builds have them.
 """
 
 import pkgutil
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch._subclasses import fake_tensor
     from torch.utils import _python_dispatch, backend_registration
 
-    # Those of the names below that are types.
+    # Those of the names in _NEEDED that are types.
     TorchDispatchMode = _python_dispatch.TorchDispatchMode
     FakeTensor = fake_tensor.FakeTensor
     FakeTensorMode = fake_tensor.FakeTensorMode
@@ -58,7 +58,7 @@ _NEEDED = {
         "storage_of_weak": "torch.UntypedStorage._new_with_weak_ptr",
     },
 }
-"""What cannot be done -> by which names, and torch's names for them, without which."""
+"""Purpose -> the names that it requires in this module -> their paths in torch."""
 
 
 def __getattr__(name: str) -> Any:
@@ -68,18 +68,18 @@ def __getattr__(name: str) -> Any:
                 return pkgutil.resolve_name(paths[name])
             except (ImportError, AttributeError) as error:
                 raise DeviceError(
-                    f"{purpose} needs a torch that has {paths[name]}, as 2.15 has; "
-                    f"this is torch {torch.__version__}"
+                    f"{purpose} needs {paths[name]}, which torch {torch.__version__} lacks; "
+                    "use another torch version, for example 2.15"
                 ) from error
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 LOST: list[str] = []
-"""What cannot be told with this torch; the CPU's and accelerators' reports show it."""
+"""What cannot be measured with this torch version; part of the notes of its meters."""
 
 
 def _found(path: str, instead: Any, lost: str = "") -> Any:
-    """A name of torch's, or `instead` of it; what is `lost` then is noted."""
+    """Return the object at a path in torch; if missing, record what is `lost`, return `instead`."""
     try:
         return pkgutil.resolve_name(path)
     except (ImportError, AttributeError):
@@ -88,25 +88,25 @@ def _found(path: str, instead: Any, lost: str = "") -> Any:
         return instead
 
 
-# Questions of ours that neither the user's subclasses nor modes are to see.
-_Unseen = Callable[[], AbstractContextManager[object]]
-no_torch_function: _Unseen = _found(
-    "torch._C.DisableTorchFunction", nullcontext, "the user's modes see what the meter asks"
+# Contexts in which neither the user's tensor subclasses nor the user's modes see the meter's calls.
+_Hidden = Callable[[], AbstractContextManager[object]]
+no_torch_function: _Hidden = _found(
+    "torch._C.DisableTorchFunction", nullcontext, "the user's modes see the meter's own calls"
 )
-no_subclass_function: _Unseen = _found(
+no_subclass_function: _Hidden = _found(
     "torch._C.DisableTorchFunctionSubclass",
     nullcontext,
-    "subclasses of tensors see what the meter asks, and may answer as they like",
+    "tensor subclasses see the meter's own calls, and may return anything",
 )
-no_dispatch: _Unseen = _found(
+no_dispatch: _Hidden = _found(
     "torch.utils._mode_utils.no_dispatch",
     nullcontext,
-    "a view whose base was changed may count anew when the meter looks at it",
+    "a view whose base was modified may be counted again when the meter reads it",
 )
 
 
-def _pass_below() -> int:
-    """0 in a backward pass that this thread has called, else -1."""
+def _backward_on_stack() -> int:
+    """Return 0 in a backward pass that this thread has called, otherwise -1."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         is_autograd = frame.f_globals.get("__name__") == "torch.autograd"
@@ -118,16 +118,16 @@ def _pass_below() -> int:
 
 graph_task_id: Callable[[], int] = _found(
     "torch._C._current_graph_task_id",
-    _pass_below,
-    "what only C++ held may count as born in an accelerator's backward pass",
+    _backward_on_stack,
+    "in an accelerator's backward pass, tensors that only C++ held may count as new",
 )
-"""-1 outside of backward passes."""
+"""Returns -1 outside of backward passes."""
 
 
 is_tracing: Callable[[], bool] = _found(
     "torch._C._is_tracing", _found("torch.jit.is_tracing", lambda: False)
 )
-"""Whether ``torch.jit`` traces; its public name takes three times as long."""
+"""Whether ``torch.jit`` is tracing; the public function takes three times as long."""
 
 
 def _weak_key(storage: torch.UntypedStorage) -> int:
@@ -137,13 +137,13 @@ def _weak_key(storage: torch.UntypedStorage) -> int:
 storage_key: Callable[[torch.UntypedStorage], int] = (
     attrgetter("_cdata") if _found("torch.UntypedStorage._cdata", None) else _weak_key
 )
-"""What tells storages apart while they live: where C++ keeps them."""
+"""Returns what identifies a storage while it is live: its address in C++."""
 
 _coo = _found("torch.Tensor._indices", None) and _found("torch.Tensor._values", None)
 if not _coo:
     LOST.append("sparse tensors that are not coalesced are not counted: this torch has no _indices")
 SPARSE_PARTS = ("_indices", "_values") if _coo else ("indices", "values")
-"""Methods of a sparse tensor in COO layout that return what it consists of."""
+"""Methods of a sparse COO tensor that return the tensors it consists of."""
 
 
 def _always(_: torch.Tensor) -> bool:
@@ -151,85 +151,89 @@ def _always(_: torch.Tensor) -> bool:
 
 
 is_view: Callable[[torch.Tensor], bool] = _found(
-    "torch.Tensor._is_view", _always, "hints call every part of a larger storage a view"
+    "torch.Tensor._is_view", _always, "hints call every tensor that uses part of a storage a view"
 )
 
 TENSOR_HOOKS = tuple(
     name
     for name in ("_backward_hooks", "_post_accumulate_grad_hooks")
-    if _found(f"torch.Tensor.{name}", None, "what its hooks hold is told without their name")
+    if _found(
+        f"torch.Tensor.{name}",
+        None,
+        "holders that are hooks of a tensor are not recognized as hooks",
+    )
 )
-"""Attributes of a tensor that hold its hooks."""
+"""Attributes of a tensor that contain its hooks."""
 
 TRACERS = ("trace", "trace_module") + (
     ("_get_trace_graph",)
     if _found("torch.jit._get_trace_graph", None, "torch.onnx may trace code wrongly in a region")
     else ()
 )
-"""Functions of ``torch.jit``; the last is that of ``torch.onnx``."""
+"""Functions of ``torch.jit`` that trace; ``torch.onnx`` uses the last one."""
 
 innermost_mode = _found("torch.utils._python_dispatch._get_current_dispatch_mode", None)
 pop_mode = _found("torch.utils._python_dispatch._pop_mode", None)
 push_mode = _found("torch.utils._python_dispatch._push_mode", None)
-TELLS_MODES = None not in (innermost_mode, pop_mode, push_mode)
-"""Whether these three may be called: dispatch modes are known, and can be put in another order."""
-if not TELLS_MODES:
+KNOWS_MODES = None not in (innermost_mode, pop_mode, push_mode)
+"""Whether these three exist, so that the active dispatch modes are known and can be reordered."""
+if not KNOWS_MODES:
     LOST.append(
-        f"torch {torch.__version__} does not tell which dispatch modes are on: torch.jit may trace "
-        "wrongly in a region, and a mode that a test leaves on is taken off for the meter's"
+        f"torch {torch.__version__} does not tell which dispatch modes are active: torch.jit may "
+        "trace wrongly in a region, and modes that a test leaves active end with the meter's"
     )
 
 BACKWARD_THREAD = "pt_autograd"
-"""How the names of threads begin in which torch runs backward passes."""
+"""The start of the names of threads in which torch runs backward passes."""
 COPY_FROM = "_copy_from"
-"""The operator of aten that a backend must bring; to register it raises where there is none."""
+"""The aten operator that every backend must implement."""
 _RAW_SAVED = "_raw_saved_"
 
 
 def raw_saved(kind: type) -> list[str]:
-    """Attributes of an autograd node that hold what it saved, unopened.
+    """Return the attributes of a type of autograd node that hold its saved tensors, not unpacked.
 
-    Without them, those that hold it have no name: they are told as no Python holder.
+    Tensors that are held under other names are reported as having no Python holder.
     """
     return [name for name in dir(kind) if name.startswith(_RAW_SAVED)]
 
 
-def opened(raw: str) -> str:
-    """The attribute by which users see what is saved under a raw one."""
+def unpacked_name(raw: str) -> str:
+    """Return the attribute by which users read what is saved under a raw attribute."""
     return "saved_tensors" if raw == f"{_RAW_SAVED}tensors" else raw.replace("_raw", "", 1)
 
 
 def schema_of(operator: Any) -> Any:
-    """An operator's arguments and results, and which of them it writes.
+    """Return an operator's schema: its arguments and results, and which of them it writes.
 
     Raises:
-        DeviceError: where operators do not tell.
+        DeviceError: if operators have none in this torch version.
     """
     try:
         return operator._schema
     except AttributeError as error:
         raise DeviceError(
-            f"cannot tell what {operator} takes: in torch {torch.__version__} operators have no "
-            "_schema, as in 2.15"
+            f"cannot read the arguments of {operator}: in torch {torch.__version__} operators have "
+            "no _schema; use another torch version, for example 2.15"
         ) from error
 
 
 def set_run_backward(function: Callable[..., Any]) -> None:
-    """Have every backward pass run by `function`."""
+    """Make torch run every backward pass by calling `function`."""
     for module in (torch.autograd, torch.autograd.graph):
         setattr(module, "_engine_run_backward", function)  # noqa: B010
 
 
 def workspace_dropper(device_type: str) -> Callable[[], None] | None:
-    """How to drop the workspaces of cuBLAS, which ``empty_cache`` cannot.
+    """Return a function that drops cuBLAS workspaces, which ``empty_cache`` cannot drop.
 
-    Where there is no way they stay, and show as retained by the first region.
+    None if there is none; then workspaces show as retained by the first region.
     """
     return getattr(torch._C, "_cuda_clearCublasWorkspaces", None) if device_type == "cuda" else None
 
 
 class AllocatorHistory(NamedTuple):
-    """What ``torch.cuda.memory`` notes of its blocks."""
+    """Functions of ``torch.cuda.memory`` that record, write and return the history of blocks."""
 
     record: Callable[..., None]
     dump: Callable[[str], None]
@@ -237,7 +241,7 @@ class AllocatorHistory(NamedTuple):
 
 
 def allocator_history(device_type: str) -> AllocatorHistory | None:
-    """The allocator's history; None where it keeps none, and then no snapshots can be had."""
+    """Return the allocator's history functions; None if it has none, so no snapshots exist."""
     memory = getattr(torch.get_device_module(device_type), "memory", None)
     names = ("_record_memory_history", "_dump_snapshot", "_snapshot")
     found: list[Any] = [getattr(memory, name, None) for name in names]

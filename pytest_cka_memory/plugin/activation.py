@@ -1,4 +1,7 @@
-"""Loads what measures, once a session asks for it: until then a session pays next to nothing."""
+"""Register the hooks that measure, but only in a session that asks for them.
+
+Other sessions import nothing but the declarations of options, markers and the fixture.
+"""
 
 import os
 import sys
@@ -16,21 +19,21 @@ if TYPE_CHECKING:
 
     from pytest_cka_memory.plugin.reporter import Reporter
 
-_MEASURING = "cka_memory_measuring"
+_HOOKS = "cka_memory_hooks"
 
 
 def is_started(config: pytest.Config) -> bool:
-    """Whether what measures is loaded."""
-    return bool(config.pluginmanager.has_plugin(_MEASURING))
+    """Whether the hooks that measure are registered."""
+    return bool(config.pluginmanager.has_plugin(_HOOKS))
 
 
 def is_asked_for(config: pytest.Config) -> bool:
-    """Whether this session measures, or must say that it could not, whatever tests it has."""
-    return options.are_given(config) or "TORCHELASTIC_RUN_ID" in os.environ  # ranks must meet
+    """Whether an option asks this session to measure, or ranks of torchrun must report together."""
+    return options.are_given(config) or "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def asks(item: pytest.Item) -> bool:
-    """Whether `item` may have to be measured though no option says so."""
+    """Whether `item` may have to be measured although no option asks for it."""
     return (
         FIXTURE in getattr(item, "fixturenames", ())
         or is_marked(item)
@@ -39,8 +42,8 @@ def asks(item: pytest.Item) -> bool:
 
 
 def is_marked(item: pytest.Item) -> bool:
-    """Whether `item` has one of our markers, or a node around it has."""
-    # Asked twice for every test there is, so without the generator of item.iter_markers().
+    """Whether `item` or a node around it has one of our markers."""
+    # Called twice for every test of every session, so without the generator item.iter_markers().
     node: Node | None = item
     while node is not None:
         for mark in node.own_markers:
@@ -51,17 +54,17 @@ def is_marked(item: pytest.Item) -> bool:
 
 
 def start(config: pytest.Config) -> "Reporter | None":
-    """Load and register all that measures; returns what reports, None in a worker.
+    """Register the hooks that measure; returns the reporter, or None in an xdist worker.
 
     Raises:
-        pytest.UsageError: for an option that cannot be used.
+        pytest.UsageError: if an option cannot be used.
     """
-    _forget_lost_modules()
+    _drop_stale_modules()
     from pytest_cka_memory.integrations import xdist
-    from pytest_cka_memory.plugin import hooks, items, settings, torchrun_reporter
+    from pytest_cka_memory.plugin import hooks, settings, torchrun_reporter
 
-    config.stash[items.settings_key] = settings.resolve(config)
-    config.pluginmanager.register(hooks, _MEASURING)
+    config.stash[settings.settings_key] = settings.resolve(config)
+    config.pluginmanager.register(hooks, _HOOKS)
     if xdist.is_worker(config):
         return None
     reporter = torchrun_reporter.reporter(config)
@@ -69,11 +72,11 @@ def start(config: pytest.Config) -> "Reporter | None":
     return reporter
 
 
-def _forget_lost_modules() -> None:
-    """Let modules be found by name alone, so that no two copies of one meet.
+def _drop_stale_modules() -> None:
+    """Remove modules from their packages that are no longer in ``sys.modules``.
 
-    Pytester's sessions within a process put ``sys.modules`` back when they end, and leave the
-    attributes that imports have set on a package.
+    An in-process session of pytester restores ``sys.modules`` when it ends, but not the attributes
+    that its imports have set on packages. Otherwise two copies of a module would be in use.
     """
     ours = [
         module
@@ -90,11 +93,11 @@ def _forget_lost_modules() -> None:
 
 
 def start_collected(session: pytest.Session) -> None:
-    """As :func:`start`, when tests have been collected and some of them ask."""
+    """Call :func:`start` once tests have been collected and some of them ask for it."""
     reporter = start(session.config)
     from pytest_cka_memory.plugin import hooks
 
-    if reporter is not None:  # it missed what was called before, and is called now
+    if reporter is not None:  # call the hooks that it has missed
         reporter.pytest_sessionstart(session)
         reporter.pytest_collection_finish(session)
     hooks.pytest_collection_finish(session)
@@ -103,7 +106,7 @@ def start_collected(session: pytest.Session) -> None:
 def start_late(
     config: pytest.Config, nodeids: Iterable[str], finished: Collection[str] = ()
 ) -> "Reporter | None":
-    """As :func:`start`, while tests already run; `nodeids` are those the report is to know of."""
+    """Call :func:`start` while tests already run; `nodeids` are the tests to report on."""
     reporter = start(config)
     if reporter is not None:
         reporter.join(nodeids, finished)
@@ -111,7 +114,7 @@ def start_late(
 
 
 class LateReports:
-    """On the controller of workers: waits for the first report that carries figures."""
+    """On an xdist controller: waits for the first test report that carries figures."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config

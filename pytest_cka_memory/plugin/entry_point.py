@@ -1,4 +1,4 @@
-"""The hooks of every session, and nothing else; imported by pytest alone.
+"""The hooks that every session has; pytest imports this module, nothing else does.
 
 The hooks that measure are in :mod:`pytest_cka_memory.plugin.hooks`, imported when a test or
 an option asks for it.
@@ -13,6 +13,7 @@ from pytest_cka_memory import hookspecs
 from pytest_cka_memory.core.markers import MARKERS
 from pytest_cka_memory.integrations import xdist
 from pytest_cka_memory.plugin import activation, options
+from pytest_cka_memory.plugin.narrowing import narrowed_key
 
 if TYPE_CHECKING:
     from pytest_cka_memory.measure.probe import MemoryProbe
@@ -27,8 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    for example, text in MARKERS.values():
-        config.addinivalue_line("markers", f"{example}: {text}")
+    for marker in MARKERS.values():
+        config.addinivalue_line("markers", f"{marker.example}: {marker.help}")
     if activation.is_asked_for(config):
         activation.start(config)
     elif xdist.is_controller(config):
@@ -37,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_deselected(items: Sequence[pytest.Item]) -> None:
     for item in items[:1]:
-        item.config.stash[options.narrowed_key] = True
+        item.config.stash[narrowed_key] = True
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -50,20 +51,20 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.fixture
 def cka_memory(request: pytest.FixtureRequest) -> "Iterator[MemoryProbe]":
     """Measure regions of the test: ``with cka_memory.measure() as region: ...``."""
-    if not activation.is_started(request.config):  # asked for by name, in a test or another fixture
+    if not activation.is_started(request.config):  # by request.getfixturevalue()
         activation.start_late(request.config, [request.node.nodeid])
-    from pytest_cka_memory.plugin import items
+    from pytest_cka_memory.plugin.item_measurement import measurement_for_fixture
 
-    job = items.measurement_for_fixture(request.node)
-    yield job.probe
-    job.judge_late_regions()
+    measurement = measurement_for_fixture(request.node)
+    yield measurement.probe
+    measurement.judge_late_regions()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     if activation.is_started(item.config):
         return (yield)
-    if activation.is_marked(item):  # by a fixture; else it was known before
+    if activation.is_marked(item):  # by a fixture, after collection
         activation.start_late(item.config, [item.nodeid])
         from pytest_cka_memory.plugin import hooks
 
@@ -73,7 +74,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     if len(item.own_markers) != marks and not activation.is_started(item.config):
         activation.start_late(item.config, [item.nodeid])
     if activation.is_started(item.config):
-        from pytest_cka_memory.plugin import items
+        from pytest_cka_memory.plugin.item_measurement import end_unmeasured
 
-        items.end_unmeasured(item)
+        end_unmeasured(item)
     return result

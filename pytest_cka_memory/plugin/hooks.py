@@ -1,4 +1,4 @@
-"""The hooks that measure: loaded when a test asks for it, or an option does."""
+"""The hooks that measure; registered once a test or an option asks for it."""
 
 from collections.abc import Generator
 from typing import Any
@@ -6,8 +6,13 @@ from typing import Any
 import pytest
 
 from pytest_cka_memory.integrations import torchrun, xdist
-from pytest_cka_memory.meters import Meter, meter_for
-from pytest_cka_memory.plugin import items
+from pytest_cka_memory.meters.base import Meter
+from pytest_cka_memory.meters.selection import meter_for
+from pytest_cka_memory.plugin import item_measurement
+from pytest_cka_memory.plugin.item_kinds import is_sync_testcase, wrapped_method
+from pytest_cka_memory.plugin.item_plan import check, plan_of
+from pytest_cka_memory.plugin.session_meter import fail_without_meter, meter_of
+from pytest_cka_memory.plugin.settings import settings_key
 
 
 @pytest.hookimpl(trylast=True)
@@ -17,54 +22,58 @@ def pytest_cka_memory_meter(device: str) -> Meter:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    chosen = session.config.stash[items.settings_key]
-    if chosen.names_accelerator and xdist.is_controller(session.config):
-        xdist.check_device(session.config, chosen.device)
+    settings = session.config.stash[settings_key]
+    if settings.names_accelerator and xdist.is_controller(session.config):
+        xdist.check_device(session.config, settings.device)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     config = session.config
     if config.option.collectonly:
         return
-    if xdist.is_worker(config):  # it cannot refuse to start: its tests will say what is wrong
-        if any(map(items.is_measured, session.items)):
+    if xdist.is_worker(config):  # it cannot refuse to start: its tests report what is wrong
+        if any(plan_of(item).is_measured for item in session.items):
             xdist.take_gpu(config)
         return
-    items.check(session.items)
-    if config.stash[items.settings_key].names_accelerator:
-        items.meter_of(config)
+    check(session.items)
+    if config.stash[settings_key].names_accelerator:
+        meter_of(config)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    items.begin(item)
+    item_measurement.begin(item)
 
 
-# After the skips, which are tryfirst, so that a skipped test imports no torch.
+# After the implementations that skip tests, which are tryfirst: a skipped test imports no torch.
 @pytest.hookimpl(specname="pytest_runtest_setup")
 def pytest_runtest_setup_after_skips(item: pytest.Item) -> None:
-    items.need_meter(item)
+    if plan_of(item).is_measured:
+        fail_without_meter(item)
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    job = items.measurement_of(item)
-    if job is None:
+    measurement = item_measurement.measurement_of(item)
+    if measurement is None:
         return (yield)
-    if items.is_sync_testcase(item):
-        with items.measured_method(item, job):
+    if is_sync_testcase(item):
+        with wrapped_method(item, measurement.measured_call):
             return (yield)
     result = yield
-    items.refuse_unseen(item, job)
+    item_measurement.refuse_unseen(item, measurement)
     return result
 
 
-# Innermost: fixture values are then in both readings and cancel, and what an earlier failure
-# kept in sys.last_traceback is already gone, so it cannot mask a leak.
+# The innermost wrapper: fixture values are then in both readings and cancel, and pytest has dropped
+# sys.last_traceback, so what an earlier failure kept alive cannot mask a leak.
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
-    job = items.measurement_of(pyfuncitem)
-    with items.unmeasured_call(pyfuncitem) if job is None else job.measured_call():
+    measurement = item_measurement.measurement_of(pyfuncitem)
+    if measurement is None:
+        with item_measurement.unmeasured_call(pyfuncitem):
+            return (yield)
+    with measurement.measured_call():
         return (yield)
 
 
@@ -73,16 +82,17 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    job = item.stash.get(items.measurement_key, None)
-    if job is not None and call.when != "setup":
-        # A plain attribute of builtin types: it reaches the controller with the report itself,
-        # and so survives a worker that dies later.
-        report.cka_memory = job.take_payload(report)  # type: ignore[attr-defined]
+    measurement = item.stash.get(item_measurement.measurement_key, None)
+    if measurement is not None and call.when != "setup":
+        # A plain attribute of builtin types: it reaches the controller together with the report,
+        # and so it survives a worker that dies later.
+        report.cka_memory = measurement.take_payload(report)  # type: ignore[attr-defined]
     return report
 
 
 def late_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    """As :func:`pytest_runtest_call`, of a test that was marked after its set-up had begun."""
-    items.begin(item)
-    items.need_meter(item)
+    """Call :func:`pytest_runtest_call` for a test that got its marker during its setup."""
+    item_measurement.begin(item)
+    if plan_of(item).is_measured:
+        fail_without_meter(item)
     return (yield from pytest_runtest_call(item))

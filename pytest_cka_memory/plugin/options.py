@@ -1,37 +1,52 @@
-"""The command line and the ini file as every session sees them: names, and whether one is used."""
+"""Declare the options and ini keys, and find out whether a session uses one."""
 
 import pytest
 
-from pytest_cka_memory.core.markers import BASELINE_FILE, KNOWN_DEVICES
+from pytest_cka_memory.meters.device_names import KNOWN_DEVICES
+
+BASELINE_FILE = "cka-memory-baseline.json"
+"""Name of the baseline file, in pytest's root folder, if no option names another."""
 
 _FLAGS = (
     ("report", "measure every test and print a table of memory figures"),
-    ("explain", "trace who holds what is retained in every region, not only where a limit broke"),
+    ("explain", "find what references retained memory in every region, not only if a limit broke"),
     ("update-baseline", "write the figures of every measured test that passes as its baseline"),
-    ("require-baseline", "fail regions that are held to a baseline and have none on this device"),
+    ("require-baseline", "fail regions that have no baseline on this device although one applies"),
 )
 _VALUED = (
-    ("device", "DEVICE", f"device to measure: {', '.join(KNOWN_DEVICES)}, cuda:N; default auto"),
-    ("snapshots", "DIR", "dump PyTorch's memory snapshot of each test that breaks a limit (CUDA)"),
+    ("device", "DEVICE", f"device to measure: {', '.join(KNOWN_DEVICES)} or cuda:N; default auto"),
+    (
+        "snapshots",
+        "DIR",
+        "write PyTorch's memory snapshot of each failed test into this folder (CUDA)",
+    ),
     ("json", "PATH", "write the figures of every region to this JSON file"),
     ("markdown", "PATH", "write a summary for a pull request to this Markdown file"),
-    ("html", "PATH", "write everything as one page, with charts, to this HTML file"),
-    ("github", "WHEN", "annotate a pull request and its job: auto (on GitHub Actions), yes or no"),
+    ("html", "PATH", "write everything, with charts, to this HTML file"),
+    (
+        "github",
+        "WHEN",
+        "annotate a pull request and its job: auto (only on GitHub Actions), yes or no",
+    ),
     ("max-retained-mb", "MB", "max_retained_mb for tests that have no such marker"),
     ("max-peak-mb", "MB", "max_peak_mb for tests that have no such marker"),
     ("min-regions", "N", "fail the session if fewer regions were measured"),
-    ("baseline", "PATH", f"hold every measured test to this file; for markers {BASELINE_FILE}"),
+    (
+        "baseline",
+        "PATH",
+        f"hold every measured test to this file; markers alone use {BASELINE_FILE}",
+    ),
     (
         "tolerance",
         "TOLERANCE",
-        "rise above its baseline that a figure may have, as a share or size",
+        "how far a figure may rise above its baseline, such as 5% or '5% + 64 KiB'; default 5%",
     ),
-    ("rank-timeout", "SECONDS", "under torchrun: how long a rank may end no test; default 300"),
+    (
+        "rank-timeout",
+        "SECONDS",
+        "under torchrun: treat a rank as hung that finishes no test for so long; default 300",
+    ),
 )
-
-
-narrowed_key = pytest.StashKey[bool]()
-"""Whether tests were deselected."""
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -46,12 +61,12 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def ini_key(name: str) -> str:
-    """The key of an option in the ini file."""
+    """Return the key of an option in the ini file."""
     return "cka_memory_" + name.replace("-", "_")
 
 
 def are_given(config: pytest.Config) -> bool:
-    """Whether this session was asked for anything, on the command line or in the ini file."""
+    """Whether any option is set, on the command line or in the ini file."""
     return any(
         config.getoption(f"--cka-memory-{name}") is not None
         or config.getini(ini_key(name)) not in (None, "")

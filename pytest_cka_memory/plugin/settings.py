@@ -1,4 +1,4 @@
-"""The command line and the ini file, resolved once into frozen settings."""
+"""Resolve the command line and the ini file, once, into frozen settings."""
 
 import math
 import os
@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from pytest_cka_memory.baseline.limit import BaselinePlan
-from pytest_cka_memory.core.markers import BASELINE_FILE
 from pytest_cka_memory.core.tolerance import parse_tolerance
 from pytest_cka_memory.errors import LimitError, SizeError
-from pytest_cka_memory.integrations.github import Step, step_of
-from pytest_cka_memory.plugin.options import ini_key
+from pytest_cka_memory.integrations.github import JobStep, step_of
+from pytest_cka_memory.plugin.options import BASELINE_FILE, ini_key
 from pytest_cka_memory.units import format_exact, parse_megabytes
 
 
@@ -24,13 +23,13 @@ class Settings:
     report: bool
     """Measure every test and print the table."""
     explain: bool
-    """Trace what every region retains, not only where a limit broke."""
+    """Find what references retained memory in every region, not only if a limit broke."""
     device: str
-    """As the user named it; ``auto`` unless told otherwise."""
+    """As the user named it; ``auto`` by default."""
     snapshots: Path | None
-    """Folder for the allocator's history of each test that breaks a limit, if any."""
+    """Folder for a memory snapshot of each failed test, if any."""
     files: Mapping[str, Path]
-    """Report files asked for: ``json`` -> where it goes."""
+    """Report files to write: ``json`` -> its path."""
     max_retained_bytes: int | None
     """Limit for tests that have none of their own."""
     max_peak_bytes: int | None
@@ -38,33 +37,35 @@ class Settings:
     min_regions: int
     """Fewer measured regions than this fail the session."""
     baseline: BaselinePlan
-    """The file of committed figures, and what is done with it."""
-    github: Step | None
-    """The step of GitHub Actions to report to, if any."""
+    """How this session uses baselines."""
+    github: JobStep | None
+    """The step of a GitHub Actions job to report to, if any."""
     rank_timeout_s: float
-    """Under torchrun: how long another rank may finish no test before it is given up."""
+    """Under torchrun: a rank that finishes no test for so long is treated as hung."""
 
     @property
     def names_accelerator(self) -> bool:
-        """Whether a device was named that may not be there: then that is a usage error."""
+        """Whether the user named a device that may be unavailable, which is a usage error."""
         return self.device not in ("auto", "cpu")
 
     @property
     def measures_all(self) -> bool:
-        """Whether tests without marker and fixture are measured too."""
+        """Whether tests without a marker or the fixture are measured too."""
         limits = (self.max_retained_bytes, self.max_peak_bytes)
         return self.report or any(limit is not None for limit in limits)
 
+
+settings_key = pytest.StashKey[Settings]()
 
 FILES = ("json", "markdown", "html")
 
 
 def resolve(config: pytest.Config) -> Settings:
-    """Read command line, then ini, then defaults.
+    """Read the command line, then the ini file, then the defaults.
 
     Raises:
-        pytest.UsageError: for a value that cannot be used; it names the option and says what to
-            write instead.
+        pytest.UsageError: if a value cannot be used; it names the option and says what to write
+            instead.
     """
     return Settings(
         report=_flag(config, "report"),
@@ -131,7 +132,9 @@ def _seconds(config: pytest.Config, name: str, default: float) -> float:
 def _github(config: pytest.Config) -> str:
     choice = _valued(config, "github") or "auto"
     if choice not in ("auto", "yes", "no"):
-        raise pytest.UsageError(f"--cka-memory-github: {choice!r} is none of auto, yes, no")
+        raise pytest.UsageError(
+            f"--cka-memory-github: cannot use {choice!r}; write auto, yes or no"
+        )
     return choice
 
 
@@ -166,7 +169,7 @@ def _path(config: pytest.Config, name: str, *, folder: bool = False) -> Path | N
 
 
 def describe(settings: Settings) -> str:
-    """Return what was asked for beyond the defaults, in a line; empty where nothing was."""
+    """Return a line about every setting that is not the default; empty if there is none."""
     limits = {
         "max retained": settings.max_retained_bytes,
         "max peak": settings.max_peak_bytes,

@@ -1,4 +1,4 @@
-"""The difference between two reports: for a terminal, as Markdown, as JSON."""
+"""The comparison of two reports as text, Markdown or JSON."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -6,10 +6,10 @@ from dataclasses import asdict
 
 from tabulate import tabulate
 
-from pytest_cka_memory.core.comparison import Change, Comparison, Key
-from pytest_cka_memory.core.tolerance import COMPARED
+from pytest_cka_memory.core.comparison import Change, Comparison, RegionKey
+from pytest_cka_memory.core.figures import COMPARED
 from pytest_cka_memory.reports import markdown
-from pytest_cka_memory.reports.escapes import code, one_line, said
+from pytest_cka_memory.reports.escapes import code, one_line, sentence
 from pytest_cka_memory.reports.summary import counted
 from pytest_cka_memory.units import format_size
 
@@ -19,20 +19,20 @@ _MOST_NAMED = 10
 
 
 def verdict(found: Comparison) -> str:
-    """One line that a reviewer can stop reading after."""
+    """Return the outcome in one line."""
     worse = len({change.key for change in found.regressions})
     regions = counted(found.compared, "region")
-    said = (
+    outcome = (
         f"{worse:,} of {regions} rose by more than {found.tolerance.text}"
         if worse
         else f"none of {regions} rose by more than {found.tolerance.text}"
     )
     lists = {"new": found.appeared, "gone": found.vanished, "not judged": found.incomplete}
-    return ", ".join([said, *(f"{len(keys):,} {what}" for what, keys in lists.items() if keys)])
+    return ", ".join([outcome, *(f"{len(keys):,} {what}" for what, keys in lists.items() if keys)])
 
 
-def table(found: Comparison) -> str:
-    """Lines for a terminal: every change, regressions first."""
+def as_table(found: Comparison) -> str:
+    """Return lines for a terminal: every change, regressions first."""
     rows = [(one_line(change.key.name), *_cells(change)) for change in found.changes[:_MOST_ROWS]]
     lines = []
     if rows:
@@ -46,22 +46,22 @@ def table(found: Comparison) -> str:
 
 
 def as_markdown(found: Comparison) -> str:
-    """GitHub-flavoured Markdown, short enough for a comment."""
+    """Return GitHub-flavoured Markdown, short enough for a comment."""
     room = markdown.COMMENT_CHARACTERS * 2 // 3
     rows = [
-        (code(change.key.name), COMPARED[change.difference.figure], *_cells(change)[1:])
+        (code(change.key.name), COMPARED[change.difference.figure].noun, *_cells(change)[1:])
         for change in found.changes
     ]
     words = [(name, result, figure, *rest) for name, figure, *rest, result in rows]
     head = ("region", "verdict", *_HEAD[:-1])
-    lines = [f"### Memory compared: {said(verdict(found))}", ""]
+    lines = [f"### Memory compared: {sentence(verdict(found))}", ""]
     lines += markdown.table(head, words, room, left=3) if words else []
-    lines += [f"- {said(remark)}" for remark in _remarks(found)]
+    lines += [f"- {sentence(remark)}" for remark in _remarks(found)]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def as_json(found: Comparison) -> str:
-    """All of it as data, nothing left out."""
+    """Return all of it as JSON."""
     plain = {
         "tolerance": found.tolerance.text,
         "compared": found.compared,
@@ -92,23 +92,24 @@ def _cells(change: Change) -> tuple[str, str, str, str, str]:
     else:
         step = f"+{format_size(new)}"
     result = "REGRESSION" if difference.broken else "within" if new is None or new > old else "less"
-    return COMPARED[difference.figure], format_size(old), format_size(new), step, result
+    noun = COMPARED[difference.figure].noun
+    return noun, format_size(old), format_size(new), step, result
 
 
 def _left_out(found: Comparison) -> list[str]:
     left = len(found.changes) - _MOST_ROWS
-    return [f"and {left:,} more; --format json has all"] if left > 0 else []
+    return [f"and {left:,} more; --format json prints all"] if left > 0 else []
 
 
 def _remarks(found: Comparison) -> Iterator[str]:
     for old, new in found.devices:
-        yield f"figures may differ by more than the code: measured on {old}, now on {new}"
+        yield f"warning: the reports differ in more than the code: measured on {old}, now on {new}"
     yield from _named("only in the new report", found.appeared)
     yield from _named("only in the old report", found.vanished)
-    yield from _named("not judged, an exception left it", found.incomplete)
+    yield from _named("not compared, because an exception ended it", found.incomplete)
 
 
-def _named(what: str, keys: Sequence[Key]) -> Iterator[str]:
+def _named(what: str, keys: Sequence[RegionKey]) -> Iterator[str]:
     yield from (f"{what}: {key.name}" for key in keys[:_MOST_NAMED])
     if len(keys) > _MOST_NAMED:
         yield f"{what}: {len(keys) - _MOST_NAMED:,} more"

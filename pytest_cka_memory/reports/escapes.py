@@ -1,4 +1,4 @@
-"""Make any text safe to show: test names and labels hold whatever their author wrote."""
+"""Make any text safe to show, because names and labels may hold any characters."""
 
 import re
 
@@ -8,18 +8,18 @@ _PLAIN = re.compile(r"(?!.*(?:www\.|//))[A-Za-z0-9 ,.;:'()/%–-]*")
 
 
 def one_line(text: str) -> str:
-    """Show line breaks and control characters as escapes: none acts on a terminal or a table."""
+    """Return `text` with line breaks and control characters as escapes, safe for terminals."""
     return _CONTROL.sub(lambda match: repr(match[0])[1:-1], text)
 
 
 def shorten(text: str, most: int) -> str:
-    """Cut out of the middle: a name begins with its file and ends with its parameters."""
+    """Shorten in the middle: a name begins with its file and ends with its parameters."""
     half = (most - 1) // 2
     return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
 
 
 def code(text: str, most: int = 160) -> str:
-    """`text` as a Markdown code span, where nothing in it is markup, a link or a mention."""
+    """Return `text` as a Markdown code span, so that it holds no markup, link or mention."""
     shown = shorten(one_line(text), most)
     if not shown.strip():
         return repr(shown)
@@ -29,16 +29,16 @@ def code(text: str, most: int = 160) -> str:
 
 
 def fence(text: str, least: int = 1) -> str:
-    """A run of backticks longer than any in `text`."""
+    """Return a run of backticks longer than any in `text`."""
     longest = max(map(len, _BACKTICKS.findall(text)), default=0)
     return "`" * max(least, longest + 1)
 
 
-def said(text: str, most: int = 400) -> str:
-    """A sentence for Markdown: as it is where it has no markup, else as a code span."""
+def sentence(text: str, most: int = 400) -> str:
+    """Return a sentence for Markdown: unchanged if it has no markup, otherwise as a code span."""
     return text if _PLAIN.fullmatch(text) and len(text) <= most else code(text, most)
 
 
 def cell(text: str) -> str:
-    """Markdown for the cell of a table, where a bar would end it, in a code span too."""
+    """Return Markdown for a table cell, which a bar would end, even inside a code span."""
     return text.replace("|", "\\|")

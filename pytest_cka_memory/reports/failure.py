@@ -1,79 +1,83 @@
-"""What a failing test says of the limits it broke."""
+"""The text of a failing test: the limits it broke, who holds the bytes, and what to do."""
 
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from pytest_cka_memory.core.figures import Holding, RegionRecord
-from pytest_cka_memory.core.verdicts import Result
-from pytest_cka_memory.limits import Breach
-from pytest_cka_memory.meters import Meter
-from pytest_cka_memory.reports.terminal import spark
+from pytest_cka_memory.core.figures import FIGURES, RegionRecord
+from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.verdicts import Breach, Result
+from pytest_cka_memory.reports.terminal import sparkline
 from pytest_cka_memory.units import format_exact, format_size
 
 _WIDTH = 100
 _LONG_WORD = re.compile(rf"\S{{{_WIDTH // 2},}}")
 _JOINT = re.compile(r"(?=[.[])")
 _BREAK = "\v"
-"""A space to textwrap, and in no name."""
+"""A character that textwrap takes for a space and that no name has."""
 _MOST_GROUPS = 4
 _MOST_FRAMES = 4
-_ADVICE = {
-    "retained_bytes": "find what still refers to these: a list, an attribute, a hook, a cache",
-    "growth_bytes_per_batch": "something is kept each batch: append loss.item(), not loss",
-    "peak_increase_bytes": "free or detach tensors earlier, use torch.no_grad(), a smaller batch",
-    "reserved_increase_bytes": "blocks of changing sizes fragment the reserve: keep batches alike",
-}
 
 
-def text(results: Sequence[Result], meter: Meter) -> str:
-    """Name every broken limit of one test: the figures, who holds the bytes, what to do."""
+def render(results: Sequence[Result], facts: Mapping[str, Any]) -> str:
+    """Return the text about every broken limit of one test.
+
+    Args:
+        results: the regions of the test.
+        facts: device and meter, as :meth:`pytest_cka_memory.meters.Meter.facts` returns them.
+    """
     lines: list[str] = []
     for result in results:
         for number, breach in enumerate(result.breaches):
             already = {other.figure for other in result.breaches[:number]}
-            lines += _broken(breach, result, meter)
+            lines += _headline(breach, result, facts)
             if breach.measured_bytes is not None and breach.figure not in already:
-                lines += explained(breach, result.record)
+                lines += explanation(breach, result.record)
     return "\n".join(lines)
 
 
-def _broken(breach: Breach, result: Result, meter: Meter) -> Iterator[str]:
+def _headline(breach: Breach, result: Result, facts: Mapping[str, Any]) -> Iterator[str]:
     region = f"region {result.record.label!r}" if result.record.label else "the whole test"
     yield from textwrap.wrap(f"{breach.limit} broken: {breach.message}", _WIDTH)
-    yield f"  in {region}, on {meter.device} by {meter.name}"
+    yield f"  in {region}, measured on {facts['device']} ({facts['meter']})"
 
 
-def explained(breach: Breach, record: RegionRecord) -> Iterator[str]:
-    """Tell who holds the bytes of a broken limit, and what to do."""
-    holdings = {
-        "retained_bytes": record.retained,
-        "growth_bytes_per_batch": record.grown,
-    }.get(breach.figure, record.at_peak)
-    if breach.figure == "growth_bytes_per_batch" and record.timeline:
-        # Not above the start: that is known in blocks, these are the bytes asked for.
+def explanation(breach: Breach, record: RegionRecord) -> Iterator[str]:
+    """Yield lines about who holds the bytes of a broken limit, and what to do."""
+    figure = FIGURES.get(breach.figure)  # another plugin's limit may name a figure of its own
+    field = figure.explained_by if figure is not None else ""
+    holdings: tuple[Holding, ...] = getattr(record, field) if field else record.at_peak
+    at_peak = holdings is record.at_peak
+    if field == "grown" and record.timeline:
+        # Relative to the first batch: the level at entry is in blocks, these are requested bytes.
         first = record.timeline[0].requested_bytes
         rises = [sample.requested_bytes - first for sample in record.timeline]
         span = f"{format_size(min(rises))} to {format_size(max(rises))}"
-        yield f"  {spark(rises, 40)}  {span} above the first batch"
-    if holdings is record.at_peak and holdings:
-        yield "  alive at the peak:"
-    told = None
+        yield f"  {sparkline(rises, 40)}  {span} above the first batch"
+    if at_peak and holdings:
+        yield "  live at the peak:"
+    given = None
     for holding in holdings[:_MOST_GROUPS]:
-        yield from holding_lines(holding, traced=holdings is not record.at_peak)
-        if holding.hint not in (None, told):
-            told = holding.hint
-            yield from _wrapped(f"what to do: {told}", "    ")
+        yield from holding_lines(holding, traced=not at_peak)
+        if holding.hint not in (None, given):
+            given = holding.hint
+            yield from _wrapped(f"what to do: {given}", "    ")
     rest = holdings[_MOST_GROUPS:]
     if rest:
         yield f"  and {len(rest)} smaller groups, {format_exact(sum(h.bytes for h in rest))}"
     hinted = any(holding.hint for holding in holdings[:_MOST_GROUPS])
-    if not hinted and breach.figure in _ADVICE:
-        yield f"  what to do: {_ADVICE[breach.figure]}"
+    if not hinted and figure is not None and figure.advice:
+        yield f"  what to do: {figure.advice}"
 
 
 def holding_lines(holding: Holding, *, traced: bool = True) -> Iterator[str]:
-    """Tell of one group: what it is, where it was made, who holds it."""
+    """Yield lines about one group: what it is, where it was allocated, what references it.
+
+    Args:
+        holding: the group.
+        traced: whether references to it were searched for.
+    """
     noun = "tensor" if holding.count == 1 else "tensors"
     count = f"{holding.count} {noun}, " if holding.count else ""
     kind = [f"{count}{format_exact(holding.bytes)}"]
@@ -81,13 +85,13 @@ def holding_lines(holding: Holding, *, traced: bool = True) -> Iterator[str]:
         largest = "" if holding.count == 1 else "largest "
         kind.append(f"{holding.dtype} {largest}{holding.shape} by {holding.operator}")
     elif not traced:
-        kind.append("alive before the region")
+        kind.append("allocated before the region")
     if traced and holding.batches is not None:
-        kind.append(f"born in {holding.batches} batches")
+        kind.append(f"allocated in {holding.batches} batches")
     yield from _wrapped(", ".join(kind), "  ")
     if holding.created_at:
-        made = ", from ".join(holding.created_at[:_MOST_FRAMES])
-        yield from _wrapped(f"made at {made}", "    ")
+        frames = ", from ".join(holding.created_at[:_MOST_FRAMES])
+        yield from _wrapped(f"made at {frames}", "    ")
     if holding.held_by is not None:
         yield from _wrapped(f"held by {holding.held_by}", "    ")
     elif traced and holding.hint is None:
@@ -95,7 +99,7 @@ def holding_lines(holding: Holding, *, traced: bool = True) -> Iterator[str]:
 
 
 def _wrapped(text: str, indent: str) -> list[str]:
-    """Fold `text`; a word too long for a line before its dots and brackets, if it has any."""
+    """Wrap `text`; a word too long for a line is broken before its dots and brackets."""
     marked = _LONG_WORD.sub(lambda word: _JOINT.sub(_BREAK, word[0]), text)
     lines = textwrap.wrap(
         marked,

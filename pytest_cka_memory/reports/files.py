@@ -8,10 +8,10 @@ from pytest_cka_memory.errors import ReportError
 
 
 def check_writable(path: Path) -> None:
-    """Make the folder of `path` and try to write there, before any test has run.
+    """Create the folder of `path` and try to write there, before any test has run.
 
     Raises:
-        ReportError: naming the path and the reason.
+        ReportError: if that fails; names the path and the reason.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -23,7 +23,7 @@ def check_writable(path: Path) -> None:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether `path` is there and is no file: to replace ``/dev/null`` by one would be a pity."""
+    """Whether `path` is a device or a pipe, such as ``/dev/null``, which must not be replaced."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
@@ -31,7 +31,7 @@ def write_whole(path: Path, text: str) -> None:
     """Write `text` to `path`, so that readers find the old file or the new one, never a part.
 
     Raises:
-        ReportError: naming the path and the reason; an old file is untouched.
+        ReportError: if that fails; names the path and the reason. An old file is unchanged.
     """
     temporary = None
     try:
@@ -39,11 +39,11 @@ def write_whole(path: Path, text: str) -> None:
         if _is_stream(path):
             path.write_text(text, encoding="utf-8", errors="backslashreplace")
             return
-        target = path.resolve()  # a link stays, what it points to is replaced
+        target = path.resolve()  # replace what a link points to, not the link
         with tempfile.NamedTemporaryFile(
             "w",
             encoding="utf-8",
-            errors="backslashreplace",  # file names may hold any bytes; JSON reads it back
+            errors="backslashreplace",  # file names may hold any bytes
             dir=target.parent,
             prefix=f".{path.name}.",
             delete=False,
@@ -52,10 +52,10 @@ def write_whole(path: Path, text: str) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        temporary.chmod(0o644)  # a temporary file starts private
+        temporary.chmod(0o644)  # temporary files are created readable by their owner only
         temporary.replace(target)
     except OSError as error:
         raise ReportError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
         if temporary is not None:
-            temporary.unlink(missing_ok=True)  # still there only if it failed, Ctrl-C included
+            temporary.unlink(missing_ok=True)  # exists only if writing failed or was interrupted

@@ -1,4 +1,4 @@
-"""Annotations of a pull request's lines, as the workflow commands that GitHub Actions reads.
+"""Workflow commands of GitHub Actions that annotate the lines of a pull request.
 
 https://docs.github.com/actions/reference/workflow-commands-for-github-actions
 """
@@ -7,14 +7,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from pytest_cka_memory.core.verdicts import Report, Result
+from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports import markdown, summary
 from pytest_cka_memory.reports.escapes import one_line, shorten
 from pytest_cka_memory.reports.summary import Problem, counted
 from pytest_cka_memory.reports.terminal import why_incomplete
 
-MOST_A_KIND = 10
-"""Of each kind GitHub shows the first ten of a step."""
+MOST_PER_KIND = 10
+"""GitHub shows only the first ten of each kind per step."""
 
 _MOST_LINES = 12
 _MOST_LINE = 400
@@ -23,14 +24,16 @@ PathOf = Callable[[str], str | None]
 
 
 def job_summary(report: Report) -> str:
-    """The report in Markdown, as long as GitHub takes it."""
-    return markdown.text(report, markdown.JOB_SUMMARY_CHARACTERS)
+    """Return the report as Markdown, as long as GitHub accepts."""
+    return markdown.render(report, markdown.JOB_SUMMARY_CHARACTERS)
 
 
 def annotations(report: Report, path_of: PathOf) -> list[str]:
-    """One command a line: errors for what failed, worst first; warnings for what is not judged.
+    """Return one command per line: errors for failures, worst first, then warnings.
 
-    `path_of` turns the file of a test into its path in the repository, or None.
+    Args:
+        report: the session.
+        path_of: returns the path in the repository of a test's file, or None.
     """
     errors = [*_session_errors(report), *_breaches(report, path_of)]
     warnings = list(_warnings(report, path_of))
@@ -38,7 +41,7 @@ def annotations(report: Report, path_of: PathOf) -> list[str]:
 
 
 def command(kind: str, message: str, **properties: object) -> str:
-    """One workflow command; properties without a value are left out."""
+    """Return one workflow command, without the properties that are None."""
     given = [f"{key}={_property(str(v))}" for key, v in properties.items() if v is not None]
     return f"::{kind} {','.join(given)}::{_data(message)}"
 
@@ -70,7 +73,7 @@ def _breaches(report: Report, path_of: PathOf) -> Iterator[str]:
 
 
 def _excess_bytes(problem: Problem) -> float:
-    """How far beyond its limit, over all batches; what could not be judged is worst."""
+    """Return the bytes above the limit, over all batches; infinite if it was not judged."""
     breaches = (b for b in problem.result.breaches if b.message == problem.sentence)
     breach = next(breaches)
     if breach.measured_bytes is None:
@@ -87,13 +90,13 @@ def _place(result: Result, report: Report, path_of: PathOf) -> dict[str, object]
 
 
 def _warnings(report: Report, path_of: PathOf) -> Iterator[str]:
-    told: dict[tuple[str, str], Result] = {}
+    first: dict[tuple[str, str], Result] = {}
     counts: Counter[tuple[str, str]] = Counter()
     for result in report.results:
         for unjudged in result.unjudged:
-            told.setdefault((unjudged.limit, unjudged.reason), result)
+            first.setdefault((unjudged.limit, unjudged.reason), result)
             counts[unjudged.limit, unjudged.reason] += 1
-    for (limit, reason), result in told.items():
+    for (limit, reason), result in first.items():
         regions = counted(counts[limit, reason], "region")
         place = _place(result, report, path_of)
         yield command("warning", f"{reason} ({regions})", **place, title=f"{limit} not judged")
@@ -116,8 +119,8 @@ def _listed(names: Sequence[str]) -> list[str]:
 
 
 def _bounded(commands: Sequence[str], kind: str) -> Iterable[str]:
-    if len(commands) <= MOST_A_KIND:
+    if len(commands) <= MOST_PER_KIND:
         return commands
-    shown = commands[: MOST_A_KIND - 1]
+    shown = commands[: MOST_PER_KIND - 1]
     rest = f"and {len(commands) - len(shown):,} more, in the job's summary"
     return [*shown, command(kind, rest, title="memory")]

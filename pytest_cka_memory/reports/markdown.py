@@ -1,36 +1,37 @@
-"""The report as GitHub-flavoured Markdown: for a job's summary or a comment on a pull request."""
+"""The report as GitHub-flavoured Markdown, for a job summary or a pull request comment."""
 
 import html
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
-from pytest_cka_memory.core.verdicts import Report
+from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.reports import summary, terminal
-from pytest_cka_memory.reports.escapes import cell, code, fence, one_line, said, shorten
+from pytest_cka_memory.reports.escapes import cell, code, fence, one_line, sentence, shorten
+from pytest_cka_memory.reports.legend import LEGEND, PREDICTED, is_predicted
 from pytest_cka_memory.reports.summary import Problem
 
 COMMENT_CHARACTERS = 65_000
-"""GitHub takes 65,536 in a comment; some are left for whoever adds a line of their own."""
+"""GitHub accepts 65,536 in a comment; the rest is for lines that a workflow adds."""
 JOB_SUMMARY_CHARACTERS = 2**18
-"""GitHub takes 1 MiB of a step, and a character may be four bytes."""
+"""GitHub accepts 1 MiB per step, and a character may be four bytes."""
 
 _MOST_NAME = 160
 _MOST_SENTENCE = 400
 _MOST_FAILED = 10
 _FRAME = 1_000
-"""For headings, heads of tables and the lines that count what was left out."""
+"""Room for headings, table heads and the lines that count what was left out."""
 
 
-def text(report: Report, most_characters: int = COMMENT_CHARACTERS) -> str:
-    """Verdict, then what needs a look and who holds it, then every region, folded away.
+def render(report: Report, most_characters: int = COMMENT_CHARACTERS) -> str:
+    """Return the verdict, the problems with their holders, and every region, folded away.
 
-    At most `most_characters` long: what does not fit is counted, never dropped in silence.
+    The text has at most `most_characters`. What does not fit is counted in a line of its own.
     """
     facts = "\n".join(_facts(report))
-    predicted = summary.is_predicted(report.session)
+    predicted = is_predicted(report.session)
     blocks = [f"### {'Predicted memory' if predicted else 'Memory'}: {summary.verdict(report)}\n"]
-    blocks += [f"{summary.PREDICTED}\n"] if predicted else []
-    blocks += [f"**FAILED**: {said(problem)}\n" for problem in report.problems[:_MOST_FAILED]]
+    blocks += [f"{PREDICTED}\n"] if predicted else []
+    blocks += [f"**FAILED**: {sentence(problem)}\n" for problem in report.problems[:_MOST_FAILED]]
     room = most_characters - len(facts) - _FRAME
     problems = list(summary.problems(report.results))
     blocks += [*_problems(problems, room // 2), *_holders(problems, room // 4)]
@@ -39,7 +40,10 @@ def text(report: Report, most_characters: int = COMMENT_CHARACTERS) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], room: int, *, left: int) -> list[str]:
-    """Rows that fit in `room` characters, then how many did not; the first `left` columns words."""
+    """Return the rows that fit in `room` characters, and how many did not.
+
+    The first `left` columns are aligned to the left, the others to the right.
+    """
     lines = [_row(head), _row([*[":---"] * left, *["---:"] * (len(head) - left)])]
     return [*lines, *_fitting(map(_row, rows), room), ""]
 
@@ -49,7 +53,7 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def _fitting(lines: Iterable[str], room: int) -> Iterator[str]:
-    """Yield `lines` while they fit in `room` characters, then one that counts the rest."""
+    """Yield `lines` while they fit in `room` characters, then a line that counts the rest."""
     rest = iter(lines)
     for line in rest:
         room -= len(line) + 1
@@ -65,7 +69,9 @@ def _problems(problems: Sequence[Problem], room: int) -> list[str]:
         (
             f"**{problem.verdict}**" if problem.verdict == "BREACH" else problem.verdict,
             code(problem.result.name),
-            ": ".join([*([code(problem.limit)] if problem.limit else []), said(problem.sentence)]),
+            ": ".join(
+                [*([code(problem.limit)] if problem.limit else []), sentence(problem.sentence)]
+            ),
         )
         for problem in problems
     )
@@ -73,12 +79,12 @@ def _problems(problems: Sequence[Problem], room: int) -> list[str]:
 
 
 def _holders(problems: Sequence[Problem], room: int) -> Iterator[str]:
-    told = [problem for problem in problems if problem.explains]
-    for number, problem in enumerate(told):
+    explained = [problem for problem in problems if problem.explains]
+    for number, problem in enumerate(explained):
         block = "\n".join(_explanation(problem))
         room -= len(block)
         if room < 0:
-            yield f"Who holds the rest, {len(told) - number:,} more, is in the JSON report.\n"
+            yield f"The holders of {len(explained) - number:,} more are in the JSON report.\n"
             return
         yield block
 
@@ -98,12 +104,12 @@ def _explanation(problem: Problem) -> Iterator[str]:
 def _regions(report: Report, room: int) -> list[str]:
     if not report.results:
         return []
-    has_reserve = terminal.any_reserve(report.results)
+    columns = terminal.known_columns(report.results)
     rows = [
-        {"region": code(result.name), **terminal.cells(result, has_reserve=has_reserve)}
+        {"region": code(result.name), **terminal.cells(result, columns)}
         for result in report.results
     ]
-    # Words to the left of the figures, which line up on the right.
+    # Words come first, because figures are aligned to the right.
     words = ["region", "verdict", "timeline"]
     order = words + [column for column in rows[0] if column not in words]
     cells = ([row[column] for column in order] for row in rows)
@@ -117,5 +123,5 @@ def _regions(report: Report, room: int) -> list[str]:
 
 def _facts(report: Report) -> Iterator[str]:
     for name, fact in summary.facts(report):
-        yield f"- {name}: {said(fact, _MOST_NAME)}"
-    yield f"\n{summary.LEGEND}"
+        yield f"- {name}: {sentence(fact, _MOST_NAME)}"
+    yield f"\n{LEGEND}"

@@ -1,48 +1,46 @@
-"""What a whole report comes to, in words that Markdown and the page share."""
+"""Counts, problems and facts of a whole report, for Markdown and the HTML page alike."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from pytest_cka_memory.core.verdicts import Report, Result
-from pytest_cka_memory.limits import Breach
-from pytest_cka_memory.reports.failure import explained
+from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.verdicts import Breach, Result
+from pytest_cka_memory.reports.failure import explanation
 from pytest_cka_memory.reports.terminal import why_incomplete
 
 VERDICTS = ("BREACH", "not judged", "no limit", "ok")
-"""As :attr:`Result.verdict` has them, what needs a look first."""
+"""As in :attr:`Result.verdict`, the most urgent first."""
+_MOST_LISTED = 10
 
 
 class Problem(NamedTuple):
-    """A limit that was broken, or could not be judged."""
+    """A limit that was broken, or that could not be judged."""
 
     verdict: str
     result: Result
     limit: str
-    """Empty where it is no limit's doing."""
+    """Empty if the problem belongs to no limit."""
     sentence: str
     explains: Breach | None = None
-    """Whose holders to tell; None where there are none, or they are told already."""
+    """Breach whose holders to show; None if there are none or they are shown already."""
 
     @property
     def holders(self) -> tuple[str, ...]:
-        """Who holds the bytes, as lines; put into words only when asked, for few are shown."""
-        return () if self.explains is None else tuple(explained(self.explains, self.result.record))
+        """What references the bytes, as lines; computed on use, because few are shown."""
+        if self.explains is None:
+            return ()
+        return tuple(explanation(self.explains, self.result.record))
 
 
 def counts(results: Sequence[Result]) -> dict[str, int]:
-    """How many regions have each verdict, every verdict named."""
+    """Return the number of regions per verdict, with every verdict as a key."""
     found = Counter(result.verdict for result in results)
     return {verdict: found[verdict] for verdict in VERDICTS}
 
 
-def is_predicted(session: Mapping[str, Any]) -> bool:
-    """Whether the figures were computed for a device, not measured on one."""
-    return "predicted" in str(session.get("meter")).lower()
-
-
 def verdict(report: Report) -> str:
-    """One line that a reviewer can stop reading after."""
+    """Return the outcome of a session in one line."""
     total, found = len(report.results), counts(report.results)
     regions = counted(total, "region")
     parts = []
@@ -51,7 +49,7 @@ def verdict(report: Report) -> str:
     elif found["BREACH"]:
         parts.append(f"{found['BREACH']:,} of {regions} broke a limit")
     elif found["no limit"] == total:
-        parts.append(f"{regions} measured, no limit to keep")
+        parts.append(f"{regions} measured, no limits set")
     elif found["ok"]:
         kept = "" if found["ok"] == total else f"{found['ok']:,} of "
         parts.append(f"{kept}{regions} kept every limit")
@@ -62,17 +60,17 @@ def verdict(report: Report) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """Write ``1 region``, ``12,000 regions``."""
+    """Return ``1 region``, ``12,000 regions``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def problems(results: Sequence[Result]) -> Iterator[Problem]:
-    """Broken limits of every region first, then what was not judged and why."""
+    """Yield the broken limits of every region, then what was not judged and why."""
     for result in results:
-        told = set()
+        explained = set()
         for breach in result.breaches:
-            known = breach.measured_bytes is None or breach.figure in told
-            told.add(breach.figure)
+            known = breach.measured_bytes is None or breach.figure in explained
+            explained.add(breach.figure)
             explains = None if known else breach
             yield Problem("BREACH", result, breach.limit, breach.message, explains)
     for result in results:
@@ -83,7 +81,7 @@ def problems(results: Sequence[Result]) -> Iterator[Problem]:
 
 
 def facts(report: Report) -> Iterator[tuple[str, str]]:
-    """What the figures depend on and what they leave out, name and text; of lists the first few."""
+    """Yield name and text of what the figures depend on and leave out; only the start of lists."""
     session = report.session
     named = session.get("device_name")
     yield "device", f"{session.get('device')}{f' ({named})' if named else ''}"
@@ -99,12 +97,3 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
         yield "no result", nodeid
     if len(report.missing) > _MOST_LISTED:
         yield "no result", f"and {len(report.missing) - _MOST_LISTED:,} more"
-
-
-PREDICTED = "These figures are predicted for the device, not measured on it."
-LEGEND = (
-    "Sizes are MB (1,048,576 bytes) where no unit is given. Start: live at entry; peak: highest "
-    "live; increase: peak less start; retained: born inside and alive at the end; growth/b: rise "
-    "of the upper level per batch, from 5 full batches on."
-)
-_MOST_LISTED = 10

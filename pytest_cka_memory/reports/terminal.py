@@ -1,4 +1,4 @@
-"""The table in the terminal summary, as lines with a colour each."""
+"""The section of the terminal summary, as lines with a colour each."""
 
 import textwrap
 from collections import Counter
@@ -7,46 +7,56 @@ from typing import Any, NamedTuple
 
 from tabulate import tabulate
 
-from pytest_cka_memory.core.verdicts import Report, Result
+from pytest_cka_memory.core.figures import COLUMNS, Figure, RegionRecord
+from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports.escapes import one_line
+from pytest_cka_memory.reports.legend import LEGEND
 from pytest_cka_memory.units import format_size
 
 _BARS = "▁▂▃▄▅▆▇█"
 _NAME_WIDTH = 16
+_LEGEND_WIDTH = 90
 _MAX_NAMED = 10
 _LEFT = ("region", "timeline", "verdict")
+_NOTHING = "nothing was measured"
 
 
 class Line(NamedTuple):
-    """A line and how to colour it on a terminal that can."""
+    """A line and its colour on terminals that have colours."""
 
     text: str
     colour: str | None = None
 
 
 def table(results: Sequence[Result], width: int = 100) -> list[Line]:
-    """One row a region; names are cut on the left to fit `width` columns."""
-    has_reserve = any_reserve(results)
-    rows = [cells(result, has_reserve=has_reserve) for result in results]
+    """Return one row per region; names are shortened on the left to fit `width` columns."""
+    columns = known_columns(results)
+    rows = [cells(result, columns) for result in results]
     room = width - _width(rows) - 2
-    if room < _NAME_WIDTH:  # a name says more than a chart
+    if room < _NAME_WIDTH:  # a name is more useful than a chart
         rows = [{key: text for key, text in row.items() if key != "timeline"} for row in rows]
         room = max(_NAME_WIDTH, width - _width(rows) - 2)
-    names = [_cut(one_line(name), room) for name in _names(results)]
+    names = [_shortened(one_line(name), room) for name in _names(results)]
     rows = [{"region": name, **row} for name, row in zip(names, rows, strict=True)]
     head, *body = _lay_out(rows)
     coloured = [Line(row, _colour(result)) for row, result in zip(body, results, strict=True)]
     return [Line(head), Line("-" * max(map(len, [head, *body]))), *coloured]
 
 
-def any_reserve(results: Sequence[Result]) -> bool:
-    """Whether the device of any region has one."""
-    return any(result.record.reserved_peak_bytes is not None for result in results)
+def known_columns(results: Sequence[Result]) -> list[Figure]:
+    """Return the figures to show; some are left out if no region has a value."""
+    return [
+        figure
+        for figure in COLUMNS
+        if not figure.only_if_known
+        or any(getattr(result.record, figure.name) is not None for result in results)
+    ]
 
 
-def whole(report: Report, width: int = 100) -> list[Line]:
-    """Everything: table, legend, findings, and what is not in the table."""
-    rows = [*table(report.results, width), Line("")] if report.results else [Line(NOTHING)]
+def section(report: Report, width: int = 100) -> list[Line]:
+    """Return table, legend and findings, and what is not in the table."""
+    rows = [*table(report.results, width), Line("")] if report.results else [Line(_NOTHING)]
     counts = report.unmeasured.items()
     return [
         *rows,
@@ -58,11 +68,8 @@ def whole(report: Report, width: int = 100) -> list[Line]:
     ]
 
 
-NOTHING = "nothing was measured"
-
-
 def _lay_out(rows: Sequence[dict[str, str]]) -> list[str]:
-    # The header is a row like the others: as a header, tabulate would widen every column.
+    # The header is passed as an ordinary row, because tabulate widens columns for a header.
     cells = [list(rows[0]), *(list(row.values()) for row in rows)]
     align = ["left" if name in _LEFT else "right" for name in rows[0]]
     return tabulate(cells, tablefmt="plain", disable_numparse=True, colalign=align).splitlines()
@@ -73,26 +80,24 @@ def _width(rows: Sequence[dict[str, str]]) -> int:
     return sum(2 + max(map(len, column)) for column in columns) - 2
 
 
-def cells(result: Result, *, has_reserve: bool) -> dict[str, str]:
-    """Every column of a region but its name, as text; the reserve where any region has one."""
+def cells(result: Result, columns: Sequence[Figure]) -> dict[str, str]:
+    """Return heading and text of every column of a region but its name."""
     record = result.record
-    growth = record.growth_bytes_per_batch
-    reserve = {"reserved": format_size(record.reserved_peak_bytes)} if has_reserve else {}
+    levels = [sample.allocated_bytes for sample in record.timeline]
     return {
-        "batches": str(record.batches or "-"),
-        "start": format_size(record.start_bytes),
-        "peak": format_size(record.peak_bytes),
-        "increase": format_size(record.peak_increase_bytes),
-        "retained": format_size(record.retained_bytes),
-        "growth/b": format_size(growth),
-        **reserve,
-        "timeline": spark([sample.allocated_bytes for sample in record.timeline]),
+        **{figure.column: _cell(record, figure) for figure in columns},
+        "timeline": sparkline(levels),
         "verdict": result.verdict,
     }
 
 
+def _cell(record: RegionRecord, figure: Figure) -> str:
+    value = getattr(record, figure.name)
+    return str(value or "-") if figure.name == "batches" else format_size(value)
+
+
 def _names(results: Sequence[Result]) -> list[str]:
-    """Test, label and rank; with the file too where two files have a test of that name."""
+    """Return test, label and rank; with the file if two files have a test of that name."""
     tests = [result.nodeid.partition("::")[2] for result in results]
     owners: dict[str, set[str]] = {}
     for test, result in zip(tests, results, strict=True):
@@ -103,12 +108,12 @@ def _names(results: Sequence[Result]) -> list[str]:
     ]
 
 
-def _cut(name: str, room: int) -> str:
+def _shortened(name: str, room: int) -> str:
     return name if len(name) <= room else "…" + name[1 - room :]
 
 
-def spark(levels: Sequence[int], width: int = 8) -> str:
-    """Draw levels as a line of bars, lowest to highest; at most `width` of them, evenly taken."""
+def sparkline(levels: Sequence[int], width: int = 8) -> str:
+    """Return levels as a line of at most `width` bars, evenly sampled."""
     if not levels:
         return ""
     step = max(1, len(levels) / width)
@@ -124,20 +129,19 @@ def _colour(result: Result) -> str | None:
 
 
 def legend(session: Mapping[str, Any]) -> list[Line]:
-    """Say what was measured, by what, and what such figures can and cannot see."""
+    """Return device, meter, what the figures leave out, and the meaning of the columns."""
     versions = [f"torch {session['torch'] or 'not imported'}"]
     versions += [f"CUDA {session['cuda']}"] if session["cuda"] else []
     return [
         Line(f"device: {session['device']} ({session['device_name']}), {', '.join(versions)}"),
-        Line(f"meter: {session['meter']}; sizes in MB (2**20 bytes) where no unit is given"),
+        Line(f"meter: {session['meter']}"),
         *(Line(f"  {note}") for note in session["notes"]),
-        Line("start: live at entry; peak: highest live; increase: peak - start; retained: born"),
-        Line("inside and alive at the end; growth/b: rise of the upper level a batch (5+ batches)"),
+        *map(Line, textwrap.wrap(LEGEND, _LEGEND_WIDTH)),
     ]
 
 
 def findings(results: Sequence[Result], width: int = 100) -> list[Line]:
-    """Name what was broken, and what was not judged and why."""
+    """Return every broken limit, and what was not judged and why."""
     lines = []
     for result in results:
         for breach in result.breaches:
@@ -154,14 +158,14 @@ def findings(results: Sequence[Result], width: int = 100) -> list[Line]:
 
 
 def why_incomplete(result: Result) -> str:
-    """Say why a region that an exception left was not judged."""
+    """Return why a region that an exception ended was not judged."""
     if result.outcome in ("passed", "xpassed"):
-        return "an exception left it; write its 'with' around what catches the exception"
+        return "an exception ended it; put its 'with' block around the code that catches it"
     return "the test was skipped" if result.outcome == "skipped" else "the test failed"
 
 
 def unjudged(results: Sequence[Result]) -> list[Line]:
-    """Say in a line each which limits were not judged: for sessions without the table."""
+    """Return one line per limit that was not judged, for sessions without the table."""
     counts = Counter((u.limit, u.reason) for result in results for u in result.unjudged)
     lines = [
         Line(f"not judged: {limit}, {reason} (regions: {count})", "yellow")
@@ -172,10 +176,11 @@ def unjudged(results: Sequence[Result]) -> list[Line]:
 
 
 def missing(nodeids: Sequence[str]) -> list[Line]:
-    """Say how many results are missing, and name the first of them."""
+    """Return how many results are missing, and the first of them."""
     if not nodeids:
         return []
     named = [Line(f"  {one_line(nodeid)}", "yellow") for nodeid in nodeids[:_MAX_NAMED]]
     more = [Line(f"  ... and {len(nodeids) - _MAX_NAMED} more", "yellow")]
-    head = Line(f"{len(nodeids)} collected tests have no result (stopped early, or lost)", "yellow")
+    why = "the session stopped early, or a worker died"
+    head = Line(f"{len(nodeids)} collected tests have no result ({why})", "yellow")
     return [head, *named, *(more if len(nodeids) > _MAX_NAMED else [])]

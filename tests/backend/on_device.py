@@ -213,7 +213,9 @@ def test_a_free_that_waits_for_another_stream_is_no_leak(cka_memory):
         tensor.record_stream(torch.accelerator.current_stream())
         del tensor
         stats = torch.accelerator.memory_stats()
-        assert stats["requested_bytes.all.current"] - region._open_region.start.requested_bytes == MB
+        assert (
+            stats["requested_bytes.all.current"] - region._open_region.start.requested_bytes == MB
+        )
     assert region.retained_bytes == 0
 
 

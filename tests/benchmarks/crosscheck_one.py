@@ -1,6 +1,6 @@
 """Run a network while the CPU meter and an independent counter both count.
 
-After each stage both are asked what is live, and what the peak was; no garbage is collected first.
+After each stage both give their live bytes and their peak. No garbage is collected before.
 """
 
 import sys
@@ -15,7 +15,7 @@ from torchvision import models
 sys.path.append(str(Path(__file__).parents[1] / "backend"))
 from hostcounter import HostCounter
 
-from pytest_cka_memory.meters import meter_for
+from pytest_cka_memory.meters.selection import meter_for
 
 BATCH = 2
 IMAGE_SIZE = 64
@@ -31,14 +31,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def kind_of(name: str) -> str:
-    """Which of torchvision's modules has it, e.g. ``detection``."""
+    """Return the part of torchvision that has the network, e.g. ``detection``."""
     module = models.get_model_builder(name).__module__
     part = module.removeprefix("torchvision.models.").split(".")[0]
     return part if part in ("detection", "segmentation", "video", "optical_flow") else "image"
 
 
 def build(name: str) -> nn.Module:
-    """With random weights; ten classes, where it has classes."""
+    """Return the network with random weights, and with ten classes if it classifies."""
     options = OPTIONS.get(name, {})
     if kind_of(name) in ("detection", "segmentation"):
         options = {"weights_backbone": None, **options}
@@ -50,7 +50,7 @@ def build(name: str) -> nn.Module:
 
 
 def inputs(name: str, *, training: bool) -> tuple[Any, ...]:
-    """A batch of noise, with targets for a detector in training."""
+    """Return a batch of noise, with targets if a detector is trained."""
     size = IMAGE_SIZES.get(name, IMAGE_SIZE)
     kind = kind_of(name)
     if kind == "video":
@@ -64,7 +64,7 @@ def inputs(name: str, *, training: bool) -> tuple[Any, ...]:
 
 
 def target(size: int) -> dict[str, torch.Tensor]:
-    """One object in the middle, with its mask and its keypoints."""
+    """Return a target with one object in the middle, its mask and its keypoints."""
     found = torch.zeros(1, size, size, dtype=torch.uint8)
     found[:, size // 4 : size // 2, size // 4 : size // 2] = 1
     return {
@@ -76,7 +76,7 @@ def target(size: int) -> dict[str, torch.Tensor]:
 
 
 def total(result: Any) -> torch.Tensor:
-    """A loss from whatever a network returns."""
+    """Return a loss from anything that a network returns."""
     if isinstance(result, torch.Tensor):
         return result.float().square().mean()
     values = result.values() if isinstance(result, dict) else result
@@ -84,7 +84,7 @@ def total(result: Any) -> torch.Tensor:
 
 
 def check(name: str, counter: HostCounter) -> list[dict[str, Any]]:
-    """Both counts of one network, stage by stage, in bytes above those at the start."""
+    """Return both counts of one network at each stage, in bytes above those at the start."""
     torch.manual_seed(0)
     meter = meter_for("cpu")
     meter.clean()
@@ -94,7 +94,7 @@ def check(name: str, counter: HostCounter) -> list[dict[str, Any]]:
     stages = []
 
     def stage(label: str, action: Callable[[], object]) -> None:
-        meter.read()  # or what an earlier stage left unseen would be this one's
+        meter.read()  # so that what only a reading finds counts in the stage before
         meter.reset_peak()
         counter.reset_peak()
         action()

@@ -1,4 +1,4 @@
-"""What a breach says: groups of like tensors, by batch and at the peak, in a screenful."""
+"""The explanation of a breach: groups of similar tensors, retained, growing or at the peak."""
 
 import json
 from collections.abc import Collection, Mapping
@@ -11,25 +11,25 @@ from planted import KEEP, cleaned_up
 from pytest_cka_memory import Holding, MemoryProbe, Region, RegionRecord
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.limits import Limit, flat_per_batch, max_peak_mb, zero_retention
-from pytest_cka_memory.meters import meter_for
+from pytest_cka_memory.meters.selection import meter_for
 from pytest_cka_memory.reports import failure
 
 
-class Wanting:
-    """Asks a region to explain some figures, as a test with limits does."""
+class FixedFigures:
+    """An explainer that asks for the given figures, as limits do."""
 
     def __init__(self, *figures: str) -> None:
         self.figures = figures
 
-    def wanted(self, record: RegionRecord) -> Collection[str]:
+    def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
         return self.figures
 
-    def named(self) -> Mapping[str, Any]:
+    def named_values(self) -> Mapping[str, Any]:
         return {}
 
 
-GROWTH = Wanting("growth_bytes_per_batch")
-PEAK = Wanting("peak_increase_bytes")
+GROWTH = FixedFigures("growth_bytes_per_batch")
+PEAK = FixedFigures("peak_increase_bytes")
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def _clean():
 def text_of(region: Region, *limits: Limit) -> list[str]:
     """The lines that a failing test prints."""
     result = judge("test_it.py::test_it", region.record, limits)
-    return failure.text([result], meter_for("cpu")).splitlines()
+    return failure.render([result], meter_for("cpu")).splitlines()
 
 
 def sizes(holdings: tuple[Holding, ...]) -> list[tuple[int, int]]:
@@ -60,7 +60,7 @@ class TestRetained:
         assert group.batches is None
 
     def test_groups_differ_by_line_and_by_holder(self) -> None:
-        """The largest comes first."""
+        """The largest group comes first."""
         other = []
         with MemoryProbe("cpu").measure() as region:
             for _ in range(3):
@@ -72,17 +72,19 @@ class TestRetained:
         paths = [str(holding.held_by).partition(" in ")[0] for holding in region.retained]
         assert paths == ["planted.KEEP[3]", "other[3]", "other[0]", "planted.KEEP[0]"]
 
-    def test_what_has_died_since_is_left_out(self) -> None:
-        """A region asked late tells of what is still there."""
+    def test_tensors_freed_after_the_region_are_left_out(self) -> None:
+        """Only what is still live when the groups are read is in them."""
         with MemoryProbe("cpu").measure() as region:
             KEEP.extend([torch.ones(10), torch.ones(20)])
         KEEP.pop()
         assert sizes(region.retained) == [(40, 1)]
         assert region.retained_bytes == 120
 
-    def test_a_record_survives_json(self) -> None:
-        """Every word of its groups."""
-        with MemoryProbe("cpu", explainer=Wanting("retained_bytes", *PEAK.figures)).measure() as r:
+    def test_a_record_with_groups_survives_json(self) -> None:
+        """Every field of its groups is equal."""
+        with MemoryProbe(
+            "cpu", explainer=FixedFigures("retained_bytes", *PEAK.figures)
+        ).measure() as r:
             KEEP.append({"x": torch.ones(10), 3: torch.ones(20)})
         assert r.record.retained
         assert r.record.at_peak
@@ -91,8 +93,8 @@ class TestRetained:
 
 
 class TestGrowth:
-    def test_what_grows_is_told_by_batch(self) -> None:
-        """Born once is no growth, however large."""
+    def test_growth_is_grouped_with_the_number_of_batches_that_allocated(self) -> None:
+        """What was allocated once is not growth, however large it is."""
         with MemoryProbe("cpu", explainer=GROWTH).measure() as region:
             KEEP.append(torch.ones(1000))
             for number in range(16):
@@ -104,8 +106,8 @@ class TestGrowth:
         assert sizes(grown) == [(640, 16), (320, 16)]
         assert [group.batches for group in grown] == [16, 8]
 
-    def test_growth_is_told_though_the_loop_lets_go_in_the_end(self) -> None:
-        """It is searched for at the boundary where it showed."""
+    def test_growth_is_explained_if_the_loop_frees_it_at_its_end(self) -> None:
+        """The search runs at the batch boundary at which the growth is detected."""
 
         def loop(region: Region) -> None:
             losses = []
@@ -114,7 +116,7 @@ class TestGrowth:
                 region.batch_done(4)
 
         limit = flat_per_batch()
-        with MemoryProbe("cpu", explainer=Judging(limit)).measure() as region:
+        with MemoryProbe("cpu", explainer=BrokenFigures(limit)).measure() as region:
             loop(region)
         assert region.retained_bytes == 0
         (group,) = region.record.grown
@@ -125,19 +127,19 @@ class TestGrowth:
         assert "above the first batch" in text
 
 
-class Judging(Wanting):
-    """Asks for what breaks a limit, as a test does."""
+class BrokenFigures(FixedFigures):
+    """An explainer that asks for the figures that break a limit, as a test does."""
 
     def __init__(self, *limits: Limit) -> None:
         self.limits = limits
 
-    def wanted(self, record: RegionRecord) -> Collection[str]:
+    def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
         return {breach.figure for breach in judge("", record, self.limits).breaches}
 
 
 class TestPeak:
-    def test_the_largest_groups_of_that_moment_are_told(self) -> None:
-        """With the lines that made them; not what came before or after."""
+    def test_the_largest_groups_at_the_peak_are_listed(self) -> None:
+        """With their lines, and without what was freed before or allocated after the peak."""
         with MemoryProbe("cpu", explainer=PEAK).measure() as region:
             before = torch.ones(450)
             del before
@@ -151,8 +153,8 @@ class TestPeak:
         assert sizes(tuple(made)) == [(1200, 1), (800, 2)]
         assert all("test_the_largest_groups" in group.created_at[0] for group in made)
 
-    def test_a_peak_between_two_boundaries_is_told(self) -> None:
-        """Boundaries read the level, and must not hide what was above it."""
+    def test_a_peak_between_two_batch_boundaries_is_explained(self) -> None:
+        """A boundary reads the level, which must not hide a higher level before it."""
         with MemoryProbe("cpu", explainer=PEAK).measure() as region:
             for number in range(4):
                 short = torch.ones(1000 if number == 1 else 10)
@@ -161,8 +163,8 @@ class TestPeak:
         made = [group for group in region.record.at_peak if group.created_at]
         assert sizes(tuple(made)) == [(4000, 1)]
 
-    def test_a_peak_inside_an_inner_region_is_told_by_both(self) -> None:
-        """Opening and closing the inner one resets the device's peak, not the outer region's."""
+    def test_a_peak_inside_an_inner_region_is_explained_in_both_regions(self) -> None:
+        """Opening or closing the inner region resets the device's peak, not the outer region's."""
         probe = MemoryProbe("cpu", explainer=PEAK)
         with probe.measure() as outer:
             kept = torch.ones(100)
@@ -174,8 +176,8 @@ class TestPeak:
             made = [group for group in region.record.at_peak if group.created_at]
             assert sizes(tuple(made)) == expected
 
-    def test_what_was_there_before_is_told_as_that(self) -> None:
-        """Its makers ran unseen."""
+    def test_memory_from_before_the_region_is_listed_as_such(self) -> None:
+        """The lines that allocated it are not known."""
         KEEP.append(torch.ones(100_000))
         with MemoryProbe("cpu", explainer=PEAK).measure() as region:
             KEEP.append(torch.ones(10))
@@ -185,8 +187,8 @@ class TestPeak:
 
 
 class TestText:
-    def test_one_leak_takes_a_screenful(self) -> None:
-        """At most 30 lines of at most 100 columns, however deep the path and long its names."""
+    def test_one_leak_takes_at_most_30_lines_of_100_columns(self) -> None:
+        """However deep its path and however long the names in it."""
         name = "a_name_that_goes_on_and_on" * 9
         with MemoryProbe("cpu").measure() as region:
             KEEP.append({name: [[{(name, 1): [torch.ones(10)]}]]})
@@ -197,8 +199,8 @@ class TestText:
         assert len(lines) <= 30
         assert max(map(len, lines)) <= 100
 
-    def test_advice_is_folded_too(self) -> None:
-        """Where C++ holds it, the advice is the longest."""
+    def test_advice_is_wrapped_to_100_columns(self) -> None:
+        """The advice for tensors that C++ holds is the longest."""
         with MemoryProbe("cpu").measure() as region:
             future: torch.futures.Future[Any] = torch.futures.Future()
             future.set_result(torch.ones(3))
@@ -208,8 +210,8 @@ class TestText:
         assert max(map(len, lines)) <= 100
         assert any("no Python holder found" in line for line in lines)
 
-    def test_a_long_file_name_is_folded(self) -> None:
-        """Words longer than a line are broken."""
+    def test_a_long_file_name_is_wrapped(self) -> None:
+        """A word that is longer than a line is broken."""
         holding = Holding(
             bytes=4,
             count=1,
@@ -223,8 +225,8 @@ class TestText:
         assert max(map(len, lines)) <= 100
         assert len(lines) <= 20
 
-    def test_a_name_is_folded_where_it_has_joints(self) -> None:
-        """A path that fits no line breaks before a dot or a bracket."""
+    def test_a_long_path_is_wrapped_before_dots_and_brackets(self) -> None:
+        """It is only wrapped there."""
         path = "model." + ".".join(f"encoder_layer_{number}" for number in range(12)) + "[3].weight"
         holding = Holding(bytes=4, count=1, held_by=path)
         lines = [line.strip() for line in failure.holding_lines(holding)]

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from pytest_cka_memory import MemoryProbe, RegionRecord, Sample
-from pytest_cka_memory.meters import Meter, meter_for
+from pytest_cka_memory.meters import Meter
+from pytest_cka_memory.meters.selection import meter_for
 from pytest_cka_memory.testing import ScriptedMeter
 
 
@@ -45,9 +46,6 @@ def retained_by(counting: Meter) -> Callable[[Callable[[], object]], int]:
         return retained
 
     return measure
-
-
-born = retained_by  # for files that still use the old name
 
 
 @pytest.fixture

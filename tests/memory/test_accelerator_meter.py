@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from pytest_cka_memory import DeviceError, MemoryProbe
-from pytest_cka_memory.meters import check_device_name, meter_for
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 from pytest_cka_memory.meters.base import Reading
 from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
+from pytest_cka_memory.meters.selection import check_device_name, meter_for
 
 BLOCK = 512
 
@@ -108,7 +108,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
 def gpu(allocator: Allocator) -> AcceleratorMeter:
     """A meter with scripted counters that watches the tensors on the CPU."""
     meter = AcceleratorMeter("cuda", 1)
-    meter._watch = StorageTracker(torch.device("cpu"))
+    meter._tracker = StorageTracker(torch.device("cpu"))
     return meter
 
 
@@ -404,8 +404,8 @@ def test_allocator_without_history_records_and_dumps_nothing(
 class ExplainRetained:
     """An explainer that asks for the holders of all retained bytes."""
 
-    def wanted(self, record: object) -> set[str]:
+    def figures_to_explain(self, record: object) -> set[str]:
         return {"retained_bytes"}
 
-    def named(self) -> dict[str, object]:
+    def named_values(self) -> dict[str, object]:
         return {}

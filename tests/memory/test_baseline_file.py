@@ -7,7 +7,7 @@ import pytest
 from reports_made import CPU, GPU
 
 from pytest_cka_memory.baseline import file as baseline_file
-from pytest_cka_memory.baseline.file import Key
+from pytest_cka_memory.baseline.file import BaselineKey
 from pytest_cka_memory.errors import BaselineError
 
 FIGURES = {
@@ -27,8 +27,8 @@ GOOD = (
     "]\n"
 )
 ENTRIES = {
-    Key("a.py::t", "x", CPU): FIGURES,
-    Key("a.py::t", "x", GPU): {
+    BaselineKey("a.py::t", "x", CPU): FIGURES,
+    BaselineKey("a.py::t", "x", GPU): {
         **FIGURES,
         "growth_bytes_per_batch": 0,
         "reserved_increase_bytes": 2097152,
@@ -38,8 +38,8 @@ ENTRIES = {
 
 def test_file_is_sorted_and_has_one_line_per_region() -> None:
     """The text does not depend on the order of the regions."""
-    assert baseline_file.text(ENTRIES) == GOOD
-    assert baseline_file.text(dict(reversed(ENTRIES.items()))) == GOOD
+    assert baseline_file.render(ENTRIES) == GOOD
+    assert baseline_file.render(dict(reversed(ENTRIES.items()))) == GOOD
 
 
 def test_written_file_is_read_back() -> None:
@@ -67,13 +67,13 @@ def test_file_with_windows_line_ends_is_read() -> None:
 
 def test_file_without_regions_is_read() -> None:
     """A user may have deleted all lines of regions."""
-    assert baseline_file.parse(baseline_file.text({})) == {}
+    assert baseline_file.parse(baseline_file.render({})) == {}
 
 
 def test_new_region_adds_one_line_and_changes_no_other() -> None:
     """Other lines stay the same, so that branches that add tests merge without conflicts."""
     for nodeid in ("a.py::a", "a.py::tt", "z.py::t"):
-        more = baseline_file.text({**ENTRIES, Key(nodeid, "", CPU): FIGURES}).splitlines()
+        more = baseline_file.render({**ENTRIES, BaselineKey(nodeid, "", CPU): FIGURES}).splitlines()
         (line,) = set(more) - set(GOOD.splitlines())
         more.remove(line)
         assert more == GOOD.splitlines()
@@ -179,8 +179,8 @@ def test_devices_and_folders_are_not_read(tmp_path: Path) -> None:
 
 def test_names_are_written_readably_on_one_line() -> None:
     """Non-ASCII letters are not escaped; quotes and line ends are."""
-    key = Key('größe.py::t["a\n"]', "ü", CPU)
-    content = baseline_file.text({key: FIGURES})
+    key = BaselineKey('größe.py::t["a\n"]', "ü", CPU)
+    content = baseline_file.render({key: FIGURES})
     assert "größe.py" in content
     assert content.count("\n") == 3
     assert baseline_file.parse(content) == {key: FIGURES}

@@ -17,12 +17,13 @@ from reports_made import GPU
 
 from pytest_cka_memory import RegionRecord
 from pytest_cka_memory.baseline import file as baseline_file
-from pytest_cka_memory.baseline.file import Entries, Fingerprint, Key
+from pytest_cka_memory.baseline.file import BaselineKey, Entries
 from pytest_cka_memory.baseline.limit import BaselinePlan
 from pytest_cka_memory.baseline.output import BaselineOutput
-from pytest_cka_memory.baseline.update import fingerprint_of
+from pytest_cka_memory.core.fingerprint import Fingerprint, fingerprint_of
+from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.tolerance import parse_tolerance
-from pytest_cka_memory.core.verdicts import Report, Result
+from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.errors import BaselineError
 
 fuzz = settings(max_examples=int(os.environ.get("CKA_MEMORY_FUZZ", "100")), deadline=None)
@@ -50,15 +51,15 @@ figures = st.fixed_dictionaries(
         "reserved_increase_bytes": st.none() | sizes,
     }
 )
-baselines = st.dictionaries(st.builds(Key, names, names, fingerprints), figures, max_size=4)
+baselines = st.dictionaries(st.builds(BaselineKey, names, names, fingerprints), figures, max_size=4)
 
-GOOD = baseline_file.text(
+GOOD = baseline_file.render(
     {
-        Key("a.py::t", "x", CPU): dict.fromkeys(
+        BaselineKey("a.py::t", "x", CPU): dict.fromkeys(
             ("peak_increase_bytes", "retained_bytes", "growth_bytes_per_batch"), 4096
         )
         | {"reserved_increase_bytes": None},
-        Key("größe.py::t[1]", "", GPU): {
+        BaselineKey("größe.py::t[1]", "", GPU): {
             "peak_increase_bytes": 2**40,
             "retained_bytes": 0,
             "growth_bytes_per_batch": None,
@@ -70,7 +71,7 @@ LAYOUTS = (
     GOOD,
     GOOD.replace("\n", "\r\n"),
     json.dumps(json.loads(GOOD), indent=2),
-    baseline_file.text({}),
+    baseline_file.render({}),
 )
 HOSTILE = (
     *(
@@ -169,12 +170,12 @@ def check_update(path: Path, content: bytes) -> None:
     else:
         update(path).write(REPORT)
         after = baseline_file.read(path)
-        new = Key(MEASURED.nodeid, "", CPU)
+        new = BaselineKey(MEASURED.nodeid, "", CPU)
         assert after[new]["peak_increase_bytes"] == 7
         assert {key: after[key] for key in entries if key != new} == {
             key: entries[key] for key in entries if key != new
         }
-        assert path.read_text("utf-8") == baseline_file.text(after)
+        assert path.read_text("utf-8") == baseline_file.render(after)
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
@@ -206,7 +207,7 @@ def test_random_content_is_refused(path: Path, content: bytes) -> None:
 @given(entries=baselines)
 def test_written_baseline_is_read_back(path: Path, entries: Entries) -> None:
     """Names of tests and labels may have any characters."""
-    content = baseline_file.text(entries)
+    content = baseline_file.render(entries)
     assert baseline_file.parse(content) == entries
     assert content.count("\n") == len(entries) + 2
     assert read_or_refused(path, content.encode()) == entries

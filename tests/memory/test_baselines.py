@@ -9,9 +9,10 @@ from reports_made import CPU, GPU
 
 from pytest_cka_memory import LimitError, RegionRecord
 from pytest_cka_memory.baseline import update as baseline_update
-from pytest_cka_memory.baseline.file import Fingerprint, Key
+from pytest_cka_memory.baseline.file import BaselineKey
 from pytest_cka_memory.baseline.limit import WithinBaseline, tolerance_of
 from pytest_cka_memory.baseline.update import Update, figures_of, fingerprint_of, updated
+from pytest_cka_memory.core.fingerprint import Fingerprint
 from pytest_cka_memory.core.tolerance import parse_tolerance
 from pytest_cka_memory.core.verdicts import Result, judge
 from pytest_cka_memory.limits import Breach, Unjudged
@@ -221,11 +222,11 @@ def test_wrong_marker_arguments_are_refused(
 def test_update_adds_regions_that_passed(record: MakeRecord) -> None:
     """Added, changed and unchanged regions are counted; other entries stay the same."""
     old = {
-        Key("same", "", CPU): ZEROS,
-        Key("moved", "", CPU): ZEROS,
-        Key("moved", "", GPU): ZEROS,
-        Key("failed", "", CPU): ZEROS,
-        Key("not run", "", CPU): ZEROS,
+        BaselineKey("same", "", CPU): ZEROS,
+        BaselineKey("moved", "", CPU): ZEROS,
+        BaselineKey("moved", "", GPU): ZEROS,
+        BaselineKey("failed", "", CPU): ZEROS,
+        BaselineKey("not run", "", CPU): ZEROS,
     }
     results = [
         Result("same", record()),
@@ -238,8 +239,8 @@ def test_update_adds_regions_that_passed(record: MakeRecord) -> None:
     assert update == Update(
         {
             **old,
-            Key("moved", "", CPU): {**ZEROS, "retained_bytes": 5},
-            Key("new", "a", CPU): ZEROS,
+            BaselineKey("moved", "", CPU): {**ZEROS, "retained_bytes": 5},
+            BaselineKey("new", "a", CPU): ZEROS,
         },
         added=1,
         changed=1,
@@ -250,14 +251,16 @@ def test_update_adds_regions_that_passed(record: MakeRecord) -> None:
 def test_update_drops_regions_that_a_test_no_longer_opens(record: MakeRecord) -> None:
     """Entries of other devices and of regions that an exception aborted are kept."""
     old = {
-        Key("t", "gone", CPU): ZEROS,
-        Key("t", "gone", GPU): ZEROS,
-        Key("t", "early", CPU): ZEROS,
-        Key("other", "gone", CPU): ZEROS,
+        BaselineKey("t", "gone", CPU): ZEROS,
+        BaselineKey("t", "gone", GPU): ZEROS,
+        BaselineKey("t", "early", CPU): ZEROS,
+        BaselineKey("other", "gone", CPU): ZEROS,
     }
     results = [Result("t", record()), Result("t", record(label="early", completed=False))]
     update = updated(old, [(CPU, result) for result in results])
-    assert update.entries.keys() == {*old, Key("t", "", CPU)} - {Key("t", "gone", CPU)}
+    assert update.entries.keys() == {*old, BaselineKey("t", "", CPU)} - {
+        BaselineKey("t", "gone", CPU)
+    }
     assert update.dropped == 1
 
 

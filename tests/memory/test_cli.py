@@ -11,7 +11,8 @@ import pytest
 from reports_made import SESSION, broken, hostile, kept, one_of_each, record
 
 from pytest_cka_memory.cli.main import OK, REGRESSION, UNUSABLE, main
-from pytest_cka_memory.core.verdicts import Report, judge
+from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.reports import markdown, terminal
 from pytest_cka_memory.reports.html import page as html_page
 from pytest_cka_memory.reports.json import writer as json_writer
@@ -26,7 +27,7 @@ def write(tmp_path):
         if not isinstance(report, Report):
             report = Report(SESSION, tuple(report))
         path = tmp_path / f"{name}.json"
-        path.write_text(json_writer.text(report), encoding="utf-8", errors="backslashreplace")
+        path.write_text(json_writer.render(report), encoding="utf-8", errors="backslashreplace")
         return str(path)
 
     return write_it
@@ -40,7 +41,7 @@ def test_show_prints_the_table_again(write, capsys):
     """The output has the table of the session's terminal and all that options can add to it."""
     assert main(["show", write("r", one_of_each())]) == OK
     lines = capsys.readouterr().out.splitlines()
-    assert lines == [line.text for line in terminal.whole(one_of_each())]
+    assert lines == [line.text for line in terminal.section(one_of_each())]
     head = "region batches start peak increase retained growth/b timeline verdict"
     assert " ".join(lines[0].split()) == head
     assert "BREACH t.py::test_leak[64] train" in lines
@@ -51,7 +52,7 @@ def test_show_prints_the_table_again(write, capsys):
 def test_show_prints_markdown(write, capsys):
     """The output is the file that --cka-memory-markdown writes."""
     assert main(["show", write("r", one_of_each()), "--format", "markdown"]) == OK
-    assert capsys.readouterr().out == markdown.text(one_of_each())
+    assert capsys.readouterr().out == markdown.render(one_of_each())
 
 
 def test_show_prints_a_report_without_regions(write, capsys):
@@ -64,7 +65,7 @@ def test_html_writes_the_page_that_the_option_writes(write, tmp_path):
     """The page is the one that --cka-memory-html writes; missing folders are created."""
     page = tmp_path / "new" / "page.html"
     assert main(["html", write("r", one_of_each()), "-o", str(page)]) == OK
-    assert page.read_text(encoding="utf-8") == html_page.text(one_of_each())
+    assert page.read_text(encoding="utf-8") == html_page.render(one_of_each())
 
 
 @pytest.mark.parametrize("alias", ["r.json", "./r.json", "link.json"])
@@ -74,8 +75,8 @@ def test_html_never_overwrites_its_input(write, tmp_path, monkeypatch, capsys, a
     (tmp_path / "link.json").symlink_to(source)
     monkeypatch.chdir(tmp_path)
     assert main(["html", source, "-o", alias]) == UNUSABLE
-    assert "is the report itself; give -o another path" in capsys.readouterr().err
-    assert (tmp_path / "r.json").read_text("utf-8") == json_writer.text(one_of_each())
+    assert "is the report itself; write another path" in capsys.readouterr().err
+    assert (tmp_path / "r.json").read_text("utf-8") == json_writer.render(one_of_each())
 
 
 def test_schema_prints_the_schema(capsys):
@@ -134,10 +135,10 @@ def test_compare_prints_the_differences(write, capsys, form, text):
     assert capsys.readouterr().out == text
 
 
-def test_readme_shows_the_output_of_compare():
-    """The table in the README is the one that the command prints."""
-    readme = Path(__file__).parents[2] / "README.md"
-    assert f"```text\n{TABLE}```\n" in readme.read_text(encoding="utf-8")
+def test_docs_show_the_output_of_compare():
+    """The table in the documentation is the one that the command prints."""
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "reports.md"
+    assert f"```text\n{TABLE}```\n" in page.read_text(encoding="utf-8")
 
 
 def test_compare_treats_a_figure_that_became_unknown_as_a_regression(write, capsys):
@@ -273,7 +274,7 @@ def test_show_prints_any_name_on_an_ascii_terminal(run_python, write):
 
 def test_error_about_a_damaged_report_is_one_line(tmp_path, capsys):
     """Line ends and escape sequences in a quoted key are escaped."""
-    text = json_writer.text(one_of_each())
+    text = json_writer.render(one_of_each())
     path = tmp_path / "r.json"
     path.write_text(text.replace('"odd items": 2', '"\\u001b[2J\\n": "2"'), encoding="utf-8")
     assert main(["show", str(path)]) == UNUSABLE

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 from reports_made import record
 
-from pytest_cka_memory.core.verdicts import Report, judge
-from pytest_cka_memory.integrations.github import Step, step_of
+from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.verdicts import judge
+from pytest_cka_memory.integrations.github import JobStep, step_of
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports import github
 
@@ -142,4 +143,4 @@ def test_auto_reports_only_on_github_actions(choice, environment, reports):
 )
 def test_file_paths_start_at_the_root_of_the_repository(root, file, path):
     """Pytest's root folder may be a subfolder of the repository."""
-    assert Step(None, Path("/w/repo"), Path(root), asked_for=False).path_of(file) == path
+    assert JobStep(None, Path("/w/repo"), Path(root), asked_for=False).path_of(file) == path

@@ -10,7 +10,8 @@ from html.parser import HTMLParser
 import pytest
 from reports_made import HOSTILE, LOSSES, SESSION, hostile, kept, many, one_of_each, record
 
-from pytest_cka_memory.core.verdicts import Report, judge
+from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.reports.html import page as html_page
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -55,7 +56,7 @@ def data_of(text):
 
 def test_summary_is_shown_without_the_script():
     """The verdict, the problems, the holders and the session are plain HTML."""
-    page = Page(html_page.text(one_of_each()))
+    page = Page(html_page.render(one_of_each()))
     assert page.texts["title"].startswith("Memory: 1 of 5 regions broke a limit")
     assert "retained 36 bytes, allowed 0 bytes: 36 bytes too much" in page.texts["li"]
     assert "this device has no reserve" in page.texts["li"]
@@ -66,7 +67,7 @@ def test_summary_is_shown_without_the_script():
 
 def test_page_loads_nothing_from_other_places():
     """The only URL is the SVG namespace, and a content policy forbids loading others."""
-    text = html_page.text(one_of_each())
+    text = html_page.render(one_of_each())
     page = Page(text)
     assert not {"link", "img", "iframe", "object", "base"} & set(page.tags)
     assert not [attributes for _, attributes in page.elements if "src" in attributes]
@@ -78,7 +79,7 @@ def test_page_loads_nothing_from_other_places():
 
 def test_text_of_a_test_never_becomes_an_element():
     """All texts of tests are escaped inside the JSON data."""
-    text = html_page.text(hostile())
+    text = html_page.render(hostile())
     page = Page(text)
     assert "img" not in page.tags
     assert page.tags.count("script") == 2
@@ -90,13 +91,13 @@ def test_text_of_a_test_never_becomes_an_element():
 
 def test_test_named_like_a_placeholder_is_shown_as_text():
     """A test named {{SCRIPT}} does not insert the script a second time."""
-    text = html_page.text(Report(SESSION, (judge("{{SCRIPT}}", record(completed=False), []),)))
+    text = html_page.render(Report(SESSION, (judge("{{SCRIPT}}", record(completed=False), []),)))
     assert "{{SCRIPT}}" in Page(text).texts["li"]
 
 
 def test_page_has_all_figures_of_a_region():
     """The data for the script has exact bytes."""
-    rows = data_of(html_page.text(one_of_each()))["rows"]
+    rows = data_of(html_page.render(one_of_each()))["rows"]
     assert [row["verdict"] for row in rows] == [
         "ok",
         "BREACH",
@@ -119,7 +120,7 @@ def test_page_has_all_figures_of_a_region():
 def test_page_shows_values_that_other_plugins_add():
     """Each value has its name and is cut to the length of a line."""
     result = replace(kept(), extra={"power_w": 250.0, "trace": "x" * 10_000})
-    (row,) = data_of(html_page.text(Report(SESSION, (result,))))["rows"]
+    (row,) = data_of(html_page.render(Report(SESSION, (result,))))["rows"]
     assert row["extra"][0] == "power_w: 250.0"
     assert len(row["extra"][1]) == 400
 
@@ -127,7 +128,7 @@ def test_page_shows_values_that_other_plugins_add():
 def test_holders_at_the_peak_have_their_own_heading():
     """Tensors that are live at the peak are not necessarily retained."""
     alive = record(at_peak=(LOSSES,))
-    (row,) = data_of(html_page.text(Report(SESSION, (judge("n", alive, []),))))["rows"]
+    (row,) = data_of(html_page.render(Report(SESSION, (judge("n", alive, []),))))["rows"]
     assert row["holders"][0] == "alive at the peak:"
 
 
@@ -139,7 +140,7 @@ def test_holders_at_the_peak_have_their_own_heading():
 def test_long_timeline_is_reduced_to_the_highest_point_of_each_step(batches, points, step):
     """A chart shows at most 200 points."""
     (row,) = data_of(
-        html_page.text(Report(SESSION, (kept(retained_bytes=batches, batches=batches),)))
+        html_page.render(Report(SESSION, (kept(retained_bytes=batches, batches=batches),)))
     )["rows"]
     assert (len(row["timeline"]), row["step"]) == (points, step)
     if points:
@@ -149,22 +150,22 @@ def test_long_timeline_is_reduced_to_the_highest_point_of_each_step(batches, poi
 def test_page_says_that_figures_are_predicted():
     """The heading, a notice and the data for the script say so."""
     session = {**SESSION, "meter": "predicted CUDA allocations"}
-    text = html_page.text(Report(session, (kept(),)))
+    text = html_page.render(Report(session, (kept(),)))
     assert Page(text).texts["h1"] == "Predicted memory"
     assert "predicted for the device, not measured" in text
     assert data_of(text)["predicted"] is True
-    assert data_of(html_page.text(one_of_each()))["predicted"] is False
+    assert data_of(html_page.render(one_of_each()))["predicted"] is False
 
 
 def test_problem_of_the_session_is_a_notice():
     """A problem of the session, such as too few regions, belongs to no region."""
-    text = html_page.text(Report(SESSION, (), problems=("0 regions measured",)))
+    text = html_page.render(Report(SESSION, (), problems=("0 regions measured",)))
     assert "FAILED: 0 regions measured" in Page(text).texts["header"]
 
 
 def test_page_lists_fifty_problems_and_counts_the_rest():
     """The first fifty are listed in full; the others are in the table."""
-    page = Page(html_page.text(many(600)))
+    page = Page(html_page.render(many(600)))
     assert page.tags.count("li") == 50
     assert "And 150 more, in the table below." in page.texts["section"]
 
@@ -178,7 +179,7 @@ def drawn(tmp_path):
             pytest.skip("Chromium is not installed")
         path = tmp_path / "page.html"
         extra = f"<script>{script}</script></body>"
-        path.write_text(html_page.text(report).replace("</body>", extra), encoding="utf-8")
+        path.write_text(html_page.render(report).replace("</body>", extra), encoding="utf-8")
         flags = (
             "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking "
             f"--disable-component-update --disable-sync --window-size={width},900"

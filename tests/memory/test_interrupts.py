@@ -148,7 +148,7 @@ def test_signal_during_the_search_for_new_storages_reaches_the_test(
     """A test with many small objects would otherwise lose more than half of its alarms."""
     with MemoryProbe("cpu").measure(), monkeypatch.context() as patched:
         patched.setattr(
-            StorageTracker, "find_unseen", lambda *_, **__: signal.raise_signal(signal.SIGTERM)
+            StorageTracker, "record_unseen", lambda *_, **__: signal.raise_signal(signal.SIGTERM)
         )
         with pytest.raises(StopError):  # noqa: PT012
             gc.collect(1)
@@ -158,6 +158,6 @@ def test_signal_during_the_search_for_new_storages_reaches_the_test(
 def test_freed_storage_is_recorded_without_python_code() -> None:
     """A signal handler could run in Python code there, and its exception would be lost."""
     ledger, storage = Ledger(), torch.UntypedStorage(10)
-    ledger.book(storage)
+    ledger.record(storage)
     (reference,) = weakref.getweakrefs(storage)
     assert type(reference.__callback__) is types.BuiltinMethodType

@@ -21,15 +21,16 @@ import itertools
 import sys
 from pathlib import Path
 from pytest_cka_memory.baseline import file as baseline_file
-from pytest_cka_memory.baseline.file import Fingerprint, Key
+from pytest_cka_memory.baseline.file import BaselineKey
+from pytest_cka_memory.core.fingerprint import Fingerprint
 from pytest_cka_memory.reports import files
-from pytest_cka_memory.core.tolerance import COMPARED
+from pytest_cka_memory.core.figures import COMPARED
 
 def text(number):
     figures = dict.fromkeys(COMPARED, number)
     device = Fingerprint("cpu", "exact", "2.15")
-    keys = [Key(f"t.py::t{{n}}", "", device) for n in range({REGIONS})]
-    return baseline_file.text(dict.fromkeys(keys, figures))
+    keys = [BaselineKey(f"t.py::t{{n}}", "", device) for n in range({REGIONS})]
+    return baseline_file.render(dict.fromkeys(keys, figures))
 
 path, texts = Path(sys.argv[1]), [text(1), text(2)]
 """

@@ -22,14 +22,14 @@ def test_a_storage_is_counted_once_however_often_it_is_recorded(ledger: Ledger) 
     """Recording it again, or through a view, adds no bytes."""
     tensor = torch.zeros(10)
     for view in (tensor, tensor[:2], tensor.view(2, 5), tensor.detach()):
-        ledger.book(view.untyped_storage())
+        ledger.record(view.untyped_storage())
     assert (ledger.level, ledger.peak) == (40, 40)
 
 
 def test_a_freed_storage_lowers_the_level_but_not_the_peak(ledger: Ledger) -> None:
     """The ledger does not keep the storage alive."""
     tensor = torch.zeros(10)
-    ledger.book(tensor.untyped_storage())
+    ledger.record(tensor.untyped_storage())
     del tensor
     ledger.settle()
     assert (ledger.level, ledger.peak) == (0, 40)
@@ -38,7 +38,7 @@ def test_a_freed_storage_lowers_the_level_but_not_the_peak(ledger: Ledger) -> No
 def test_a_view_keeps_its_whole_storage_counted(ledger: Ledger) -> None:
     """A view of one element keeps all ten counted."""
     tensor = torch.zeros(10)
-    ledger.book(tensor.untyped_storage())
+    ledger.record(tensor.untyped_storage())
     view = tensor[:1]
     del tensor
     ledger.settle()
@@ -51,7 +51,7 @@ def test_a_view_keeps_its_whole_storage_counted(ledger: Ledger) -> None:
 def test_freed_bytes_are_subtracted_before_new_ones_are_added(ledger: Ledger) -> None:
     """Tensors that are allocated one after another have the peak of one of them."""
     for _ in range(5):
-        ledger.book(torch.zeros(10).untyped_storage())
+        ledger.record(torch.zeros(10).untyped_storage())
     assert ledger.peak == 40
 
 
@@ -72,11 +72,11 @@ def test_retained_counts_only_the_growth_of_an_older_storage(
 ) -> None:
     """Growing back to the size at the mark does not count."""
     storage = torch.UntypedStorage(sizes[0])
-    ledger.book(storage)
+    ledger.record(storage)
     mark = ledger.serial
     for size in sizes[1:]:
         storage.resize_(size)
-        ledger.book(storage)
+        ledger.record(storage)
     assert (ledger.level, ledger.retained_since(mark)) == (level, retained)
     assert ledger.peak == max(sizes)
 
@@ -87,7 +87,7 @@ def test_each_mark_counts_what_was_allocated_after_it(ledger: Ledger) -> None:
     for size in (1, 2, 3):
         marks.append(ledger.serial)
         tensors.append(torch.zeros(size, dtype=torch.uint8))
-        ledger.book(tensors[-1].untyped_storage())
+        ledger.record(tensors[-1].untyped_storage())
     assert [ledger.retained_since(mark) for mark in marks] == [6, 5, 3]
     del tensors[1]
     assert [ledger.retained_since(mark) for mark in marks] == [4, 3, 3]
@@ -96,15 +96,15 @@ def test_each_mark_counts_what_was_allocated_after_it(ledger: Ledger) -> None:
 def test_a_storage_found_too_late_counts_only_its_growth(ledger: Ledger) -> None:
     """The bytes that it had when it was found are not attributed to a region."""
     storage = torch.UntypedStorage(100)
-    ledger.book(storage, born=False)
+    ledger.record(storage, counted=False)
     assert (ledger.level, ledger.retained_since(0)) == (0, 0)
-    ledger.book(storage)
+    ledger.record(storage)
     assert ledger.level == 0
     storage.resize_(130)
-    ledger.book(storage)
+    ledger.record(storage)
     assert (ledger.level, ledger.retained_since(0)) == (30, 30)
     storage.resize_(40)
-    ledger.book(storage)
+    ledger.record(storage)
     assert (ledger.level, ledger.retained_since(0)) == (0, 0)
     del storage
     ledger.settle()
@@ -117,7 +117,7 @@ def test_a_storage_at_a_reused_address_is_counted_as_new(ledger: Ledger) -> None
     for _ in range(200):
         tensor = torch.zeros(10)
         marks.append(ledger.serial)
-        ledger.book(tensor.untyped_storage())
+        ledger.record(tensor.untyped_storage())
         assert (ledger.level, ledger.retained_since(marks[-1])) == (40, 40)
         del tensor
     ledger.settle()
@@ -132,7 +132,7 @@ def test_a_finalizer_may_record_while_the_ledger_is_locked(ledger: Ledger) -> No
             self.me = self
 
         def __del__(self) -> None:
-            ledger.book(torch.zeros(10).untyped_storage())
+            ledger.record(torch.zeros(10).untyped_storage())
 
     gc.collect()
     Finaliser()
@@ -148,14 +148,14 @@ def test_storages_recorded_during_another_call_are_counted_once(ledger: Ledger) 
 
     def book_all(phase: str, info: object) -> None:
         for storage in kept:
-            ledger.book(storage)
+            ledger.record(storage)
 
     thresholds = gc.get_threshold()
     gc.callbacks.append(book_all)
     gc.set_threshold(1)
     try:
         for storage in kept:
-            ledger.book(storage)
+            ledger.record(storage)
     finally:
         gc.set_threshold(*thresholds)
         gc.callbacks.remove(book_all)
@@ -171,13 +171,13 @@ def test_recording_a_storage_again_at_any_line_counts_it_once(ledger: Ledger) ->
         if frame.f_code.co_filename != ledger_module.__file__:
             return None
         if ledger._busy:
-            ledger.book(storage)
+            ledger.record(storage)
         return book_again
 
     before = sys.gettrace()
     sys.settrace(book_again)
     try:
-        ledger.book(storage)
+        ledger.record(storage)
     finally:
         sys.settrace(before)
     assert ledger.level == ledger.peak == ledger.retained_since(0) == 40
@@ -190,7 +190,7 @@ def test_concurrent_threads_lose_no_bytes(ledger: Ledger) -> None:
     def work() -> None:
         for size in range(1, 200):
             tensor = torch.zeros(size, dtype=torch.uint8)
-            ledger.book(tensor.untyped_storage())
+            ledger.record(tensor.untyped_storage())
             if size % 2:
                 kept.append(tensor)
 

@@ -204,7 +204,7 @@ def test_first_batches_refuses_a_loader_that_ends_too_soon() -> None:
     """Otherwise the figures for 4 batches might come from 1, or from an exhausted iterator."""
     once = iter([1, 2, 3])
     assert list(FirstBatches(once, 2)) == [1, 2]
-    with pytest.raises(ValueError, match="ended after 1 of 2 batches; give one that can be iter"):
+    with pytest.raises(ValueError, match="ended after 1 of 2 batches; pass one that can be iter"):
         list(FirstBatches(once, 2))
 
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from reports_made import HOSTILE, SESSION, broken, hostile, kept, many, one_of_each, record
 
-from pytest_cka_memory.core.verdicts import Report, judge
+from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.reports import escapes, markdown
 
 FACTS = """\
@@ -80,19 +81,19 @@ it</summary>
 def test_at_most_ten_tests_without_a_result_are_named():
     """The others are counted."""
     missing = tuple(f"t.py::test_{number}" for number in range(12))
-    text = markdown.text(replace(one_of_each(), missing=missing))
+    text = markdown.render(replace(one_of_each(), missing=missing))
     assert text.count("- no result: `t.py::test_") == 10
     assert "- no result: and 2 more\n" in text
 
 
 def test_a_report_with_every_verdict_has_exactly_this_text():
     """Verdict, findings, holders, all regions, and the session."""
-    assert markdown.text(one_of_each()) == WHOLE
+    assert markdown.render(one_of_each()) == WHOLE
 
 
 def test_a_report_without_regions_begins_with_nothing_was_measured():
     """It must not look like a report in which every limit was kept."""
-    assert markdown.text(Report(SESSION, ())) == (
+    assert markdown.render(Report(SESSION, ())) == (
         f"### Memory: nothing was measured\n\n{FACTS}{LEGEND}"
     )
 
@@ -111,13 +112,13 @@ def test_a_report_without_regions_begins_with_nothing_was_measured():
 )
 def test_the_first_line_is_the_verdict(results, line):
     """A reviewer can stop reading there."""
-    assert markdown.text(Report(SESSION, tuple(results))).splitlines()[0] == f"### Memory: {line}"
+    assert markdown.render(Report(SESSION, tuple(results))).splitlines()[0] == f"### Memory: {line}"
 
 
 def test_a_problem_of_the_session_follows_the_verdict():
     """For example too few regions, which is not the verdict of any region."""
     report = Report(SESSION, (), problems=("0 regions measured, --cka-memory-min-regions=1",))
-    assert markdown.text(report).splitlines()[2] == (
+    assert markdown.render(report).splitlines()[2] == (
         "**FAILED**: `0 regions measured, --cka-memory-min-regions=1`"
     )
 
@@ -125,14 +126,14 @@ def test_a_problem_of_the_session_follows_the_verdict():
 def test_predicted_figures_are_marked_before_the_first_figure():
     """In the title and in a sentence below it."""
     session = {**SESSION, "meter": "predicted CUDA allocations"}
-    lines = markdown.text(Report(session, (kept(),))).splitlines()
+    lines = markdown.render(Report(session, (kept(),))).splitlines()
     assert lines[0] == "### Predicted memory: 1 region kept every limit"
     assert lines[2] == "These figures are predicted for the device, not measured on it."
 
 
 def test_text_from_a_test_is_never_interpreted_as_markup():
     """Outside code spans and code blocks, no part of a hostile name is left."""
-    text = markdown.text(hostile())
+    text = markdown.render(hostile())
     outside, blocks = re.subn(r"^(`{3,})text\n.*?\n\1$", "", text, flags=re.DOTALL | re.MULTILINE)
     assert blocks == 2
     for line in outside.splitlines():
@@ -161,7 +162,7 @@ def _without_code_spans(line):
 
 def test_every_row_has_as_many_cells_as_its_header():
     """A bar in a name does not end a cell, not even inside a code span."""
-    lines = [line for line in markdown.text(hostile()).splitlines() if line.startswith("| ")]
+    lines = [line for line in markdown.render(hostile()).splitlines() if line.startswith("| ")]
     borders = [line.replace("\\|", "").count("|") for line in lines]
     assert borders == [4, 4, 4, 4, 10, 10, 10]
 
@@ -169,7 +170,7 @@ def test_every_row_has_as_many_cells_as_its_header():
 @pytest.mark.parametrize("limit", [markdown.COMMENT_CHARACTERS, markdown.JOB_SUMMARY_CHARACTERS])
 def test_a_report_of_ten_thousand_regions_keeps_to_the_limit_on_length(limit):
     """What is left out is counted, in each table and after the holders."""
-    text = markdown.text(many(10_000), limit)
+    text = markdown.render(many(10_000), limit)
     assert limit - 3_000 < len(text) <= limit
     assert text.startswith("### Memory: 1,667 of 10,000 regions broke a limit\n")
     shown = [line for line in text.splitlines() if line.startswith("| **BREACH**")]

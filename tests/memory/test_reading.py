@@ -7,7 +7,7 @@ import pytest
 from reports_made import SESSION, hostile, many, one_of_each
 
 from pytest_cka_memory import ReportError
-from pytest_cka_memory.core.verdicts import Report
+from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.reports.json import reader as json_reader
 from pytest_cka_memory.reports.json import writer as json_writer
 
@@ -24,19 +24,19 @@ def file(tmp_path):
 )
 def test_a_written_report_is_read_back_unchanged(file, report):
     """Every field is equal."""
-    file.write_text(json_writer.text(report), encoding="utf-8")
+    file.write_text(json_writer.render(report), encoding="utf-8")
     assert json_reader.read(file) == report
 
 
 def test_a_byte_order_mark_is_ignored(file):
     """Editors and shells on Windows write one."""
-    file.write_text(json_writer.text(one_of_each()), encoding="utf-8-sig")
+    file.write_text(json_writer.render(one_of_each()), encoding="utf-8-sig")
     assert json_reader.read(file) == one_of_each()
 
 
 def test_unknown_keys_of_newer_versions_are_accepted(file):
     """Those of the session are kept, those of a region are ignored."""
-    plain = json.loads(json_writer.text(one_of_each()))
+    plain = json.loads(json_writer.render(one_of_each()))
     plain["regions"][0]["new_bytes"] = plain["session"]["new"] = 1
     plain["regions"][0]["timeline"][0]["new"] = None
     file.write_text(json.dumps(plain), encoding="utf-8")
@@ -51,7 +51,7 @@ def test_missing_session_keys_are_read_as_none(file):
 
 def damaged(place, value):
     """Return a report with one value replaced or removed."""
-    plain = json.loads(json_writer.text(one_of_each()))
+    plain = json.loads(json_writer.render(one_of_each()))
     inner = plain
     for step in place[:-1]:
         inner = inner[step]
@@ -62,7 +62,7 @@ def damaged(place, value):
     return json.dumps(plain).encode()
 
 
-WHOLE = json_writer.text(one_of_each()).encode()
+WHOLE = json_writer.render(one_of_each()).encode()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from pytest_cka_memory import RegionRecord, ReportError
-from pytest_cka_memory.core.verdicts import Report, Result, judge
+from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.verdicts import Result, judge
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports import files
 from pytest_cka_memory.reports.json import writer as json_writer
@@ -102,7 +103,9 @@ def test_the_json_report_has_its_keys_in_order_and_is_readable(
 ) -> None:
     """Schema, session, regions, then what is missing; indented, and not escaped to ASCII."""
     result = judge("t.py::t", record(label="größer"), [limit_from_marker("zero_retention", (), {})])
-    text = json_writer.text(Report({"device": "cpu"}, (result,), ("t.py::lost",), {"odd items": 2}))
+    text = json_writer.render(
+        Report({"device": "cpu"}, (result,), ("t.py::lost",), {"odd items": 2})
+    )
     assert text.startswith(
         '{\n "schema": "pytest-cka-memory/1",\n "session": {\n  "device": "cpu"\n },\n'
         ' "regions": [\n'
@@ -117,7 +120,7 @@ def test_the_json_report_has_its_keys_in_order_and_is_readable(
 
 def test_a_report_without_regions_has_every_key() -> None:
     """A session that measured nothing writes a valid report too."""
-    assert json.loads(json_writer.text(Report({}, ()))) == {
+    assert json.loads(json_writer.render(Report({}, ()))) == {
         "schema": "pytest-cka-memory/1",
         "session": {},
         "regions": [],
@@ -131,4 +134,4 @@ def test_a_figure_of_nan_is_refused(record: Callable[..., RegionRecord]) -> None
     """NaN is not valid JSON, and other readers could not read the file."""
     result = judge("t.py::t", record(retained_bytes=float("nan")), [])
     with pytest.raises(ValueError, match="Out of range float values are not JSON compliant"):
-        json_writer.text(Report({}, (result,)))
+        json_writer.render(Report({}, (result,)))

@@ -19,7 +19,7 @@ from pytest_cka_memory.cli.main import OK, REGRESSION, UNUSABLE, main
 from pytest_cka_memory.reports.json import writer as json_writer
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "100"))
-WHOLE = [json_writer.text(one_of_each()), json_writer.text(hostile())]
+WHOLE = [json_writer.render(one_of_each()), json_writer.render(hostile())]
 
 scalars = st.one_of(
     st.none(),

@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from pytest_cka_memory import RegionRecord
-from pytest_cka_memory.core.figures import Holding
 from pytest_cka_memory.core.growth import Sample
+from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Result, judge
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports import failure, terminal
@@ -102,7 +102,7 @@ def test_a_spark_line_is_scaled_from_the_lowest_to_the_highest_level(
     levels: list[int], bars: str
 ) -> None:
     """It has at most eight bars, the last of which is the last level."""
-    assert terminal.spark(levels) == bars
+    assert terminal.sparkline(levels) == bars
 
 
 def test_findings_name_breaches_and_what_was_not_judged(results: list[Result]) -> None:
@@ -179,7 +179,7 @@ def test_a_failure_names_limit_region_device_and_remedy(record: MakeRecord) -> N
     """Three lines per broken limit."""
     limits = [ZERO, limit_from_marker("max_peak_mb", ("4 B",), {})]
     result = judge("t.py::t", record(label="fit", retained_bytes=1, peak_bytes=5), limits)
-    assert failure.text([result], ScriptedMeter()).splitlines() == [
+    assert failure.render([result], ScriptedMeter()).splitlines() == [
         "zero_retention broken: retained 1 byte, allowed 0 bytes: 1 byte too much",
         "  in region 'fit', on cpu by scripted figures",
         "  what to do: find what still refers to these: a list, an attribute, a hook, a cache",
@@ -194,7 +194,7 @@ def test_a_failure_lists_the_largest_groups_and_sums_up_the_rest(record: MakeRec
     sizes = [9, 8, 7, 6, 5, 4, 3]
     groups = tuple(Holding(bytes=size, count=1) for size in sizes)
     leaking = record(retained_bytes=sum(sizes), retained=groups)
-    lines = failure.text([judge("t.py::t", leaking, [ZERO])], ScriptedMeter()).splitlines()
+    lines = failure.render([judge("t.py::t", leaking, [ZERO])], ScriptedMeter()).splitlines()
     listed = lines.count("    held by nothing that Python can name")
     assert 0 < listed < len(sizes)
     assert f"  1 tensor, {sizes[listed - 1]} bytes" in lines
@@ -204,7 +204,7 @@ def test_a_failure_lists_the_largest_groups_and_sums_up_the_rest(record: MakeRec
 
 def test_a_failure_of_a_region_without_a_label_names_the_whole_test(record: MakeRecord) -> None:
     """A limit that could not be judged has its advice in its message."""
-    text = failure.text([judge("t.py::t", record(), [FLAT])], ScriptedMeter())
+    text = failure.render([judge("t.py::t", record(), [FLAT])], ScriptedMeter())
     assert text.splitlines() == [
         "flat_per_batch broken: cannot be judged, no batch was seen: "
         "loop over region.batches(loader), or",
@@ -215,7 +215,7 @@ def test_a_failure_of_a_region_without_a_label_names_the_whole_test(record: Make
 
 def test_kept_limits_have_no_failure_text(record: MakeRecord) -> None:
     """The text is empty."""
-    assert failure.text([judge("t.py::t", record(), [ZERO])], ScriptedMeter()) == ""
+    assert failure.render([judge("t.py::t", record(), [ZERO])], ScriptedMeter()) == ""
 
 
 def test_a_table_that_is_too_wide_drops_the_timeline_before_it_cuts_names():

@@ -7,9 +7,9 @@ import pytest
 from jsonschema import Draft202012Validator, FormatChecker
 from reports_made import SESSION, hostile, kept, one_of_each
 
-from pytest_cka_memory.core.figures import Holding
 from pytest_cka_memory.core.growth import Sample
-from pytest_cka_memory.core.verdicts import Report
+from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.limits import Breach, Unjudged
 from pytest_cka_memory.reports.json import writer as json_writer
 
@@ -21,7 +21,7 @@ OPTIONAL = {"extra"}
 
 
 def written(report):
-    return json.loads(json_writer.text(report))
+    return json.loads(json_writer.render(report))
 
 
 def test_the_schema_is_valid_and_names_its_version():

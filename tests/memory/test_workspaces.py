@@ -14,19 +14,19 @@ SEPARATE = {**KEPT, "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}
 
 
 def workspaces(environ, torch_version="2.15.0"):
-    return Workspaces.by(environ, torch_version, USUAL)
+    return Workspaces.from_environment(environ, torch_version, USUAL)
 
 
 @pytest.mark.parametrize("operator", ["mm", "addmm", "bmm", "baddbmm", "mv", "dot", "addmm_"])
 def test_matrix_products_allocate_a_workspace(operator):
     """In place or not. cuBLASLt cannot add a bias of the product's own shape."""
-    assert workspaces({}).of(f"aten::{operator}", [SQUARE] * 3) == ("cuBLAS", USUAL)
+    assert workspaces({}).needed_by(f"aten::{operator}", [SQUARE] * 3) == ("cuBLAS", USUAL)
 
 
 @pytest.mark.parametrize("operator", ["add", "convolution", "relu", "sum"])
 def test_other_operators_allocate_no_workspace(operator):
     """Workspaces of cuDNN are not modelled."""
-    assert workspaces({}).of(f"aten::{operator}", [SQUARE] * 3) is None
+    assert workspaces({}).needed_by(f"aten::{operator}", [SQUARE] * 3) is None
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_other_operators_allocate_no_workspace(operator):
 def test_a_linear_layer_allocates_the_workspace_of_cublaslt(shapes, library):
     """It is 1 MiB, and only used if cuBLASLt can add the bias itself."""
     size = MB if library == "cuBLASLt" else USUAL
-    assert workspaces({}).of("aten::addmm", shapes) == (library, size)
+    assert workspaces({}).needed_by("aten::addmm", shapes) == (library, size)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_an_environment_variable_decides_whether_a_workspace_is_kept(value, kept
 )
 def test_both_libraries_share_one_kept_workspace(environ, expected):
     """Unless an environment variable separates them."""
-    assert workspaces(environ).of("aten::addmm", [(64,), SQUARE, SQUARE]) == expected
+    assert workspaces(environ).needed_by("aten::addmm", [(64,), SQUARE, SQUARE]) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Inner pytest sessions for the tests of the plugin, most of them with a scripted meter."""
 
+import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,18 @@ class Session:
 Run = Callable[..., Session]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _exclude_imports_from_collection() -> Iterator[None]:
+    """Hide what this process has imported from the garbage collector.
+
+    Inner sessions collect at every reading; with the modules of torch, one collection is slow.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture
 def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a file of tests in an inner session that writes its JSON report."""
@@ -121,6 +134,12 @@ def scripted_reserve(pytester: pytest.Pytester, session: Run) -> Run:
     return session
 
 
+@pytest.fixture(scope="module")
+def finished_sessions() -> dict[object, Session]:
+    """Sessions that several tests of a module check, by a key that the tests choose."""
+    return {}
+
+
 @pytest.fixture
 def extend_conftest(pytester: pytest.Pytester) -> Callable[[str], None]:
     """Append text to the conftest of the inner session, which ``scripted`` has written."""
@@ -145,6 +164,15 @@ def job_summary(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> P
 @pytest.fixture(params=[[], ["-n2"]], ids=["serial", "parallel"])
 def workers(request: pytest.FixtureRequest) -> list[str]:
     """Options that run the inner session serially and, in a second test, in two workers."""
+    if request.param:
+        pytest.importorskip("xdist")
+    options: list[str] = request.param
+    return options
+
+
+@pytest.fixture(params=[[], ["-n1"]], ids=["serial", "parallel"])
+def worker(request: pytest.FixtureRequest) -> list[str]:
+    """Like ``workers``, with one worker: for inner sessions with a single test, or none."""
     if request.param:
         pytest.importorskip("xdist")
     options: list[str] = request.param

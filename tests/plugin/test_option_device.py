@@ -19,7 +19,7 @@ no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is availabl
 )
 def test_unavailable_device_ends_the_session(session, workers, source, device, message):
     """It does not matter whether a test requests a measurement."""
-    run = session(source, f"--cka-memory-device={device}", *workers, subprocess=True)
+    run = session(source, f"--cka-memory-device={device}", *workers)
     run.assert_refused("--cka-memory-device: ", message)
 
 

@@ -96,8 +96,8 @@ print(region.record.one_time_bytes, outer.record.one_time_bytes, region.retained
 def test_kept_workspaces_are_one_time_bytes(python):
     """They have 9.125 MiB, as measured in the original notebook; none of it is retained."""
     settings = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1", "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}
-    said = python("-c", KEPT, **settings)
-    assert said.stdout.split() == [str(int(9.125 * 2**20))] * 2 + ["0"], said.stderr
+    run = python("-c", KEPT, **settings)
+    assert run.stdout.split() == [str(int(9.125 * 2**20))] * 2 + ["0"], run.stderr
 
 
 EXPANDING = """
@@ -123,16 +123,16 @@ print(region.record.reserved_peak_bytes // 2**20)
 )
 def test_expandable_segments_are_enabled_as_in_pytorch(python, variables, reserved_mb):
     """The environment variable is read under both of its names."""
-    said = python("-c", EXPANDING, **variables)
-    assert said.stdout.split() == [str(reserved_mb)], said.stderr
+    run = python("-c", EXPANDING, **variables)
+    assert run.stdout.split() == [str(reserved_mb)], run.stderr
 
 
 @pytest.mark.predicts
 def test_workspace_of_size_0_adds_no_bytes(python):
     """The environment can set the sizes of PyTorch's workspaces to 0."""
     none = {"CUBLAS_WORKSPACE_CONFIG": ":0:0", "CUBLASLT_WORKSPACE_SIZE": "0"}
-    said = python("-c", KEPT, TORCH_CUBLAS_WORKSPACE_CACHE="1", **none)
-    assert said.stdout.split() == ["0", "0", "0"], said.stderr
+    run = python("-c", KEPT, TORCH_CUBLAS_WORKSPACE_CACHE="1", **none)
+    assert run.stdout.split() == ["0", "0", "0"], run.stderr
 
 
 MANY = """
@@ -146,9 +146,9 @@ for number in range(65):
 @pytest.mark.predicts
 def test_process_has_at_most_64_predicted_cards(python):
     """Torch supports a limited number of devices per type."""
-    said = python("-c", MANY)
-    assert said.stdout.split()[-1] == "predicted:63"
-    assert "a process has 64 at most" in said.stderr
+    run = python("-c", MANY)
+    assert run.stdout.split()[-1] == "predicted:63"
+    assert "a process has 64 at most" in run.stderr
 
 
 TAKEN = """
@@ -184,5 +184,5 @@ vars(backend_registration).pop("_setup_privateuseone_for_python_backend", None)
 
 def test_older_torch_version_is_refused(python):
     """The error names the function that the older version lacks."""
-    said = python("-c", OLDER + SIZES).stderr
-    assert "predict:cuda needs a torch that has torch.utils.backend_registration._" in said
+    run = python("-c", OLDER + SIZES).stderr
+    assert "predict:cuda needs a torch that has torch.utils.backend_registration._" in run

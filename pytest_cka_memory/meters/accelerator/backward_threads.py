@@ -1,8 +1,8 @@
-"""Waits for the threads in which torch runs backward passes on devices other than the CPU.
+"""Wait for the threads in which torch runs backward passes on devices other than the CPU.
 
-When a pass fails, its caller hears of it at once, while the thread still holds the exception, and
-with it every frame that it passed and their tensors. It lets go when it is next given the
-interpreter, in a thousandth of a second or after a reading.
+When a backward pass fails, its caller gets the exception at once, while the thread still references
+it, and with it every frame of the traceback and their tensors. The thread drops that reference when
+it next gets the GIL: within about 1 ms, but possibly after a reading.
 """
 
 import threading
@@ -18,31 +18,30 @@ _LONGEST_WAIT_SECONDS = 1
 
 
 def wait_until_ended(device: torch.device) -> None:
-    """Return when `device`'s thread holds nothing of earlier passes; at the latest in a second.
+    """Wait until `device`'s thread holds nothing of earlier backward passes, for 1 s at most.
 
-    A pass over nothing goes through its queue. Neither that nor its tensors allocate anything.
+    To do so it runs a backward pass over an empty tensor in the queue of that thread. Neither the
+    pass nor its tensors allocate memory.
     """
-    if (
-        torch_private.graph_task_id() != -1 or not _may_have_begun()
-    ):  # in a pass: it would wait for us
+    # Inside a backward pass, waiting for its thread would be a deadlock.
+    if torch_private.graph_task_id() != -1 or not _may_be_running():
         return
-    # A thread of its own: the first node of a thread is the last of the queue, and no mode is on.
+    # In a new thread: no dispatch mode is active there, and its node is the last in the queue.
     waiting = threading.Thread(target=_run_empty_pass, args=(device,), daemon=True)
     waiting.start()
     waiting.join(_LONGEST_WAIT_SECONDS)
 
 
 def _run_empty_pass(device: torch.device) -> None:
-    with suppress(RuntimeError):  # a device that cannot do this is measured without
+    with suppress(RuntimeError):  # a device that cannot run this is measured without it
         leaf = torch.empty(0, device=device, requires_grad=True)
         torch.autograd.grad(leaf.view(0), leaf, torch.empty(0, device=device))
 
 
-def _may_have_begun() -> bool:
-    """Whether torch's threads run, as far as the system tells.
+def _may_be_running() -> bool:
+    """Whether torch's backward threads are running; True if the system cannot tell.
 
-    To start them would be a change to the test: a process that is then forked can run no backward
-    pass any more.
+    They must not be started here: once they run, a forked child process cannot run backward passes.
     """
     if not _THREADS.is_dir():
         return True
@@ -54,5 +53,5 @@ def _may_have_begun() -> bool:
 def _name(thread: Path) -> str:
     try:
         return (thread / "comm").read_text("utf-8", errors="replace")
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the thread has ended meanwhile
         return ""

@@ -1,8 +1,9 @@
-"""Look for objects of some types, among the young ones only where that is proved to be enough.
+"""Find objects of some types; search only the young generations if that is proved to be enough.
 
-In CPython up to 3.13, objects leave the two young generations of the garbage collector all at once.
-So when the oldest was seen without an object of these types, and a list made then is still young,
-none has joined it since: all there are, are young. What this saves is most of a region's cost.
+In CPython up to 3.13, the garbage collector promotes all objects of its two young generations
+together. If the oldest generation was seen without an object of these types, and a list created
+then is still young, no object has been promoted since, so all objects of these types are young.
+This saves most of a region's cost.
 """
 
 import gc
@@ -18,28 +19,28 @@ LEAVE_AT_ONCE = sys.version_info < (3, 14) and not sysconfig.get_config_var("Py_
 
 
 class Generations:
-    """The objects of the types that `kinds` returns, which may become more."""
+    """The objects of the types that `kinds` returns; it may return more types later."""
 
     def __init__(self, kinds: Callable[[], set[type]]) -> None:
         self._kinds = kinds
         self._witness: list[Any] | None = None
-        """Made when the oldest generation was seen to hold no such object."""
+        """Created when the oldest generation was seen to contain no such object."""
 
     def young(self) -> Iterator[Any]:
-        """Those that are young."""
+        """Yield those in the young generations."""
         kinds = self._kinds()
-        # One at a time and no list of our own, which would be an object too, and so hold itself.
+        # An iterator, because a list of them would be a young object too, and contain itself.
         return chain.from_iterable(
             _of(kinds, gc.get_objects(generation=number)) for number in (0, 1)
         )
 
     def all(self) -> Iterator[Any]:
-        """Every one."""
+        """Yield all of them."""
         if self._all_are_young():
             yield from self.young()
-            if self._all_are_young():  # none has left them during the look
+            if self._all_are_young():  # none was promoted during the search
                 return
-        witness: list[Any] = []  # before the look: what comes after it is younger still
+        witness: list[Any] = []  # before the search: later objects are younger
         none = True
         for item in _of(self._kinds(), gc.get_objects()):
             none = False
@@ -47,19 +48,19 @@ class Generations:
         self._witness = witness if none else None
 
     def none_after_collecting(self) -> bool:
-        """Collect young garbage only, and return whether it is proved that no such object is left.
+        """Collect young garbage only, and return whether that proves that no such object is left.
 
-        False says nothing. Old garbage stays: it holds no such object, but a finalizer of it that
-        would make one does not run.
+        False proves nothing. Old garbage is not collected: it contains no such object, but its
+        finalizers, which might create one, do not run.
         """
         enabled = gc.isenabled()
-        gc.disable()  # or a collection could come between the look and what it proves
+        gc.disable()  # a collection during the search would invalidate the proof
         try:
             if not self._all_are_young() or _any(self.young()):
                 return False
             gc.collect(1)
-            if len(sys._current_frames()) == 1:  # another thread's may have grown old just now
-                self._witness = []  # what a finalizer has made is young
+            if len(sys._current_frames()) == 1:  # another thread's objects may have been promoted
+                self._witness = []  # objects created by finalizers are young
             return not _any(self.all())
         finally:
             if enabled:
@@ -73,7 +74,7 @@ class Generations:
 
 
 def _of(kinds: set[type], objects: list[Any]) -> Iterator[Any]:
-    # By type, never isinstance: that asks __class__, and a dead weak proxy raises.
+    # By type and not isinstance, which reads __class__: a dead weak proxy raises.
     return compress(objects, map(kinds.__contains__, map(type, objects)))
 
 

@@ -1,8 +1,8 @@
-"""Raises anew, a moment later, what a signal's handler has raised where Python drops it.
+"""Raise an exception of a signal handler again if Python has dropped it in a GC callback.
 
-Ctrl-C and the alarm of a timeout are raised in whatever the main thread runs just then. Where that
-is a callback of the garbage collector, Python passes them to ``sys.unraisablehook`` and goes on: a
-test that hangs would hang for ever.
+Ctrl-C and a timeout's alarm raise in the code that the main thread runs at that time. If that is a
+callback of the garbage collector, Python passes the exception to ``sys.unraisablehook`` and
+continues, so a test that hangs would never end.
 """
 
 import functools
@@ -22,12 +22,15 @@ _MOMENT_SECONDS = 0.001
 
 
 def hook_for(callback: object) -> "Callable[[UnraisableHookArgs], Any]":
-    """A ``sys.unraisablehook`` that drops no signal for `callback`; the rest is for that of now."""
+    """Return a ``sys.unraisablehook`` that raises a signal's exception from `callback` again.
+
+    Other exceptions go to the hook that is installed now.
+    """
     before = sys.unraisablehook
 
     def hook(dropped: "UnraisableHookArgs") -> None:
         error = dropped.exc_value
-        # Raised anew, it may come in somebody else's callback of the same collection.
+        # Raised again, it may be dropped in another library's callback of the same collection.
         if error is not None and (
             (dropped.object == callback and _was_signalled(error)) or _ran(error, [_deliver])
         ):
@@ -39,7 +42,7 @@ def hook_for(callback: object) -> "Callable[[UnraisableHookArgs], Any]":
 
 
 def _was_signalled(error: BaseException) -> bool:
-    """Whether it was raised in the handler of a signal; those run in the main thread only."""
+    """Whether a signal handler raised it; handlers run in the main thread only."""
     if threading.current_thread() is not threading.main_thread():
         return False
     handlers = [_deliver, *map(signal.getsignal, signal.valid_signals())]
@@ -47,7 +50,7 @@ def _was_signalled(error: BaseException) -> bool:
 
 
 def _ran(error: BaseException, handlers: Iterable[Any]) -> bool:
-    """Whether `error` was raised in one of them."""
+    """Whether one of `handlers` raised `error`."""
     run = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
     return any(_code_of(handler) in run for handler in handlers)
 
@@ -59,10 +62,10 @@ def _code_of(handler: Any) -> object:
 
 
 def _raise_later(error: BaseException) -> None:
-    """Raise `error` in the main thread, by a SIGINT that stands for it."""
+    """Raise `error` in the main thread by means of a SIGINT."""
     before = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, functools.partial(_deliver, error, before))
-    start_new_thread(_interrupt, ())  # to start a Thread waits, and is what tests patch
+    start_new_thread(_interrupt, ())  # Thread.start waits, and tests patch it
 
 
 def _deliver(error: BaseException, before: Any, _signal: int, _frame: object) -> None:
@@ -71,5 +74,5 @@ def _deliver(error: BaseException, before: Any, _signal: int, _frame: object) ->
 
 
 def _interrupt() -> None:
-    time.sleep(_MOMENT_SECONDS)  # or it would come where the first has come
+    time.sleep(_MOMENT_SECONDS)  # otherwise it may be raised in the same callback
     interrupt_main()

@@ -1,4 +1,4 @@
-"""Books the storages of one kind of device: born, grown, dead, and the highest level between."""
+"""Record the storages of one device: allocated, resized, freed, and the highest level so far."""
 
 import sys
 import threading
@@ -15,271 +15,285 @@ from pytest_cka_memory.core.allocations import (
     Allocation,
     AllocationSite,
     RawFrames,
-    callers,
-    written,
+    format_frames,
+    user_frames,
 )
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.torch_private import storage_key  # by itself: asked for most often
+from pytest_cka_memory.meters.torch_private import (
+    storage_key,
+)  # by name, because it is called often
 
 
-class Origin(NamedTuple):
-    """What is noted at a birth, as cheaply as can be; put into words only when asked."""
+class OperatorSite(NamedTuple):
+    """What the ledger records at an allocation; made readable only when a report needs it."""
 
     operator: object
     dtype: torch.dtype
     shape: tuple[int, ...]
     frames: RawFrames
 
-    def maker(self) -> AllocationSite:
+    def readable(self) -> AllocationSite:
         dtype = str(self.dtype).removeprefix("torch.")
         operator = str(self.operator).removesuffix(".default")
-        return AllocationSite(operator, dtype, self.shape, written(self.frames))
+        return AllocationSite(operator, dtype, self.shape, format_frames(self.frames))
 
 
-class _Booked(weakref.ref[torch.UntypedStorage]):
-    """A storage in the ledger. Weak: a strong reference here would be the leak we report."""
+class _Entry(weakref.ref[torch.UntypedStorage]):
+    """A storage in the ledger. Weak, because a strong reference would itself be a leak."""
 
-    __slots__ = ("doubtful", "hidden", "history", "key", "origin", "size")
+    __slots__ = ("excluded_bytes", "history", "key", "maybe_alive", "site", "size")
 
     key: int
-    origin: Origin | None
+    site: OperatorSite | None
     size: int
-    hidden: int
-    """Bytes it had before the ledger met it too late to count them; they never weigh."""
+    excluded_bytes: int
+    """Bytes that it had when the ledger found it too late to count them; they never count."""
     history: list[tuple[int, int]]
-    """(serial number, weight) of birth and of every change of size since."""
-    doubtful: bool
-    """Whether it died in a collection, and perhaps its Python object only."""
+    """(serial number, weight) of its allocation and of every change of size since."""
+    maybe_alive: bool
+    """Whether a collection freed it, or perhaps only its Python object."""
 
     @property
     def weight(self) -> int:
+        """How many of its bytes count now."""
         return self.history[-1][1]
 
     def weight_at(self, serial: int) -> int:
-        """Bytes this storage weighed when the ledger stood at `serial`; 0 before its birth."""
+        """Return how many of its bytes counted at `serial`; 0 before its allocation."""
         return next((weight for when, weight in reversed(self.history) if when <= serial), 0)
 
-    def birth(self, size: int) -> Allocation:
-        """Tell of `size` bytes of it."""
-        return Allocation(self, self.key, size, self.history[-1][0], self.origin)
+    def allocation(self, size: int) -> Allocation:
+        """Return `size` bytes of it as an allocation."""
+        return Allocation(self, self.key, size, self.history[-1][0], self.site)
 
 
 class Ledger:
-    """Books the birth, growth and death of storages, and the highest level between.
+    """Records when storages are allocated, resized and freed, and the highest level so far.
 
-    Births are told by :meth:`book`; deaths tell themselves, through weak references.
+    Callers report allocations to :meth:`record`; weak references report when storages are freed.
     """
 
     def __init__(self) -> None:
         self.level = 0
         self.peak = 0
         self.serial = 0
-        self._live: dict[int, _Booked] = {}
-        # What was alive at the peak is what is alive now and was then, and these.
+        self._live: dict[int, _Entry] = {}
+        # Storages that were live at the peak are live now, or are in this list.
         self._peak_serial = 0
-        self._died_since_peak: list[_Booked] = []
-        self._dead: deque[_Booked | bool] = deque()
-        """In the order of their deaths, between the begin (True) and end (False) of collections."""
+        self._freed_since_peak: list[_Entry] = []
+        self._freed: deque[_Entry | bool] = deque()
+        """Freed storages in order, between the start (True) and the end (False) of collections."""
         # Before torch 2.15 the Python object of a storage shared between processes outlives it.
-        self._shared: dict[int, tuple[_Booked, StorageWeakRef]] = {}
-        # Before torch 2.15, too, a collection may end the Python object of a living storage, where
+        self._shared: dict[int, tuple[_Entry, StorageWeakRef]] = {}
+        # Also before torch 2.15, a collection may free only the Python object of a live storage, if
         # that object was part of a cycle, as in torch.save.
         self._collecting = False
-        self._doubtful: dict[int, _Booked] = {}
-        # Re-entrant: a collection inside book() may run a __del__ that computes with tensors. What
-        # that brings waits, held for this moment only, until the books can be read again.
+        self._maybe_alive: dict[int, _Entry] = {}
+        # Re-entrant: a collection inside record() may run a __del__ that computes with tensors. Its
+        # storages wait in the list below until the ledger is consistent again.
         self._lock = threading.RLock()
         self._busy = False
         self._waiting: list[tuple[torch.UntypedStorage, bool, torch.Tensor | None, object]] = []
 
-    def book(
+    def record(
         self,
         storage: torch.UntypedStorage,
         *,
-        born: bool = True,
+        counted: bool = True,
         tensor: torch.Tensor | None = None,
         operator: object = None,
     ) -> None:
-        """Book `storage` at its present size, if new or resized.
+        """Record `storage` at its current size, if it is new or resized.
 
-        ``born=False`` is for one that was alive before the ledger and escaped it: known from now
-        on, but weighing nothing, because the start level did not contain it either. `tensor` and
-        `operator` tell what it was born as and by.
+        Args:
+            storage: the storage.
+            counted: False for a storage that was live before the ledger started but was not found
+                then. Its bytes do not count, because the start level does not contain them.
+            tensor: the tensor that an operator returned.
+            operator: that operator.
         """
         size = storage.nbytes()
         known = self._live.get(storage_key(storage))
         if known is not None and known.size == size and known() is storage:
-            return  # most often; and so without the lock
+            return  # the usual case, so it takes no lock
         with self._lock:
             if self._busy:
-                self._waiting.append((storage, born, tensor, operator))
+                self._waiting.append((storage, counted, tensor, operator))
                 return
-            with self._alone():
-                self._book(storage, born, tensor, operator)
+            with self._exclusive():
+                self._record(storage, counted, tensor, operator)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep the books to oneself, from other threads and from what a collection brings."""
+    def _exclusive(self) -> Iterator[None]:
+        """Keep out other threads, and delay storages that a collection reports meanwhile."""
         with self._lock:
             was_busy, self._busy = self._busy, True
             try:
                 if not was_busy:
-                    self._bury()
+                    self._process_frees()
                 yield
                 while self._waiting and not was_busy:
-                    self._book(*self._waiting.pop())
+                    self._record(*self._waiting.pop())
             finally:
                 self._busy = was_busy
 
-    def _book(
+    def _record(
         self,
         storage: torch.UntypedStorage,
-        born: bool,
+        counted: bool,
         tensor: torch.Tensor | None,
         operator: object,
     ) -> None:
         size, key = storage.nbytes(), storage_key(storage)
         known = self._live.get(key)
         if known is None or known() is not storage:
-            if known is not None:  # a dead one, whose address was used again
-                self._bury()
-                self._forget(known)
-            doubtful = self._doubtful.pop(key, None)
-            if operator is None and doubtful is not None and doubtful.size == size:
-                self._follow(doubtful, storage)
+            if known is not None:  # freed, and its address was used again
+                self._process_frees()
+                self._remove(known)
+            maybe_alive = self._maybe_alive.pop(key, None)
+            if operator is None and maybe_alive is not None and maybe_alive.size == size:
+                self._restore(maybe_alive, storage)
                 return
-            origin = None
+            site = None
             if operator is not None and tensor is not None:
-                origin = Origin(operator, tensor.dtype, _shape_of(tensor), callers())
-            self._enter(storage, key, 0 if born else size, origin)
+                site = OperatorSite(operator, tensor.dtype, _shape_of(tensor), user_frames())
+            self._enter(storage, key, 0 if counted else size, site)
         elif known.size != size:
-            self._weigh(known, size)
+            self._resize(known, size)
 
     def note_collection(self, *, begins: bool) -> None:
-        """Doubt the deaths between the begin and the end of a collection."""
-        self._dead.append(begins)
+        """Mark storages that are freed during a garbage collection as possibly still alive."""
+        self._freed.append(begins)
 
     def retained_since(self, serial: int) -> int:
-        """Bytes born, or grown, after `serial` and alive now."""
+        """Return the bytes that were allocated after `serial` and are live now."""
         self.settle()
-        with self._alone():
+        with self._exclusive():
             return sum(max(0, b.weight - b.weight_at(serial)) for b in self._live.values())
 
     def settle(self) -> None:
-        """Bring :attr:`level` up to date with every death so far."""
-        with self._alone():
+        """Subtract every storage freed so far from :attr:`level`."""
+        with self._exclusive():
             if sys.version_info < (3, 11):
-                self._bury_untold()
+                self._process_unreported_frees()
 
     def is_empty(self) -> bool:
-        """Whether nothing that was booked is alive."""
+        """Whether no recorded storage is live."""
         self.settle()
         return not self._live
 
     def allocations_since(self, serial: int) -> list[Allocation]:
-        """What :meth:`retained_since` sums up, one by one."""
-        with self._alone():
-            living = list(self._live.values())
-        grown = ((booked, booked.weight - booked.weight_at(serial)) for booked in living)
-        return [booked.birth(size) for booked, size in grown if size > 0]
+        """Return the allocations whose bytes :meth:`retained_since` sums up."""
+        with self._exclusive():
+            live = list(self._live.values())
+        grown = ((entry, entry.weight - entry.weight_at(serial)) for entry in live)
+        return [entry.allocation(size) for entry, size in grown if size > 0]
 
     def addresses(self) -> set[int]:
-        """Where the memory of every living storage begins."""
-        with self._alone():
-            storages = [booked() for booked in self._live.values()]
+        """Return the address of every live storage."""
+        with self._exclusive():
+            storages = [entry() for entry in self._live.values()]
         return {storage.data_ptr() for storage in storages if storage is not None}
 
     def alive_at_peak(self) -> list[Allocation]:
-        """Every storage of the highest level since :meth:`reset_peak`, with its bytes then."""
-        with self._alone():
-            candidates = [*self._live.values(), *self._died_since_peak]
-        weighed = ((booked, booked.weight_at(self._peak_serial)) for booked in candidates)
-        return [booked.birth(size) for booked, size in weighed if size > 0]
+        """Return every storage live at the peak since :meth:`reset_peak`, with its bytes then."""
+        with self._exclusive():
+            candidates = [*self._live.values(), *self._freed_since_peak]
+        weighed = ((entry, entry.weight_at(self._peak_serial)) for entry in candidates)
+        return [entry.allocation(size) for entry, size in weighed if size > 0]
 
     def reset_peak(self) -> None:
-        """Start the peak anew from the present level."""
-        with self._alone():
+        """Set the peak to the current level."""
+        with self._exclusive():
             self._note_peak()
 
     def _enter(
-        self, storage: torch.UntypedStorage, key: int, hidden: int, origin: Origin | None
+        self,
+        storage: torch.UntypedStorage,
+        key: int,
+        excluded_bytes: int,
+        site: OperatorSite | None,
     ) -> None:
-        booked = _Booked(storage, self._dead.append)  # at any moment, in any thread: so no lock
-        booked.doubtful = False
-        booked.key = key
-        booked.origin = origin
-        booked.hidden = hidden
-        booked.history = [(self.serial, 0)]
-        booked.size = storage.nbytes()
-        self._live[booked.key] = booked  # whole: a collection may come, and book it again
-        if storage.device.type == "cpu" and storage.is_shared():  # on CUDA, all say they are
-            self._shared[booked.key] = booked, StorageWeakRef(storage)
-        self._weigh(booked, booked.size)
+        entry = _Entry(
+            storage, self._freed.append
+        )  # called at any time in any thread, so takes no lock
+        entry.maybe_alive = False
+        entry.key = key
+        entry.site = site
+        entry.excluded_bytes = excluded_bytes
+        entry.history = [(self.serial, 0)]
+        entry.size = storage.nbytes()
+        self._live[entry.key] = entry  # complete: a collection may record it again
+        if (
+            storage.device.type == "cpu" and storage.is_shared()
+        ):  # on CUDA is_shared() is always true
+            self._shared[entry.key] = entry, StorageWeakRef(storage)
+        self._resize(entry, entry.size)
 
-    def _weigh(self, booked: _Booked, size: int) -> None:
-        before, weight = booked.weight, max(0, size - booked.hidden)
+    def _resize(self, entry: _Entry, size: int) -> None:
+        before, weight = entry.weight, max(0, size - entry.excluded_bytes)
         self.serial += 1
-        booked.history.append((self.serial, weight))
+        entry.history.append((self.serial, weight))
         self.level += weight - before
-        booked.size = size
+        entry.size = size
         if self.level > self.peak:
             self._note_peak()
 
     def _note_peak(self) -> None:
         self.peak, self._peak_serial = self.level, self.serial
-        self._died_since_peak.clear()
+        self._freed_since_peak.clear()
 
-    def _bury(self) -> None:
-        while self._dead:
-            dead = self._dead[0]
-            if isinstance(dead, bool):
-                self._collecting = dead
+    def _process_frees(self) -> None:
+        while self._freed:
+            freed = self._freed[0]
+            if isinstance(freed, bool):
+                self._collecting = freed
             else:
-                dead.doubtful = self._collecting
-                self._forget(dead)
-            self._dead.popleft()  # now: an alarm may have come, or the end of the stack
-        for booked, weak in list(self._shared.values()):
+                freed.maybe_alive = self._collecting
+                self._remove(freed)
+            self._freed.popleft()  # only now: an alarm or a RecursionError may have come
+        for entry, weak in list(self._shared.values()):
             if weak.expired():
-                self._forget(booked)
+                self._remove(entry)
 
-    def _bury_untold(self) -> None:
-        """At the end of the stack, Python 3.10 calls nothing to tell a death, not even C code."""
-        dead = [booked for booked in self._live.values() if booked() is None]
-        self._bury()  # those that were told, with what was told of them
-        for booked in dead:
-            self._forget(booked)
+    def _process_unreported_frees(self) -> None:
+        """Remove freed storages that Python 3.10 did not report because the stack was exhausted."""
+        freed = [entry for entry in self._live.values() if entry() is None]
+        self._process_frees()  # first those that were reported
+        for entry in freed:
+            self._remove(entry)
 
-    def _follow(self, booked: _Booked, storage: torch.UntypedStorage) -> None:
-        """Go on with a storage that has lost a Python object, not its life."""
-        again = _Booked(storage, self._dead.append)
-        for name in _Booked.__slots__:
-            setattr(again, name, getattr(booked, name))
+    def _restore(self, entry: _Entry, storage: torch.UntypedStorage) -> None:
+        """Continue `entry` with a new Python object for the same storage."""
+        again = _Entry(storage, self._freed.append)
+        for name in _Entry.__slots__:
+            setattr(again, name, getattr(entry, name))
         self._live[again.key] = again
-        self._died_since_peak = [dead for dead in self._died_since_peak if dead is not booked]
+        self._freed_since_peak = [freed for freed in self._freed_since_peak if freed is not entry]
         self.level += again.weight
         if self.level > self.peak:
             self._note_peak()
 
-    def _forget(self, booked: _Booked) -> None:
-        if self._live.get(booked.key) is not booked:
+    def _remove(self, entry: _Entry) -> None:
+        if self._live.get(entry.key) is not entry:
             return
-        weight = booked.weight
-        was_born = booked.history[0][0] < self._peak_serial
-        if was_born and booked.weight_at(self._peak_serial) > 0:
-            self._died_since_peak.append(booked)
-        if booked.doubtful:
-            self._doubtful[booked.key] = booked
-        self._shared.pop(booked.key, None)
-        # No call from here: at the end of the stack each may fail, and is then done anew.
+        weight = entry.weight
+        was_allocated = entry.history[0][0] < self._peak_serial
+        if was_allocated and entry.weight_at(self._peak_serial) > 0:
+            self._freed_since_peak.append(entry)
+        if entry.maybe_alive:
+            self._maybe_alive[entry.key] = entry
+        self._shared.pop(entry.key, None)
+        # No calls below: each may fail if the stack is exhausted, and would then be repeated.
         self.level -= weight
-        del self._live[booked.key]
+        del self._live[entry.key]
 
 
 def _shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Its sizes as numbers; those of its storage in one dimension where these cannot be had.
+    """Return the tensor's sizes; if they cannot be read, the length of its storage.
 
-    While ``torch.jit`` traces, sizes are tensors, which would be kept here and become part of the
-    trace. A nested tensor of the strided layout has none.
+    While ``torch.jit`` traces, sizes are tensors, which would be kept alive here and become part of
+    the trace. A strided nested tensor has no sizes.
     """
     if not torch_private.is_tracing():
         try:

@@ -1,4 +1,4 @@
-"""Find the tensor storages alive in this process."""
+"""Find the live tensor storages of this process."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -9,10 +9,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.ledger.generations import Generations
 
-# A tensor without one plain storage (opaque, batched by functorch, not yet materialised) answers
-# with one of these; it is not ours to count. A subclass may answer with anything.
+# A tensor without a plain storage (opaque, batched by functorch, not yet materialised) raises one
+# of these and is not counted. A subclass may raise anything.
 _NO_STORAGE = (NotImplementedError, RuntimeError, ValueError, AttributeError)
-_untyped_storage = torch.Tensor.untyped_storage  # now: a test may patch it, and would blind us
+_untyped_storage = torch.Tensor.untyped_storage  # read at import, because a test may patch it
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 _SPARSE_PARTS = {
     torch.sparse_coo: torch_private.SPARSE_PARTS,
@@ -24,7 +24,7 @@ _SPARSE_PARTS = {
 
 
 def storages_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, ...]:
-    """Every storage behind `tensor`: one, or those of a sparse tensor's or a wrapper's parts."""
+    """Return the storages of `tensor`: one, or those of the parts of a sparse or wrapper tensor."""
     if type(tensor) in _PLAIN and tensor.layout is torch.strided:
         try:
             return (_untyped_storage(tensor),)
@@ -53,19 +53,19 @@ def _kinds() -> set[type]:
 
 
 _HOLDING = Generations(_kinds)
-"""Python objects that hold storages."""
+"""The Python objects that may hold storages."""
 
 
 def none_after_collecting() -> bool:
-    """Collect young garbage only, and return whether it is proved that no tensor is left."""
+    """Collect young garbage only, and return whether that proves that no tensor is left."""
     return _HOLDING.none_after_collecting()
 
 
 def live_storages(device: torch.device, *, young: bool = False) -> Iterator[torch.UntypedStorage]:
-    """Each storage on `device` that a Python object, a ``.grad`` or a script module holds.
+    """Yield each storage on `device` that a Python object, a ``.grad`` or a script module holds.
 
-    Walks the garbage collector's objects, or with `young` only those that few collections have
-    met yet (below 1 ms). Tensors that only C++ holds are invisible here.
+    Searches all objects of the garbage collector, or with `young` only its young generations, which
+    takes less than 1 ms. Tensors that only C++ holds are not found.
     """
     seen: set[int] = set()
     for storage in _storages_among(_HOLDING.young() if young else _HOLDING.all()):
@@ -79,10 +79,10 @@ def _storages_among(objects: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
     for item in objects:
         kind = type(item)
         if kind is torch.UntypedStorage:
-            # Before torch 2.15 it may outlive its storage, if that was shared between processes.
+            # Before torch 2.15, the object of a storage shared between processes may outlive it.
             if not StorageWeakRef(item).expired():
                 yield item
-        elif kind in script_types:  # its tensors live in C++ until asked for
+        elif kind in script_types:  # its tensors are in C++ until they are read
             for tensor in _script_tensors(item):
                 yield from storages_of(tensor)
         else:
@@ -93,14 +93,14 @@ def _storages_among(objects: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
 
 
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Its ``.grad``, where it may have one and can be asked."""
-    # To ask a view whether it is a leaf may run its operators anew, which no mode is to see.
+    """Return a tensor's ``.grad``; None if it has none or cannot be asked."""
+    # Reading is_leaf of a view may run its operators again; modes must not see them.
     with torch_private.no_subclass_function(), torch_private.no_dispatch():
         try:
-            # Asking any other tensor for its gradient prints a warning.
+            # Reading .grad of any other tensor prints a warning.
             return tensor.grad if tensor.is_leaf or tensor.retains_grad else None
-        # A view whose base was changed behind autograd's back refuses, and one in the midst of
-        # being compiled cannot run them without its mode.
+        # A view whose base was modified in a way that autograd rejects raises, and so does one that
+        # is being compiled, because it cannot run its operators without its mode.
         except _NO_STORAGE:
             return None
 
@@ -113,7 +113,7 @@ def _script_tensors(module: torch.jit.ScriptModule) -> list[torch.Tensor]:
 
 
 def with_subclasses(base: type) -> set[type]:
-    """`base` and every class derived from it so far."""
+    """Return `base` and every class derived from it so far."""
     found = {base}
     todo = [base]
     while todo:

@@ -1,7 +1,7 @@
-"""What ``torch.jit.trace`` and a dispatch mode cannot do together, done apart.
+"""Keep ``torch.jit.trace`` and dispatch modes apart, because they do not work together.
 
-Under any mode at all, even one that does nothing, code is traced wrongly or not at all; what was
-traced runs, but shows numbers where its operators want tensors (torch 2.9 to 2.15).
+Under any mode, even one that does nothing, code is traced wrongly or not at all. Traced code runs
+under a mode, but passes numbers to operators that expect tensors (torch 2.9 to 2.15).
 """
 
 import functools
@@ -16,11 +16,11 @@ _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: to
 
 
 def without_mode(function: Callable[..., Any], kind: type) -> Callable[..., Any]:
-    """Return `function`, run without the innermost mode where that is of `kind`."""
+    """Return `function`, run without the innermost mode if that is of `kind`."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not torch_private.TELLS_MODES or type(torch_private.innermost_mode()) is not kind:
+        if not torch_private.KNOWS_MODES or type(torch_private.innermost_mode()) is not kind:
             return function(*args, **kwargs)
         mode = torch_private.pop_mode()
         try:
@@ -32,12 +32,12 @@ def without_mode(function: Callable[..., Any], kind: type) -> Callable[..., Any]
 
 
 def is_refused_number(error: RuntimeError) -> bool:
-    """Whether an operator did not start, because one of its tensors came as a number."""
+    """Whether an operator did not start because a number was passed for one of its tensors."""
     return "Expected a value of type 'Tensor' for argument" in str(error)
 
 
 def numbers_as_tensors(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """`args` with a tensor of no dimensions for each number in the place of a tensor."""
+    """Return `args` with a 0-dimensional tensor for each number that is passed for a tensor."""
     schema = torch_private.schema_of(operator)
     wanted = [argument.type.kind() == "TensorType" for argument in schema.arguments]
     with torch_private.no_dispatch():

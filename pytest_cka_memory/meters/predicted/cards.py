@@ -1,4 +1,4 @@
-"""The cards a prediction can be made for: what they hold, and how large their workspaces are."""
+"""The cards that can be predicted: their memory and the size of their workspaces."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from pytest_cka_memory.errors import DeviceError
 _GIB = 2**30
 
 CONTEXT_BYTES = _GIB // 2
-"""Of a card's memory, what the CUDA context takes and the allocator never gets.
+"""Memory of a card that the CUDA context uses, so that the allocator cannot.
 
-0.49 GiB by three published out-of-memory messages of single processes ("this process has ... in
-use" less "allocated" and "reserved but unallocated"): A100, L40 and RTX 4090.
+It is 0.49 GiB in three published out-of-memory messages of single processes ("this process has ...
+in use" minus "allocated" and "reserved but unallocated"): A100, L40 and RTX 4090.
 """
 
 # ``parseChosenWorkspaceSize`` in aten/src/ATen/cuda/CublasHandlePool.cpp: ":4096:2:16:8", and
@@ -18,7 +18,7 @@ use" less "allocated" and "reserved but unallocated"): A100, L40 and RTX 4090.
 _USUAL_WORKSPACE = 2 * 4096 * 1024 + 8 * 16 * 1024
 _HOPPER_WORKSPACE = 32 * 2**20
 LT_WORKSPACE_BYTES = 2**20
-"""What cuBLASLt gets on any card: ``parseCUDABlasLtWorkspaceSize``, 1024 KiB (issue 73328)."""
+"""The cuBLASLt workspace on any card: ``parseCUDABlasLtWorkspaceSize`` (PyTorch issue 73328)."""
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,17 @@ class Card:
     """One kind of GPU."""
 
     name: str
-    """As ``--cka-memory-device=predict:cuda:NAME`` has it."""
+    """Its name in ``--cka-memory-device=predict:cuda:NAME``."""
     title: str
-    """As a reader knows it."""
+    """Its product name, shown in reports."""
     total_bytes: int
-    """Its memory as PyTorch tells it: ``total_memory``, "total capacity"."""
+    """Its memory as PyTorch reports it: ``total_memory``, "total capacity"."""
     workspace_bytes: int
-    """What PyTorch gives cuBLAS for a stream."""
+    """The workspace that PyTorch allocates for cuBLAS, per stream."""
 
     @property
     def capacity_bytes(self) -> int:
-        """What the caching allocator can reserve at most."""
+        """The most that the caching allocator can reserve."""
         return self.total_bytes - CONTEXT_BYTES
 
 
@@ -44,12 +44,14 @@ def _card(name: str, title: str, total_gib: float, workspace_bytes: int = _USUAL
     return Card(name, title, int(total_gib * _GIB), workspace_bytes)
 
 
-# Totals are those PyTorch printed on such a card. They vary by some 0.2 GiB with driver and ECC;
-# where several were published, the least.
+# The totals were printed by PyTorch on such a card. They vary by about 0.2 GiB with the driver and
+# with ECC; if several were published, this is the smallest.
 CARDS = {
     card.name: card
     for card in (
-        _card("a100", "NVIDIA A100 80GB", 79.25),  # 79.32 in the notebook this project grew from
+        _card(
+            "a100", "NVIDIA A100 80GB", 79.25
+        ),  # 79.32 in the notebook that this project started from
         _card("a100-40gb", "NVIDIA A100 40GB", 39.50),
         _card("h100", "NVIDIA H100 80GB", 79.11, _HOPPER_WORKSPACE),
         _card("h100-nvl", "NVIDIA H100 NVL", 93.00, _HOPPER_WORKSPACE),
@@ -62,14 +64,14 @@ CARDS = {
     )
 }
 DEFAULT_CARD = "a100"
-"""That of ``predict:cuda`` alone: the card of the published figures predictions are held to."""
+"""The card of ``predict:cuda`` without a name; predictions are checked against figures from it."""
 
 
 def card_of(name: str) -> Card:
-    """The card of a name; an empty one is the default's.
+    """Return the card with a name; an empty name means the default card.
 
     Raises:
-        DeviceError: for a name that is not known; it lists those that are.
+        DeviceError: for an unknown name; the message lists the known ones.
     """
     if (name or DEFAULT_CARD) not in CARDS:
         raise DeviceError(

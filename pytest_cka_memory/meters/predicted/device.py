@@ -1,8 +1,8 @@
-"""A device of fake tensors: shapes, dtypes and storages without bytes, for code to run on.
+"""A device of fake tensors, which have shapes, dtypes and storages but no bytes.
 
-PyTorch's spare device type (PrivateUse1)
-is set up from Python; what arrives there goes on under a fake tensor mode. Tensors of other
-devices are left alone, so data loaders and the rest of the process compute as ever.
+It uses PyTorch's device type for out-of-tree backends (PrivateUse1), registered from Python. All of
+its operators run under a fake tensor mode. Tensors of other devices are not affected, so data
+loaders and the rest of the process compute as usual.
 """
 
 import sys
@@ -13,7 +13,7 @@ import torch
 
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters.predicted.device_guard import Guard, install
-from pytest_cka_memory.meters.predicted.dispatch import DEVICE_TYPE, PredictingMode, Seen
+from pytest_cka_memory.meters.predicted.dispatch import DEVICE_TYPE, OnOperator, PredictingMode
 from pytest_cka_memory.meters.predicted.refusals import (
     refuse_autocast,
     refuse_compiling,
@@ -32,70 +32,73 @@ from pytest_cka_memory.meters.torch_private import (
     set_up_python_backend,
 )
 
-_UNTAKEN = "privateuseone"
-_MOST_CARDS = 64
+_UNUSED_NAME = "privateuseone"
+_MAX_DEVICES = 64
 
 
 class _Module(BackendModule):
-    """``torch.predicted``, asked by torch itself and by code that is written for any device."""
+    """The module ``torch.predicted``, which torch and device-independent code call."""
 
     def is_available(self) -> bool:
-        """Else ``torch.accelerator`` would take it for one: to wait for, to pin memory for."""
+        """Return False, or ``torch.accelerator`` would synchronize it and pin memory for it."""
         return False
 
     def device_count(self) -> int:
-        return _MOST_CARDS
+        return _MAX_DEVICES
 
     def synchronize(self, device: object = None) -> None:
-        """Nothing runs, so nothing is waited for."""
+        """Do nothing, because no kernel runs."""
 
     def empty_cache(self) -> None:
-        """A prediction empties its cache where it cleans."""
+        """Do nothing; the meter empties the simulated cache when it cleans."""
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        """Asked by every ``torch.autocast``: those that turn it off are let be, as checkpoints'."""
+        """Refuse ``torch.autocast``, which calls this, unless it is disabled (in checkpoints)."""
         if sys._getframe(1).f_locals.get("enabled", True):
             refuse_autocast()
         return [torch.float16, torch.bfloat16]
 
 
-def claim(seen: Seen) -> torch.device:
-    """Return a device of fake tensors, and tell `seen` of every operator that returns one there.
+def register_device(on_operator: OnOperator) -> torch.device:
+    """Return a new device of fake tensors; `on_operator` is called after its operators.
 
     Raises:
-        DeviceError: where torch's spare device type is taken by another backend.
+        DeviceError: if another backend uses torch's PrivateUse1 device type.
     """
     mode = _mode()
-    index = len(mode.seen)
-    if index == _MOST_CARDS:
-        raise DeviceError(f"a process predicts for {_MOST_CARDS} cards at most")
-    mode.seen[index] = seen
+    index = len(mode.callbacks)
+    if index == _MAX_DEVICES:
+        raise DeviceError(
+            f"cannot set up another predicted device: a process has {_MAX_DEVICES} at most; "
+            "run some tests in another process"
+        )
+    mode.callbacks[index] = on_operator
     return torch.device(DEVICE_TYPE, index)
 
 
 @cache
 def _mode() -> PredictingMode:
-    """The process's one mode, with the device registered; it cannot be taken back."""
+    """Return the only mode of this process; registering its device cannot be undone."""
     taken = privateuse1_backend_name()
-    if taken != _UNTAKEN:
+    if taken != _UNUSED_NAME:
         raise DeviceError(
-            f"torch's spare device type is taken by {taken!r} in this process; "
-            "predict:cuda needs it, so run predicted tests in a process without that backend"
+            "predict:cuda needs torch's PrivateUse1 device type, but it is taken by "
+            f"{taken!r} in this process; run predicted tests in a process without that backend"
         )
     mode = PredictingMode()
     try:
         guard = Guard()
         set_up_python_backend(DEVICE_TYPE, backend_module=_Module(), device_guard=guard)
-        _keep.append(guard)
+        _registrations.append(guard)
         install()
-        _route(mode)
+        _register_operators(mode)
     except RuntimeError as error:
         raise DeviceError(f"predict:cuda cannot set up its device: {error}") from error
     return mode
 
 
-def _route(mode: PredictingMode) -> None:
-    """Send every operator that reaches the device on, under `mode`."""
+def _register_operators(mode: PredictingMode) -> None:
+    """Run every operator of the device under `mode`."""
 
     def run(func: Any, *args: Any, **kwargs: Any) -> Any:
         with _modes_on(), mode:
@@ -107,29 +110,29 @@ def _route(mode: PredictingMode) -> None:
 
     everything, aten = (torch.library.Library(name, "IMPL") for name in ("_", "aten"))
     everything.fallback(run, "PrivateUse1")
-    # The one that torch.tensor(..., device=...) needs, and for which torch asks no fallback.
+    # torch.tensor(..., device=...) needs this operator, and torch uses no fallback for it.
     aten.impl(COPY_FROM, copy_from, "PrivateUse1")
-    _keep.extend((everything, aten))
-    _refuse(mode)
+    _registrations.extend((everything, aten))
+    _refuse_unsupported(mode)
 
 
-def _refuse(mode: PredictingMode) -> None:
-    """Refuse what never reaches the mode as an operator, and would fail without a reason."""
+def _refuse_unsupported(mode: PredictingMode) -> None:
+    """Refuse what never reaches the mode as an operator, and would fail without a clear error."""
     plain_numpy = FakeTensor.numpy
 
     def numpy(tensor: FakeTensor, **options: Any) -> Any:
         return refuse_numpy() if tensor.fake_mode is mode else plain_numpy(tensor, **options)
 
-    setattr(FakeTensor, "numpy", numpy)  # noqa: B010  # mypy would have it a method
+    setattr(FakeTensor, "numpy", numpy)  # noqa: B010  # mypy rejects an assignment to a method
     callback_handler.register_start_callback(refuse_compiling)
 
 
-_keep: list[object] = []
-"""What torch refers to, and does not hold: registrations end with their Python objects."""
+_registrations: list[object] = []
+"""Objects that torch uses without holding them; a registration ends when its object is freed."""
 
 
 def _modes_on() -> Any:
-    """Let modes see operators again: ``torch.tensor(..., device=...)`` hides its own from them."""
+    """Let modes see operators: ``torch.tensor(..., device=...)`` hides its own from them."""
     hidden = dispatch_keys_excluded()
     for key in (DispatchKey.Python, DispatchKey.PythonTLSSnapshot):
         hidden = hidden.remove(key)

@@ -1,9 +1,9 @@
-"""Brings Python's exceptions out of a backward pass on a device that is set up from Python.
+"""Let Python exceptions leave a backward pass on a device that is registered from Python.
 
-On the way out torch asks such a device for its type, in C++ code that may not fail. But no Python
-function can be called while an exception is on its way: the process would end, without a word
-("terminate called without an active exception"). So the exception is put aside there, and raised
-again where the backward pass ends. Delete this when torch clears it itself.
+While an exception propagates, torch asks such a device's guard for its type, in C++ code that must
+not throw. No Python function can be called while an exception is set, so the process would abort
+("terminate called without an active exception"). The guard therefore fetches and keeps the
+exception, and it is raised again when the backward pass returns. Delete this when torch does so.
 """
 
 import ctypes
@@ -22,43 +22,45 @@ _REFERENCES = tuple(map(ctypes.byref, _PARTS))
 _FETCH = ctypes.pythonapi.PyErr_Fetch
 _NORMALIZE = ctypes.pythonapi.PyErr_NormalizeException
 _FETCH.restype = _NORMALIZE.restype = None
-_aside: list[BaseException] = []
+_kept_errors: list[BaseException] = []
 _TYPE = DeviceType.PrivateUse1
 
 
 class Guard(DeviceGuard):
-    """A device guard that can be asked for its type at any moment. Has no attributes of its own:
-    until the exception is aside, whatever is looked up and is not there at once counts as missing.
+    """A device guard whose type can be read while an exception is set.
+
+    It has no attributes of its own: until the exception is fetched, every attribute lookup fails
+    that does not succeed at once.
     """
 
     def type_(self, fetch: Any = _FETCH, parts: Any = _REFERENCES) -> Any:
         fetch(*parts)
         if _PARTS[1].value is not None:
-            _put_aside()
+            _keep_error()
         return _TYPE
 
 
-def _put_aside() -> None:
+def _keep_error() -> None:
     _NORMALIZE(*_REFERENCES)
-    _aside.append(ctypes.cast(_PARTS[1], ctypes.py_object).value)
+    _kept_errors.append(ctypes.cast(_PARTS[1], ctypes.py_object).value)
 
 
 def install() -> None:
-    """Raise what was put aside as soon as the backward pass that raised it has ended."""
-    set_run_backward(_raising(run_backward))
+    """Have every backward pass raise the exception that the guard kept, if any."""
+    set_run_backward(_raising_kept_error(run_backward))
 
 
-def _raising(run: Callable[..., Any]) -> Callable[..., Any]:
+def _raising_kept_error(run: Callable[..., Any]) -> Callable[..., Any]:
     def run_backward_and_raise(*args: Any, **kwargs: Any) -> Any:
-        _aside.clear()
+        _kept_errors.clear()
         try:
             return run(*args, **kwargs)
-        except SystemError:  # what Python says of an error without an exception
-            if not _aside:
+        except SystemError:  # raised by Python for a failed call without an exception
+            if not _kept_errors:
                 raise
-            error = _aside[0]
+            error = _kept_errors[0]
         finally:
-            _aside.clear()
+            _kept_errors.clear()
         raise error
 
     return run_backward_and_raise

@@ -1,4 +1,4 @@
-"""Gives every fake storage a block of a simulated card, and takes it back when the storage dies."""
+"""Allocate a block of a simulated card for every fake storage, and free it with the storage."""
 
 import threading
 import weakref
@@ -12,78 +12,82 @@ from pytest_cka_memory.meters.predicted.allocator import Block, CachingAllocator
 from pytest_cka_memory.meters.torch_private import storage_key, storage_of_weak
 
 
-class _Held(weakref.ref[torch.UntypedStorage]):
-    """A storage that has a block. Weak: a strong reference here would be the leak we report."""
+class _Entry(weakref.ref[torch.UntypedStorage]):
+    """A storage that has a block. Weak, because a strong reference would itself be a leak."""
 
     __slots__ = ("block", "key", "size", "weak")
 
     key: int
     size: int
     block: Block | None
-    """None for a storage of no bytes, for which PyTorch asks no block."""
+    """None for a storage of 0 bytes, for which PyTorch allocates no block."""
     weak: StorageWeakRef
-    """Of the storage itself, which may outlive its Python object."""
+    """Reference to the C++ storage, which may outlive its Python object."""
 
 
-class Heap:
-    """The storages of one predicted card. Deaths are told by weak references, and noted in order;
-    blocks are given back before the next one is taken, which no allocator can tell from at once.
+class FakeStorages:
+    """The storages of one predicted card.
+
+    Weak references report freed storages, in order. Their blocks are freed before the next block is
+    allocated; for the allocator that is the same as freeing them at once.
     """
 
     def __init__(self, allocator: CachingAllocator) -> None:
         self.allocator = allocator
-        self._held: dict[int, _Held] = {}
-        self._dead: deque[_Held] = deque()
+        self._entries: dict[int, _Entry] = {}
+        self._freed: deque[_Entry] = deque()
         # Re-entrant: a collection inside may run a __del__ that computes with tensors.
         self._lock = threading.RLock()
 
-    def hold(self, storage: torch.UntypedStorage) -> bool:
-        """Give `storage` a block, or a new one if it was resized; whether that was news.
+    def add(self, storage: torch.UntypedStorage) -> bool:
+        """Allocate a block if `storage` is new or resized; return whether it was.
 
         Raises:
-            CapacityError: where the card is full.
+            CapacityError: if the card is full.
         """
         size = storage.nbytes()
-        known = self._held.get(storage_key(storage))
+        known = self._entries.get(storage_key(storage))
         if known is not None and known() is storage and known.size == size:
             return False
         with self._lock:
-            self.settle()
+            self.process_frees()
             block = self.allocator.allocate(size) if size else None
-            known = self._held.get(storage_key(storage))
+            known = self._entries.get(storage_key(storage))
             if known is not None:  # resized: PyTorch copies from the old block into the new
-                self._give_back(known)
+                self._free(known)
             self._enter(storage, size, block)
         return True
 
-    def settle(self) -> None:
-        """Give back the block of every storage that has died so far."""
+    def process_frees(self) -> None:
+        """Free the blocks of all storages that have been freed so far."""
         with self._lock:
-            while self._dead:
-                held = self._dead.popleft()
-                if self._held.get(held.key) is not held:
+            while self._freed:
+                entry = self._freed.popleft()
+                if self._entries.get(entry.key) is not entry:
                     continue
-                if held.weak.expired():
-                    self._give_back(held)
-                else:  # only its Python object has died: go on with another
-                    storage = storage_of_weak(held.weak.cdata)
-                    self._enter(storage, held.size, held.block)
+                if entry.weak.expired():
+                    self._free(entry)
+                else:  # only its Python object was freed: continue with another one
+                    storage = storage_of_weak(entry.weak.cdata)
+                    self._enter(storage, entry.size, entry.block)
 
-    def living(self) -> Iterator[torch.UntypedStorage]:
-        """Every storage that has a block."""
-        self.settle()
-        for held in list(self._held.values()):
-            storage = held()
+    def live(self) -> Iterator[torch.UntypedStorage]:
+        """Yield every storage that has a block."""
+        self.process_frees()
+        for entry in list(self._entries.values()):
+            storage = entry()
             if storage is not None:
                 yield storage
 
     def _enter(self, storage: torch.UntypedStorage, size: int, block: Block | None) -> None:
-        held = _Held(storage, self._dead.append)  # at any moment, in any thread: so no lock
-        held.key, held.size, held.block = storage_key(storage), size, block
-        held.weak = StorageWeakRef(storage)
-        self._held[held.key] = held
+        entry = _Entry(
+            storage, self._freed.append
+        )  # called at any time in any thread, so takes no lock
+        entry.key, entry.size, entry.block = storage_key(storage), size, block
+        entry.weak = StorageWeakRef(storage)
+        self._entries[entry.key] = entry
 
-    def _give_back(self, held: _Held) -> None:
-        del self._held[held.key]
-        if held.block is not None:
-            self.allocator.free(held.block)
+    def _free(self, entry: _Entry) -> None:
+        del self._entries[entry.key]
+        if entry.block is not None:
+            self.allocator.free(entry.block)

@@ -1,6 +1,6 @@
-"""What a CUDA card would report, predicted on a machine that has none.
+"""A meter that predicts, on a machine without a GPU, what PyTorch would report on a CUDA card.
 
-Code runs on fake tensors; every storage they would have takes a block of a simulated allocator.
+Code runs on fake tensors; each of their storages gets a block of a simulated allocator.
 """
 
 import gc
@@ -19,7 +19,7 @@ from pytest_cka_memory.meters.predicted import device
 from pytest_cka_memory.meters.predicted.allocator import Block, CachingAllocator
 from pytest_cka_memory.meters.predicted.cards import Card
 from pytest_cka_memory.meters.predicted.expandable_allocator import ExpandableAllocator
-from pytest_cka_memory.meters.predicted.fake_storages import Heap
+from pytest_cka_memory.meters.predicted.fake_storages import FakeStorages
 from pytest_cka_memory.meters.predicted.workspaces import Workspaces
 from pytest_cka_memory.units import format_exact
 
@@ -30,29 +30,31 @@ class _Mark(NamedTuple):
 
 
 class PredictedMeter(Meter):
-    """Counts what PyTorch's CUDA allocator would on a card; nothing is computed or allocated.
+    """Counts what PyTorch's allocator would count on a card; nothing is computed or allocated.
 
     Raises:
-        DeviceError: where this torch, or another backend in this process, does not allow it.
+        DeviceError: if this torch version or another backend in this process does not allow it.
     """
 
     name = "predicted: fake tensors and a simulated CUDA caching allocator"
     notes = (
         "PREDICTED, not measured: no GPU ran. Blocks, segments and cuBLAS workspaces are modelled;",
-        "what a kernel or cuDNN allocates and frees inside one operator is not (a lower bound)",
+        "temporaries of a kernel or cuDNN inside one operator are not, so peaks are a lower bound",
     )
 
     def __init__(self, card: Card) -> None:
         self.device = f"predict:cuda:{card.name}"
         self.device_name = f"{card.title}, predicted"
         self._card = card
-        self._allocator = _allocator_by(os.environ, card)
-        self._heap = Heap(self._allocator)
-        self._workspaces = Workspaces.by(os.environ, torch.__version__, card.workspace_bytes)
-        self._kept: dict[str, Block] = {}
+        self._allocator = _allocator_for(os.environ, card)
+        self._storages = FakeStorages(self._allocator)
+        self._workspaces = Workspaces.from_environment(
+            os.environ, torch.__version__, card.workspace_bytes
+        )
+        self._kept_workspaces: dict[str, Block] = {}
         self._ledger = Ledger()
         self._depth = 0
-        self._torch_device = device.claim(self._see)
+        self._torch_device = device.register_device(self._on_operator)
 
     @property
     def torch_device(self) -> str:
@@ -61,8 +63,8 @@ class PredictedMeter(Meter):
     def start(self) -> None:
         if self._depth == 0:
             self._ledger = Ledger()
-            for storage in self._heap.living():
-                self._ledger.book(storage)
+            for storage in self._storages.live():
+                self._ledger.record(storage)
         self._depth += 1
 
     def stop(self) -> None:
@@ -73,15 +75,15 @@ class PredictedMeter(Meter):
     def clean(self) -> int | None:
         backward_threads.wait_until_ended(self._torch_device)
         gc.collect()
-        self._heap.settle()
-        dropped = sum(block.requested for block in self._kept.values())
-        while self._kept:
-            self._allocator.free(self._kept.popitem()[1])
+        self._storages.process_frees()
+        dropped = sum(block.requested for block in self._kept_workspaces.values())
+        while self._kept_workspaces:
+            self._allocator.free(self._kept_workspaces.popitem()[1])
         self._allocator.empty_cache()
         return dropped
 
     def read(self) -> Reading:
-        self._heap.settle()
+        self._storages.process_frees()
         allocator = self._allocator
         return Reading(
             allocated_bytes=allocator.allocated.current,
@@ -92,7 +94,7 @@ class PredictedMeter(Meter):
         )
 
     def reset_peak(self) -> None:
-        self._heap.settle()
+        self._storages.process_frees()
         self._allocator.reset_peak()
         self._ledger.reset_peak()
 
@@ -100,7 +102,7 @@ class PredictedMeter(Meter):
         return _Mark(self.read().requested_bytes, self._ledger.serial)
 
     def retained_since(self, mark: _Mark) -> int:
-        """As on a real card: the allocator's rise or the storages born since, whichever is more."""
+        """As on a real card: the larger of the allocator's rise and the new live storages."""
         rise = self.read().requested_bytes - mark.requested_bytes
         return max(rise, self._ledger.retained_since(mark.serial), 0)
 
@@ -113,31 +115,31 @@ class PredictedMeter(Meter):
     def allocations_at_peak(self) -> list[Allocation]:
         return self._ledger.alive_at_peak()
 
-    def _see(self, operator: Any, args: tuple[Any, ...], results: list[Any]) -> None:
+    def _on_operator(self, operator: Any, args: tuple[Any, ...], results: list[Any]) -> None:
         try:
             for tensor in results:
                 for storage in storages_of(tensor):
-                    if self._heap.hold(storage) and self._depth:
-                        self._ledger.book(storage, tensor=tensor, operator=operator)
+                    if self._storages.add(storage) and self._depth:
+                        self._ledger.record(storage, tensor=tensor, operator=operator)
             self._take_workspace(operator, args)
         except CapacityError as error:
             raise torch.OutOfMemoryError(self._out_of_memory(*error.args)) from None
 
     def _take_workspace(self, operator: Any, args: tuple[Any, ...]) -> None:
         shapes = [value.shape for value in args if isinstance(value, torch.Tensor)]
-        needed = self._workspaces.of(operator.name().partition(".")[0], shapes)
-        if needed is None or needed[0] in self._kept:
+        needed = self._workspaces.needed_by(operator.name().partition(".")[0], shapes)
+        if needed is None or needed[0] in self._kept_workspaces:
             return
         library, size = needed
-        self._heap.settle()
+        self._storages.process_frees()
         block = self._allocator.allocate(size) if size else None
         if block is not None and self._workspaces.kept:
-            self._kept[library] = block
+            self._kept_workspaces[library] = block
         elif block is not None:
             self._allocator.free(block)
 
     def _out_of_memory(self, size: int) -> str:
-        """Say it as PyTorch does, but for the first word."""
+        """Return PyTorch's message for this error, after the word "Predicted"."""
         reserved, allocated = self._allocator.reserved.current, self._allocator.allocated.current
         return (
             f"Predicted: CUDA out of memory. Tried to allocate {format_exact(size)}. "
@@ -148,9 +150,9 @@ class PredictedMeter(Meter):
         )
 
 
-def _allocator_by(environ: "os._Environ[str]", card: Card) -> CachingAllocator:
-    """The allocator PyTorch would run with: it reads one variable under two names."""
-    told = environ.get("PYTORCH_ALLOC_CONF", environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
-    if "expandable_segments:true" in told.replace(" ", "").lower():
+def _allocator_for(environ: "os._Environ[str]", card: Card) -> CachingAllocator:
+    """Return the allocator that PyTorch would use; it reads one variable under two names."""
+    config = environ.get("PYTORCH_ALLOC_CONF", environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))
+    if "expandable_segments:true" in config.replace(" ", "").lower():
         return ExpandableAllocator(card.capacity_bytes)
     return CachingAllocator(card.capacity_bytes)

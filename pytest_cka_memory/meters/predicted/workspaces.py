@@ -1,8 +1,8 @@
-"""Which operators make cuBLAS take a workspace, how large, and whether PyTorch keeps it.
+"""Which operators need a cuBLAS workspace, its size, and whether PyTorch keeps it.
 
-PyTorch reads the environment for this, and so does a prediction: ``TORCH_CUBLAS_WORKSPACE_CACHE``,
-``TORCH_CUBLASLT_UNIFIED_WORKSPACE``, ``CUBLAS_WORKSPACE_CONFIG``, ``CUBLASLT_WORKSPACE_SIZE``; see
-aten/src/ATen/cuda/CublasHandlePool.cpp.
+Like PyTorch, a prediction reads the environment variables ``TORCH_CUBLAS_WORKSPACE_CACHE``,
+``TORCH_CUBLASLT_UNIFIED_WORKSPACE``, ``CUBLAS_WORKSPACE_CONFIG`` and ``CUBLASLT_WORKSPACE_SIZE``;
+see aten/src/ATen/cuda/CublasHandlePool.cpp.
 """
 
 import re
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pytest_cka_memory.meters.predicted.cards import LT_WORKSPACE_BYTES
 
 _KEPT_BEFORE = (2, 15)
-"""From this torch on a workspace lives as long as its operator (2.13 still kept it)."""
+"""From this torch version on, a workspace is freed after its operator (2.13 still kept it)."""
 
 _PRODUCTS = frozenset(
     f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot")
@@ -22,18 +22,20 @@ _BIASED = "aten::addmm"
 
 @dataclass(frozen=True)
 class Workspaces:
-    """PyTorch's rules on one card."""
+    """PyTorch's rules for workspaces on one card."""
 
     cublas_bytes: int
     lt_bytes: int
     kept: bool
-    """Whether a stream's workspace stays until ``_cuda_clearCublasWorkspaces``."""
+    """Whether a stream's workspace stays allocated until ``_cuda_clearCublasWorkspaces``."""
     shared: bool
-    """Whether cuBLASLt uses that of cuBLAS; only where it is kept."""
+    """Whether cuBLASLt uses the workspace of cuBLAS; only if workspaces are kept."""
 
     @classmethod
-    def by(cls, environ: Mapping[str, str], torch_version: str, card_bytes: int) -> "Workspaces":
-        """The rules of a torch with these environment variables."""
+    def from_environment(
+        cls, environ: Mapping[str, str], torch_version: str, card_bytes: int
+    ) -> "Workspaces":
+        """Return the rules for a torch version and its environment variables."""
         kept = _flag(environ.get("TORCH_CUBLAS_WORKSPACE_CACHE"))
         if kept is None:
             kept = tuple(map(int, re.findall(r"\d+", torch_version)[:2])) < _KEPT_BEFORE
@@ -45,12 +47,14 @@ class Workspaces:
             shared=kept and _flag(environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE")) is not False,
         )
 
-    def of(self, operator: str, shapes: Sequence[Sequence[int]]) -> tuple[str, int] | None:
-        """Whose workspace an operator takes and its bytes; None for most operators.
+    def needed_by(self, operator: str, shapes: Sequence[Sequence[int]]) -> tuple[str, int] | None:
+        """Return the library and the size of the workspace of an operator; None if it needs none.
 
-        `operator` is as ``aten::addmm``, `shapes` those of its tensors in order.
+        Args:
+            operator: its name, for example ``aten::addmm``.
+            shapes: the shapes of its tensors, in order.
         """
-        operator = operator.rstrip("_")  # in place or not
+        operator = operator.rstrip("_")  # the name of an in-place operator ends with an underscore
         if operator not in _PRODUCTS:
             return None
         if not (operator == _BIASED and _takes_lt(shapes)):
@@ -61,13 +65,13 @@ class Workspaces:
 
 
 def _takes_lt(shapes: Sequence[Sequence[int]]) -> bool:
-    """A bias added by the product's own epilogue: ``addmm_out_cuda_impl``, ``useLtInterface``."""
+    """Whether ``addmm`` runs in cuBLASLt (``addmm_out_cuda_impl``, ``useLtInterface``)."""
     bias, _, weight = shapes
     return len(bias) == 1 and bias[0] == weight[1] and weight[0] > 1 and weight[1] > 1
 
 
 def _flag(value: str | None) -> bool | None:
-    return {"0": False, "1": True}.get(value or "")  # anything else PyTorch ignores
+    return {"0": False, "1": True}.get(value or "")  # PyTorch ignores other values
 
 
 def _configured(text: str, default: int) -> int:

@@ -1,6 +1,6 @@
 "use strict";
-// Draws the table of regions from the JSON above: rows, bars and timelines only when shown.
-// Text goes in as textContent, never as markup, for test names may hold anything.
+// Draws the table of regions from the embedded JSON: rows, bars and timelines only when shown.
+// Text is inserted as textContent, never as markup, because test names may hold anything.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const MB = 1048576, PAGE = 200, SVG = "http://www.w3.org/2000/svg";
@@ -12,19 +12,13 @@
   const VERDICTS = Object.keys(data.verdicts);
   const COLUMNS = [
     { key: "name", title: "Region", word: true },
-    { key: "batches", title: "Batches" },
-    { key: "start", title: "Start" },
-    { key: "peak", title: "Peak" },
-    { key: "increase", title: "Increase" },
-    { key: "retained", title: "Retained" },
-    { key: "growth", title: "Growth/b" },
-    ...(has("reserved") ? [{ key: "reserved", title: "Reserved" }] : []),
+    ...data.figures.filter((figure) => !figure.onlyIfKnown || has(figure.key)),
     { key: "timeline", title: "Timeline", word: true, unsorted: true },
     { key: "verdict", title: "Verdict", word: true },
   ];
-  const most = { peak: 1, retained: 1 };
+  const most = { peak_bytes: 1, retained_bytes: 1 };
   for (const row of rows)
-    for (const key of ["peak", "retained"]) most[key] = Math.max(most[key], row[key]);
+    for (const key of Object.keys(most)) most[key] = Math.max(most[key], row[key]);
 
   const state = { filter: "", verdict: "", sort: "index", down: false, shown: PAGE };
   const byId = (id) => document.getElementById(id);
@@ -35,7 +29,7 @@
     return element;
   }
 
-  // A line may end after a folder, a class or a word of a name, not only anywhere.
+  // Lets a line break after a folder, a class or a word of a name.
   function breakable(name) {
     const parts = name.split(/(?<=\/|::|_|\[)/);
     return make("code", {}, ...parts.flatMap((part) => [part, document.createElement("wbr")]));
@@ -101,11 +95,11 @@
     const text = key === "batches" ? String(row.batches || "-") : size(row[key]);
     const value = make("span", { className: "figure" }, make("span", { textContent: text }));
     if (data.predicted && key !== "batches" && row[key] !== null) value.append(" ", make("small", { textContent: "predicted" }));
-    if (key === "peak") {
-      const base = Math.min(row.start, row.peak) / most.peak;
-      value.append(bar([base, "base"], [row.peak / most.peak - base, ""]));
+    if (key === "peak_bytes") {
+      const base = Math.min(row.start_bytes, row.peak_bytes) / most.peak_bytes;
+      value.append(bar([base, "base"], [row.peak_bytes / most.peak_bytes - base, ""]));
     }
-    if (key === "retained") value.append(bar([row.retained / most.retained, "lost"]));
+    if (key === "retained_bytes") value.append(bar([row.retained_bytes / most.retained_bytes, "lost"]));
     return value;
   }
 
@@ -115,7 +109,7 @@
 
   function detail(row) {
     const cell = make("td", { className: "detail", colSpan: COLUMNS.length });
-    cell.append(make("p", { textContent: `Test ${row.outcome}, measured in ${row.worker}. Start to peak: ${row.start.toLocaleString("en")} to ${row.peak.toLocaleString("en")} bytes; retained: ${row.retained.toLocaleString("en")} bytes.` }));
+    cell.append(make("p", { textContent: `Test ${row.outcome}, measured in ${row.worker}. Start to peak: ${row.start_bytes.toLocaleString("en")} to ${row.peak_bytes.toLocaleString("en")} bytes; retained: ${row.retained_bytes.toLocaleString("en")} bytes.` }));
     for (const fact of row.extra) cell.append(make("p", { textContent: fact }));
     for (const problem of row.problems) cell.append(make("p", { textContent: problem }));
     if (row.timeline.length) cell.append(...chart(row));

@@ -1,7 +1,7 @@
-"""The report as one self-contained page: no network, whatever its size, readable without scripts.
+"""The report as one HTML page that loads nothing from elsewhere and is readable without scripts.
 
-The summary is plain HTML. The regions lie in the page as JSON, and its script draws rows, bars and
-timelines as they are asked for. Style and script are files of their own, under ``page/``.
+The summary is plain HTML. The regions are embedded as JSON, and the script draws rows, bars and
+timelines on demand. Template, style and script are the files ``page.*`` beside this one.
 """
 
 import json
@@ -10,24 +10,26 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.core.figures import COLUMNS, RegionRecord
 from pytest_cka_memory.core.growth import Sample
-from pytest_cka_memory.core.verdicts import Report, Result
+from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports import summary
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.failure import holding_lines
+from pytest_cka_memory.reports.legend import LEGEND, PREDICTED, is_predicted
 from pytest_cka_memory.reports.summary import Problem
 
-_PAGE = Path(__file__).parent
+_FOLDER = Path(__file__).parent
 _MOST_PROBLEMS = 50
 _MOST_EXTRA = 400
 _MOST_POINTS = 200
-"""Of a timeline: more than a line on a screen can show."""
+"""Points of a timeline: more than a line on a screen can show."""
 
 
-def text(report: Report) -> str:
-    """Return the page."""
-    predicted = summary.is_predicted(report.session)
+def render(report: Report) -> str:
+    """Return the page as HTML."""
+    predicted = is_predicted(report.session)
     parts = {
         "TITLE": "Predicted memory" if predicted else "Memory",
         "VERDICT": escape(summary.verdict(report)),
@@ -35,26 +37,26 @@ def text(report: Report) -> str:
         "NAVIGATION": '<a href="#regions">All regions</a> ' if report.results else "",
         "PROBLEMS": "\n".join(_problems(list(summary.problems(report.results)))),
         "FACTS": "\n".join(_facts(report)),
-        "LEGEND": escape(summary.LEGEND),
+        "LEGEND": escape(LEGEND),
         "STYLE": _file("page.css"),
         "DATA": _embedded(_data(report, predicted=predicted)),
         "SCRIPT": _file("page.js"),
     }
     head, *rest = _file("page.html").split("{{")
     filled = [head]
-    for piece in rest:  # one pass: what a test wrote is never searched for names of parts
+    for piece in rest:  # in one pass, so that text from tests is never searched for placeholders
         name, _, following = piece.partition("}}")
         filled += [parts[name], following]
     return "".join(filled)
 
 
 def _file(name: str) -> str:
-    return (_PAGE / name).read_text(encoding="utf-8")
+    return (_FOLDER / name).read_text(encoding="utf-8")
 
 
 def _notices(report: Report, *, predicted: bool) -> Iterator[str]:
     if predicted:
-        yield f"<p class='notice'>{summary.PREDICTED}</p>"
+        yield f"<p class='notice'>{PREDICTED}</p>"
     for problem in report.problems:
         yield f"<p class='notice breach'>FAILED: {escape(one_line(problem))}</p>"
 
@@ -67,7 +69,7 @@ def _facts(report: Report) -> Iterator[str]:
 def _problems(problems: Sequence[Problem]) -> Iterator[str]:
     if not problems:
         return
-    yield "<section aria-labelledby='look'><h2 id='look'>What needs a look</h2>"
+    yield "<section aria-labelledby='look'><h2 id='look'>Problems</h2>"
     yield "<ul class='problems'>"
     yield from map(_problem, problems[:_MOST_PROBLEMS])
     yield "</ul>"
@@ -95,14 +97,19 @@ def _data(report: Report, *, predicted: bool) -> dict[str, Any]:
     return {
         "predicted": predicted,
         "verdicts": summary.counts(report.results),
-        "columns": _COLUMNS,
+        "figures": [
+            {"key": row.name, "title": row.column.capitalize(), "onlyIfKnown": row.only_if_known}
+            for row in COLUMNS
+        ],
+        "columns": _FIELDS,
         "rows": [_row(result) for result in report.results],
     }
 
 
-_COLUMNS = (
-    *("name", "verdict", "outcome", "worker", "batches", "start", "peak", "increase"),
-    *("retained", "growth", "reserved", "timeline", "step", "problems", "holders", "extra"),
+_FIELDS = (
+    *("name", "verdict", "outcome", "worker"),
+    *(figure.name for figure in COLUMNS),
+    *("timeline", "step", "problems", "holders", "extra"),
 )
 
 
@@ -114,13 +121,7 @@ def _row(result: Result) -> list[Any]:
         result.verdict,
         one_line(result.outcome),
         one_line(result.worker),
-        record.batches,
-        record.start_bytes,
-        record.peak_bytes,
-        record.peak_increase_bytes,
-        record.retained_bytes,
-        record.growth_bytes_per_batch,
-        record.reserved_peak_bytes,
+        *(getattr(record, figure.name) for figure in COLUMNS),
         points,
         step,
         [one_line(f"{one.limit}: {one.message}") for one in result.breaches]
@@ -136,8 +137,8 @@ def _row(result: Result) -> list[Any]:
 def _held(record: RegionRecord) -> Iterator[str]:
     groups = {
         "retained:": record.retained,
-        "born and kept batch after batch:": record.grown,
-        "alive at the peak:": record.at_peak,
+        "allocated and kept in several batches:": record.grown,
+        "live at the peak:": record.at_peak,
     }
     for title, holdings in groups.items():
         yield from [title] if holdings else []
@@ -147,7 +148,7 @@ def _held(record: RegionRecord) -> Iterator[str]:
 
 
 def _points(samples: Sequence[Sample]) -> tuple[list[list[int]], int]:
-    """Live level and peak of every `step` batches, the highest of each; and that step."""
+    """Return the highest live level and peak of every `step` batches, and that step."""
     step = -(-len(samples) // _MOST_POINTS) or 1
     if step == 1:
         return [[sample.allocated_bytes, sample.peak_bytes] for sample in samples], step
@@ -159,6 +160,6 @@ def _points(samples: Sequence[Sample]) -> tuple[list[list[int]], int]:
 
 
 def _embedded(data: Any) -> str:
-    """JSON that no text in it can leave: within a script, ``<`` alone could end or open one."""
+    """Return JSON for a script element, which a ``<`` in any text could otherwise end."""
     plain = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,21 +1,18 @@
-"""The JSON report, schema ``pytest-cka-memory/1``, which ``schema.json`` beside it describes."""
+"""Write the JSON report, schema ``pytest-cka-memory/1``; :mod:`.schema` describes it."""
 
 import json
 from functools import partial
-from pathlib import Path
 
-from pytest_cka_memory.core.verdicts import Report
+from pytest_cka_memory.core.report import Report
 
 SCHEMA = "pytest-cka-memory/1"
-SCHEMA_FILE = Path(__file__).with_name("schema.json")
-"""The report's JSON Schema, draft 2020-12."""
 
 _on_a_line = partial(json.dumps, ensure_ascii=False, allow_nan=False)
-_in_lines = partial(_on_a_line, indent=1)  # many times slower
+_in_lines = partial(_on_a_line, indent=1)  # much slower, so not used for regions
 
 
-def text(report: Report) -> str:
-    """Return the whole report: the session, a line per region, and what is not among them."""
+def render(report: Report) -> str:
+    """Return the report as JSON text, with one line per region."""
     head = _in_lines({"schema": SCHEMA, "session": dict(report.session)})
     regions = ",\n".join(f"  {_on_a_line(result.to_dict())}" for result in report.results)
     rest = {

@@ -1,4 +1,7 @@
-"""Make dataclasses of plain data that may hold anything: every value has its type, or is named."""
+"""Build dataclasses from decoded JSON, checking every value: the one decoder of the plugin.
+
+Reports, baselines and what other processes send all pass through it.
+"""
 
 import types
 from collections.abc import Callable, Mapping
@@ -10,7 +13,7 @@ from operator import itemgetter
 from reprlib import repr as shortened
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-_MOST_COMBINED = 16
+_MOST_COMBINATIONS = 16
 _Build = Callable[[Any], Any]
 _ACCEPTED: dict[Any, set[type]] = {
     int: {int},
@@ -19,7 +22,7 @@ _ACCEPTED: dict[Any, set[type]] = {
     bool: {bool},
     dict: {dict},
 }
-_WORDS = {
+_EXPECTED = {
     int: "a whole number",
     float: "a number",
     str: "a text",
@@ -28,37 +31,45 @@ _WORDS = {
 }
 
 
-MOST = 2**63
-"""Numbers are below this: bytes of any machine, and what a float and a table can hold."""
+MAX_NUMBER = 2**63
+"""Numbers must be below this: more bytes than any machine has, and exact enough for a table."""
 
 
 class ShapeError(ValueError):
-    """A value that is not what belongs in its place; says where."""
+    """A value that is missing or has the wrong type; the message says where and what belongs there.
 
-    def __init__(self, wanted: str, given: object) -> None:
-        super().__init__(wanted, given)
-        self.wanted = wanted
+    ``path`` leads to the value: ``regions[0].timeline[2].batch``.
+    """
+
+    def __init__(self, expected: str, given: object) -> None:
+        super().__init__(expected, given)
+        self.expected = expected
         self.given = given
         self.path = ""
 
     def within(self, step: str) -> "ShapeError":
-        """The same, a step further out."""
+        """Return the same error with `step` put before its path."""
         self.path = f"{step}{self.path}"
         return self
 
     def __str__(self) -> str:
         given = "is missing" if self.given is MISSING else f"is {shortened(self.given)}"
-        return f"{self.path.lstrip('.')} {given}; {self.wanted} belongs there"
+        return f"{self.path.lstrip('.')} {given}; write {self.expected}"
 
 
-def shaped(kind: Any, data: Any, where: str, *, flat: tuple[str, ...] = ()) -> Any:
-    """Make a `kind` of `data`: a dataclass, ``tuple[X, ...]``, ``X | None`` or a plain type.
+def decode(kind: Any, data: Any, where: str, *, flat: tuple[str, ...] = ()) -> Any:
+    """Build a `kind` from `data`: a dataclass, ``tuple[X, ...]``, ``X | None`` or a plain type.
 
-    Keys that a dataclass does not know are passed over. `flat` names fields whose own fields lie
-    beside them, and that errors leave out.
+    Args:
+        kind: the type to build.
+        data: what ``json.loads`` returned; tuples are accepted in place of lists.
+        where: start of the path in error messages.
+        flat: fields whose own fields lie beside them in `data`; error paths leave these names out.
+
+    Keys that a dataclass does not have are ignored.
 
     Raises:
-        ShapeError: where a value is missing or of another type.
+        ShapeError: if a value is missing or has the wrong type.
     """
     try:
         return _builder(kind)(data)
@@ -75,7 +86,7 @@ def _builder(kind: Any) -> _Build:
     if kind is Any:
         return lambda value: value
     if is_dataclass(kind):
-        return _quick(kind, _dataclass(kind))
+        return _numbers_first(kind, _dataclass(kind))
     origin, inner = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return _optional(_builder(next(part for part in inner if part is not type(None))))
@@ -90,8 +101,8 @@ def _plain(kind: type) -> _Build:
     accepted, is_number = _ACCEPTED[kind], kind in (int, float)
 
     def build(value: Any) -> Any:
-        if type(value) not in accepted or (is_number and not -MOST < value < MOST):
-            raise ShapeError(_WORDS[kind], value)
+        if type(value) not in accepted or (is_number and not -MAX_NUMBER < value < MAX_NUMBER):
+            raise ShapeError(_EXPECTED[kind], value)
         return value
 
     return build
@@ -103,7 +114,7 @@ def _optional(build_inner: _Build) -> _Build:
 
 def _tuple(build_inner: _Build) -> _Build:
     def build(value: Any) -> Any:
-        if type(value) is not list:
+        if type(value) not in (list, tuple):
             raise ShapeError("a list", value)
         done: list[Any] = []
         try:
@@ -121,14 +132,14 @@ def _dict(build_inner: _Build) -> _Build:
     def build(value: Any) -> Any:
         if type(value) is not dict:
             raise ShapeError("an object", value)
-        given = {}
+        built = {}
         for name, inner in value.items():
             try:
-                given[name] = build_inner(inner)
+                built[name] = build_inner(inner)
             except ShapeError as error:
-                error.within(f".{name[:80]}")  # any text, as long as it likes
+                error.within(f".{name[:80]}")  # a key can be a text of any length
                 raise
-        return given
+        return built
 
     return build
 
@@ -142,26 +153,29 @@ def _dataclass(kind: Any) -> _Build:
     def build(value: Any) -> Any:
         if type(value) is not dict:
             raise ShapeError("an object", value)
-        given = {}
+        built = {}
         for name, build_inner, required in plan:
             if name in value:
                 try:
-                    given[name] = build_inner(value[name])
+                    built[name] = build_inner(value[name])
                 except ShapeError as error:
                     error.within(f".{name}")
                     raise
             elif required:
                 raise ShapeError("a value", MISSING).within(f".{name}")
-        return kind(**given)
+        return kind(**built)
 
     return build
 
 
-def _quick(kind: Any, build: _Build) -> _Build:
-    """As `build`, several times as fast where a dataclass is a few numbers, as samples are."""
+def _numbers_first(kind: Any, build: _Build) -> _Build:
+    """Return `build` behind a check that is several times as fast for a few plain numbers.
+
+    A long timeline has 100,000 samples, each a handful of numbers.
+    """
     hints = get_type_hints(kind)
     accepted = [_number_types(hints[field.name]) for field in fields(kind)]
-    if not all(accepted) or len(accepted) < 2 or prod(map(len, accepted)) > _MOST_COMBINED:
+    if not all(accepted) or len(accepted) < 2 or prod(map(len, accepted)) > _MOST_COMBINATIONS:
         return build
     good = set(product(*accepted))
     pick = itemgetter(*(field.name for field in fields(kind)))
@@ -173,7 +187,7 @@ def _quick(kind: Any, build: _Build) -> _Build:
             return build(value)
         if tuple(map(type, given)) in good:
             numbers = [number for number in given if number]
-            if not numbers or (min(numbers) > -MOST and max(numbers) < MOST):
+            if not numbers or (min(numbers) > -MAX_NUMBER and max(numbers) < MAX_NUMBER):
                 return kind(*given)
         return build(value)
 
@@ -181,7 +195,7 @@ def _quick(kind: Any, build: _Build) -> _Build:
 
 
 def _number_types(hint: Any) -> set[type]:
-    """Every type that a value of this hint has; empty where one is no number."""
+    """Return every type that a value of this hint can have; empty if one is not a number."""
     parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     if not all(part in (int, float, type(None)) for part in parts):
         return set()

@@ -1,8 +1,9 @@
-"""Draw the README's tables from the committed results; prints what changed.
+"""Draw the tables of the documentation from the committed results; prints what changed.
 
-python tests/benchmarks/readme.py
+python tests/benchmarks/draw_tables.py
 
-A table stands between ``<!-- drawn: NAME -->`` and ``<!-- end -->``; a test holds it to them.
+A table lies between ``<!-- drawn: NAME -->`` and ``<!-- end -->``. A test checks that drawing the
+tables again changes nothing.
 """
 
 import json
@@ -22,7 +23,7 @@ _COLUMNS = 100
 
 
 def libraries() -> str:
-    """Every library against the bare forward pass; where one fails, how."""
+    """Every library relative to the bare forward pass; how it failed, if it did."""
     head = ("network", "library", "batch", "peak, MB above start", "× bare forward")
     return _markdown(
         (*head, "retained, MB", "time, × bare forward"),
@@ -45,7 +46,7 @@ def _beside_the_forward(row: Row) -> tuple[str, ...]:
 
 
 def side_by_side() -> str:
-    """The notebook's first table: peak, model and all, and retained, by batch size."""
+    """The notebook's first table: peak, including the model, and retained, by batch size."""
     rows = [row for row in _results("side-by-side-*.json") if "skipped" not in row]
     names = list(dict.fromkeys(row["library"] for row in rows))
     sizes = sorted({row["batch_size"] for row in rows if row["part"] == "sizes"})
@@ -60,14 +61,14 @@ def side_by_side() -> str:
 
 
 def gates() -> str:
-    """The report that the README's first command printed, from the file it wrote beside it."""
+    """The report of the gates, from the JSON that the same session wrote."""
     (file,) = RESULTS.glob("gates-*.json")
-    report = "".join(f"{line.text}\n" for line in terminal.whole(read(file), _COLUMNS))
+    report = "".join(f"{line.text}\n" for line in terminal.section(read(file), _COLUMNS))
     return f"```text\n{report}```\n"
 
 
 def predicted() -> str:
-    """Predictions beside the figures that the notebook published."""
+    """Predicted peaks and the peaks that the notebook published."""
     (file,) = RESULTS.glob("predicted-*.json")
     rows = json.loads(file.read_text(encoding="utf-8"))["published"]
     return _markdown(
@@ -101,32 +102,38 @@ def _markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-TABLES: dict[str, Callable[[], str]] = {
-    "gates": gates,
-    "predicted": predicted,
-    "libraries": libraries,
-    "side by side": side_by_side,
+DOCS = ROOT / "docs"
+TABLES: dict[Path, dict[str, Callable[[], str]]] = {
+    DOCS / "explanation" / "figures.md": {"gates": gates},
+    DOCS / "how-to" / "predicting.md": {"predicted": predicted},
+    DOCS / "explanation" / "libraries.md": {"libraries": libraries, "side by side": side_by_side},
 }
+"""Page -> name of each of its tables -> what draws it."""
 
 
-def drawn(text: str) -> str:
-    """The text with every table drawn anew."""
-    for name, table in TABLES.items():
+def drawn(page: Path, text: str) -> str:
+    """Return the text of a page with every table drawn again.
+
+    Raises:
+        ValueError: if the page has no place for one of its tables.
+    """
+    for name, table in TABLES[page].items():
         head, foot = f"<!-- drawn: {name} -->\n\n", "\n<!-- end -->"
         before, found, rest = text.partition(head)
         if not found or foot not in rest:
-            raise ValueError(f"the README has no place for the table {name!r}: {head}...{foot}")
+            raise ValueError(f"{page.name} has no place for the table {name!r}: {head}...{foot}")
         text = before + head + table() + foot + rest.split(foot, 1)[1]
     return text
 
 
 def main() -> None:
-    """Rewrite the README where a table differs."""
-    readme = ROOT / "README.md"
-    before = readme.read_text(encoding="utf-8")
-    after = drawn(before)
-    write_whole(readme, after)
-    changed = set(after.splitlines()) - set(before.splitlines())
+    """Rewrite every page in which a table differs."""
+    changed: set[str] = set()
+    for page in TABLES:
+        before = page.read_text(encoding="utf-8")
+        after = drawn(page, before)
+        write_whole(page, after)
+        changed |= set(after.splitlines()) - set(before.splitlines())
     print("\n".join(sorted(changed)) or "nothing changed")
 
 

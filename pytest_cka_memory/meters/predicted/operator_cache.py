@@ -1,7 +1,7 @@
-"""Answers an operator on fake tensors as it was answered before, in a fraction of the time.
+"""A cache of operator results on fake tensors, because fake tensors are slow to compute.
 
-Only operators that make no storage: those that return what they wrote to, and views. Whether a call
-is a mistake depends on what is in the key, so a mistake is never answered.
+It contains only operators that allocate no storage: in-place operators and views. Whether a call
+raises an error depends only on its key, so a call that raises is never in the cache.
 """
 
 from collections.abc import Hashable
@@ -11,15 +11,15 @@ import torch
 
 from pytest_cka_memory.meters.torch_private import FakeTensor, in_kernel, schema_of, storage_key
 
-_VALUES = (type(None), bool, int, float, str)
-_KINDS = (torch.dtype, torch.device, torch.layout, torch.memory_format)
-_PLAIN = frozenset((*_VALUES, *_KINDS))
-UNKNOWN = object()
-"""The answer to what was not asked before."""
+_VALUE_TYPES = (type(None), bool, int, float, str)
+_TYPES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
+_PLAIN_TYPES = frozenset((*_VALUE_TYPES, *_TYPES))
+NOT_CACHED = object()
+"""What a lookup returns for a call that is not in the cache."""
 
 
-class _Written(NamedTuple):
-    """The result is the argument at this place."""
+class _Argument(NamedTuple):
+    """The result is an argument: its position or its keyword."""
 
     place: int | str
 
@@ -32,15 +32,15 @@ class _View(NamedTuple):
     offset: int
 
 
-class Replay:
-    """What one mode has answered, by operator and kinds of arguments."""
+class OperatorCache:
+    """Results of one mode, by operator and by the properties of the arguments."""
 
     def __init__(self, mode: Any) -> None:
         self._mode = mode
-        self._known: dict[Hashable, _Written | _View] = {}
+        self._entries: dict[Hashable, _Argument | _View] = {}
 
     def key(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable | None:
-        """All that the answer depends on; None where that is more than is asked here."""
+        """Return everything that the result depends on; None if the call cannot be cached."""
         parts: list[Any] = [func, *kwargs]
         for value in (*args, *kwargs.values()):
             kind = type(value)
@@ -51,32 +51,32 @@ class Replay:
                 parts += [value.dtype, value.fake_device, value.is_conj(), value.is_neg()]
             elif kind is list:
                 parts.append(tuple(value))
-                if not all(type(one) in _PLAIN for one in value):
+                if not all(type(one) in _PLAIN_TYPES for one in value):
                     return None
-            elif kind in _PLAIN:
+            elif kind in _PLAIN_TYPES:
                 parts += [kind, value]
             else:
                 return None
         return tuple(parts)
 
-    def answer(self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of a call with this key, or `UNKNOWN`."""
-        known = self._known.get(key)
-        if known is None:
-            return UNKNOWN
-        if isinstance(known, _Written):
-            return kwargs[known.place] if isinstance(known.place, str) else args[known.place]
+    def lookup(self, key: Hashable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the result of a call with this key, or `NOT_CACHED`."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return NOT_CACHED
+        if isinstance(entry, _Argument):
+            return kwargs[entry.place] if isinstance(entry.place, str) else args[entry.place]
         base = args[0]
         with in_kernel(self._mode):
-            view = base.as_strided(*known)
+            view = base.as_strided(*entry)
         return FakeTensor(self._mode, view, base.fake_device)
 
-    def learn(
+    def store(
         self, key: Hashable, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> None:
-        """Note a result, if it is one that can be given again. Call with the key of before."""
+        """Store a result if it can be reproduced; `key` was computed before the call."""
         if type(result) is not FakeTensor or key != self.key(func, args, kwargs):
-            return  # the key has changed: an argument was given another shape
+            return  # the call has changed the shape of an argument
         returned = schema_of(func).returns[0].alias_info
         if returned is None:
             return
@@ -84,13 +84,13 @@ class Replay:
             places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
             for place, value in places:
                 if value is result:
-                    self._known[key] = _Written(place)
+                    self._entries[key] = _Argument(place)
         elif _is_plain_view(result, args[0]):
             offset = int(result.storage_offset())
-            self._known[key] = _View(tuple(result.shape), result.stride(), offset)
+            self._entries[key] = _View(tuple(result.shape), result.stride(), offset)
 
 
 def _is_plain_view(result: FakeTensor, base: torch.Tensor) -> bool:
-    """Whether as_strided makes the one of the other."""
+    """Whether ``as_strided`` can make `result` from `base`."""
     same = storage_key(result.untyped_storage()) == storage_key(base.untyped_storage())
     return same and result.dtype == base.dtype and not (result.is_conj() or result.is_neg())

@@ -1,0 +1,27 @@
+"""Who made and who references the bytes that a region found alive."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holding:
+    """Storages that were allocated in one place and are referenced in one way."""
+
+    bytes: int
+    """Sum over all of them."""
+    count: int
+    """Number of storages; 0 for memory that no tensor owns."""
+    dtype: str | None = None
+    """Of the largest storage's first tensor; None if no operator was seen allocating it."""
+    shape: tuple[int, ...] | None = None
+    """Of the largest storage's first tensor; None like ``dtype``."""
+    operator: str | None = None
+    """The operator that allocated the largest, such as ``aten.sum``; None like ``dtype``."""
+    created_at: tuple[str, ...] = ()
+    """Frames of the code that allocated them, innermost first: ``net.py:11 in Block.forward``."""
+    held_by: str | None = None
+    """An expression that leads to the largest; None if no Python object references it."""
+    hint: str | None = None
+    """What usually helps when such an object holds memory."""
+    batches: int | None = None
+    """Number of batches in which such storages were allocated; None outside a batch loop."""

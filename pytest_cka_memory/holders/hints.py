@@ -1,0 +1,98 @@
+"""Advice on how to free a retained tensor, chosen by what references it."""
+
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from pytest_cka_memory.core.allocations import Allocation
+from pytest_cka_memory.holders.search import Reference
+from pytest_cka_memory.holders.torch_references import grad_fn_of
+
+UNOWNED = "no tensor owns these bytes: a library's workspace or C++ code allocated them"
+UNOWNED_UNKNOWN = f"{UNOWNED}; use --cka-memory-snapshots=DIR to record where"
+_NO_HOLDER = (
+    "no Python holder found: C code references it; look for an autograd graph, a library's cache "
+    "or an atexit callback"
+)
+_AUTOCAST = (
+    "no Python holder found: autocast caches the weights that it has cast until its block ends; "
+    "measure around the block, or write torch.autocast(..., cache_enabled=False)"
+)
+_ATTACHED = "attached to its autograd graph: keep loss.item() or loss.detach() instead"
+_LOGGED = (
+    "a log record keeps its arguments alive, and pytest keeps the record until the test ends: "
+    "log loss.item() instead"
+)
+_VIEW = "a view keeps all of its base alive: keep a clone() of it instead"
+_EXCEPTION = "a stored exception keeps its frames alive: store its text instead"
+_CACHE = "a cache keeps its results alive: call cache_clear(), or do not cache tensors"
+_PATTERNS = (
+    (r"_hooks\b", "a hook was never removed: keep its handle and call handle.remove()"),
+    (r"\.__traceback__|\.tb_frame", _EXCEPTION),
+    (r"\.<functools.lru_cache>", _CACHE),
+    (
+        r"\.gi_frame",
+        "a suspended generator keeps its local variables alive: exhaust it, or close() it",
+    ),
+    (
+        r"\.cr_frame",
+        "a suspended coroutine keeps its local variables alive: await it, or close() it",
+    ),
+    (
+        r"\.ag_frame",
+        "a suspended generator keeps its local variables alive: exhaust it, or aclose() it",
+    ),
+    (r"\.grad_fn\b|\._saved_", _ATTACHED),
+    (
+        r"\.state\[<",
+        "an optimizer allocates its state in its first step: take one before measuring",
+    ),
+    (r"\.grad\b", "gradients stay allocated until optimizer.zero_grad() sets them to None"),
+)
+"""Pairs of a regular expression for the holder's expression and the advice if it matches."""
+
+
+def hint_for(
+    allocation: Allocation, path: Sequence[Reference] | None, held_by: str | None
+) -> str | None:
+    """Return the advice for one live storage; None if there is no particular advice.
+
+    Args:
+        allocation: the storage.
+        path: the references from a root to its holder; None if the search found none.
+        held_by: `path` as an expression.
+    """
+    if path is None or held_by is None:
+        return _AUTOCAST if _may_be_cached_by_autocast(allocation) else _NO_HOLDER
+    if any(issubclass(type(step.value), logging.LogRecord) for step in path):
+        return _LOGGED
+    for pattern, advice in _PATTERNS:
+        if re.search(pattern, held_by):
+            return advice
+    return _hint_for_holder(path[-1].value)
+
+
+def _may_be_cached_by_autocast(allocation: Allocation) -> bool:
+    """Whether the storage is the result of a cast while autocast caches casts on its device."""
+    import torch
+
+    storage, site = allocation.storage(), allocation.site
+    if storage is None or site is None or site.operator != "aten._to_copy":
+        return False
+    return torch.is_autocast_cache_enabled() and torch.is_autocast_enabled(storage.device.type)
+
+
+def _hint_for_holder(holder: Any) -> str | None:
+    """Return advice that follows from the last object of the path, if that is a tensor."""
+    import torch
+
+    from pytest_cka_memory.meters import torch_private
+
+    if not issubclass(type(holder), torch.Tensor):
+        return None
+    with torch_private.no_subclass_function():
+        if grad_fn_of(holder) is not None:
+            return _ATTACHED
+        is_part = holder.layout is torch.strided and torch_private.is_view(holder)
+        return _VIEW if is_part and holder.nbytes < holder.untyped_storage().nbytes() else None

@@ -1,0 +1,99 @@
+"""Patch functions of torch and Python, and undo that: their effects reach no dispatch mode."""
+
+import gc
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters.ledger import interrupts
+from pytest_cka_memory.meters.ledger.tracing import without_mode
+
+_Collection = Callable[[str, Mapping[str, int]], None]
+
+
+class Patches:
+    """Patches for storages that are resized in place, for threads, tracing and collections.
+
+    Args:
+        record_storage: called with a storage before and after it is resized.
+        on_collection: called by the garbage collector, as ``gc.callbacks`` describes.
+        new_mode: returns the dispatch mode in which a new thread runs.
+        mode_type: the type of these modes, which ``torch.jit`` must not see.
+    """
+
+    def __init__(
+        self,
+        record_storage: Callable[[torch.UntypedStorage], None],
+        on_collection: _Collection,
+        new_mode: Callable[[], AbstractContextManager[object]],
+        mode_type: type,
+    ) -> None:
+        self._on_collection = on_collection
+        self._active = True
+        original_resize = torch.UntypedStorage.resize_
+        original_start = threading.Thread.start
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            record_storage(storage)
+            result = original_resize(storage, size)
+            record_storage(storage)
+            return result
+
+        def start(thread: threading.Thread) -> None:
+            # A user's patch that is undone after the region puts this function back.
+            if not self._active:
+                original_start(thread)
+                return
+            run = thread.run
+
+            def run_in_mode() -> None:
+                del thread.run  # otherwise the thread and this closure would reference each other
+                with new_mode():
+                    run()
+
+            thread.run = run_in_mode  # type: ignore[method-assign]
+            original_start(thread)
+
+        self._undo = [
+            replaced(torch.UntypedStorage, "resize_", resize_),
+            replaced(threading.Thread, "start", start),
+            replaced(sys, "unraisablehook", interrupts.hook_for(on_collection)),
+            *(
+                replaced(torch.jit, name, without_mode(getattr(torch.jit, name), mode_type))
+                for name in torch_private.TRACERS
+            ),
+        ]
+        gc.callbacks.append(on_collection)
+
+    def undo(self) -> list[Callable[[], bool]]:
+        """Undo all patches; return the functions that undo those which a user's patch hides."""
+        self._active = False
+        if self._on_collection in gc.callbacks:  # a test may clear or restore the list
+            gc.callbacks.remove(self._on_collection)
+        return [undo for undo in self._undo if not undo()]
+
+
+def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], bool]:
+    """Replace an attribute by `function`; return a function that restores it.
+
+    That function returns whether it could: if other code has patched the attribute since, its
+    patch has to be undone first.
+    """
+    before = vars(owner).get(name)  # None if the attribute is inherited
+    setattr(owner, name, function)
+
+    def undo() -> bool:
+        if vars(owner).get(name) is not function:
+            return False
+        if before is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+        return True
+
+    return undo

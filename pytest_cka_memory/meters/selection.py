@@ -1,0 +1,100 @@
+"""From the name of a device to the meter that measures it, one per device and process."""
+
+from functools import cache
+
+from pytest_cka_memory.errors import DeviceError
+from pytest_cka_memory.meters.base import Meter
+from pytest_cka_memory.meters.device_names import KNOWN_DEVICES
+from pytest_cka_memory.meters.predicted.cards import card_of
+
+_PREDICTED = "predict:cuda"
+
+
+def check_device_name(name: str, found: str = "cpu") -> str:
+    """Return `name` if it can name a device, whether or not this machine has one.
+
+    Args:
+        name: a known device type, optionally with an index: ``cuda``, ``cuda:1``.
+        found: the type that torch finds on this machine; backends outside torch have own names.
+
+    Raises:
+        DeviceError: for any other text.
+    """
+    kind, _, index = name.partition(":")
+    known = (*KNOWN_DEVICES, found)
+    if kind not in known or (":" in name and not (index.isdecimal() and kind != "auto")):
+        raise DeviceError(
+            f"unknown device {name!r}; write one of {', '.join(KNOWN_DEVICES)}, or e.g. 'cuda:1'"
+        )
+    return name
+
+
+def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
+    """Return the meter of a device, the same one at every call; imports torch.
+
+    Args:
+        name: as the option ``--cka-memory-device`` takes it; ``auto`` is the accelerator if there
+            is one, otherwise the CPU.
+        preferred: index to use if `name` has none, modulo the number of devices; if None, torch's
+            current device is used.
+
+    Raises:
+        DeviceError: for a device that is unknown, not available, or without memory counters.
+    """
+    if _is_predicted(name):
+        return _predicted_meter(card_of(name[len(_PREDICTED) + 1 :]).name)
+    kind, _, index = name.partition(":")
+    if kind == "cpu":
+        check_device_name(name)
+        return _cpu_meter()
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    check_device_name(name, found="cpu" if accelerator is None else accelerator.type)
+    if kind == "auto":
+        return _cpu_meter() if accelerator is None else meter_for(accelerator.type, preferred)
+    if accelerator is None or accelerator.type != kind:
+        found = "no accelerator" if accelerator is None else f"only {accelerator.type}"
+        raise DeviceError(
+            f"device {name!r} is not available: torch {torch.__version__} found {found} on this "
+            "machine; write cpu, or auto to use what is available"
+        )
+    count = torch.accelerator.device_count()
+    if index:
+        number = int(index)
+    elif preferred is not None:
+        number = preferred % count
+    else:
+        number = torch.accelerator.current_device_index()
+    if number >= count:
+        raise DeviceError(
+            f"device {name!r} is not available: torch found {count}, counted from 0; "
+            f"write {kind}:0 to {kind}:{count - 1}, or {kind}"
+        )
+    return _accelerator_meter(kind, number)
+
+
+# One meter per device and process: a reset of the peak is global, so nested regions share it.
+@cache
+def _cpu_meter() -> Meter:
+    from pytest_cka_memory.meters.cpu import CpuMeter
+
+    return CpuMeter()
+
+
+@cache
+def _accelerator_meter(kind: str, index: int) -> Meter:
+    from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
+
+    return AcceleratorMeter(kind, index)
+
+
+def _is_predicted(name: str) -> bool:
+    return name == _PREDICTED or name.startswith(f"{_PREDICTED}:")
+
+
+@cache
+def _predicted_meter(card: str) -> Meter:
+    from pytest_cka_memory.meters.predicted.meter import PredictedMeter
+
+    return PredictedMeter(card_of(card))

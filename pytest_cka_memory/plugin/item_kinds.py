@@ -1,0 +1,44 @@
+"""Kinds of test items, and how the code of each can be measured."""
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import cast
+from unittest import TestCase
+
+import pytest
+
+
+def unseen_reason(item: pytest.Item) -> str:
+    """Return why the code of an item of this kind cannot be measured."""
+    return f"{type(item).__name__} items run their code in a way that cannot be measured"
+
+
+def is_sync_testcase(item: pytest.Item) -> bool:
+    """Whether `item` is a plain method of a ``unittest.TestCase``, which pytest calls itself."""
+    import inspect
+
+    cls = getattr(item, "cls", None)
+    if cls is None or not issubclass(cls, TestCase):
+        return False
+    return not inspect.iscoroutinefunction(getattr(item, "obj", None))
+
+
+@contextmanager
+def wrapped_method(
+    item: pytest.Item, around: Callable[[], AbstractContextManager[None]]
+) -> Iterator[None]:
+    """Run a ``unittest.TestCase`` method inside `around`, between its setUp and its tearDown."""
+    function = cast("pytest.Function", item)
+    method = function.obj
+
+    @functools.wraps(method)
+    def measured(*args: object, **kwargs: object) -> object:
+        with around():
+            return method(*args, **kwargs)
+
+    function.obj = measured
+    try:
+        yield
+    finally:
+        function.obj = method

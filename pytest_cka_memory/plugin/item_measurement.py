@@ -1,0 +1,205 @@
+"""The measurement of one test: its regions, their verdicts, and what travels on its report."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.core.report import Payload
+from pytest_cka_memory.core.verdicts import Limit, Result, judge
+from pytest_cka_memory.measure.probe import MemoryProbe
+from pytest_cka_memory.plugin import extensions
+from pytest_cka_memory.plugin.item_kinds import unseen_reason
+from pytest_cka_memory.plugin.item_plan import limits_or_fail, plan_of
+from pytest_cka_memory.plugin.narrowing import is_narrowed
+from pytest_cka_memory.plugin.session_meter import meter_of
+from pytest_cka_memory.plugin.settings import settings_key
+from pytest_cka_memory.plugin.snapshots import write_snapshot
+from pytest_cka_memory.reports import failure, junit
+
+
+class ItemMeasurement:
+    """Measures one test and judges its regions."""
+
+    def __init__(self, item: pytest.Item) -> None:
+        self.probe = MemoryProbe(meter=meter_of(item.config), explainer=self)
+        self.called = False
+        """Whether the test's own code has been seen running."""
+        self._item = item
+        self._limits: tuple[Limit, ...] = ()
+        """As of the start of the call; batch boundaries use these."""
+        self._results: list[Result] = []
+        self._properties: list[junit.Property] = []
+        """What was added to the item's own, for JUnit XML and similar reports."""
+        self._judged = 0
+        self._wrong: list[str] = []
+        """What other plugins returned that cannot be reported."""
+        self._returned = False
+        """Whether the call has ended without an exception."""
+
+    @contextmanager
+    def measured_call(self) -> Iterator[None]:
+        """Measure the test function as a whole, in case it opens no region, then judge."""
+        self.called = True
+        self._limits = limits_or_fail(self._item)
+        in_fixtures = len(self.probe.records)
+        whole = MemoryProbe(meter=self.probe.meter, explainer=self)
+        snapshots = self._item.config.stash[settings_key].snapshots
+        if snapshots is not None:
+            self.probe.meter.record_history()
+        try:
+            with whole.measure():
+                yield
+            self._returned = True
+        finally:
+            if len(self.probe.records) == in_fixtures:
+                self.probe.records.extend(replace(r, label="") for r in whole.records)
+            results = self._collect()
+            failed = not self._returned or any(result.breaches for result in results)
+            if failed and snapshots is not None:
+                line = write_snapshot(snapshots, self._item.nodeid, self.probe.meter)
+                self._item.add_report_section("call", "cka-memory", line)
+        self._fail_on_breach(results)
+
+    def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
+        """Return the figures to explain: those too high and, on request, what is retained."""
+        breaches = judge(self._item.nodeid, record, self._limits).breaches
+        explain = self._item.config.stash[settings_key].explain
+        broken = {breach.figure for breach in breaches if breach.measured_bytes is not None}
+        return broken | ({"retained_bytes"} if explain else set())
+
+    def named_values(self) -> Mapping[str, Any]:
+        """Return the test's fixtures by name, and ``self`` if it is a method."""
+        instance = getattr(self._item, "instance", None)
+        own = {} if instance is None else {"self": instance}
+        return {**own, **getattr(self._item, "funcargs", {})}
+
+    def judge_late_regions(self) -> None:
+        """Judge regions that ended after the call, in the teardown of a fixture."""
+        if not self._returned:  # the traceback references what was allocated in them
+            late = self.probe.records[self._judged :]
+            self.probe.records[self._judged :] = [replace(r, completed=False) for r in late]
+        left_open = self.probe.end_open()
+        self._fail_on_breach(self._collect())
+        if left_open and self._returned:
+            pytest.fail(
+                f"region {', '.join(map(repr, left_open))} was never closed, so it was not judged; "
+                "open it in a 'with' block",
+                pytrace=False,
+            )
+
+    def judge_without_limits(self) -> None:
+        """Report a test that requested the fixture only while it ran, when it had no limits."""
+        self.called = self._returned = True
+        self._fail_on_breach(self._collect())
+
+    def take_payload(self, report: pytest.TestReport) -> Payload | None:
+        """Return what travels on the report of a phase; None if there is nothing new."""
+        results, self._results = self._results, []
+        unseen = report.when == "call" and report.passed and not self.called
+        unmeasured = [unseen_reason(self._item)] if unseen else []
+        if not results and not unmeasured:
+            return None
+        return {
+            "facts": self.probe.meter.facts(),
+            "regions": [result.to_dict() for result in results],
+            "unmeasured": unmeasured,
+            "narrowed": is_narrowed(self._item.config),
+        }
+
+    def take_back_properties(self) -> None:
+        """Remove the figures of a run that does not count from the item's properties."""
+        ours = set(map(id, self._properties))
+        self._item.user_properties[:] = [p for p in self._item.user_properties if id(p) not in ours]
+
+    def _collect(self) -> list[Result]:
+        limits = limits_or_fail(self._item)
+        records: list[RegionRecord] = self.probe.records[self._judged :]
+        results = [self._extended(judge(self._item.nodeid, r, limits)) for r in records]
+        self._judged = len(self.probe.records)
+        self._results += results
+        self._properties += (figures := junit.of_results(results))
+        self._item.user_properties += figures
+        return results
+
+    def _extended(self, result: Result) -> Result:
+        try:
+            return replace(result, extra=extensions.fields_of(self._item, result))
+        except extensions.FieldError as error:
+            if self._returned:  # otherwise the test has failed for its own reason
+                self._wrong.append(str(error))
+            return result
+
+    def _fail_on_breach(self, results: Sequence[Result]) -> None:
+        broken = any(result.breaches for result in results)
+        messages = [failure.render(results, self.probe.meter.facts())] if broken else []
+        messages, self._wrong = [*messages, *self._wrong], []
+        if messages:
+            pytest.fail("\n".join(messages), pytrace=False)
+
+
+measurement_key = pytest.StashKey[ItemMeasurement]()
+
+
+def begin(item: pytest.Item) -> None:
+    """Drop the measurement of an earlier run of `item`, and check its limits again."""
+    if measurement_key in item.stash:  # a plugin such as pytest-rerunfailures runs it again
+        item.stash[measurement_key].take_back_properties()
+        del item.stash[measurement_key]
+    limits_or_fail(item)
+
+
+def measurement_of(item: pytest.Item) -> ItemMeasurement | None:
+    """Return the measurement of `item`, made on first use; None for a test that is not measured."""
+    if measurement_key not in item.stash and plan_of(item).is_measured:
+        item.stash[measurement_key] = ItemMeasurement(item)
+    return item.stash.get(measurement_key, None)
+
+
+def measurement_for_fixture(item: pytest.Item) -> ItemMeasurement:
+    """Return the measurement of `item`, also if it requests the fixture only while it runs."""
+    measurement = measurement_of(item)
+    if measurement is None:
+        measurement = item.stash[measurement_key] = ItemMeasurement(item)
+    return measurement
+
+
+@contextmanager
+def unmeasured_call(item: pytest.Item) -> Iterator[None]:
+    """Let a test run that is not measured, unless it asks for that while it runs."""
+    yield
+    end_unmeasured(item)
+
+
+def end_unmeasured(item: pytest.Item) -> None:
+    """Fail a test that got a marker while it ran; report one that requested the fixture then."""
+    limits = limits_or_fail(item)
+    if limits:
+        pytest.fail(
+            f"{', '.join(limit.text for limit in limits)}: not checked, because the test was "
+            "already running when this marker was added; add it in a fixture, or write it on the "
+            "test",
+            pytrace=False,
+        )
+    if measurement_key in item.stash:
+        item.stash[measurement_key].judge_without_limits()
+
+
+def refuse_unseen(item: pytest.Item, measurement: ItemMeasurement) -> None:
+    """Fail a test whose own limits were never checked, because silence would look like a pass.
+
+    The limits of the session's options do not fail it: the report counts it as not measured.
+    """
+    plan = plan_of(item)
+    if plan.error is not None:
+        limits_or_fail(item)
+    if plan.own_limits and not measurement.called:
+        pytest.fail(
+            f"{', '.join(limit.text for limit in plan.own_limits)}: not checked. "
+            f"{unseen_reason(item)}; write it as a plain or async test function, or remove the "
+            "marker",
+            pytrace=False,
+        )

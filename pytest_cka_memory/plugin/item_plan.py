@@ -1,0 +1,154 @@
+"""The plan of one test: whether it is measured, and by which limits. Computed once per test."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from pytest_cka_memory.baseline.limit import MARKER as BASELINE_MARKER
+from pytest_cka_memory.core.fingerprint import fingerprint_of
+from pytest_cka_memory.core.markers import FIXTURE, MARKERS
+from pytest_cka_memory.errors import BaselineError, LimitError
+from pytest_cka_memory.limits import Limit, default_limits, limit_from_marker
+from pytest_cka_memory.meters.base import Meter
+from pytest_cka_memory.plugin import extensions
+from pytest_cka_memory.plugin.session_meter import known_meter
+from pytest_cka_memory.plugin.settings import Settings, settings_key
+
+
+@dataclass(frozen=True)
+class ItemPlan:
+    """What the plugin does with one test."""
+
+    is_measured: bool
+    limits: tuple[Limit, ...] = ()
+    """Every limit that its regions are judged by."""
+    own_limits: tuple[Limit, ...] = ()
+    """Those of its markers and of other plugins, without those of the session's options."""
+    error: LimitError | BaselineError | None = None
+    """A marker, a plugin's limit or a baseline file that cannot be used; then it has no limits."""
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """A plan, and what it was computed from."""
+
+    plan: ItemPlan
+    marks: tuple[pytest.Mark, ...]
+    meter: Meter | None
+
+    def is_current(self, marks: tuple[pytest.Mark, ...], meter: Meter | None) -> bool:
+        return (
+            self.meter is meter
+            and len(self.marks) == len(marks)
+            and all(old is new for old, new in zip(self.marks, marks, strict=True))
+        )
+
+
+_plan_key = pytest.StashKey[_Computed]()
+
+
+def plan_of(item: pytest.Item) -> ItemPlan:
+    """Return the plan of `item`.
+
+    It is computed at collection, and again only if a fixture or the test has changed its markers,
+    or if the device has become known since, because baselines depend on it.
+    """
+    marks, meter = tuple(item.iter_markers()), known_meter(item.config)
+    computed = item.stash.get(_plan_key, None)
+    if computed is None or not computed.is_current(marks, meter):
+        computed = _Computed(_compute(item), marks, meter)
+        item.stash[_plan_key] = computed
+    return computed.plan
+
+
+def check(items: Sequence[pytest.Item]) -> None:
+    """Compute the plan of every test, before any of them runs.
+
+    Raises:
+        pytest.UsageError: for wrong marker arguments, naming the tests; for a baseline file that
+            cannot be used.
+    """
+    wrong = []
+    for item in items:
+        error = plan_of(item).error
+        if isinstance(error, BaselineError):
+            raise pytest.UsageError(f"--cka-memory-baseline: {error}")
+        if error is not None:
+            wrong.append(f"{item.nodeid}: {error}")
+    if wrong:
+        raise pytest.UsageError(*wrong)
+
+
+def limits_or_fail(item: pytest.Item) -> tuple[Limit, ...]:
+    """Return the limits of `item`; fail the test if they cannot be used.
+
+    Most sessions have stopped at :func:`check` in that case. An xdist worker cannot stop there, and
+    a marker can be added later.
+    """
+    plan = plan_of(item)
+    if plan.error is not None:
+        pytest.fail(f"{item.nodeid}: {plan.error}", pytrace=False)
+    return plan.limits
+
+
+def _compute(item: pytest.Item) -> ItemPlan:
+    settings = item.config.stash[settings_key]
+    try:
+        if not _is_measured(item, settings):
+            return ItemPlan(is_measured=False)
+        own = _own_limits(item, settings)
+        limits = own + default_limits(own, settings.max_retained_bytes, settings.max_peak_bytes)
+        if settings.baseline.named and item.get_closest_marker(BASELINE_MARKER) is None:
+            limits += _baseline_limits(item, settings)
+    except (LimitError, BaselineError) as error:
+        return ItemPlan(is_measured=True, error=error)
+    return ItemPlan(is_measured=True, limits=tuple(limits), own_limits=tuple(own))
+
+
+def _is_measured(item: pytest.Item, settings: Settings) -> bool:
+    return (
+        settings.measures_all
+        or FIXTURE in getattr(item, "fixturenames", ())
+        or any(item.get_closest_marker(name) is not None for name in MARKERS)
+        or settings.baseline.measures(item.nodeid)
+        or bool(extensions.limits_of(item))
+    )
+
+
+def _own_limits(item: pytest.Item, settings: Settings) -> list[Limit]:
+    limits: list[Limit] = []
+    for name in MARKERS:
+        mark = _closest(item, name)
+        if mark is not None and name != BASELINE_MARKER:
+            limits.append(limit_from_marker(name, mark.args, mark.kwargs))
+    limits += extensions.limits_of(item)
+    if item.get_closest_marker(BASELINE_MARKER) is not None:
+        limits += _baseline_limits(item, settings)
+    return limits
+
+
+def _baseline_limits(item: pytest.Item, settings: Settings) -> list[Limit]:
+    """Return what the baseline allows on this device; nothing while baselines are updated."""
+    plan = settings.baseline
+    text, tolerance = "--cka-memory-baseline", plan.tolerance
+    mark = _closest(item, BASELINE_MARKER)
+    if mark is not None:
+        given = limit_from_marker(mark.name, mark.args, mark.kwargs)
+        text = mark.name if given is None else f"{mark.name}({given.text!r})"
+        tolerance = given or tolerance
+    if plan.updating:
+        return []
+    meter = known_meter(item.config)
+    fingerprint = None if meter is None else fingerprint_of(meter.facts())
+    return [plan.limit(text, item.nodeid, fingerprint, tolerance)]
+
+
+def _closest(item: pytest.Item, name: str) -> pytest.Mark | None:
+    """Return the last marker of the nearest node that has one.
+
+    ``get_closest_marker`` returns the first of that node: a function's before its
+    ``pytest.param``'s, a base class's before its subclass's, a decorator's before an applied one.
+    """
+    found = list(item.iter_markers_with_node(name))
+    return next((mark for node, mark in reversed(found) if node is found[0][0]), None)

@@ -1,0 +1,42 @@
+"""The meter of a session, made on first use: this is where torch is imported."""
+
+import pytest
+
+from pytest_cka_memory.errors import DeviceError
+from pytest_cka_memory.meters.base import Meter
+from pytest_cka_memory.plugin.settings import settings_key
+
+meter_key = pytest.StashKey[Meter]()
+
+
+def meter_of(config: pytest.Config) -> Meter:
+    """Return the session's meter.
+
+    Raises:
+        pytest.UsageError: if the device is not available.
+    """
+    if meter_key not in config.stash:
+        device = config.stash[settings_key].device
+        try:
+            config.stash[meter_key] = config.hook.pytest_cka_memory_meter(
+                config=config, device=device
+            )
+        except DeviceError as error:
+            raise pytest.UsageError(f"--cka-memory-device: {error}") from None
+    return config.stash[meter_key]
+
+
+def known_meter(config: pytest.Config) -> Meter | None:
+    """Return the session's meter if it has been made already; makes none."""
+    return config.stash.get(meter_key, None)
+
+
+def fail_without_meter(item: pytest.Item) -> None:
+    """Make the meter for a test that will be measured; fail the test if there is no device."""
+    try:
+        meter_of(item.config)
+        return
+    except pytest.UsageError as error:
+        wrong = f"{item.nodeid}: {error}"
+    # Outside the except block, otherwise pytest would print both errors.
+    pytest.fail(wrong, pytrace=False)

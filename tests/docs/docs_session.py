@@ -1,0 +1,114 @@
+"""Follow a page as a reader would: write its files, run its commands, compare what they print.
+
+The notes of blocks:
+
+- ``file: NAME`` writes the block to this file of the page's folder;
+- ``fails`` on a shell block: its last command ends with status 1;
+- ``not run: WHY`` on a shell block: its commands are only checked (``test_commands_not_run.py``);
+- ``output`` on a text block: what the last command printed; ``output: TITLE`` only the section of
+  pytest's output whose title begins so;
+- ``drawn: NAME`` on a text block, ``checked by: TEST`` on any: another test compares it.
+
+A Python block without a note is run as a script, a shell block without a note is run.
+"""
+
+import os
+import re
+import shlex
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from docs_pages import Block, commands
+from docs_process import run
+
+_TITLE = re.compile(r"^[=_]{3,} (.+?) [=_]{3,}$")
+_MACHINE = re.compile(r"^(device: \w+) \(.*$", re.MULTILINE)
+"""The line of a report that names the processor and the version of torch."""
+
+
+class Shown(NamedTuple):
+    """A text block and what was printed in its place."""
+
+    block: Block
+    printed: str
+
+    @property
+    def same(self) -> bool:
+        """Whether the page shows what was printed, whatever machine it was printed on."""
+        return _MACHINE.sub(r"\1", self.block.text) == _MACHINE.sub(r"\1", self.printed)
+
+
+class Session:
+    """A fresh folder, the current one, in which the blocks of one page are used in order."""
+
+    def __init__(self) -> None:
+        self._printed = ""
+        self._home = os.getcwd()
+
+    def follow(self, page: Iterable[Block]) -> Iterator[Shown]:
+        """Use every block; yields each text block that shows an output."""
+        for block in page:
+            kind, _, argument = block.note.partition(": ")
+            if kind == "file":
+                file = Path(argument)
+                file.parent.mkdir(exist_ok=True)
+                file.write_text(block.text, "utf-8")
+            elif block.language == "sh" and kind in ("", "fails"):
+                self._run_all(block, expected=1 if kind == "fails" else 0)
+            elif block.language == "text" and kind == "output":
+                yield Shown(block, _section(self._printed, argument))
+            elif block.language == "python" and not kind:
+                self._run_script(block)
+            elif not is_checked_elsewhere(block):
+                raise AssertionError(f"{block}: no test knows what to do with this block")
+
+    def _run_all(self, block: Block, expected: int) -> None:
+        *others, last = commands(block)
+        for command in others:
+            status, self._printed = self._run(command)
+            assert status == 0, f"{block}: {command}\n{self._printed}"
+        status, self._printed = self._run(last)
+        assert status == expected, f"{block}: {last}\n{self._printed}"
+
+    def _run(self, command: str) -> tuple[int, str]:
+        words = shlex.split(command)
+        if words[0] == "mkdir":
+            Path(words[1]).mkdir()
+            return 0, ""
+        if words[0] == "cd":
+            os.chdir(words[1])
+            return 0, ""
+        assert words[0] in ("pytest", "python"), f"no test can run this command: {command}"
+        status, printed = run(words)
+        return status, printed.replace(self._home, "/home/you")
+
+    def _run_script(self, block: Block) -> None:
+        script = Path(f"block_{block.line}.py")
+        script.write_text(block.text, "utf-8")
+        status, self._printed = run(["python", script.name])
+        assert status == 0, f"{block}\n{self._printed}"
+
+
+def is_checked_elsewhere(block: Block) -> bool:
+    """Whether the block's note names what else checks it."""
+    kind = block.note.partition(": ")[0]
+    return kind in ("drawn", "checked by") or (block.language == "sh" and kind == "not run")
+
+
+def _section(printed: str, title: str) -> str:
+    """The part of pytest's output under the title that begins with `title`; all for no title."""
+    if not title:
+        return printed
+    lines: list[str] = []
+    inside = False
+    for line in printed.splitlines():
+        heading = _TITLE.match(line)
+        if heading:
+            if lines:
+                break
+            inside = heading[1].startswith(title)
+        elif inside:
+            lines.append(line.rstrip())
+    assert lines, f"no section {title!r} in\n{printed}"
+    return "\n".join(lines).strip("\n") + "\n"

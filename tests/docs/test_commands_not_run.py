@@ -1,0 +1,91 @@
+"""Commands noted as ``not run`` are checked: requirements, scripts and options exist."""
+
+import io
+import re
+import runpy
+import shlex
+import sys
+from contextlib import redirect_stdout
+
+import pytest
+from docs_pages import ROOT, blocks, commands, pages
+from packaging.requirements import Requirement
+
+NOT_RUN = [
+    command
+    for page in pages()
+    for block in blocks(page)
+    if block.language == "sh" and block.note.startswith("not run: ")
+    for command in commands(block)
+]
+PIP = [command for command in NOT_RUN if "pip install" in command]
+BENCHMARKS = [command for command in NOT_RUN if command.startswith("python tests/benchmarks/")]
+SCRIPTS = [command for command in NOT_RUN if command.startswith("bash ")]
+_PYTEST = re.compile(r"(\S+=\S+ )?(torchrun .*)?(\S+ -m )?pytest")
+PYTEST = [command for command in NOT_RUN if _PYTEST.match(command)]
+OTHERS = {
+    "python -m venv .venv",
+    ". .venv/bin/activate",
+    "python tests/docs/redraw.py",
+    "ruff check .",
+    "ruff format --check .",
+    "mypy",
+}
+"""Commands in which nothing can be checked that is not obvious."""
+
+
+def test_every_command_that_is_not_run_is_checked() -> None:
+    """A new one has to find its place here."""
+    assert {*PIP, *BENCHMARKS, *SCRIPTS, *PYTEST, *OTHERS} == set(NOT_RUN)
+
+
+def test_readme_shows_the_two_commands_for_a_checkout() -> None:
+    """``.ci/run`` reads them from the README; each does all of its own set-up."""
+    readme = (ROOT / "README.md").read_text("utf-8").splitlines()
+    assert [line.strip() for line in readme if line.strip().startswith("pip ")] == [
+        'pip install -e ".[test]" && pytest tests/gates --cka-memory-report',
+        'pip install -e ".[test]" && pytest -n auto --dist worksteal',
+    ]
+
+
+@pytest.mark.parametrize("command", PIP)
+def test_pip_commands_install_this_project_and_its_extras(command: str) -> None:
+    """Nothing is installed here; the name and the extras are those of pyproject.toml."""
+    project = (ROOT / "pyproject.toml").read_text("utf-8")
+    *_, written = shlex.split(command.partition(" && ")[0])
+    if written == "torch":
+        return
+    requirement = Requirement(written.replace(".[", "pytest-cka-memory[").strip())
+    assert f'name = "{requirement.name}"' in project
+    assert all(re.search(rf"^{extra} = \[", project, re.MULTILINE) for extra in requirement.extras)
+    assert requirement.url in (None, "git+https://github.com/OWNER/pytest-cka-memory")
+
+
+@pytest.mark.parametrize("command", BENCHMARKS)
+def test_benchmarks_have_the_options_shown(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running them takes minutes; asking for their options does not."""
+    _, script, *words = shlex.split(command)
+    options = [word for word in words if word.startswith("--")]
+    if not options:  # such a script takes none, and does its work at once
+        assert "argparse" not in (ROOT / script).read_text("utf-8")
+        return
+    monkeypatch.setattr(sys, "argv", [script, "--help"])
+    monkeypatch.syspath_prepend(str((ROOT / script).parent))
+    usage = io.StringIO()
+    with redirect_stdout(usage), pytest.raises(SystemExit):
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    assert [option for option in options if f"{option} " not in usage.getvalue()] == []
+
+
+@pytest.mark.parametrize("command", SCRIPTS)
+def test_shell_scripts_exist(command: str) -> None:
+    """And begin as a script for bash."""
+    script = ROOT / shlex.split(command)[1]
+    assert script.read_text("utf-8").startswith("#!/usr/bin/env bash\n")
+
+
+@pytest.mark.parametrize("command", PYTEST)
+def test_pytest_commands_name_tests_that_exist(command: str) -> None:
+    """Their options are checked in ``test_links.py``."""
+    paths = [word for word in shlex.split(command) if "tests/" in word]
+    assert [path for path in paths if not (ROOT / path.rpartition("=")[2]).exists()] == []

@@ -1,0 +1,66 @@
+"""What README and docs refer to exists: files, headings, options."""
+
+import re
+from pathlib import Path
+
+import pytest
+from docs_pages import ROOT, anchors, blocks, links, name_of, pages, prose
+
+from pytest_cka_memory.plugin.options import add_options
+
+PAGES = pytest.mark.parametrize("page", pages(), ids=name_of)
+_PATH = re.compile(r"`((?:tests|docs|cka|pytest_cka_memory|\.ci|\.github)/[\w./-]*)`")
+_OPTION = re.compile(r"--cka-memory(?:-[a-z]+)+")
+
+
+@PAGES
+def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
+    """Only relative links; links to the web are not followed."""
+    broken = []
+    for link in links(page):
+        if link.startswith("https://"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@PAGES
+def test_paths_in_backticks_exist(page: Path) -> None:
+    """Files and folders of the checkout."""
+    named = _PATH.findall(prose(page))
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@PAGES
+def test_options_in_text_and_commands_exist(page: Path) -> None:
+    """Every ``--cka-memory-...`` on a page is an option of the plugin."""
+    assert set(_OPTION.findall(page.read_text("utf-8"))) <= options()
+
+
+def options() -> set[str]:
+    """Every option that the plugin declares."""
+    parser = pytest.Parser(_ispytest=True)
+    add_options(parser)
+    return {name for group in parser._groups for option in group.options for name in option.names()}
+
+
+def test_readme_has_at_most_200_lines() -> None:
+    """It is for newcomers; details belong into docs."""
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 200
+
+
+def test_readme_links_to_every_page() -> None:
+    """Nobody finds a page that nothing leads to."""
+    linked = {(ROOT / link.partition("#")[0]).resolve() for link in links(ROOT / "README.md")}
+    assert {name_of(page) for page in pages() if page not in linked} == {"README.md"}
+
+
+def test_every_block_has_a_language() -> None:
+    """A block without one would be neither run nor compared."""
+    unnamed = [str(block) for page in pages() for block in blocks(page) if not block.language]
+    assert unnamed == []
+    fences = [re.findall(r"^ *```", page.read_text("utf-8"), re.MULTILINE) for page in pages()]
+    assert sum(map(len, fences)) == 2 * sum(len(blocks(page)) for page in pages())

@@ -1,0 +1,50 @@
+"""Every page does what it says: its files are written, its commands run, its outputs compared."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from _pytest.mark import ParameterSet
+from docs_pages import Block, blocks, name_of, pages
+from docs_session import Session, Shown, is_checked_elsewhere
+
+
+def _pages_to_run() -> Iterator[ParameterSet]:
+    for page in pages():
+        found = [block for block in blocks(page) if not is_checked_elsewhere(block)]
+        predicts = any("predict:" in block.text for block in found if block.language == "sh")
+        if found:
+            marks = [pytest.mark.predicts] if predicts else []
+            yield pytest.param(page, id=name_of(page), marks=marks)
+
+
+@pytest.mark.parametrize("page", [*_pages_to_run()])
+def test_page_runs_and_prints_what_it_shows(
+    page: Path, session: Session, request: pytest.FixtureRequest
+) -> None:
+    """A block without a known note fails here."""
+    shown = list(session.follow(blocks(page)))
+    if request.config.getoption("--redraw", default=False):
+        _redraw(page, shown)
+        return
+    for block, printed in shown:
+        assert Shown(block, printed).same, (
+            f"{block} shows\n{block.text}\nbut this is printed:\n{printed}\n"
+            "If that is right, run: python tests/docs/redraw.py"
+        )
+
+
+def _redraw(page: Path, shown: list[Shown]) -> None:
+    """Write what was printed in place of what the page shows, if more than the machine differs."""
+    text = page.read_text("utf-8")
+    for block, printed in reversed([each for each in shown if not each.same]):
+        start, end = block.span
+        text = text[:start] + printed + text[end:]
+    page.write_text(text, "utf-8")
+
+
+def test_every_language_is_one_that_the_tests_know() -> None:
+    """A block in another language needs a test first."""
+    found: list[Block] = [block for page in pages() for block in blocks(page)]
+    known = {"python", "sh", "text", "yaml", "toml", "json"}
+    assert {block.language for block in found} <= known

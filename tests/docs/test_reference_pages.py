@@ -1,0 +1,60 @@
+"""The reference pages are complete: every option, marker, figure and key is on its page."""
+
+import re
+
+import pytest
+from docs_pages import ROOT, prose
+from test_links import options
+
+import cka
+from pytest_cka_memory import MemoryProbe, Region
+from pytest_cka_memory.__main__ import main
+from pytest_cka_memory.core.markers import MARKERS
+
+REFERENCE = ROOT / "docs" / "reference"
+
+
+def rows(name: str) -> set[str]:
+    """Every name in backticks in the first column of a page's tables."""
+    cells = re.findall(r"^\| (.+?) \|", prose(REFERENCE / f"{name}.md"), re.MULTILINE)
+    return {word for cell in cells for word in re.findall(r"`([^`]+)`", cell)}
+
+
+def test_options_are_all_described() -> None:
+    """And no others."""
+    assert {row.partition("=")[0] for row in rows("options")} == options()
+
+
+@pytest.mark.parametrize("page", [REFERENCE / "markers.md", ROOT / "README.md"], ids=str)
+def test_markers_are_all_described(page) -> None:
+    """And no others."""
+    cells = re.findall(r"^\| `(\w+)(?:\(.*?\))?` \|", prose(page), re.MULTILINE)
+    assert sorted(cells) == sorted(MARKERS)
+
+
+def test_methods_and_figures_of_the_fixture_are_all_described() -> None:
+    """Every public attribute of a probe and of a region; of the sizes, those in bytes."""
+    text = (REFERENCE / "fixture.md").read_text("utf-8")
+    found = {name for name in dir(MemoryProbe) if not name.startswith("_")}
+    assert [name for name in found - {"end_open"} if f"`cka_memory.{name}" not in text] == []
+    attributes = {*dir(Region), *Region.__annotations__}
+    public = {name for name in attributes if not name.startswith("_") and "_mb" not in name}
+    missing = [name for name in public if f"`{name}`" not in text and f"`region.{name}" not in text]
+    assert missing == []
+
+
+def test_keys_of_the_json_report_are_all_described(capsys: pytest.CaptureFixture[str]) -> None:
+    """And no others."""
+    import json
+
+    assert main(["schema"]) == 0
+    schema = json.loads(capsys.readouterr().out)
+    objects = [schema, *schema["$defs"].values()]
+    keys = {key for found in objects for key in found["properties"]} - {"reason"}
+    assert rows("json") - {"pytest-cka-memory/1"} == keys
+
+
+def test_public_names_of_cka_are_all_described() -> None:
+    """Everything that ``from cka import ...`` offers."""
+    text = (REFERENCE / "cka.md").read_text("utf-8")
+    assert [name for name in cka.__all__ if f"`{name}" not in text] == []

@@ -1,0 +1,29 @@
+"""The workflow shown in the docs calls the action as it is."""
+
+import re
+
+import pytest
+from docs_pages import ROOT, blocks, prose
+
+yaml = pytest.importorskip("yaml")
+PAGE = ROOT / "docs" / "how-to" / "ci.md"
+(SHOWN,) = [yaml.safe_load(block.text) for block in blocks(PAGE) if block.language == "yaml"]
+GATE, UPLOAD = SHOWN["steps"]
+FOLDER = GATE["uses"].removeprefix("OWNER/pytest-cka-memory/").removesuffix("@COMMIT")
+ACTION = yaml.safe_load((ROOT / FOLDER / "action.yml").read_text("utf-8"))
+
+
+def test_gate_shown_uses_inputs_and_outputs_that_exist() -> None:
+    """Under these names."""
+    assert set(GATE["with"]) <= set(ACTION["inputs"])
+    used = set(re.findall(r"steps\.gate\.outputs\.([\w-]+)", UPLOAD["with"]["path"]))
+    assert used == {"json", "html"}
+    assert used <= set(ACTION["outputs"])
+
+
+def test_page_describes_every_input_and_output() -> None:
+    """And no others."""
+    assert re.findall(r"^\| `([\w-]+)` \|", prose(PAGE), re.MULTILINE) == sorted(
+        ACTION["inputs"], key=re.findall(r"^\| `([\w-]+)` \|", prose(PAGE), re.MULTILINE).index
+    )
+    assert all(f"`{output}`" in prose(PAGE) for output in ACTION["outputs"])
