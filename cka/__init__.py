@@ -16,9 +16,9 @@ from cka.errors import (
     MissingExtraError,
     SettingError,
 )
-from cka.features import cka_from_features
-from cka.hsic import hsic
-from cka.kernels import RBF
+from cka.functional.features import cka_from_features
+from cka.functional.hsic import hsic
+from cka.functional.kernels import RBF
 from cka.result import CKAResult, Match
 
 __all__ = [

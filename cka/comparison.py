@@ -12,17 +12,17 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import nn
 
-from cka import distributed
+from cka.capture.layers import Layers, Selection, select
+from cka.capture.outputs import Pick, Pooling, Reader
+from cka.data.loaders import batches, dataset_size, length
 from cka.errors import CKAError, CKAWarning, InputError, SettingError
-from cka.estimators import Estimator, Exact, Minibatch
-from cka.kernels import Kernel, resolve_kernel
-from cka.layers import Layers, Selection, select
-from cka.loaders import batches, dataset_size, length
-from cka.outputs import Pick, Pooling, Reader
-from cka.placement import device_for, eager, evaluating, placed, unwrap
+from cka.functional.kernels import Kernel, resolve_kernel
 from cka.progress import Progress
 from cka.result import CKAResult
-from cka.run import Feed, Outcome, Run, Watcher
+from cka.running import distributed
+from cka.running.estimators import Estimator, Exact, Minibatch
+from cka.running.placement import device_for, eager, evaluating, placed, unwrap
+from cka.running.run import Feed, Outcome, Run, Watcher
 
 EstimatorName: TypeAlias = Literal["unbiased", "biased", "exact"]
 

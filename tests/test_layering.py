@@ -33,12 +33,13 @@ LAYERS = {
         plugin cli __main__
     """,
     "cka": """
-        errors precision native progress accumulate distributed
-        hsic
-        placement kernels layers outputs plots
-        batches estimators features capture result
-        loaders run
-        comparison
+        errors
+        functional functional.precision functional.native functional.sums functional.hsic
+        functional.kernels functional.features
+        capture capture.layers capture.outputs capture.hooks
+        data data.batches data.loaders
+        running running.placement running.distributed running.estimators running.run
+        plots result progress comparison
         __init__
     """,
 }
@@ -135,7 +136,7 @@ def test_only_meters_ask_a_device() -> None:
     assert asking == []
 
 
-PRIVATE_HOMES = {"pytest_cka_memory": "meters.private", "cka": "placement"}
+PRIVATE_HOMES = {"pytest_cka_memory": "meters.private", "cka": "running.placement"}
 """The one module of each package that may use private names of torch, and stands without them."""
 NOT_TORCHS = {
     "_asdict": "named tuples'",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cka import native
+from cka.functional import native
 
 VECTORS = {"avx2": 8, "avx512": 16}
 
@@ -22,6 +22,6 @@ def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     if request.param == "torch":
         monkeypatch.setattr(native, "_vector_floats", lambda: 0)
     elif native._vector_floats() == 0:
-        pytest.skip("cka._gram was not compiled, or not for this processor")
+        pytest.skip("cka.functional._gram was not compiled, or not for this processor")
     name: str = request.param
     return name

@@ -7,9 +7,9 @@ from importlib import import_module
 import pytest
 import torch
 
-from cka.accumulate import compute, empty, flatten, merge, of_batch, pick, unflatten
-from cka.hsic import hsic_products
-from cka.kernels import linear_gram
+from cka.functional.hsic import hsic_products
+from cka.functional.kernels import linear_gram
+from cka.functional.sums import compute, empty, flatten, merge, of_batch, pick, unflatten
 
 
 def batch_terms(count: int, rows: int = 3, columns: int = 2, samples: int = 16):
@@ -115,7 +115,7 @@ def test_slabs_do_not_change_hsic(monkeypatch, slab_bytes):
     grams = [linear_gram(torch.randn(16, 9, dtype=torch.float64)) for _ in range(3)]
     expected = hsic_products(grams, grams, "unbiased")
     # The package's attribute of this name is the public function.
-    monkeypatch.setattr(import_module("cka.hsic"), "_SLAB_BYTES", slab_bytes)
+    monkeypatch.setattr(import_module("cka.functional.hsic"), "_SLAB_BYTES", slab_bytes)
     for estimator_input in (grams, None):
         found = hsic_products(grams, estimator_input, "unbiased")
         for one, other in zip(found, expected, strict=True):

@@ -11,8 +11,8 @@ from cka_reference import cloned_outputs, minibatch_cka
 from torch import Tensor, nn
 
 from cka import CKA, CKAWarning, InputError, LayerError
-from cka.capture import Capture
-from cka.outputs import Reader
+from cka.capture.hooks import Capture
+from cka.capture.outputs import Reader
 
 
 def compared(model, batches, **settings):

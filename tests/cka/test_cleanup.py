@@ -12,7 +12,7 @@ from cka_nets import InPlace, Residual, batches_of, mlp
 from torch import nn
 
 from cka import CKA, CKAError, InputError
-from cka.placement import device_for, eager, evaluating, placed, unwrap
+from cka.running.placement import device_for, eager, evaluating, placed, unwrap
 
 
 def hooks_on(model):

@@ -11,7 +11,7 @@ from cka_reference import cloned_outputs
 from torch.utils.data import DataLoader, TensorDataset
 
 from cka import CKA, DoesNotFitError, InputError, SettingError, cka_from_features
-from cka.estimators import available_bytes
+from cka.running.estimators import available_bytes
 from pytest_cka_memory import MemoryProbe
 
 

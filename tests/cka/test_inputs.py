@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from cka import CKA, CKAWarning, InputError
-from cka.batches import first_samples, joined, map_tensors, samples_in
-from cka.loaders import batches
+from cka.data.batches import first_samples, joined, map_tensors, samples_in
+from cka.data.loaders import batches
 
 
 def matrix(model, loader, **settings):

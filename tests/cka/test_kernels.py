@@ -8,7 +8,7 @@ import torch
 from cka_reference import linear
 
 from cka import RBF, InputError, SettingError, cka_from_features, hsic
-from cka.kernels import (
+from cka.functional.kernels import (
     _columns_per_chunk,
     as_rows,
     linear_gram,

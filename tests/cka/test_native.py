@@ -10,13 +10,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
-from cka import native
-from cka.kernels import linear_gram
+from cka.functional import native
+from cka.functional.kernels import linear_gram
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.units import MB
 
 pytestmark = pytest.mark.skipif(
-    native._vector_floats() == 0, reason="cka._gram was not compiled, or not for this processor"
+    native._vector_floats() == 0,
+    reason="cka.functional._gram was not compiled, or not for this processor",
 )
 
 
@@ -181,7 +182,11 @@ def test_without_the_library_torch_does_it_all(monkeypatch, tmp_path, lacking):
     """Where it was not compiled, or what it needs of torch is not there."""
     broken = tmp_path / "_gram.so"
     broken.write_bytes(b"no library")
-    spec = ModuleSpec("cka._gram", None, origin=str(broken)) if lacking == "openmp" else None
+    spec = (
+        ModuleSpec("cka.functional._gram", None, origin=str(broken))
+        if lacking == "openmp"
+        else None
+    )
     monkeypatch.setattr(native, "find_spec", lambda _: spec)
     for cached in (native._library, native._vector_floats):
         cached.cache_clear()

@@ -82,9 +82,9 @@ def _library() -> ctypes.CDLL:
     Raises:
         OSError: where there is none, or torch has not loaded the OpenMP that it needs.
     """
-    found = find_spec("cka._gram")
+    found = find_spec("cka.functional._gram")
     if found is None or found.origin is None:
-        raise OSError("cka._gram was not compiled")
+        raise OSError("cka.functional._gram was not compiled")
     library = ctypes.CDLL(found.origin)
     size, address = ctypes.c_int64, ctypes.c_void_p
     for count in (library.cka_space, library.cka_most_threads):

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cka.accumulate import compute, of_batch
 from cka.errors import CKAWarning, InputError, SettingError
-from cka.hsic import Centring, fewest_samples, hsic_products
-from cka.kernels import Kernel, as_rows, resolve_kernel
-from cka.precision import sum_dtype
+from cka.functional.hsic import Centring, fewest_samples, hsic_products
+from cka.functional.kernels import Kernel, as_rows, resolve_kernel
+from cka.functional.precision import sum_dtype
+from cka.functional.sums import compute, of_batch
 
 
 def cka_from_features(

@@ -9,11 +9,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cka.accumulate import Sums, merge, of_batch, pick
 from cka.errors import DoesNotFitError
-from cka.hsic import Centring, fewest_samples, hsic_products
-from cka.kernels import Kernel, flattened
-from cka.precision import full_precision, gram_dtype
+from cka.functional.hsic import Centring, fewest_samples, hsic_products
+from cka.functional.kernels import Kernel, flattened
+from cka.functional.precision import full_precision, gram_dtype
+from cka.functional.sums import Sums, merge, of_batch, pick
 
 Parts = tuple[Tensor, ...]
 """Measurement of one output: its Gram matrices (exact: its features)."""

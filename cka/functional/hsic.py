@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cka.errors import InputError, SettingError
-from cka.precision import full_precision, sum_dtype
+from cka.functional.precision import full_precision, sum_dtype
 
 Centring: TypeAlias = Literal["unbiased", "biased"]
 

@@ -1,8 +1,8 @@
 """Gram matrices: (n, p) features in, (n, n) similarities of samples out.
 
 Linear and RBF kernels shift features to near their centre first. It changes neither CKA, which
-centres exactly and in float64 later (:mod:`cka.hsic`), nor a distance, but it is what keeps float32
-right: a common offset of 1000 would eat every digit of the Gram matrix.
+centres exactly and in float64 later (:mod:`cka.functional.hsic`), nor a distance, but it is what
+keeps float32 right: a common offset of 1000 would eat every digit of the Gram matrix.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from cka import native
 from cka.errors import InputError, SettingError
-from cka.precision import gram_dtype, sum_dtype
+from cka.functional import native
+from cka.functional.precision import gram_dtype, sum_dtype
 
 Kernel: TypeAlias = Callable[[Tensor], Tensor]
 Block: TypeAlias = tuple[int, int]

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from torch.utils.data import DistributedSampler
 
-from cka.batches import first_samples, joined, samples_in
+from cka.data.batches import first_samples, joined, samples_in
 from cka.errors import InputError
 
 Pair: TypeAlias = tuple[Any, ...]

@@ -17,8 +17,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from cka.layers import Call
-from cka.outputs import Reader
+from cka.capture.layers import Call
+from cka.capture.outputs import Reader
 
 T = TypeVar("T")
 

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from cka import distributed
-from cka.accumulate import Sums, compute, empty, flatten, pick, unflatten
-from cka.batches import call, model_input, samples_in, to_device
-from cka.capture import Capture, Taken
+from cka.capture.hooks import Capture, Taken
+from cka.capture.layers import Call, Selection, listed
+from cka.capture.outputs import Reader, tensors_in
+from cka.data.batches import call, model_input, samples_in, to_device
 from cka.errors import InputError, LayerError
-from cka.estimators import Estimator, Parts, Side
-from cka.layers import Call, Selection, listed
-from cka.outputs import Reader, tensors_in
-from cka.placement import input_dtype
-from cka.precision import sum_dtype
+from cka.functional.precision import sum_dtype
+from cka.functional.sums import Sums, compute, empty, flatten, pick, unflatten
+from cka.running import distributed
+from cka.running.estimators import Estimator, Parts, Side
+from cka.running.placement import input_dtype
 
 Feed: TypeAlias = Callable[[nn.Module, Any], Any]
 

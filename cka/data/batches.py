@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cka.errors import InputError
-from cka.outputs import tensors_in
+from cka.capture.outputs import tensors_in
 
 
 def samples_in(batch: Any) -> int | None:

@@ -1,0 +1,1 @@
+"""From features of samples to CKA: kernels, HSIC and sums over batches."""

@@ -1,0 +1,1 @@
+"""Runs models over batches and estimates CKA from their features."""
