@@ -1,4 +1,4 @@
-"""Centered Kernel Alignment between the layers of PyTorch networks, at the cost of a forward pass.
+"""Centered kernel alignment (CKA) between the layers of PyTorch networks.
 
 from cka import CKA
 

@@ -38,7 +38,8 @@ LAYERS = {
         functional.kernels functional.features
         capture capture.layers capture.outputs capture.hooks
         data data.batches data.loaders
-        running running.placement running.distributed running.estimators running.run
+        running running.placement running.distributed running.estimators running.rows
+        running.model_runner running.run
         plots result progress comparison
         __init__
     """,

@@ -1,1 +1,1 @@
-"""Selects a model's layers and reads their outputs during a forward pass."""
+"""Selection of a model's layers, and the features of their outputs during a forward pass."""

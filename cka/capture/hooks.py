@@ -1,7 +1,7 @@
-"""Hooks on, hooks off: what a model's layers put out during one forward pass.
+"""Forward hooks that measure the outputs of a model's layers during one forward pass.
 
-Every output is measured inside its hook, before the network goes on: an in-place activation that
-overwrites it later cannot matter any more, and nothing keeps the output alive.
+Every output is measured inside its hook, before the next layer runs. A later in-place activation
+therefore does not change the measurement, and no reference to the output is kept.
 """
 
 from __future__ import annotations
@@ -18,80 +18,80 @@ import torch
 from torch import Tensor, nn
 
 from cka.capture.layers import Call
-from cka.capture.outputs import Reader
+from cka.capture.outputs import OutputReader
 
 T = TypeVar("T")
 
 
 @dataclass
-class Taken(Generic[T]):
-    """What one forward pass gave."""
+class PassRecord(Generic[T]):
+    """The measurements of one forward pass."""
 
     samples: int | None = None
-    """Size n of the batch; that of the first output where the batch itself did not tell."""
+    """Number n of samples: of the batch, or of the first output if the batch does not show it."""
     values: list[T] = field(default_factory=list)
-    """One measurement per distinct output."""
+    """One measurement for each distinct output."""
     rows: dict[Call, int] = field(default_factory=dict)
-    """Which measurement belongs to each call, in order of execution."""
-    misfits: list[Call] = field(default_factory=list)
-    """Calls whose output has no tensor with the batch in front."""
+    """Position in ``values`` of each call's measurement, in order of execution."""
+    without_batch: list[Call] = field(default_factory=list)
+    """Calls whose output has no tensor with n as its first dimension."""
 
 
 class Capture(Generic[T]):
-    """Measures the outputs of some modules while a forward pass runs.
+    """Measures the outputs of selected modules during a forward pass.
 
-    Outputs handed on as the very same, untouched tensor (Identity, blocks, Sequentials, dropout
-    in evaluation) are measured once.
+    If several modules return the same tensor unchanged (Identity, Sequential, dropout in
+    evaluation mode), it is measured once.
     """
 
     def __init__(
         self,
         modules: Mapping[str, nn.Module],
-        reader: Reader,
+        reader: OutputReader,
         measure: Callable[[Tensor], T],
     ) -> None:
         self._modules = modules
         self._reader = reader
         self._measure = measure
-        self._taken: Taken[T] = Taken()
+        self._record: PassRecord[T] = PassRecord()
         self._calls: Counter[str] = Counter()
-        # Weak: a strong reference would keep every activation of the batch alive.
-        self._seen: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
+        # Weak references: strong ones would keep every activation of the batch alive.
+        self._measured: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
 
     @property
     def names(self) -> list[str]:
-        """Names of the modules watched."""
+        """Names of the modules whose outputs are measured."""
         return list(self._modules)
 
     @contextmanager
     def recording(self, samples: int | None) -> Iterator[None]:
-        """Put the hooks on for one forward pass of n samples, and take them off however it ends."""
-        self.forget()
-        self._taken.samples = samples
+        """Register hooks for one forward pass of n samples, and always remove them afterwards."""
+        self.clear()
+        self._record.samples = samples
         handles = []
         try:
             for name, module in self._modules.items():
                 handles.append(module.register_forward_hook(partial(self._hook, name)))
             yield
         except BaseException:
-            self.forget()
+            self.clear()
             raise
         finally:
             for handle in handles:
                 handle.remove()
-            self._seen.clear()
+            self._measured.clear()
 
-    def take(self) -> Taken[T]:
-        """Hand over what was recorded, and keep nothing of it."""
-        taken = self._taken
-        self.forget()
-        return taken
+    def take(self) -> PassRecord[T]:
+        """Return what was recorded, and clear this object."""
+        record = self._record
+        self.clear()
+        return record
 
-    def forget(self) -> None:
-        """Drop everything recorded."""
-        self._taken = Taken()
+    def clear(self) -> None:
+        """Drop everything that was recorded."""
+        self._record = PassRecord()
         self._calls.clear()
-        self._seen.clear()
+        self._measured.clear()
 
     def _hook(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
         call = Call(name, self._calls[name])
@@ -100,30 +100,32 @@ class Capture(Generic[T]):
         with torch.no_grad():
             position = self._position(name, module, output)
         if position is None:
-            self._taken.misfits.append(call)
+            self._record.without_batch.append(call)
         else:
-            self._taken.rows[call] = position
+            self._record.rows[call] = position
 
     def _position(self, name: str, module: nn.Module, output: Any) -> int | None:
+        """Measure an output and return its position; None if it has no batch dimension."""
         tensor = self._reader.find(name, output)
         if tensor is None:
             return None
-        known = self._known(tensor)
-        if known is not None:
-            return known
-        if self._taken.samples is None and tensor.ndim:
-            self._taken.samples = tensor.shape[0]
-        features = self._reader.features(module, tensor, self._taken.samples or 0)
+        measured = self._measured_position(tensor)
+        if measured is not None:
+            return measured
+        if self._record.samples is None and tensor.ndim:
+            self._record.samples = tensor.shape[0]
+        features = self._reader.features(module, tensor, self._record.samples or 0)
         if features is None:
             return None
-        self._taken.values.append(self._measure(features.detach()))
-        position = len(self._taken.values) - 1
-        # Inference tensors count no versions, so that a later change could not be noticed.
+        self._record.values.append(self._measure(features.detach()))
+        position = len(self._record.values) - 1
+        # Inference tensors have no version counter, so a later change could not be detected.
         if not tensor.is_inference():
-            self._seen[id(tensor)] = (weakref.ref(tensor), tensor._version, position)
+            self._measured[id(tensor)] = (weakref.ref(tensor), tensor._version, position)
         return position
 
-    def _known(self, tensor: Tensor) -> int | None:
-        reference, version, position = self._seen.get(id(tensor), (None, -1, -1))
+    def _measured_position(self, tensor: Tensor) -> int | None:
+        """Return the position of a tensor's measurement if it has not changed since then."""
+        reference, version, position = self._measured.get(id(tensor), (None, -1, -1))
         same = reference is not None and reference() is tensor
         return position if same and tensor._version == version else None

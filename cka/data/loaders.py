@@ -1,4 +1,7 @@
-"""Data loaders in step: pairs of batches, a small last one merged, padding left out."""
+"""Iterates over one or two data loaders together.
+
+Padding samples are dropped, and a small last batch is concatenated with the batch before it.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +10,40 @@ from typing import Any, TypeAlias
 
 from torch.utils.data import DistributedSampler
 
-from cka.data.batches import first_samples, joined, samples_in
+from cka.data.batches import concatenate_batches, first_samples, samples_in
 from cka.errors import InputError
 
-Pair: TypeAlias = tuple[Any, ...]
-"""One batch per data loader: one or two."""
+BatchTuple: TypeAlias = tuple[Any, ...]
+"""One batch of each data loader: one or two."""
 
 
-def batches(loaders: tuple[Iterable[Any], ...], fewest: int) -> Iterator[Pair]:
-    """Yield the loaders' batches in step, so that as few as possible have under ``fewest`` samples.
+def batch_tuples(loaders: tuple[Iterable[Any], ...], min_samples: int) -> Iterator[BatchTuple]:
+    """Yield one batch of each loader at a time, with as few batches as possible too small.
+
+    A batch with fewer than ``min_samples`` samples is concatenated with the batch before it if
+    that batch is still available.
 
     Raises:
-        InputError: if two loaders disagree on the number of batches, or of samples in one.
+        InputError: if two loaders yield different numbers of batches, or of samples in a batch.
     """
-    return _merged(_in_step([_unpadded(loader) for loader in loaders]), loaders, fewest)
+    together = _zip_checked([_without_padding(loader) for loader in loaders])
+    return _concatenate_small(together, loaders, min_samples)
 
 
-def length(loader: Iterable[Any]) -> int | None:
-    """Number of batches, where the loader tells."""
+def batch_count(loader: Iterable[Any]) -> int | None:
+    """Return the number of batches, or None if the loader has no length."""
     try:
         return len(loader)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):
         return None
 
 
-def dataset_size(loader: Iterable[Any]) -> int | None:
-    """Number of samples this process will see, where the loader tells as a DataLoader does."""
-    own = _own_samples(loader)
+def sample_count(loader: Iterable[Any]) -> int | None:
+    """Return the number of samples that this process will get, or None if it is not known.
+
+    It is known for a DataLoader, and for an object with a ``sampler`` that has a length.
+    """
+    own = _samples_of_rank(loader)
     if own is not None:
         return own
     try:
@@ -42,11 +52,12 @@ def dataset_size(loader: Iterable[Any]) -> int | None:
         return None
 
 
-def _own_samples(loader: Iterable[Any]) -> int | None:
-    """Samples of this rank without the padding of a DistributedSampler; None: nothing is padded.
+def _samples_of_rank(loader: Iterable[Any]) -> int | None:
+    """Return this rank's number of samples without the padding of a DistributedSampler.
 
     The sampler repeats its first samples until every rank has the same number. Rank r takes
-    positions r, r + world, r + 2 world, …, so that exactly those below len(dataset) are its own.
+    positions r, r + world, r + 2 world, …, so exactly those below len(dataset) are not repeated.
+    Returns None if nothing is padded.
     """
     sampler = getattr(loader, "sampler", None)
     if not isinstance(sampler, DistributedSampler) or sampler.drop_last:
@@ -55,8 +66,8 @@ def _own_samples(loader: Iterable[Any]) -> int | None:
     return max(0, -(-(total - sampler.rank) // sampler.num_replicas))
 
 
-def _unpadded(loader: Iterable[Any]) -> Iterator[Any]:
-    left = _own_samples(loader)
+def _without_padding(loader: Iterable[Any]) -> Iterator[Any]:
+    left = _samples_of_rank(loader)
     if left is None:
         yield from loader
         return
@@ -69,7 +80,8 @@ def _unpadded(loader: Iterable[Any]) -> Iterator[Any]:
         left -= min(size, left)
 
 
-def _in_step(loaders: list[Iterator[Any]]) -> Iterator[Pair]:
+def _zip_checked(loaders: list[Iterator[Any]]) -> Iterator[BatchTuple]:
+    """Yield one batch of each loader at a time; check that they agree in number and size."""
     if len(loaders) == 1:
         for batch in loaders[0]:
             yield (batch,)
@@ -80,70 +92,70 @@ def _in_step(loaders: list[Iterator[Any]]) -> Iterator[Pair]:
         try:
             other = next(second)
         except StopIteration:
-            raise InputError(_uneven(number, "dataloader2")) from None
+            raise InputError(_ended_early("dataloader2", number)) from None
         if samples_in(batch) != samples_in(other):
             raise InputError(
                 f"batch {number} has {samples_in(batch)} samples in dataloader and "
-                f"{samples_in(other)} in dataloader2; both must give the same samples in the same "
-                "order and batch size"
+                f"{samples_in(other)} in dataloader2; pass loaders with the same samples in the "
+                "same order and batch size"
             )
         yield batch, other
         number += 1
     if next(second, None) is not None:
-        raise InputError(_uneven(number, "dataloader"))
+        raise InputError(_ended_early("dataloader", number))
 
 
-def _uneven(batches: int, shorter: str) -> str:
+def _ended_early(shorter: str, batches: int) -> str:
     return (
-        f"{shorter} ended after {batches} batches and the other one goes on; both must give the "
-        "same samples in the same order and batch size"
+        f"{shorter} ended after {batches} batches, but the other loader has more; pass loaders "
+        "with the same samples in the same order and batch size"
     )
 
 
-def _merged(
-    pairs: Iterator[Pair], loaders: tuple[Iterable[Any], ...], fewest: int
-) -> Iterator[Pair]:
-    """Join a batch that is too small to the one before it, where that one was held back."""
-    waiting: Pair | None = None
-    for index, pair in enumerate(pairs):
-        if waiting is not None:
-            together = _together(waiting, pair) if _too_small(pair, fewest) else None
-            if together is not None:
-                waiting = together
+def _concatenate_small(
+    batches: Iterator[BatchTuple], loaders: tuple[Iterable[Any], ...], min_samples: int
+) -> Iterator[BatchTuple]:
+    """Concatenate a batch that is too small with the one before it, if that one was delayed."""
+    delayed: BatchTuple | None = None
+    for index, current in enumerate(batches):
+        if delayed is not None:
+            both = _concatenated(delayed, current) if _too_small(current, min_samples) else None
+            if both is not None:
+                delayed = both
                 continue
-            yield waiting
-            waiting = None
-        if any(_held_back(loader, index, fewest) for loader in loaders):
-            waiting = pair
+            yield delayed
+            delayed = None
+        if any(_must_delay(loader, index, min_samples) for loader in loaders):
+            delayed = current
         else:
-            yield pair
-    if waiting is not None:
-        yield waiting
+            yield current
+    if delayed is not None:
+        yield delayed
 
 
-def _held_back(loader: Iterable[Any], index: int, fewest: int) -> bool:
-    """Whether to look at the next batch before batch ``index`` is used.
+def _must_delay(loader: Iterable[Any], index: int, min_samples: int) -> bool:
+    """Whether batch ``index`` is used only after the next batch has been fetched.
 
-    It costs the memory of one more batch, so it is done only where it costs nothing (a list holds
-    its batches anyway) and right before a last batch that is known to be too small.
+    Two batches take more memory than one. A batch is therefore delayed only if the loader is a
+    list, which holds its batches anyway, or if the next batch is known to be the last and small.
     """
     if isinstance(loader, (list, tuple)):
         return True
-    # By its attributes, not its class: a wrapper around a DataLoader will do.
-    samples = dataset_size(loader)
+    # The attributes are checked, not the class, so that wrappers of a DataLoader work too.
+    samples = sample_count(loader)
     size = getattr(loader, "batch_size", None)
     if samples is None or not isinstance(size, int) or getattr(loader, "drop_last", False):
         return False
-    return 0 < samples % size < fewest and index == samples // size - 1
+    return 0 < samples % size < min_samples and index == samples // size - 1
 
 
-def _too_small(pair: Pair, fewest: int) -> bool:
-    size = samples_in(pair[0])
-    return size is not None and size < fewest
+def _too_small(batches: BatchTuple, min_samples: int) -> bool:
+    size = samples_in(batches[0])
+    return size is not None and size < min_samples
 
 
-def _together(pair: Pair, small: Pair) -> Pair | None:
+def _concatenated(batches: BatchTuple, small: BatchTuple) -> BatchTuple | None:
     try:
-        return tuple(map(joined, pair, small))
+        return tuple(map(concatenate_batches, batches, small))
     except ValueError:
         return None

@@ -1,1 +1,1 @@
-"""From features of samples to CKA: kernels, HSIC and sums over batches."""
+"""Functions from feature matrices to CKA: kernels, HSIC, sums over batches."""

@@ -1,4 +1,4 @@
-"""CKA between feature matrices that are already in memory."""
+"""CKA of feature matrices."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from cka.errors import CKAWarning, InputError, SettingError
-from cka.functional.hsic import Centring, fewest_samples, hsic_products
+from cka.functional.hsic import HSICEstimator, check_sample_count, hsic_products
 from cka.functional.kernels import Kernel, as_rows, resolve_kernel
 from cka.functional.precision import sum_dtype
-from cka.functional.sums import compute, of_batch
+from cka.functional.sums import batch_sums, cka_with_error
 
 
 def cka_from_features(
@@ -21,18 +21,26 @@ def cka_from_features(
     y: Tensor | Sequence[Tensor],
     *,
     kernel: str | Kernel = "linear",
-    estimator: Centring = "unbiased",
+    estimator: HSICEstimator = "unbiased",
 ) -> Tensor:
-    """CKA between features of the same n samples.
+    """Return CKA between features of the same n samples, computed in float64.
 
-    Two (n, p) tensors (arrays will do) give a float64 0-d tensor; if either is a sequence of
-    them, the result is (L1, L2). Everything is computed in float64, and gradients flow.
-    ``estimator="biased"`` is the formula of Kornblith et al. 2019, ``"unbiased"`` the debiased
-    one; NaN where features do not vary, with a warning.
+    Args:
+        x: features (n, p), a tensor or an array, or a sequence of L1 of them. Further dimensions
+            are flattened: (n, c, h, w) counts as (n, c h w).
+        y: features (n, q) of the same samples in the same order, or a sequence of L2 of them.
+        kernel: ``"linear"``, ``"rbf"``, ``RBF(threshold=0.5)``, or a function from (n, p) features
+            to their (n, n) Gram matrix.
+        estimator: ``"unbiased"`` (HSIC of Song et al. 2012) or ``"biased"`` (the formula of
+            Kornblith et al. 2019).
+
+    Returns:
+        A 0-d float64 tensor, or (L1, L2) if ``x`` or ``y`` is a sequence. CKA is NaN if the
+        features of one side do not vary; a CKAWarning says so. Gradients are propagated.
 
     Raises:
         InputError: if the sample counts differ or are too small for the estimator.
-        SettingError: for an unknown kernel or estimator.
+        SettingError: if the kernel or estimator is unknown.
     """
     if estimator not in ("unbiased", "biased"):
         raise SettingError(
@@ -43,10 +51,10 @@ def cka_from_features(
     _check_samples([*left, *right], estimator)
     grams_x = [gram(_rows(features)) for features in left]
     grams_y = [gram(_rows(features)) for features in right]
-    matrix, _ = compute(of_batch(*hsic_products(grams_x, grams_y, estimator)))
+    matrix, _ = cka_with_error(batch_sums(*hsic_products(grams_x, grams_y, estimator)))
     if bool(matrix.detach().isnan().any()):
         warnings.warn(
-            "CKA is NaN where the features of one side do not vary over the samples",
+            "CKA is NaN because the features of one side do not vary over the samples",
             CKAWarning,
             stacklevel=2,
         )
@@ -61,26 +69,25 @@ def _is_sequence(features: Any) -> bool:
 def _as_list(features: Any) -> list[Tensor]:
     several = features if _is_sequence(features) else [features]
     if not several:
-        raise InputError("got an empty sequence of features; give at least one (n, p) tensor")
-    # A tensor stays where it is: as_tensor would move it to a default device.
+        raise InputError("got an empty sequence of features; pass at least one (n, p) tensor")
+    # torch.as_tensor would move a tensor to the default device.
     return [one if isinstance(one, Tensor) else torch.as_tensor(one) for one in several]
 
 
-def _check_samples(features: Sequence[Tensor], estimator: Centring) -> None:
+def _check_samples(features: Sequence[Tensor], estimator: HSICEstimator) -> None:
     for one in features:
         if one.ndim < 2:
-            raise InputError(f"features are (n, p), got shape {tuple(one.shape)}")
+            raise InputError(
+                f"features must have at least 2 dimensions, got shape {tuple(one.shape)}; "
+                "pass (n, p) tensors, one row per sample"
+            )
     counts = sorted({len(one) for one in features})
     if len(counts) > 1:
         raise InputError(
-            f"features of {' and '.join(map(str, counts))} samples cannot be compared; "
-            "row i of every tensor must come from the same sample"
+            f"features have different sample counts: {' and '.join(map(str, counts))}; "
+            "compute row i of every tensor from the same sample"
         )
-    if counts[0] < fewest_samples(estimator):
-        raise InputError(
-            f"the {estimator} estimator needs at least {fewest_samples(estimator)} samples, "
-            f"got {counts[0]}"
-        )
+    check_sample_count(counts[0], estimator)
 
 
 def _rows(features: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""The Hilbert-Schmidt Independence Criterion of stacks of Gram matrices.
+"""The Hilbert-Schmidt Independence Criterion (HSIC) of Gram matrices.
 
 Unbiased: Song et al. 2012, in the U-centred form of Székely & Rizzo 2014 (eq. 2.1), which has the
-same value and loses no digits to cancellation. Biased: Gretton et al. 2005, tr(KHLH) / (n-1)².
+same value and avoids cancellation. Biased: Gretton et al. 2005, tr(KHLH) / (n-1)².
 """
 
 from __future__ import annotations
@@ -15,53 +15,74 @@ from torch import Tensor
 from cka.errors import InputError, SettingError
 from cka.functional.precision import full_precision, sum_dtype
 
-Centring: TypeAlias = Literal["unbiased", "biased"]
+HSICEstimator: TypeAlias = Literal["unbiased", "biased"]
 
-# Float64 working space of one product; the Gram matrices themselves stay in their own dtype.
+# Size of the float64 copies that one matrix product reads; the Gram matrices keep their dtype.
 _SLAB_BYTES = 2 * 2**20
-# How far entries of a matrix product of equal rows may be apart, relative to their size.
-_EQUAL = {torch.float32: 1e-5, torch.float64: 1e-13}
+# Rounding error of a matrix product of equal rows, relative to its entries.
+_EQUAL_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}
 
 
-def fewest_samples(estimator: Centring) -> int:
-    """Smallest n for which the estimate exists: n (n-3) must not vanish, nor n-1."""
+def min_samples(estimator: HSICEstimator) -> int:
+    """Return the smallest n for which the divisor n (n-3) or (n-1)² is positive."""
     return 4 if estimator == "unbiased" else 2
 
 
-def hsic(gram_x: Tensor, gram_y: Tensor, *, estimator: Centring = "unbiased") -> Tensor:
-    """HSIC of two (n, n) Gram matrices, a float64 0-d tensor.
+def hsic(gram_x: Tensor, gram_y: Tensor, *, estimator: HSICEstimator = "unbiased") -> Tensor:
+    """Return HSIC of two (n, n) Gram matrices of the same n samples.
+
+    Args:
+        gram_x: Gram matrix (n, n); it need not be centred.
+        gram_y: Gram matrix (n, n) of the same samples in the same order.
+        estimator: ``"unbiased"`` (Song et al. 2012, n ≥ 4) or ``"biased"`` (Gretton et al. 2005,
+            n ≥ 2).
+
+    Returns:
+        A 0-d float64 tensor on the CPU. Gradients are propagated.
 
     Raises:
         InputError: if the matrices are not square, differ in size, or are too small.
-        SettingError: for an unknown estimator.
+        SettingError: if the estimator is unknown.
     """
-    if estimator not in get_args(Centring):
+    if estimator not in get_args(HSICEstimator):
         raise SettingError(
             f"cannot use {estimator!r} as an estimator; write 'unbiased' or 'biased'"
         )
     for gram in (gram_x, gram_y):
         if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
-            raise InputError(f"a Gram matrix is (n, n), got {tuple(gram.shape)}")
+            raise InputError(
+                f"a Gram matrix must be square, got shape {tuple(gram.shape)}; "
+                "pass (n, n) similarities of n samples, e.g. x @ x.T"
+            )
     if gram_x.shape != gram_y.shape:
         raise InputError(
-            f"the Gram matrices are of {gram_x.shape[0]} and {gram_y.shape[0]} samples; "
-            "both must be of the same ones"
+            f"the Gram matrices have {gram_x.shape[0]} and {gram_y.shape[0]} samples; "
+            "compute both from the same samples"
         )
-    if len(gram_x) < fewest_samples(estimator):
-        raise InputError(
-            f"the {estimator} estimator needs at least {fewest_samples(estimator)} samples, "
-            f"got {len(gram_x)}"
-        )
+    check_sample_count(len(gram_x), estimator)
     return hsic_products([gram_x], [gram_y], estimator)[0][0, 0].to("cpu", torch.float64)
 
 
-def hsic_products(
-    grams_x: Sequence[Tensor], grams_y: Sequence[Tensor] | None, estimator: Centring
-) -> tuple[Tensor, Tensor, Tensor]:
-    """HSIC of every pair, (L1, L2), and of each matrix with itself, (L1,) and (L2,).
+def check_sample_count(samples: int, estimator: HSICEstimator) -> None:
+    """Check that the estimate exists for n samples.
 
-    The (n, n) matrices are centred and multiplied in float64, some rows of all of them at a time.
-    ``grams_y=None`` stands for ``grams_x`` and costs one centring less.
+    Raises:
+        InputError: if there are too few samples.
+    """
+    if samples < min_samples(estimator):
+        raise InputError(
+            f"the {estimator} estimator needs at least {min_samples(estimator)} samples, "
+            f"got {samples}; pass more samples"
+        )
+
+
+def hsic_products(
+    grams_x: Sequence[Tensor], grams_y: Sequence[Tensor] | None, estimator: HSICEstimator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return HSIC of every pair, (L1, L2), and of each matrix with itself, (L1,) and (L2,).
+
+    The (n, n) matrices are centred and multiplied in float64, a few rows of all of them at a time.
+    ``grams_y=None`` means the same matrices as ``grams_x``, which are then centred only once.
     """
     device = grams_x[0].device
     dtype = sum_dtype(device)
@@ -86,11 +107,11 @@ def hsic_products(
     return cross * scale, self_x * scale, self_y * scale
 
 
-def _shares(grams: Sequence[Tensor], estimator: Centring, dtype: torch.dtype) -> Tensor:
-    """The (L, n) vectors m of which K - m1ᵀ - 1mᵀ is centred.
+def _offsets(grams: Sequence[Tensor], estimator: HSICEstimator, dtype: torch.dtype) -> Tensor:
+    """Return the vectors m, (L, n), for which K - m1ᵀ - 1mᵀ is centred.
 
-    Unbiased: m = K̃1/(n-2) less Σm/(2(n-1)), with K̃ the matrix without its diagonal.
-    Biased: m = K1/n less Σm/(2n), which makes K - m1ᵀ - 1mᵀ = HKH.
+    Unbiased: m = u - Σu/(2(n-1)) with u = K̃1/(n-2), where K̃ is K with a zero diagonal.
+    Biased: m = u - Σu/(2n) with u = K1/n, for which K - m1ᵀ - 1mᵀ = HKH.
     """
     n = len(grams[0])
     sums = torch.stack([gram.sum(1, dtype=dtype) for gram in grams])
@@ -101,33 +122,33 @@ def _shares(grams: Sequence[Tensor], estimator: Centring, dtype: torch.dtype) ->
     return means - means.sum(1, keepdim=True) / (2 * (n - 1))
 
 
-def _informative(grams: Sequence[Tensor]) -> Tensor:
-    """Which of the L matrices say anything about the samples, (L, 1, 1).
+def _not_constant(grams: Sequence[Tensor]) -> Tensor:
+    """Return which of the L matrices have different entries, a bool tensor (L, 1, 1).
 
-    One with all entries equal says nothing: its HSIC is 0 exactly, and not what rounding leaves
-    of it. Equal means to the rounding of a matrix product: entries of features that vary around
-    a centre among them are far further apart.
+    The HSIC of a matrix with equal entries is exactly 0, but centring would leave its rounding
+    error. Entries count as equal within the rounding error of a matrix product: the entries of
+    features that vary around a centre differ by far more.
     """
     lowest = torch.stack([gram.amin() for gram in grams])
     highest = torch.stack([gram.amax() for gram in grams])
     size = torch.maximum(lowest.abs(), highest.abs())
-    told_apart = highest - lowest > _EQUAL[lowest.dtype] * size
-    # NaN compares false, and has to stay NaN.
-    return (told_apart | size.isnan())[:, None, None]
+    differ = highest - lowest > _EQUAL_TOLERANCE[lowest.dtype] * size
+    # Comparisons with NaN are false, but the HSIC of a matrix with NaN must be NaN.
+    return (differ | size.isnan())[:, None, None]
 
 
-def _centred_slabs(grams: Sequence[Tensor], estimator: Centring) -> Iterator[Tensor]:
-    """Yield (L, rows * n) pieces of the L centred matrices, flattened, a few rows at a time."""
+def _centred_slabs(grams: Sequence[Tensor], estimator: HSICEstimator) -> Iterator[Tensor]:
+    """Yield the L centred matrices a few rows at a time, flattened to (L, rows * n)."""
     n = len(grams[0])
     dtype = sum_dtype(grams[0].device)
-    shares = _shares(grams, estimator, dtype)
-    informative = _informative(grams)
+    offsets = _offsets(grams, estimator, dtype)
+    not_constant = _not_constant(grams)
     rows = max(1, _SLAB_BYTES // (len(grams) * n * dtype.itemsize))
     for start in range(0, n, rows):
         slab = torch.stack([gram[start : start + rows] for gram in grams]).to(dtype)
-        slab -= shares[:, start : start + rows, None]
-        slab -= shares[:, None, :]
-        slab *= informative
+        slab -= offsets[:, start : start + rows, None]
+        slab -= offsets[:, None, :]
+        slab *= not_constant
         if estimator == "unbiased":
             slab.diagonal(offset=start, dim1=1, dim2=2).zero_()
         yield slab.flatten(1)

@@ -1,1 +1,1 @@
-"""Runs models over batches and estimates CKA from their features."""
+"""Running models over batches, and estimating CKA from what their layers return."""

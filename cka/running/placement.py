@@ -1,4 +1,4 @@
-"""Where and how models run: unwrapped, on a device, in evaluation mode, and back again."""
+"""Unwraps models, moves them to a device, sets evaluation mode, and restores both afterwards."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from cka.errors import InputError
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The network inside DataParallel, DistributedDataParallel and torch.compile wrappers.
+    """Return the network inside DataParallel, DistributedDataParallel and torch.compile wrappers.
 
-    Hooks do not fire inside compiled graphs, and under DataParallel they fire once per replica, on
-    a part of the batch each. One copy of the network itself gives the whole batch.
+    Hooks are not called inside compiled graphs. Under DataParallel they are called once per
+    replica, each time with a part of the batch. The network itself runs on the whole batch.
     """
     while True:
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
@@ -28,22 +28,22 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 
 def eager(models: list[nn.Module]) -> AbstractContextManager[object]:
-    """Context in which compiled parts of the models run uncompiled, so that their hooks fire."""
+    """Return a context in which compiled parts run uncompiled, so that their hooks are called."""
     if not any(map(_has_compiled_parts, models)):
-        return nullcontext()  # to ask for another stance imports the compiler, which takes a second
+        return nullcontext()  # set_stance imports the compiler, which takes a second
     stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
     return stance
 
 
-# The only private names of torch in this package, but for a tensor's _version.
+# The private names _orig_mod and _compiled_call_impl of torch are used only in this module.
 def _original(model: nn.Module) -> nn.Module | None:
-    """What ``torch.compile`` has wrapped, under the name it has in state dicts as well."""
+    """Return the module that ``torch.compile`` wrapped, by its name in state dicts, or None."""
     original = model.__dict__.get("_modules", {}).get("_orig_mod")
     return original if isinstance(original, nn.Module) else None
 
 
 def _has_compiled_parts(model: nn.Module) -> bool:
-    """Whether a part is compiled; where torch does not tell, each may be."""
+    """Whether a part is compiled, or may be because torch has no ``_compiled_call_impl``."""
     return any(
         _original(module) is not None or getattr(module, "_compiled_call_impl", True) is not None
         for module in model.modules()
@@ -51,11 +51,11 @@ def _has_compiled_parts(model: nn.Module) -> bool:
 
 
 @contextmanager
-def evaluating(models: list[nn.Module]) -> Iterator[None]:
-    """Evaluation mode for every module, and its own mode back afterwards.
+def evaluation_mode(models: list[nn.Module]) -> Iterator[None]:
+    """Set evaluation mode for every module; restore each module's own mode afterwards.
 
-    Flags are set one by one: ``model.train(was_training)`` would put a frozen batch norm inside a
-    training model back into training.
+    Each flag is set separately, because ``model.train(was_training)`` would set a frozen batch
+    norm inside a model in training mode to training mode as well.
     """
     modes = [(module, module.training) for model in models for module in model.modules()]
     try:
@@ -63,65 +63,69 @@ def evaluating(models: list[nn.Module]) -> Iterator[None]:
             module.training = False
         yield
     finally:
-        # Backwards, so that a module listed twice gets the mode it had first.
+        # In reverse, because a module of two models is listed twice: its first mode is the user's.
         for module, training in reversed(modes):
             module.training = training
 
 
 def device_for(model: nn.Module, device: torch.device | None, name: str) -> torch.device:
-    """Where a model is to run.
+    """Return the device on which a model runs.
 
-    The device asked for; else where the model is, if that is an accelerator; else the current
-    accelerator, or the CPU where there is none. A model spread over several devices runs as it
-    is, and batches go to its first weight.
+    This is ``device`` if it is given; otherwise the model's own device if that is an accelerator;
+    otherwise the current accelerator, or the CPU if none is available. A model on several devices
+    is not moved, and its batches are copied to the device of its first weight.
 
     Raises:
-        InputError: if a spread model is asked onto one device.
+        InputError: if the model is on several devices and ``device`` is given.
     """
-    here = homes(model)
-    if len(here) > 1:
+    current = devices_of(model)
+    if len(current) > 1:
         if device is not None:
             raise InputError(
-                f"{name} is spread over {', '.join(map(str, here))}; "
-                f"leave device out to run it as it is, or move it to {device} first"
+                f"{name} cannot run on {device}: it is spread over "
+                f"{', '.join(map(str, current))}; "
+                f"omit device to run it as it is, or move it to {device} first"
             )
-        return here[0]
+        return current[0]
     if device is not None:
         return _with_index(device)
-    if here and here[0].type != "cpu":
-        return here[0]
+    if current and current[0].type != "cpu":
+        return current[0]
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     return torch.device("cpu") if accelerator is None else _with_index(accelerator)
 
 
-def homes(model: nn.Module) -> list[torch.device]:
-    """Devices the weights and buffers are on, each once (meta tensors are nowhere)."""
+def devices_of(model: nn.Module) -> list[torch.device]:
+    """Return the devices of the weights and buffers, each once and without ``meta``."""
     tensors = chain(model.parameters(), model.buffers())
     return list(dict.fromkeys(one.device for one in tensors if one.device.type != "meta"))
 
 
 @contextmanager
-def placed(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Have the model on a device, and back where it was afterwards."""
-    here = homes(model)
-    if len(here) != 1 or here[0] == device:
+def moved_to(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Move the model to a device; move it back afterwards.
+
+    A model that is on several devices, or on none, is not moved.
+    """
+    before = devices_of(model)
+    if len(before) != 1 or before[0] == device:
         yield
         return
     try:
         model.to(device)
         yield
     finally:
-        model.to(here[0])
+        model.to(before[0])
 
 
 def input_dtype(model: nn.Module) -> torch.dtype | None:
-    """Floating-point dtype all weights share, which inputs are given in; None if they differ."""
+    """Return the floating-point dtype of all weights, for the inputs; None if they differ."""
     dtypes = {one.dtype for one in model.parameters() if one.is_floating_point()}
     return dtypes.pop() if len(dtypes) == 1 else None
 
 
 def _with_index(device: torch.device) -> torch.device:
-    """``cuda`` as ``cuda:0``, so that devices can be compared."""
+    """Return ``cuda`` as, e.g., ``cuda:0``, so that it equals the device of a tensor."""
     if device.type == "cpu" or device.index is not None:
         return device
     return torch.empty(0, device=device).device
