@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from cka.errors import InputError
 from cka.capture.outputs import tensors_in
+from cka.errors import InputError
 
 
 def samples_in(batch: Any) -> int | None:

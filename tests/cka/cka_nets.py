@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 def batches_of(*sizes: int, features: tuple[int, ...] = (6,), seed: int = 0) -> list[Tensor]:
-    """Random batches of the given sizes."""
+    """Return random batches of the given sizes."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(size, *features, generator=generator) for size in sizes]
 

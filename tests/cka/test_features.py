@@ -96,7 +96,7 @@ def test_cka_of_independent_features_averages_to_zero_without_a_clamp():
 
 
 def test_biased_cka_of_wide_random_features_tends_to_one():
-    """It is about p / (p + n) for independent features (Murphy et al. 2024); unbiased, about 0."""
+    """It is about p / (p + n) (Murphy et al. 2024); the unbiased estimate is about 0."""
     x, y = features(0, 10, 990), features(1, 10, 990)
     assert float(cka_from_features(x, y, estimator="biased")) == pytest.approx(0.99, abs=0.01)
     assert abs(float(cka_from_features(x, y))) < 0.1

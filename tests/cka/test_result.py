@@ -163,7 +163,7 @@ def test_text_of_a_result_has_a_line_for_each_best_match():
 
 
 def test_layers_of_the_same_name_in_two_models_can_match(result):
-    """Only in a self-comparison they are not matched."""
+    """A layer is excluded as its own match only in a self-comparison."""
     names = {match.layer: match for match in result.best_matches()}
     row = result.matrix[0]
     assert names["0"].match == result.model2_layers[int(row.argmax())]

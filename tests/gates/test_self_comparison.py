@@ -17,7 +17,7 @@ def batch_size(request, cka_memory):
 
 
 @pytest.mark.zero_retention
-def test_self_comparison_retains_no_memory(cka_memory, make_model, loader, batch_size):
+def test_compare_retains_no_memory(cka_memory, make_model, loader, batch_size):
     """Once the result is freed, every byte that `compare` allocated is freed."""
     model, images = make_model(), loader(batch_size, 2)
     with (

@@ -169,7 +169,7 @@ def test_a_device_type_that_is_taken_is_said_to_be(python):
 @pytest.mark.parametrize("batch_size", [256, 512])
 def test_the_gates_that_a_cpu_skips_are_predicted(python, batch_size):
     """No gigabyte is allocated for them."""
-    gate = f"{GATES / 'test_self_comparison.py'}::test_retains_nothing[{batch_size}]"
+    gate = f"{GATES / 'test_self_comparison.py'}::test_compare_retains_no_memory[{batch_size}]"
     options = ("-pno:cacheprovider", "-pno:randomly", "--cka-memory-report")
     run = python("-m", "pytest", gate, "--cka-memory-device=predict:cuda", *options)
     assert "1 passed" in run.stdout, run.stdout
