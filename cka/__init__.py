@@ -1,4 +1,4 @@
-"""Centered Kernel Alignment between the layers of PyTorch networks, at the cost of a forward pass.
+"""Centered kernel alignment (CKA) between the layers of PyTorch networks.
 
 from cka import CKA
 
@@ -16,9 +16,9 @@ from cka.errors import (
     MissingExtraError,
     SettingError,
 )
-from cka.features import cka_from_features
-from cka.hsic import hsic
-from cka.kernels import RBF
+from cka.functional.features import cka_from_features
+from cka.functional.hsic import hsic
+from cka.functional.kernels import RBF
 from cka.result import CKAResult, Match
 
 __all__ = [

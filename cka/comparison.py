@@ -1,4 +1,4 @@
-"""`CKA`: how alike the layers of two networks are."""
+"""`CKA`: compares the layers of two networks."""
 
 from __future__ import annotations
 
@@ -12,40 +12,41 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import nn
 
-from cka import distributed
+from cka.capture.layers import Layers, Selection, select
+from cka.capture.outputs import OutputReader, Pick, Pooling
+from cka.data.loaders import batch_count, batch_tuples, sample_count
 from cka.errors import CKAError, CKAWarning, InputError, SettingError
-from cka.estimators import Estimator, Exact, Minibatch
-from cka.kernels import Kernel, resolve_kernel
-from cka.layers import Layers, Selection, select
-from cka.loaders import batches, dataset_size, length
-from cka.outputs import Pick, Pooling, Reader
-from cka.placement import device_for, eager, evaluating, placed, unwrap
+from cka.functional.kernels import Kernel, resolve_kernel
 from cka.progress import Progress
 from cka.result import CKAResult
-from cka.run import Feed, Outcome, Run, Watcher
+from cka.running import distributed
+from cka.running.estimators import Estimator, Exact, Minibatch
+from cka.running.model_runner import Feed, ModelRunner
+from cka.running.placement import device_for, eager, evaluation_mode, moved_to, unwrap
+from cka.running.run import Outcome, Run
 
 EstimatorName: TypeAlias = Literal["unbiased", "biased", "exact"]
 
 
 @dataclass(frozen=True)
-class _Side:
-    """One model of a comparison."""
+class _ComparedModel:
+    """One model of a comparison, with its selected layers and its name."""
 
-    model: nn.Module
+    module: nn.Module
     selection: Selection
     name: str
 
 
 class CKA:
-    """Compares the layers of two networks, or of one with itself.
+    """Compares the layers of two networks, or of one network with itself.
 
         with CKA(model1, model2) as cka:
             result = cka.compare(loader)
 
-    Models run in evaluation mode and without gradients. Hooks are on a model only while one of
-    its forward passes runs; modes and devices are put back at the end of every ``compare``,
-    however it ends. Leaving the ``with`` block lets go of the models as well; without a block
-    the object simply holds them.
+    Models run in evaluation mode and without gradients. Hooks are registered only during a forward
+    pass. Every ``compare`` restores the models' modes and devices, also if it raises. At the end
+    of the ``with`` block the references to the models are dropped; without a ``with`` block the
+    object keeps them.
     """
 
     def __init__(
@@ -67,45 +68,49 @@ class CKA:
         distributed: bool = True,
         memory_limit_bytes: int | None = None,
     ) -> None:
-        """Set up a comparison; nothing is run or hooked yet.
+        """Check the settings and select the layers. No model is run or changed.
 
         Args:
-            model1: its layers become the rows of the result. DataParallel,
-                DistributedDataParallel and torch.compile wrappers are looked through: the network
-                inside is run, eagerly, on one device.
-            model2: its layers become the columns. None, or model1 again, compares model1 with
-                itself and runs it once.
+            model1: the model whose layers become the rows of the result. If it is wrapped in
+                DataParallel, DistributedDataParallel or torch.compile, the network inside is run,
+                eagerly and on one device.
+            model2: the model whose layers become the columns. None, or model1 again, compares
+                model1 with itself and runs it once.
             model1_layers: names, indices, globs, module types or predicates, or a sequence of
-                these; None for every layer. A module called twice gives two rows.
-            model2_layers: likewise for model2; in a self-comparison None means model1_layers.
-            model1_name: how the result calls model1; its class by default.
-            model2_name: likewise.
-            device: where the models run. None: where each one is, if that is an accelerator, else
-                on the current accelerator, or the CPU where there is none. A model that is
-                elsewhere is moved for the time of each compare and then moved back.
-            estimator: "unbiased" (HSIC of minibatches, Nguyen et al. 2020), "biased", or "exact"
-                (one unbiased estimate over the Gram matrices of all samples, which needs memory
-                for all features and refuses if there is too little).
-            kernel: "linear", "rbf", RBF(threshold=0.5), or a function (n, p) -> (n, n).
-            hsic_batch_size: split each batch into parts of this size for HSIC. Still unbiased,
-                and cheaper at large batches; the price is a larger standard error.
-            pooling: what becomes of (n, t, d) outputs: "flatten" (default), "mean" over tokens,
-                or "cls" for the first token.
-            pick: ``pick(layer_name, output)`` gives the tensor of an output, or None to leave it
-                out; by default the first tensor in it.
-            feed: ``feed(model, batch)`` runs the model on a whole batch, already on its device; by
-                default mappings become keyword arguments, and of tuples, lists and dataclasses
-                the first element is the input, in the floating-point dtype of the weights.
-            distributed: add up the sums of all ranks where torch.distributed is initialised; every
-                rank must then call compare. False: this process only.
-            memory_limit_bytes: the most the "exact" estimator may use; None for what is free.
+                these; None for every layer. A module that is called twice gives two rows.
+            model2_layers: the same for model2; in a self-comparison, None means model1_layers.
+            model1_name: name of model1 in the result; by default its class.
+            model2_name: name of model2 in the result; by default its class.
+            device: the device on which both models run. None means each model's own device if it
+                is an accelerator, otherwise the current accelerator, or the CPU if none is
+                available. ``compare`` moves a model there and back if necessary.
+            estimator: "unbiased" (HSIC summed over minibatches, Nguyen et al. 2020), "biased" (the
+                same with the biased HSIC of Gretton et al. 2005), or "exact" (one unbiased
+                estimate over all samples, which stores all features in host memory).
+            kernel: "linear", "rbf", RBF(threshold=0.5), or a function from (n, p) features to
+                their (n, n) Gram matrix.
+            hsic_batch_size: number of samples, at least 4, into which each batch is split for
+                HSIC. The estimate remains unbiased and large batches cost less, but the standard
+                error is larger.
+            pooling: how (n, t, d) outputs become features: "flatten" (default) keeps all tokens,
+                "mean" averages them, "cls" keeps the first.
+            pick: a function ``pick(layer_name, output)`` that returns the tensor to compare, or
+                None to leave the layer out. By default it is the first tensor of the output.
+            feed: a function ``feed(model, batch)`` that runs the model on a whole batch, which is
+                already on the model's device. By default, a mapping is passed as keyword
+                arguments; of a tuple, list or dataclass, the first element is passed, in the
+                floating-point dtype of the weights.
+            distributed: if torch.distributed is initialised, add the sums of all ranks; every rank
+                must then call ``compare``. False uses this process only.
+            memory_limit_bytes: limit in bytes of host memory for the "exact" estimator; None
+                means the memory that is free.
 
         Raises:
-            InputError: if a model is no module.
-            LayerError: if a layer selection names nothing.
-            SettingError: for a setting that does not exist.
+            InputError: if a model is not a torch.nn.Module.
+            LayerError: if a layer selection matches nothing.
+            SettingError: if a setting is unknown or out of range.
         """
-        _check(estimator, hsic_batch_size)
+        _check_settings(estimator, hsic_batch_size)
         _check_model(model1, "model1")
         first = unwrap(model1)
         if model2 is not None:
@@ -114,18 +119,18 @@ class CKA:
         if second is first and model2_layers is None:
             model2_layers = model1_layers
         names = _names(first, second, model1_name, model2_name)
-        self._sides: tuple[_Side, _Side] | None = (
-            _Side(first, select(first, model1_layers), names[0]),
-            _Side(second, select(second, model2_layers), names[1]),
+        self._models: tuple[_ComparedModel, _ComparedModel] | None = (
+            _ComparedModel(first, select(first, model1_layers), names[0]),
+            _ComparedModel(second, select(second, model2_layers), names[1]),
         )
         self._device = None if device is None else torch.device(device)
         self._estimator = estimator
         self._kernel = resolve_kernel(kernel)
         self._kernel_name = kernel if isinstance(kernel, str) else _kernel_name(kernel)
         self._part_size = hsic_batch_size
-        self._reader = Reader(pooling or "flatten", pick)
+        self._reader = OutputReader(pooling or "flatten", pick)
         self._feed = feed
-        self._ranks = distributed
+        self._over_ranks = distributed
         self._limit_bytes = memory_limit_bytes
 
     def compare(
@@ -138,30 +143,36 @@ class CKA:
         """Run the data through the models and compare every pair of layers.
 
         Args:
-            dataloader: batches for both models: tensors, ``(inputs, ...)``, dicts, dataclasses.
-            dataloader2: batches for model2, the same samples in the same order; None, or
-                dataloader again, gives both models the same batches.
-            progress: show a bar.
+            dataloader: yields batches for both models: tensors, ``(inputs, ...)``, dicts or
+                dataclasses, with the samples in the first dimension.
+            dataloader2: yields batches for model2, with the same samples in the same order. None,
+                or dataloader again, gives both models the same batches.
+            progress: show a progress bar.
 
         Returns:
-            The result, on the CPU. What was left out (batches too small, layers that never ran or
-            whose output has no batch dimension) and what is NaN is named in a CKAWarning.
+            The result, on the CPU. A CKAWarning names what was left out (batches that are too
+            small, layers that never ran or whose output has no batch dimension) and what is NaN.
 
         Raises:
             CKAError: if the ``with`` block has ended.
-            InputError: if the loaders disagree, or no batch was large enough.
+            InputError: if the two data loaders differ in their batches, if no batch was large
+                enough, or if ranks ran different layers.
             LayerError: if no layer is left to compare.
+            SettingError: if the exact estimator is used on several ranks.
             DoesNotFitError: if the exact estimator would need too much memory.
         """
-        if self._sides is None:
-            raise CKAError("this CKA has ended with its with block; make a new one")
+        if self._models is None:
+            raise CKAError(
+                "compare() was called after the with block of this CKA ended; "
+                "call it inside the block, or create a new CKA"
+            )
         loaders = (dataloader,)
         if dataloader2 is not None and dataloader2 is not dataloader:
             loaders = (dataloader, dataloader2)  # type: ignore[assignment]
-        outcome = self._outcome(self._sides, loaders, progress)
-        for remark in outcome.remarks:
-            warnings.warn(remark, CKAWarning, stacklevel=2)
-        first, second = self._sides
+        outcome = self._run(self._models, loaders, progress)
+        for message in outcome.warnings:
+            warnings.warn(message, CKAWarning, stacklevel=2)
+        first, second = self._models
         return CKAResult(
             matrix=outcome.matrix,
             standard_error=outcome.standard_error,
@@ -173,63 +184,68 @@ class CKA:
             batches=outcome.batches,
             estimator=self._estimator,
             kernel=self._kernel_name,
-            self_comparison=first.model is second.model and len(loaders) == 1,
+            self_comparison=first.module is second.module and len(loaders) == 1,
         )
 
-    def _outcome(
-        self, sides: tuple[_Side, _Side], loaders: tuple[Iterable[Any], ...], progress: bool
+    def _run(
+        self,
+        models: tuple[_ComparedModel, _ComparedModel],
+        loaders: tuple[Iterable[Any], ...],
+        progress: bool,
     ) -> Outcome:
         estimator = self._make_estimator(loaders[0])
-        models = list(dict.fromkeys(side.model for side in sides))
+        modules = list(dict.fromkeys(model.module for model in models))
         with ExitStack() as stack:
-            # Not inference_mode: its tensors count no versions, so that an output handed on
-            # unchanged could not be told from one overwritten in place.
+            # Not inference_mode: its tensors have no version counter, so an output changed in place
+            # could not be distinguished from one that is returned unchanged.
             stack.enter_context(torch.no_grad())
-            stack.enter_context(eager(models))
-            stack.enter_context(evaluating(models))
-            watchers = self._watch(sides, len(loaders), estimator, stack)
-            run = Run(
-                watchers, (sides[0].selection, sides[1].selection), estimator, ranks=self._ranks
-            )
+            stack.enter_context(eager(modules))
+            stack.enter_context(evaluation_mode(modules))
+            runners = self._make_runners(models, len(loaders), estimator, stack)
+            selections = (models[0].selection, models[1].selection)
+            run = Run(runners, selections, estimator, over_ranks=self._over_ranks)
             stack.callback(run.close)
-            bar = stack.enter_context(Progress(length(loaders[0]), shown=progress))
-            for pair in batches(loaders, estimator.fewest):
-                run.step(pair)
+            bar = stack.enter_context(Progress(batch_count(loaders[0]), shown=progress))
+            for batches in batch_tuples(loaders, estimator.min_samples):
+                run.add(batches)
                 bar.batch_done(run.samples)
-                del pair  # or it would stay alive while the next one is fetched
-            # The caller may be in inference mode; the result shall be an ordinary tensor.
+                del batches  # otherwise they stay alive while the next ones are fetched
+            # The caller may be in inference mode, but the result must be an ordinary tensor.
             with torch.inference_mode(False), torch.no_grad():
                 return run.outcome()
 
-    def _watch(
+    def _make_runners(
         self,
-        sides: tuple[_Side, _Side],
+        models: tuple[_ComparedModel, _ComparedModel],
         loaders: int,
         estimator: Estimator,
         stack: ExitStack,
-    ) -> list[Watcher]:
-        """One watcher for a self-comparison on the same data, else one per side."""
-        first, second = sides
+    ) -> list[ModelRunner]:
+        """Return one runner for a self-comparison on the same data, otherwise one per model."""
+        first, second = models
         groups = [[first], [second]]
-        if first.model is second.model and loaders == 1:
+        if first.module is second.module and loaders == 1:
             groups = [[first, second]]
-        watchers = []
+        runners = []
         for group, name in zip(groups, ("model1", "model2"), strict=False):
-            model = group[0].model
-            device = device_for(model, self._device, name)
-            stack.enter_context(placed(model, device))
-            selections = [side.selection for side in group]
-            watchers.append(Watcher(model, selections, self._reader, estimator, device, self._feed))
-        return watchers
+            module = group[0].module
+            device = device_for(module, self._device, name)
+            stack.enter_context(moved_to(module, device))
+            selections = [model.selection for model in group]
+            runners.append(
+                ModelRunner(module, selections, self._reader, estimator, device, self._feed)
+            )
+        return runners
 
     def _make_estimator(self, loader: Iterable[Any]) -> Estimator:
         if self._estimator == "exact":
-            if self._ranks and distributed.active():
+            if self._over_ranks and distributed.is_active():
                 raise SettingError(
-                    "the exact estimator needs all samples in one process; run it on one rank "
-                    "with distributed=False, or use estimator='unbiased'"
+                    "the exact estimator needs all samples in one process, but torch.distributed "
+                    "has several ranks; run it on one rank with distributed=False, or use "
+                    "estimator='unbiased'"
                 )
-            return Exact(self._kernel, dataset_size(loader), self._limit_bytes)
+            return Exact(self._kernel, sample_count(loader), self._limit_bytes)
         return Minibatch(self._kernel, self._estimator, self._part_size)
 
     def __enter__(self) -> CKA:
@@ -241,12 +257,12 @@ class CKA:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # Hooks, modes and devices are long restored; the name a with block binds outlives it, and
-        # must not keep the models' weights alive.
-        self._sides = None
+        # The variable of a with statement still exists after the block. It must not keep the
+        # models' weights alive.
+        self._models = None
 
 
-def _check(estimator: str, hsic_batch_size: int | None) -> None:
+def _check_settings(estimator: str, hsic_batch_size: int | None) -> None:
     if estimator not in get_args(EstimatorName):
         raise SettingError(
             f"cannot use {estimator!r} as an estimator; write 'unbiased', 'biased' or 'exact'"
@@ -254,20 +270,28 @@ def _check(estimator: str, hsic_batch_size: int | None) -> None:
     if hsic_batch_size is None:
         return
     if estimator == "exact":
-        raise SettingError("the exact estimator takes all samples at once; drop hsic_batch_size")
+        raise SettingError(
+            f"the exact estimator does not split batches, got hsic_batch_size={hsic_batch_size}; "
+            "omit it"
+        )
     if hsic_batch_size < 4:
-        raise SettingError(f"hsic_batch_size must be at least 4, got {hsic_batch_size}")
+        raise SettingError(
+            f"hsic_batch_size must be at least 4, got {hsic_batch_size}; write e.g. 64"
+        )
 
 
 def _check_model(model: object, name: str) -> None:
     if not isinstance(model, nn.Module):
-        raise InputError(f"{name} must be a torch.nn.Module, got {type(model).__name__}")
+        raise InputError(
+            f"{name} must be a torch.nn.Module, got {type(model).__name__}; "
+            "write a Module whose forward calls it"
+        )
 
 
 def _names(
     first: nn.Module, second: nn.Module, given1: str | None, given2: str | None
 ) -> tuple[str, str]:
-    """Names for both models, told apart where only their class is known."""
+    """Return the models' names; two models of one class get a number if no name is given."""
     one, two = type(first).__name__, type(second).__name__
     if first is second:
         return given1 or given2 or one, given2 or given1 or one

@@ -1,26 +1,26 @@
-"""Every exception and warning of this package: a leaf, so that any module may raise them."""
+"""The exceptions and the warning of this package. Imports nothing, so every module can use it."""
 
 from __future__ import annotations
 
 
 class CKAError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base class of the errors that this package raises."""
 
 
 class InputError(CKAError, ValueError):
-    """Data, models or loaders that cannot be compared as given."""
+    """Data, models or data loaders cannot be compared as given."""
 
 
 class LayerError(CKAError, ValueError):
-    """A layer selection that names nothing in the model, or leaves nothing to compare."""
+    """A layer selection matches nothing in the model, or leaves nothing to compare."""
 
 
 class SettingError(CKAError, ValueError):
-    """An estimator, kernel, pooling or other setting that does not exist."""
+    """An estimator, kernel, pooling or other setting is unknown or out of range."""
 
 
 class DoesNotFitError(CKAError, MemoryError):
-    """The exact estimator would need more memory than it may use; the message gives the bytes."""
+    """The exact estimator would need more memory than it may use; the message gives both sizes."""
 
 
 class MissingExtraError(CKAError, ImportError):
@@ -28,4 +28,4 @@ class MissingExtraError(CKAError, ImportError):
 
 
 class CKAWarning(UserWarning):
-    """Something was left out of a comparison; the message names it and says why."""
+    """Layers or batches were left out of a comparison, or their CKA is NaN."""

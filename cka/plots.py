@@ -1,4 +1,4 @@
-"""Heat maps, for those who have matplotlib."""
+"""Heat maps of results, drawn with matplotlib if it is installed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from torch import Tensor
 
-_MOST_LABELS = 80
+_MAX_LABELS = 80
 
 
-def missing(package: str, needed_for: str) -> MissingExtraError:
-    """The error for an optional package that is not there."""
+def missing_extra(package: str, needed_for: str) -> MissingExtraError:
+    """Return the error for an optional package that is not installed."""
     return MissingExtraError(
-        f'{needed_for} needs {package}; install it with: pip install "pytest-cka-memory[plot]"'
+        f"{needed_for} needs {package}, which is not installed; "
+        'install it with: pip install "pytest-cka-memory[plot]"'
     )
 
 
@@ -33,24 +34,24 @@ def heat_map(
 ) -> Axes:
     """Draw (L1, L2) values with the first layers in the lower left corner, as the papers do.
 
-    The vertical axis is the first model, the horizontal one the second. NaN is left blank.
+    The vertical axis shows the rows and the horizontal axis the columns. NaN is left blank.
 
     Raises:
-        MissingExtraError: without matplotlib.
+        MissingExtraError: if matplotlib is not installed.
     """
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
-        raise missing("matplotlib", "plot()") from error
+        raise missing_extra("matplotlib", "plot()") from error
     if ax is None:
         side = min(24.0, 4.0 + 0.17 * max(len(rows), len(columns)))
         _, ax = plt.subplots(figsize=(side + 1, side), layout="constrained")
     values = matrix.double().numpy()
-    # Unbiased estimates may be negative, and are shown so.
+    # Unbiased estimates may be negative, so the colour scale starts at the lowest one.
     low = min(0.0, float(matrix.nan_to_num(0).min()))
     image = ax.imshow(values, origin="lower", cmap=cmap, vmin=low, vmax=1.0, aspect="auto")
-    _name_ticks(ax.xaxis, columns, rotation=90)
-    _name_ticks(ax.yaxis, rows, rotation=0)
+    _label_ticks(ax.xaxis, columns, rotation=90)
+    _label_ticks(ax.yaxis, rows, rotation=0)
     ax.set_xlabel(column_model)
     ax.set_ylabel(row_model)
     ax.set_title(f"CKA: {row_model} and {column_model}")
@@ -58,9 +59,9 @@ def heat_map(
     return ax
 
 
-def _name_ticks(axis: Any, names: Sequence[str], rotation: int) -> None:
-    """Every name while they stay readable, else every second, third, …"""
-    step = -(-len(names) // _MOST_LABELS)
+def _label_ticks(axis: Any, names: Sequence[str], rotation: int) -> None:
+    """Label every layer, or every second, third, … if there are more than ``_MAX_LABELS``."""
+    step = -(-len(names) // _MAX_LABELS)
     shown = range(0, len(names), step)
     size = 9 if len(names) <= 30 else 7 if len(names) <= 50 else 6
     axis.set_ticks(list(shown), [names[at] for at in shown], rotation=rotation, fontsize=size)

@@ -1,4 +1,4 @@
-"""A bar that shows batches, samples and their rate."""
+"""A progress bar that shows batches, samples and samples per second."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from tqdm.auto import tqdm
 
 
 class Progress:
-    """A tqdm bar over batches; it is never handed the batches themselves, and so holds none."""
+    """A tqdm bar that counts batches. It never gets the batches, so it keeps none alive."""
 
     def __init__(self, total: int | None, *, shown: bool) -> None:
         self._bar = tqdm(total=total, desc="CKA", unit="batch", disable=not shown)
         self._start = time.perf_counter()
 
     def batch_done(self, samples: int) -> None:
-        """Count a batch; ``samples`` is how many there were so far."""
+        """Count one batch; ``samples`` is the number of samples in all batches so far."""
         if self._bar.disable:
             return
         rate = samples / max(time.perf_counter() - self._start, 1e-9)

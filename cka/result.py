@@ -1,4 +1,4 @@
-"""What a comparison found: numbers on the CPU, and ways to look at them."""
+"""The result of a comparison: matrices on the CPU, and their output as text, table, plot, file."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _SCHEMA = "cka-result/1"
 
 
 class Match(NamedTuple):
-    """A layer of the first model and the layer of the second that is most like it."""
+    """A layer of the first model, and the layer of the second model that is most similar to it."""
 
     layer: str
-    """Row of the first model."""
+    """Label of the row."""
     match: str
-    """Column of the second model with the highest CKA."""
+    """Label of the column with the highest CKA in this row."""
     value: float
-    """That CKA."""
+    """CKA of the two layers."""
     standard_error: float
-    """Its standard error; NaN for fewer than two batches."""
+    """Standard error of ``value``; NaN for fewer than two batches."""
 
     def __str__(self) -> str:
         error = "" if math.isnan(self.standard_error) else f" ± {self.standard_error:.4f}"
@@ -44,33 +44,34 @@ class CKAResult:
     """CKA between the layers of two models."""
 
     matrix: Tensor
-    """CKA, (L1, L2), on the CPU: float32, or float64 for models in float64. NaN where a layer is
-    constant."""
+    """CKA, (L1, L2), on the CPU: float32, or float64 for float64 models. It is NaN if the output
+    of a layer is the same for every sample."""
     standard_error: Tensor
-    """Jackknife standard error over batches, (L1, L2); NaN for fewer than two batches."""
+    """Jackknife standard error over batches, (L1, L2), on the CPU; NaN for fewer than two
+    batches."""
     model1_layers: list[str]
-    """Names of the L1 rows: the second call of ``relu`` is ``relu:1``."""
+    """Labels of the L1 rows; the second call of ``relu`` is ``relu:1``."""
     model2_layers: list[str]
-    """Names of the L2 columns."""
+    """Labels of the L2 columns."""
     model1_name: str
-    """What to call the first model."""
+    """Name of the first model."""
     model2_name: str
-    """What to call the second model."""
+    """Name of the second model."""
     samples: int
-    """Samples used."""
+    """Number of samples used."""
     batches: int
-    """Batches used."""
+    """Number of batches used."""
     estimator: str
     """``"unbiased"``, ``"biased"`` or ``"exact"``."""
     kernel: str
     """Name of the kernel."""
     self_comparison: bool
-    """Whether both sides are one model on the same data."""
+    """Whether one model was compared with itself on the same data."""
 
     def best_matches(self) -> list[Match]:
-        """Each row's most similar column, rows of NaN left out.
+        """Return the most similar column of each row, without rows in which all values are NaN.
 
-        In a self-comparison a layer is not matched with itself.
+        In a self-comparison, a layer is not matched with itself.
         """
         values = self.matrix.double().nan_to_num(-math.inf)
         if self.self_comparison:
@@ -88,7 +89,7 @@ class CKAResult:
         return found
 
     def lines(self) -> list[str]:
-        """A heading and each layer's best match, as text."""
+        """Return the result as text: a heading, and one line for each best match."""
         heading = (
             f"CKA of {self.model1_name} ({len(self.model1_layers)} layers) and "
             f"{self.model2_name} ({len(self.model2_layers)} layers): {self.samples} samples in "
@@ -103,15 +104,15 @@ class CKAResult:
         return f"<CKAResult: {self.lines()[0]}>"
 
     def to_dataframe(self) -> pd.DataFrame:
-        """The matrix with its layer names; the axes are named after the models.
+        """Return the matrix as a DataFrame with layer labels; its axes have the models' names.
 
         Raises:
-            MissingExtraError: without pandas.
+            MissingExtraError: if pandas is not installed.
         """
         try:
             import pandas as pd
         except ImportError as error:
-            raise plots.missing("pandas", "to_dataframe()") from error
+            raise plots.missing_extra("pandas", "to_dataframe()") from error
         frame: pd.DataFrame = pd.DataFrame(
             self.matrix.numpy(),
             index=pd.Index(self.model1_layers, name=self.model1_name),
@@ -120,10 +121,14 @@ class CKAResult:
         return frame
 
     def plot(self, *, ax: Axes | None = None, cmap: str = "magma") -> Axes:
-        """Draw a heat map, first model upwards and second to the right; returns the axes.
+        """Draw a heat map and return its axes: first model vertical, second model horizontal.
+
+        Args:
+            ax: the axes to draw in; None creates a new figure.
+            cmap: name of a matplotlib colour map.
 
         Raises:
-            MissingExtraError: without matplotlib.
+            MissingExtraError: if matplotlib is not installed.
         """
         return plots.heat_map(
             self.matrix,
@@ -136,9 +141,16 @@ class CKAResult:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the result as JSON, whole or not at all. NaN becomes null."""
+        """Write the result to a JSON file, with NaN as null.
+
+        The file is written under a temporary name and then renamed, so a failed write leaves no
+        partial file.
+
+        Raises:
+            OSError: if the file cannot be written.
+        """
         target = Path(path)
-        text = json.dumps({"schema": _SCHEMA, **self._plain()}, allow_nan=False, indent=1)
+        text = json.dumps({"schema": _SCHEMA, **self._to_json()}, allow_nan=False, indent=1)
         part = target.with_name(f".{target.name}.{os.getpid()}.part")
         try:
             part.write_text(text, encoding="utf-8")
@@ -148,10 +160,11 @@ class CKAResult:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CKAResult:
-        """Read what :meth:`save` wrote. Nothing in the file is ever executed.
+        """Read a file written by :meth:`save`. The file contains no code.
 
         Raises:
-            InputError: if the file is no saved result.
+            InputError: if the file is not a saved result.
+            OSError: if the file cannot be read.
         """
         try:
             found = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -162,16 +175,19 @@ class CKAResult:
                 found[name] = _tensor(found[name], dtype)
             return cls(**found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{os.fspath(path)} is no result saved by CKAResult.save") from error
+            raise InputError(
+                f"{os.fspath(path)} is not a result in the format {_SCHEMA!r}; "
+                "pass a file written by CKAResult.save"
+            ) from error
 
-    def _plain(self) -> dict[str, Any]:
-        plain = {name: getattr(self, name) for name in self.__dataclass_fields__}
+    def _to_json(self) -> dict[str, Any]:
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         for name in ("matrix", "standard_error"):
-            plain[name] = [
+            fields[name] = [
                 [None if math.isnan(value) else value for value in row]
-                for row in plain[name].tolist()
+                for row in fields[name].tolist()
             ]
-        return {"dtype": str(self.matrix.dtype).removeprefix("torch."), **plain}
+        return {"dtype": str(self.matrix.dtype).removeprefix("torch."), **fields}
 
 
 def _tensor(rows: list[list[float | None]], dtype: torch.dtype) -> Tensor:

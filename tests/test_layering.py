@@ -25,10 +25,9 @@ PICTURES = {
     """,
     "cka": """
         comparison
-        running
-        data           result
-        capture        plots        progress
-        functional
+        running        result
+        data           plots        progress
+        capture        functional
         errors
     """,
 }

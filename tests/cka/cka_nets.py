@@ -1,4 +1,4 @@
-"""Small networks, each with one property that comparisons have stumbled over."""
+"""Small networks, each with one property that is difficult for a comparison, and their inputs."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from torch import Tensor, nn
 
 
 def batches_of(*sizes: int, features: tuple[int, ...] = (6,), seed: int = 0) -> list[Tensor]:
-    """Random batches of the given sizes."""
+    """Return random batches of the given sizes."""
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(size, *features, generator=generator) for size in sizes]
 
 
 def mlp(seed: int = 0, width: int = 6) -> nn.Sequential:
-    """Three layers, the middle one not in place."""
+    """Three layers; the activation is not in place."""
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(width, 8), nn.ReLU(), nn.Linear(8, 5))
 
 
 class InPlace(nn.Module):
-    """A convolution, batch norm and in-place activation, as in every torchvision ResNet."""
+    """A convolution, batch norm and in-place activation, as in torchvision's ResNets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,12 +33,12 @@ class InPlace(nn.Module):
 
 
 class Residual(nn.Module):
-    """One activation module called twice, and an addition in place between the calls."""
+    """One activation module that is called twice, with an in-place addition between the calls."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.relu = nn.ReLU(inplace=True)  # registered first, runs second
+        self.relu = nn.ReLU(inplace=True)  # registered first, runs after fc1
         self.fc1 = nn.Linear(6, 6)
         self.fc2 = nn.Linear(6, 6)
 
@@ -50,7 +50,7 @@ class Residual(nn.Module):
 
 
 class Backwards(nn.Module):
-    """Modules that run in the opposite order of their registration."""
+    """Modules that run in the reverse order of their registration."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class Backwards(nn.Module):
 
 
 class Constant(nn.Module):
-    """A layer whose output is the same, and not zero, for every sample."""
+    """A layer whose output is the same for every sample."""
 
     def __init__(self, value: float = 0.1) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Constant(nn.Module):
 
 
 class Aliases(nn.Module):
-    """Blocks and identities that hand on the very same tensor."""
+    """Blocks and identities that return the same tensor as the layer before or inside them."""
 
     def __init__(self) -> None:
         super().__init__()

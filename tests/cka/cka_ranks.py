@@ -1,4 +1,4 @@
-"""What one rank does; a module of its own, so that spawned processes can import it."""
+"""The comparisons that each rank runs, in a module that spawned processes can import."""
 
 from __future__ import annotations
 
@@ -19,40 +19,43 @@ def dataset(samples):
     return TensorDataset(batches_of(samples)[0])
 
 
-def sampled(samples, rank, world):
+def sharded_loader(samples, rank, world):
+    """Return one rank's loader over a shuffled, padded shard of the samples."""
     data = dataset(samples)
     sampler = DistributedSampler(data, num_replicas=world, rank=rank, shuffle=True, seed=3)
     return DataLoader(data, batch_size=8, sampler=sampler)
 
 
-def work(rank, world, folder, samples):
+def run_rank(rank, world, folder, samples):
+    """Compare as one rank, and save the results by name and rank in a folder."""
     torch.set_num_threads(1)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world,
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world,
         timeout=timedelta(seconds=60),
     )  # fmt: skip
     try:
-        for name, result in compare(rank, world, samples).items():
+        for name, result in results_of_rank(rank, world, samples).items():
             result.save(f"{folder}/{name}-{rank}.json")
     finally:
         dist.destroy_process_group()
 
 
-def compare(rank, world, samples) -> dict[str, CKAResult]:
+def results_of_rank(rank, world, samples) -> dict[str, CKAResult]:
+    """Return the results of all comparisons, and check those that must fail on every rank."""
     model, other = DistributedDataParallel(mlp(0)), mlp(1)
     results = {
-        "self": CKA(model).compare(sampled(samples, rank, world), progress=False),
-        "pair": CKA(model, other).compare(sampled(samples, rank, world), progress=False),
+        "self": CKA(model).compare(sharded_loader(samples, rank, world), progress=False),
+        "pair": CKA(model, other).compare(sharded_loader(samples, rank, world), progress=False),
     }
     alone = CKA(model, distributed=False)
-    results["alone"] = alone.compare(sampled(samples, rank, world), progress=False)
+    results["alone"] = alone.compare(sharded_loader(samples, rank, world), progress=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        lopsided = batches_of(8, 8) if rank == 0 else batches_of(2)
-        results["lopsided"] = CKA(model).compare(iter(lopsided), progress=False)
+        uneven = batches_of(8, 8) if rank == 0 else batches_of(2)
+        results["uneven"] = CKA(model).compare(iter(uneven), progress=False)
         with pytest.raises(InputError, match="no batch had at least 4 samples"):
             CKA(model).compare(iter(batches_of(2)), progress=False)
-    with pytest.raises(InputError, match="the ranks saw different layers run"):
+    with pytest.raises(InputError, match=r"ranks ran different layers.*\(0, 1\); compare"):
         CKA(model, model1_layers=str(rank)).compare(batches_of(8), progress=False)
     with pytest.raises(SettingError, match="run it on one rank with distributed=False"):
         CKA(model, estimator="exact").compare(batches_of(8), progress=False)

@@ -1,4 +1,4 @@
-"""Slow and obvious: CKA in float64, straight from the papers, of outputs that are all cloned."""
+"""A slow reference: CKA in float64 by the formulas of the papers, from cloned outputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def song_hsic(gram_x: Tensor, gram_y: Tensor) -> float:
-    """Song et al. 2012, eq. 5: the unbiased estimator as three sums."""
+    """Return the unbiased HSIC as three sums (Song et al. 2012, eq. 5)."""
     n = len(gram_x)
     k = gram_x.double() - torch.diag(gram_x.double().diagonal())
     y = gram_y.double() - torch.diag(gram_y.double().diagonal())
@@ -21,7 +21,7 @@ def song_hsic(gram_x: Tensor, gram_y: Tensor) -> float:
 
 
 def gretton_hsic(gram_x: Tensor, gram_y: Tensor) -> float:
-    """Gretton et al. 2005: tr(KHLH) / (n-1)²."""
+    """Return the biased HSIC, tr(KHLH) / (n-1)² (Gretton et al. 2005)."""
     n = len(gram_x)
     centring = torch.eye(n, dtype=torch.float64) - 1 / n
     product = gram_x.double() @ centring @ gram_y.double() @ centring
@@ -29,14 +29,14 @@ def gretton_hsic(gram_x: Tensor, gram_y: Tensor) -> float:
 
 
 def linear(features: Tensor) -> Tensor:
-    """Linear Gram matrix of centred float64 features, which has the HSIC of uncentred ones."""
-    wide = features.double().flatten(1)
-    wide = wide - wide.mean(0)
-    return wide @ wide.T
+    """Return the linear Gram matrix of centred float64 features; centring does not change HSIC."""
+    rows = features.double().flatten(1)
+    rows = rows - rows.mean(0)
+    return rows @ rows.T
 
 
 def minibatch_cka(batches_x: list[Tensor], batches_y: list[Tensor], hsic=song_hsic) -> float:
-    """Nguyen et al. 2020, eq. 2: sums over batches first, then the ratio."""
+    """Return the ratio of the sums of HSIC over batches (Nguyen et al. 2020, eq. 2)."""
     xy = xx = yy = 0.0
     for x, y in zip(batches_x, batches_y, strict=True):
         k, y_gram = linear(x), linear(y)
@@ -47,11 +47,11 @@ def minibatch_cka(batches_x: list[Tensor], batches_y: list[Tensor], hsic=song_hs
 
 
 def cloned_outputs(model: nn.Module, batches: list[Tensor], change=lambda tensor: tensor):
-    """Every call's output of every module below the model, as {label: [a clone per batch]}."""
+    """Return {label: [one clone per batch]} of the outputs of all calls of all submodules."""
     found: dict[str, list[Tensor]] = {}
     calls: Counter[str] = Counter()
 
-    def keep(name):
+    def cloning_hook(name):
         def hook(module, args, output):
             label = f"{name}:{calls[name]}" if calls[name] else name
             calls[name] += 1
@@ -60,7 +60,9 @@ def cloned_outputs(model: nn.Module, batches: list[Tensor], change=lambda tensor
         return hook
 
     handles = [
-        module.register_forward_hook(keep(name)) for name, module in model.named_modules() if name
+        module.register_forward_hook(cloning_hook(name))
+        for name, module in model.named_modules()
+        if name
     ]
     with torch.no_grad():
         for batch in batches:
@@ -72,7 +74,7 @@ def cloned_outputs(model: nn.Module, batches: list[Tensor], change=lambda tensor
 
 
 def reference_matrix(outputs: dict[str, list[Tensor]], labels: list[str]) -> Tensor:
-    """CKA (L, L) between cloned outputs, in the order of labels."""
+    """Return CKA (L, L) between the outputs with these labels."""
     grams = {label: [linear(batch) for batch in outputs[label]] for label in labels}
     terms = torch.zeros(len(labels), len(labels), dtype=torch.float64)
     for row, one in enumerate(labels):

@@ -1,27 +1,57 @@
-"""Whatever multiplies features must come to the same."""
+"""Fixtures for the tests of cka: which code multiplies features, subprocesses, counted passes."""
+
+import subprocess
+import sys
+from collections.abc import Callable
 
 import pytest
+from torch import nn
 
-from cka import native
+from cka.functional import native
 
-VECTORS = {"avx2": 8, "avx512": 16}
+VECTOR_FLOATS = {"avx2": 8, "avx512": 16}
 
 
-@pytest.fixture(params=VECTORS)
+@pytest.fixture(params=VECTOR_FLOATS)
 def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Multiply by the compiled kernel, with vectors of some width."""
-    floats = VECTORS[request.param]
+    """Multiply features by the compiled kernel, with vectors of each width."""
+    floats = VECTOR_FLOATS[request.param]
     if native._vector_floats() < floats:
-        pytest.skip(f"{request.param}: not compiled, or not for this processor")
+        pytest.skip(f"{request.param}: not compiled, or not supported by this processor")
     monkeypatch.setattr(native, "_vector_floats", lambda: floats)
 
 
 @pytest.fixture(params=["torch", "compiled"])
 def arithmetic(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Multiply by operators of torch, or by the compiled kernel."""
+    """Multiply features by operators of torch, and by the compiled kernel."""
     if request.param == "torch":
         monkeypatch.setattr(native, "_vector_floats", lambda: 0)
     elif native._vector_floats() == 0:
-        pytest.skip("cka._gram was not compiled, or not for this processor")
+        pytest.skip("cka.functional._gram: not compiled, or not supported by this processor")
     name: str = request.param
     return name
+
+
+@pytest.fixture
+def count_passes() -> Callable[[nn.Module], list[int]]:
+    """Return a function that returns a list, which gets one entry per forward pass of a model."""
+
+    def register(model: nn.Module) -> list[int]:
+        passes: list[int] = []
+        model.register_forward_hook(lambda *_: passes.append(1))
+        return passes
+
+    return register
+
+
+@pytest.fixture
+def run_python() -> Callable[[str], str]:
+    """Return a function that runs code in a new process and returns its standard output."""
+
+    def run(code: str) -> str:
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return run

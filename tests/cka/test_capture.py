@@ -1,4 +1,4 @@
-"""Rows: which outputs are measured, when, under what name, and which are left out."""
+"""Which outputs are measured, when, under which label, and which are left out."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cka_reference import cloned_outputs, minibatch_cka
 from torch import Tensor, nn
 
 from cka import CKA, CKAWarning, InputError, LayerError
-from cka.capture import Capture
-from cka.outputs import Reader
+from cka.capture.hooks import Capture
+from cka.capture.outputs import OutputReader
 
 
 def compared(model, batches, **settings):
@@ -24,8 +24,8 @@ def entry(result, row, column):
     return float(result.matrix[result.model1_layers.index(row), result.model2_layers.index(column)])
 
 
-def test_an_activation_in_place_does_not_reach_the_layer_before():
-    """In conv → bn → ReLU(inplace) every pair is that of outputs cloned when they were made."""
+def test_in_place_activation_does_not_change_the_layer_before_it():
+    """In conv → bn → ReLU(inplace), CKA of every pair equals that of outputs cloned in hooks."""
     model, batches = InPlace().eval(), batches_of(16, 16, features=(2, 8, 8))
     outputs = cloned_outputs(model, batches)
     result = compared(model, batches)
@@ -37,8 +37,8 @@ def test_an_activation_in_place_does_not_reach_the_layer_before():
             )
 
 
-def test_every_call_of_a_module_is_a_row():
-    """A module that runs twice gives relu and relu:1, each with its own values."""
+def test_each_call_of_a_module_is_a_row():
+    """A module that runs twice gives the rows relu and relu:1 with their own values."""
     model, batches = Residual().eval(), batches_of(16, 16)
     outputs = cloned_outputs(model, batches)
     result = compared(model, batches)
@@ -49,8 +49,8 @@ def test_every_call_of_a_module_is_a_row():
         )
 
 
-def test_rows_come_in_order_of_execution_with_the_right_names():
-    """Modules registered backwards are named after what ran, not after where they were listed."""
+def test_rows_are_in_order_of_execution_with_their_own_labels():
+    """Labels and values belong together if modules run in another order than registered."""
     model, batches = Backwards().eval(), batches_of(16)
     outputs = cloned_outputs(model, batches)
     result = compared(model, batches)
@@ -61,38 +61,38 @@ def test_rows_come_in_order_of_execution_with_the_right_names():
         )
 
 
-def taken_from(model, batch, names):
-    """What one forward pass records of the named modules, with their features as measurements."""
+def record_of(model, batch, names):
+    """Return the record of one forward pass, with the named modules' features as measurements."""
     modules = dict(model.named_modules())
-    capture = Capture({name: modules[name] for name in names}, Reader(), lambda x: x.clone())
+    capture = Capture({name: modules[name] for name in names}, OutputReader(), lambda x: x.clone())
     with torch.no_grad(), capture.recording(len(batch)):
         model(batch)
     return capture.take()
 
 
-def test_outputs_handed_on_unchanged_are_measured_once():
-    """Identity, blocks and Sequentials cost no second Gram matrix."""
+def test_output_returned_unchanged_by_several_modules_is_measured_once():
+    """Identity, blocks and Sequentials need no second Gram matrix."""
     model = Aliases().eval()
     names = ["fc", "same", "block", "block.0", "block.0.0"]
-    taken = taken_from(model, batches_of(8)[0], names)
-    assert len(taken.values) == 2
-    assert {call.name: position for call, position in taken.rows.items()} == {
+    record = record_of(model, batches_of(8)[0], names)
+    assert len(record.values) == 2
+    assert {call.name: position for call, position in record.rows.items()} == {
         "fc": 0, "same": 0, "block.0.0": 1, "block.0": 1, "block": 1,
     }  # fmt: skip
 
 
-def test_an_output_changed_in_place_is_measured_again():
-    """The same tensor at another version is another output."""
-    taken = taken_from(InPlace().eval(), batches_of(8, features=(2, 8, 8))[0], ["bn", "relu"])
-    assert len(taken.values) == 2
-    assert (taken.values[0] < 0).any()
-    assert not (taken.values[1] < 0).any()
+def test_output_changed_in_place_is_measured_again():
+    """A tensor whose version has changed is another output."""
+    record = record_of(InPlace().eval(), batches_of(8, features=(2, 8, 8))[0], ["bn", "relu"])
+    assert len(record.values) == 2
+    assert (record.values[0] < 0).any()
+    assert not (record.values[1] < 0).any()
 
 
-def test_nothing_but_measurements_is_kept():
-    """Once taken, a capture holds no output and no measurement."""
+def test_capture_is_empty_after_take():
+    """It holds no measurement, and the model has no hook."""
     model = mlp().eval()
-    capture = Capture({"0": model[0]}, Reader(), lambda features: features.sum())
+    capture = Capture({"0": model[0]}, OutputReader(), lambda features: features.sum())
     with torch.no_grad(), capture.recording(4):
         model(batches_of(4)[0])
     assert len(capture.take().values) == 1
@@ -101,7 +101,7 @@ def test_nothing_but_measurements_is_kept():
 
 
 class Idle(nn.Module):
-    """Has a module it never calls."""
+    """Has a module that it never calls."""
 
     def __init__(self):
         super().__init__()
@@ -113,16 +113,16 @@ class Idle(nn.Module):
         return self.blocks[0](self.used(x))
 
 
-def test_a_module_that_never_ran_is_left_out_and_named():
-    """One warning names it; containers such as ModuleList are not worth one."""
+def test_module_that_never_ran_is_left_out_with_a_warning():
+    """One warning names it; containers such as ModuleList are not named."""
     with pytest.warns(CKAWarning, match=r"never ran are left out: unused$") as warned:
         result = compared(Idle(), batches_of(8))
     assert len(warned) == 1
     assert result.model1_layers == ["used", "blocks.0"]
 
 
-def test_unused_projection_inside_attention_is_named_too():
-    """nn.MultiheadAttention uses out_proj's weights and never calls it."""
+def test_unused_projection_of_attention_is_named_in_the_warning():
+    """nn.MultiheadAttention uses the weights of out_proj but never calls it."""
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     with pytest.warns(CKAWarning, match=r"never ran are left out: self_attn\.out_proj"):
         result = compared(model, batches_of(8, features=(5, 8)))
@@ -130,14 +130,17 @@ def test_unused_projection_inside_attention_is_named_too():
     assert not result.matrix.isnan().any()
 
 
-def test_only_idle_layers_leave_nothing_to_compare():
-    """If none of the selected layers ran, the error says which were selected."""
-    with pytest.raises(LayerError, match=r"none of the selected layers ran .*selected: unused"):
+def test_error_names_the_selected_layers_if_none_ran():
+    """A selection of layers that never ran is a LayerError."""
+    with pytest.raises(
+        LayerError,
+        match=r"none of the selected layers ran .*selected: unused\); select other layers",
+    ):
         compared(Idle(), batches_of(8), model1_layers="unused")
 
 
-def test_columns_that_never_ran_leave_nothing_to_compare():
-    """The rows have run; the error names the layers that are missing on the other side."""
+def test_error_names_the_columns_that_never_ran():
+    """The rows ran, but a comparison also needs columns."""
     with pytest.raises(LayerError, match=r"no layer is left to compare; .*never ran.*: unused$"):
         compared(Idle(), batches_of(8), model2_layers="unused")
 
@@ -157,8 +160,8 @@ class Sometimes(nn.Module):
         return self.once(x) if self.passes == 1 else x
 
 
-def test_a_layer_missing_from_some_batches_is_left_out_and_named():
-    """A sum over some batches only would be compared with sums over all."""
+def test_layer_that_did_not_run_in_every_batch_is_left_out_with_a_warning():
+    """Its sum over some batches cannot be compared with sums over all batches."""
     with pytest.warns(CKAWarning, match=r"did not run in every batch are left out: once"):
         result = compared(Sometimes(), batches_of(8, 8, 8))
     assert result.model1_layers == ["always"]
@@ -166,7 +169,7 @@ def test_a_layer_missing_from_some_batches_is_left_out_and_named():
 
 
 class Windows(nn.Module):
-    """Folds windows into the batch dimension, as Swin does, and passes on numbers."""
+    """Moves windows into the batch dimension, as Swin does."""
 
     def __init__(self):
         super().__init__()
@@ -178,27 +181,27 @@ class Windows(nn.Module):
         return self.inner(self.windows(self.fc(x)).flatten(0, 1)).reshape(len(x), -1)
 
 
-def test_outputs_without_the_batch_in_front_are_left_out_and_named():
-    """A first dimension that is not the batch is never taken for it."""
+def test_output_without_the_batch_in_front_is_left_out_with_a_warning():
+    """A first dimension of another size than the batch is not used as samples."""
     with pytest.warns(CKAWarning, match=r"no tensor with the batch in its first.*: inner$"):
         result = compared(Windows(), batches_of(8))
     assert result.model1_layers == ["fc", "windows"]
 
 
-class Outputs(nn.Module):
-    """Returns whatever its function makes of x."""
+class CustomOutput(nn.Module):
+    """A layer, and a layer whose output a function computes from it."""
 
     def __init__(self, make):
         super().__init__()
         self.fc = nn.Linear(6, 4)
-        self.odd = Made(make)
+        self.odd = Function(make)
 
     def forward(self, x):
         self.odd(self.fc(x))
         return x
 
 
-class Made(nn.Module):
+class Function(nn.Module):
     def __init__(self, make):
         super().__init__()
         self.make = make
@@ -217,9 +220,9 @@ class Made(nn.Module):
         pytest.param(lambda x: ((x * 2,), x), id="nested"),
     ],
 )
-def test_the_first_tensor_of_an_output_stands_for_it(make):
-    """Tuples, dicts and Hugging Face style outputs work; a scalar loss is passed over."""
-    result = compared(Outputs(make), batches_of(12))
+def test_first_tensor_of_an_output_is_compared(make):
+    """Tuples, lists and dicts are searched; a scalar loss in front is ignored."""
+    result = compared(CustomOutput(make), batches_of(12))
     assert entry(result, "odd", "fc") == pytest.approx(1, abs=1e-6)
 
 
@@ -234,24 +237,24 @@ def test_the_first_tensor_of_an_output_stands_for_it(make):
         ),
     ],
 )
-def test_outputs_that_are_no_dense_tensor_are_left_out_and_named(make):
-    """Their rows are no features."""
+def test_sparse_and_nested_outputs_are_left_out_with_a_warning(make):
+    """Only dense tensors have features."""
     with pytest.warns(CKAWarning, match=r"no tensor with the batch in its first.*: odd$"):
-        result = compared(Outputs(make), batches_of(8))
+        result = compared(CustomOutput(make), batches_of(8))
     assert result.model1_layers == ["fc"]
 
 
-def test_one_number_a_sample_is_one_feature():
-    """A layer may drop the dimension of its features."""
+def test_output_with_one_number_per_sample_is_one_feature():
+    """An output of shape (n,) is compared as (n, 1)."""
     flat = nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
     result = compared(flat, batches_of(8))
     assert result.model1_layers == ["0", "1"]
     assert entry(result, "0", "1") == pytest.approx(1)
 
 
-def test_a_function_of_ones_own_picks_the_tensor():
-    """pick(name, output) chooses; None leaves the row out, by name."""
-    model = Outputs(lambda x: (x, x.abs()))
+def test_pick_chooses_the_tensor_or_leaves_the_layer_out():
+    """If pick(name, output) returns None, a warning names the layer."""
+    model = CustomOutput(lambda x: (x, x.abs()))
 
     def pick(name, output):
         return {"fc": None, "odd": output[1]}[name]
@@ -261,8 +264,8 @@ def test_a_function_of_ones_own_picks_the_tensor():
     assert result.model1_layers == ["odd"]
 
 
-def test_tokens_can_be_kept_averaged_or_reduced_to_the_first():
-    """(n, t, d) outputs: flatten, mean and cls are CKA of those features."""
+def test_pooling_keeps_or_averages_tokens_or_takes_the_first():
+    """For (n, t, d) outputs, flatten, mean and cls give CKA of these features."""
     tokens = batches_of(16, features=(3, 6))[0]
     model = nn.Sequential(nn.Linear(6, 5), nn.Sequential(nn.Flatten(), nn.Linear(15, 4))).eval()
     with torch.no_grad():
@@ -284,30 +287,32 @@ class SequenceFirst(nn.Module):
         return self.lstm(x.transpose(0, 1))[0]
 
 
-def test_sequence_first_modules_are_turned_around():
-    """batch_first=False, said by the module itself, even where tokens equal samples in number."""
+def test_sequence_first_outputs_are_transposed():
+    """The module's batch_first=False decides, even if there are as many tokens as samples."""
     model = SequenceFirst().eval()
     for samples in (8, 4):
         batch = batches_of(samples, features=(4, 6))[0]
         with torch.no_grad():
             expected = model(batch).transpose(0, 1)
-        taken = taken_from(model, batch, ["lstm"])
-        torch.testing.assert_close(taken.values[0], expected)
+        record = record_of(model, batch, ["lstm"])
+        torch.testing.assert_close(record.values[0], expected)
 
 
-def test_an_unknown_pooling_is_refused():
-    """The error lists what exists."""
+def test_unknown_pooling_is_an_error():
+    """The error lists the known names."""
     with pytest.raises(ValueError, match="'max' as pooling; write 'flatten', 'mean' or 'cls'"):
         CKA(mlp(), pooling="max")
 
 
-def test_a_model_with_no_layers_is_its_own_row():
-    """A bare module is compared by its output."""
+def test_model_without_submodules_is_one_row():
+    """Its own output is compared, with the label (model)."""
     result = compared(nn.Linear(6, 3), batches_of(8))
     assert result.model1_layers == ["(model)"]
 
 
-def test_models_must_be_modules():
-    """A function is refused by its position and type."""
-    with pytest.raises(InputError, match=r"model2 must be a torch\.nn\.Module, got function"):
+def test_model_that_is_not_a_module_is_an_error():
+    """The error names the argument and its type."""
+    with pytest.raises(
+        InputError, match=r"model2 must be a torch\.nn\.Module, got function; write a Module"
+    ):
         CKA(mlp(), lambda x: x)

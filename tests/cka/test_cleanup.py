@@ -1,4 +1,4 @@
-"""What a comparison changes, it puts back: hooks, modes, memory, the caller's settings."""
+"""A comparison restores hooks, modes, devices and memory, and works in any grad mode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cka_nets import InPlace, Residual, batches_of, mlp
 from torch import nn
 
 from cka import CKA, CKAError, InputError
-from cka.placement import device_for, eager, evaluating, placed, unwrap
+from cka.running.placement import device_for, eager, evaluation_mode, moved_to, unwrap
 
 
 def hooks_on(model):
@@ -24,7 +24,7 @@ def modes_of(model):
 
 
 def half_frozen():
-    """A model in training with one frozen part."""
+    """A model in training mode with one submodule in evaluation mode."""
     model = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.5), nn.Linear(6, 3))
     model.train()
     model[1].eval()
@@ -75,8 +75,8 @@ class FailingModel(nn.Module):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("block", [True, False], ids=["with", "without"])
-def test_hooks_come_off_and_modes_come_back_on_every_exit(model, loader, settings, error, block):
-    """Every module's own flag, not just the root's, and whoever raised."""
+def test_hooks_are_removed_and_modes_restored_on_every_exit(model, loader, settings, error, block):
+    """Every module gets its own mode back, whether the model, loader, hook or user raised."""
     modes = modes_of(model)
     cka = CKA(model, **settings)
     try:
@@ -95,7 +95,7 @@ def test_hooks_come_off_and_modes_come_back_on_every_exit(model, loader, setting
 
 
 def test_models_run_in_evaluation_mode():
-    """Dropout is off and batch norm keeps its statistics, in every submodule."""
+    """Dropout is inactive and batch norm keeps its statistics, in every submodule."""
     model = half_frozen()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     first, second = (CKA(model).compare(batches_of(8), progress=False) for _ in range(2))
@@ -104,16 +104,16 @@ def test_models_run_in_evaluation_mode():
         assert torch.equal(value, before[name])
 
 
-def test_one_model_in_training_and_one_frozen_each_keep_their_mode():
-    """Two models, two modes, both put back."""
+def test_two_models_in_different_modes_get_their_own_mode_back():
+    """One is in training mode, the other in evaluation mode."""
     training, frozen = mlp(0).train(), mlp(1).eval()
     CKA(training, frozen).compare(batches_of(8), progress=False)
     assert all(modes_of(training))
     assert not any(modes_of(frozen))
 
 
-def test_hooks_are_on_only_while_the_model_runs():
-    """A loader that uses the model itself is not recorded."""
+def test_hooks_are_registered_only_during_a_forward_pass():
+    """Passes that a loader runs with the model itself are not recorded."""
     model = mlp()
 
     def loader():
@@ -125,8 +125,8 @@ def test_hooks_are_on_only_while_the_model_runs():
     assert result.model1_layers == ["0", "1", "2"]
 
 
-def test_a_users_own_hooks_stay_and_are_respected():
-    """A hook that replaces an output comes before ours, and is still there afterwards."""
+def test_hook_of_the_user_stays_and_its_output_is_compared():
+    """A hook that replaces an output runs first, and is still registered afterwards."""
     model = mlp()
     calls = []
     model[1].register_forward_hook(lambda module, args, out: calls.append(1) or torch.zeros(8, 8))
@@ -143,8 +143,8 @@ def live_tensors():
 
 @pytest.mark.parametrize("two", [False, True], ids=["self", "two-models"])
 @pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_nothing_is_alive_afterwards_but_the_result(two):
-    """Without the help of the garbage collector: two tensors are new, those of the result."""
+def test_only_the_result_is_live_after_a_comparison(two):
+    """Without a garbage collection, the only new tensors are the two of the result."""
     model, other, data = Residual(), Residual() if two else None, batches_of(8, 8)
     cka = CKA(model, other)
     cka.compare(data, progress=False)
@@ -159,56 +159,58 @@ def test_nothing_is_alive_afterwards_but_the_result(two):
     assert result.matrix.untyped_storage().nbytes() == result.matrix.numel() * 4
 
 
-def test_no_output_outlives_its_layer():
-    """When a layer runs, the outputs of those before the one feeding it are gone."""
-    alive = []
+def test_output_is_freed_once_the_next_layer_has_run():
+    """When a layer runs, only the output that is its input is still live."""
+    live = []
 
-    class Watch(nn.Module):
+    class AddOne(nn.Module):
         def forward(self, x):
             self.previous = [one for one in getattr(self, "previous", []) if one() is not None]
-            alive.append(len(self.previous))
+            live.append(len(self.previous))
             out = x + 1
             self.previous.append(weakref.ref(out))
             return out
 
-    watch = Watch()
-    model = nn.Sequential(watch, watch, watch, watch)
-    layers = [lambda name, module: isinstance(module, Watch)]
+    layer = AddOne()
+    model = nn.Sequential(layer, layer, layer, layer)
+    layers = [lambda name, module: isinstance(module, AddOne)]
     CKA(model, model1_layers=layers).compare(batches_of(8, 8), progress=False)
-    assert max(alive) == 1
+    assert max(live) == 1
 
 
-def test_no_batch_outlives_its_step():
-    """While a batch runs, the ones before it are gone."""
-    seen, alive = [], []
+def test_batch_is_freed_before_the_next_one_runs():
+    """While a batch runs, no earlier batch is live."""
+    batches, live = [], []
 
     def loader():
         for _ in range(4):
             batch = torch.randn(8, 6)
-            seen.append(weakref.ref(batch))
+            batches.append(weakref.ref(batch))
             yield batch
             del batch
 
     model = mlp()
-    model.register_forward_pre_hook(lambda *_: alive.append(sum(one() is not None for one in seen)))
+    model.register_forward_pre_hook(
+        lambda *_: live.append(sum(one() is not None for one in batches))
+    )
     CKA(model).compare(loader(), progress=True)
-    assert alive == [1, 1, 1, 1]
+    assert live == [1, 1, 1, 1]
 
 
-def test_the_with_block_lets_go_of_the_models():
-    """The name a with block binds outlives it; the weights need not."""
+def test_models_are_not_referenced_after_the_with_block():
+    """The variable of the with statement still exists, but does not keep the weights alive."""
     model = mlp()
     weights = weakref.ref(model)
     with CKA(model) as cka:
         cka.compare(batches_of(8), progress=False)
     del model
     assert weights() is None
-    with pytest.raises(CKAError, match="ended with its with block"):
+    with pytest.raises(CKAError, match="after the with block of this CKA ended; call it inside"):
         cka.compare(batches_of(8), progress=False)
 
 
-def test_without_a_block_compare_can_be_repeated():
-    """The same object gives the same result again, with nothing carried over."""
+def test_compare_can_be_repeated_without_a_with_block():
+    """The second result is equal to the first and counts its own samples only."""
     cka = CKA(mlp())
     first = cka.compare(batches_of(8), progress=False)
     second = cka.compare(batches_of(8), progress=False)
@@ -217,8 +219,8 @@ def test_without_a_block_compare_can_be_repeated():
 
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
-def test_the_callers_grad_mode_does_not_matter(mode):
-    """Inference mode included: same numbers, and ordinary tensors in the result."""
+def test_result_does_not_depend_on_the_grad_mode_of_the_caller(mode):
+    """The values are the same and the tensors ordinary, even in inference mode."""
     model, data = InPlace(), batches_of(8, features=(2, 6, 6))
     expected = CKA(model).compare(data, progress=False)
     with mode():
@@ -228,8 +230,8 @@ def test_the_callers_grad_mode_does_not_matter(mode):
     assert not result.matrix.requires_grad
 
 
-def test_autocast_reaches_the_model_but_not_the_gram_matrices():
-    """Under autocast outputs are bfloat16; their comparison is not."""
+def test_autocast_applies_to_the_model_but_not_to_gram_matrices():
+    """Outputs are bfloat16, and their Gram matrices are float32."""
     data = batches_of(16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         result = CKA(mlp(), kernel=lambda rows: rows @ rows.T).compare(data, progress=False)
@@ -237,8 +239,8 @@ def test_autocast_reaches_the_model_but_not_the_gram_matrices():
     torch.testing.assert_close(result.matrix.diagonal(), torch.ones(3))
 
 
-def test_wrapped_models_are_looked_through():
-    """DataParallel and compiled models give the rows of the network inside."""
+def test_wrapped_model_gives_the_result_of_the_network_inside():
+    """DataParallel, torch.compile and both together are unwrapped."""
     model, data = mlp(), batches_of(8)
     expected = CKA(model).compare(data, progress=False)
     for wrapped in (
@@ -254,19 +256,19 @@ def test_wrapped_models_are_looked_through():
     assert both.self_comparison
 
 
-def test_compiled_parts_run_uncompiled():
-    """model.compile() and a compiled submodule still call the hooks."""
+def test_hooks_of_compiled_submodules_are_called():
+    """model.compile() and a compiled submodule run uncompiled during a comparison."""
     inner = torch.compile(nn.Sequential(nn.Linear(6, 6), nn.Tanh()), backend="eager")
     model = nn.Sequential(inner, nn.Linear(6, 3))
     model.compile(backend="eager")
-    model(batches_of(8)[0])  # compiled before the hooks come
+    model(batches_of(8)[0])  # compiles before hooks are registered
     result = CKA(model).compare(batches_of(8), progress=False)
     assert "0._orig_mod.1" in result.model1_layers
     assert "1" in result.model1_layers
 
 
-def test_parts_count_as_compiled_where_torch_does_not_tell(monkeypatch):
-    """It has no public name for it; uncompiled is slower, but no hook stays silent."""
+def test_submodules_count_as_compiled_if_torch_lacks_the_private_attribute(monkeypatch):
+    """There is no public attribute; running uncompiled is slower but calls every hook."""
     monkeypatch.delattr(nn.Module, "_compiled_call_impl")
     context = eager([nn.Linear(6, 3)])
     with context:
@@ -275,20 +277,20 @@ def test_parts_count_as_compiled_where_torch_does_not_tell(monkeypatch):
     assert isinstance(eager([nn.Linear(6, 3)]), nullcontext)
 
 
-def test_modes_of_a_module_in_two_models_are_restored():
-    """A shared backbone gets back the mode it had."""
+def test_mode_of_a_module_in_two_models_is_restored():
+    """A shared backbone gets the mode that it had before."""
     shared = nn.Linear(6, 6)
     one, other = nn.Sequential(shared, nn.ReLU()), nn.Sequential(shared, nn.Tanh())
     shared.training = False
     CKA(one, other).compare(batches_of(8), progress=False)
     assert not shared.training
-    with evaluating([one, other]):
+    with evaluation_mode([one, other]):
         assert not any(modes_of(one) + modes_of(other))
     assert one.training
 
 
-def test_shared_modules_are_recorded_for_the_model_that_runs():
-    """Two models with one backbone do not record each other's passes."""
+def test_shared_module_is_recorded_only_for_the_model_that_runs():
+    """Two models with one backbone do not record each other's forward passes."""
     shared = nn.Linear(6, 6)
     one, other = nn.Sequential(shared, nn.ReLU()), nn.Sequential(nn.Tanh(), shared)
     result = CKA(one, other).compare(batches_of(8), progress=False)
@@ -297,7 +299,7 @@ def test_shared_modules_are_recorded_for_the_model_that_runs():
 
 
 class Movable(nn.Module):
-    """Has one weight, which is where it was last moved to."""
+    """Has one weight on the device to which it was last moved."""
 
     def __init__(self):
         super().__init__()
@@ -310,25 +312,25 @@ class Movable(nn.Module):
         self.moves.append(device)
 
 
-def test_a_model_is_moved_for_the_time_of_a_comparison():
-    """It comes back to the very device it was on, also after an error."""
+def test_model_is_moved_back_after_an_error():
+    """It is moved to the device, and then to the device that it was on."""
     model = Movable()
     away, home = torch.device("cuda", 1), torch.device("cpu")
-    with pytest.raises(BrokenError), placed(model, away):
+    with pytest.raises(BrokenError), moved_to(model, away):
         raise BrokenError
     assert model.moves == [away, home]
 
 
-def test_a_model_that_is_there_already_is_not_moved():
-    """Nothing is copied for nothing."""
+def test_model_that_is_on_the_device_already_is_not_moved():
+    """Its method ``to`` is not called."""
     model = Movable()
-    with placed(model, torch.device("cpu")):
+    with moved_to(model, torch.device("cpu")):
         assert model.moves == []
     assert model.moves == []
 
 
-def test_devices_are_chosen_by_where_a_model_is():
-    """An explicit device wins; on a machine without an accelerator the CPU is left."""
+def test_device_is_the_given_one_or_the_accelerator_or_the_cpu():
+    """For a model on the CPU, a given device has priority over the accelerator."""
     cpu = torch.device("cpu")
     assert device_for(mlp(), cpu, "model1") == cpu
     accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -336,15 +338,17 @@ def test_devices_are_chosen_by_where_a_model_is():
 
 
 class Spread(nn.Module):
-    """Claims weights on two devices."""
+    """Reports weights on two devices."""
 
     def parameters(self, recurse=True):
         yield torch.zeros(1)
         yield type("Elsewhere", (), {"device": torch.device("cuda", 1)})()
 
 
-def test_a_spread_model_runs_as_it_is_or_is_refused():
-    """Asked onto one device, the error says where it is and what to do."""
+def test_model_on_several_devices_is_not_moved():
+    """If a device is given, the error names the model's devices and what to do."""
     assert device_for(Spread(), None, "model1") == torch.device("cpu")
-    with pytest.raises(InputError, match=r"model1 is spread over cpu, cuda:1; leave device out"):
+    with pytest.raises(
+        InputError, match=r"model1 cannot run on cpu: it is spread over cpu, cuda:1; omit device"
+    ):
         device_for(Spread(), torch.device("cpu"), "model1")

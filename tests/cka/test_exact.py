@@ -1,4 +1,4 @@
-"""The exact estimator: one estimate over the Gram matrices of all samples."""
+"""The exact estimator: one estimate from the Gram matrices of all samples; and settings."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cka_reference import cloned_outputs
 from torch.utils.data import DataLoader, TensorDataset
 
 from cka import CKA, DoesNotFitError, InputError, SettingError, cka_from_features
-from cka.estimators import available_bytes
+from cka.running.estimators import available_bytes
 from pytest_cka_memory import MemoryProbe
 
 
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
-def test_exact_is_cka_of_all_features_at_once(kernel):
-    """Batches of any size, the smallest included, are one data set."""
+def test_exact_result_equals_cka_of_the_features_of_all_samples(kernel):
+    """Batches of any size are used, even of one sample."""
     model, batches = mlp().eval(), batches_of(8, 8, 3, 1)
     outputs = {name: torch.cat(parts) for name, parts in cloned_outputs(model, batches).items()}
     result = CKA(model, estimator="exact", kernel=kernel).compare(batches, progress=False)
@@ -27,8 +27,8 @@ def test_exact_is_cka_of_all_features_at_once(kernel):
     assert result.standard_error.isnan().all()
 
 
-def test_exact_of_two_models():
-    """Each side by its own features."""
+def test_exact_result_of_two_models_uses_the_features_of_each():
+    """Rows are features of the first model, columns of the second."""
     one, two, batches = mlp(0).eval(), mlp(1).eval(), batches_of(8, 8)
     result = CKA(one, two, estimator="exact").compare(batches, progress=False)
     first, second = cloned_outputs(one, batches), cloned_outputs(two, batches)
@@ -36,8 +36,8 @@ def test_exact_of_two_models():
     assert float(result.matrix[1, 2]) == pytest.approx(float(expected), abs=1e-6)
 
 
-def test_the_batch_size_does_not_matter():
-    """The same samples in other batches give the same matrix."""
+def test_exact_result_does_not_depend_on_the_batch_size():
+    """The same samples in larger and smaller batches give the same matrix."""
     data = batches_of(24)[0]
     results = [
         CKA(mlp(), estimator="exact").compare(list(data.split(size)), progress=False).matrix
@@ -46,65 +46,69 @@ def test_the_batch_size_does_not_matter():
     torch.testing.assert_close(*results)
 
 
-# mlp() gives 8 + 8 + 5 float32 features a sample, the widest layer 8, over three layers; beside
-# their Gram matrices there is room for five copies of one.
 def needed(samples):
+    """Return the bytes that the exact estimator needs for mlp().
+
+    It has 8 + 8 + 5 float32 features per sample, and a copy of the widest layer's 8. Each of the
+    three layers has a Gram matrix, and five copies of one are needed while it is computed.
+    """
     return 4 * (samples * (21 + 8) + (3 + 5) * samples**2)
 
 
 @pytest.mark.parametrize("spare", [0, -1], ids=["equal", "one-byte-short"])
-def test_too_little_memory_is_refused_with_the_bytes_needed(spare):
-    """Exactly enough is enough; a byte less is refused before the second batch is run."""
+def test_error_gives_the_bytes_needed_if_memory_is_too_small(spare, count_passes):
+    """The exact size suffices; one byte less is an error before the second batch runs."""
     loader = DataLoader(TensorDataset(batches_of(32)[0]), batch_size=8)
-    model, passes = mlp(), []
-    model.register_forward_hook(lambda *_: passes.append(1))
+    model = mlp()
+    passes = count_passes(model)
     cka = CKA(model, estimator="exact", memory_limit_bytes=needed(32) + spare)
     if spare == 0:
         assert cka.compare(loader, progress=False).samples == 32
         return
-    with pytest.raises(DoesNotFitError, match=rf"needs {needed(32)} bytes .* for 32 samples of 3"):
+    message = rf"needs 0\.03 MB \({needed(32)} bytes\) for 32 samples of 3 layers, but only"
+    with pytest.raises(DoesNotFitError, match=message):
         cka.compare(loader, progress=False)
     assert len(passes) == 1
 
 
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
 @pytest.mark.parametrize(("samples", "width"), [(1200, 1200), (400, 40_000)])
-def test_what_is_said_to_be_needed_is_enough(kernel, samples, width):
-    """Gram matrices as large as the features, and features of several pieces."""
+def test_bytes_given_in_the_error_are_enough(kernel, samples, width):
+    """Gram matrices are as large as the features, or the features are very wide."""
     model = torch.nn.Sequential(torch.nn.Linear(8, width))
     batches = batches_of(samples, features=(8,))
     settings = {"estimator": "exact", "kernel": kernel}
-    with pytest.raises(DoesNotFitError) as refused:
+    with pytest.raises(DoesNotFitError) as error:
         CKA(model, memory_limit_bytes=1, **settings).compare(batches, progress=False)
-    said = int(re.search(r"needs (\d+) bytes", str(refused.value)).group(1))
+    needed_bytes = int(re.search(r"needs .* MB \((\d+) bytes\) for", str(error.value)).group(1))
     probe = MemoryProbe("cpu")
     with probe.measure() as region:
-        CKA(model, memory_limit_bytes=said, **settings).compare(batches, progress=False)
-    assert said / 2 < region.peak_increase_bytes <= said
+        CKA(model, memory_limit_bytes=needed_bytes, **settings).compare(batches, progress=False)
+    assert needed_bytes / 2 < region.peak_increase_bytes <= needed_bytes
 
 
-def test_a_loader_without_length_is_refused_when_it_no_longer_fits():
-    """Then the bytes needed grow with what was seen."""
+def test_loader_without_a_length_fails_when_its_samples_no_longer_fit():
+    """The bytes needed are those of the samples so far."""
     cka = CKA(mlp(), estimator="exact", memory_limit_bytes=needed(16))
-    with pytest.raises(DoesNotFitError, match=rf"needs {needed(24)} bytes"):
+    with pytest.raises(DoesNotFitError, match=rf"\({needed(24)} bytes\) for 24 samples"):
         cka.compare(iter(batches_of(8, 8, 8)), progress=False)
 
 
-def test_outputs_handed_on_are_stored_once():
-    """Aliases share features and Gram matrix, and the bytes needed say so."""
+def test_output_returned_by_several_modules_is_stored_once():
+    """Their features and Gram matrix count once in the bytes needed."""
     cka = CKA(Aliases(), estimator="exact", memory_limit_bytes=1)
     with pytest.raises(DoesNotFitError, match="8 samples of 2 layers"):
         cka.compare(batches_of(8), progress=False)
 
 
-def test_free_memory_includes_what_is_held_already():
-    """The limit by default, where the system tells."""
+def test_available_memory_includes_the_stored_features():
+    """Their memory is already used, and is part of what the estimator needs."""
     free = available_bytes(0)
     assert free is None or available_bytes(2**40) >= 2**40
 
 
-def test_where_free_memory_is_not_told_there_is_no_limit(monkeypatch):
-    """As on macOS, whose ``sysconf`` has no such name: the comparison runs all the same."""
+def test_there_is_no_limit_if_the_free_memory_is_unknown(monkeypatch):
+    """On macOS, ``sysconf`` raises for these names; the comparison still runs."""
 
     def sysconf(name):
         raise ValueError("unrecognized configuration name")
@@ -113,8 +117,8 @@ def test_where_free_memory_is_not_told_there_is_no_limit(monkeypatch):
     assert CKA(mlp(), estimator="exact").compare(batches_of(8), progress=False).samples == 8
 
 
-def test_exact_needs_four_samples():
-    """Fewer leave nothing to estimate from."""
+def test_fewer_than_four_samples_are_an_error():
+    """The unbiased estimate does not exist for them."""
     with pytest.raises(InputError, match="no batch had at least"):
         CKA(mlp(), estimator="exact").compare(batches_of(2, 1), progress=False)
 
@@ -124,13 +128,15 @@ def test_exact_needs_four_samples():
     [
         pytest.param({"estimator": "debiased"}, "'debiased' as an estimator; write", id="name"),
         pytest.param(
-            {"estimator": "exact", "hsic_batch_size": 64}, "all samples at once", id="parts"
+            {"estimator": "exact", "hsic_batch_size": 64},
+            "got hsic_batch_size=64; omit it",
+            id="parts",
         ),
-        pytest.param({"hsic_batch_size": 3}, "at least 4, got 3", id="small-parts"),
-        pytest.param({"kernel": 3}, "cannot use 3 as a kernel", id="kernel"),
+        pytest.param({"hsic_batch_size": 3}, "at least 4, got 3; write", id="small-parts"),
+        pytest.param({"kernel": 3}, "cannot use 3 as a kernel; write", id="kernel"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings, message):
-    """At construction, with what to write instead."""
+def test_invalid_setting_is_an_error(settings, message):
+    """The error is raised when the CKA is created, and names a valid value."""
     with pytest.raises(SettingError, match=message):
         CKA(mlp(), **settings)

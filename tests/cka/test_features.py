@@ -1,4 +1,4 @@
-"""CKA of feature matrices: published values, formulas, invariances, refusals."""
+"""CKA of feature matrices: published values, formulas, invariances, errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cka import RBF, CKAWarning, InputError, SettingError, cka_from_features, hs
 
 @pytest.fixture
 def google_demo():
-    """The features of the notebook published with Kornblith et al. 2019."""
+    """Return the features of the notebook published with Kornblith et al. 2019."""
     state = np.random.RandomState(1337)
     x = state.randn(100, 10)
     y = state.randn(100, 10) + x
@@ -36,38 +36,38 @@ def features(seed: int, samples: int = 12, width: int = 5) -> torch.Tensor:
     ],
 )
 def test_google_demo_values_are_reproduced(google_demo, kernel, estimator, published):
-    """The published figures come out to their five digits."""
+    """The five published digits are equal."""
     found = cka_from_features(*google_demo, kernel=kernel, estimator=estimator)
     assert round(float(found), 5) == published
 
 
-def test_a_pair_gives_a_float64_scalar_and_sequences_a_matrix():
+def test_pair_gives_a_float64_scalar_and_sequence_a_matrix():
     """Two tensors give a 0-d tensor; a sequence on either side gives (L1, L2)."""
     x, y, z = features(0), features(1, width=3), features(2, width=9)
     pair = cka_from_features(x, y)
-    table = cka_from_features([x, y], [x, y, z])
+    matrix = cka_from_features([x, y], [x, y, z])
     assert pair.shape == ()
     assert pair.dtype == torch.float64
-    assert table.shape == (2, 3)
-    assert table[0, 1] == pytest.approx(float(pair), abs=1e-14)
+    assert matrix.shape == (2, 3)
+    assert matrix[0, 1] == pytest.approx(float(pair), abs=1e-14)
     assert cka_from_features(x, [y, z]).shape == (1, 2)
 
 
 def test_float32_features_are_computed_in_float64():
-    """The only error left for float32 features is that of the features themselves."""
+    """CKA of float32 features equals that of the same values in float64."""
     x, y = features(0).float(), features(1).float()
     assert cka_from_features(x, y).item() == pytest.approx(minibatch_cka([x], [y]), abs=1e-13)
 
 
-def test_images_are_flattened():
-    """(n, c, h, w) features count as (n, c h w)."""
+def test_features_of_images_are_flattened():
+    """(n, c, h, w) features are used as (n, c h w)."""
     x = torch.randn(8, 3, 4, 4, dtype=torch.float64)
     y = features(1, samples=8)
     assert cka_from_features(x, y) == cka_from_features(x.flatten(1), y)
 
 
-def test_both_estimators_match_the_papers():
-    """Unbiased is Song's three sums, biased is tr(KHLH)."""
+def test_hsic_matches_the_formulas_of_the_papers():
+    """Unbiased is the three sums of Song et al., biased is tr(KHLH) of Gretton et al."""
     x, y = features(3), features(4)
     assert float(hsic(linear(x), linear(y))) == pytest.approx(
         song_hsic(linear(x), linear(y)), rel=1e-12
@@ -77,14 +77,14 @@ def test_both_estimators_match_the_papers():
     )
 
 
-def test_hsic_needs_no_centred_gram_matrix():
-    """Unbiased HSIC is the same for raw and for centred Gram matrices."""
+def test_hsic_is_the_same_for_centred_and_uncentred_gram_matrices():
+    """The unbiased estimator centres the matrices itself."""
     x, y = features(5), features(6)
     assert float(hsic(x @ x.T, y @ y.T)) == pytest.approx(float(hsic(linear(x), linear(y))))
 
 
-def test_independent_features_average_to_zero_and_may_be_negative():
-    """The unbiased estimate has mean 0 for independent features; clamping would lift it."""
+def test_cka_of_independent_features_averages_to_zero_without_a_clamp():
+    """Some unbiased estimates are negative; a clamp would raise the mean above 0."""
     values = torch.stack(
         [
             cka_from_features(features(2 * i, 10, 40), features(2 * i + 1, 10, 40))
@@ -96,7 +96,7 @@ def test_independent_features_average_to_zero_and_may_be_negative():
 
 
 def test_biased_cka_of_wide_random_features_tends_to_one():
-    """Murphy et al. 2024: about p / (p + n) for independent features, which debiasing cures."""
+    """It is about p / (p + n) (Murphy et al. 2024); the unbiased estimate is about 0."""
     x, y = features(0, 10, 990), features(1, 10, 990)
     assert float(cka_from_features(x, y, estimator="biased")) == pytest.approx(0.99, abs=0.01)
     assert abs(float(cka_from_features(x, y))) < 0.1
@@ -128,8 +128,8 @@ def test_cka_is_symmetric(seed, samples, width, other, kernel, estimator):
 
 @settings(max_examples=40, deadline=None)
 @given(seeds, sizes, st.integers(2, 12), st.floats(1e-3, 1e3), st.floats(-1e3, 1e3), kernels)
-def test_rotation_scale_and_offset_change_nothing(seed, samples, width, scale, offset, kernel):
-    """CKA is invariant to orthogonal maps, isotropic scaling and translation of either side."""
+def test_rotation_scale_and_offset_do_not_change_cka(seed, samples, width, scale, offset, kernel):
+    """CKA is invariant to orthogonal maps, isotropic scaling and translation."""
     x, y = features(seed, samples, width), features(seed + 1, samples, 7)
     rotation = torch.linalg.qr(features(seed + 2, width, width)).Q
     moved = scale * x @ rotation + offset
@@ -138,16 +138,16 @@ def test_rotation_scale_and_offset_change_nothing(seed, samples, width, scale, o
     assert float(after) == pytest.approx(float(before), abs=1e-7)
 
 
-def test_gradients_flow():
-    """The function can serve as a loss: its gradient is that of finite differences."""
+def test_gradients_match_finite_differences():
+    """The function can be used as a loss, with either kernel."""
     x, y = features(0, 6, 3).requires_grad_(), features(1, 6, 2).requires_grad_()
     assert torch.autograd.gradcheck(cka_from_features, (x, y))
     assert torch.autograd.gradcheck(lambda a, b: cka_from_features(a, b, kernel="rbf"), (x, y))
 
 
 def test_constant_features_give_nan_and_a_warning():
-    """0/0 is NaN, said aloud; 0.1 is not representable, and still counts as constant."""
-    with pytest.warns(CKAWarning, match="NaN where the features of one side do not vary"):
+    """0.1 is not exact in binary, but its features still count as constant."""
+    with pytest.warns(CKAWarning, match="NaN because the features of one side do not vary"):
         found = cka_from_features(torch.full((7, 3), 0.1), features(0, 7))
     assert found.isnan()
 
@@ -155,28 +155,33 @@ def test_constant_features_give_nan_and_a_warning():
 @pytest.mark.parametrize(
     ("x", "y", "message"),
     [
-        pytest.param(torch.zeros(5, 2), torch.zeros(6, 2), "5 and 6 samples", id="counts"),
+        pytest.param(
+            torch.zeros(5, 2),
+            torch.zeros(6, 2),
+            "different sample counts: 5 and 6; compute",
+            id="counts",
+        ),
         pytest.param(torch.zeros(3, 2), torch.zeros(3, 2), "at least 4 samples, got 3", id="few"),
-        pytest.param(torch.zeros(5), torch.zeros(5), r"got shape \(5,\)", id="one-dimension"),
-        pytest.param([], torch.zeros(5, 2), "empty sequence", id="nothing"),
+        pytest.param(torch.zeros(5), torch.zeros(5), r"got shape \(5,\); pass", id="one-dimension"),
+        pytest.param([], torch.zeros(5, 2), "empty sequence of features; pass", id="nothing"),
     ],
 )
-def test_bad_features_are_refused(x, y, message):
-    """What cannot be compared is an InputError that names what was given."""
+def test_features_that_cannot_be_compared_are_an_error(x, y, message):
+    """The error gives the shape or the sample counts."""
     with pytest.raises(InputError, match=message):
         cka_from_features(x, y)
 
 
-def test_two_samples_are_enough_for_the_biased_estimator():
-    """Its boundary is 2, not 4."""
+def test_biased_estimator_needs_two_samples():
+    """One sample is an error."""
     x = torch.tensor([[0.0], [1.0]])
     assert cka_from_features(x, x, estimator="biased") == 1
     with pytest.raises(InputError, match="at least 2 samples, got 1"):
         cka_from_features(x[:1], x[:1], estimator="biased")
 
 
-def test_unknown_settings_are_refused_with_those_that_exist():
-    """A name that does not exist is answered by those that do."""
+def test_error_for_an_unknown_setting_lists_the_known_ones():
+    """Kernels and the estimators of both functions are tested."""
     x = features(0)
     with pytest.raises(SettingError, match=r"'cosine'.*write 'linear', 'rbf'"):
         cka_from_features(x, x, kernel="cosine")
@@ -189,12 +194,12 @@ def test_unknown_settings_are_refused_with_those_that_exist():
 @pytest.mark.parametrize(
     ("one", "other", "message"),
     [
-        pytest.param((4, 5), (4, 5), r"is \(n, n\), got \(4, 5\)", id="not-square"),
-        pytest.param((4, 4), (5, 5), "4 and 5 samples", id="sizes"),
+        pytest.param((4, 5), (4, 5), r"must be square, got shape \(4, 5\); pass", id="not-square"),
+        pytest.param((4, 4), (5, 5), "4 and 5 samples; compute both", id="sizes"),
         pytest.param((3, 3), (3, 3), "at least 4 samples, got 3", id="few"),
     ],
 )
-def test_hsic_refuses_what_are_no_gram_matrices_of_the_same_samples(one, other, message):
-    """Shapes are checked before any arithmetic."""
+def test_hsic_of_matrices_with_invalid_shapes_is_an_error(one, other, message):
+    """Gram matrices must be square, of the same size, and of enough samples."""
     with pytest.raises(InputError, match=message):
         hsic(torch.zeros(one), torch.zeros(other))

@@ -1,7 +1,5 @@
-"""What a user has set in PyTorch for the whole process changes no result, and is put back."""
+"""Process-wide settings of PyTorch do not change results, and are restored."""
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -11,32 +9,33 @@ import torch
 from torch import nn
 
 from cka import CKA, CKAResult, cka_from_features
-from cka.precision import full_precision
+from cka.functional.precision import full_precision
 
 CPU = torch.device("cpu")
 PRODUCTS = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
 
 
 def settings() -> dict[str, object]:
-    """All that can be asked about products of float32; PyTorch raises where its ways disagree."""
+    """Return all settings for float32 products, as each of PyTorch's interfaces gives them."""
     return {
         "all": torch.backends.fp32_precision,
         "products": [one.fp32_precision for one in PRODUCTS],
-        "old": answer(torch.get_float32_matmul_precision),
-        "oldest": answer(lambda: torch.backends.cuda.matmul.allow_tf32),
+        "legacy": value_or_conflict(torch.get_float32_matmul_precision),
+        "oldest": value_or_conflict(lambda: torch.backends.cuda.matmul.allow_tf32),
     }
 
 
-def answer(question: Callable[[], object]) -> object:
+def value_or_conflict(read: Callable[[], object]) -> object:
+    """Return a setting, or "conflict" if PyTorch raises because its interfaces disagree."""
     try:
-        return question()
+        return read()
     except RuntimeError:
-        return "disagreed"
+        return "conflict"
 
 
 @pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    """Every setting back to what a new process has."""
+def default_settings() -> Iterator[None]:
+    """Restore the settings of a new process after each test."""
     yield
     torch.set_float32_matmul_precision("highest")
     for one in PRODUCTS:
@@ -48,47 +47,49 @@ def set_all() -> None:
     torch.backends.fp32_precision = "tf32"
 
 
-def set_each() -> None:
+def set_each_backend() -> None:
     for one in PRODUCTS:
         one.fp32_precision = "tf32"
 
 
-def set_one() -> None:
+def set_one_backend() -> None:
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"
 
 
-def set_the_old_way() -> None:
+def set_legacy() -> None:
     torch.set_float32_matmul_precision("medium")
 
 
-def set_the_oldest_way() -> None:
+def set_oldest() -> None:
     torch.backends.cuda.matmul.allow_tf32 = True
 
 
-def set_both_ways() -> None:
+def set_conflicting() -> None:
     torch.set_float32_matmul_precision("high")
     torch.backends.cuda.matmul.fp32_precision = "ieee"
 
 
-WAYS = [set_all, set_each, set_one, set_the_old_way, set_the_oldest_way, set_both_ways]
-every_way = pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+SETTERS = [set_all, set_each_backend, set_one_backend, set_legacy, set_oldest, set_conflicting]
+every_setter = pytest.mark.parametrize("setter", SETTERS, ids=lambda setter: setter.__name__)
 
 
-@every_way
-def test_products_are_exact_inside_and_as_set_outside(way: Callable[[], None]) -> None:
-    """And inside PyTorch's ways agree, so that a kernel may ask in either."""
-    way()
+@every_setter
+def test_full_precision_restores_every_kind_of_setting(
+    setter: Callable[[], None],
+) -> None:
+    """Inside, PyTorch's interfaces agree, so a kernel can read the setting through each."""
+    setter()
     before = settings()
     with full_precision(CPU):
         inside = settings()
-    assert inside["old"] == "highest"
+    assert inside["legacy"] == "highest"
     assert inside["oldest"] is False
     assert set(inside["products"]) <= {"none", "ieee"}
     assert settings() == before
 
 
-def test_what_followed_the_setting_for_all_still_does() -> None:
-    """What is put back is not a setting of its own."""
+def test_inherited_setting_is_still_inherited_afterwards() -> None:
+    """Backends without a setting of their own follow torch.backends.fp32_precision again."""
     set_all()
     with full_precision(CPU):
         pass
@@ -96,27 +97,27 @@ def test_what_followed_the_setting_for_all_still_does() -> None:
     assert [one.fp32_precision for one in PRODUCTS] == ["ieee", "ieee"]
 
 
-@every_way
-def test_a_comparison_runs_whatever_is_set(way: Callable[[], None]) -> None:
-    """PyTorch raises for a mixture of its ways: to ask in the old one was enough."""
-    way()
+@every_setter
+def test_comparison_runs_with_any_precision_setting(setter: Callable[[], None]) -> None:
+    """Reading the legacy setting raises if the interfaces disagree; a comparison must not."""
+    setter()
     model = nn.Linear(4, 4)
     result = CKA(model, model).compare([torch.randn(8, 4)], progress=False)
     assert result.matrix.item() == pytest.approx(1)
 
 
-def test_an_exception_puts_all_back() -> None:
-    """As any other end does."""
-    set_the_old_way()
+def test_settings_are_restored_after_an_exception() -> None:
+    """An exception in a kernel does not leave full precision set."""
+    set_legacy()
     before = settings()
     with pytest.raises(ValueError, match="in a kernel"), full_precision(CPU):
         raise ValueError("in a kernel")
     assert settings() == before
 
 
-def test_no_warning_is_ours() -> None:
-    """Torch 2.9 warns of the old way; where warnings are errors, a comparison would end."""
-    program = """
+def test_comparison_emits_no_warning(run_python: Callable[[str], str]) -> None:
+    """Reading the legacy setting warns in torch 2.9, and a user may turn warnings into errors."""
+    code = """
 import warnings
 import torch
 from cka import CKA
@@ -124,13 +125,11 @@ warnings.simplefilter("error")
 model = torch.nn.Linear(4, 4)
 CKA(model, model).compare([torch.randn(8, 4)], progress=False)
 """
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    run_python(code)
 
 
-def test_autocast_does_not_reach_a_kernel() -> None:
-    """It would make a Gram matrix of half precision."""
+def test_autocast_does_not_apply_to_a_kernel() -> None:
+    """Otherwise the Gram matrix would be computed in half precision."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         with full_precision(CPU):
             assert (torch.ones(4, 4) @ torch.ones(4, 4)).dtype == torch.float32
@@ -158,7 +157,7 @@ def deterministic() -> Iterator[None]:
 @pytest.mark.parametrize(
     "setting",
     [
-        # Where nothing can be computed: whatever went there unasked would break.
+        # The meta device cannot compute, so a tensor created there would make the test fail.
         pytest.param(lambda: torch.device("meta"), id="default-device"),
         pytest.param(lambda: default_dtype(torch.float64), id="float64-by-default"),
         pytest.param(lambda: default_dtype(torch.float16), id="float16-by-default"),
@@ -167,10 +166,10 @@ def deterministic() -> Iterator[None]:
         pytest.param(torch.inference_mode, id="inference"),
     ],
 )
-def test_results_are_the_same_and_on_the_cpu(
+def test_results_do_not_depend_on_process_wide_settings(
     setting: Callable[[], AbstractContextManager[object]], tmp_path: Path
 ) -> None:
-    """Of every estimator and kernel, of features, and of what was saved."""
+    """Every estimator and kernel, features, and a saved result are tested."""
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 4))
     batches, other = torch.randn(4, 16, 6), torch.randn(16, 3)
 
@@ -178,8 +177,8 @@ def test_results_are_the_same_and_on_the_cpu(
         found = []
         for kernel in ("linear", "rbf"):
             for estimator in ("unbiased", "biased", "exact"):
-                compared = CKA(model, model, kernel=kernel, estimator=estimator)
-                found.append(compared.compare(list(batches), progress=False).matrix)
+                cka = CKA(model, model, kernel=kernel, estimator=estimator)
+                found.append(cka.compare(list(batches), progress=False).matrix)
             found.append(cka_from_features([batches[0], other], other, kernel=kernel))
         result = CKA(model, model).compare(list(batches), progress=False)
         result.save(tmp_path / "cka.json")

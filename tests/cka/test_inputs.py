@@ -1,4 +1,4 @@
-"""Batches of every kind, loaders in step, and batches too small to use."""
+"""Batches of every structure, two data loaders, and batches that are too small."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from cka import CKA, CKAWarning, InputError
-from cka.batches import first_samples, joined, map_tensors, samples_in
-from cka.loaders import batches
+from cka.data.batches import concatenate_batches, first_samples, map_tensors, samples_in
+from cka.data.loaders import batch_tuples
 
 
 def matrix(model, loader, **settings):
@@ -46,14 +46,14 @@ LABELS = torch.arange(8)
         pytest.param(lambda x: x.double(), id="another-float-dtype"),
     ],
 )
-def test_the_input_is_found_in_a_batch(wrap):
-    """Images with labels, however they are packed, are compared as the images alone."""
+def test_input_of_the_model_is_taken_from_a_batch(wrap):
+    """Images with labels, in any structure, give the result of the images alone."""
     data = batches_of(8, 8)
     assert torch.equal(matrix(mlp(), [wrap(x) for x in data]), matrix(mlp(), data))
 
 
 class Masked(nn.Module):
-    """Cannot run without its mask, and must not ignore it."""
+    """A model with a required second input that changes its output."""
 
     def __init__(self):
         super().__init__()
@@ -64,8 +64,8 @@ class Masked(nn.Module):
         return self.mask(self.fc(input_ids) * attention_mask)
 
 
-def test_dicts_are_passed_whole():
-    """The attention mask arrives, and changes the outcome."""
+def test_all_entries_of_a_dict_are_passed_to_the_model():
+    """The attention mask changes the result."""
     torch.manual_seed(0)
     model, x = Masked(), batches_of(8)[0]
     ones = matrix(model, [{"input_ids": x, "attention_mask": torch.ones(8, 1)}])
@@ -74,20 +74,20 @@ def test_dicts_are_passed_whole():
     assert some[0, 1] < 0.99
 
 
-def test_a_function_of_ones_own_feeds_the_model():
-    """feed(model, batch) gets the whole batch, also of types nobody knows."""
+def test_feed_runs_the_model_on_batches_of_any_type():
+    """feed(model, batch) gets the whole batch."""
 
-    class Odd:
+    class CustomBatch:
         def __init__(self, x):
             self.x = x
 
     data = batches_of(8, 8)
-    found = matrix(mlp(), [Odd(x) for x in data], feed=lambda model, batch: model(batch.x))
+    found = matrix(mlp(), [CustomBatch(x) for x in data], feed=lambda model, batch: model(batch.x))
     assert torch.equal(found, matrix(mlp(), data))
 
 
-def test_a_half_precision_model_gets_half_precision_inputs():
-    """Float inputs follow the weights, so that a model and its half can share a loader."""
+def test_half_precision_model_gets_half_precision_inputs():
+    """Inputs get the dtype of the weights, so a model and its half can share a loader."""
     data = batches_of(16, 16)
     model, half = mlp(), mlp().half()
     result = CKA(model, half).compare(data, progress=False)
@@ -96,7 +96,7 @@ def test_a_half_precision_model_gets_half_precision_inputs():
 
 
 def test_large_half_precision_activations_do_not_overflow():
-    """fp16 outputs of several hundred: the Gram matrix is float32, and right."""
+    """The Gram matrix of float16 outputs of several hundred is computed in float32."""
     data = batches_of(16)[0]
     model = mlp().half()
     for one in (model[0], model[2]):
@@ -108,8 +108,8 @@ def test_large_half_precision_activations_do_not_overflow():
     assert float(found[0, 1]) == pytest.approx(minibatch_cka([outputs[0]], [outputs[1]]), abs=1e-6)
 
 
-def test_two_loaders_feed_one_model_each():
-    """The second loader's batches reach the second model only."""
+def test_each_of_two_loaders_is_used_for_its_model():
+    """The batches of the second loader are inputs of the second model only."""
     data = batches_of(8, 8)
     doubled = [2 * x for x in data]
     model = mlp()
@@ -119,8 +119,8 @@ def test_two_loaders_feed_one_model_each():
     assert result.samples == 16
 
 
-def test_the_same_loader_twice_is_read_once():
-    """compare(loader, loader) with a shuffling loader gives both models the same samples."""
+def test_same_loader_for_both_models_is_iterated_once():
+    """With compare(loader, loader), a shuffling loader gives both models the same samples."""
     loader = DataLoader(TensorDataset(batches_of(32)[0]), batch_size=8, shuffle=True)
     result = CKA(mlp(0), mlp(0)).compare(loader, loader, progress=False)
     torch.testing.assert_close(result.matrix.diagonal(), torch.ones(3))
@@ -129,98 +129,103 @@ def test_the_same_loader_twice_is_read_once():
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [
-        pytest.param((8, 8), (8, 7), "batch 1 has 8 samples in dataloader and 7", id="sizes"),
-        pytest.param((8, 8), (8,), "dataloader2 ended after 1 batches", id="second-shorter"),
-        pytest.param((8,), (8, 8), "dataloader ended after 1 batches", id="first-shorter"),
+        pytest.param(
+            (8, 8),
+            (8, 7),
+            "batch 1 has 8 samples in dataloader and 7 in dataloader2; pass",
+            id="sizes",
+        ),
+        pytest.param((8, 8), (8,), "dataloader2 ended after 1 batches, but", id="second-shorter"),
+        pytest.param((8,), (8, 8), "dataloader ended after 1 batches, but", id="first-shorter"),
     ],
 )
-def test_loaders_that_disagree_are_refused(first, second, message):
-    """A mismatch of samples is never compared."""
+def test_loaders_with_different_batches_are_an_error(first, second, message):
+    """Outputs for different samples cannot be compared."""
     with pytest.raises(InputError, match=message):
         CKA(mlp(0), mlp(1)).compare(batches_of(*first), batches_of(*second), progress=False)
 
 
 @pytest.mark.parametrize("last", [1, 2, 3])
-def test_a_small_last_batch_joins_the_one_before(last):
-    """Of a DataLoader and of a list of batches: every sample is used, and nothing is warned of."""
+def test_small_last_batch_is_added_to_the_one_before(last):
+    """With a DataLoader or a list of batches, every sample is used without a warning."""
     data = batches_of(16 + last)[0]
     loader = DataLoader(TensorDataset(data, torch.zeros(len(data))), batch_size=8)
     expected = matrix(mlp(), [data[:8], data[8:]])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         result = CKA(mlp()).compare(loader, progress=False)
-        listed = CKA(mlp()).compare(list(data.split(8)), progress=False)
-    assert result.samples == listed.samples == 16 + last
+        from_list = CKA(mlp()).compare(list(data.split(8)), progress=False)
+    assert result.samples == from_list.samples == 16 + last
     assert result.batches == 2
     torch.testing.assert_close(result.matrix, expected)
-    torch.testing.assert_close(listed.matrix, expected)
+    torch.testing.assert_close(from_list.matrix, expected)
 
 
-def test_a_last_batch_of_four_stands_alone():
-    """The boundary: four samples are a batch of their own."""
+def test_last_batch_of_four_samples_is_not_added_to_the_one_before():
+    """Four samples are enough for an unbiased estimate."""
     result = CKA(mlp()).compare(batches_of(8, 4), progress=False)
     assert (result.samples, result.batches) == (12, 2)
 
 
-def test_a_small_batch_that_cannot_be_joined_is_left_out():
-    """From a generator the batch before is gone already: the rest of the work is kept."""
-    with pytest.warns(CKAWarning, match="batches under 4 samples are left out, of sizes: 3"):
+def test_small_batch_of_a_generator_is_left_out_with_a_warning():
+    """The batch before it is no longer available; the other batches are used."""
+    with pytest.warns(CKAWarning, match="fewer than 4 samples are left out, of sizes: 3"):
         result = CKA(mlp()).compare(iter(batches_of(8, 8, 3)), progress=False)
     assert (result.samples, result.batches) == (16, 2)
     assert torch.equal(result.matrix, matrix(mlp(), batches_of(8, 8)))
 
 
-def test_a_small_batch_of_another_length_is_left_out():
-    """It was held back to be joined, and cannot be: the one before it is used as it is."""
+def test_small_batch_of_another_shape_is_left_out_with_a_warning():
+    """It cannot be concatenated with the batch before it, which is used alone."""
     long, short = torch.randn(8, 5, 6), torch.randn(3, 4, 6)
-    with pytest.warns(CKAWarning, match="batches under 4 samples are left out, of sizes: 3"):
+    with pytest.warns(CKAWarning, match="fewer than 4 samples are left out, of sizes: 3"):
         result = CKA(mlp()).compare([long, short], progress=False)
     assert (result.samples, result.batches) == (8, 1)
     assert torch.equal(result.matrix, matrix(mlp(), [long]))
 
 
-def test_a_small_batch_that_only_outputs_tell_is_left_out():
-    """Of a text a model may make any number of samples."""
+def test_small_batch_is_left_out_if_only_outputs_show_its_size():
+    """A batch of text has no tensor that shows its number of samples."""
 
     def feed(model, text):
         return model(torch.ones(len(text), 6).tril())
 
-    with pytest.warns(CKAWarning, match="batches under 4 samples are left out, of sizes: 3"):
+    with pytest.warns(CKAWarning, match="fewer than 4 samples are left out, of sizes: 3"):
         result = CKA(mlp(), feed=feed).compare(iter(["eight by", "six"]), progress=False)
     assert (result.samples, result.batches) == (8, 1)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_batch_of_nothing_but_padding_is_not_run(rank):
-    """Nine samples over two ranks, in batches of one sample: the second rank's last is padding."""
+def test_batch_of_padding_samples_only_is_dropped(rank):
+    """Of nine samples on two ranks, the second rank's last batch of one sample is padding."""
     data = TensorDataset(torch.arange(9))
     sampler = DistributedSampler(data, num_replicas=2, rank=rank, shuffle=False)
     loader = DataLoader(data, batch_size=1, sampler=sampler)
-    seen = [int(images) for ((images,),) in batches((loader,), 1)]
+    seen = [int(images) for ((images,),) in batch_tuples((loader,), 1)]
     assert seen == list(range(rank, 9, 2))
 
 
-def test_a_batch_without_anything_in_it_is_refused():
-    """There is no input in it, and the error says what a batch is."""
-    with pytest.raises(InputError, match="got an empty batch; a batch is a tensor"):
+def test_empty_tuple_as_batch_is_an_error():
+    """It contains no input; the error says what to yield."""
+    with pytest.raises(InputError, match=r"got an empty batch, \(\); yield a tensor"):
         CKA(mlp()).compare([()], progress=False)
 
 
 @pytest.mark.parametrize("sizes", [(), (3,), (1,)], ids=["empty", "three", "one"])
-def test_no_usable_batch_is_an_error(sizes):
-    """Nothing to compute from is said, with what would be enough."""
+def test_loader_without_a_large_enough_batch_is_an_error(sizes):
+    """The error gives the smallest size."""
     with pytest.raises(InputError, match="no batch had at least 4 samples"):
         CKA(mlp()).compare(batches_of(*sizes), progress=False)
 
 
-def test_the_biased_estimator_takes_two_samples():
-    """Its own boundary."""
+def test_biased_estimator_uses_batches_of_two_samples():
+    """Its smallest batch has 2 samples, not 4."""
     result = CKA(mlp(), estimator="biased").compare(iter(batches_of(2, 2)), progress=False)
     assert result.samples == 4
 
 
-def test_a_loader_is_looked_ahead_of_only_before_a_small_last_batch():
-    """Holding a second batch costs memory, and is done once, when it is of use."""
+def test_next_batch_is_fetched_early_only_before_a_small_last_batch():
+    """A second batch costs memory, so it is fetched early only when both are concatenated."""
     fetched = []
 
     class Source(torch.utils.data.Dataset):
@@ -234,54 +239,61 @@ def test_a_loader_is_looked_ahead_of_only_before_a_small_last_batch():
             fetched.append(at)
             return torch.zeros(2)
 
-    ahead = {}
+    seen_and_fetched = {}
     for size in (12, 13):
         fetched.clear()
         seen = []
-        for (batch,) in batches((DataLoader(Source(size), batch_size=4),), 4):
+        for (batch,) in batch_tuples((DataLoader(Source(size), batch_size=4),), 4):
             seen.append((len(batch), len(fetched)))
-        ahead[size] = seen
-    assert ahead == {12: [(4, 4), (4, 8), (4, 12)], 13: [(4, 4), (4, 8), (5, 13)]}
+        seen_and_fetched[size] = seen
+    assert seen_and_fetched == {
+        12: [(4, 4), (4, 8), (4, 12)],
+        13: [(4, 4), (4, 8), (5, 13)],
+    }
 
 
-def test_an_input_changed_in_place_is_not_given_to_the_second_model():
-    """Rather than comparing on two different inputs, the comparison is refused."""
+def test_input_changed_in_place_by_the_first_model_is_an_error():
+    """The second model would get a different input."""
     first = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 4))
     with pytest.raises(InputError, match="model1 changes its input in place"):
         CKA(first, mlp()).compare(batches_of(8), progress=False)
 
 
-def test_two_models_must_see_the_same_number_of_samples():
-    """Also where only the models' outputs tell."""
+def test_different_sample_counts_of_two_models_are_an_error():
+    """The batch is text, so only the outputs show the number of samples."""
     halved = iter([0, 1])
 
     def feed(model, batch):
         return model(torch.randn(8 if next(halved) == 0 else 6, 6))
 
-    with pytest.raises(InputError, match="given 8 and 6 samples"):
+    with pytest.raises(InputError, match="outputs for 8 and 6 samples of one batch; run both"):
         CKA(mlp(0), mlp(1), feed=feed).compare(["text"], progress=False)
 
 
-def test_batches_can_be_cut_and_joined_in_any_structure():
-    """Cutting and joining are inverse for nested batches, lists of text included."""
+def test_batches_of_any_structure_are_cut_and_concatenated():
+    """Mappings, sequences, named tuples, dataclasses and lists of text work."""
     whole = {"x": torch.arange(6), "more": (torch.arange(12).view(6, 2),), "n": torch.tensor(3)}
     cut = first_samples(whole, 4)
     assert cut["x"].tolist() == [0, 1, 2, 3]
     assert cut["more"][0].shape == (4, 2)
-    assert joined(["a"], ["b", "c"]) == ["a", "b", "c"]
-    pair = joined(Pair(torch.zeros(2), torch.zeros(2, 3)), Pair(torch.ones(1), torch.ones(1, 3)))
+    assert concatenate_batches(["a"], ["b", "c"]) == ["a", "b", "c"]
+    pair = concatenate_batches(
+        Pair(torch.zeros(2), torch.zeros(2, 3)), Pair(torch.ones(1), torch.ones(1, 3))
+    )
     assert pair.images.tolist() == [0, 0, 1]
     record = map_tensors(Record(torch.zeros(2), torch.zeros(2)), lambda x: x + 1)
     assert record.labels.tolist() == [1, 1]
     assert first_samples(Pair(torch.arange(3), "text"), 2).images.tolist() == [0, 1]
-    mapping = joined({"x": torch.zeros(2), "id": ["a"]}, {"id": ["b"], "x": torch.ones(1)})
+    mapping = concatenate_batches(
+        {"x": torch.zeros(2), "id": ["a"]}, {"id": ["b"], "x": torch.ones(1)}
+    )
     assert (mapping["x"].tolist(), mapping["id"]) == ([0, 0, 1], ["a", "b"])
     assert samples_in(["text"]) is None
 
 
-def test_batches_of_different_shape_are_not_joined():
-    """Sequences of different length cannot be one tensor."""
-    with pytest.raises(InputError, match=r"\(2, 3\) and \(1, 4\) cannot be joined"):
-        joined(torch.zeros(2, 3), torch.zeros(1, 4))
-    with pytest.raises(InputError, match="cannot join a int and a int"):
-        joined(1, 2)
+def test_concatenating_batches_that_differ_in_shape_is_an_error():
+    """So is concatenating objects that are not batches."""
+    with pytest.raises(InputError, match=r"tensors of shape \(2, 3\) and \(1, 4\); only"):
+        concatenate_batches(torch.zeros(2, 3), torch.zeros(1, 4))
+    with pytest.raises(InputError, match="cannot concatenate batches of type int and int; both"):
+        concatenate_batches(1, 2)

@@ -1,4 +1,4 @@
-"""Gram matrices: centring, chunks, layouts, half precision, distances."""
+"""Gram matrices: shift, chunks, memory layouts, half precision, distances."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from cka_reference import linear
 
 from cka import RBF, InputError, SettingError, cka_from_features, hsic
-from cka.kernels import (
+from cka.functional.kernels import (
     _columns_per_chunk,
     as_rows,
     linear_gram,
@@ -21,54 +21,54 @@ pytestmark = pytest.mark.usefixtures("arithmetic")
 
 
 def assert_same_up_to_centring(gram, expected, tolerance=1e-6):
-    """Same after both are centred, which is all that CKA sees of them."""
-    wide = gram.double()
-    centred = wide - wide.mean(0) - wide.mean(1, keepdim=True) + wide.mean()
+    """Check that the centred Gram matrix is equal to ``expected``, which is centred."""
+    gram = gram.double()
+    centred = gram - gram.mean(0) - gram.mean(1, keepdim=True) + gram.mean()
     assert (centred - expected).abs().max() < tolerance * expected.abs().max()
 
 
 def assert_same_distances(rows):
-    """Squared distances as float64 has them, the furthest to five digits and more."""
+    """Check squared distances against float64, to 2e-6 of the largest."""
     distances = torch.cdist(rows.double(), rows.double()).square()
     assert (squared_distances(rows) - distances).abs().max() < 2e-6 * distances.max()
 
 
 def wide(samples):
-    """Features of 5 MB, around zero."""
+    """Return 5 MB of features with mean 0."""
     return torch.randn(samples, 5 * 2**18 // samples)
 
 
 @pytest.mark.parametrize("around", [-1, 0, 1], ids=["one-less", "equal", "one-more"])
-def test_chunks_add_up_to_the_whole_gram_matrix(around):
-    """Columns on either side of a chunk's boundary are all counted once."""
+def test_every_column_is_in_exactly_one_chunk(around):
+    """Numbers of columns are just below, at and above those of two chunks."""
     per_chunk = _columns_per_chunk(torch.zeros(16, 10**6), torch.float32)
     rows = torch.randn(16, 2 * per_chunk + around)
     assert_same_up_to_centring(linear_gram(rows), linear(rows))
 
 
-def test_a_common_offset_costs_no_digit():
-    """Features + 1000: the centred Gram matrix and the distances keep their six digits."""
+def test_common_offset_does_not_reduce_precision():
+    """The centred Gram matrix and distances of features + 1000 keep six digits."""
     moved = torch.randn(32, 300) + 1000
     assert_same_up_to_centring(linear_gram(moved), linear(moved))
     assert_same_distances(moved)
 
 
-def test_distances_keep_their_digits_however_wide_the_features():
-    """They are differences of single entries, with nothing to average out."""
+def test_distances_of_wide_features_keep_their_digits():
+    """Distances are differences of single entries, so errors do not average out."""
     assert_same_distances(wide(256) + 2.8)
 
 
 @pytest.mark.parametrize("samples", [191, 192, 193, 512])
-def test_large_matrices_are_computed_by_blocks(samples):
-    """From two blocks of 96 samples on only one triangle is multiplied; the whole is there."""
+def test_gram_matrix_of_several_blocks_is_complete(samples):
+    """From 192 samples on, the blocks above the diagonal are copied to those below it."""
     rows = torch.randn(samples, 40)
     assert_same_up_to_centring(linear_gram(rows), linear(rows))
 
 
 @pytest.mark.parametrize("samples", [16, 64, 256])
 @pytest.mark.parametrize("offset", [0, 0.5, 1, 2, 4, 1000])
-def test_wide_features_keep_their_digits_wherever_they_lie(samples, offset):
-    """CKA is what float64 finds to 1e-6, at any offset."""
+def test_wide_features_keep_their_digits_at_any_offset(samples, offset):
+    """CKA is equal to that in float64 to 1e-6."""
     rows = wide(samples) + offset
     others = rows + wide(samples)
     gram, other = linear_gram(rows), linear_gram(others)
@@ -76,42 +76,42 @@ def test_wide_features_keep_their_digits_wherever_they_lie(samples, offset):
     assert float(found) == pytest.approx(float(cka_from_features(rows, others)), abs=1e-6)
 
 
-def test_an_offset_of_one_column_costs_no_digit():
-    """Of 20,480 one is 10,000 for every sample."""
+def test_offset_of_one_column_does_not_reduce_precision():
+    """One of 20,480 columns is near 10,000 for every sample."""
     rows = wide(64)
     rows[:, 1] += 10_000
     assert_same_up_to_centring(linear_gram(rows), linear(rows))
 
 
-def test_very_wide_features_are_not_one_long_sum():
-    """As many as a first layer puts out for an image of 224 x 224 pixels: seven digits stay."""
+def test_very_wide_features_keep_seven_digits():
+    """The first layer of a ResNet has as many features for an image of 224 x 224 pixels."""
     rows = torch.randn(16, 800_000)
     assert_same_up_to_centring(linear_gram(rows), linear(rows), tolerance=2e-7)
 
 
-@pytest.mark.parametrize("strange", [float("nan"), 1e38], ids=["nan", "overflows"])
-@pytest.mark.parametrize("sample", [0, 9], ids=["seen-first", "seen-later"])
-def test_a_strange_number_shows_in_the_gram_matrix(strange, sample):
-    """All that the sample is compared with is no number."""
+@pytest.mark.parametrize("value", [float("nan"), 1e38], ids=["nan", "overflows"])
+@pytest.mark.parametrize("sample", [0, 9], ids=["in-the-centre", "after-the-centre"])
+def test_nan_or_overflow_makes_the_entries_of_its_sample_not_finite(value, sample):
+    """The sample may be one of those from which the shift is computed."""
     rows = wide(64)
-    rows[sample] = strange
+    rows[sample] = value
     assert not linear_gram(rows)[sample].isfinite().any()
 
 
 @pytest.mark.parametrize("samples", [2, 3])
-def test_wide_features_of_very_few_samples_have_a_gram_matrix(samples):
-    """The biased estimator takes two."""
+def test_gram_matrix_of_two_or_three_samples_is_correct(samples):
+    """The biased estimator needs only two samples."""
     rows = wide(samples)
     assert_same_up_to_centring(linear_gram(rows), linear(rows), tolerance=2e-6)
 
 
-def test_features_without_columns_give_zeros():
-    """There is nothing to tell the samples apart."""
+def test_gram_matrix_of_features_without_columns_is_zero():
+    """Layers with empty outputs are constant."""
     assert torch.equal(linear_gram(torch.zeros(5, 0)), torch.zeros(5, 5))
 
 
-def test_of_shifted_features_one_chunk_is_there_at_a_time(arithmetic):
-    """Beside it only their centre and the sums; of the compiled kernel's, some rows of each."""
+def test_only_one_chunk_of_shifted_features_is_live_at_a_time(arithmetic):
+    """Besides the chunk, only the centre and sums use memory; the compiled kernel needs 1 MB."""
     rows = wide(64) + 1000
     per_chunk = _columns_per_chunk(rows, rows.dtype)
     assert per_chunk < rows.shape[1] / 4
@@ -119,13 +119,13 @@ def test_of_shifted_features_one_chunk_is_there_at_a_time(arithmetic):
     with probe.measure() as region:
         gram = linear_gram(rows)
     chunk, centre = rows[:, :per_chunk].numel() * rows.itemsize, rows[0].nbytes
-    most = chunk + centre if arithmetic == "torch" else 2**20
+    allowed = chunk + centre if arithmetic == "torch" else 2**20
     assert region.retained_bytes == gram.nbytes
-    assert region.peak_increase_bytes <= most + 5 * gram.nbytes
+    assert region.peak_increase_bytes <= allowed + 5 * gram.nbytes
 
 
 def test_channels_last_images_are_not_copied():
-    """The columns come in memory order, which is a view for either memory format."""
+    """Columns in memory order are a view of the image in either memory format."""
     image = torch.randn(4, 3, 5, 5)
     for layout in (torch.contiguous_format, torch.channels_last):
         laid_out = image.to(memory_format=layout)
@@ -135,15 +135,15 @@ def test_channels_last_images_are_not_copied():
 
 
 def test_complex_features_use_the_real_inner_product():
-    """Re<x, y>, as the same numbers seen as pairs of reals."""
+    """Re<x, y> is the inner product of the same numbers as pairs of reals."""
     features = torch.randn(5, 4, dtype=torch.complex64)
     pairs = torch.view_as_real(features).flatten(1)
     torch.testing.assert_close(linear_gram(as_rows(features)), linear_gram(pairs))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_widened(dtype):
-    """Values whose squares exceed 65504 give a finite float32 Gram matrix."""
+def test_gram_matrix_of_half_precision_is_float32(dtype):
+    """It is finite for values whose squares exceed 65504."""
     rows = (torch.randn(8, 100) * 500).to(dtype)
     gram = linear_gram(rows)
     assert gram.dtype == torch.float32
@@ -151,28 +151,28 @@ def test_half_precision_is_widened(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
-def test_masks_and_counts_are_features_too(dtype):
-    """Outputs that are no floating-point numbers are compared as the numbers they are."""
+def test_booleans_and_integers_are_features(dtype):
+    """They are compared by their numerical values."""
     rows = torch.randint(0, 2, (8, 30)).to(dtype)
     assert_same_up_to_centring(linear_gram(as_rows(rows)), linear(rows))
 
 
-def test_an_outlier_among_the_first_samples_does_no_harm():
-    """The shift is taken from few samples; one 100 times as large as the rest costs no digit."""
+def test_outlier_among_the_first_samples_does_not_reduce_precision():
+    """The shift is the mean of the first samples; one is 100 times as large as the rest."""
     rows = torch.randn(64, 200)
     rows[0] *= 100
     assert_same_up_to_centring(linear_gram(rows), linear(rows))
 
 
-def test_float64_stays():
-    """A float64 model keeps its precision."""
+def test_gram_matrix_of_float64_is_float64():
+    """It is correct to 13 digits."""
     rows = torch.randn(8, 100, dtype=torch.float64)
     assert linear_gram(rows).dtype == torch.float64
     assert_same_up_to_centring(linear_gram(rows), linear(rows), tolerance=1e-13)
 
 
-def test_the_median_distance_counts_the_diagonal():
-    """The convention of Google's demo: 18.302 on its data, 18.387 without the diagonal."""
+def test_median_distance_includes_the_diagonal():
+    """As in Google's demo: 18.302 for its data, and 18.387 without the diagonal."""
     state = np.random.RandomState(1337)
     rows = torch.from_numpy(state.randn(100, 10))
     distances = squared_distances(rows).numpy()
@@ -181,8 +181,8 @@ def test_the_median_distance_counts_the_diagonal():
     np.testing.assert_allclose(RBF(0.5)(rows).numpy(), expected, rtol=1e-12)
 
 
-def test_rbf_of_mostly_equal_samples_is_defined():
-    """Where the median distance is 0, equal samples are alike and others are not."""
+def test_rbf_is_defined_if_the_median_distance_is_zero():
+    """Equal samples have similarity 1, and others 0."""
     rows = torch.tensor([[1.0], [1.0], [1.0], [1.0], [5.0]])
     gram = RBF()(rows)
     assert torch.equal(gram[:4, :4], torch.ones(4, 4))
@@ -190,22 +190,22 @@ def test_rbf_of_mostly_equal_samples_is_defined():
 
 
 @pytest.mark.parametrize("threshold", [0, -1.0, float("nan")])
-def test_rbf_refuses_a_width_that_is_none(threshold):
-    """Zero, negative and NaN widths are refused by name."""
+def test_rbf_threshold_that_is_not_positive_is_an_error(threshold):
+    """Zero, negative numbers and NaN are errors."""
     with pytest.raises(SettingError, match="threshold above 0, got"):
         RBF(threshold)
 
 
-def test_a_kernel_of_ones_own_must_return_a_gram_matrix():
-    """A function that returns something else is refused, with both shapes."""
+def test_user_kernel_that_does_not_return_a_gram_matrix_is_an_error():
+    """The error gives the shape of the features, and what was expected and returned."""
     with pytest.raises(InputError, match=r"features \(6, 3\) to a Gram matrix \(6, 6\).*\(3, 3\)"):
         resolve_kernel(lambda rows: rows.T @ rows)(torch.zeros(6, 3))
-    with pytest.raises(InputError, match="it gave float"):
+    with pytest.raises(InputError, match="it returned float; write"):
         resolve_kernel(lambda rows: 1.0)(torch.zeros(6, 3))
 
 
-def test_a_kernel_of_ones_own_gets_wide_features():
-    """Half precision never reaches a user's function."""
+def test_user_kernel_gets_float32_for_half_precision_features():
+    """A product of half-precision features could overflow."""
     seen = []
     resolve_kernel(lambda rows: seen.append(rows.dtype) or rows @ rows.T)(torch.zeros(6, 3).half())
     assert seen == [torch.float32]

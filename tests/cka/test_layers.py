@@ -10,10 +10,12 @@ from cka_nets import Residual, batches_of, mlp
 from torch import nn
 
 from cka import CKA, LayerError
-from cka.layers import Call, select
+from cka.capture.layers import Call, select
 
 
-class Two(nn.Module):
+class TwoBlocks(nn.Module):
+    """Two blocks of two layers each, and a container."""
+
     def __init__(self):
         super().__init__()
         self.conv1 = nn.Conv2d(3, 4, 1)
@@ -23,7 +25,7 @@ class Two(nn.Module):
 
 
 def names(layers):
-    return list(select(Two(), layers).modules)
+    return list(select(TwoBlocks(), layers).modules)
 
 
 @pytest.mark.parametrize(
@@ -42,21 +44,21 @@ def names(layers):
         pytest.param("", [""], id="the-model-itself"),
     ],
 )
-def test_a_selector_finds_its_layers(layers, expected):
-    """Each kind of selector, alone and mixed."""
+def test_selector_selects_its_layers(layers, expected):
+    """Selectors of every kind work, alone and in a list."""
     assert names(layers) == expected
 
 
-def test_a_predicate_that_tells_no_signature_is_given_the_module():
-    """As those of ``operator`` do not, before Python 3.13."""
-    model = Two().eval()
+def test_predicate_without_a_signature_gets_the_module():
+    """The functions of ``operator`` have no signature before Python 3.13."""
+    model = TwoBlocks().eval()
     model.layer2.train()
     found = select(model, attrgetter("training")).modules
     assert list(found) == ["layer2", "layer2.0", "layer2.1"]
 
 
-def test_none_selects_every_layer_but_containers_and_the_model():
-    """What is never called, and the model as a whole, are not rows by default."""
+def test_none_selects_all_layers_except_containers_and_the_model():
+    """Containers are never called."""
     assert names(None) == [
         "conv1", "layer1", "layer1.0", "layer1.1", "layer2", "layer2.0", "layer2.1", "heads.0",
     ]  # fmt: skip
@@ -68,34 +70,34 @@ def test_none_selects_every_layer_but_containers_and_the_model():
         pytest.param("conv2", "no layer 'conv2'; did you mean 'conv1'", id="close-match"),
         pytest.param("attention", "no layer 'attention'; the model has e.g. 'conv1'", id="far-off"),
         pytest.param("block*", r"no layer 'block\*'", id="glob-of-nothing"),
-        pytest.param(8, "index 8 is out of range; the model has 8 layers", id="one-past-the-end"),
+        pytest.param(8, "index 8 is out of range for .* 8 layers; write", id="one-past-the-end"),
         pytest.param(-9, "index -9 is out of range", id="one-before-the-start"),
         pytest.param(nn.LSTM, "no layer matches LSTM", id="type"),
         pytest.param(lambda module: False, "no layer matches <lambda>", id="predicate"),
-        pytest.param([], "selection is empty", id="nothing"),
+        pytest.param([], r"selection is empty, got \[\]; write None", id="nothing"),
         pytest.param(True, "cannot select layers by True", id="bool"),
         pytest.param(1.5, "cannot select layers by 1.5", id="float"),
         pytest.param("conv1:x", "no layer 'conv1:x'", id="no-call-number"),
     ],
 )
-def test_a_selector_that_names_nothing_is_refused(layers, message):
-    """Refused at once, before any data is touched, with what exists."""
+def test_selector_that_matches_nothing_is_an_error(layers, message):
+    """The error is raised when the CKA is created, and names layers of the model."""
     with pytest.raises(LayerError, match=message):
-        CKA(Two(), model1_layers=layers)
+        CKA(TwoBlocks(), model1_layers=layers)
 
 
-def test_rows_follow_the_order_asked_for():
-    """An explicit list is kept in its order; a glob follows execution."""
+def test_rows_have_the_order_of_the_selectors():
+    """Rows of one selector are in order of execution."""
     model, batches = mlp(), batches_of(8)
-    asked = CKA(model, model1_layers=["2", "0"]).compare(batches, progress=False)
-    assert asked.model1_layers == asked.model2_layers == ["2", "0"]
+    listed = CKA(model, model1_layers=["2", "0"]).compare(batches, progress=False)
+    assert listed.model1_layers == listed.model2_layers == ["2", "0"]
     assert CKA(model, model1_layers="*").compare(batches, progress=False).model1_layers == [
         "0", "1", "2",
     ]  # fmt: skip
 
 
 def test_one_call_can_be_selected_by_its_label():
-    """What a result calls a later call selects just that; relu:0 is the first call alone."""
+    """The label relu:1 of a result selects the second call only, and relu:0 the first."""
     batches = batches_of(8)
     both = CKA(Residual()).compare(batches, progress=False)
     one = CKA(Residual(), model1_layers="relu:1", model2_layers=["fc2", "relu:0"])
@@ -107,24 +109,23 @@ def test_one_call_can_be_selected_by_its_label():
     torch.testing.assert_close(one.matrix[0], both.matrix[row, columns])
 
 
-def test_different_layers_of_one_model_are_compared_in_one_pass():
-    """A self-comparison with two selections runs the model once."""
+def test_different_layers_of_one_model_are_compared_in_one_pass(count_passes):
+    """A self-comparison with two selections runs the model once per batch."""
     model = mlp()
-    passes = []
-    model.register_forward_hook(lambda *_: passes.append(1))
+    passes = count_passes(model)
     result = CKA(model, model, "0", ["1", "2"]).compare(batches_of(8, 8), progress=False)
     assert result.matrix.shape == (1, 2)
     assert len(passes) == 2
 
 
-def test_a_module_with_two_names_answers_to_both():
-    """Shared modules are listed once, and found under either name."""
+def test_module_with_two_names_can_be_selected_by_either():
+    """Without a selection it is listed once."""
     model = nn.Sequential(nn.Linear(6, 6), nn.ReLU())
     model.add_module("again", model[0])
     assert list(select(model, None).modules) == ["0", "1"]
     assert list(select(model, "again").modules) == ["again"]
 
 
-def test_labels_number_the_calls_from_the_second_on():
-    """relu, relu:1, relu:2."""
+def test_label_has_a_number_from_the_second_call_on():
+    """The labels are relu, relu:1, relu:2."""
     assert [Call("relu", number).label for number in range(3)] == ["relu", "relu:1", "relu:2"]

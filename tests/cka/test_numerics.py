@@ -1,14 +1,20 @@
-"""Worst errors against float64, and every mistake published libraries make, made right."""
+"""Largest errors against float64, and cases that other libraries compute incorrectly."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from cka_nets import Constant, batches_of, cifar_resnet18, mlp
-from cka_reference import cloned_outputs, linear, minibatch_cka, reference_matrix
+from cka_reference import (
+    cloned_outputs,
+    gretton_hsic,
+    linear,
+    minibatch_cka,
+    reference_matrix,
+)
 from torch import nn
 
-from cka import CKA, RBF, CKAWarning
+from cka import CKA, RBF, CKAWarning, cka_from_features
 
 pytestmark = pytest.mark.usefixtures("arithmetic")
 
@@ -23,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("arithmetic")
     ],
 )
 def test_resnet18_is_within_a_millionth_of_float64(scale, offset):
-    """Every entry of the randomly initialised CIFAR ResNet-18, all layers."""
+    """The error of every entry is below 1e-6, for all layers with random weights."""
 
     def change(tensor):
         return tensor * scale + offset
@@ -37,8 +43,8 @@ def test_resnet18_is_within_a_millionth_of_float64(scale, offset):
     assert (result.matrix.double() - expected).abs().max() < 1e-6
 
 
-def test_images_of_imagenets_size_are_within_a_millionth_of_float64():
-    """The first layer puts out 802,816 numbers an image; one long float32 sum was 3e-6 off."""
+def test_large_images_are_within_a_millionth_of_float64():
+    """The first layer has 802,816 outputs per image; one float32 sum had an error of 3e-6."""
     first = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU()]
     then = [nn.MaxPool2d(3, 2, 1), nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()]
     last = [nn.Conv2d(64, 64, 3, padding=1), nn.ReLU()]
@@ -50,7 +56,7 @@ def test_images_of_imagenets_size_are_within_a_millionth_of_float64():
 
 
 def test_float64_models_are_compared_in_float64():
-    """Thirteen digits, in a float64 result."""
+    """The result is float64 and correct to 13 digits."""
     model, batches = mlp().double(), [one.double() for one in batches_of(16, 12)]
     result = CKA(model).compare(batches, progress=False)
     outputs = cloned_outputs(model, batches)
@@ -59,8 +65,8 @@ def test_float64_models_are_compared_in_float64():
     assert (result.matrix - expected).abs().max() < 1e-13
 
 
-def test_offset_features_are_themselves():
-    """CKA(a, a + 100) = 1; published libraries give 0.0 and 0.022."""
+def test_layer_that_adds_an_offset_has_a_cka_of_one():
+    """CKA(a, a + 100) = 1; two published libraries give 0.0 and 0.022."""
 
     class Offset(nn.Module):
         def forward(self, x):
@@ -72,8 +78,8 @@ def test_offset_features_are_themselves():
     assert result.matrix[0, 0] == 1
 
 
-def test_estimates_below_zero_are_not_clamped():
-    """Independent layers average to about 0; a clamp to [0, 1] would give +0.04."""
+def test_negative_estimates_are_not_clamped():
+    """CKA of independent layers has mean 0; with a clamp to [0, 1] it would be 0.04."""
     values = []
     for seed in range(60):
         generator = torch.Generator().manual_seed(seed)
@@ -87,8 +93,8 @@ def test_estimates_below_zero_are_not_clamped():
 
 @pytest.mark.parametrize("samples", [8, 11])
 @pytest.mark.parametrize("value", [0.0, 0.1, 1e4], ids=str)
-def test_only_constant_layers_are_nan_and_are_named(samples, value):
-    """NaN in the row and column of the constant layer only, whatever its value."""
+def test_only_constant_layers_are_nan_with_a_warning(samples, value):
+    """Only the row and column of the constant layer are NaN, for any value of its output."""
     with pytest.warns(CKAWarning, match="same for every sample: constant$") as warned:
         result = CKA(Constant(value)).compare(batches_of(samples), progress=False)
     assert len(warned) == 1
@@ -96,16 +102,16 @@ def test_only_constant_layers_are_nan_and_are_named(samples, value):
     assert result.matrix[0, 0] == 1
 
 
-def test_layers_that_put_out_nan_are_named_apart():
-    """A NaN activation is no constant one."""
+def test_layers_with_nan_outputs_have_their_own_warning():
+    """The warning does not say that they are constant."""
     model = nn.Sequential(nn.Linear(6, 4), nn.Threshold(0.0, float("nan")))
-    with pytest.warns(CKAWarning, match="put out NaN or infinity: 1$"):
+    with pytest.warns(CKAWarning, match="output contains NaN or infinity: 1$"):
         result = CKA(model).compare(batches_of(8), progress=False)
     assert result.matrix[0, 0] == 1
 
 
 def test_two_models_match_the_formula():
-    """(L1, L2) between two networks, over several batches of different size."""
+    """Every entry is that of cloned outputs, over three batches of different size."""
     first, second, batches = mlp(0).eval(), mlp(1).eval(), batches_of(16, 12, 8)
     result = CKA(first, second).compare(batches, progress=False)
     one, two = cloned_outputs(first, batches), cloned_outputs(second, batches)
@@ -115,8 +121,8 @@ def test_two_models_match_the_formula():
             assert float(result.matrix[row, column]) == pytest.approx(expected, abs=1e-6)
 
 
-def test_a_self_comparison_is_symmetric_and_has_a_diagonal_of_ones():
-    """In float32, to the bit on the diagonal."""
+def test_self_comparison_is_symmetric_with_ones_on_the_diagonal():
+    """The diagonal is exactly 1 in float32."""
     result = CKA(mlp()).compare(batches_of(16, 16), progress=False)
     torch.testing.assert_close(result.matrix, result.matrix.T)
     assert torch.equal(result.matrix.diagonal(), torch.ones(3))
@@ -124,8 +130,8 @@ def test_a_self_comparison_is_symmetric_and_has_a_diagonal_of_ones():
     assert result.standard_error[0, 2] > 0
 
 
-def test_equal_models_agree_whether_run_once_or_twice():
-    """A copy of the model is a second model with the same matrix."""
+def test_two_equal_models_give_the_result_of_a_self_comparison():
+    """A copy of the model is run as a second model."""
     batches = batches_of(16, 16)
     once = CKA(mlp(0)).compare(batches, progress=False)
     twice = CKA(mlp(0), mlp(0)).compare(batches, progress=False)
@@ -133,20 +139,22 @@ def test_equal_models_agree_whether_run_once_or_twice():
     torch.testing.assert_close(once.standard_error, twice.standard_error)
 
 
-def test_a_self_comparison_runs_the_model_once_per_batch():
-    """model2=None, and the same object, alike."""
+def test_self_comparison_runs_the_model_once_per_batch(count_passes):
+    """The call may have model2=None, or the same object twice."""
     for second in (False, True):
-        model, passes = mlp(), []
-        model.register_forward_hook(lambda *_, passes=passes: passes.append(1))
+        model = mlp()
+        passes = count_passes(model)
         CKA(model, model if second else None).compare(batches_of(8, 8), progress=False)
         assert len(passes) == 2
 
 
 @pytest.mark.parametrize(
-    "sizes", [(64,), (70,), (66,), (10,)], ids=["even", "rest", "small-rest", "under-a-part"]
+    "sizes",
+    [(64,), (70,), (66,), (10,)],
+    ids=["even", "remainder", "small-remainder", "less-than-a-part"],
 )
-def test_parts_of_a_batch_count_as_batches(sizes):
-    """hsic_batch_size=16 is the comparison of batches of 16; a rest under 4 joins the last part."""
+def test_hsic_batch_size_gives_the_result_of_smaller_batches(sizes):
+    """A remainder of fewer than 4 samples is added to the last part."""
     data = batches_of(*sizes)[0]
     parts = list(data.split(16))
     if len(parts[-1]) < 4:
@@ -159,10 +167,8 @@ def test_parts_of_a_batch_count_as_batches(sizes):
 
 
 @pytest.mark.parametrize("kernel", ["rbf", RBF(0.5), lambda rows: (rows @ rows.T).pow(2)])
-def test_other_kernels_match_the_feature_level_function(kernel):
-    """RBF and a polynomial kernel, of the network's outputs."""
-    from cka import cka_from_features
-
+def test_other_kernels_give_the_result_of_cka_from_features(kernel):
+    """RBF and a polynomial kernel are tested."""
     model, batches = mlp().eval(), batches_of(16)
     outputs = cloned_outputs(model, batches)
     result = CKA(model, kernel=kernel).compare(batches, progress=False)
@@ -170,10 +176,8 @@ def test_other_kernels_match_the_feature_level_function(kernel):
     assert float(result.matrix[0, 2]) == pytest.approx(float(expected), abs=1e-5)
 
 
-def test_the_biased_estimator_matches_its_formula():
-    """Kornblith et al. 2019, by minibatch."""
-    from cka_reference import gretton_hsic
-
+def test_biased_estimator_matches_its_formula():
+    """HSIC of Gretton et al. 2005 is summed over minibatches."""
     model, batches = mlp().eval(), batches_of(16, 12)
     outputs = cloned_outputs(model, batches)
     result = CKA(model, estimator="biased").compare(batches, progress=False)
@@ -181,7 +185,7 @@ def test_the_biased_estimator_matches_its_formula():
     assert float(result.matrix[0, 2]) == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_reference_is_not_ours():
-    """Guard: the reference's centred Gram matrix is what its definition says."""
+def test_reference_gram_matrix_matches_its_definition():
+    """The reference is checked against numbers computed by hand."""
     rows = torch.tensor([[1.0], [2.0], [6.0]])
     assert linear(rows).tolist() == [[4.0, 2.0, -6.0], [2.0, 1.0, -3.0], [-6.0, -3.0, 9.0]]

@@ -1,9 +1,8 @@
-"""The result: tables, pictures, files, lines; and the seed's way of asking for it."""
+"""The result as table, plot, file and text; and the calls of other CKA libraries."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -15,13 +14,22 @@ from cka import CKA, CKAResult, InputError, MissingExtraError
 
 @pytest.fixture
 def result():
-    """Two models over two batches."""
+    """Return a result of two models and two batches."""
     with CKA(mlp(0), mlp(1), model1_name="ours", model2_name="theirs") as cka:
         return cka.compare(batches_of(16, 16), progress=False)
 
 
-def test_the_seeds_calls_run_unchanged():
-    """Both libraries' ways of the seed notebook, position and keywords."""
+@pytest.fixture
+def pyplot():
+    """Draw without a display, and close all figures afterwards; skip without matplotlib."""
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("Agg")
+    yield
+    matplotlib.pyplot.close("all")
+
+
+def test_calls_of_other_cka_libraries_run_unchanged():
+    """The arguments of both libraries, by position and by keyword, are accepted."""
     model, loader, device = mlp(), batches_of(8, 8), torch.device("cpu")
     with CKA(model, model, device=device) as cka:
         first = cka.compare(loader, progress=False)
@@ -33,45 +41,40 @@ def test_the_seeds_calls_run_unchanged():
 
 
 def test_layers_can_be_given_by_position():
-    """torch-cka's order: both models, then both layer lists."""
+    """The order is that of torch-cka: both models, then both lists of layers."""
     found = CKA(mlp(0), mlp(1), ["0"], ["1", "2"]).compare(batches_of(8), progress=False)
     assert (found.model1_layers, found.model2_layers) == (["0"], ["1", "2"])
     assert found.matrix.shape == (1, 2)
 
 
-def test_models_of_one_class_are_told_apart():
-    """Without names, the axes of a picture still differ."""
+def test_two_models_of_one_class_get_numbered_names():
+    """In a self-comparison, both sides have the same name."""
     found = CKA(mlp(0), mlp(1)).compare(batches_of(8), progress=False)
     assert (found.model1_name, found.model2_name) == ("Sequential 1", "Sequential 2")
     same = CKA(mlp(0)).compare(batches_of(8), progress=False)
     assert (same.model1_name, same.model2_name) == ("Sequential", "Sequential")
 
 
-def test_the_frame_is_named_after_layers_and_models(result):
-    """Rows are the first model's layers, columns the second's."""
+def test_data_frame_has_the_names_of_layers_and_models(result):
+    """Rows are the layers of the first model, columns those of the second."""
     frame = result.to_dataframe()
     assert frame.index.name == "ours"
     assert frame.columns.name == "theirs"
     assert frame.loc["0", "2"] == result.matrix[0, 2].item()
 
 
-def test_the_picture_names_models_and_layers(result):
-    """First model upwards, second to the right, every layer on its tick."""
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
+def test_plot_has_the_names_of_models_and_layers(result, pyplot):
+    """The first model is vertical, from bottom to top; the second is horizontal."""
     axes = result.plot()
     assert axes.get_ylabel() == "ours"
     assert axes.get_xlabel() == "theirs"
     assert [label.get_text() for label in axes.get_yticklabels()] == ["0", "1", "2"]
     assert axes.images[0].origin == "lower"
     assert result.plot(ax=axes) is axes
-    matplotlib.pyplot.close("all")
 
 
-def test_a_picture_of_very_many_layers_names_some():
-    """More than 80 names would not be readable."""
-    matplotlib = pytest.importorskip("matplotlib")
-    matplotlib.use("Agg")
+def test_plot_of_many_layers_labels_every_third_tick(pyplot):
+    """At most 80 labels are drawn, because more would not be readable."""
     names = [f"layer{number}" for number in range(161)]
     big = CKAResult(
         torch.eye(161), torch.zeros(161, 161), names, names, "a", "b", 8, 2, "unbiased", "linear",
@@ -79,71 +82,69 @@ def test_a_picture_of_very_many_layers_names_some():
     )  # fmt: skip
     shown = [label.get_text() for label in big.plot().get_xticklabels()]
     assert shown == names[::3]
-    matplotlib.pyplot.close("all")
 
 
 @pytest.mark.parametrize(
     ("method", "package"), [("plot", "matplotlib.pyplot"), ("to_dataframe", "pandas")]
 )
-def test_a_missing_extra_is_named_with_its_command(result, monkeypatch, method, package):
-    """The error is what to type."""
+def test_error_for_a_missing_extra_gives_the_pip_command(result, monkeypatch, method, package):
+    """The error names the package and the pip command."""
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=r'pip install "pytest-cka-memory\[plot\]"'):
         getattr(result, method)()
 
 
-def test_importing_cka_imports_neither_matplotlib_nor_pandas():
-    """Heavy, optional imports wait until they are needed; and the plugin is not ours to load."""
+def test_importing_cka_does_not_import_optional_packages(run_python):
+    """It also imports neither the plugin nor torch's compiler."""
     code = (
         "import sys, cka; "
         "print([m for m in ('matplotlib', 'pandas', 'pytest_cka_memory', 'torch._dynamo') "
         "if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert run_python(code) == "[]"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_saved_result_comes_back_bit_by_bit(tmp_path, dtype):
-    """Names, counts and every digit, NaN included."""
+def test_loaded_result_equals_the_saved_one(tmp_path, dtype):
+    """Names, counts and matrices are equal to the bit, including NaN."""
     model, batches = Constant().to(dtype), [one.to(dtype) for one in batches_of(8, 8)]
     with pytest.warns(UserWarning, match="same for every sample"):
         result = CKA(model).compare(batches, progress=False)
     path = tmp_path / "result.json"
     result.save(path)
-    back = CKAResult.load(str(path))
+    loaded = CKAResult.load(str(path))
     for name in ("matrix", "standard_error"):
-        assert getattr(back, name).dtype == dtype
-        assert torch.equal(getattr(back, name).nan_to_num(9), getattr(result, name).nan_to_num(9))
-    assert back.model1_layers == result.model1_layers
-    assert (back.samples, back.batches, back.kernel) == (16, 2, "linear")
+        assert getattr(loaded, name).dtype == dtype
+        assert torch.equal(getattr(loaded, name).nan_to_num(9), getattr(result, name).nan_to_num(9))
+    assert loaded.model1_layers == result.model1_layers
+    assert (loaded.samples, loaded.batches, loaded.kernel) == (16, 2, "linear")
     assert [one.name for one in tmp_path.iterdir()] == ["result.json"]
-    json.loads(path.read_text(), parse_constant=pytest.fail)  # NaN would not be JSON
+    json.loads(path.read_text(), parse_constant=pytest.fail)  # NaN is not valid JSON
 
 
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "{}", '{"schema": "cka-result/2"}', '{"schema": "cka-result/1", "dtype": "x"}'],
-    ids=["empty", "list", "nothing", "another-version", "odd-dtype"],
+    ids=["empty", "list", "no-schema", "another-version", "unknown-dtype"],
 )
-def test_what_is_no_saved_result_is_refused(tmp_path, text):
-    """By its path."""
-    path = tmp_path / "odd.json"
+def test_loading_a_file_that_is_not_a_saved_result_is_an_error(tmp_path, text):
+    """The error gives the path and the expected format."""
+    path = tmp_path / "other.json"
     path.write_text(text)
-    with pytest.raises(InputError, match=r"odd\.json is no result saved by CKAResult\.save"):
+    with pytest.raises(InputError, match=r"other\.json is not a result in .*; pass a file"):
         CKAResult.load(path)
 
 
-def test_a_result_that_cannot_be_written_leaves_nothing_behind(result, tmp_path):
-    """The file is whole or not there."""
+def test_failed_save_leaves_no_partial_file(result, tmp_path):
+    """The target is a directory, so the temporary file cannot be renamed."""
     (tmp_path / "taken").mkdir()
     with pytest.raises(OSError, match="taken"):
         result.save(tmp_path / "taken")
     assert [one.name for one in tmp_path.iterdir()] == ["taken"]
 
 
-def test_each_layer_has_a_line_with_its_best_match():
-    """Golden lines, the layer itself and constant layers left out."""
+def test_text_of_a_result_has_a_line_for_each_best_match():
+    """In a self-comparison, a layer is not matched with itself."""
     matrix = torch.tensor([[1.0, 0.5, 0.25], [0.5, 1.0, 0.75], [0.25, 0.75, 1.0]])
     names = ["conv", "relu", "fc"]
     found = CKAResult(
@@ -161,23 +162,23 @@ def test_each_layer_has_a_line_with_its_best_match():
     assert repr(found) == f"<CKAResult: {found.lines()[0]}>"
 
 
-def test_two_models_match_layers_of_the_same_name(result):
-    """Only in a self-comparison is a layer kept from matching itself."""
+def test_layers_of_the_same_name_in_two_models_can_match(result):
+    """A layer is excluded as its own match only in a self-comparison."""
     names = {match.layer: match for match in result.best_matches()}
     row = result.matrix[0]
     assert names["0"].match == result.model2_layers[int(row.argmax())]
     assert names["0"].value == row.max().item()
 
 
-def test_a_constant_layer_matches_nothing():
-    """A row of NaN has no best match."""
+def test_constant_layer_has_no_best_match():
+    """A row in which all values are NaN is left out."""
     with pytest.warns(UserWarning, match="same for every sample"):
         result = CKA(Constant()).compare(batches_of(8), progress=False)
     assert result.best_matches() == []
 
 
-def test_the_bar_shows_batches_samples_and_rate(capsys):
-    """On standard error, and not at all when not wanted."""
+def test_progress_bar_shows_batches_samples_and_rate(capsys):
+    """It is written to standard error, and not shown if progress=False."""
     CKA(mlp()).compare(batches_of(8, 8), progress=True)
     shown = capsys.readouterr().err
     assert "2/2" in shown

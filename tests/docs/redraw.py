@@ -3,7 +3,6 @@
 Run it after a change of messages or reports, and read the difference before you commit it.
 """
 
-import os
 import re
 import sys
 from pathlib import Path
@@ -34,7 +33,6 @@ def redraw_tables() -> None:
 
 
 if __name__ == "__main__":
-    os.environ["DOCS_COLLECT_ALL"] = "1"  # as users run it; the tests take a shortcut
     redraw_comparison()
     redraw_tables()
     sys.exit(pytest.main([str(HERE / "test_pages.py"), "--redraw", "-q", "-p", "no:cacheprovider"]))

@@ -29,8 +29,9 @@ def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
 
 @PAGES
 def test_paths_in_backticks_exist(page: Path) -> None:
-    """Files and folders of the checkout."""
-    named = _PATH.findall(prose(page))
+    """Files and folders of the checkout, or files that the page tells its reader to write."""
+    own = {block.note.removeprefix("file: ") for block in blocks(page)}
+    named = set(_PATH.findall(prose(page))) - own
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 

@@ -1,4 +1,4 @@
-"""The seed notebook's model and data, for the gates."""
+"""Model and data of the gates: CIFAR images and a ResNet-18 for them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +20,10 @@ TRANSFORM = transforms.Compose(
 
 
 def load_images() -> tuple[Dataset, str]:
-    """Return CIFAR-10 if it is on disk, else generated images of its shape, and which it is."""
+    """Return CIFAR-10 if it is on disk, otherwise generated images, and a description."""
     try:
         real = datasets.CIFAR10(root=DATA_ROOT, train=True, download=False, transform=TRANSFORM)
-    except RuntimeError:  # not on disk; memory does not depend on what the pixels show
+    except RuntimeError:  # not on disk; memory does not depend on the values of pixels
         generated = datasets.FakeData(
             size=50_000, image_size=(3, 32, 32), num_classes=10, transform=TRANSFORM
         )
@@ -32,18 +32,18 @@ def load_images() -> tuple[Dataset, str]:
 
 
 def pytest_report_header() -> str:
-    """Say before the run what the gates run on."""
+    """Name the data set in the header of the session."""
     return f"gates: {load_images()[1]}"
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say beside the figures what the gates ran on."""
+    """Name the data set in the summary of the session, next to the figures."""
     terminalreporter.write_line(f"gates: {load_images()[1]}")
 
 
 @pytest.fixture
 def loader() -> Callable[[int, int], DataLoader]:
-    """Build a loader of so many batches of so many images."""
+    """Return a function that builds a loader from a batch size and a number of batches."""
 
     def build(batch_size: int, batches: int) -> DataLoader:
         images = Subset(load_images()[0], range(batch_size * batches))
@@ -53,7 +53,7 @@ def loader() -> Callable[[int, int], DataLoader]:
 
 
 def resnet18_cifar(num_classes: int = 10) -> nn.Module:
-    """ResNet-18 for 32 x 32 images, random weights: the seed's variant."""
+    """Return a ResNet-18 for 32 x 32 images with random weights."""
     torch.manual_seed(0)
     model = models.resnet18(weights=None)
     model.conv1 = nn.Conv2d(3, 64, kernel_size=3, stride=1, padding=1, bias=False)
@@ -64,11 +64,11 @@ def resnet18_cifar(num_classes: int = 10) -> nn.Module:
 
 @pytest.fixture
 def make_model(cka_memory) -> Callable[[], nn.Module]:
-    """Build a fresh ResNet-18 on the measured device."""
+    """Return a function that builds a new ResNet-18 on the measured device."""
     return lambda: resnet18_cifar().to(cka_memory.device)
 
 
 @pytest.fixture
 def many_batches(cka_memory) -> int:
-    """Batches for a growth figure: the seed's 16 on an accelerator, fewer on a CPU, for time."""
+    """Return the number of batches for growth figures: fewer on a CPU, to save time."""
     return 5 if cka_memory.device.type == "cpu" else 16

@@ -1,4 +1,4 @@
-"""The seed's timeline: what is retained after 1, 2, 4, 8 and 16 batches."""
+"""Retained memory after 1, 2, 4, 8 and 16 batches."""
 
 import pytest
 
@@ -9,8 +9,8 @@ BATCH_COUNTS = (1, 2, 4, 8, 16)
 
 @pytest.mark.zero_retention
 def test_retention_does_not_depend_on_the_number_of_batches(cka_memory, make_model, loader):
-    """Each count gets a fresh model; the line stays at zero."""
-    # A CPU takes smaller batches, for time: the line is flat or not at any size.
+    """Nothing is retained for any count; each count gets a new model."""
+    # Smaller batches save time on a CPU; growth does not depend on the batch size.
     batch_size = 16 if cka_memory.device.type == "cpu" else 64
 
     def compare(model, images):

@@ -1,4 +1,4 @@
-"""The seed's benchmark: ResNet-18 compared with itself, at each of its batch sizes."""
+"""ResNet-18 compared with itself at several batch sizes."""
 
 import pytest
 import torch
@@ -10,15 +10,15 @@ CPU_LARGEST_BATCH = 128
 
 @pytest.fixture(params=[64, 128, 256, 512])
 def batch_size(request, cka_memory):
-    """The seed's batch sizes, as far as the device computes them in reasonable time."""
+    """Return each batch size; skip those that take minutes on a CPU."""
     if cka_memory.device.type == "cpu" and request.param > CPU_LARGEST_BATCH:
-        pytest.skip(f"{request.param} images a batch take minutes on a CPU; run on an accelerator")
+        pytest.skip(f"batches of {request.param} images take minutes on a CPU; use an accelerator")
     return request.param
 
 
 @pytest.mark.zero_retention
-def test_retains_nothing(cka_memory, make_model, loader, batch_size):
-    """After `compare` and its result are gone, so is every byte it allocated."""
+def test_compare_retains_no_memory(cka_memory, make_model, loader, batch_size):
+    """Once the result is freed, every byte that `compare` allocated is freed."""
     model, images = make_model(), loader(batch_size, 2)
     with (
         cka_memory.measure(f"batch {batch_size}") as region,
@@ -29,8 +29,8 @@ def test_retains_nothing(cka_memory, make_model, loader, batch_size):
 
 @pytest.mark.zero_retention
 @pytest.mark.flat_per_batch
-def test_stays_flat(cka_memory, make_model, loader, many_batches):
-    """Memory does not grow by a byte from batch to batch."""
+def test_memory_does_not_grow_from_batch_to_batch(cka_memory, make_model, loader, many_batches):
+    """Not one byte more is live after a later batch than after an earlier one."""
     model, images = make_model(), loader(64, many_batches)
     with (
         cka_memory.measure(f"{many_batches} batches of 64") as region,
@@ -40,10 +40,10 @@ def test_stays_flat(cka_memory, make_model, loader, many_batches):
 
 
 @pytest.mark.zero_retention
-def test_peaks_like_the_bare_forward(cka_memory, make_model, loader):
-    """Comparing 75 layers costs at most 5 % more memory than running the network once.
+def test_peak_of_self_comparison_is_that_of_the_forward_pass(cka_memory, make_model, loader):
+    """Comparing 75 layers needs at most 5 % more memory than a forward pass.
 
-    On an accelerator, and the workspace that its library takes for any matrix product.
+    On an accelerator, the workspace that its library allocates for a matrix product is added.
     """
     model, images = make_model(), loader(64, 1)
 
@@ -65,11 +65,11 @@ def test_peaks_like_the_bare_forward(cka_memory, make_model, loader):
     assert comparison.peak_increase_bytes <= allowed
 
 
-def test_keeps_its_result_and_nothing_else(cka_memory, make_model, loader):
-    """The returned matrices are all that is alive on the device, if anything is."""
+def test_only_the_result_is_retained(cka_memory, make_model, loader):
+    """Retained bytes are those of the result's tensors on the device; none on an accelerator."""
     model, images = make_model(), loader(64, 1)
     with cka_memory.measure("with its result") as region:
         result = CKA(model, device=cka_memory.device).compare(images, progress=False)
-    held = [value for value in vars(result).values() if isinstance(value, torch.Tensor)]
-    on_device = [value for value in held if value.device.type == cka_memory.device.type]
+    tensors = [value for value in vars(result).values() if isinstance(value, torch.Tensor)]
+    on_device = [value for value in tensors if value.device.type == cka_memory.device.type]
     assert region.retained_bytes == sum(value.untyped_storage().nbytes() for value in on_device)

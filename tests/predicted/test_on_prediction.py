@@ -169,7 +169,7 @@ def test_error_names_the_backend_that_already_uses_the_device_type(python):
 @pytest.mark.parametrize("batch_size", [256, 512])
 def test_gates_that_the_cpu_skips_pass_on_a_predicted_device(python, batch_size):
     """The CPU skips these gates because they take minutes there."""
-    gate = f"{GATES / 'test_self_comparison.py'}::test_retains_nothing[{batch_size}]"
+    gate = f"{GATES / 'test_self_comparison.py'}::test_compare_retains_no_memory[{batch_size}]"
     options = ("-pno:cacheprovider", "-pno:randomly", "--cka-memory-report")
     run = python("-m", "pytest", gate, "--cka-memory-device=predict:cuda", *options)
     assert "1 passed" in run.stdout, run.stdout

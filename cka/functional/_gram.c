@@ -1,11 +1,11 @@
-/* Gram matrix of float32 rows, each column less the mean of its first samples.
+/* Gram matrix of float32 rows, shifted by the mean of the first rows.
 
-   Both factors are the same rows, along which the columns lie next to each other. So a block of
-   columns is shifted into the cache once; there, pairs of rows are multiplied and added up along
-   the columns, which needs no packing and no transposing, and only for pairs on one side of the
-   diagonal; what a block adds to a pair goes to a sum in float64.
+   Both factors of the product are the same rows, in which columns are contiguous. A block of
+   columns is therefore shifted and copied into the cache once, and pairs of rows are multiplied and
+   summed along its columns. This needs no packing and no transposing, and only the pairs on one side
+   of the diagonal. Each pair's sum over a block is added to a sum in float64.
 
-   The file includes itself, once for each width of vectors. */
+   The file includes itself once for each vector width. */
 
 #if !defined(FLOATS)
 
@@ -15,17 +15,17 @@
 
 #include <immintrin.h>
 
-/* Of the OpenMP that torch has loaded: the threads that it computes with. */
+/* Functions of the OpenMP library that torch has loaded, so that its threads are used. */
 extern void GOMP_parallel(void (*function)(void *), void *data, unsigned threads, unsigned flags);
 extern int omp_get_thread_num(void);
 extern int omp_get_num_threads(void);
 
 enum {
-  COLUMNS = 256,        /* of a block */
+  COLUMNS = 256,        /* columns of a block */
   PITCH = COLUMNS + 16, /* rows a power of two apart would compete for the same cache lines */
   PANEL = 16,           /* rows of a block that stay in a level-1 cache */
-  HIGH = 4,             /* rows of one side of a tile, */
-  MOST_WIDE = 6,        /* and of the other, at most: rows of zeros, which the last tiles read */
+  HIGH = 4,             /* rows on the left side of a tile */
+  MOST_WIDE = 6,        /* most rows on its right side, and rows of zeros after the last row */
 };
 
 typedef struct {
@@ -33,17 +33,18 @@ typedef struct {
   int64_t samples, columns, stride, samples_for_centre;
   double *sums;
   float *blocks;
-  int64_t threads; /* that there were: OpenMP may give fewer than are asked for */
+  int64_t threads; /* actual number of threads: OpenMP may start fewer than requested */
 } Work;
 
-/* Sums of a thread: those of a row stand where tiles beyond the last one may add to them too. */
+/* Sums of a thread. Rows are longer than the number of samples because the last tiles reach past
+   the last sample. */
 static int64_t row_of_sums(int64_t samples) { return samples + HIGH; }
 static int64_t sums_of_thread(int64_t samples) {
   return (samples + MOST_WIDE) * row_of_sums(samples);
 }
 static int64_t floats_of_thread(int64_t samples) { return (samples + MOST_WIDE + 1) * PITCH; }
 
-/* How many threads there is work for. */
+/* Largest number of threads that have work to do: one for each block. */
 int64_t cka_most_threads(int64_t columns) {
   return columns <= COLUMNS ? 1 : (columns + COLUMNS - 1) / COLUMNS;
 }
@@ -70,19 +71,19 @@ int64_t cka_most_threads(int64_t columns) {
 #define VECTOR __m256
 #include "_gram.c"
 
-/* The widest vectors that this processor has, in floats; 0 without any that are known here. */
+/* Width in floats of the widest vectors that this processor supports; 0 if it supports none. */
 int cka_vector_floats(void) {
   if (__builtin_cpu_supports("avx512f")) return 16;
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 8 : 0;
 }
 
-/* Bytes of working space of each thread. */
+/* Bytes of working space that each thread needs. */
 int64_t cka_space(int64_t samples) {
   return sums_of_thread(samples) * sizeof(double) + floats_of_thread(samples) * sizeof(float);
 }
 
-/* Writes the (samples, samples) matrix to `gram`. `rows` are `stride` floats apart; `space` is that
-   of so many threads, and starts where a double may. */
+/* Write the (samples, samples) matrix to `gram`. `rows` are `stride` floats apart; `space` has
+   `threads` times cka_space(samples) bytes and is aligned for doubles. */
 void cka_gram(const float *rows, int64_t samples, int64_t columns, int64_t stride,
               int64_t samples_for_centre, int vector_floats, unsigned threads, void *space,
               float *gram) {
@@ -91,7 +92,7 @@ void cka_gram(const float *rows, int64_t samples, int64_t columns, int64_t strid
   Work work = {rows, samples, columns, stride, samples_for_centre,
                sums, (float *)(sums + threads * each), 0};
   GOMP_parallel(vector_floats == 16 ? add_blocks_avx512 : add_blocks_avx2, &work, threads, 0);
-  for (int64_t panel = 0; panel < samples; panel += PANEL) /* or each entry would be a cache miss */
+  for (int64_t panel = 0; panel < samples; panel += PANEL) /* in panels: fewer cache misses */
     for (int64_t j = panel; j < samples; j++)
       for (int64_t i = panel; i <= j && i < panel + PANEL; i++) {
         double sum = 0;
@@ -108,7 +109,7 @@ int cka_vector_floats(void) { return 0; }
 #endif
 #else
 
-/* Add each of four vectors, summed up, to four numbers. */
+/* Add the sums of four vectors to four numbers at `to`. */
 TARGET static inline __attribute__((always_inline)) void NAMED(add_totals)(
     VECTOR a, VECTOR b, VECTOR c, VECTOR d, double *to) {
   const VECTOR ab = SIMD(add_ps)(SIMD(unpacklo_ps)(a, b), SIMD(unpackhi_ps)(a, b));
@@ -124,8 +125,8 @@ TARGET static inline __attribute__((always_inline)) void NAMED(add_totals)(
   _mm256_storeu_pd(to, _mm256_add_pd(_mm256_loadu_pd(to), _mm256_cvtps_pd(totals)));
 }
 
-/* Add to the sums of pairs of rows what `columns` of a block, a multiple of FLOATS, add to them.
-   Meanwhile the block of rows at `ahead` is fetched, a row for each tile. */
+/* Add the products of all pairs of rows of a block to their sums. `columns` is a multiple of FLOATS.
+   Meanwhile the rows at `ahead`, the next block, are prefetched: one row during each tile. */
 TARGET static void NAMED(add_products)(const float *block, int64_t samples, int64_t columns,
                                        double *sums, const float *ahead, int64_t stride) {
   int64_t fetched = 0;
@@ -133,7 +134,7 @@ TARGET static void NAMED(add_products)(const float *block, int64_t samples, int6
     for (int64_t j = panel; j < samples; j += WIDE)
       for (int64_t i = panel; i < panel + PANEL && i < samples && i < j + WIDE; i += HIGH) {
         const float *left = block + i * PITCH, *right = block + j * PITCH;
-        const float *coming = fetched < samples ? ahead + fetched++ * stride : left;
+        const float *next = fetched < samples ? ahead + fetched++ * stride : left;
         VECTOR products[WIDE][HIGH];
 #pragma GCC unroll 6
         for (int t = 0; t < WIDE; t++)
@@ -141,7 +142,7 @@ TARGET static void NAMED(add_products)(const float *block, int64_t samples, int6
           for (int s = 0; s < HIGH; s++) products[t][s] = SIMD(setzero_ps)();
         for (int64_t column = 0; column < columns; column += FLOATS) {
           VECTOR lefts[HIGH];
-          _mm_prefetch((const char *)(coming + column), _MM_HINT_T1);
+          _mm_prefetch((const char *)(next + column), _MM_HINT_T1);
 #pragma GCC unroll 4
           for (int s = 0; s < HIGH; s++) lefts[s] = SIMD(loadu_ps)(left + s * PITCH + column);
 #pragma GCC unroll 6
@@ -159,7 +160,7 @@ TARGET static void NAMED(add_products)(const float *block, int64_t samples, int6
       }
 }
 
-/* Fill `block` with `columns` of all rows from `rows` on, shifted; zeros up to `padded`. */
+/* Fill `block` with `columns` columns of all rows at `rows`, shifted, and zeros up to `padded`. */
 TARGET static void NAMED(shift)(const Work *work, const float *rows, int64_t columns,
                                 int64_t padded, float *block, float *centre) {
   for (int64_t column = 0; column < columns; column++) centre[column] = 0;
@@ -175,7 +176,7 @@ TARGET static void NAMED(shift)(const Work *work, const float *rows, int64_t col
   }
 }
 
-/* A thread's share of the blocks. */
+/* Add the products of one thread's blocks to its sums. */
 TARGET static void NAMED(add_blocks)(void *data) {
   Work *work = data;
   const int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();

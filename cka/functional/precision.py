@@ -1,4 +1,4 @@
-"""Arithmetic that does not depend on the caller's speed settings."""
+"""Dtypes for Gram matrices and sums, and full float32 precision whatever the user has set."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import torch
 
 
 def gram_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Dtype a Gram matrix is computed in: float64 stays, everything else becomes float32.
+    """Return the dtype of the Gram matrix of features: float64 for float64, else float32.
 
-    Half precision overflows in a Gram matrix (65504 is reached by 256 features of 16).
+    Half precision overflows in a Gram matrix: 256 features of value 16 exceed 65504.
     """
     return torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
 
 
 def sum_dtype(device: torch.device) -> torch.dtype:
-    """Dtype of HSIC sums: float64, or float32 on devices that have no float64 (Apple's MPS)."""
+    """Return the dtype of HSIC sums: float64, or float32 if the device has no float64 (MPS)."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Matrix products in their own dtype, whatever autocast or TF32 setting is in force.
+    """Compute matrix products in the dtype of their factors, whatever autocast or TF32 is set.
 
-    A user's ``torch.autocast`` would turn a kernel's ``x @ x.T`` into half precision, and
+    A user's ``torch.autocast`` would compute a kernel's ``x @ x.T`` in half precision, and
     ``torch.set_float32_matmul_precision("high")`` costs three digits of CKA.
     """
-    with _float32_kept():
+    with _full_float32():
         if torch.is_autocast_enabled(device.type):
             with torch.autocast(device.type, enabled=False):
                 yield
@@ -39,13 +39,13 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def _float32_kept() -> Iterator[None]:
-    """Products of float32 in float32.
+def _full_float32() -> Iterator[None]:
+    """Compute products of float32 in float32; restore the user's settings afterwards.
 
-    PyTorch has two ways to say so, and raises where it finds that they disagree: what was set in
-    one way has to be taken back, and put back, in the same.
+    PyTorch has an old and a new interface for this setting and raises if they disagree, so each
+    setting is changed and restored through the interface by which it was made.
     """
-    mkldnn: Any = torch.backends.mkldnn  # its attributes are made at run time
+    mkldnn: Any = torch.backends.mkldnn  # its attributes are created at run time
     before = [(one, one.fp32_precision) for one in (torch.backends.cuda.matmul, mkldnn.matmul)]
     reduced = [one for one, precision in before if precision not in ("none", "ieee")]
     if not reduced:
@@ -62,17 +62,17 @@ def _float32_kept() -> Iterator[None]:
         if legacy is not None:
             torch.set_float32_matmul_precision(legacy)
         for one in reduced:
-            one.fp32_precision = "none"  # which takes after torch.backends.fp32_precision
+            one.fp32_precision = "none"  # inherits torch.backends.fp32_precision
         for one, precision in before:
             if one.fp32_precision != precision:
                 one.fp32_precision = precision
 
 
 def _legacy_setting() -> str | None:
-    """What ``torch.set_float32_matmul_precision`` has reduced; None where the new way was taken."""
+    """Return a reduced ``torch.get_float32_matmul_precision()``; None if the new one is used."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch 2.9 warns of asking in the old way
+            warnings.simplefilter("ignore")  # torch 2.9 warns if the old interface is read
             setting: str = torch.get_float32_matmul_precision()
     except RuntimeError:
         return None

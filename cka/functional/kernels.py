@@ -1,8 +1,8 @@
-"""Gram matrices: (n, p) features in, (n, n) similarities of samples out.
+"""Kernels: functions from (n, p) features to the (n, n) Gram matrix of their samples.
 
-Linear and RBF kernels shift features to near their centre first. It changes neither CKA, which
-centres exactly and in float64 later (:mod:`cka.hsic`), nor a distance, but it is what keeps float32
-right: a common offset of 1000 would eat every digit of the Gram matrix.
+The linear and RBF kernels first shift features to near their centre. The shift changes neither CKA,
+for which :mod:`cka.functional.hsic` later centres exactly in float64, nor a distance. Without it, a
+common offset of 1000 would cost every digit of a float32 Gram matrix.
 """
 
 from __future__ import annotations
@@ -14,39 +14,40 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from cka import native
 from cka.errors import InputError, SettingError
-from cka.precision import gram_dtype, sum_dtype
+from cka.functional import native
+from cka.functional.precision import gram_dtype, sum_dtype
 
 Kernel: TypeAlias = Callable[[Tensor], Tensor]
 Block: TypeAlias = tuple[int, int]
 
-# A shifted chunk this size stays in a core's level-2 cache between its three uses, and is small
-# beside the activations of any network worth comparing: it comes on top of the forward's peak.
+# A shifted chunk of this size stays in a core's level-2 cache between its three uses. Its memory
+# adds to the peak of the forward pass, but is small compared with a network's activations.
 _CPU_CHUNK_BYTES = 512 * 1024
-_CPU_SHARE = 64
-# An accelerator wants few, large kernels; an eighth of the features stays below what the forward
-# itself holds on top of them (a layer's input and output are both alive when its hook runs).
-_ACCELERATOR_SHARE = 8
-_FEWEST_COLUMNS = 128
+# Wider features are split into at most this many chunks.
+_CPU_CHUNKS = 64
+# An accelerator is fastest with few, large operations. An eighth of the features takes less memory
+# than the forward pass itself, because a layer's input is still live when its hook runs.
+_ACCELERATOR_CHUNKS = 8
+_MIN_COLUMNS = 128
 _BLOCK_SAMPLES = 96
-# A centre need not be exact, only near: that of 8 samples is, in the mean, an eighth of a variance
-# away from that of all, and takes an eighth of the time of finding it.
+# The shift need not be exact: the mean of 8 samples is on average an eighth of a variance away from
+# the mean of all samples.
 _SAMPLES_FOR_CENTRE = 8
-# The longest sum in float32; the sums of pieces this wide are added up in float64.
+# The longest sum in float32; sums over pieces of this width are added in float64.
 _PIECE_COLUMNS = 16384
 
 
 def as_rows(features: Tensor) -> Tensor:
-    """View (n, ...) features as (n, p), without a copy wherever the layout allows.
+    """Return (n, ...) features as (n, p), without a copy if their memory layout allows it.
 
-    The columns come in memory order: a Gram matrix does not depend on their order, and
-    flattening a channels-last image in its logical order would copy all of it.
+    The columns are in memory order: a Gram matrix does not depend on their order, and flattening
+    a channels-last image in its logical order would copy it.
     """
     if features.dtype == torch.bool:
-        features = features.to(torch.uint8)  # booleans cannot be subtracted from
+        features = features.to(torch.uint8)  # torch cannot subtract booleans
     if features.is_complex():
-        features = torch.view_as_real(features)  # Re<x, y>, the real inner product
+        features = torch.view_as_real(features)  # gives Re<x, y>, the real inner product
     if features.ndim == 1:
         return features.unsqueeze(1)
     if features.is_contiguous():
@@ -57,24 +58,24 @@ def as_rows(features: Tensor) -> Tensor:
 
 
 def flattened(features: Tensor, kernel: Kernel) -> Tensor:
-    """Features (n, ...) as the (n, p) a kernel gets; a user's own sees its columns in order."""
+    """Return (n, ...) features as (n, p) for a kernel; in logical order for a user's function."""
     if kernel is linear_gram or isinstance(kernel, RBF):
         return as_rows(features)
     return features.reshape(features.shape[0], -1)
 
 
 def linear_gram(rows: Tensor) -> Tensor:
-    """Gram matrix (n, n) of (n, p) rows, each column less the mean of its first samples.
+    """Return the Gram matrix (n, n) of (n, p) rows, shifted to near their centre.
 
-    Chunks of columns are shifted and multiplied one by one, so that no shifted copy of the features
-    ever exists. Differentiable. Half precision is widened chunk by chunk.
+    Columns are shifted, widened from half precision, and multiplied in chunks, so that the features
+    are never copied as a whole. Differentiable.
     """
     gram = native.gram(rows, _SAMPLES_FOR_CENTRE)
     return gram if gram is not None else _gram_by_torch(rows)
 
 
 def _gram_by_torch(rows: Tensor) -> Tensor:
-    """The same by operators of torch: on any device, in any dtype, with a derivative."""
+    """Return the same matrix by operators of torch: any device, any dtype, differentiable."""
     dtype = gram_dtype(rows.dtype)
     centre = _centre(rows, dtype)
     width = _columns_per_chunk(rows, dtype)
@@ -82,16 +83,16 @@ def _gram_by_torch(rows: Tensor) -> Tensor:
 
     def product(piece: slice) -> Tensor:
         gram = torch.zeros(rows.shape[0], rows.shape[0], dtype=dtype, device=rows.device)
-        for part in _parts(piece, width):
-            # The difference of half precision and float32 is float32, without another copy, and no
-            # name keeps it alive while the next one is made.
+        for part in _slices(piece, width):
+            # Half precision minus float32 is float32, so one copy both shifts and widens. It has
+            # no name, so it is freed before the next one is allocated.
             _add_upper_product(gram, rows[:, part] - centre[part], blocks)
         return gram
 
-    # A sum in the features' own dtype is fine if it is not long. One for all would cost a digit
-    # where features are wide: CKA of ResNets at 224 x 224 pixels and 16 images was 5e-6 off.
+    # Long sums in float32 lose digits: with one sum over all columns, the error of CKA of a ResNet
+    # at 224 x 224 pixels and 16 images was 5e-6.
     whole = slice(0, max(1, rows.shape[1]))
-    first, *others = _parts(whole, max(width, _PIECE_COLUMNS))
+    first, *others = _slices(whole, max(width, _PIECE_COLUMNS))
     total = product(first)
     for piece in others:
         total = total.to(sum_dtype(total.device))
@@ -99,13 +100,14 @@ def _gram_by_torch(rows: Tensor) -> Tensor:
     return _mirrored(total.to(dtype), blocks)
 
 
-def _parts(whole: slice, width: int) -> Iterator[slice]:
+def _slices(whole: slice, width: int) -> Iterator[slice]:
+    """Split a slice into slices of at most ``width``."""
     starts = range(whole.start, whole.stop, width)
     return (slice(start, min(start + width, whole.stop)) for start in starts)
 
 
 def _add_upper_product(gram: Tensor, rows: Tensor, blocks: Sequence[Block]) -> None:
-    """Add ``rows @ rows.T``, of several blocks only those on and above the diagonal."""
+    """Add ``rows @ rows.T`` to the blocks of ``gram`` on and above the diagonal."""
     if len(blocks) == 1:
         gram.addmm_(rows, rows.T)
         return
@@ -114,26 +116,26 @@ def _add_upper_product(gram: Tensor, rows: Tensor, blocks: Sequence[Block]) -> N
 
 
 def _centre(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Mean (p,) of the first samples of (n, p) rows."""
+    """Return the mean (p,) of the first samples of (n, p) rows."""
     first = rows[:_SAMPLES_FOR_CENTRE]
     if rows.dtype != dtype:
         return first.mean(0, dtype=dtype)
-    # A product with a vector takes a third of the time of a mean over so few.
+    # A matrix-vector product takes a third of the time of a mean over so few rows.
     return first.T @ first.new_full(first.shape[:1], 1 / first.shape[0])
 
 
 def _mirrored(gram: Tensor, blocks: Sequence[Block]) -> Tensor:
-    """The matrix with the blocks below the diagonal filled in."""
+    """Copy the blocks above the diagonal to those below it, and return the matrix."""
     for start, end in blocks[:-1]:
         gram[end:, start:end] = gram[start:end, end:].T
     return gram
 
 
 def _blocks(rows: Tensor) -> list[Block]:
-    """Rows of each block: several on a CPU from n = 192 on, else one.
+    """Return start and end row of each block: several on a CPU if n ≥ 192, else one.
 
-    At n = 512 that saves two fifths of the arithmetic; at n = 64 smaller blocks would be slower
-    than the whole product, and on an accelerator a launch costs more than the arithmetic.
+    At n = 512, blocks save two fifths of the arithmetic. At n = 64 they would be slower than the
+    whole product, and on an accelerator a launch costs more than the arithmetic saved.
     """
     samples = rows.shape[0]
     several = rows.device.type == "cpu" and samples >= 2 * _BLOCK_SAMPLES
@@ -144,41 +146,44 @@ def _blocks(rows: Tensor) -> list[Block]:
 def _columns_per_chunk(rows: Tensor, dtype: torch.dtype) -> int:
     samples, columns = rows.shape
     if rows.device.type == "cpu":
-        wanted = max(_CPU_CHUNK_BYTES // (samples * dtype.itemsize), columns // _CPU_SHARE)
+        wanted = max(_CPU_CHUNK_BYTES // (samples * dtype.itemsize), columns // _CPU_CHUNKS)
     else:
-        wanted = -(-columns // _ACCELERATOR_SHARE)
-    # Rows a power of two apart would compete for the same cache lines.
-    return max(_FEWEST_COLUMNS, wanted) + 16
+        wanted = -(-columns // _ACCELERATOR_CHUNKS)
+    # Rows that are a power of two apart would compete for the same cache lines.
+    return max(_MIN_COLUMNS, wanted) + 16
 
 
 @dataclass(frozen=True)
 class RBF:
-    """Gaussian kernel exp(-D² / (2 t² median(D²))) over squared distances D².
+    """Gaussian kernel exp(-D² / (2 t² median(D²))) of squared distances D².
 
-    The median is taken over the whole (n, n) matrix of squared distances, its zero diagonal
-    included, as Google's CKA demo does (18.302 there, against 18.387 without the diagonal).
+    The median is taken over the whole (n, n) matrix of squared distances including its zero
+    diagonal, as in Google's CKA demo (Kornblith et al. 2019).
+
+    Raises:
+        SettingError: if the threshold is not a positive number.
     """
 
     threshold: float = 1.0
-    """Width t of the kernel, in units of the root of the median squared distance."""
+    """Width t of the kernel, in units of the square root of the median squared distance."""
 
     def __post_init__(self) -> None:
-        """Refuse a width that is no positive number."""
+        """Check that the threshold is a positive number."""
         if not self.threshold > 0:
             raise SettingError(
                 f"RBF needs a threshold above 0, got {self.threshold!r}; write e.g. RBF(0.5)"
             )
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Gram matrix (n, n) of (n, p) rows."""
+        """Return the Gram matrix (n, n) of (n, p) rows."""
         distances = squared_distances(rows)
         width = 2 * self.threshold**2 * _median(distances)
-        # 0 / 0 where more than half of the distances vanish: equal samples stay fully similar.
+        # If the median is 0, equal samples have similarity 1 and others 0; 0 / 0 would be NaN.
         return torch.exp(-torch.where(distances == 0, distances, distances / width))
 
 
 def squared_distances(rows: Tensor) -> Tensor:
-    """Squared Euclidean distances (n, n) between (n, p) rows, from their Gram matrix."""
+    """Return squared Euclidean distances (n, n) between (n, p) rows, from their Gram matrix."""
     gram = linear_gram(rows)
     norms = gram.diagonal()
     distances = (norms[:, None] + norms[None, :] - 2 * gram).clamp(min=0)
@@ -186,17 +191,17 @@ def squared_distances(rows: Tensor) -> Tensor:
 
 
 def _median(values: Tensor) -> Tensor:
-    """Median as NumPy has it: the mean of the two middle values (torch.median takes the lower)."""
+    """Return the mean of the two middle values, as NumPy does; torch.median takes the lower."""
     ordered = values.flatten().sort().values
     count = ordered.numel()
     return (ordered[(count - 1) // 2] + ordered[count // 2]) / 2
 
 
 def resolve_kernel(kernel: str | Kernel) -> Kernel:
-    """Kernel function behind a name; functions of the user's are checked at every call.
+    """Return the kernel with this name, or a user's function with its result checked.
 
     Raises:
-        SettingError: for a name that is neither ``"linear"`` nor ``"rbf"``.
+        SettingError: if ``kernel`` is neither ``"linear"``, ``"rbf"`` nor callable.
     """
     if kernel == "linear":
         return linear_gram
@@ -205,7 +210,7 @@ def resolve_kernel(kernel: str | Kernel) -> Kernel:
     if isinstance(kernel, RBF):
         return kernel
     if callable(kernel):
-        return _Checked(kernel)
+        return _UserKernel(kernel)
     raise SettingError(
         f"cannot use {kernel!r} as a kernel; write 'linear', 'rbf', RBF(threshold=0.5) "
         "or a function from (n, p) features to an (n, n) Gram matrix"
@@ -213,8 +218,8 @@ def resolve_kernel(kernel: str | Kernel) -> Kernel:
 
 
 @dataclass(frozen=True)
-class _Checked:
-    """A user's kernel: gets features wide enough, and must give a Gram matrix."""
+class _UserKernel:
+    """A user's function, which gets float32 or float64 features and must return a Gram matrix."""
 
     function: Kernel
 
@@ -225,6 +230,6 @@ class _Checked:
             given = tuple(gram.shape) if isinstance(gram, Tensor) else type(gram).__name__
             raise InputError(
                 f"the kernel must map features {tuple(rows.shape)} to a Gram matrix {expected}, "
-                f"it gave {given}"
+                f"it returned {given}; write e.g. lambda x: x @ x.T"
             )
         return gram

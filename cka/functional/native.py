@@ -1,7 +1,8 @@
-"""Gram matrices of float32 on a CPU, by ``_gram.c``: in a third of the time of products by torch.
+"""Gram matrices of float32 features on a CPU, by ``_gram.c``: three times as fast as torch.
 
-It is compiled where the package is installed, if that can be. Where it was not, or is of no use to
-this processor, or torch brings another OpenMP than GNU's, :func:`gram` has no answer.
+The extension is optional: it is compiled when the package is installed, if a compiler is
+available. :func:`gram` returns None if it was not compiled, if the processor has no vectors that it
+supports, or if torch was not built with GNU's OpenMP.
 """
 
 from __future__ import annotations
@@ -14,30 +15,31 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-# The most working space of all threads: so much and so many Gram matrices, or, if that is more,
-# such a share of the features.
+# Limit of the working space of all threads together: the larger of _SPACE_BYTES plus _SPACE_GRAMS
+# Gram matrices, and the size of the features divided by _FEATURES_DIVISOR.
 _SPACE_BYTES = 2**20
 _SPACE_GRAMS = 5
-_SHARE = 16
+_FEATURES_DIVISOR = 16
 
 
 def gram(rows: Tensor, samples_for_centre: int) -> Tensor | None:
-    """Gram matrix (n, n) of (n, p) rows, each column less the mean of its first samples.
+    """Return the float32 Gram matrix (n, n) of (n, p) rows, shifted to near their centre.
 
-    Sums over more than 256 columns are made in float64. None for rows that cannot be taken as they
-    lie in memory, and for those whose derivatives are asked for.
+    The mean of the first ``samples_for_centre`` rows is subtracted from every row. Sums over more
+    than 256 columns are computed in float64. Returns None if the kernel is not available, if the
+    rows are not dense float32 on a CPU, or if they need a derivative.
     """
     floats = _vector_floats()
     if floats == 0 or not _is_plain(rows):
         return None
     samples, columns = rows.shape
     space_bytes = _library().cka_space(samples)
-    most_bytes = max(_SPACE_BYTES + _SPACE_GRAMS * 4 * samples**2, rows.nbytes // _SHARE)
+    max_bytes = max(_SPACE_BYTES + _SPACE_GRAMS * 4 * samples**2, rows.nbytes // _FEATURES_DIVISOR)
     useful = _library().cka_most_threads(columns)
-    threads = min(torch.get_num_threads(), useful, most_bytes // space_bytes)
+    threads = min(torch.get_num_threads(), useful, max_bytes // space_bytes)
     space = torch.empty(threads * space_bytes, dtype=torch.uint8, device="cpu")
     products = torch.empty(samples, samples, dtype=torch.float32, device="cpu")
-    if type(products) is not Tensor:  # a mode of the user's makes something else of every tensor
+    if type(products) is not Tensor:  # a mode such as FakeTensorMode replaces every new tensor
         return None
     _library().cka_gram(
         rows.data_ptr(),
@@ -54,37 +56,37 @@ def gram(rows: Tensor, samples_for_centre: int) -> Tensor | None:
 
 
 def _is_plain(rows: Tensor) -> bool:
-    """Whether `rows` are float32 numbers in memory, one sample after another, and nothing else."""
+    """Whether the kernel can read ``rows``: float32 in CPU memory, columns contiguous, no grad."""
     if type(rows) is not Tensor or rows.dtype != torch.float32 or rows.device.type != "cpu":
         return False
     if rows.requires_grad or rows.is_neg() or rows.stride(1) != 1:
         return False
     try:
         rows.data_ptr()
-    except RuntimeError:  # what torch.func transforms has no memory of its own
+    except RuntimeError:  # tensors inside torch.func transforms have no memory
         return False
     return forward_ad.unpack_dual(rows).tangent is None
 
 
 @cache
 def _vector_floats() -> int:
-    """Floats in the vectors of this processor that the library can use; 0 where there is none."""
+    """Return the width, in floats, of the vectors the kernel uses here; 0 if it cannot be used."""
     try:
         return int(_library().cka_vector_floats())
-    except (OSError, AttributeError):  # none, or one for a processor that it knows nothing of
+    except (OSError, AttributeError):  # not compiled, or compiled for another architecture
         return 0
 
 
 @cache
 def _library() -> ctypes.CDLL:
-    """The compiled ``_gram.c``.
+    """Load the compiled ``_gram.c``.
 
     Raises:
-        OSError: where there is none, or torch has not loaded the OpenMP that it needs.
+        OSError: if it was not compiled, or torch has not loaded the OpenMP that it needs.
     """
-    found = find_spec("cka._gram")
+    found = find_spec("cka.functional._gram")
     if found is None or found.origin is None:
-        raise OSError("cka._gram was not compiled")
+        raise OSError("cka.functional._gram was not compiled")
     library = ctypes.CDLL(found.origin)
     size, address = ctypes.c_int64, ctypes.c_void_p
     for count in (library.cka_space, library.cka_most_threads):

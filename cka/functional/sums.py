@@ -1,7 +1,7 @@
-"""From HSIC terms of batches to CKA: pure update, merge and compute.
+"""Sums of HSIC terms over batches, and CKA with its standard error from these sums.
 
-Nguyen et al. 2020, eq. 2: HSIC is summed over batches first, and only then the ratio is taken.
-Batches, ranks and re-runs take the same path, since every field is a plain sum.
+Nguyen et al. 2020, eq. 2: HSIC is summed over batches first, and the ratio is taken of the sums.
+Every field is a plain sum, so batches, parts of batches and ranks are added in the same way.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Sums:
     self2_self2: Tensor
     """Σ s22², (L2,)."""
     estimates: Tensor
-    """How many batches were summed, 0-d, on the same device so that ranks can add it up too."""
+    """Number of batches, a 0-d tensor on the same device, so that it is added over ranks too."""
 
 
-def of_batch(cross: Tensor, self1: Tensor, self2: Tensor) -> Sums:
-    """Sums of one batch: s12 (L1, L2), s11 (L1,) and s22 (L2,)."""
+def batch_sums(cross: Tensor, self1: Tensor, self2: Tensor) -> Sums:
+    """Return the sums of one batch with the terms s12 (L1, L2), s11 (L1,) and s22 (L2,)."""
     return Sums(
         cross=cross,
         self1=self1,
@@ -54,20 +54,20 @@ def of_batch(cross: Tensor, self1: Tensor, self2: Tensor) -> Sums:
     )
 
 
-def empty(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Sums:
-    """Sums of no batch at all, for L1 rows and L2 columns."""
+def zero_sums(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Sums:
+    """Return the sums of no batches, for L1 rows and L2 columns."""
     zeros = torch.zeros(rows, columns, dtype=dtype, device=device)
-    nothing = of_batch(zeros, zeros[:, 0], zeros[0])
-    return replace(nothing, estimates=torch.zeros_like(nothing.estimates))
+    sums = batch_sums(zeros, zeros[:, 0], zeros[0])
+    return replace(sums, estimates=torch.zeros_like(sums.estimates))
 
 
-def merge(left: Sums, right: Sums) -> Sums:
-    """Sums of both, of the same layers."""
+def merge_sums(left: Sums, right: Sums) -> Sums:
+    """Add two sums of the same layers."""
     return Sums(*(a + b for a, b in zip(_values(left), _values(right), strict=True)))
 
 
-def pick(sums: Sums, rows: Tensor, columns: Tensor) -> Sums:
-    """Sums of some rows (R,) and columns (C,) only, repeated ones included."""
+def select_sums(sums: Sums, rows: Tensor, columns: Tensor) -> Sums:
+    """Return the sums of the rows at indices (R,) and columns at indices (C,), repeats allowed."""
     return Sums(
         cross=sums.cross[rows][:, columns],
         self1=sums.self1[rows],
@@ -82,17 +82,17 @@ def pick(sums: Sums, rows: Tensor, columns: Tensor) -> Sums:
     )
 
 
-def compute(sums: Sums) -> tuple[Tensor, Tensor]:
-    """CKA and its standard error over batches, both (L1, L2).
+def cka_with_error(sums: Sums) -> tuple[Tensor, Tensor]:
+    """Return CKA and its standard error over batches, both (L1, L2).
 
-    CKA is Σs12 / √(Σs11 Σs22), without clamp or epsilon: an unbiased estimate may well be
-    negative, and 0/0 is NaN.
+    CKA is Σs12 / √(Σs11 Σs22), without clamp or epsilon: an unbiased estimate may be negative,
+    and 0/0 is NaN.
 
     The standard error is the infinitesimal jackknife (Jaeckel 1972; Efron 1982, ch. 6), the
-    delete-one-batch jackknife to first order: batch b moves CKA by
-    ``d_b = s12_b/√(Σs11 Σs22) - CKA/2 (s11_b/Σs11 + s22_b/Σs22)``, Σd_b = 0, and the error is
-    √(B/(B-1) Σd_b²). The square multiplied out needs only the sums kept here, so that memory does
-    not grow with the batches. NaN for fewer than two batches.
+    first-order form of the delete-one-batch jackknife: the influence of batch b on CKA is
+    ``d_b = s12_b/√(Σs11 Σs22) - CKA/2 (s11_b/Σs11 + s22_b/Σs22)`` with Σd_b = 0, and the error is
+    √(B/(B-1) Σd_b²). The expanded square needs only the sums in :class:`Sums`, so memory does not
+    grow with the number of batches. The error is NaN for fewer than two batches.
     """
     scale = (sums.self1[:, None] * sums.self2[None, :]).sqrt()
     cka = sums.cross / scale
@@ -108,23 +108,23 @@ def compute(sums: Sums) -> tuple[Tensor, Tensor]:
             + sums.self2_self2[None, :] / two**2
         )
     )
-    # Rounding may leave a sum of squares just below 0 where all batches agree (the diagonal).
+    # If all batches agree, as on the diagonal, rounding may give a sum of squares just below 0.
     variance = squares.clamp(min=0) * sums.estimates / (sums.estimates - 1)
     return cka, torch.where(sums.estimates > 1, variance.sqrt(), torch.full_like(cka, torch.nan))
 
 
-def flatten(sums: Sums) -> Tensor:
-    """Every sum in one vector, which is what ranks add up."""
+def sums_to_vector(sums: Sums) -> Tensor:
+    """Concatenate all sums in one vector, which can be added over ranks in one call."""
     return torch.cat([value.reshape(-1) for value in _values(sums)])
 
 
-def unflatten(vector: Tensor, like: Sums) -> Sums:
-    """The inverse of :func:`flatten`, with the shapes of ``like``."""
+def vector_to_sums(vector: Tensor, like: Sums) -> Sums:
+    """Undo :func:`sums_to_vector`, with the shapes of ``like``."""
     shapes = [value.shape for value in _values(like)]
     parts = vector.split([shape.numel() for shape in shapes])
     return Sums(*(part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)))
 
 
 def _values(sums: Sums) -> list[Tensor]:
-    # Not dataclasses.astuple, which would copy every tensor.
+    # dataclasses.astuple would copy every tensor.
     return [getattr(sums, field.name) for field in fields(Sums)]

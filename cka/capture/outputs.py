@@ -1,4 +1,4 @@
-"""From what a module returned to the features of its row."""
+"""The features of a module's output."""
 
 from __future__ import annotations
 
@@ -17,41 +17,46 @@ Pick: TypeAlias = Callable[[str, Any], Tensor | None]
 
 
 @dataclass(frozen=True)
-class Reader:
-    """How outputs are read."""
+class OutputReader:
+    """Selects the tensor of an output and reduces its tokens.
+
+    Raises:
+        SettingError: if the pooling is unknown.
+    """
 
     pooling: Pooling = "flatten"
-    """What becomes of the tokens of an (n, t, d) output: kept, averaged, or only the first."""
+    """For (n, t, d) outputs: keep all tokens, average them, or keep only the first."""
     pick: Pick | None = None
-    """The user's choice of a tensor: ``pick(layer_name, output)``, None to leave the row out."""
+    """The user's function ``pick(layer_name, output)``; it returns None to skip the layer."""
 
     def __post_init__(self) -> None:
-        """Refuse a pooling that does not exist."""
+        """Check that the pooling is known."""
         if self.pooling not in get_args(Pooling):
             raise SettingError(
                 f"cannot use {self.pooling!r} as pooling; write 'flatten', 'mean' or 'cls'"
             )
 
     def find(self, name: str, output: Any) -> Tensor | None:
-        """The tensor that stands for an output: the user's choice, else the first one in it.
+        """Return the tensor of an output: the one that ``pick`` returns, or else the first in it.
 
-        Numbers (0-d tensors, such as the loss in front of a Hugging Face output) are passed over.
+        The first tensor is searched depth first. 0-d tensors are ignored, because Hugging Face
+        outputs start with the loss.
         """
         if self.pick is not None:
             return self.pick(name, output)
         return next((tensor for tensor in tensors_in(output) if tensor.ndim), None)
 
     def features(self, module: nn.Module, tensor: Tensor, samples: int) -> Tensor | None:
-        """Features (n, ...) of a found tensor; None if its first dimension is not the batch."""
+        """Return a tensor's features (n, ...), or None if its first dimension is not n."""
         if tensor.layout != torch.strided or tensor.is_nested:
             return None
-        # Sequence-first modules say so: nn.MultiheadAttention, nn.LSTM, nn.TransformerEncoderLayer.
+        # nn.MultiheadAttention, nn.LSTM and nn.TransformerEncoderLayer have this attribute.
         if tensor.ndim == 3 and getattr(module, "batch_first", True) is False:
             tensor = tensor.transpose(0, 1)
         if tensor.ndim == 0 or tensor.shape[0] != samples:
             return None
         if tensor.ndim == 3 and self.pooling == "mean":
-            # Half precision would overflow before the division.
+            # The sum of half-precision tokens could overflow before it is divided.
             wide = torch.float32 if tensor.dtype.itemsize < 4 else None
             return tensor.mean(1, dtype=wide)
         if tensor.ndim == 3 and self.pooling == "cls":
@@ -60,7 +65,7 @@ class Reader:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Tensors of a nested output or batch, depth first: sequences, mappings, dataclasses."""
+    """Yield the tensors in nested sequences, mappings and dataclasses, depth first."""
     if isinstance(value, Tensor):
         yield value
         return

@@ -1,0 +1,131 @@
+"""Forward hooks that measure the outputs of a model's layers during one forward pass.
+
+Every output is measured inside its hook, before the next layer runs. A later in-place activation
+therefore does not change the measurement, and no reference to the output is kept.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from cka.capture.layers import Call
+from cka.capture.outputs import OutputReader
+
+T = TypeVar("T")
+
+
+@dataclass
+class PassRecord(Generic[T]):
+    """The measurements of one forward pass."""
+
+    samples: int | None = None
+    """Number n of samples: of the batch, or of the first output if the batch does not show it."""
+    values: list[T] = field(default_factory=list)
+    """One measurement for each distinct output."""
+    rows: dict[Call, int] = field(default_factory=dict)
+    """Position in ``values`` of each call's measurement, in order of execution."""
+    without_batch: list[Call] = field(default_factory=list)
+    """Calls whose output has no tensor with n as its first dimension."""
+
+
+class Capture(Generic[T]):
+    """Measures the outputs of selected modules during a forward pass.
+
+    If several modules return the same tensor unchanged (Identity, Sequential, dropout in
+    evaluation mode), it is measured once.
+    """
+
+    def __init__(
+        self,
+        modules: Mapping[str, nn.Module],
+        reader: OutputReader,
+        measure: Callable[[Tensor], T],
+    ) -> None:
+        self._modules = modules
+        self._reader = reader
+        self._measure = measure
+        self._record: PassRecord[T] = PassRecord()
+        self._calls: Counter[str] = Counter()
+        # Weak references: strong ones would keep every activation of the batch alive.
+        self._measured: dict[int, tuple[weakref.ref[Tensor], int, int]] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the modules whose outputs are measured."""
+        return list(self._modules)
+
+    @contextmanager
+    def recording(self, samples: int | None) -> Iterator[None]:
+        """Register hooks for one forward pass of n samples, and always remove them afterwards."""
+        self.clear()
+        self._record.samples = samples
+        handles = []
+        try:
+            for name, module in self._modules.items():
+                handles.append(module.register_forward_hook(partial(self._hook, name)))
+            yield
+        except BaseException:
+            self.clear()
+            raise
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._measured.clear()
+
+    def take(self) -> PassRecord[T]:
+        """Return what was recorded, and clear this object."""
+        record = self._record
+        self.clear()
+        return record
+
+    def clear(self) -> None:
+        """Drop everything that was recorded."""
+        self._record = PassRecord()
+        self._calls.clear()
+        self._measured.clear()
+
+    def _hook(self, name: str, module: nn.Module, args: Any, output: Any) -> None:
+        call = Call(name, self._calls[name])
+        self._calls[name] += 1
+        # A model may enable gradients in its own forward.
+        with torch.no_grad():
+            position = self._position(name, module, output)
+        if position is None:
+            self._record.without_batch.append(call)
+        else:
+            self._record.rows[call] = position
+
+    def _position(self, name: str, module: nn.Module, output: Any) -> int | None:
+        """Measure an output and return its position; None if it has no batch dimension."""
+        tensor = self._reader.find(name, output)
+        if tensor is None:
+            return None
+        measured = self._measured_position(tensor)
+        if measured is not None:
+            return measured
+        if self._record.samples is None and tensor.ndim:
+            self._record.samples = tensor.shape[0]
+        features = self._reader.features(module, tensor, self._record.samples or 0)
+        if features is None:
+            return None
+        self._record.values.append(self._measure(features.detach()))
+        position = len(self._record.values) - 1
+        # Inference tensors have no version counter, so a later change could not be detected.
+        if not tensor.is_inference():
+            self._measured[id(tensor)] = (weakref.ref(tensor), tensor._version, position)
+        return position
+
+    def _measured_position(self, tensor: Tensor) -> int | None:
+        """Return the position of a tensor's measurement if it has not changed since then."""
+        reference, version, position = self._measured.get(id(tensor), (None, -1, -1))
+        same = reference is not None and reference() is tensor
+        return position if same and tensor._version == version else None

@@ -1,0 +1,179 @@
+"""Selects which modules of a model are compared, and labels their calls.
+
+Each call of a module is a row or column of the result: the first call of ``relu`` is labelled
+``relu``, its second call ``relu:1``.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple, TypeAlias
+
+from torch import nn
+
+from cka.errors import LayerError
+
+Selector: TypeAlias = str | int | type[nn.Module] | Callable[..., bool]
+Layers: TypeAlias = Selector | Sequence[Selector] | None
+
+# These are never called themselves, so a warning that they did not run would be useless.
+_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+
+
+class Call(NamedTuple):
+    """One call of a module within one forward pass."""
+
+    name: str
+    """Qualified name of the module; empty for the model itself."""
+    number: int
+    """0 for the first call of the module in the forward pass."""
+
+    @property
+    def label(self) -> str:
+        """Name of the row or column."""
+        name = self.name or "(model)"
+        return f"{name}:{self.number}" if self.number else name
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The selected modules and calls of one model."""
+
+    modules: Mapping[str, nn.Module]
+    """The modules to record, by qualified name."""
+    selector_positions: Mapping[tuple[str, int | None], int]
+    """Position of the selector that matched (module name, call number); None means all calls."""
+
+    def order(self, calls: Sequence[Call]) -> list[int]:
+        """Return the positions of the selected calls, ordered by selector, then by execution."""
+        selected = [
+            (selector, position)
+            for position, call in enumerate(calls)
+            if (selector := self._selector_of(call)) is not None
+        ]
+        return [position for _, position in sorted(selected)]
+
+    def _selector_of(self, call: Call) -> int | None:
+        of_all_calls = self.selector_positions.get((call.name, None))
+        return self.selector_positions.get((call.name, call.number), of_all_calls)
+
+    def never_ran(self, calls: Iterable[Call]) -> list[str]:
+        """Return the labels of the selected modules and calls that are not among ``calls``."""
+        seen = set(calls)
+        names = {call.name for call in seen}
+        return [
+            Call(name, number or 0).label
+            for name, number in self.selector_positions
+            if (name not in names if number is None else Call(name, number) not in seen)
+        ]
+
+
+def select(model: nn.Module, layers: Layers) -> Selection:
+    """Return the modules of a model that the selectors match.
+
+    Args:
+        model: the model whose modules are selected.
+        layers: a name (``"layer1.0.relu"``, or ``"layer1.0.relu:1"`` for its second call only),
+            an index into the model's layers, a glob (``"layer?.*.conv1"``), a module type, a
+            predicate of ``(module)`` or ``(name, module)``, or a sequence of these. None selects
+            every module except the model itself.
+
+    Raises:
+        LayerError: if a selector matches nothing; the message suggests close matches.
+    """
+    if layers is None:
+        selectors: Sequence[Any] = [nn.Module]
+    elif isinstance(layers, (list, tuple)):
+        selectors = layers
+    else:
+        selectors = [layers]
+    if not selectors:
+        raise LayerError(
+            f"the layer selection is empty, got {layers!r}; write None to compare every layer"
+        )
+    named = dict(model.named_modules(remove_duplicate=False))
+    layer_names = _layer_names(model)
+    positions: dict[tuple[str, int | None], int] = {}
+    for position, selector in enumerate(selectors):
+        for found in _matches(selector, named, layer_names):
+            positions.setdefault(found, position)
+    return Selection({name: named[name] for name, _ in positions}, positions)
+
+
+def _layer_names(model: nn.Module) -> list[str]:
+    """Return the names of a model's layers, each module once, or ``[""]`` if it has none."""
+    names = [
+        name
+        for name, module in model.named_modules()
+        if name and not isinstance(module, _CONTAINERS)
+    ]
+    return names or [""]
+
+
+def _matches(
+    selector: Any, named: Mapping[str, nn.Module], layer_names: Sequence[str]
+) -> list[tuple[str, int | None]]:
+    if isinstance(selector, str):
+        return _matching_names(selector, named, layer_names)
+    if isinstance(selector, int) and not isinstance(selector, bool):
+        count = len(layer_names)
+        if not -count <= selector < count:
+            raise LayerError(
+                f"layer index {selector} is out of range for a model with {count} layers; "
+                f"write an index from {-count} to {count - 1}"
+            )
+        return [(layer_names[selector], None)]
+    if isinstance(selector, type):
+        found = [name for name in layer_names if isinstance(named[name], selector)]
+    elif callable(selector):
+        found = [name for name in layer_names if _selects(selector, name, named[name])]
+    else:
+        raise LayerError(
+            f"cannot select layers by {selector!r}; write a name, an index, a glob, a module type "
+            "or a predicate"
+        )
+    if not found:
+        described = getattr(selector, "__name__", repr(selector))
+        raise LayerError(f"no layer matches {described}; the model has e.g. {_first(layer_names)}")
+    return [(name, None) for name in found]
+
+
+def _matching_names(
+    text: str, named: Mapping[str, nn.Module], layer_names: Sequence[str]
+) -> list[tuple[str, int | None]]:
+    if text in named:
+        return [(text, None)]
+    name, _, number = text.rpartition(":")
+    if name in named and number.isdecimal():
+        return [(name, int(number))]
+    is_glob = bool(set(text) & set("*?["))
+    found = [name for name in layer_names if is_glob and fnmatchcase(name, text)]
+    if not found:
+        close = difflib.get_close_matches(text, list(named), n=3)
+        examples = f"the model has e.g. {_first(layer_names)}"
+        hint = f"did you mean {_first(close)}?" if close else examples
+        raise LayerError(f"the model has no layer {text!r}; {hint}")
+    return [(name, None) for name in found]
+
+
+def _selects(predicate: Callable[..., bool], name: str, module: nn.Module) -> bool:
+    try:
+        wanted = len(inspect.signature(predicate).parameters)
+    except (TypeError, ValueError):  # built-in functions may have no signature
+        wanted = 1
+    return bool(predicate(name, module) if wanted >= 2 else predicate(module))
+
+
+def _first(names: Sequence[str], limit: int = 5) -> str:
+    shown = ", ".join(repr(name) for name in names[:limit])
+    return f"{shown}, …" if len(names) > limit else shown
+
+
+def format_labels(labels: Sequence[str], limit: int = 12) -> str:
+    """Format labels for a message: at most ``limit`` of them, and how many more there are."""
+    shown = ", ".join(labels[:limit])
+    return f"{shown} and {len(labels) - limit} more" if len(labels) > limit else shown

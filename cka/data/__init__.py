@@ -1,0 +1,1 @@
+"""Batches of any structure, and the data loaders that yield them."""

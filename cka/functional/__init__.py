@@ -1,0 +1,1 @@
+"""Functions from feature matrices to CKA: kernels, HSIC, sums over batches."""

@@ -1,0 +1,95 @@
+"""CKA of feature matrices."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cka.errors import CKAWarning, InputError, SettingError
+from cka.functional.hsic import HSICEstimator, check_sample_count, hsic_products
+from cka.functional.kernels import Kernel, as_rows, resolve_kernel
+from cka.functional.precision import sum_dtype
+from cka.functional.sums import batch_sums, cka_with_error
+
+
+def cka_from_features(
+    x: Tensor | Sequence[Tensor],
+    y: Tensor | Sequence[Tensor],
+    *,
+    kernel: str | Kernel = "linear",
+    estimator: HSICEstimator = "unbiased",
+) -> Tensor:
+    """Return CKA between features of the same n samples, computed in float64.
+
+    Args:
+        x: features (n, p), a tensor or an array, or a sequence of L1 of them. Further dimensions
+            are flattened: (n, c, h, w) counts as (n, c h w).
+        y: features (n, q) of the same samples in the same order, or a sequence of L2 of them.
+        kernel: ``"linear"``, ``"rbf"``, ``RBF(threshold=0.5)``, or a function from (n, p) features
+            to their (n, n) Gram matrix.
+        estimator: ``"unbiased"`` (HSIC of Song et al. 2012) or ``"biased"`` (the formula of
+            Kornblith et al. 2019).
+
+    Returns:
+        A 0-d float64 tensor, or (L1, L2) if ``x`` or ``y`` is a sequence. CKA is NaN if the
+        features of one side do not vary; a CKAWarning says so. Gradients are propagated.
+
+    Raises:
+        InputError: if the sample counts differ or are too small for the estimator.
+        SettingError: if the kernel or estimator is unknown.
+    """
+    if estimator not in ("unbiased", "biased"):
+        raise SettingError(
+            f"cannot use {estimator!r} as an estimator; write 'unbiased' or 'biased'"
+        )
+    gram = resolve_kernel(kernel)
+    left, right = _as_list(x), _as_list(y)
+    _check_samples([*left, *right], estimator)
+    grams_x = [gram(_rows(features)) for features in left]
+    grams_y = [gram(_rows(features)) for features in right]
+    matrix, _ = cka_with_error(batch_sums(*hsic_products(grams_x, grams_y, estimator)))
+    if bool(matrix.detach().isnan().any()):
+        warnings.warn(
+            "CKA is NaN because the features of one side do not vary over the samples",
+            CKAWarning,
+            stacklevel=2,
+        )
+    pair = not _is_sequence(x) and not _is_sequence(y)
+    return (matrix[0, 0] if pair else matrix).to(torch.float64)
+
+
+def _is_sequence(features: Any) -> bool:
+    return isinstance(features, (list, tuple))
+
+
+def _as_list(features: Any) -> list[Tensor]:
+    several = features if _is_sequence(features) else [features]
+    if not several:
+        raise InputError("got an empty sequence of features; pass at least one (n, p) tensor")
+    # torch.as_tensor would move a tensor to the default device.
+    return [one if isinstance(one, Tensor) else torch.as_tensor(one) for one in several]
+
+
+def _check_samples(features: Sequence[Tensor], estimator: HSICEstimator) -> None:
+    for one in features:
+        if one.ndim < 2:
+            raise InputError(
+                f"features must have at least 2 dimensions, got shape {tuple(one.shape)}; "
+                "pass (n, p) tensors, one row per sample"
+            )
+    counts = sorted({len(one) for one in features})
+    if len(counts) > 1:
+        raise InputError(
+            f"features have different sample counts: {' and '.join(map(str, counts))}; "
+            "compute row i of every tensor from the same sample"
+        )
+    check_sample_count(counts[0], estimator)
+
+
+def _rows(features: Tensor) -> Tensor:
+    rows = as_rows(features)
+    return rows.to(sum_dtype(rows.device))

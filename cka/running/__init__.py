@@ -1,0 +1,1 @@
+"""Running models over batches, and estimating CKA from what their layers return."""

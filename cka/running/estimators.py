@@ -1,0 +1,218 @@
+"""The estimators: by minibatch, or exact over all samples.
+
+Each defines what hooks measure of an output, and how measurements are added to sums.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from cka.errors import DoesNotFitError
+from cka.functional.hsic import HSICEstimator, hsic_products, min_samples
+from cka.functional.kernels import Kernel, flattened
+from cka.functional.precision import full_precision, gram_dtype
+from cka.functional.sums import Sums, batch_sums, merge_sums, select_sums
+
+Measurement = tuple[Tensor, ...]
+"""Measurement of one output: the Gram matrix of each part of the batch, or (exact) its features."""
+
+# While a kernel runs, it holds up to this many copies of its result: float64 sums, distances.
+_COPIES_OF_A_GRAM = 5
+
+
+class BatchMeasurements:
+    """One model's distinct measurements of a batch, and the position of each row's measurement."""
+
+    def __init__(self, values: Sequence[Measurement], positions: Sequence[int]) -> None:
+        self.values = values
+        self.positions = tuple(positions)
+
+
+class Estimator(Protocol):
+    """The part of a comparison that depends on the estimator."""
+
+    min_samples: int
+    """Smallest number of samples in a batch."""
+
+    def measure(self, features: Tensor) -> Measurement:
+        """Return what is kept of an output (n, ...)."""
+
+    def add(self, models: Sequence[BatchMeasurements]) -> None:
+        """Add a batch of one model, compared with itself, or of two models."""
+
+    def sums(self) -> Sums | None:
+        """Return the sums over all batches added; None if there are too few samples."""
+
+    def clear(self) -> None:
+        """Drop everything that was added."""
+
+
+class Minibatch:
+    """Computes Gram matrices in the hooks and sums HSIC over batches (Nguyen et al. 2020)."""
+
+    def __init__(self, kernel: Kernel, estimator: HSICEstimator, part_size: int | None) -> None:
+        self._kernel = kernel
+        self._estimator = estimator
+        self._part_size = part_size
+        self._sums: Sums | None = None
+        self._index: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
+        self.min_samples = min_samples(estimator)
+
+    def measure(self, features: Tensor) -> Measurement:
+        """Return one (m, m) Gram matrix for each part of the (n, ...) features."""
+        rows = flattened(features, self._kernel)
+        sizes = self._sizes(rows.shape[0])
+        parts = rows.split(sizes) if len(sizes) > 1 else [rows]
+        with full_precision(rows.device):
+            return tuple(self._kernel(part) for part in parts)
+
+    def _sizes(self, samples: int) -> list[int]:
+        """Return the sizes of the parts; a remainder that is too small joins the last part."""
+        size = self._part_size or samples
+        if samples < size:
+            return [samples]
+        sizes = [size] * (samples // size)
+        remainder = samples % size
+        if remainder >= self.min_samples:
+            return [*sizes, remainder]
+        sizes[-1] += remainder
+        return sizes
+
+    def add(self, models: Sequence[BatchMeasurements]) -> None:
+        """Add the HSIC terms of every part of a batch."""
+        rows = self._indices(models[0])
+        columns = self._indices(models[-1])
+        for part in range(len(models[0].values[0])):
+            grams = [_grams_on(model, part, rows.device) for model in models]
+            terms = hsic_products(grams[0], grams[1] if len(grams) > 1 else None, self._estimator)
+            sums = select_sums(batch_sums(*terms), rows, columns)
+            self._sums = sums if self._sums is None else merge_sums(self._sums, sums)
+
+    def _indices(self, model: BatchMeasurements) -> Tensor:
+        # Cached, because a new index tensor for every batch would be a copy to the device.
+        device = model.values[0][0].device
+        key = (model.positions, device)
+        if key not in self._index:
+            self._index = {k: v for k, v in self._index.items() if len(self._index) < 8}
+            self._index[key] = torch.tensor(model.positions, device=device)
+        return self._index[key]
+
+    def sums(self) -> Sums | None:
+        """Return the sums over all batches added; None if there were none."""
+        return self._sums
+
+    def clear(self) -> None:
+        """Drop the sums."""
+        self._sums = None
+        self._index.clear()
+
+
+def _grams_on(model: BatchMeasurements, part: int, device: torch.device) -> list[Tensor]:
+    # If a model is spread over devices, so are its Gram matrices.
+    return [parts[part].to(device) for parts in model.values]
+
+
+class Exact:
+    """Stores the features of all samples in host memory; (N, N) Gram matrices follow at the end."""
+
+    min_samples = 1
+
+    def __init__(self, kernel: Kernel, expected: int | None, limit_bytes: int | None) -> None:
+        self._kernel = kernel
+        self._expected = expected
+        self._limit_bytes = limit_bytes
+        self._features: list[list[list[Tensor]]] = []
+        self._devices: list[torch.device] = []
+        self._samples = 0
+
+    def measure(self, features: Tensor) -> Measurement:
+        """Return the features as (n, p), copied to the host."""
+        rows = flattened(features, self._kernel)
+        if not self._devices:
+            self._devices.append(rows.device)
+        return (rows.to("cpu", gram_dtype(rows.dtype), copy=True),)
+
+    def add(self, models: Sequence[BatchMeasurements]) -> None:
+        """Store a batch if the projected total fits in memory.
+
+        Raises:
+            DoesNotFitError: if it does not fit; the message gives the bytes needed.
+        """
+        if not self._features:
+            self._features = [[[] for _ in model.positions] for model in models]
+        for stored, model in zip(self._features, models, strict=True):
+            for chunks, position in zip(stored, model.positions, strict=True):
+                chunks.append(model.values[position][0])
+        self._samples += len(models[0].values[0][0])
+        self._check_size()
+
+    def _check_size(self) -> None:
+        samples = max(self._samples, self._expected or 0)
+        distinct = [chunks for stored in self._features for chunks in _distinct(stored)[0]]
+        per_sample = sum(chunks[0][0].numel() * chunks[0].itemsize for chunks in distinct)
+        features = samples * per_sample
+        widest = samples * max(chunks[0][0].numel() * chunks[0].itemsize for chunks in distinct)
+        grams = [samples**2 * chunks[0].itemsize for chunks in distinct]
+        needed = features + widest + sum(grams) + _COPIES_OF_A_GRAM * max(grams)
+        stored = self._samples * per_sample
+        allowed = available_bytes(stored) if self._limit_bytes is None else self._limit_bytes
+        if allowed is not None and needed > allowed:
+            raise DoesNotFitError(
+                f"the exact estimator needs {_megabytes(needed)} for {samples} samples of "
+                f"{len(distinct)} layers, but only {_megabytes(allowed)} are available; compare "
+                "fewer layers or samples, pool tokens, or use estimator='unbiased', which does not "
+                "store features"
+            )
+
+    def sums(self) -> Sums | None:
+        """Return the unbiased HSIC terms of all samples; release the features meanwhile.
+
+        Returns None if fewer than 4 samples were added.
+        """
+        if not self._features or self._samples < min_samples("unbiased"):
+            return None
+        grams, positions = [], []
+        for stored in self._features:
+            distinct, where = _distinct(stored)
+            stored.clear()
+            grams.append([self._gram(chunks) for chunks in distinct])
+            positions.append(torch.tensor(where, device=self._devices[0]))
+        terms = hsic_products(grams[0], grams[1] if len(grams) > 1 else None, "unbiased")
+        return select_sums(batch_sums(*terms), positions[0], positions[-1])
+
+    def _gram(self, chunks: list[Tensor]) -> Tensor:
+        rows = torch.cat(chunks).to(self._devices[0])
+        chunks.clear()
+        with full_precision(rows.device):
+            return self._kernel(rows)
+
+    def clear(self) -> None:
+        """Drop the features."""
+        self._features.clear()
+
+
+def _distinct(stored: list[list[Tensor]]) -> tuple[list[list[Tensor]], list[int]]:
+    """Return the distinct lists of chunks, and the position in them of every row's list.
+
+    Rows share their chunks if their modules returned the same tensor.
+    """
+    found: dict[tuple[int, ...], int] = {}
+    where = [found.setdefault(tuple(map(id, chunks)), len(found)) for chunks in stored]
+    return [stored[where.index(number)] for number in range(len(found))], where
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 2**20:.2f} MB ({size} bytes)"
+
+
+def available_bytes(stored: int) -> int | None:
+    """Return the free bytes of host memory plus ``stored``; None if unknown."""
+    try:
+        return stored + os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None

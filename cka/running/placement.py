@@ -1,0 +1,131 @@
+"""Unwraps models, moves them to a device, sets evaluation mode, and restores both afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import chain
+
+import torch
+from torch import nn
+
+from cka.errors import InputError
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the network inside DataParallel, DistributedDataParallel and torch.compile wrappers.
+
+    Hooks are not called inside compiled graphs. Under DataParallel they are called once per
+    replica, each time with a part of the batch. The network itself runs on the whole batch.
+    """
+    while True:
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif (original := _original(model)) is not None:
+            model = original
+        else:
+            return model
+
+
+def eager(models: list[nn.Module]) -> AbstractContextManager[object]:
+    """Return a context in which compiled parts run uncompiled, so that their hooks are called."""
+    if not any(map(_has_compiled_parts, models)):
+        return nullcontext()  # set_stance imports the compiler, which takes a second
+    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance
+
+
+# The private names _orig_mod and _compiled_call_impl of torch are used only in this module.
+def _original(model: nn.Module) -> nn.Module | None:
+    """Return the module that ``torch.compile`` wrapped, by its name in state dicts, or None."""
+    original = model.__dict__.get("_modules", {}).get("_orig_mod")
+    return original if isinstance(original, nn.Module) else None
+
+
+def _has_compiled_parts(model: nn.Module) -> bool:
+    """Whether a part is compiled, or may be because torch has no ``_compiled_call_impl``."""
+    return any(
+        _original(module) is not None or getattr(module, "_compiled_call_impl", True) is not None
+        for module in model.modules()
+    )
+
+
+@contextmanager
+def evaluation_mode(models: list[nn.Module]) -> Iterator[None]:
+    """Set evaluation mode for every module; restore each module's own mode afterwards.
+
+    Each flag is set separately, because ``model.train(was_training)`` would set a frozen batch
+    norm inside a model in training mode to training mode as well.
+    """
+    modes = [(module, module.training) for model in models for module in model.modules()]
+    try:
+        for module, _ in modes:
+            module.training = False
+        yield
+    finally:
+        # In reverse, because a module of two models is listed twice: its first mode is the user's.
+        for module, training in reversed(modes):
+            module.training = training
+
+
+def device_for(model: nn.Module, device: torch.device | None, name: str) -> torch.device:
+    """Return the device on which a model runs.
+
+    This is ``device`` if it is given; otherwise the model's own device if that is an accelerator;
+    otherwise the current accelerator, or the CPU if none is available. A model on several devices
+    is not moved, and its batches are copied to the device of its first weight.
+
+    Raises:
+        InputError: if the model is on several devices and ``device`` is given.
+    """
+    current = devices_of(model)
+    if len(current) > 1:
+        if device is not None:
+            raise InputError(
+                f"{name} cannot run on {device}: it is spread over "
+                f"{', '.join(map(str, current))}; "
+                f"omit device to run it as it is, or move it to {device} first"
+            )
+        return current[0]
+    if device is not None:
+        return _with_index(device)
+    if current and current[0].type != "cpu":
+        return current[0]
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    return torch.device("cpu") if accelerator is None else _with_index(accelerator)
+
+
+def devices_of(model: nn.Module) -> list[torch.device]:
+    """Return the devices of the weights and buffers, each once and without ``meta``."""
+    tensors = chain(model.parameters(), model.buffers())
+    return list(dict.fromkeys(one.device for one in tensors if one.device.type != "meta"))
+
+
+@contextmanager
+def moved_to(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Move the model to a device; move it back afterwards.
+
+    A model that is on several devices, or on none, is not moved.
+    """
+    before = devices_of(model)
+    if len(before) != 1 or before[0] == device:
+        yield
+        return
+    try:
+        model.to(device)
+        yield
+    finally:
+        model.to(before[0])
+
+
+def input_dtype(model: nn.Module) -> torch.dtype | None:
+    """Return the floating-point dtype of all weights, for the inputs; None if they differ."""
+    dtypes = {one.dtype for one in model.parameters() if one.is_floating_point()}
+    return dtypes.pop() if len(dtypes) == 1 else None
+
+
+def _with_index(device: torch.device) -> torch.device:
+    """Return ``cuda`` as, e.g., ``cuda:0``, so that it equals the device of a tensor."""
+    if device.type == "cpu" or device.index is not None:
+        return device
+    return torch.empty(0, device=device).device

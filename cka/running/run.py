@@ -1,0 +1,248 @@
+"""One comparison: adds batches, then computes the result and its warnings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from cka.capture.hooks import PassRecord
+from cka.capture.layers import Selection, format_labels
+from cka.capture.outputs import tensors_in
+from cka.data.batches import samples_in
+from cka.errors import InputError, LayerError
+from cka.functional.precision import sum_dtype
+from cka.functional.sums import (
+    Sums,
+    cka_with_error,
+    select_sums,
+    sums_to_vector,
+    vector_to_sums,
+    zero_sums,
+)
+from cka.running import distributed
+from cka.running.estimators import BatchMeasurements, Estimator, Measurement
+from cka.running.model_runner import ModelRunner
+from cka.running.rows import Rows, merge_rows
+
+
+class RankCounts(NamedTuple):
+    """What each rank sends to the others beside its sums."""
+
+    samples: int
+    batches: int
+    rows: list[Rows]
+    """One for each model."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a comparison, and the warnings for the user."""
+
+    matrix: Tensor
+    """CKA, (L1, L2), on the CPU."""
+    standard_error: Tensor
+    """Standard error over batches, (L1, L2), on the CPU."""
+    rows: list[str]
+    """L1 labels."""
+    columns: list[str]
+    """L2 labels."""
+    samples: int
+    batches: int
+    warnings: list[str]
+    """What was left out or is NaN, and why."""
+
+
+class Run:
+    """Adds up the batches of one model, compared with itself, or of two models."""
+
+    def __init__(
+        self,
+        runners: Sequence[ModelRunner],
+        selections: tuple[Selection, Selection],
+        estimator: Estimator,
+        *,
+        over_ranks: bool,
+    ) -> None:
+        self.samples = 0
+        self.batches = 0
+        self._skipped_sizes: list[int] = []
+        self._runners = runners
+        self._selections = selections
+        self._estimator = estimator
+        self._over_ranks = over_ranks
+        self._result_dtype = torch.float32
+        self._device = torch.device("cpu")
+
+    def add(self, batches: Sequence[Any]) -> None:
+        """Run one batch, or one for each model; skip it if it has too few samples.
+
+        Raises:
+            InputError: if the models get different inputs, or different numbers of samples.
+            LayerError: if no selected layer returned a tensor with the batch in front.
+        """
+        size = samples_in(batches[0])
+        if size is not None and size < self._estimator.min_samples:
+            self._skipped_sizes.append(size)
+            return
+        before = _versions(batches[0])
+        records = [self._runners[0].run(batches[0])]
+        if len(self._runners) > 1:
+            if batches[0] is batches[-1] and _versions(batches[0]) != before:
+                raise InputError(
+                    "model1 changes its input in place, so model2 would get a different input; "
+                    "pass a second data loader, or feed= with a copy of the batch"
+                )
+            records.append(self._runners[1].run(batches[-1]))
+        self._add_records(records)
+
+    def _add_records(self, records: list[PassRecord[Measurement]]) -> None:
+        counts = [record.samples or 0 for record in records]
+        if len(set(counts)) > 1:
+            raise InputError(
+                f"the models returned outputs for {counts[0]} and {counts[1]} samples of one "
+                "batch; run both on the same samples, e.g. in feed="
+            )
+        if counts[0] < self._estimator.min_samples:
+            self._skipped_sizes.append(counts[0])
+            return
+        first = records[0].values[0][0]
+        self._result_dtype, self._device = first.dtype, first.device
+        self._estimator.add(
+            [
+                BatchMeasurements(record.values, runner.rows.positions(record))
+                for record, runner in zip(records, self._runners, strict=True)
+            ]
+        )
+        self.samples += counts[0]
+        self.batches += 1
+
+    def close(self) -> None:
+        """Release all tensors, so that a traceback that references this object keeps none alive."""
+        self._estimator.clear()
+        for runner in self._runners:
+            runner.capture.clear()
+
+    def outcome(self) -> Outcome:
+        """Compute the result from the sums of this process, or of all ranks.
+
+        Raises:
+            InputError: if no batch was large enough, or if the ranks ran different layers.
+            LayerError: if one model has no row left.
+        """
+        sums = self._estimator.sums()
+        if self._over_ranks and distributed.is_active():
+            sums = self._sum_over_ranks(sums)
+        if sums is None:
+            raise InputError(
+                f"no batch had at least {self._estimator.min_samples} samples "
+                f"({len(self._skipped_sizes)} smaller ones were skipped); use larger batches"
+            )
+        return self._outcome_of(sums)
+
+    def _sum_over_ranks(self, sums: Sums | None) -> Sums | None:
+        rows = [runner.rows for runner in self._runners]
+        ranks = distributed.gather(RankCounts(self.samples, self.batches, rows))
+        used = [one for one in ranks if one.batches]
+        if not used:
+            return None
+        self.samples = sum(one.samples for one in used)
+        self.batches = sum(one.batches for one in used)
+        for index, runner in enumerate(self._runners):
+            runner.rows = merge_rows([one.rows[index] for one in used])
+        if sums is None:
+            shape = (len(self._runners[0].rows.calls), len(self._runners[-1].rows.calls))
+            sums = zero_sums(*shape, sum_dtype(self._device), self._device)
+        return vector_to_sums(distributed.sum_over_ranks(sums_to_vector(sums)), sums)
+
+    def _outcome_of(self, sums: Sums) -> Outcome:
+        rows_of_models = (self._runners[0].rows, self._runners[-1].rows)
+        orders = [
+            [at for at in chosen.order(rows.calls) if rows.calls[at] not in rows.excluded()]
+            for chosen, rows in zip(self._selections, rows_of_models, strict=True)
+        ]
+        warnings = self._warnings()
+        if not all(orders):
+            raise LayerError("; ".join(["no layer is left to compare", *warnings]))
+        indices = (torch.tensor(order, device=sums.cross.device) for order in orders)
+        selected = select_sums(sums, *indices)
+        matrix, error = cka_with_error(selected)
+        labels = [
+            [rows.calls[at].label for at in order]
+            for rows, order in zip(rows_of_models, orders, strict=True)
+        ]
+        warnings += _nan_warnings(labels, [selected.self1, selected.self2])
+        return Outcome(
+            matrix=matrix.to("cpu", self._result_dtype),
+            standard_error=error.to("cpu", self._result_dtype),
+            rows=labels[0],
+            columns=labels[1],
+            samples=self.samples,
+            batches=self.batches,
+            warnings=warnings,
+        )
+
+    def _warnings(self) -> list[str]:
+        """Return warnings about layers and batches that were left out."""
+        never_ran, without_batch, not_in_every_batch = [], [], []
+        for chosen, runner in zip(
+            self._selections, (self._runners[0], self._runners[-1]), strict=True
+        ):
+            rows = runner.rows
+            seen = [*rows.calls, *rows.not_in_every_batch, *rows.without_batch]
+            never_ran += chosen.never_ran(seen)
+            without_batch += [call.label for call in sorted(rows.without_batch)]
+            partly = rows.not_in_every_batch - rows.without_batch
+            not_in_every_batch += [call.label for call in sorted(partly)]
+        return _named(
+            [
+                ("layers that never ran are left out", never_ran),
+                (
+                    "layers whose output has no tensor with the batch in its first dimension are "
+                    "left out (pass pick= to choose one)",
+                    without_batch,
+                ),
+                ("layers that did not run in every batch are left out", not_in_every_batch),
+                (
+                    f"batches with fewer than {self._estimator.min_samples} samples are left out, "
+                    "of sizes",
+                    [str(size) for size in self._skipped_sizes],
+                ),
+            ]
+        )
+
+
+def _versions(batch: Any) -> int:
+    """Return a number that grows when a tensor of the batch is changed in place."""
+    return sum(tensor._version for tensor in tensors_in(batch) if not tensor.is_inference())
+
+
+def _nan_warnings(labels: Sequence[Sequence[str]], self_terms: Sequence[Tensor]) -> list[str]:
+    """Return warnings about layers whose CKA is NaN: their HSIC with themselves is 0 or NaN."""
+    constant: list[str] = []
+    not_finite: list[str] = []
+    for names, terms in zip(labels, self_terms, strict=True):
+        if type(terms) is not Tensor:  # a fake tensor, which has no values
+            continue
+        for name, term in zip(names, terms.tolist(), strict=True):
+            if term == 0:
+                constant.append(name)
+            elif not math.isfinite(term):
+                not_finite.append(name)
+    return _named(
+        [
+            ("CKA is NaN for layers whose output is the same for every sample", constant),
+            ("CKA is NaN for layers whose output contains NaN or infinity", not_finite),
+        ]
+    )
+
+
+def _named(texts: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
+    """Return each text with its labels, without repeats; drop texts that have none."""
+    return [
+        f"{text}: {format_labels(list(dict.fromkeys(names)))}" for text, names in texts if names
+    ]
