@@ -15,7 +15,6 @@ from pytest_cka_memory.measure.loaders import SampledLoader
 from pytest_cka_memory.measure.region_stack import RegionStack
 from pytest_cka_memory.meters.base import Reading
 
-
 _IN_MB = {row.mb_name: row.name for row in FIGURES.values() if row.mb_name != row.name}
 """Name of a figure in MB -> its name in bytes."""
 

@@ -41,7 +41,7 @@ def _clean():
 def text_of(region: Region, *limits: Limit) -> list[str]:
     """The lines that a failing test prints."""
     result = judge("test_it.py::test_it", region.record, limits)
-    return failure.render([result], meter_for("cpu")).splitlines()
+    return failure.render([result], meter_for("cpu").facts()).splitlines()
 
 
 def sizes(holdings: tuple[Holding, ...]) -> list[tuple[int, int]]:
