@@ -1,4 +1,4 @@
-"""The notebook is run, cell by cell, on whatever this machine has."""
+"""The notebook runs, cell by cell, on the device that this machine has."""
 
 import re
 from pathlib import Path
@@ -11,14 +11,14 @@ NOTEBOOK = Path(__file__).parent / "benchmarks" / "side_by_side.ipynb"
 
 
 def printed(notebook: nbformat.NotebookNode) -> str:
-    """Everything its cells print."""
+    """Everything that its cells print."""
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     return "".join(output.get("text", "") for output in outputs)
 
 
-@pytest.mark.filterwarnings("ignore")  # of the notebook machinery, not of ours
-def test_the_notebook_runs_and_the_bundled_library_keeps_nothing(monkeypatch, tmp_path) -> None:
-    """On few images: every cell runs, and what is printed is what the gates hold ours to."""
+@pytest.mark.filterwarnings("ignore")  # nbclient and ipykernel warn
+def test_notebook_runs_and_shows_that_the_bundled_library_retains_nothing(monkeypatch, tmp_path) -> None:
+    """With 64 images; every row of the bundled library ends with 0.00 MB."""
     monkeypatch.setenv("CKA_NOTEBOOK_SAMPLES", "64")
     monkeypatch.setenv("MPLBACKEND", "agg")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
@@ -29,8 +29,8 @@ def test_the_notebook_runs_and_the_bundled_library_keeps_nothing(monkeypatch, tm
     assert all(line.endswith(" 0.00") for line in rows)
 
 
-def test_the_notebook_is_committed_with_what_it_printed() -> None:
-    """A reader sees figures without running it; they say which machine they are from."""
+def test_notebook_is_committed_with_its_output() -> None:
+    """A reader sees figures, and the machine they are from, without running it."""
     text = printed(nbformat.read(NOTEBOOK, as_version=4))
     assert "measured by" in text
     assert "bundled cka: retains 0.00 MB on average, 0.00 MB more with each batch" in text
