@@ -108,7 +108,7 @@ t.py::test_same     peak increase     58.00  57.00   -1.7%  less
 
 only in the new report: t.py::test_new
 only in the old report: t.py::test_gone
-not judged, an exception left it: t.py::test_fails
+not compared, because an exception ended it: t.py::test_fails
 compared: 1 of 3 regions rose by more than 5%, 1 new, 1 gone, 1 not judged
 """
 MARKDOWN = """\
@@ -123,7 +123,7 @@ MARKDOWN = """\
 
 - `only in the new report: t.py::test_new`
 - `only in the old report: t.py::test_gone`
-- `not judged, an exception left it: t.py::test_fails`
+- `not compared, because an exception ended it: t.py::test_fails`
 """
 
 
