@@ -1,4 +1,4 @@
-"""Sessions in which torch finds an accelerator: ``hostdevice``, compiled once."""
+"""Run sessions in which torch finds the accelerator ``hostdevice``; it is compiled once."""
 
 import json
 import os

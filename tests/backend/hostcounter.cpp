@@ -1,4 +1,4 @@
-// Counts every byte asked of torch's CPU allocator, by standing in its place.
+// Counts every byte requested from torch's CPU allocator, by replacing that allocator.
 #include <c10/core/Allocator.h>
 
 #include <algorithm>

@@ -1,6 +1,6 @@
-"""An independent count of CPU memory: every byte asked of torch's allocator, temporaries included.
+"""An independent count of CPU memory: all bytes requested from torch's allocator.
 
-It stands in the allocator's place, in C++, and knows nothing of tensors or operators.
+It replaces the allocator in C++, so that it also counts temporaries inside operators.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from torch.utils import cpp_extension
 
 
 class HostCounter:
-    """Counts from its making on; bytes that were live before are not among them."""
+    """Counts bytes that are allocated after it has been created."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(self.build())

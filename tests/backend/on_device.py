@@ -1,5 +1,6 @@
-"""The accelerator's meter on a device that counts: run by ``test_on_device.py``, in a session where
-torch has loaded ``hostdevice``.
+"""Tests of the accelerator meter on ``hostdevice``, which has memory counters like a GPU.
+
+``test_on_device.py`` runs this file in a session in which torch has loaded ``hostdevice``.
 """
 
 import gc
@@ -142,7 +143,7 @@ def test_overlapping_regions_count_each_its_own(cka_memory):
 
 
 def test_growth_is_told_to_the_byte(cka_memory):
-    """Four bytes a batch, though each takes a block."""
+    """Four bytes per batch, though each takes a block."""
     kept = []
     with cka_memory.measure() as region:
         for batch in region.batches([torch.zeros(8)] * 16):
@@ -366,7 +367,7 @@ def test_cka_after_running_out_of_memory_keeps_nothing(cka_memory, network):
 
 
 def test_the_seeds_functions_measure_the_device(cka_memory):
-    """``measure_memory_at_batch_counts`` over a loop that keeps 4 bytes a batch."""
+    """``measure_memory_at_batch_counts`` over a loop that keeps 4 bytes per batch."""
     kept = []
 
     def use(model, loader):

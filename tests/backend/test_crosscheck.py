@@ -1,6 +1,6 @@
-"""The CPU meter against a counter in the allocator's place, over real networks.
+"""The CPU meter agrees with a counter that replaces the allocator, on real networks.
 
-``tests/benchmarks/crosscheck.py`` checks every network of torchvision that fits.
+``tests/benchmarks/crosscheck.py`` checks every network of torchvision that fits in memory.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The accelerator's meter, the bundled CKA and the tests for GPUs, on a device that counts."""
+"""The accelerator meter, the bundled CKA and the tests for GPUs pass on ``hostdevice``."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Whole sessions on an accelerator that counts: what a user sees when limits break."""
+"""Sessions on an accelerator with memory counters show the expected output if limits break."""
 
 import pytest
 
@@ -112,7 +112,7 @@ def test_every_marker_judges_the_allocators_figures(broken, test, verdict):
 
 def test_a_rise_is_drawn_from_the_first_batch_on(broken):
     """In bytes asked for: the start is known in blocks, from which they cannot be subtracted."""
-    assert "grew by 4.0 bytes a batch over 8 batches" in broken.text
+    assert "grew by 4.0 bytes per batch over 8 batches" in broken.text
     assert "0 to 28 B above the first batch" in broken.text
 
 

@@ -1,8 +1,8 @@
-"""An accelerator of host memory, for tests: torch loads it where its folder is on the path.
+"""An accelerator in host memory, for tests; torch loads it if its folder is on the path.
 
-It is an out-of-tree backend as any other: PrivateUse1, announced by the entry point
-``torch.backends``. Operators are computed on the CPU and copied; its caching allocator counts
-blocks of 512 bytes, a reserve, peaks and bytes asked for, and runs out of memory at a capacity.
+It is an out-of-tree backend for PrivateUse1 with an entry point of the group ``torch.backends``.
+Operators run on the CPU and copy their results. Its caching allocator has blocks of 512 bytes,
+counts allocated, reserved and requested bytes and their peaks, and has a limited capacity.
 """
 
 import importlib.util
@@ -12,11 +12,11 @@ from types import ModuleType
 
 NAME = os.environ.get("HOSTDEVICE_NAME", "privateuseone")
 LIBRARY = "HOSTDEVICE_LIBRARY"
-"""Environment variable: the compiled library, where it is known; else it is built."""
+"""Environment variable with the path of the compiled library; without it, it is built."""
 
 
 def load() -> None:
-    """Register the device with torch: the entry point."""
+    """Register the device with torch; called through the entry point."""
     import torch
 
     from hostdevice import device

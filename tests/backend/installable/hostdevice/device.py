@@ -1,4 +1,4 @@
-"""What torch knows as ``torch.privateuseone``."""
+"""The module that torch makes available as ``torch.privateuseone``."""
 
 import pickle
 import sys

@@ -1,4 +1,4 @@
-// A caching allocator over host memory that counts as a GPU's does.
+// A caching allocator of host memory with the counters of a GPU's allocator.
 #pragma once
 
 #include <c10/core/CachingDeviceAllocator.h>

@@ -1,4 +1,4 @@
-// Two devices of host memory: which is current, their one stream each, and what torch asks of them.
+// Two devices in host memory with one stream each: the current device, its guard and its hooks.
 #pragma once
 
 #include "allocator.h"

@@ -1,4 +1,4 @@
-// What Python may ask beyond torch.accelerator's own questions.
+// Functions for Python in addition to those of torch.accelerator.
 #include "operators.h"
 
 #include <pybind11/functional.h>

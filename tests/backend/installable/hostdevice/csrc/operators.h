@@ -1,4 +1,4 @@
-// What cannot be computed on the CPU and copied back: making, viewing and copying tensors.
+// Operators that cannot run on the CPU and copy their result: creating, viewing, copying tensors.
 #pragma once
 
 #include "device.h"
