@@ -217,7 +217,7 @@ def _region(line: int, element: object) -> tuple[BaselineKey, Figures]:
     for name in COMPARED:
         if (element[name] or 0) < 0:
             size = _shown(element[name])
-            raise _wrong(line, f"{name} is {size}; write a whole number of bytes, 0 or more")
+            raise _wrong(line, f"{name} is {size}; expected a whole number of bytes, 0 or more")
     fingerprint = Fingerprint(*(getattr(region, name) for name in Fingerprint._fields))
     figures = {name: getattr(region, name) for name in COMPARED}
     return BaselineKey(region.nodeid, region.label, fingerprint), figures

@@ -14,6 +14,7 @@ from reprlib import repr as shortened
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 _MOST_COMBINATIONS = 16
+_LONGEST_VALUE = 40
 _Build = Callable[[Any], Any]
 _ACCEPTED: dict[Any, set[type]] = {
     int: {int},
@@ -53,8 +54,13 @@ class ShapeError(ValueError):
         return self
 
     def __str__(self) -> str:
-        given = "is missing" if self.given is MISSING else f"is {shortened(self.given)}"
-        return f"{self.path.lstrip('.')} {given}; write {self.expected}"
+        given = "is missing" if self.given is MISSING else f"is {_shown(self.given)}"
+        return f"{self.path.lstrip('.')} {given}; expected {self.expected}"
+
+
+def _shown(value: object) -> str:
+    text = shortened(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
 
 
 def decode(kind: Any, data: Any, where: str, *, flat: tuple[str, ...] = ()) -> Any:

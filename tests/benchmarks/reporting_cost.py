@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.core.report import Report, ReportBuilder, facts_of
+from pytest_cka_memory.core.report import Report, ReportBuilder
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports import files, markdown
@@ -64,7 +64,7 @@ def measured(regions: int, batches: int) -> ReportBuilder:
                 region.batch_done(64)
         result = judge(nodeid, region.record, limits)
         payload = {
-            "facts": facts_of(meter),
+            "facts": meter.facts(),
             "regions": [result.to_dict()],
             "unmeasured": [],
             "narrowed": False,

@@ -182,7 +182,7 @@ class TestPeak:
         with MemoryProbe("cpu", explainer=PEAK).measure() as region:
             KEEP.append(torch.ones(10))
         lines = text_of(region, max_peak_mb("1 B"))
-        assert any("alive before the region" in line for line in lines)
+        assert any("allocated before the region" in line for line in lines)
         assert any("alive at the peak" in line for line in lines)
 
 

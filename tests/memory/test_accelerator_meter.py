@@ -312,7 +312,7 @@ def test_unavailable_device_is_an_error(
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     with pytest.raises(
         DeviceError,
-        match=rf"device '{name}' is not there: torch .* finds no accelerator on this machine; ",
+        match=rf"device '{name}' is not available: torch .* found no accelerator on this machine; ",
     ):
         ask(name)
 
@@ -323,7 +323,9 @@ def test_unavailable_device_error_names_the_available_accelerator(
     """The error names the accelerator that is available."""
     found = torch.device("xpu")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: found)
-    with pytest.raises(DeviceError, match=r"device 'cuda' is not there: .* finds only xpu on this"):
+    with pytest.raises(
+        DeviceError, match=r"device 'cuda' is not available: .* found only xpu on this"
+    ):
         meter_for("cuda")
 
 
@@ -332,7 +334,9 @@ def test_device_index_beyond_the_device_count_is_refused(monkeypatch: pytest.Mon
     found = torch.device("cuda")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: found)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    with pytest.raises(DeviceError, match="device 'cuda:2' is not there: torch finds 2, counted"):
+    with pytest.raises(
+        DeviceError, match="device 'cuda:2' is not available: torch found 2, counted"
+    ):
         meter_for("cuda:2")
 
 
@@ -389,7 +393,7 @@ def test_blocks_without_a_tensor_are_reported_with_the_line_that_allocated_them(
     assert sorted(by_bytes) == [100, 200, 300]
     assert by_bytes[100].operator == "aten.zeros"
     assert by_bytes[300].created_at == ("me/net.py:4 in forward",)
-    assert "--cka-memory-snapshots=DIR records where" in by_bytes[200].hint
+    assert "--cka-memory-snapshots=DIR to record where" in by_bytes[200].hint
 
 
 def test_allocator_without_history_records_and_dumps_nothing(

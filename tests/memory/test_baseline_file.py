@@ -80,49 +80,58 @@ def test_new_region_adds_one_line_and_changes_no_other() -> None:
 
 
 REGION = GOOD.splitlines()[2][2:]
-BYTES = "write a whole number of bytes, 0 or more"
+BYTES = "expected a whole number"
 WRONG = {
-    "empty": ("", "line 1: no baseline file, which begins with"),
-    "a report": ('{\n "schema": "pytest-cka-memory/1"\n}', "line 1: no baseline file"),
-    "no list": ("null", "line 1: no baseline file"),
-    "empty list": ("[]", "line 1: no JSON: Expecting value"),
-    "no header": (f"[{REGION}]", "line 1: no baseline file"),
-    "foreign schema": ('[ {"schema": "other/1"}\n]', "line 1: no baseline file"),
+    "empty": ("", "line 1: not a baseline file, which begins with"),
+    "a report": ('{\n "schema": "pytest-cka-memory/1"\n}', "line 1: not a baseline file"),
+    "no list": ("null", "line 1: not a baseline file"),
+    "empty list": ("[]", "line 1: not valid JSON: Expecting value"),
+    "no header": (f"[{REGION}]", "line 1: not a baseline file"),
+    "foreign schema": ('[ {"schema": "other/1"}\n]', "line 1: not a baseline file"),
     "newer schema": (
         GOOD.replace("baseline/1", "baseline/2"),
-        "line 1: schema pytest-cka-memory-baseline/2, and this plugin reads "
+        "line 1: schema pytest-cka-memory-baseline/2, but this plugin reads "
         "pytest-cka-memory-baseline/1: upgrade the plugin",
     ),
     "cut off after a region": (GOOD[:-3], "line 3: cut off: the last ']' is missing"),
-    "cut off within a text": (GOOD[:60], "line 2: no JSON: Unterminated string"),
-    "cut off within a region": (GOOD[:-30], "line 3: no JSON: "),
-    "comma lost": (GOOD.replace("\n, ", "\n  "), "line 2: no JSON: neither ',' nor the last ']'"),
-    "comma too many": (GOOD.replace("}\n]", "},\n]"), "line 4: no JSON: Expecting value"),
-    "two files": (GOOD + GOOD, "line 5: something follows the last ']'"),
+    "cut off within a text": (GOOD[:60], "line 2: not valid JSON: Unterminated string"),
+    "cut off within a region": (GOOD[:-30], "line 3: not valid JSON: "),
+    "comma lost": (
+        GOOD.replace("\n, ", "\n  "),
+        "line 2: not valid JSON: ',' or the last ']' must follow",
+    ),
+    "comma too many": (GOOD.replace("}\n]", "},\n]"), "line 4: not valid JSON: Expecting value"),
+    "two files": (GOOD + GOOD, "line 5: text after the last ']'"),
     "merge": (
         GOOD.replace("\n]", "\n<<<<<<< HEAD\n]"),
-        "line 4: an unresolved merge ('<<<<<<< HEAD'); keep either side's lines, then measure anew "
-        "with --cka-memory-update-baseline",
+        "line 4: an unresolved merge conflict ('<<<<<<< HEAD'); keep the lines of one "
+        "side, then measure again with --cka-memory-update-baseline",
     ),
-    "merge middle": (GOOD + "=======\n", "line 5: an unresolved merge ('=======')"),
+    "merge middle": (GOOD + "=======\n", "line 5: an unresolved merge conflict ('=======')"),
     "nested": (GOOD.replace("4096", "[" * 100_000, 1), "line 2: nested too deeply"),
-    "nested, closed": (f"[{'[' * 200}{']' * 200}]", "line 1: no baseline file"),
-    "huge number": (GOOD.replace("4096", "9" * 5000, 1), "line 2: 999999999999... is no number"),
+    "nested, closed": (f"[{'[' * 200}{']' * 200}]", "line 1: not a baseline file"),
+    "huge number": (GOOD.replace("4096", "9" * 5000, 1), "line 2: 999999999999... is not a number"),
     "too many bytes": (GOOD.replace("4096", str(2**63 + 1), 1), f"; {BYTES}"),
-    "negative": (GOOD.replace("4096", "-1", 1), f"line 2: 'peak_increase_bytes' is -1; {BYTES}"),
-    "fraction": (GOOD.replace("4096", "0.5", 1), f"'peak_increase_bytes' is 0.5; {BYTES}"),
+    "negative": (
+        GOOD.replace("4096", "-1", 1),
+        f"line 2: peak_increase_bytes is -1; {BYTES} of bytes, 0 or more",
+    ),
+    "fraction": (GOOD.replace("4096", "0.5", 1), f"peak_increase_bytes is 0.5; {BYTES}"),
     "beyond floats": (GOOD.replace("4096", "1e999", 1), f"is inf; {BYTES}"),
-    "NaN": (GOOD.replace("4096", "NaN", 1), "line 2: NaN is no number of bytes"),
-    "Infinity": (GOOD.replace("4096", "-Infinity", 1), "line 2: -Infinity is no number of bytes"),
+    "NaN": (GOOD.replace("4096", "NaN", 1), "line 2: NaN is not a number of bytes"),
+    "Infinity": (
+        GOOD.replace("4096", "-Infinity", 1),
+        "line 2: -Infinity is not a number of bytes",
+    ),
     "text for bytes": (GOOD.replace("4096", '"4096"', 1), f"is '4096'; {BYTES}"),
     "true for bytes": (GOOD.replace("4096", "true", 1), f"is True; {BYTES}"),
-    "no peak": (GOOD.replace("4096", "null", 1), f"'peak_increase_bytes' is None; {BYTES}"),
-    "number for text": (GOOD.replace('"allocator"', "7"), "line 2: 'meter' is 7, no text"),
-    "null for text": (GOOD.replace('"x"', "null", 1), "line 2: 'label' is None, no text"),
+    "no peak": (GOOD.replace("4096", "null", 1), f"peak_increase_bytes is None; {BYTES}"),
+    "number for text": (GOOD.replace('"allocator"', "7"), "line 2: meter is 7; expected a text"),
+    "null for text": (GOOD.replace('"x"', "null", 1), "line 2: label is None; expected a text"),
     "key missing": (GOOD.replace('"torch": "2.15", ', "", 1), "line 2: 'torch' is missing"),
     "key unknown": (
         GOOD.replace('"torch": "2.15"', '"torch": "2.15", "os": 1', 1),
-        "line 2: 'os' is no key of a region",
+        "line 2: 'os' is not a key of a region",
     ),
     "key twice": (
         GOOD.replace('"torch": "2.15"', '"torch": "2.15", "torch": "2.9"', 1),
@@ -130,10 +139,10 @@ WRONG = {
     ),
     "region twice": (
         GOOD.replace("\n]", f"\n, {REGION}\n]"),
-        "line 4: the region of line 3 again; keep one of the two lines",
+        "line 4: the same region as line 3; keep one of the two lines",
     ),
-    "no region": (GOOD.replace("\n]", "\n, [1]\n]"), "line 4: [1] is no region"),
-    "byte order mark": ("\ufeff" + GOOD, "line 1: no baseline file"),
+    "no region": (GOOD.replace("\n]", "\n, [1]\n]"), "line 4: [1] is not a region"),
+    "byte order mark": ("\ufeff" + GOOD, "line 1: not a baseline file"),
 }
 
 
@@ -151,7 +160,7 @@ def test_error_names_the_file(tmp_path: Path) -> None:
     """The path comes before the line number."""
     path = tmp_path / "baseline.json"
     path.write_text(GOOD + "x")
-    with pytest.raises(BaselineError, match=r"cannot use .*baseline\.json, line 5: something"):
+    with pytest.raises(BaselineError, match=r"cannot use .*baseline\.json, line 5: text after"):
         baseline_file.read(path)
 
 
@@ -159,7 +168,7 @@ def test_invalid_utf8_is_reported_with_its_line(tmp_path: Path) -> None:
     """The error says in which line the text is not UTF-8."""
     path = tmp_path / "baseline.json"
     path.write_bytes(GOOD.replace("a.py", "ä.py").encode("latin-1"))
-    with pytest.raises(BaselineError, match=r"baseline\.json, line 2: it is not UTF-8"):
+    with pytest.raises(BaselineError, match=r"baseline\.json, line 2: not UTF-8"):
         baseline_file.read(path)
 
 
@@ -171,9 +180,9 @@ def test_missing_file_error_names_the_file(tmp_path: Path) -> None:
 
 def test_devices_and_folders_are_not_read(tmp_path: Path) -> None:
     """Reading a device could go on forever."""
-    with pytest.raises(BaselineError, match="cannot use /dev/zero: it is no file"):
+    with pytest.raises(BaselineError, match="cannot use /dev/zero: not a regular file"):
         baseline_file.read(Path("/dev/zero"))
-    with pytest.raises(BaselineError, match="it is no file"):
+    with pytest.raises(BaselineError, match="not a regular file"):
         baseline_file.read(tmp_path)
 
 

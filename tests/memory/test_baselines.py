@@ -8,14 +8,15 @@ import pytest
 from reports_made import CPU, GPU
 
 from pytest_cka_memory import LimitError, RegionRecord
-from pytest_cka_memory.baseline import update as baseline_update
 from pytest_cka_memory.baseline.file import BaselineKey
-from pytest_cka_memory.baseline.limit import WithinBaseline, tolerance_of
-from pytest_cka_memory.baseline.update import Update, figures_of, fingerprint_of, updated
-from pytest_cka_memory.core.fingerprint import Fingerprint
+from pytest_cka_memory.baseline.limit import WithinBaseline
+from pytest_cka_memory.baseline.update import Update, updated
+from pytest_cka_memory.core import fingerprint
+from pytest_cka_memory.core.figures import rounded_figures
+from pytest_cka_memory.core.fingerprint import Fingerprint, fingerprint_of
 from pytest_cka_memory.core.tolerance import parse_tolerance
 from pytest_cka_memory.core.verdicts import Result, judge
-from pytest_cka_memory.limits import Breach, Unjudged
+from pytest_cka_memory.limits import Breach, Unjudged, limit_from_marker
 
 MakeRecord = Callable[..., RegionRecord]
 ZEROS = {
@@ -86,9 +87,9 @@ def test_torch_without_metadata_has_no_version_in_the_fingerprint(
     def no_metadata(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(baseline_update, "version", no_metadata)
-    installed = baseline_update._installed_torch.__wrapped__
-    monkeypatch.setattr(baseline_update, "_installed_torch", installed)
+    monkeypatch.setattr(fingerprint, "version", no_metadata)
+    installed = fingerprint._installed_torch.__wrapped__
+    monkeypatch.setattr(fingerprint, "_installed_torch", installed)
     assert fingerprint_of({**FACTS, "torch": None}).torch is None
 
 
@@ -102,7 +103,7 @@ def test_growth_is_stored_in_whole_bytes(
     record: MakeRecord, levels: list[int], growth: int
 ) -> None:
     """It is rounded up so that the same run passes again; a decrease is stored as 0."""
-    assert figures_of(record(levels=levels))["growth_bytes_per_batch"] == growth
+    assert rounded_figures(record(levels=levels))["growth_bytes_per_batch"] == growth
 
 
 @pytest.mark.parametrize("extra", [-1, 0, 1], ids=["one-byte-below", "equal", "one-byte-above"])
@@ -158,7 +159,7 @@ def test_unknown_growth_is_a_breach_if_the_baseline_has_growth(record: MakeRecor
     assert isinstance(breach, Breach)
     assert breach.measured_bytes is None
     assert breach.message.startswith(
-        "cannot be judged, growth per batch is 0 bytes in the baseline and not known now: feed 5"
+        "cannot be judged: growth per batch is 0 bytes in the baseline and not known now; run 5"
     )
 
 
@@ -195,15 +196,16 @@ def test_region_without_a_baseline_is_not_judged(
 
 def test_marker_tolerance_replaces_the_default() -> None:
     """The tolerance may be missing, positional or a keyword."""
-    default = parse_tolerance("5%")
-    assert tolerance_of((), {}, default) is default
-    assert tolerance_of(("1 MB",), {}, default) == parse_tolerance("1 MB")
-    assert tolerance_of((), {"tolerance": "9%"}, default) == parse_tolerance("9%")
+    assert limit_from_marker("memory_baseline", (), {}) is None
+    assert limit_from_marker("memory_baseline", ("1 MB",), {}) == parse_tolerance("1 MB")
+    given = limit_from_marker("memory_baseline", (), {"tolerance": "9%"})
+    assert given == parse_tolerance("9%")
 
 
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
+        ((None,), {}, r"memory_baseline\(None\): cannot read None as a tolerance; write '5%'"),
         ((5,), {}, r"memory_baseline\(5\): cannot read 5 as a tolerance; write '5%', '64 KiB' or"),
         (("5",), {}, r"memory_baseline\('5'\): cannot read '5' as a tolerance"),
         (("5%", "5%"), {}, r"memory_baseline\('5%', '5%'\): wrong arguments; write e\.g\. @pytest"),
@@ -216,7 +218,7 @@ def test_wrong_marker_arguments_are_refused(
 ) -> None:
     """The error quotes the marker, says what is wrong and what to write instead."""
     with pytest.raises(LimitError, match=message):
-        tolerance_of(args, kwargs, parse_tolerance("5%"))
+        limit_from_marker("memory_baseline", args, kwargs)
 
 
 def test_update_adds_regions_that_passed(record: MakeRecord) -> None:

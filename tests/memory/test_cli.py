@@ -223,7 +223,9 @@ def test_compare_warns_about_another_device_or_version(write, capsys, fact, valu
     old = write("old", Report(SESSION, (kept(),)))
     new = write("new", Report({**SESSION, fact: value}, (kept(),)))
     assert main(["compare", old, new]) == OK
-    assert f"figures may differ by more than the code: {message}\n" in capsys.readouterr().out
+    assert (
+        f"warning: the reports differ in more than the code: {message}\n" in capsys.readouterr().out
+    )
 
 
 def test_compare_does_not_warn_about_a_patch_release(write, capsys):
@@ -279,7 +281,7 @@ def test_error_about_a_damaged_report_is_one_line(tmp_path, capsys):
     path.write_text(text.replace('"odd items": 2', '"\\u001b[2J\\n": "2"'), encoding="utf-8")
     assert main(["show", str(path)]) == UNUSABLE
     error = capsys.readouterr().err
-    assert error.endswith("unmeasured.\\x1b[2J\\n is '2'; a whole number belongs there\n")
+    assert error.endswith("unmeasured.\\x1b[2J\\n is '2'; expected a whole number\n")
     assert "\x1b" not in error
 
 

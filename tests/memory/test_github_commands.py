@@ -62,7 +62,7 @@ def test_largest_breaches_come_first_and_the_rest_are_counted():
     """GitHub shows ten commands: nine breaches and the number of the others."""
     report = Report({}, tuple(result(f"t.py::test_{n}", n + 1) for n in range(30)))
     found = commands(report)
-    assert len(found) == github.MOST_A_KIND
+    assert len(found) == github.MOST_PER_KIND
     assert [f"::t.py::test_{29 - n} " in command for n, command in enumerate(found[:9])] == [
         True
     ] * 9
@@ -100,8 +100,8 @@ def test_regions_that_are_not_judged_are_warnings():
     report = Report({}, (*unjudged, left), missing=("t.py::lost",), unmeasured={"odd items": 2})
     assert commands(report) == [
         "::warning title=max_reserved_mb(1) not judged::this device has no reserve (3 regions)",
-        "::warning title=memory not judged::t.py::left r: an exception left it; write its 'with' "
-        "around what catches the exception",
+        "::warning title=memory not judged::t.py::left r: an exception ended it; put its 'with' "
+        "block around the code that catches it",
         "::warning title=memory not measured::2 tests: odd items",
         "::warning title=memory%3A 1 test without a result::t.py::lost",
     ]

@@ -108,8 +108,13 @@ def test_page_has_all_figures_of_a_region():
     leak = rows[1]
     mb = 2**20
     assert leak["name"] == "t.py::test_leak[64] train"
-    assert (leak["start"], leak["peak"], leak["increase"]) == (42 * mb, 100 * mb, 58 * mb)
-    assert (leak["retained"], leak["growth"], leak["reserved"]) == (36, 4.0, None)
+    assert (leak["start_bytes"], leak["peak_bytes"], leak["peak_increase_bytes"]) == (
+        42 * mb,
+        100 * mb,
+        58 * mb,
+    )
+    assert (leak["retained_bytes"], leak["growth_bytes_per_batch"]) == (36, 4.0)
+    assert leak["reserved_peak_bytes"] is None
     assert leak["timeline"][0] == [42 * mb + 4, 43 * mb + 4]
     assert len(leak["timeline"]) == leak["batches"] == 9
     assert leak["problems"][0].startswith("zero_retention: retained 36 bytes")
@@ -129,7 +134,7 @@ def test_holders_at_the_peak_have_their_own_heading():
     """Tensors that are live at the peak are not necessarily retained."""
     alive = record(at_peak=(LOSSES,))
     (row,) = data_of(html_page.render(Report(SESSION, (judge("n", alive, []),))))["rows"]
-    assert row["holders"][0] == "alive at the peak:"
+    assert row["holders"][0] == "live at the peak:"
 
 
 @pytest.mark.parametrize(
@@ -152,7 +157,7 @@ def test_page_says_that_figures_are_predicted():
     session = {**SESSION, "meter": "predicted CUDA allocations"}
     text = html_page.render(Report(session, (kept(),)))
     assert Page(text).texts["h1"] == "Predicted memory"
-    assert "predicted for the device, not measured" in text
+    assert "predicted for the device; they were not measured" in text
     assert data_of(text)["predicted"] is True
     assert data_of(html_page.render(one_of_each()))["predicted"] is False
 

@@ -1,15 +1,16 @@
 """Limits: the exact boundary, the arguments that they accept, and the messages of broken ones."""
 
+import inspect
 import math
+import re
 from collections.abc import Callable
 
 import pytest
 
 from pytest_cka_memory import LimitError, RegionRecord
-from pytest_cka_memory.baseline import limit as baseline_limit
-from pytest_cka_memory.core import markers
+from pytest_cka_memory.core.markers import MARKERS, Marker
+from pytest_cka_memory.core.tolerance import Tolerance
 from pytest_cka_memory.limits import (
-    MARKERS,
     Breach,
     FlatPerBatch,
     Maximum,
@@ -125,14 +126,16 @@ def test_growth_message_gives_growth_batches_and_allowed_growth(record: MakeReco
         record(levels=[4 * i for i in range(9)])
     )
     assert isinstance(breach, Breach)
-    assert breach.message == ("grew by 4.0 bytes a batch over 9 batches, allowed 0 bytes a batch")
+    assert breach.message == (
+        "grew by 4.0 bytes per batch over 9 batches, allowed 0 bytes per batch"
+    )
 
 
 def test_growth_of_a_fraction_of_a_byte_is_not_written_as_zero(record: MakeRecord) -> None:
-    """'grew by 0.0 bytes a batch, allowed 0 bytes a batch' would not say what is wrong."""
+    """'grew by 0.0 bytes per batch, allowed 0 bytes per batch' would not say what is wrong."""
     breach = limit_from_marker("flat_per_batch", (), {}).judge(record(levels=[0] * 33 + [1] * 32))
     assert isinstance(breach, Breach)
-    assert breach.message.startswith("grew by 0.03 bytes a batch")
+    assert breach.message.startswith("grew by 0.03 bytes per batch")
 
 
 def test_a_growth_limit_without_batches_is_broken_and_says_how_to_report_them(
@@ -143,7 +146,7 @@ def test_a_growth_limit_without_batches_is_broken_and_says_how_to_report_them(
     assert isinstance(breach, Breach)
     assert breach.measured_bytes is None
     assert breach.message == (
-        "cannot be judged, no batch was seen: loop over region.batches(loader), "
+        "cannot be judged because no batch was seen: loop over region.batches(loader), "
         "or call region.batch_done() after each batch"
     )
 
@@ -151,8 +154,8 @@ def test_a_growth_limit_without_batches_is_broken_and_says_how_to_report_them(
 @pytest.mark.parametrize(
     ("count", "warmup", "words"),
     [
-        (4, 1, "4 full batches were seen and 5 are needed (1 to warm up, 4 to judge): feed 1 more"),
-        (1, 0, "1 full batches were seen and 4 are needed (0 to warm up, 4 to judge): feed 3 more"),
+        (4, 1, "4 full batches were seen and 5 are needed (1 to warm up, 4 to judge): add 1 more"),
+        (1, 0, "1 full batches were seen and 4 are needed (0 to warm up, 4 to judge): add 3 more"),
         (4, 6, "4 full batches were seen and 10 are needed"),
     ],
 )
@@ -163,7 +166,7 @@ def test_too_few_batches_break_a_growth_limit_and_say_how_many_are_missing(
     limit = limit_from_marker("flat_per_batch", (), {"warmup": warmup})
     breach = limit.judge(record(levels=[0] * count))
     assert isinstance(breach, Breach)
-    assert breach.message.startswith(f"cannot be judged, {words}")
+    assert breach.message.startswith(f"cannot be judged because {words}")
 
 
 NOT_A_SIZE = [-1, -0.001, math.nan, math.inf, True, None, "2KBanana", "1", "", [1], 1e308]
@@ -197,7 +200,7 @@ def test_wrong_arguments_are_refused_with_an_example(
     marker: str, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
     """The message says what is wrong, what was given and what to write instead."""
-    example = MARKERS[marker][1]
+    example = MARKERS[marker].example
     with pytest.raises(LimitError, match=rf"^{marker}\(.*\): wrong arguments; write") as caught:
         limit_from_marker(marker, args, kwargs)
     assert str(caught.value).endswith(f"@pytest.mark.{example}")
@@ -238,18 +241,19 @@ def test_a_limit_is_named_as_users_write_it(
     assert limit_from_marker(marker, args, kwargs).text == text
 
 
-def test_the_example_of_every_marker_is_valid() -> None:
+@pytest.mark.parametrize("marker", MARKERS.values(), ids=lambda marker: marker.name)
+def test_the_example_of_every_marker_is_valid(marker: Marker) -> None:
     """Error messages tell users to write these examples."""
-    for name, (build, example) in MARKERS.items():
-        limit = eval(example, {name: build})
-        limit = limit() if callable(limit) else limit
-        assert isinstance(limit, (Maximum, FlatPerBatch))
-        assert build.__doc__ == markers.MARKERS[name][1]
+    limit = eval(marker.example, {marker.name: marker.build()})
+    limit = limit() if callable(limit) else limit
+    assert isinstance(limit, (Maximum, FlatPerBatch, Tolerance))
 
 
-def test_every_registered_marker_has_a_limit() -> None:
-    """The markers that every session registers are those that limits are built from."""
-    assert [*markers.MARKERS] == [*MARKERS, baseline_limit.MARKER]
+@pytest.mark.parametrize("marker", MARKERS.values(), ids=lambda marker: marker.name)
+def test_the_builder_of_every_marker_takes_what_its_help_names(marker: Marker) -> None:
+    """Arguments in backquotes in the help are parameters of the builder."""
+    parameters = inspect.signature(marker.build()).parameters
+    assert set(re.findall(r"`(\w+)`", marker.help)) == set(parameters)
 
 
 def test_session_limits_apply_to_tests_without_a_limit_of_their_own() -> None:

@@ -20,9 +20,9 @@ FACTS = """\
 """
 LEGEND = """\
 
-Sizes are MB (1,048,576 bytes) where no unit is given. Start: live at entry; peak: highest live; \
-increase: peak less start; retained: born inside and alive at the end; growth/b: rise of the \
-upper level per batch, from 5 full batches on.
+Sizes are in MB (2**20 bytes) unless a unit is given. start: live at entry; peak: highest live \
+level; increase: peak - start; retained: allocated inside and still live at the end; growth/b: \
+rise of the highest level per batch, from 5 full batches on; reserved: most that the allocator held.
 """
 WHOLE = f"""\
 ### Memory: 1 of 5 regions broke a limit, 2 not judged, 1 test without a result, 2 not measured
@@ -31,8 +31,8 @@ WHOLE = f"""\
 | :--- | :--- | :--- |
 | **BREACH** | `t.py::test_leak[64] train` | `zero_retention`: retained 36 bytes, allowed 0 bytes: \
 36 bytes too much |
-| **BREACH** | `t.py::test_leak[64] train` | `flat_per_batch`: grew by 4.0 bytes a batch over 9 \
-batches, allowed 0 bytes a batch |
+| **BREACH** | `t.py::test_leak[64] train` | `flat_per_batch`: grew by 4.0 bytes per batch over 9 \
+batches, allowed 0 bytes per batch |
 | not judged | `t.py::test_cpu` | `max_reserved_mb(1)`: this device has no reserve |
 | not judged | `t.py::test_fails` | the test failed |
 
@@ -40,7 +40,7 @@ batches, allowed 0 bytes a batch |
 it</summary>
 
 ```text
-  9 tensors, 36 bytes, float32 largest () by aten.sum, born in 9 batches
+  9 tensors, 36 bytes, float32 largest () by aten.sum, allocated in 9 batches
     made at train.py:12 in step, from train.py:40 in fit
     held by train.LOSSES[0]
     what to do: attached to its autograd graph: keep loss.item() or loss.detach() instead
@@ -53,7 +53,7 @@ it</summary>
 
 ```text
   ▁▂▃▄▅▅▆▇█  0 to 32 B above the first batch
-  9 tensors, 36 bytes, float32 largest () by aten.sum, born in 9 batches
+  9 tensors, 36 bytes, float32 largest () by aten.sum, allocated in 9 batches
     made at train.py:12 in step, from train.py:40 in fit
     held by train.LOSSES[0]
     what to do: attached to its autograd graph: keep loss.item() or loss.detach() instead
@@ -104,7 +104,7 @@ def test_a_report_without_regions_begins_with_nothing_was_measured():
         ([kept()], "1 region kept every limit"),
         ([kept(), kept()], "2 regions kept every limit"),
         ([kept(), broken()], "1 of 2 regions broke a limit"),
-        ([judge("n", record(), [])], "1 region measured, no limit to keep"),
+        ([judge("n", record(), [])], "1 region measured, no limits set"),
         ([kept(), judge("n", record(), [])], "1 of 2 regions kept every limit"),
         ([replace(kept(), record=record(completed=False))], "1 not judged"),
     ],
@@ -128,7 +128,7 @@ def test_predicted_figures_are_marked_before_the_first_figure():
     session = {**SESSION, "meter": "predicted CUDA allocations"}
     lines = markdown.render(Report(session, (kept(),))).splitlines()
     assert lines[0] == "### Predicted memory: 1 region kept every limit"
-    assert lines[2] == "These figures are predicted for the device, not measured on it."
+    assert lines[2] == "These figures are predicted for the device; they were not measured on it."
 
 
 def test_text_from_a_test_is_never_interpreted_as_markup():
@@ -178,7 +178,7 @@ def test_a_report_of_ten_thousand_regions_keeps_to_the_limit_on_length(limit):
     assert counted[0] == f"| and {2 * 1_667 - len(shown):,} more, in the JSON report |"
     rows = [line for line in text.splitlines() if line.endswith((" 0 |", " 4.0 B |"))]
     assert counted[1] == f"| and {10_000 - len(rows):,} more, in the JSON report |"
-    assert "Who holds the rest, " in text
+    assert "The holders of " in text
     assert text.endswith(LEGEND)
 
 

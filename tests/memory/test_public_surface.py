@@ -6,7 +6,7 @@ import pytest
 
 import pytest_cka_memory
 from pytest_cka_memory import MemoryProbe, Region, RegionRecord, errors
-from pytest_cka_memory.core.figures import FIGURES
+from pytest_cka_memory.core.figures import READABLE
 from pytest_cka_memory.meters import Meter
 
 CONTRACT = (
@@ -50,7 +50,7 @@ def test_the_public_names_include_those_of_the_contract() -> None:
     names = pytest_cka_memory.__all__
     assert len(names) == len(set(names))
     assert set(CONTRACT) <= set(names)
-    assert set(FIGURES_OF_THE_CONTRACT) <= set(FIGURES)
+    assert set(FIGURES_OF_THE_CONTRACT) <= set(READABLE)
 
 
 @pytest.mark.parametrize(

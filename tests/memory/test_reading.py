@@ -68,42 +68,48 @@ WHOLE = json_writer.render(one_of_each()).encode()
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        (b"", "it is empty; write one with pytest --cka-memory-json=PATH"),
-        (b" \n", "it is empty"),
+        (b"", "the file is empty; write a report with pytest --cka-memory-json=PATH"),
+        (b" \n", "the file is empty"),
         (WHOLE[:-3], "line 30, column 3: Expecting ',' delimiter"),
-        (b'{\n "a": "\xff"}', "line 2: it is not UTF-8 (invalid start byte)"),
-        (b"[" * 100_000, "it is nested more deeply than any report"),
-        (b"9" * 5_000, "it has a number of thousands of digits, which no figure is"),
-        (b"[1]", "it is no report: it does not begin with a schema, 'pytest-cka-memory/1'"),
-        (b'{"schema": null}', "schema 'None' is not that of a report"),
-        (b'{"schema": "pytest-cka-memory/2"}', "a newer pytest-cka-memory wrote it, update"),
-        (b'{"schema": "pytest-cka-memory/1"}', "regions is None; a list belongs there"),
-        (WHOLE.replace(b"4.0", b"NaN"), "NaN is no JSON; a figure is a finite number or null"),
-        (damaged(["regions"], {}), "regions is {}; a list belongs there"),
-        (damaged(["regions", 1], None), "regions[1] is None; an object belongs there"),
+        (b'{\n "a": "\xff"}', "line 2: not UTF-8 (invalid start byte)"),
+        (b"[" * 100_000, "nested more deeply than any report"),
+        (b"9" * 5_000, "a number with thousands of digits, which no figure has"),
+        (
+            b"[1]",
+            "not a report: the key 'schema' is missing; a report has 'pytest-cka-memory/1' there",
+        ),
+        (b'{"schema": null}', "not a report: its schema is 'None', not"),
+        (b'{"schema": "pytest-cka-memory/2"}', "a newer pytest-cka-memory wrote it; upgrade"),
+        (b'{"schema": "pytest-cka-memory/1"}', "regions is None; expected a list"),
+        (
+            WHOLE.replace(b"4.0", b"NaN"),
+            "NaN is not valid JSON; a figure is a finite number or null",
+        ),
+        (damaged(["regions"], {}), "regions is {}; expected a list"),
+        (damaged(["regions", 1], None), "regions[1] is None; expected an object"),
         (
             damaged(["regions", 1, "peak_bytes"], KeyError),
-            "regions[1].peak_bytes is missing; a value belongs there",
+            "regions[1].peak_bytes is missing; expected a value",
         ),
         (
             damaged(["regions", 1, "peak_bytes"], True),
-            "regions[1].peak_bytes is True; a whole number belongs there",
+            "regions[1].peak_bytes is True; expected a whole number",
         ),
         (
             damaged(["regions", 1, "peak_bytes"], 2**63),
-            "regions[1].peak_bytes is 9223372036854775808; a whole number belongs there",
+            "regions[1].peak_bytes is 9223372036854775808; expected a whole number",
         ),
         (
             damaged(["regions", 1, "timeline", 2, "size"], "64"),
-            "regions[1].timeline[2].size is '64'; a whole number belongs there",
+            "regions[1].timeline[2].size is '64'; expected a whole number",
         ),
         (
             damaged(["regions", 1, "timeline", 2], None),
-            "regions[1].timeline[2] is None; an object belongs there",
+            "regions[1].timeline[2] is None; expected an object",
         ),
         (
             damaged(["regions", 1, "timeline", 2, "size"], KeyError),
-            "regions[1].timeline[2].size is missing; a value belongs there",
+            "regions[1].timeline[2].size is missing; expected a value",
         ),
         (
             damaged(["regions", 1, "timeline", 2, "peak_bytes"], 2**63),
@@ -111,15 +117,15 @@ WHOLE = json_writer.render(one_of_each()).encode()
         ),
         (
             damaged(["regions", 1, "retained", 0, "created_at", 1], 1),
-            "regions[1].retained[0].created_at[1] is 1; a text belongs there",
+            "regions[1].retained[0].created_at[1] is 1; expected a text",
         ),
         (
             damaged(["regions", 1, "breaches", 0, "measured_bytes"], "36"),
-            "regions[1].breaches[0].measured_bytes is '36'; a number belongs there",
+            "regions[1].breaches[0].measured_bytes is '36'; expected a number",
         ),
-        (damaged(["session", "notes"], 1), "session.notes is 1; a list belongs there"),
+        (damaged(["session", "notes"], 1), "session.notes is 1; expected a list"),
         (damaged(["unmeasured", "odd items"], "2"), "unmeasured.odd items is '2'"),
-        (damaged(["unmeasured"], [2]), "unmeasured is [2]; an object belongs there"),
+        (damaged(["unmeasured"], [2]), "unmeasured is [2]; expected an object"),
     ],
     ids=[
         *("empty", "blank", "cut-off", "latin-1", "deep", "long-number", "list", "no-schema"),
@@ -141,7 +147,9 @@ def test_a_file_that_is_not_a_report_is_refused(file, content, problem):
 def test_a_number_that_overflows_is_refused(file):
     """JSON allows 1e999, which Python reads as infinity."""
     file.write_bytes(WHOLE.replace(b'"growth_bytes_per_batch": 0.0', b'"start_bytes": 1e999', 1))
-    with pytest.raises(ReportError, match=r"regions\[0\]\.start_bytes is inf; a whole number"):
+    with pytest.raises(
+        ReportError, match=r"regions\[0\]\.start_bytes is inf; expected a whole number"
+    ):
         json_reader.read(file)
 
 
@@ -160,5 +168,5 @@ def test_a_file_larger_than_any_report_is_refused(file, monkeypatch):
     """Reading stops at the limit, so that a file without an end, such as /dev/zero, is refused."""
     monkeypatch.setattr(json_reader, "MOST_BYTES", 2**20)
     file.write_bytes(b" " * (2**20 + 1))
-    with pytest.raises(ReportError, match="it is larger than 1 MB, which no report is"):
+    with pytest.raises(ReportError, match="larger than 1 MB; refusing to read it"):
         json_reader.read(file)

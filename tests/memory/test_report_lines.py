@@ -110,7 +110,8 @@ def test_findings_name_breaches_and_what_was_not_judged(results: list[Result]) -
     assert terminal.findings(results) == [
         (f"BREACH {FILE}::test_leak[64] compare", "red"),
         (
-            "  flat_per_batch: grew by 4.0 bytes a batch over 9 batches, allowed 0 bytes a batch",
+            "  flat_per_batch: grew by 4.0 bytes per batch over 9 batches, "
+            "allowed 0 bytes per batch",
             "red",
         ),
         ("not judged a.py::test_same: the test failed", "yellow"),
@@ -136,11 +137,18 @@ def test_findings_are_wrapped_to_the_width(record: MakeRecord) -> None:
     ("count", "lines"),
     [
         (0, []),
-        (2, ["2 collected tests have no result (stopped early, or lost)", "  n0", "  n1"]),
+        (
+            2,
+            [
+                "2 collected tests have no result (the session stopped early, or a worker died)",
+                "  n0",
+                "  n1",
+            ],
+        ),
         (
             12,
             [
-                "12 collected tests have no result (stopped early, or lost)",
+                "12 collected tests have no result (the session stopped early, or a worker died)",
                 *(f"  n{i}" for i in range(10)),
                 "  ... and 2 more",
             ],
@@ -166,10 +174,11 @@ def test_the_legend_has_device_versions_meter_and_notes() -> None:
     lines = [line.text for line in terminal.legend(session)]
     assert lines[:4] == [
         "device: cuda:0 (A100), torch 2.9.0, CUDA 12.8",
-        "meter: PyTorch's caching allocator; sizes in MB (2**20 bytes) where no unit is given",
+        "meter: PyTorch's caching allocator",
         "  first note",
         "  second note",
     ]
+    assert lines[4].startswith("Sizes are in MB (2**20 bytes) unless a unit is given. start: live")
     assert max(map(len, lines)) <= 100
     on_cpu = terminal.legend({**session, "cuda": None})
     assert on_cpu[0].text == "device: cuda:0 (A100), torch 2.9.0"
@@ -179,13 +188,13 @@ def test_a_failure_names_limit_region_device_and_remedy(record: MakeRecord) -> N
     """Three lines per broken limit."""
     limits = [ZERO, limit_from_marker("max_peak_mb", ("4 B",), {})]
     result = judge("t.py::t", record(label="fit", retained_bytes=1, peak_bytes=5), limits)
-    assert failure.render([result], ScriptedMeter()).splitlines() == [
+    assert failure.render([result], ScriptedMeter().facts()).splitlines() == [
         "zero_retention broken: retained 1 byte, allowed 0 bytes: 1 byte too much",
-        "  in region 'fit', on cpu by scripted figures",
-        "  what to do: find what still refers to these: a list, an attribute, a hook, a cache",
+        "  in region 'fit', measured on cpu (scripted figures)",
+        "  what to do: find what still references them: a list, an attribute, a hook or a cache",
         "max_peak_mb('4 B') broken: peak increase 5 bytes, allowed 4 bytes: 1 byte too much",
-        "  in region 'fit', on cpu by scripted figures",
-        "  what to do: free or detach tensors earlier, use torch.no_grad(), a smaller batch",
+        "  in region 'fit', measured on cpu (scripted figures)",
+        "  what to do: free or detach tensors earlier, use torch.no_grad(), or a smaller batch",
     ]
 
 
@@ -194,7 +203,9 @@ def test_a_failure_lists_the_largest_groups_and_sums_up_the_rest(record: MakeRec
     sizes = [9, 8, 7, 6, 5, 4, 3]
     groups = tuple(Holding(bytes=size, count=1) for size in sizes)
     leaking = record(retained_bytes=sum(sizes), retained=groups)
-    lines = failure.render([judge("t.py::t", leaking, [ZERO])], ScriptedMeter()).splitlines()
+    lines = failure.render(
+        [judge("t.py::t", leaking, [ZERO])], ScriptedMeter().facts()
+    ).splitlines()
     listed = lines.count("    held by nothing that Python can name")
     assert 0 < listed < len(sizes)
     assert f"  1 tensor, {sizes[listed - 1]} bytes" in lines
@@ -204,18 +215,18 @@ def test_a_failure_lists_the_largest_groups_and_sums_up_the_rest(record: MakeRec
 
 def test_a_failure_of_a_region_without_a_label_names_the_whole_test(record: MakeRecord) -> None:
     """A limit that could not be judged has its advice in its message."""
-    text = failure.render([judge("t.py::t", record(), [FLAT])], ScriptedMeter())
+    text = failure.render([judge("t.py::t", record(), [FLAT])], ScriptedMeter().facts())
     assert text.splitlines() == [
-        "flat_per_batch broken: cannot be judged, no batch was seen: "
-        "loop over region.batches(loader), or",
-        "call region.batch_done() after each batch",
-        "  in the whole test, on cpu by scripted figures",
+        "flat_per_batch broken: cannot be judged because no batch was seen: "
+        "loop over region.batches(loader),",
+        "or call region.batch_done() after each batch",
+        "  in the whole test, measured on cpu (scripted figures)",
     ]
 
 
 def test_kept_limits_have_no_failure_text(record: MakeRecord) -> None:
     """The text is empty."""
-    assert failure.render([judge("t.py::t", record(), [ZERO])], ScriptedMeter()) == ""
+    assert failure.render([judge("t.py::t", record(), [ZERO])], ScriptedMeter().facts()) == ""
 
 
 def test_a_table_that_is_too_wide_drops_the_timeline_before_it_cuts_names():

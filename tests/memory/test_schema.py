@@ -12,8 +12,9 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.limits import Breach, Unjudged
 from pytest_cka_memory.reports.json import writer as json_writer
+from pytest_cka_memory.reports.json.schema import report_schema
 
-SCHEMA = json.loads(json_writer.SCHEMA_FILE.read_text(encoding="utf-8"))
+SCHEMA = report_schema()
 VALIDATOR = Draft202012Validator(SCHEMA, format_checker=FormatChecker())
 
 OPTIONAL = {"extra"}

@@ -79,7 +79,7 @@ def test_breach_names_the_figure_and_the_baseline(scripted):
             "memory_baseline broken: peak increase 1,060 bytes, allowed 1,050 bytes (5% above the "
             "baseline's",
             "1,000 bytes): 10 bytes too much",
-            "  in region 'part', on cpu by scripted figures",
+            "  in region 'part', measured on cpu (scripted figures)",
         ]
     )
     (breach,) = run.region["breaches"]
@@ -207,7 +207,9 @@ def test_required_baseline_that_is_missing_fails_the_test(scripted, pytester):
     scripted(_test(10), required).assert_outcomes(passed=1)
     run = scripted(_test(10).replace("part", "new"), required)
     run.assert_outcomes(failed=1)
-    assert "memory_baseline broken: cannot be judged, and --cka-memory-require-base" in run.text
+    assert (
+        "memory_baseline broken: cannot be judged because and --cka-memory-require-base" in run.text
+    )
 
 
 def test_update_keeps_the_lines_of_other_devices(scripted, extend_conftest, file):
@@ -327,13 +329,13 @@ def test_update_writes_the_last_run_of_a_rerun_test(scripted, file):
 
 
 BROKEN = {
-    "corrupt": ("[ {", "line 1: no JSON: "),
+    "corrupt": ("[ {", "line 1: not valid JSON: "),
     "empty": ("", "line 1: no baseline file"),
     "newer": ('[ {"schema": "pytest-cka-memory-baseline/9"}\n]', "line 1: schema pytest-cka-mem"),
     "a report": ('{\n "schema": "pytest-cka-memory/1"\n}', "line 1: no baseline file"),
     "merge": (
         '[ {"schema": "pytest-cka-memory-baseline/1"}\n<<<<<<< HEAD\n]',
-        "line 2: an unresolved merge ('<<<<<<< HEAD')",
+        "line 2: an unresolved merge conflict ('<<<<<<< HEAD')",
     ),
 }
 
@@ -354,7 +356,7 @@ def test_file_that_becomes_unusable_during_the_run_is_not_overwritten(scripted, 
     breaks = _test(20, action=f"open({str(file)!r}, 'a').write('x'); meter.allocate({{}})")
     run = scripted(breaks, UPDATE)
     assert run.result.ret == pytest.ExitCode.TESTS_FAILED
-    assert f"FAILED: cannot use {file}, line 4: something follows the last ']'" in run.text
+    assert f"FAILED: cannot use {file}, line 4: text after the last ']'" in run.text
     assert file.read_text().endswith("]\nx")
 
 
@@ -435,10 +437,9 @@ def _gone(run):
 
 
 @pytest.mark.usefixtures("written")
-@pytest.mark.parametrize("options", [[], ["-n2"]], ids=["serial", "workers"])
-def test_lines_without_a_test_are_listed(scripted, options):
+def test_lines_without_a_test_are_listed(scripted, worker):
     """A region, a test and a test file were deleted."""
-    run = scripted(ONE, GATE, *options)
+    run = scripted(ONE, GATE, *worker)
     run.assert_outcomes(passed=1)
     assert _gone(run) == [
         "test_it.py::test_goes",
@@ -452,10 +453,9 @@ def test_lines_without_a_test_are_listed(scripted, options):
     "options",
     [["-k", "stays"], ["test_it.py::test_stays"], ["--deselect", "test_it.py::test_goes"]],
 )
-@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "workers"])
-def test_lines_of_deselected_tests_are_not_listed_as_gone(scripted, options, workers):
+def test_lines_of_deselected_tests_are_not_listed_as_gone(scripted, options, worker):
     """Only a missing region of a test that ran and a missing file are listed."""
-    run = scripted(ONE + "\ndef test_goes(cka_memory): pass", GATE, *options, *workers)
+    run = scripted(ONE + "\ndef test_goes(cka_memory): pass", GATE, *options, *worker)
     assert _gone(run) == ["test_it.py::test_stays goes", "test_other.py::test_other"]
 
 

@@ -10,7 +10,7 @@ from pytest_cka_memory.cli import main
 from pytest_cka_memory.reports import markdown
 from pytest_cka_memory.reports.html import page as html_page
 from pytest_cka_memory.reports.json import reader as json_reader
-from pytest_cka_memory.reports.json import writer as json_writer
+from pytest_cka_memory.reports.json.schema import report_schema
 
 SOURCE = """
 import pytest
@@ -28,9 +28,9 @@ def test_whole(cka_memory, meter): meter.allocate(5)
 FILES = ("--cka-memory-markdown=out/r.md", "--cka-memory-html=out/r.html")
 
 
-def test_all_files_report_the_same_session(scripted, pytester, workers):
+def test_all_files_report_the_same_session(scripted, pytester, worker):
     """Markdown and HTML can be written again from the JSON report."""
-    run = scripted(SOURCE, *FILES, *workers)
+    run = scripted(SOURCE, *FILES, *worker)
     run.assert_outcomes(passed=1, failed=2)
     report = json_reader.read(pytester.path / "r.json")
     assert [result.record.label for result in report.results] == ["<b>|`", "plain", ""]
@@ -45,8 +45,7 @@ def test_json_report_conforms_to_the_schema(scripted_reserve):
     source = SOURCE + "\n@pytest.mark.flat_per_batch\ndef test_unseen(meter): pass\n"
     run = scripted_reserve(source, "--cka-memory-explain")
     assert len(run.regions) == 4
-    schema = json_writer.SCHEMA_FILE.read_text(encoding="utf-8")
-    Draft202012Validator(json_reader.json.loads(schema)).validate(run.report)
+    Draft202012Validator(report_schema()).validate(run.report)
 
 
 def test_show_prints_the_table_of_the_session(scripted, pytester, capsys):
