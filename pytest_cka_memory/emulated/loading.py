@@ -121,17 +121,15 @@ def load(card_name: str | None = None, devices: int = 1, total_bytes: int | None
         )
     if total <= CONTEXT_BYTES:
         raise DeviceError(
-            f"the emulated device cannot have {total:,} bytes of memory, because the CUDA context "
-            f"takes {CONTEXT_BYTES:,} of them; give it more"
+            f"the emulated device cannot have {total >> 20:,} MB of memory, because the CUDA context "
+            f"takes {CONTEXT_BYTES >> 20:,} MB of it; give it more"
         )
     wanted = Loaded(wanted_card, devices, total)
     if _loaded is not None:
         _check_same(_loaded, wanted)
         _take_over()
         return
-    _check_platform()
-    _check_no_driver()
-    cuda = _cuda_of_torch()
+    cuda = check_available()
     _check_kernels(wanted_card, cuda)
     paths = [_compiled(_LIBRARY), _compiled(_NVML)]
     is_late = _is_mapped("libc10_cuda.so")
@@ -149,6 +147,20 @@ def load(card_name: str | None = None, devices: int = 1, total_bytes: int | None
 # ---- Checks ----
 
 
+def check_available() -> tuple[int, int]:
+    """Return the CUDA version of the installed torch, which is not imported.
+
+    Raises:
+        DeviceError: if this machine or this installation cannot emulate a device.
+    """
+    _check_platform()
+    _check_no_driver()
+    cuda = _cuda_of_torch()
+    for module in (_LIBRARY, _NVML):
+        _compiled(module)
+    return cuda
+
+
 def _check_same(existing: Loaded, wanted: Loaded) -> None:
     if existing != wanted:
         raise DeviceError(
@@ -158,7 +170,7 @@ def _check_same(existing: Loaded, wanted: Loaded) -> None:
 
 
 def _described(loaded: Loaded) -> str:
-    return f"{loaded.devices} × {loaded.card.title} with {loaded.total_bytes:,} bytes"
+    return f"{loaded.devices} × {loaded.card.title} with {loaded.total_bytes >> 20:,} MB each"
 
 
 def _check_platform() -> None:

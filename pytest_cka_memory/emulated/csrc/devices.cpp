@@ -86,7 +86,7 @@ static int fill_properties(void* properties, int device, const Layout& at) {
   const Settings& card = settings;
   int physical = visible_devices()[device];
   memset(properties, 0, at.size);
-  snprintf((char*)properties, sizeof card.name, "%s", card.name);
+  snprintf((char*)properties, sizeof card.name, "%.255s", card.name);
   char uuid[64];
   uuid_text(physical, uuid, sizeof uuid);
   put<char>(properties, 256 + 15, (char)strtol(uuid + strlen(uuid) - 2, nullptr, 16));

@@ -349,26 +349,6 @@ API int cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t fr
                           size_t height, int, Stream) {
   return copied_2d(to, to_pitch, from, from_pitch, width, height);
 }
-// cuBLAS's copies, which MAGMA uses: columns of `rows` elements.
-static int copied_matrix(int rows, int columns, int element, const void* from, int from_rows, void* to,
-                         int to_rows) {
-  return copied_2d(to, (size_t)to_rows * element, from, (size_t)from_rows * element,
-                   (size_t)rows * element, columns);
-}
-API int cublasSetMatrixAsync(int rows, int columns, int element, const void* from, int from_rows, void* to,
-                             int to_rows, Stream) {
-  return copied_matrix(rows, columns, element, from, from_rows, to, to_rows);
-}
-API int cublasGetMatrixAsync(int rows, int columns, int element, const void* from, int from_rows, void* to,
-                             int to_rows, Stream) {
-  return copied_matrix(rows, columns, element, from, from_rows, to, to_rows);
-}
-API int cublasSetVectorAsync(int n, int element, const void* from, int step, void* to, int to_step, Stream) {
-  return copied_matrix(1, n, element, from, step, to, to_step);
-}
-API int cublasGetVectorAsync(int n, int element, const void* from, int step, void* to, int to_step, Stream) {
-  return copied_matrix(1, n, element, from, step, to, to_step);
-}
 // Variables of kernels, which never run.
 API int cudaMemcpyToSymbol(const void*, const void*, size_t, size_t, int) { return kSuccess; }
 API int cudaGetSymbolAddress(void** address, const void*) {

@@ -91,6 +91,7 @@ RAISED(cublasIsamin_v2) RAISED(cublasIdamin_v2) RAISED(cublasIcamin_v2) RAISED(c
 RAISED(cublasSasum_v2) RAISED(cublasDasum_v2) RAISED(cublasScasum_v2) RAISED(cublasDzasum_v2)
 RAISED(cublasSnrm2_v2) RAISED(cublasDnrm2_v2) RAISED(cublasScnrm2_v2) RAISED(cublasDznrm2_v2)
 RAISED(cublasSrotg_v2) RAISED(cublasDrotg_v2) RAISED(cublasCrotg_v2) RAISED(cublasZrotg_v2)
+RAISED(cublasGetMatrixAsync) RAISED(cublasSetMatrixAsync) RAISED(cublasGetVectorAsync) RAISED(cublasSetVectorAsync)
 RAISED(cublasSrotmg_v2) RAISED(cublasDrotmg_v2) RAISED(cublasLtMatmulAlgoConfigGetAttribute)
 }  // namespace blas
 

@@ -143,7 +143,6 @@ def card_of(name: str, kind: str = "predict:cuda") -> Card:
     """
     if (name or DEFAULT_CARD) not in CARDS:
         raise DeviceError(
-            f"unknown card {name!r}; write {kind}, or {kind}: and one of "
-            f"{', '.join(CARDS)}"
+            f"unknown card {name!r}; write {kind}, or {kind}: and one of {', '.join(CARDS)}"
         )
     return CARDS[name or DEFAULT_CARD]
