@@ -1,0 +1,112 @@
+// cuDNN. The real library does the host's work: descriptors, heuristics, plans and the sizes of their
+// workspaces. Since version 9.8 it plans for a card that is not there, from a description of the card
+// ("deviceless ahead-of-time compilation"). What needs a handle is here; plans are executed by nobody.
+#include "emulated.hpp"
+
+#include <dlfcn.h>
+
+#include <cstdio>
+#include <cstring>
+
+using Descriptor = void*;
+
+enum : int {  // numbers of cuDNN's interface
+  kPlanHandle = 400,
+  kPlanDevice = 407,
+  kHeuristicsGraph = 201,
+  kHeuristicsDevice = 204,
+  kGraphHandle = 800,
+  kEngineGraph = 1300,
+  kEngineDevice = 1307,
+  kDeviceDescriptor = 38,
+  kDeviceJson = 2702,
+  kTypeDescriptor = 15,
+  kTypeText = 24,
+};
+
+// torch's libraries are loaded RTLD_LOCAL, so RTLD_NEXT would not find the real functions.
+template <class Function>
+static Function* real(const char* name) {
+  static void* library = dlopen("libcudnn.so.9", RTLD_LAZY | RTLD_NOLOAD);
+  auto found = library ? (Function*)dlsym(library, name) : nullptr;
+  if (!found) refuse_by_exception(name, "libcudnn.so.9 is not loaded; use a CUDA build of torch.");
+  return found;
+}
+
+struct DnnHandle {
+  Stream stream;
+};
+API int cudnnCreate(DnnHandle** handle) { return *handle = new DnnHandle{}, kSuccess; }
+API int cudnnDestroy(DnnHandle* handle) { return delete handle, kSuccess; }
+API int cudnnSetStream(DnnHandle* handle, Stream stream) { return handle->stream = stream, kSuccess; }
+API int cudnnGetStream(DnnHandle* handle, Stream* stream) { return *stream = handle->stream, kSuccess; }
+
+using SetAttribute = int(Descriptor, int, int, int64_t, const void*);
+
+static Descriptor describe_card() {
+  const Settings& card = settings;
+  char json[2048];
+  snprintf(json, sizeof json,
+           "{\"deviceVer\":%d,\"multiProcessorCount\":%d,\"warpSize\":32,\"maxSharedMemoryPerBlock\":%d,"
+           "\"maxSharedMemoryPerBlockOptin\":%d,\"reservedSharedMemoryPerBlock\":1024,"
+           "\"oversizedSharedMemoryPerBlock\":0,\"smCountOrigin\":0,\"maxRegistersPerSM\":65536,"
+           "\"maxCtasPerSM\":%d,\"maxThreadsPerBlock\":1024,\"maxThreadsPerSM\":%d,\"regsPerBlock\":65536,"
+           "\"totalGlobalMem\":%lld,\"smClockRateKHz\":%d,\"l2CacheSize\":%d,\"maxBlockSize\":[1024,1024,64],"
+           "\"memClockRateKHz\":%d,\"maxGridSize\":[2147483647,65535,65535],\"supportCoopLaunch\":1,"
+           "\"pciDeviceId\":0,\"isTccDriver\":0,\"cudaDeviceId\":0,\"driverVer\":%d,\"deviceName\":\"%s\"}",
+           (int)(card.major * 100 + card.minor * 10), (int)card.multiprocessors, (int)card.shared_per_block,
+           (int)card.shared_per_block_opt_in, (int)card.blocks_per_multiprocessor,
+           (int)card.threads_per_multiprocessor, (long long)card.total_bytes, (int)card.clock_khz,
+           (int)card.l2_bytes, (int)card.memory_clock_khz, (int)card.cuda_version, card.name);
+  Descriptor described = nullptr;
+  auto set = real<SetAttribute>("cudnnBackendSetAttribute");
+  if (real<int(int, Descriptor*)>("cudnnBackendCreateDescriptor")(kDeviceDescriptor, &described) ||
+      set(described, kDeviceJson, kTypeText, (int64_t)strlen(json) + 1, json) ||
+      real<int(Descriptor)>("cudnnBackendFinalize")(described))
+    refuse_by_exception("cudnnBackendFinalize",
+                        "cuDNN cannot plan for this card without a GPU. Name another card, or set "
+                        "torch.backends.cudnn.enabled = False.");
+  return described;
+}
+
+API int cudnnBackendSetAttribute(Descriptor descriptor, int name, int type, int64_t count, const void* value) {
+  static auto set = real<SetAttribute>("cudnnBackendSetAttribute");
+  auto set_card = [&](int attribute) {
+    static Descriptor card = describe_card();
+    return set(descriptor, attribute, kTypeDescriptor, 1, &card);
+  };
+  if (name == kGraphHandle) return kSuccess;  // without a handle
+  if (name == kPlanHandle) return set_card(kPlanDevice);
+  int status = set(descriptor, name, type, count, value);
+  if (status) return status;
+  if (name == kHeuristicsGraph) return set_card(kHeuristicsDevice);
+  if (name == kEngineGraph) return set_card(kEngineDevice);
+  return status;
+}
+
+// ---- Work: nothing is executed ----
+
+#define WORK(name)         \
+  API int cudnn##name() {  \
+    count_work();          \
+    return kSuccess;       \
+  }
+WORK(BackendExecute)
+WORK(BatchNormalizationForwardTrainingEx) WORK(BatchNormalizationBackwardEx) WORK(BatchNormalizationForwardInference)
+WORK(PoolingForward)
+WORK(SpatialTfGridGeneratorForward) WORK(SpatialTfGridGeneratorBackward)
+WORK(SpatialTfSamplerForward) WORK(SpatialTfSamplerBackward)
+
+// ---- Batch normalisation in training ----
+// cuDNN has no way to ask for these sizes without a device. In NCHW without a fused activation it
+// needs no workspace and no reserve; the same is assumed for other layouts.
+
+API int cudnnGetBatchNormalizationForwardTrainingExWorkspaceSize(void*, int, int, void*, void*, void*, void*, void*, size_t* size) {
+  return *size = 0, kSuccess;
+}
+API int cudnnGetBatchNormalizationBackwardExWorkspaceSize(void*, int, int, void*, void*, void*, void*, void*, void*, void*, size_t* size) {
+  return *size = 0, kSuccess;
+}
+API int cudnnGetBatchNormalizationTrainingExReserveSpaceSize(void*, int, int, void*, void*, size_t* size) {
+  return *size = 0, kSuccess;
+}

@@ -1,0 +1,97 @@
+// Takes over libraries that were loaded before this one: replaces the addresses that the dynamic linker
+// wrote into their tables (GOT) by those of this library's functions of the same names.
+#include "emulated.hpp"
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <link.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <utility>
+
+static std::vector<std::pair<void**, void*>> replaced;  // where, and what was there before
+static void* self;
+
+static bool is_of_cuda(const char* name) {
+  for (const char* prefix : {"cu", "__cuda", "nvrtc", "nccl"})
+    if (!strncmp(name, prefix, strlen(prefix))) return true;
+  return false;
+}
+
+// NVIDIA's own libraries go on calling each other, as they do if this library is loaded first.
+static bool is_left_alone(const char* path) {
+  const char* file = strrchr(path, '/');
+  if (!file) return true;  // the program itself, the kernel's library
+  ++file;
+  for (const char* prefix : {"libcu", "libnv", "libnccl", "ld-", "libc.so"})
+    if (!strncmp(file, prefix, strlen(prefix))) return true;
+  return false;
+}
+
+static void* own_function(const char* name) {
+  void* found = dlsym(self, name);
+  Dl_info of_found, of_self;
+  if (!found || !dladdr(found, &of_found) || !dladdr((void*)&own_function, &of_self)) return nullptr;
+  return of_found.dli_fbase == of_self.dli_fbase ? found : nullptr;
+}
+
+static void write_entry(void** entry, void* value) {
+  size_t page = sysconf(_SC_PAGESIZE);
+  void* start = (void*)((uintptr_t)entry / page * page);
+  if (!mprotect(start, page, PROT_READ | PROT_WRITE)) *entry = value;
+}
+
+static int take_over(dl_phdr_info* library, size_t, void*) {
+  if (is_left_alone(library->dlpi_name)) return 0;
+  const ElfW(Dyn)* dynamic = nullptr;
+  for (int i = 0; i < library->dlpi_phnum; ++i)
+    if (library->dlpi_phdr[i].p_type == PT_DYNAMIC)
+      dynamic = (const ElfW(Dyn)*)(library->dlpi_addr + library->dlpi_phdr[i].p_vaddr);
+  if (!dynamic) return 0;
+  const ElfW(Sym)* symbols = nullptr;
+  const char* names = nullptr;
+  const ElfW(Rela)* tables[2] = {};
+  size_t sizes[2] = {};
+  for (; dynamic->d_tag; ++dynamic) {
+    auto address = dynamic->d_un.d_ptr;
+    if (dynamic->d_tag == DT_SYMTAB) symbols = (const ElfW(Sym)*)address;
+    if (dynamic->d_tag == DT_STRTAB) names = (const char*)address;
+    if (dynamic->d_tag == DT_JMPREL) tables[0] = (const ElfW(Rela)*)address;
+    if (dynamic->d_tag == DT_PLTRELSZ) sizes[0] = dynamic->d_un.d_val;
+    if (dynamic->d_tag == DT_RELA) tables[1] = (const ElfW(Rela)*)address;
+    if (dynamic->d_tag == DT_RELASZ) sizes[1] = dynamic->d_un.d_val;
+  }
+  for (int table = 0; table < 2; ++table)
+    for (size_t i = 0; tables[table] && i < sizes[table] / sizeof(ElfW(Rela)); ++i) {
+      const ElfW(Rela)& relocation = tables[table][i];
+      auto type = ELF64_R_TYPE(relocation.r_info);
+      if (type != R_X86_64_JUMP_SLOT && type != R_X86_64_GLOB_DAT && type != R_X86_64_64) continue;
+      const ElfW(Sym)& symbol = symbols[ELF64_R_SYM(relocation.r_info)];
+      const char* name = names + symbol.st_name;
+      if (symbol.st_shndx || !is_of_cuda(name)) continue;
+      void* ours = own_function(name);
+      auto entry = (void**)(library->dlpi_addr + relocation.r_offset);
+      if (!ours || *entry == ours) continue;
+      replaced.emplace_back(entry, *entry);
+      write_entry(entry, ours);
+    }
+  return 0;
+}
+
+// Returns how many entries now lead here that did not before.
+API int emulated_take_over() {
+  Dl_info info;
+  if (!dladdr((void*)&own_function, &info)) return 0;
+  self = dlopen(info.dli_fname, RTLD_NOLOAD | RTLD_LAZY);
+  if (!self) return 0;
+  size_t before = replaced.size();
+  dl_iterate_phdr(take_over, nullptr);
+  return (int)(replaced.size() - before);
+}
+
+API void emulated_give_back() {
+  for (auto& [entry, value] : replaced) write_entry(entry, value);
+  replaced.clear();
+}

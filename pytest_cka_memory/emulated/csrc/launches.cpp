@@ -1,0 +1,163 @@
+// Kernels: they are registered and launched, and do nothing. A launch that a card would refuse fails.
+#include "emulated.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+
+extern std::atomic<uint64_t> launches;
+
+static int launch(Dim3 grid, Dim3 block, size_t shared) {
+  ++launches;
+  count_work();
+  uint64_t threads = (uint64_t)block.x * block.y * block.z;
+  bool is_valid = grid.x && grid.y && grid.z && grid.x <= 2147483647u && grid.y <= 65535 &&
+                  grid.z <= 65535 && threads && threads <= 1024 && block.z <= 64 &&
+                  shared <= (size_t)settings.shared_per_block_opt_in;
+  return is_valid ? kSuccess : fail(kInvalidConfiguration);
+}
+
+// ---- Registration, called by torch's libraries when they are loaded ----
+
+API void** __cudaRegisterFatBinary(void*) {
+  static void* handle[4];
+  return handle;
+}
+API void __cudaRegisterFatBinaryEnd(void**) {}
+API void __cudaUnregisterFatBinary(void**) {}
+API void __cudaRegisterFunction(void**, const char*, char*, const char*, int, void*, void*, void*, void*, int*) {}
+API void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
+API char __cudaInitModule(void**) { return 1; }
+
+// ---- The runtime's launches ----
+
+struct Configuration {
+  Dim3 grid, block;
+  size_t shared;
+  Stream stream;
+};
+static thread_local Configuration configuration;  // of the launch that comes next in this thread
+API unsigned __cudaPushCallConfiguration(Dim3 grid, Dim3 block, size_t shared, Stream stream) {
+  configuration = {grid, block, shared, stream};
+  return 0;
+}
+API int __cudaPopCallConfiguration(Dim3* grid, Dim3* block, size_t* shared, Stream* stream) {
+  *grid = configuration.grid;
+  *block = configuration.block;
+  *shared = configuration.shared;
+  *stream = configuration.stream;
+  return kSuccess;
+}
+API int __cudaGetKernel(const void** kernel, const void* function) { return *kernel = function, kSuccess; }
+API int __cudaLaunchKernel(const void*, Dim3 grid, Dim3 block, void**, size_t shared, Stream) {
+  return launch(grid, block, shared);
+}
+API int cudaLaunchKernel(const void*, Dim3 grid, Dim3 block, void**, size_t shared, Stream) {
+  return launch(grid, block, shared);
+}
+API int cudaLaunchCooperativeKernel(const void*, Dim3 grid, Dim3 block, void**, size_t shared, Stream) {
+  return launch(grid, block, shared);
+}
+struct LaunchConfiguration {
+  Dim3 grid, block;
+  size_t shared;
+};
+API int cudaLaunchKernelExC(const LaunchConfiguration* wanted, const void*, void**) {
+  return launch(wanted->grid, wanted->block, wanted->shared);
+}
+
+// ---- Attributes of kernels: those of a small one ----
+
+struct FunctionAttributes {
+  size_t shared, constant, local;
+  int threads_per_block, registers, ptx_version, binary_version, cache_mode, dynamic_shared, carveout;
+};
+constexpr size_t kFunctionAttributesSize = 144;
+API int cudaFuncGetAttributes(void* out, const void*) {
+  int version = (int)(settings.major * 10 + settings.minor);
+  FunctionAttributes found = {0, 0, 0, 1024, 32, version, version, 0, (int)settings.shared_per_block, -1};
+  memset(out, 0, kFunctionAttributesSize);
+  memcpy(out, &found, sizeof found);
+  return kSuccess;
+}
+constexpr int kDynamicShared = 8;
+static int set_attribute(int which, int value) {
+  return which == kDynamicShared && value > settings.shared_per_block_opt_in ? fail(kInvalidValue) : kSuccess;
+}
+API int cudaFuncSetAttribute(const void*, int which, int value) { return set_attribute(which, value); }
+static int occupancy(int* blocks, int threads, size_t shared) {
+  if (threads <= 0) return fail(kInvalidValue);
+  int64_t whole_warps = round_up(threads, 32);
+  int64_t most = std::min(settings.threads_per_multiprocessor / whole_warps, settings.blocks_per_multiprocessor);
+  if (shared) most = std::min(most, settings.shared_per_multiprocessor / (int64_t)(shared + kKiB));
+  *blocks = (int)most;
+  return kSuccess;
+}
+API int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int threads, size_t shared) {
+  return occupancy(blocks, threads, shared);
+}
+API int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int threads, size_t shared,
+                                                               unsigned) {
+  return occupancy(blocks, threads, shared);
+}
+API int cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int threads, size_t shared) {
+  return occupancy(blocks, threads, shared);
+}
+API int cuOccupancyMaxActiveClusters(int* clusters, const void*, const void*) {
+  return *clusters = (int)settings.multiprocessors / 2, kSuccess;
+}
+
+// ---- The driver's launches: kernels compiled at run time, by torch and by Triton ----
+
+static int placeholder[16];  // every module and function
+API int cuModuleLoad(void** module, const char*) { return *module = placeholder, kSuccess; }
+API int cuModuleLoadData(void** module, const void*) { return *module = placeholder, kSuccess; }
+API int cuModuleLoadDataEx(void** module, const void*, unsigned, void*, void**) { return *module = placeholder, kSuccess; }
+API int cuModuleUnload(void*) { return kSuccess; }
+API int cuModuleGetFunction(void** function, void*, const char*) { return *function = placeholder, kSuccess; }
+API int cuFuncSetAttribute(void*, int which, int value) { return set_attribute(which, value); }
+API int cuFuncSetCacheConfig(void*, int) { return kSuccess; }
+API int cuFuncGetAttribute(int* value, int which, void*) {
+  return *value = which == 0 ? 1024 : which == 4 ? 32 : 0, kSuccess;  // threads of a block, registers
+}
+API int cuLaunchKernel(void*, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+                       Stream, void**, void**) {
+  return launch({x, y, z}, {bx, by, bz}, shared);
+}
+API int cuLaunchCooperativeKernel(void*, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
+                                  unsigned shared, Stream, void**) {
+  return launch({x, y, z}, {bx, by, bz}, shared);
+}
+struct DriverLaunch {
+  Dim3 grid, block;
+  unsigned shared;
+};
+API int cuLaunchKernelEx(const DriverLaunch* wanted, void*, void**, void**) {
+  return launch(wanted->grid, wanted->block, wanted->shared);
+}
+API int cuTensorMapEncodeTiled() { return kSuccess; }
+
+// ---- Compilation at run time (NVRTC): nothing is compiled ----
+
+API int nvrtcVersion(int* major, int* minor) {
+  *major = (int)settings.cuda_version / 1000;
+  *minor = (int)settings.cuda_version % 1000 / 10;
+  return kSuccess;
+}
+API int nvrtcCreateProgram(void** program, const char*, const char*, int, const char* const*, const char* const*) {
+  return *program = placeholder, kSuccess;
+}
+API int nvrtcDestroyProgram(void** program) { return *program = nullptr, kSuccess; }
+API int nvrtcCompileProgram(void*, int, const char* const*) { return kSuccess; }
+API int nvrtcAddNameExpression(void*, const char*) { return kSuccess; }
+API int nvrtcGetLoweredName(void*, const char* name, const char** lowered) { return *lowered = name, kSuccess; }
+constexpr size_t kProgramSize = 8;
+static int program_size(size_t* size) { return *size = kProgramSize, kSuccess; }
+static int program(char* bytes) { return memset(bytes, 0, kProgramSize), kSuccess; }
+API int nvrtcGetPTXSize(void*, size_t* size) { return program_size(size); }
+API int nvrtcGetPTX(void*, char* bytes) { return program(bytes); }
+API int nvrtcGetCUBINSize(void*, size_t* size) { return program_size(size); }
+API int nvrtcGetCUBIN(void*, char* bytes) { return program(bytes); }
+API int nvrtcGetProgramLogSize(void*, size_t* size) { return *size = 1, kSuccess; }
+API int nvrtcGetProgramLog(void*, char* text) { return *text = 0, kSuccess; }
+API const char* nvrtcGetErrorString(int) { return "an error that the emulated compiler does not return"; }

@@ -1,0 +1,138 @@
+// What is not supported. Each function raises in Python, and its message names the function and what
+// to do: the runtime's and the driver's by a code whose text torch asks for, the others' by an exception.
+#include "emulated.hpp"
+
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+
+static thread_local char text[512] = "not supported by the emulated device";
+
+static const char* describe(const char* function, const char* advice) {
+  snprintf(text, sizeof text, "%s is not supported by the emulated device, because there is no GPU. %s", function, advice);
+  return text;
+}
+int refuse(const char* function, const char* advice) {
+  describe(function, advice);
+  return fail(kNotSupported);
+}
+const char* refusal_text() { return text; }
+void refuse_by_exception(const char* function, const char* advice) {
+  throw std::runtime_error(describe(function, advice));
+}
+
+#define REFUSED(name) \
+  API int name() { return refuse(#name, kAdvice); }
+#define RAISED(name) \
+  API int name() { refuse_by_exception(#name, kAdvice); }
+
+namespace graphs {
+constexpr const char* kAdvice =
+    "CUDA graphs cannot be captured or replayed: leave out torch.cuda.graph, and use torch.compile without "
+    "mode=\"reduce-overhead\" or \"max-autotune\".";
+REFUSED(cudaStreamBeginCapture) REFUSED(cudaStreamBeginCaptureToGraph) REFUSED(cudaStreamEndCapture)
+REFUSED(cudaStreamUpdateCaptureDependencies) REFUSED(cudaGraphAddEmptyNode) REFUSED(cudaGraphAddNode)
+REFUSED(cudaGraphConditionalHandleCreate) REFUSED(cudaGraphDebugDotPrint) REFUSED(cudaGraphDestroy)
+REFUSED(cudaGraphExecDestroy) REFUSED(cudaGraphGetNodes) REFUSED(cudaGraphInstantiate)
+REFUSED(cudaGraphInstantiateWithFlags) REFUSED(cudaGraphLaunch) REFUSED(cudaGraphNodeGetDependencies)
+REFUSED(cudaGraphNodeGetType) REFUSED(cudaGraphRetainUserObject) REFUSED(cudaUserObjectCreate)
+REFUSED(cudaUserObjectRelease)
+}  // namespace graphs
+
+namespace sharing {
+constexpr const char* kAdvice =
+    "Tensors on the device cannot be sent to another process: send tensors on the CPU, or use a GPU.";
+REFUSED(cudaIpcCloseMemHandle) REFUSED(cudaIpcGetEventHandle) REFUSED(cudaIpcGetMemHandle)
+REFUSED(cudaIpcOpenEventHandle) REFUSED(cudaIpcOpenMemHandle) REFUSED(cuMemExportToShareableHandle)
+REFUSED(cuMemImportFromShareableHandle) REFUSED(cuMemRetainAllocationHandle)
+REFUSED(cuMemGetAllocationPropertiesFromHandle)
+}  // namespace sharing
+
+namespace managed {
+constexpr const char* kAdvice = "Managed memory is not emulated: allocate with torch's usual functions, or use a GPU.";
+REFUSED(cudaMallocManaged)
+}  // namespace managed
+
+namespace symmetric {
+constexpr const char* kAdvice = "Symmetric memory and green contexts are not emulated: use a GPU.";
+REFUSED(cuMulticastAddDevice) REFUSED(cuMulticastBindMem) REFUSED(cuMulticastCreate) REFUSED(cuMulticastUnbind)
+REFUSED(cuMemGetAddressRange) REFUSED(cuMemsetD32Async) REFUSED(cuStreamWriteValue32) REFUSED(cuCtxFromGreenCtx)
+REFUSED(cuDevResourceGenerateDesc) REFUSED(cuDevSmResourceSplitByCount) REFUSED(cuDeviceGetDevResource)
+REFUSED(cuGreenCtxCreate) REFUSED(cuGreenCtxDestroy) REFUSED(cuGreenCtxStreamCreate)
+}  // namespace symmetric
+
+namespace modules {
+constexpr const char* kAdvice = "Kernels linked or loaded from files are not emulated: use a GPU.";
+REFUSED(cuLinkAddData_v2) REFUSED(cuLinkComplete) REFUSED(cuLinkCreate_v2) REFUSED(cudaKernelSetAttributeForDevice)
+REFUSED(cudaLibraryGetGlobal) REFUSED(cudaLibraryGetKernel) REFUSED(cudaLibraryGetKernelCount)
+REFUSED(cudaLibraryGetManaged) REFUSED(cudaLibraryGetUnifiedFunction) REFUSED(cudaLibraryLoadData)
+REFUSED(cudaLibraryLoadFromFile) REFUSED(cudaLibraryUnload)
+}  // namespace modules
+
+namespace nccl {
+constexpr const char* kAdvice =
+    "NCCL needs GPUs: use the backend \"gloo\" with tensors on the CPU, or one process.";
+RAISED(ncclGetUniqueId) RAISED(ncclCommInitRank) RAISED(ncclCommInitRankConfig) RAISED(ncclCommInitAll)
+RAISED(ncclCommInitRankScalable) RAISED(ncclMemAlloc)
+}  // namespace nccl
+
+namespace solver {
+constexpr const char* kAdvice =
+    "The workspaces of this library are not known without a GPU: compute this on the CPU (tensor.cpu()), or measure "
+    "on a GPU.";
+RAISED(cusolverDnCreate) RAISED(cusparseCreate) RAISED(cusparseLtInit) RAISED(cufftCreate)
+}  // namespace solver
+
+namespace blas {
+constexpr const char* kAdvice =
+    "Its result is needed on the host, and no kernel runs: compute this on the CPU (tensor.cpu()), or use a GPU.";
+RAISED(cublasIsamax_v2) RAISED(cublasIdamax_v2) RAISED(cublasIcamax_v2) RAISED(cublasIzamax_v2)
+RAISED(cublasIsamin_v2) RAISED(cublasIdamin_v2) RAISED(cublasIcamin_v2) RAISED(cublasIzamin_v2)
+RAISED(cublasSasum_v2) RAISED(cublasDasum_v2) RAISED(cublasScasum_v2) RAISED(cublasDzasum_v2)
+RAISED(cublasSnrm2_v2) RAISED(cublasDnrm2_v2) RAISED(cublasScnrm2_v2) RAISED(cublasDznrm2_v2)
+RAISED(cublasSrotg_v2) RAISED(cublasDrotg_v2) RAISED(cublasCrotg_v2) RAISED(cublasZrotg_v2)
+RAISED(cublasGetMatrixAsync) RAISED(cublasSetMatrixAsync) RAISED(cublasGetVectorAsync) RAISED(cublasSetVectorAsync)
+RAISED(cublasSrotmg_v2) RAISED(cublasDrotmg_v2) RAISED(cublasLtMatmulAlgoConfigGetAttribute)
+}  // namespace blas
+
+namespace recurrent {
+constexpr const char* kAdvice =
+    "cuDNN does not plan its recurrent layers, dropout states and CTC loss without a GPU: set "
+    "torch.backends.cudnn.enabled = False (another implementation, which takes other memory), or measure on a GPU.";
+RAISED(cudnnGetRNNTempSpaceSizes) RAISED(cudnnGetRNNWeightParams) RAISED(cudnnGetRNNWeightSpaceSize)
+RAISED(cudnnRNNForward) RAISED(cudnnRNNBackwardData_v8) RAISED(cudnnRNNBackwardWeights_v8)
+RAISED(cudnnDropoutGetStatesSize) RAISED(cudnnSetDropoutDescriptor) RAISED(cudnnRestoreDropoutDescriptor)
+RAISED(cudnnCTCLoss) RAISED(cudnnCTCLoss_v8) RAISED(cudnnGetCTCLossWorkspaceSize) RAISED(cudnnGetCTCLossWorkspaceSize_v8)
+}  // namespace recurrent
+
+namespace convolutions {
+constexpr const char* kAdvice =
+    "cuDNN's older convolutions cannot be planned without a GPU: unset TORCH_CUDNN_V8_API_DISABLED.";
+RAISED(cudnnConvolutionForward) RAISED(cudnnConvolutionBackwardData) RAISED(cudnnConvolutionBackwardFilter)
+RAISED(cudnnConvolutionBiasActivationForward) RAISED(cudnnFindConvolutionForwardAlgorithmEx)
+RAISED(cudnnFindConvolutionBackwardDataAlgorithmEx) RAISED(cudnnFindConvolutionBackwardFilterAlgorithmEx)
+RAISED(cudnnGetConvolutionForwardAlgorithm_v7) RAISED(cudnnGetConvolutionBackwardDataAlgorithm_v7)
+RAISED(cudnnGetConvolutionBackwardFilterAlgorithm_v7) RAISED(cudnnGetConvolutionForwardWorkspaceSize)
+RAISED(cudnnGetConvolutionBackwardDataWorkspaceSize) RAISED(cudnnGetConvolutionBackwardFilterWorkspaceSize)
+}  // namespace convolutions
+
+namespace files {
+constexpr const char* kAdvice = "GPUDirect Storage needs a GPU: read the file into a tensor on the CPU.";
+RAISED(cuFileBufDeregister) RAISED(cuFileBufRegister) RAISED(cuFileHandleDeregister) RAISED(cuFileHandleRegister)
+RAISED(cuFileRead) RAISED(cuFileWrite)
+}  // namespace files
+
+// ---- The profiler: it finds no device to trace, and records the CPU only ----
+
+API int cudaProfilerStart() { return kSuccess; }
+API int cudaProfilerStop() { return kSuccess; }
+#define UNTRACED(name) \
+  API int cupti##name() { return 27; }  // CUPTI_ERROR_NOT_SUPPORTED
+UNTRACED(ActivityDisable) UNTRACED(ActivityEnable) UNTRACED(ActivityEnableCudaEventDeviceTimestamps)
+UNTRACED(ActivityEnableDriverApi) UNTRACED(ActivityEnableRuntimeApi) UNTRACED(ActivityFlushAll)
+UNTRACED(ActivityGetNextRecord) UNTRACED(ActivityGetNumDroppedRecords) UNTRACED(ActivityPopExternalCorrelationId)
+UNTRACED(ActivityPushExternalCorrelationId) UNTRACED(ActivityRegisterCallbacks)
+UNTRACED(ActivityRegisterTimestampCallback) UNTRACED(ActivitySetAttribute) UNTRACED(EnableCallback)
+UNTRACED(EnableDomain) UNTRACED(Finalize) UNTRACED(GetCallbackName) UNTRACED(GetVersion) UNTRACED(Subscribe)
+UNTRACED(Unsubscribe)
+API int cuptiGetResultString(int, const char** out) { return *out = "the emulated device cannot be profiled", kSuccess; }

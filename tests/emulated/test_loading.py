@@ -1,0 +1,208 @@
+"""When the device is loaded: before torch, after it, twice, and where it is refused."""
+
+import importlib.util
+import sys
+from importlib.machinery import ModuleSpec
+
+import pytest
+
+from pytest_cka_memory.emulated import loading
+from pytest_cka_memory.errors import DeviceError
+
+EARLY = """
+from pytest_cka_memory.emulated import loading
+assert not loading.is_loaded() and loading.card() is None
+loading.load("t4")
+assert "torch" not in __import__("sys").modules
+"""
+LATE = """
+import torch
+from pytest_cka_memory.emulated import loading
+loading.load("t4")
+"""
+USE = """
+import torch
+square = torch.ones(64, 64, device="cuda", requires_grad=True)
+convolution = torch.nn.Conv2d(3, 8, 3).cuda()
+(convolution(torch.ones(2, 3, 8, 8, device="cuda")).sum() + (square @ square).sum()).backward()
+torch.linalg.lu_factor(torch.ones(3, 4, 4, device="cuda"))  # of a library that is loaded when used
+torch.special.airy_ai(square.detach())  # compiled when used
+print(torch.cuda.get_device_name(), torch.cuda.memory_allocated() > 2 * square.nbytes)
+loading.load("t4")
+try:
+    loading.load("h100")
+except loading.DeviceError as error:
+    print(error)
+print(loading.is_loaded(), loading.card().name, loading.loaded().title)
+"""
+
+
+@pytest.mark.parametrize("load", [EARLY, LATE], ids=["before-torch", "after-torch"])
+def test_torch_finds_the_device(python, load):
+    """Whether torch was imported before or not; a second call for another card is refused."""
+    run = python("-c", load + USE)
+    assert run.stdout.splitlines() == [
+        "Tesla T4 True",
+        "this process already emulates 1 × NVIDIA T4 with 14,909 MB each, and 1 × NVIDIA H100 80GB "
+        "with 81,008 MB each was asked for; use one device per process",
+        "True t4 emulated NVIDIA T4 (no GPU)",
+    ], run.stderr
+
+
+ASKED = """
+import torch
+print(torch.cuda.is_available())
+from pytest_cka_memory.emulated import loading
+try:
+    loading.load()
+except loading.DeviceError as error:
+    print(error)
+print(torch.cuda.is_available(), loading.is_loaded(), (torch.ones(3) + 1).sum().item())
+"""
+
+
+def test_torch_that_was_asked_for_devices_before_is_refused(python):
+    """It keeps the answer for ever; the CPU still works."""
+    first, message, *rest = python("-c", ASKED).stdout.splitlines()
+    assert first == "False"
+    assert message.startswith("emulate:cuda comes too late: torch was imported")
+    assert "do not call torch.cuda.is_available()" in message
+    assert rest == ["False False 6.0"]
+
+
+VISIBLE = """
+from pytest_cka_memory.emulated import loading
+loading.load("a100", 3)
+import torch
+print(torch.cuda.device_count(), [torch.cuda.get_device_properties(i).pci_bus_id
+                                  for i in range(torch.cuda.device_count())])
+"""
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        ("2,0", "2 [3, 1]"),
+        ("1,7,0", "1 [2]"),
+        ("GPU-00000000-0000-0000-0000-000000000003", "1 [3]"),
+        ("", "0 []"),
+    ],
+)
+def test_visible_devices_are_chosen_as_by_the_real_runtime(python, visible, expected):
+    """An invalid entry hides those after it."""
+    run = python("-c", VISIBLE, CUDA_VISIBLE_DEVICES=visible)
+    assert run.stdout.strip() == expected, run.stderr
+
+
+def refusal(**arguments) -> str:
+    """Return the message with which loading is refused in this process, before anything is loaded."""
+    with pytest.raises(DeviceError) as raised:
+        loading.load(**arguments)
+    assert not loading.is_loaded()
+    return str(raised.value)
+
+
+@pytest.fixture
+def torch_version(emulation, tmp_path, monkeypatch):
+    """Have another version of torch be installed."""
+
+    def install(text: str) -> None:
+        (tmp_path / "version.py").write_text(text, encoding="utf-8")
+        found = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
+        real = importlib.util.find_spec
+        monkeypatch.setattr(loading, "find_spec", lambda n: found if n == "torch" else real(n))
+
+    return install
+
+
+def test_cpu_build_of_torch_is_refused(torch_version):
+    """It has no code for CUDA devices that could be run."""
+    torch_version("__version__ = '2.15.0+cpu'\ncuda: str | None = None\n")
+    assert refusal() == (
+        "emulate:cuda requires a CUDA build of torch, and 2.15.0+cpu is none; install one (on "
+        "Linux: pip install torch), or use predict:cuda"
+    )
+
+
+def test_build_for_another_cuda_version_is_refused(torch_version):
+    """The structures of the runtime may have changed."""
+    torch_version("__version__ = '3.1.0+cu140'\ncuda: str | None = '14.0'\n")
+    assert "for CUDA 14.0; install another, or use predict:cuda" in refusal()
+
+
+@pytest.mark.parametrize(("card", "cuda"), [("v100", "13.0"), ("rtx5090", "12.6")])
+def test_card_that_torch_has_no_kernels_for_is_refused(torch_version, card, cuda):
+    """A real one would not work either."""
+    torch_version(f"__version__ = '2.12.0'\ncuda: str | None = '{cuda}'\n")
+    message = refusal(card_name=card)
+    assert f"torch for CUDA {cuda} has no kernels for the NVIDIA" in message
+    assert f"or use predict:cuda:{card}" in message
+
+
+def test_machine_with_a_driver_is_refused(emulation, tmp_path, monkeypatch):
+    """The emulated device would hide the real one."""
+    monkeypatch.setattr(loading, "_DRIVER_FILES", (str(tmp_path),))
+    assert refusal() == (
+        f"emulate:cuda would hide this machine's GPU from torch: {tmp_path} exists, so an NVIDIA "
+        f"driver is present; use cuda, or run on a machine without a GPU"
+    )
+
+
+@pytest.mark.parametrize(
+    ("system", "machine"), [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "aarch64")]
+)
+def test_other_platform_is_refused(monkeypatch, system, machine):
+    """Before anything else is looked at."""
+    monkeypatch.setattr(sys, "platform", system)
+    monkeypatch.setattr(loading.platform, "machine", lambda: machine)
+    assert refusal() == (
+        f"emulate:cuda requires Linux on x86-64, and this is {system} on {machine}; use predict:cuda"
+    )
+
+
+def test_library_that_was_not_compiled_is_refused(emulation, monkeypatch):
+    """The message says how to compile it."""
+    real = importlib.util.find_spec
+    ours = "pytest_cka_memory.emulated._cuda"
+    monkeypatch.setattr(loading, "find_spec", lambda n: None if n == ours else real(n))
+    message = refusal()
+    assert f"{ours} is missing; install g++ and reinstall pytest-cka-memory" in message
+    assert message.endswith("or use predict:cuda")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"card_name": "a1000"}, "unknown card 'a1000'"),
+        ({"devices": 0}, "0 emulated devices were asked for; there can be 1 to 16"),
+        ({"devices": 17}, "17 emulated devices were asked for"),
+        (
+            {"total_bytes": 2**29},
+            "cannot have 512 MB of memory, because the CUDA context takes 512",
+        ),
+    ],
+)
+def test_wrong_argument_is_refused(arguments, message):
+    """The message names it."""
+    assert message in refusal(**arguments)
+
+
+DRIVER = """
+import ctypes, os, subprocess, sys, tempfile
+folder = tempfile.mkdtemp()
+source = os.path.join(folder, "driver.c")
+open(source, "w").write("int cuInit(unsigned flags) { return 100; }")
+driver = os.path.join(folder, "libcuda.so.1")
+subprocess.run(["gcc", "-shared", "-o", driver, source], check=True)
+ctypes.CDLL(driver)
+from pytest_cka_memory.emulated import loading
+try:
+    loading.load()
+except loading.DeviceError as error:
+    print(error)
+"""
+
+
+def test_process_that_loaded_another_driver_is_refused(python):
+    """Libraries would find that one by its name."""
+    assert "another libcuda.so is loaded in this process" in python("-c", DRIVER).stdout

@@ -1,0 +1,154 @@
+"""Other allocators, other processes, compiled code, and the end of the process."""
+
+import sys
+
+import pytest
+
+ALLOCATOR = """
+from pytest_cka_memory.emulated import loading
+MB = 2**20
+loading.load("a100", 2, total_bytes=1536 * MB)
+import torch
+def filled(size, device="cuda"):
+    return torch.empty(size, dtype=torch.uint8, device=device)
+kept = [filled(size * MB) for size in (4, 8, 12, 16, 20)]
+levels = [(torch.cuda.memory_allocated() // MB, torch.cuda.memory_reserved() // MB)]
+del kept[1]
+torch.cuda.empty_cache()
+levels.append((torch.cuda.memory_allocated() // MB, torch.cuda.memory_reserved() // MB))
+levels.append((torch.cuda.mem_get_info()[1] - torch.cuda.mem_get_info()[0]) // MB)
+values = torch.arange(100_000)
+assert torch.equal(values.cuda().clone().to("cuda:1").cpu(), values)
+try:
+    filled(1025 * MB)
+except torch.cuda.OutOfMemoryError:
+    kept.clear()
+    torch.cuda.empty_cache()
+    levels.append(filled(900 * MB).numel() // MB)
+try:
+    torch.multiprocessing.reductions.reduce_tensor(torch.ones(1, device="cuda"))
+except RuntimeError as error:
+    levels.append("cuMemExportToShareableHandle is not supported" in str(error))
+print(torch.cuda.get_allocator_backend(), levels)
+"""
+
+
+@pytest.mark.parametrize("variable", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"])
+def test_expandable_segments_map_and_unmap_memory(python, variable):
+    """The reserve grows page by page, and tensors in other processes are refused."""
+    run = python("-c", ALLOCATOR, **{variable: "expandable_segments:True"})
+    expected = [(60, 60), (52, 60), 572, 900, True]
+    assert run.stdout.strip() == f"native {expected}", run.stderr
+
+
+def test_asynchronous_allocations_come_from_the_devices_pool(python):
+    """``cudaMallocAsync``: the pool grows by chunks of 32 MB, and is trimmed to what is in use."""
+    run = python("-c", ALLOCATOR, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
+    assert run.stdout.startswith("cudaMallocAsync [(60, 64), (52, 64), 576, 900"), run.stderr
+
+
+MODULE = """
+import torch
+from pytest_cka_memory.emulated import loading
+
+def measure(answers):
+    kept = torch.ones(1000, device="cuda")
+    answers.put((torch.cuda.get_device_name(), torch.cuda.device_count(),
+                 torch.cuda.memory_allocated(), loading.card().name, kept.device.type))
+
+def use(answers):
+    try:
+        torch.ones(1, device="cuda")
+    except RuntimeError as error:
+        answers.put(str(error))
+"""
+SPAWN = """
+from pytest_cka_memory.emulated import loading
+if __name__ == "__main__":
+    loading.load("h100", 2)
+    import module, torch
+    torch.ones(1, device="cuda")
+    for method, function in (("spawn", module.measure), ("forkserver", module.measure),
+                             ("fork", module.use)):
+        context = torch.multiprocessing.get_context(method)
+        answers = context.Queue()
+        process = context.Process(target=function, args=(answers,))
+        process.start()
+        print(method, answers.get(timeout=120))
+        process.join()
+        assert process.exitcode == 0
+"""
+
+
+def test_spawned_processes_have_the_device_and_forked_ones_are_refused_by_torch(python, tmp_path):
+    """The device is loaded in a spawned process before it imports the main module and torch."""
+    (tmp_path / "module.py").write_text(MODULE, encoding="utf-8")
+    (tmp_path / "main.py").write_text(SPAWN, encoding="utf-8")
+    run = python(str(tmp_path / "main.py"), PYTHONPATH=":".join(filter(None, sys.path)))
+    seen = ("NVIDIA H100 80GB HBM3", 2, 4096, "h100", "cuda")
+    spawn, forkserver, fork = run.stdout.splitlines()
+    assert [spawn, forkserver] == [f"spawn {seen}", f"forkserver {seen}"], run.stderr
+    assert fork.startswith("fork Cannot re-initialize CUDA in forked subprocess"), run.stderr
+
+
+COMPILED = """
+from pytest_cka_memory.emulated import loading
+loading.load("a100")
+import os, torch
+print(sorted(os.listdir(os.environ["TRITON_LIBCUDA_PATH"])))
+
+@torch.compile
+def program(rows, weight):
+    return torch.nn.functional.gelu(rows @ weight).sum()
+
+weight = torch.ones(64, 64, device="cuda", requires_grad=True)
+for _ in range(2):
+    program(torch.ones(64, 64, device="cuda"), weight).backward()
+print(tuple(weight.grad.shape), torch.cuda.memory_allocated() >= 2 * weight.nbytes)
+print(os.environ["TRITON_LIBCUDA_PATH"])
+"""
+
+
+def test_compiled_code_launches_triton_kernels(python, tmp_path):
+    """Triton links against the driver that the environment names; the folder is removed at the end."""
+    run = python(
+        "-c", COMPILED, TORCHINDUCTOR_CACHE_DIR=str(tmp_path), TRITON_CACHE_DIR=str(tmp_path)
+    )
+    names, result, folder = run.stdout.splitlines() or [run.stderr] * 3
+    assert names == "['libcuda.so.1']"
+    assert result == "(64, 64) True"
+    assert not __import__("os").path.exists(folder)
+
+
+ENDING = """
+from pytest_cka_memory.emulated import loading
+loading.load("a100")
+import os, sys, threading, torch
+one = {min(os.sched_getaffinity(0))}
+
+class Failing(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        thread = threading.get_native_id()
+        os.sched_setaffinity(thread, one)
+        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+        raise RuntimeError("this pass fails")
+
+os.sched_setaffinity(0, one)
+sys.setswitchinterval(1000)
+try:
+    Failing.apply(torch.ones(1000, device="cuda", requires_grad=True)).sum().backward()
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_process_that_ends_right_after_a_backward_pass_does_not_abort(python):
+    """The backward thread still holds Python objects, and is the last to be given its turn."""
+    for _ in range(3):
+        run = python("-c", ENDING)
+        assert (run.returncode, run.stdout.strip()) == (0, "this pass fails"), run.stderr

@@ -1,0 +1,56 @@
+"""Names of emulated devices."""
+
+import pytest
+
+from pytest_cka_memory.emulated.specification import is_emulated, parse
+from pytest_cka_memory.errors import DeviceError
+
+
+@pytest.mark.parametrize(
+    ("name", "card", "values"),
+    [
+        ("emulate:cuda", "a100", None),
+        ("emulate:cuda:h100", "h100", None),
+        ("emulate:cuda,values=off", "a100", False),
+        ("emulate:cuda:t4,values=off", "t4", False),
+    ],
+)
+def test_name_gives_the_card_and_the_settings(name, card, values):
+    """The card is optional, and so are settings."""
+    found = parse(name)
+    assert (found.card.name, found.values) == (card, values)
+    assert found.name == f"emulate:cuda:{card}"
+    assert is_emulated(name)
+
+
+def test_title_says_that_there_is_no_gpu():
+    """Reports show it in place of the card's name."""
+    assert parse("emulate:cuda:a100").title == "emulated NVIDIA A100 80GB (no GPU)"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "emulate:cuda:a1000",
+            "unknown card 'a1000'; write emulate:cuda, or emulate:cuda: and one",
+        ),
+        ("emulate:cuda,values=maybe", "unknown setting 'values=maybe' .*; write values=off"),
+        ("emulate:cuda,speed=1", "unknown setting 'speed=1'"),
+        (
+            "emulate:cuda:h100,values=on",
+            "computes no values yet, .*; write emulate:cuda:h100,values",
+        ),
+        ("emulate:xpu", "'emulate:xpu' is not an emulated device; write emulate:cuda"),
+    ],
+)
+def test_wrong_name_is_refused_with_what_to_write(name, message):
+    """The message names the wrong part."""
+    with pytest.raises(DeviceError, match=message):
+        parse(name)
+
+
+@pytest.mark.parametrize("name", ["cuda", "predict:cuda", "emulate", "emulate:cudax", "cpu"])
+def test_other_devices_are_not_emulated(name):
+    """Only the one kind can be."""
+    assert not is_emulated(name)
