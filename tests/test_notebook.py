@@ -17,7 +17,7 @@ def printed(notebook: nbformat.NotebookNode) -> str:
 
 
 @pytest.mark.filterwarnings("ignore")  # nbclient and ipykernel warn
-def test_notebook_runs_and_shows_that_the_bundled_library_retains_nothing(monkeypatch, tmp_path) -> None:
+def test_notebook_shows_that_the_bundled_library_retains_nothing(monkeypatch, tmp_path) -> None:
     """With 64 images; every row of the bundled library ends with 0.00 MB."""
     monkeypatch.setenv("CKA_NOTEBOOK_SAMPLES", "64")
     monkeypatch.setenv("MPLBACKEND", "agg")

@@ -34,5 +34,7 @@ def redraw_tables() -> None:
 
 if __name__ == "__main__":
     redraw_comparison()
+    options = "--redraw", "-q", "-p", "no:cacheprovider"
+    status = pytest.main([str(HERE / "test_pages.py"), *options])
     redraw_tables()
-    sys.exit(pytest.main([str(HERE / "test_pages.py"), "--redraw", "-q", "-p", "no:cacheprovider"]))
+    sys.exit(status)

@@ -59,9 +59,19 @@ def test_readme_links_to_every_page() -> None:
     assert {name_of(page) for page in pages() if page not in linked} == {"README.md"}
 
 
-def test_every_block_has_a_language() -> None:
-    """A block without one would be neither run nor compared."""
+def test_every_block_is_fenced_and_has_a_language() -> None:
+    """Any other block would be neither run nor compared."""
     unnamed = [str(block) for page in pages() for block in blocks(page) if not block.language]
     assert unnamed == []
     fences = [re.findall(r"^ *```", page.read_text("utf-8"), re.MULTILINE) for page in pages()]
     assert sum(map(len, fences)) == 2 * sum(len(blocks(page)) for page in pages())
+    assert [page for page in pages() if re.search(r"\n\n    \S", prose(page))] == []
+
+
+def test_notes_name_tests_that_exist() -> None:
+    """A note says which file checks a block that is not run."""
+    notes = " ".join(block.note for page in pages() for block in blocks(page))
+    named = re.findall(r"(?:tests|\.ci)/[\w./]*\w", notes)
+    assert named
+    own = {block.note.removeprefix("file: ") for page in pages() for block in blocks(page)}
+    assert [path for path in named if path not in own and not (ROOT / path).exists()] == []
