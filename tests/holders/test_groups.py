@@ -123,7 +123,7 @@ class TestGrowth:
         assert "losses[" in str(group.held_by)
         assert " in loop (test_groups.py:" in str(group.held_by)
         text = "\n".join(text_of(region, limit))
-        assert "born in" in text
+        assert "allocated in" in text
         assert "above the first batch" in text
 
 
@@ -183,7 +183,7 @@ class TestPeak:
             KEEP.append(torch.ones(10))
         lines = text_of(region, max_peak_mb("1 B"))
         assert any("allocated before the region" in line for line in lines)
-        assert any("alive at the peak" in line for line in lines)
+        assert any("live at the peak" in line for line in lines)
 
 
 class TestText:

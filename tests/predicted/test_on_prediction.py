@@ -185,4 +185,4 @@ vars(backend_registration).pop("_setup_privateuseone_for_python_backend", None)
 def test_older_torch_version_is_refused(python):
     """The error names the function that the older version lacks."""
     run = python("-c", OLDER + SIZES).stderr
-    assert "predict:cuda needs a torch that has torch.utils.backend_registration._" in run
+    assert "predict:cuda needs torch.utils.backend_registration._" in run
