@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from docs_pages import block_noted
 from docs_process import run
+from test_links import options
 
 
 @pytest.mark.usefixtures("session")
@@ -28,3 +29,11 @@ def test_example_of_the_fixture_is_predicted_as_well() -> None:
     status, printed = run(["pytest", *options])
     assert (status, "1 passed" in printed) == (0, True), printed
     assert "PREDICTED" in printed
+
+
+@pytest.mark.usefixtures("session")
+def test_help_of_pytest_describes_every_option() -> None:
+    """The help texts are formatted with ``%``, so a single ``%`` in one of them is an error."""
+    status, printed = run(["pytest", "--help"])
+    assert status == 0, printed
+    assert [option for option in sorted(options()) if option not in printed] == []
