@@ -11,10 +11,10 @@ from weakref import ReferenceType
 
 _MAX_FRAMES_SEARCHED = 100
 _MAX_FRAMES = 6
-_LIBRARIES = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
+_SITE_PACKAGES = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
 _FOREIGN = (
     str(Path(__file__).parents[1]),
-    *(f"{library / 'torch'}/" for library in _LIBRARIES),
+    *(f"{library / 'torch'}/" for library in _SITE_PACKAGES),
     "<frozen",
     "<string>",
     "<eval_with_key>",

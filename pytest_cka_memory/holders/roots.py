@@ -17,7 +17,7 @@ CO_OPTIMIZED = 0x1
 
 _OWN_REFERENCES = 3
 _MODULE_DICT: Any = vars(types.ModuleType)["__dict__"]
-_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_INSTALLED_FOLDERS = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def module_roots() -> Iterator[Root]:
     for name, module in modules().items():
         names = dict(globals_of(module))
         file = names.get("__file__")
-        installed = type(file) is not str or file.startswith(_LIBRARIES)
+        installed = type(file) is not str or file.startswith(_INSTALLED_FOLDERS)
         yield Root(f"{name}.", "", names, installed and name != "__main__")
 
 
@@ -87,7 +87,7 @@ def _roots_of(
     if is_own(code.co_filename):
         return
     where = f" in {code.co_name} ({_base(code.co_filename)}:{frame.f_lineno})"
-    is_library = code.co_filename.startswith(_LIBRARIES)
+    is_library = code.co_filename.startswith(_INSTALLED_FOLDERS)
     if code.co_flags & CO_OPTIMIZED:
         yield Root("", where, locals_of(frame), is_library)
     if id(outside) not in known:  # code run by exec() belongs to no module
