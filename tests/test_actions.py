@@ -131,7 +131,7 @@ def test_breach_fails_the_gate_and_is_annotated(gate):
         ({"every_test": "true"}, 0, "verdict"),
         ({"device": "nothing"}, 4, "unknown device 'nothing'"),
         ({"tolerance": "much"}, 4, "--cka-memory-tolerance"),
-        ({"baseline": "none.json"}, 4, "--cka-memory-baseline: there is no "),
+        ({"baseline": "none.json"}, 4, "none.json does not exist; write one with"),
         ({"paths": "$(touch hacked)"}, 4, "$(touch hacked)"),
     ],
     ids=str,

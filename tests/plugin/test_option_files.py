@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from pytest_cka_memory.cli import main
+from pytest_cka_memory.cli.main import main
 from pytest_cka_memory.reports import markdown
 from pytest_cka_memory.reports.html import page as html_page
 from pytest_cka_memory.reports.json import reader as json_reader
