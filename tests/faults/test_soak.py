@@ -44,7 +44,7 @@ def objects_kept(regions: int, meter: Meter | None = None) -> int:
 
 
 def test_regions_keep_no_objects() -> None:
-    """Neither by the probe nor by the gauge that all probes share."""
+    """Neither the probe nor the state that all probes share keeps an object of a region."""
     assert objects_kept(REGIONS, ScriptedMeter()) < REGIONS // 10
 
 

@@ -49,9 +49,9 @@ def with_hooks(scripted, pytester, extend_conftest):
     return run
 
 
-def test_limit_of_another_plugin_is_judged(with_hooks, workers):
+def test_limit_of_another_plugin_is_judged(with_hooks, worker):
     """Tests that get a limit are measured and judged; others are not measured."""
-    run = with_hooks(LIMITS, TESTS, *workers)
+    run = with_hooks(LIMITS, TESTS, *worker)
     run.assert_outcomes(passed=4, failed=2)
     assert {r["nodeid"].rpartition("::")[2]: r["verdict"] for r in run.regions} == {
         "test_limited[4]": "ok",
@@ -152,30 +152,42 @@ def test_invalid_limits_in_a_worker_are_an_error_of_the_test(with_hooks):
     run.result.stdout.fnmatch_lines(["*conftest.py: pytest_cka_memory_limits returned 5*"])
 
 
-@pytest.mark.parametrize(
-    ("judged", "message"),
-    [
-        ("True", "returned True; return None, an Unjudged, or a Breach"),
-        ("Breach(self.text, 0, float('nan'), 'm', 'f')", "returned Breach("),
-        ("1 / 0", "raised ZeroDivisionError"),
-    ],
-    ids=["bool", "nan", "raises"],
-)
-def test_limit_with_an_invalid_verdict_fails_the_test(with_hooks, judged, message, workers):
+INVALID_VERDICTS = {
+    "bool": ("True", "returned True; return None, an Unjudged, or a Breach"),
+    "nan": ("Breach(limit.text, 0, float('nan'), 'm', 'f')", "returned Breach("),
+    "raises": ("1 / 0", "raised ZeroDivisionError"),
+}
+
+
+@pytest.mark.parametrize(("name", "message"), [(n, m) for n, (_, m) in INVALID_VERDICTS.items()])
+def test_limit_with_an_invalid_verdict_fails_the_test(
+    with_hooks, finished_sessions, name, message, worker
+):
     """One line names the plugin, the hook and the limit."""
-    hooks = f"""
+    key = ("verdicts", *worker)
+    if key not in finished_sessions:
+        judged = (
+            f"    '{n}': lambda limit: {value},\n" for n, (value, _) in INVALID_VERDICTS.items()
+        )
+        hooks = f"""
 from dataclasses import dataclass
 from pytest_cka_memory.limits import Breach, Limit
 
-class Odd(Limit):
-    def judge(self, record): return {judged}
+JUDGED = {{
+{"".join(judged)}
+}}
 
-def pytest_cka_memory_limits(item): return [Odd("odd")]
+class Odd(Limit):
+    def judge(self, record): return JUDGED[self.text](self)
+
+def pytest_cka_memory_limits(item): return [Odd(item.name.removeprefix("test_"))]
 """
-    run = with_hooks(hooks, "def test_it(): pass", *workers)
-    run.assert_outcomes(failed=1)
+        source = "".join(f"def test_{n}(): pass\n" for n in INVALID_VERDICTS)
+        finished_sessions[key] = with_hooks(hooks, source, *worker)
+    run = finished_sessions[key]
+    run.assert_outcomes(failed=len(INVALID_VERDICTS))
     run.result.stdout.fnmatch_lines(
-        [f"*conftest.py: pytest_cka_memory_limits: limit odd {message}*"]
+        [f"*conftest.py: pytest_cka_memory_limits: limit {name} {message}*"]
     )
     assert "pytest_cka_memory/" not in run.text  # no traceback of the plugin
 
@@ -188,7 +200,7 @@ def pytest_cka_memory_region(item, result):
 """
 
 
-def test_extra_fields_are_in_the_report(with_hooks, workers):
+def test_extra_fields_are_in_the_report(with_hooks, worker):
     """The hook runs in the process that measures, and receives the figures and the verdict."""
     source = """
         import pytest
@@ -200,7 +212,7 @@ def test_extra_fields_are_in_the_report(with_hooks, workers):
         def test_plain(cka_memory):
             with cka_memory.measure("plain"): pass
         """
-    run = with_hooks(FIELDS, source, *workers)
+    run = with_hooks(FIELDS, source, *worker)
     run.assert_outcomes(passed=2, failed=1)
     assert run.region_of("test_it[4]")["extra"] == {
         "twice": 8,
@@ -223,27 +235,45 @@ def pytest_configure(config): config.pluginmanager.register(Other(), "other")
     assert set(run.region["extra"]) == {"twice", "verdict", "of", "other"}
 
 
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        ("5", "returned 5; return a dict of fields, or None"),
-        ("{'x': object}", "returned 'x': <class 'object'>; fields are texts, finite numbers"),
-        ("{'x': float('inf')}", "returned 'x': inf; fields are"),
-        ("{'x': {1: 2}}", "returned 'x': {1: 2}; fields are"),
-        ("{1: 2}", "returned 1: 2; fields are"),
-        (f"{{'x': {'[' * 21 + ']' * 21}}}", "returned 'x': [[[[["),
-        ("1 / 0", "raised ZeroDivisionError: division by zero"),
-    ],
-    ids=["no-dict", "object", "infinite", "inner-key", "key", "deep", "raises"],
-)
-def test_field_that_cannot_be_reported_fails_its_test(with_hooks, returned, message, workers):
+INVALID_FIELDS = {
+    "no_dict": ("5", "returned 5; return a dict of fields, or None"),
+    "object": (
+        "{'x': object}",
+        "returned 'x': <class 'object'>; fields are texts, finite numbers",
+    ),
+    "infinite": ("{'x': float('inf')}", "returned 'x': inf; fields are"),
+    "inner_key": ("{'x': {1: 2}}", "returned 'x': {1: 2}; fields are"),
+    "key": ("{1: 2}", "returned 1: 2; fields are"),
+    "deep": (f"{{'x': {'[' * 21 + ']' * 21}}}", "returned 'x': [[[[["),
+    "raises": ("1 / 0", "raised ZeroDivisionError: division by zero"),
+}
+
+
+@pytest.mark.parametrize(("name", "message"), [(n, m) for n, (_, m) in INVALID_FIELDS.items()])
+def test_field_that_cannot_be_reported_fails_its_test(
+    with_hooks, finished_sessions, name, message, worker
+):
     """One line names the plugin and the hook; the figures are reported without the field."""
-    hooks = f"\ndef pytest_cka_memory_region(item): return {returned}\n"
-    run = with_hooks(hooks, "def test_it(cka_memory, meter): meter.allocate(3)", *workers)
-    run.assert_outcomes(failed=1)
+    key = ("fields", *worker)
+    if key not in finished_sessions:
+        returned = (
+            f"    'test_{n}': lambda: {value},\n" for n, (value, _) in INVALID_FIELDS.items()
+        )
+        hooks = f"""
+RETURNED = {{
+{"".join(returned)}
+}}
+
+def pytest_cka_memory_region(item): return RETURNED[item.name]()
+"""
+        source = (f"def test_{n}(cka_memory, meter): meter.allocate(3)\n" for n in INVALID_FIELDS)
+        finished_sessions[key] = with_hooks(hooks, "".join(source), *worker)
+    run = finished_sessions[key]
+    run.assert_outcomes(failed=len(INVALID_FIELDS))
     assert f"conftest.py: pytest_cka_memory_region {message}" in run.text
-    assert run.region["retained_bytes"] == 3
-    assert "extra" not in run.region
+    region = run.region_of(f"test_{name}")
+    assert region["retained_bytes"] == 3
+    assert "extra" not in region
 
 
 def test_field_of_two_plugins_fails_the_test(with_hooks):
@@ -279,7 +309,7 @@ def test_failure_of_the_test_itself_is_shown_first(with_hooks):
     assert breach < hook_error
 
 
-def test_plugin_may_provide_a_device(session, pytester, workers):
+def test_plugin_may_provide_a_device(session, pytester, worker):
     """Its hook returns a meter for one device name; reports name that device."""
     pytester.makeconftest(
         """
@@ -292,6 +322,6 @@ def test_plugin_may_provide_a_device(session, pytester, workers):
             return Toaster() if device == "privateuseone" else None
         """
     )
-    run = session("def test_it(cka_memory): pass", "--cka-memory-device=privateuseone", *workers)
+    run = session("def test_it(cka_memory): pass", "--cka-memory-device=privateuseone", *worker)
     run.assert_outcomes(passed=1)
     assert run.report["session"]["device_name"] == "toaster"

@@ -31,12 +31,12 @@ def _properties(case):
     return {p.get("name"): p.get("value") for p in case.iter("property")}
 
 
-def test_figures_of_a_test_are_its_properties(junit, workers):
+def test_figures_of_a_test_are_its_properties(junit, worker):
     """Every figure that was determined is there in bytes, under its own name."""
     _, cases = junit(
         "def test_it(cka_memory, meter): meter.free(meter.allocate(5)); meter.allocate(3)\n"
         "def test_other(): pass\n",
-        *workers,
+        *worker,
     )
     found = _properties(cases["test_it"])
     assert found["cka_memory.peak_increase_bytes"] == "5"
@@ -45,7 +45,7 @@ def test_figures_of_a_test_are_its_properties(junit, workers):
     assert _properties(cases["test_other"]) == {}
 
 
-def test_properties_of_regions_are_named_by_their_labels(junit, workers):
+def test_properties_of_regions_are_named_by_their_labels(junit, worker):
     """Regions that end in teardown are included; the test's own properties are kept."""
     _, cases = junit(
         """
@@ -66,7 +66,7 @@ def test_properties_of_regions_are_named_by_their_labels(junit, workers):
             with cka_memory.measure("a b/c"):
                 pass
         """,
-        *workers,
+        *worker,
     )
     found = _properties(cases["test_it"])
     assert found["mine"] == "1"
@@ -106,7 +106,7 @@ def test_any_label_gives_valid_xml(junit):
     ids=["breach", "breach-in-teardown", "kept"],
 )
 def test_breach_is_a_failure_in_the_call_and_an_error_in_teardown(
-    junit, body, outcome, status, workers
+    junit, body, outcome, status, worker
 ):
     """The message names the limit and the figure; the exit status is pytest's own."""
     session, cases = junit(
@@ -122,7 +122,7 @@ def test_breach_is_a_failure_in_the_call_and_an_error_in_teardown(
         @pytest.mark.zero_retention
         def test_it(request, meter): {body}
         """,
-        *workers,
+        *worker,
     )
     found = [(kind, case) for kind in ("failure", "error") for case in cases["test_it"].iter(kind)]
     assert [kind for kind, _ in found] == ([outcome] if outcome else [])

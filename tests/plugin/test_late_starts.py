@@ -55,7 +55,7 @@ def test_fixture_requested_by_name_measures(run_in_job, where, workers):
         *workers,
     )
     session.assert_outcomes(passed=3)
-    assert "1 region measured, no limit to keep" in summary
+    assert "1 region measured, no limits set" in summary
     assert "test_it late" in summary
     assert "without a result" not in session.text + summary
 

@@ -107,7 +107,9 @@ def test_leak_of_four_bytes_per_batch_is_reported_exactly(scripted):
     run = scripted(GROW.format(marker="flat_per_batch", batches=16, size=4, batch_size=8))
     run.assert_outcomes(failed=1)
     assert run.region["growth_bytes_per_batch"] == 4.0
-    run.result.stdout.fnmatch_lines(["*flat_per_batch*grew by 4.0 bytes a batch over 16 batches*"])
+    run.result.stdout.fnmatch_lines(
+        ["*flat_per_batch*grew by 4.0 bytes per batch over 16 batches*"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_growth_at_the_tolerance_keeps_it(scripted, marker, size, batches, kept)
     ids=["none", "one-too-few", "too-few-for-the-warmup"],
 )
 def test_too_few_batches_fail_and_say_what_to_do(scripted, marker, batches, advice):
-    """A limit that too few batches cannot be judged by must not pass."""
+    """A limit that cannot be judged must not pass."""
     run = scripted(GROW.format(marker=marker, batches=batches, size=0, batch_size=8))
     run.assert_outcomes(failed=1)
     assert advice in " ".join(run.text.split())
@@ -174,7 +176,7 @@ def test_every_broken_limit_is_named(scripted):
         [
             "max_retained_mb(1) broken: retained 6,291,456 bytes (6.00 MB), allowed 1,048,576*",
             "max_peak_mb('2 MB') broken: peak increase 6,291,456 bytes (6.00 MB), allowed*",
-            "flat_per_batch broken: grew by 1,048,576.0 bytes a batch over 6 batches, allowed 0*",
+            "flat_per_batch broken: grew by 1,048,576.0 bytes per batch over 6 batches, allowed 0*",
             "*region 'train'*",
         ]
     )

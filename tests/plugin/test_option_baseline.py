@@ -12,7 +12,7 @@ import pytest
 
 @pytest.mark.memory_baseline{arguments}
 def test_it(cka_memory, meter):
-    with cka_memory.measure("part"):
+    with cka_memory.measure("part") as region:
         {action}
 """
 
@@ -48,7 +48,7 @@ def test_update_writes_one_line_per_region(scripted, file):
     assert f"baseline: 1 regions added, 0 changed, 0 unchanged in {file}" in run.text
 
 
-BATCHES = "[({}, cka_memory._open[0].batch_done(8)) for _ in range(5)]"
+BATCHES = "[({}, region.batch_done(8)) for _ in range(5)]"
 ACTIONS = {
     "peak": "meter.free(meter.allocate({}))",
     "retained": "meter.allocate({}); meter.allocate(0)",

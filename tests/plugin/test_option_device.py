@@ -17,9 +17,9 @@ no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is availabl
         ("nonsense", "unknown device 'nonsense'; write one of auto, cpu, cuda"),
     ],
 )
-def test_unavailable_device_ends_the_session(session, workers, source, device, message):
+def test_unavailable_device_ends_the_session(session, worker, source, device, message):
     """It does not matter whether a test requests a measurement."""
-    run = session(source, f"--cka-memory-device={device}", *workers)
+    run = session(source, f"--cka-memory-device={device}", *worker, subprocess=bool(worker))
     run.assert_refused("--cka-memory-device: ", message)
 
 
@@ -38,9 +38,11 @@ def test_unavailable_device_in_the_ini_file_is_refused(session, pytester):
 
 
 @pytest.mark.parametrize("device", ["cuda", "nonsense"])
-def test_collect_only_does_not_require_the_device(session, device, workers):
+def test_collect_only_does_not_require_the_device(session, device, worker):
     """Tests can be listed on a machine that cannot run them."""
-    run = session(MARKED, f"--cka-memory-device={device}", "--collect-only", *workers)
+    run = session(
+        MARKED, f"--cka-memory-device={device}", "--collect-only", *worker, subprocess=bool(worker)
+    )
     assert run.result.ret == pytest.ExitCode.OK
     assert "INTERNALERROR" not in run.text
     assert run.report is None
@@ -66,9 +68,9 @@ def test_fixture_has_the_device(session):
     run.assert_outcomes(passed=1)
 
 
-def test_conftest_may_provide_a_device(scripted, workers):
+def test_conftest_may_provide_a_device(scripted, worker):
     """A device that the plugin does not know is accepted if a hook returns a meter for it."""
-    run = scripted(MARKED, "--cka-memory-device=abacus", *workers, subprocess=bool(workers))
+    run = scripted(MARKED, "--cka-memory-device=abacus", *worker, subprocess=bool(worker))
     run.assert_outcomes(passed=1)
     assert run.report["session"]["meter"] == "scripted figures"
 
@@ -91,7 +93,7 @@ def test_named_accelerator_is_measured(session):
     assert run.report["session"]["device"].startswith(kind)
 
 
-def test_device_that_fails_at_the_first_test_is_an_error_of_each_test(session, pytester, workers):
+def test_device_that_fails_at_the_first_test_is_an_error_of_each_test(session, pytester, worker):
     """A hook raises when the first test needs the device: no test passes unmeasured."""
     pytester.makeconftest(
         """
@@ -101,7 +103,7 @@ def test_device_that_fails_at_the_first_test_is_an_error_of_each_test(session, p
             raise DeviceError("the abacus is lost")
         """
     )
-    run = session(MARKED + "\ndef test_unmarked(): pass\n", *workers, subprocess=bool(workers))
+    run = session(MARKED + "\ndef test_unmarked(): pass\n", *worker, subprocess=bool(worker))
     run.assert_outcomes(passed=1, errors=1)
     run.result.stdout.fnmatch_lines(["test_it.py::test_it: --cka-memory-device: the abacus is*"])
     assert run.regions == []

@@ -35,9 +35,9 @@ def _commands(session):
     return [line for line in session.text.splitlines() if line.startswith(("::error", "::warn"))]
 
 
-def test_breach_is_annotated_once_at_its_test(job, workers):
+def test_breach_is_annotated_once_at_its_test(job, worker):
     """The line is that of its first marker; the Markdown report is added to the summary."""
-    session, summary = job(TESTS, *workers)
+    session, summary = job(TESTS, *worker)
     session.assert_outcomes(passed=2, failed=1)
     (command,) = _commands(session)
     start = "::error file=test_it.py,line=6,title=max_retained_mb('4 B') broken::"
@@ -106,7 +106,7 @@ def test_nothing_is_printed_outside_of_github_by_default(scripted):
 def test_unknown_choice_is_refused(scripted):
     """The error lists the valid choices."""
     scripted(TESTS, "--cka-memory-github=maybe").assert_refused(
-        "--cka-memory-github: 'maybe' is none of auto, yes, no"
+        "--cka-memory-github: cannot use 'maybe'; write auto, yes or no"
     )
 
 

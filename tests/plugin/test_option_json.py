@@ -166,12 +166,12 @@ def test_paths_in_the_ini_file_are_relative_to_it(scripted, pytester):
     ids=["below-a-file", "folder", "empty"],
 )
 def test_path_that_cannot_be_written_is_refused_before_any_test(
-    scripted, pytester, path, message, workers
+    scripted, pytester, path, message, worker
 ):
     """The error comes at once, not after all tests have run."""
     (pytester.path / "a_file").touch()
     pytester.mkdir("a_folder")
-    run = scripted(SOURCE, f"--cka-memory-json={path}", *workers, writes_json=False)
+    run = scripted(SOURCE, f"--cka-memory-json={path}", *worker, writes_json=False)
     run.assert_refused("--cka-memory-json: ")
     lines = [*run.result.outlines, *run.result.errlines]
     pytest.LineMatcher(lines).fnmatch_lines([f"*{message}*"])

@@ -144,7 +144,7 @@ def test_help_lists_every_option_marker_and_fixture(session):
     shown = session(None, "--markers").text
     for line in (
         "@pytest.mark.max_retained_mb(1): At most `limit` MB, or e.g. ``'512 KiB'``, born in*",
-        "@pytest.mark.zero_retention: Nothing born in the region may be alive at its end.",
+        "@pytest.mark.zero_retention: Nothing allocated in the region may be alive at its end.",
         "@pytest.mark.max_peak_mb(512): The peak may rise at most `limit` MB above*",
         "@pytest.mark.max_reserved_mb(1024): The allocator's reserve may rise at most*",
         "@pytest.mark.flat_per_batch(tolerance_mb=0.0, warmup=1): Live memory may grow at most*",

@@ -39,27 +39,29 @@ def job(pytester, monkeypatch, job_summary):
     def run(floats, *options):
         pytester.makepyfile(project=PROJECT.format(floats=floats), test_load=TESTS)
         job_summary.write_text("", "utf-8")
-        result = pytester.runpytest_subprocess("--cka-memory-device=cpu", *options)
+        result = pytester.runpytest_inprocess(
+            "-p", "no:hypothesispytest", "--cka-memory-device=cpu", *options
+        )
         return result.ret, result.stdout.str(), job_summary.read_text("utf-8")
 
     return run
 
 
-def test_regression_is_stopped_explained_and_fixed(job, pytester, workers):
+def test_regression_is_stopped_explained_and_fixed(job, pytester, worker):
     """A rise of 6 % fails if the tolerance is 5 %, and names figure, holder and line."""
     file = pytester.path / "cka-memory-baseline.json"
 
-    status, _, _ = job(25_000, "--cka-memory-update-baseline", *workers)
+    status, _, _ = job(25_000, "--cka-memory-update-baseline", *worker)
     committed = file.read_text("utf-8")
     assert status == pytest.ExitCode.OK
     assert '"retained_bytes": 100000' in committed
 
-    status, log, summary = job(25_000, *workers)
+    status, log, summary = job(25_000, *worker)
     assert status == pytest.ExitCode.OK
     assert "::error" not in log
     assert "1 region kept every limit" in summary
 
-    status, log, summary = job(26_500, *workers)
+    status, log, summary = job(26_500, *worker)
     assert status == pytest.ExitCode.TESTS_FAILED
     annotations = [line for line in log.splitlines() if line.startswith("::error")]
     assert annotations[0].startswith("::error file=test_load.py,line=9,title=memory_baseline")
@@ -68,7 +70,7 @@ def test_regression_is_stopped_explained_and_fixed(job, pytester, workers):
         assert "project.CACHE[0]" in output
     assert "broke a limit" in summary
 
-    status, log, summary = job(26_000, "--cka-memory-json=fixed.json", *workers)
+    status, log, summary = job(26_000, "--cka-memory-json=fixed.json", *worker)
     assert status == pytest.ExitCode.OK
     assert "::error" not in log
     (region,) = json.loads((pytester.path / "fixed.json").read_text("utf-8"))["regions"]

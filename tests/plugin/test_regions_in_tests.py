@@ -328,5 +328,5 @@ def test_region_that_is_never_closed_is_an_error(scripted):
         """
     )
     run.assert_outcomes(passed=2, errors=1)
-    run.result.stdout.fnmatch_lines(["never ended: region 'forgotten', so nothing of it was*"])
+    run.result.stdout.fnmatch_lines(["region 'forgotten', so nothing of it was*"])
     assert [region["verdict"] for region in run.regions] == ["no limit", "not judged", "ok"]

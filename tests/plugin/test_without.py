@@ -117,7 +117,7 @@ def test_without_the_plugin_its_fixture_is_missing(session):
     ],
     ids="_".join,
 )
-def test_other_parts_of_pytest_may_be_turned_off(scripted, options, workers):
+def test_other_parts_of_pytest_may_be_turned_off(scripted, options, worker):
     """Verdicts and the JSON report are the same without pytest's own plugins."""
     source = """
         import pytest
@@ -125,11 +125,11 @@ def test_other_parts_of_pytest_may_be_turned_off(scripted, options, workers):
         @pytest.mark.parametrize("size", [0, 1])
         def test_it(meter, size): meter.allocate(size)
         """
-    if workers and "no:terminal" in options:
+    if worker and "no:terminal" in options:
         pytest.skip("pytest-xdist itself requires the terminal plugin")
     if options[:2] == ["-p", "no:capture"]:
         options = ["-s"]
-    run = scripted(source, *options, *workers)
+    run = scripted(source, *options, *worker)
     assert run.result.ret == pytest.ExitCode.TESTS_FAILED
     assert "INTERNALERROR" not in run.text + run.errors
     assert [r["verdict"] for r in run.regions] == ["ok", "BREACH"]

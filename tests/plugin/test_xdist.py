@@ -115,7 +115,10 @@ def test_crashed_worker_loses_only_the_test_it_ran(scripted, crash):
     assert [r["retained_bytes"] for r in run.regions] == [0, 1, 2, 0, 1, 2]
     assert run.report["missing"] == ["test_it.py::test_crashes"]
     run.result.stdout.fnmatch_lines(
-        ["1 collected tests have no result (stopped early, or lost)", "  test_it.py::test_crashes"]
+        [
+            "1 collected tests have no result (the session stopped early, or a worker died)",
+            "  test_it.py::test_crashes",
+        ]
     )
 
 
