@@ -19,6 +19,7 @@ PICTURES = {
         measure        testing      hookspecs
         holders
         meters         limits
+        emulated
         core
         units
         errors         _version

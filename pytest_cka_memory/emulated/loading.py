@@ -32,12 +32,11 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from pytest_cka_memory.core.cards import CONTEXT_BYTES, Card, card_of
 from pytest_cka_memory.emulated import children, shutdown
-from pytest_cka_memory.emulated.specification import EMULATED, Specification
+from pytest_cka_memory.emulated.specification import EMULATED, MOST_DEVICES, Specification
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.meters.predicted.cards import CONTEXT_BYTES, Card, card_of
 
-MOST_DEVICES = 16
 _LIBRARY = "pytest_cka_memory.emulated._cuda"
 _NVML = "pytest_cka_memory.emulated._nvml"
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
@@ -121,7 +120,7 @@ def load(card_name: str | None = None, devices: int = 1, total_bytes: int | None
         )
     if total <= CONTEXT_BYTES:
         raise DeviceError(
-            f"the emulated device cannot have {total >> 20:,} MB of memory, because the CUDA context "
+            f"the emulated device cannot have {total >> 20:,} MB of memory: the CUDA context "
             f"takes {CONTEXT_BYTES >> 20:,} MB of it; give it more"
         )
     wanted = Loaded(wanted_card, devices, total)

@@ -1,12 +1,13 @@
-"""The name of an emulated device: ``emulate:cuda[:CARD][,values=off]``."""
+"""The name of an emulated device: ``emulate:cuda[:CARD][,values=off][,devices=N]``."""
 
 from dataclasses import dataclass
 
+from pytest_cka_memory.core.cards import Card, card_of
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.meters.predicted.cards import Card, card_of
 
 EMULATED = "emulate:cuda"
 """The name of the emulated device with the default card."""
+MOST_DEVICES = 16
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,8 @@ class Specification:
     """What an emulated device's name asks for."""
 
     card: Card
+    devices: int = 1
+    """Number of such cards."""
     values: bool | None = None
     """Whether values are asked for; None if the name says nothing. None are computed yet."""
 
@@ -45,16 +48,21 @@ def parse(name: str) -> Specification:
             f"{name!r} is not an emulated device; write {EMULATED} or {EMULATED}:a100"
         )
     values: bool | None = None
+    devices = 1
     for setting in settings:
-        if setting not in ("values=on", "values=off"):
+        key, _, value = setting.partition("=")
+        if setting in ("values=on", "values=off"):
+            values = value == "on"
+        elif key == "devices" and value.isdecimal() and 1 <= int(value) <= MOST_DEVICES:
+            devices = int(value)
+        else:
             raise DeviceError(
-                f"unknown setting {setting!r} of the device {name!r}; "
-                f"write values=off, or leave it out"
+                f"unknown setting {setting!r} of the device {name!r}; write values=off, or "
+                f"devices= and a number from 1 to {MOST_DEVICES}"
             )
-        values = setting == "values=on"
     if values:
         raise DeviceError(
             f"the emulated device computes no values yet, and {name!r} asks for them; "
             f"write {device},values=off, or measure on a GPU"
         )
-    return Specification(card_of(device[len(EMULATED) + 1 :], EMULATED), values)
+    return Specification(card_of(device[len(EMULATED) + 1 :], EMULATED), devices, values)

@@ -2,10 +2,11 @@
 
 from functools import cache
 
+from pytest_cka_memory.core.cards import card_of
+from pytest_cka_memory.emulated import loading, specification
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.meters.device_names import KNOWN_DEVICES
-from pytest_cka_memory.meters.predicted.cards import card_of
 
 _PREDICTED = "predict:cuda"
 
@@ -43,6 +44,9 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
     """
     if _is_predicted(name):
         return _predicted_meter(card_of(name[len(_PREDICTED) + 1 :]).name)
+    if specification.is_emulated(name):
+        _load_emulated(specification.parse(name))
+        name = "cuda"
     kind, _, index = name.partition(":")
     if kind == "cpu":
         check_device_name(name)
@@ -74,6 +78,13 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
     return _accelerator_meter(kind, number)
 
 
+def _load_emulated(wanted: specification.Specification) -> None:
+    """Load the emulated device, unless a session has: under torchrun with a device per rank."""
+    loaded = loading.loaded()
+    if loaded is None or loaded.card != wanted.card or loaded.devices < wanted.devices:
+        loading.load(wanted.card.name, wanted.devices)
+
+
 # One meter per device and process: a reset of the peak is global, so nested regions share it.
 @cache
 def _cpu_meter() -> Meter:
@@ -84,6 +95,11 @@ def _cpu_meter() -> Meter:
 
 @cache
 def _accelerator_meter(kind: str, index: int) -> Meter:
+    emulated = loading.loaded() if kind == "cuda" else None
+    if emulated is not None:
+        from pytest_cka_memory.meters.accelerator.emulated import EmulatedMeter
+
+        return EmulatedMeter(emulated, index)
     from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 
     return AcceleratorMeter(kind, index)

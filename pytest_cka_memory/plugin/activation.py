@@ -27,6 +27,11 @@ def is_started(config: pytest.Config) -> bool:
     return bool(config.pluginmanager.has_plugin(_HOOKS))
 
 
+def is_emulated(early_config: pytest.Config) -> bool:
+    """Whether the session is to run on an emulated device, which is loaded before torch."""
+    return (options.early_device(early_config) or "").startswith("emulate:")
+
+
 def is_asked_for(config: pytest.Config) -> bool:
     """Whether an option asks this session to measure, or ranks of torchrun must report together."""
     return options.are_given(config) or "TORCHELASTIC_RUN_ID" in os.environ

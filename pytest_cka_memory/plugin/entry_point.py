@@ -27,6 +27,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     options.add_options(parser)
 
 
+# Before conftest files, because they may import torch, which looks for a device only once.
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
+    if activation.is_emulated(early_config):
+        from pytest_cka_memory.plugin.emulation import load_emulated_device
+
+        load_emulated_device(early_config)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS.values():
         config.addinivalue_line("markers", f"{marker.example}: {marker.help}")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from pytest_cka_memory.emulated.specification import is_emulated
 from pytest_cka_memory.integrations import torchrun, xdist
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.meters.selection import meter_for
@@ -23,6 +24,8 @@ def pytest_cka_memory_meter(device: str) -> Meter:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     settings = session.config.stash[settings_key]
+    if is_emulated(settings.device):
+        return  # loaded already, or refused
     if settings.names_accelerator and xdist.is_controller(session.config):
         xdist.check_device(session.config, settings.device)
 

@@ -56,13 +56,21 @@ def add_options(parser: pytest.Parser) -> None:
         group.addoption(f"--cka-memory-{name}", action="store_true", default=None, help=text)
         parser.addini(ini_key(name), text, type="bool", default=None)
     for name, metavar, text in _VALUED:
-        group.addoption(f"--cka-memory-{name}", metavar=metavar, default=None, help=text)
+        option = f"--cka-memory-{name}"
+        # argparse formats the help of an option; pytest does not format that of an ini key.
+        group.addoption(option, metavar=metavar, default=None, help=text.replace("%", "%%"))
         parser.addini(ini_key(name), text, default=None)
 
 
 def ini_key(name: str) -> str:
     """Return the key of an option in the ini file."""
     return "cka_memory_" + name.replace("-", "_")
+
+
+def early_device(early_config: pytest.Config) -> str | None:
+    """Return the device that the command line or the ini file names, before options are parsed."""
+    given: str | None = early_config.known_args_namespace.cka_memory_device
+    return given or early_config.getini(ini_key("device"))
 
 
 def are_given(config: pytest.Config) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Breach, Result
+from pytest_cka_memory.reports.legend import provenance_of
 from pytest_cka_memory.reports.terminal import sparkline
 from pytest_cka_memory.units import format_exact, format_size
 
@@ -40,7 +41,7 @@ def render(results: Sequence[Result], facts: Mapping[str, Any]) -> str:
 def _headline(breach: Breach, result: Result, facts: Mapping[str, Any]) -> Iterator[str]:
     region = f"region {result.record.label!r}" if result.record.label else "the whole test"
     yield from textwrap.wrap(f"{breach.limit} broken: {breach.message}", _WIDTH)
-    yield f"  in {region}, measured on {facts['device']} ({facts['meter']})"
+    yield f"  in {region}, {provenance_of(facts).verb} {facts['device']} ({facts['meter']})"
 
 
 def explanation(breach: Breach, record: RegionRecord) -> Iterator[str]:

@@ -11,6 +11,7 @@ from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports import markdown, summary
 from pytest_cka_memory.reports.escapes import one_line, shorten
+from pytest_cka_memory.reports.legend import provenance_of
 from pytest_cka_memory.reports.summary import Problem, counted
 from pytest_cka_memory.reports.terminal import why_incomplete
 
@@ -65,11 +66,13 @@ def _breaches(report: Report, path_of: PathOf) -> Iterator[str]:
         for problem in summary.problems(report.results)
         if problem.verdict == "BREACH" and problem.result.outcome not in _EXCUSED
     ]
+    adjective = provenance_of(report.session).adjective
+    kind = f" ({adjective})" if adjective else ""
     for problem in sorted(broken, key=_excess_bytes, reverse=True):
         lines = [f"{problem.result.name}: {problem.sentence}", *problem.holders[:_MOST_LINES]]
         message = "\n".join(shorten(one_line(line), _MOST_LINE) for line in lines)
         place = _place(problem.result, report, path_of)
-        yield command("error", message, **place, title=f"{one_line(problem.limit)} broken")
+        yield command("error", message, **place, title=f"{one_line(problem.limit)} broken{kind}")
 
 
 def _excess_bytes(problem: Problem) -> float:

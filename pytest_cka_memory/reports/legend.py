@@ -1,7 +1,7 @@
 """What the columns of tables mean, and how figures that were not measured are labelled."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.figures import COLUMNS
 
@@ -10,9 +10,40 @@ LEGEND = (
     + "; ".join(f"{figure.column}: {figure.legend}" for figure in COLUMNS if figure.legend)
     + "."
 )
-PREDICTED = "These figures are predicted for the device; they were not measured on it."
 
 
-def is_predicted(session: Mapping[str, Any]) -> bool:
-    """Whether the figures were computed for a device instead of measured on one."""
-    return "predicted" in str(session.get("meter")).lower()
+class Provenance(NamedTuple):
+    """Where figures come from that were not measured on the device that they are for."""
+
+    adjective: str
+    """``predicted`` or ``emulated``."""
+    notice: str
+    """One sentence for the top of a report."""
+    verb: str
+    """How a failure message leads to the device."""
+
+
+MEASURED = Provenance("", "", "measured on")
+_NOT_MEASURED = (
+    Provenance(
+        "predicted",
+        "These figures are predicted for the device; they were not measured on it.",
+        "predicted for",
+    ),
+    Provenance(
+        "emulated",
+        "These figures come from torch's CUDA allocator on an emulated device; no GPU was used.",
+        "emulated as",
+    ),
+)
+
+
+def provenance_of(session: Mapping[str, Any]) -> Provenance:
+    """Return where the figures of a session come from."""
+    meter = str(session.get("meter")).lower()
+    return next((source for source in _NOT_MEASURED if source.adjective in meter), MEASURED)
+
+
+def heading(provenance: Provenance) -> str:
+    """Return the heading of a report: ``Memory``, ``Predicted memory`` or ``Emulated memory``."""
+    return f"{provenance.adjective} memory".strip().capitalize()

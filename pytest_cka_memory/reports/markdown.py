@@ -7,7 +7,7 @@ from itertools import chain
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.reports import summary, terminal
 from pytest_cka_memory.reports.escapes import cell, code, fence, one_line, sentence, shorten
-from pytest_cka_memory.reports.legend import LEGEND, PREDICTED, is_predicted
+from pytest_cka_memory.reports.legend import LEGEND, heading, provenance_of
 from pytest_cka_memory.reports.summary import Problem
 
 COMMENT_CHARACTERS = 65_000
@@ -28,9 +28,9 @@ def render(report: Report, most_characters: int = COMMENT_CHARACTERS) -> str:
     The text has at most `most_characters`. What does not fit is counted in a line of its own.
     """
     facts = "\n".join(_facts(report))
-    predicted = is_predicted(report.session)
-    blocks = [f"### {'Predicted memory' if predicted else 'Memory'}: {summary.verdict(report)}\n"]
-    blocks += [f"{PREDICTED}\n"] if predicted else []
+    provenance = provenance_of(report.session)
+    blocks = [f"### {heading(provenance)}: {summary.verdict(report)}\n"]
+    blocks += [f"{provenance.notice}\n"] if provenance.notice else []
     blocks += [f"**FAILED**: {sentence(problem)}\n" for problem in report.problems[:_MOST_FAILED]]
     room = most_characters - len(facts) - _FRAME
     problems = list(summary.problems(report.results))

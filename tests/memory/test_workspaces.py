@@ -2,8 +2,8 @@
 
 import pytest
 
+from pytest_cka_memory.core.cards import CARDS, CONTEXT_BYTES, card_of
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.meters.predicted.cards import CARDS, CONTEXT_BYTES, card_of
 from pytest_cka_memory.meters.predicted.workspaces import Workspaces
 
 MB = 2**20

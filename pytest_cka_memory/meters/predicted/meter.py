@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from pytest_cka_memory.core.allocations import Allocation
+from pytest_cka_memory.core.cards import Card
 from pytest_cka_memory.errors import CapacityError
 from pytest_cka_memory.meters.accelerator import backward_threads
 from pytest_cka_memory.meters.base import Meter, Reading
@@ -17,7 +18,6 @@ from pytest_cka_memory.meters.ledger.ledger import Ledger
 from pytest_cka_memory.meters.ledger.live_objects import storages_of
 from pytest_cka_memory.meters.predicted import device
 from pytest_cka_memory.meters.predicted.allocator import Block, CachingAllocator
-from pytest_cka_memory.meters.predicted.cards import Card
 from pytest_cka_memory.meters.predicted.expandable_allocator import ExpandableAllocator
 from pytest_cka_memory.meters.predicted.fake_storages import FakeStorages
 from pytest_cka_memory.meters.predicted.workspaces import Workspaces

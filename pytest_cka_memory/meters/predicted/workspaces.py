@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pytest_cka_memory.meters.predicted.cards import LT_WORKSPACE_BYTES
+from pytest_cka_memory.core.cards import LT_WORKSPACE_BYTES
 
 _KEPT_BEFORE = (2, 15)
 """From this torch version on, a workspace is freed after its operator (2.13 still kept it)."""

@@ -94,7 +94,7 @@
   function figure(row, key) {
     const text = key === "batches" ? String(row.batches || "-") : size(row[key]);
     const value = make("span", { className: "figure" }, make("span", { textContent: text }));
-    if (data.predicted && key !== "batches" && row[key] !== null) value.append(" ", make("small", { textContent: "predicted" }));
+    if (data.notMeasured && key !== "batches" && row[key] !== null) value.append(" ", make("small", { textContent: data.notMeasured }));
     if (key === "peak_bytes") {
       const base = Math.min(row.start_bytes, row.peak_bytes) / most.peak_bytes;
       value.append(bar([base, "base"], [row.peak_bytes / most.peak_bytes - base, ""]));

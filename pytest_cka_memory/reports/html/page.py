@@ -17,7 +17,7 @@ from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports import summary
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.failure import holding_lines
-from pytest_cka_memory.reports.legend import LEGEND, PREDICTED, is_predicted
+from pytest_cka_memory.reports.legend import LEGEND, heading, provenance_of
 from pytest_cka_memory.reports.summary import Problem
 
 _FOLDER = Path(__file__).parent
@@ -29,17 +29,17 @@ _MOST_POINTS = 200
 
 def render(report: Report) -> str:
     """Return the page as HTML."""
-    predicted = is_predicted(report.session)
+    provenance = provenance_of(report.session)
     parts = {
-        "TITLE": "Predicted memory" if predicted else "Memory",
+        "TITLE": heading(provenance),
         "VERDICT": escape(summary.verdict(report)),
-        "NOTICES": "\n".join(_notices(report, predicted=predicted)),
+        "NOTICES": "\n".join(_notices(report, provenance.notice)),
         "NAVIGATION": '<a href="#regions">All regions</a> ' if report.results else "",
         "PROBLEMS": "\n".join(_problems(list(summary.problems(report.results)))),
         "FACTS": "\n".join(_facts(report)),
         "LEGEND": escape(LEGEND),
         "STYLE": _file("page.css"),
-        "DATA": _embedded(_data(report, predicted=predicted)),
+        "DATA": _embedded(_data(report, provenance.adjective)),
         "SCRIPT": _file("page.js"),
     }
     head, *rest = _file("page.html").split("{{")
@@ -54,9 +54,9 @@ def _file(name: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8")
 
 
-def _notices(report: Report, *, predicted: bool) -> Iterator[str]:
-    if predicted:
-        yield f"<p class='notice'>{PREDICTED}</p>"
+def _notices(report: Report, notice: str) -> Iterator[str]:
+    if notice:
+        yield f"<p class='notice'>{escape(notice)}</p>"
     for problem in report.problems:
         yield f"<p class='notice breach'>FAILED: {escape(one_line(problem))}</p>"
 
@@ -93,9 +93,9 @@ def _class(verdict: str) -> str:
     return verdict.replace(" ", "-").lower()
 
 
-def _data(report: Report, *, predicted: bool) -> dict[str, Any]:
+def _data(report: Report, adjective: str) -> dict[str, Any]:
     return {
-        "predicted": predicted,
+        "notMeasured": adjective,
         "verdicts": summary.counts(report.results),
         "figures": [
             {"key": row.name, "title": row.column.capitalize(), "onlyIfKnown": row.only_if_known}
