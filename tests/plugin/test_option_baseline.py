@@ -207,9 +207,7 @@ def test_required_baseline_that_is_missing_fails_the_test(scripted, pytester):
     scripted(_test(10), required).assert_outcomes(passed=1)
     run = scripted(_test(10).replace("part", "new"), required)
     run.assert_outcomes(failed=1)
-    assert (
-        "memory_baseline broken: cannot be judged because and --cka-memory-require-base" in run.text
-    )
+    assert "memory_baseline broken: cannot be judged although --cka-memory-require-base" in run.text
 
 
 def test_update_keeps_the_lines_of_other_devices(scripted, extend_conftest, file):
@@ -274,7 +272,7 @@ def test_update_that_measured_nothing_writes_nothing(scripted, file):
     """The summary says so."""
     run = scripted("def test_plain(): pass", UPDATE)
     run.assert_outcomes(passed=1)
-    assert "baseline: nothing to write, no measured test passed" in run.text
+    assert "baseline: not written, because no measured test passed" in run.text
     assert not file.exists()
 
 
@@ -330,9 +328,9 @@ def test_update_writes_the_last_run_of_a_rerun_test(scripted, file):
 
 BROKEN = {
     "corrupt": ("[ {", "line 1: not valid JSON: "),
-    "empty": ("", "line 1: no baseline file"),
+    "empty": ("", "line 1: not a baseline file"),
     "newer": ('[ {"schema": "pytest-cka-memory-baseline/9"}\n]', "line 1: schema pytest-cka-mem"),
-    "a report": ('{\n "schema": "pytest-cka-memory/1"\n}', "line 1: no baseline file"),
+    "a report": ('{\n "schema": "pytest-cka-memory/1"\n}', "line 1: not a baseline file"),
     "merge": (
         '[ {"schema": "pytest-cka-memory-baseline/1"}\n<<<<<<< HEAD\n]',
         "line 2: an unresolved merge conflict ('<<<<<<< HEAD')",
@@ -363,7 +361,8 @@ def test_file_that_becomes_unusable_during_the_run_is_not_overwritten(scripted, 
 def test_named_file_must_exist_unless_it_is_updated(scripted):
     """With a wrong path, nothing would be judged; an update creates the file."""
     scripted(_test(10), "--cka-memory-baseline=no.json").assert_refused(
-        "--cka-memory-baseline: there is no", "no.json; write one with --cka-memory-update-baseline"
+        "--cka-memory-baseline: ",
+        "no.json does not exist; write one with --cka-memory-update-baseline",
     )
     scripted(_test(10), "--cka-memory-baseline=new/no.json", UPDATE).assert_outcomes(passed=1)
     scripted(_test(10), "--cka-memory-baseline=new/no.json").assert_outcomes(passed=1)
@@ -432,7 +431,7 @@ def written(scripted, pytester, file):
 
 def _gone(run):
     """Return the lines that the summary lists as gone."""
-    found = run.text.partition(" are gone; delete their lines:\n")[2]
+    found = run.text.partition(" no longer exist; delete their lines:\n")[2]
     return [line[2:] for line in found.splitlines() if line.startswith("  test_")]
 
 

@@ -13,7 +13,7 @@ no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is availabl
 @pytest.mark.parametrize(
     ("device", "message"),
     [
-        pytest.param("cuda", "'cuda' is not there", marks=no_cuda),
+        pytest.param("cuda", "'cuda' is not available", marks=no_cuda),
         ("nonsense", "unknown device 'nonsense'; write one of auto, cpu, cuda"),
     ],
 )
@@ -34,7 +34,7 @@ def test_invalid_device_name_is_refused(session, device):
 def test_unavailable_device_in_the_ini_file_is_refused(session, pytester):
     """The ini key is checked in the same way as the option."""
     pytester.makeini("[pytest]\ncka_memory_device = cuda:1\n")
-    session(MARKED).assert_refused("device 'cuda:1' is not there", "write cpu, or auto")
+    session(MARKED).assert_refused("device 'cuda:1' is not available", "write cpu, or auto")
 
 
 @pytest.mark.parametrize("device", ["cuda", "nonsense"])

@@ -47,7 +47,7 @@ def test_every_report_labels_its_figures_as_predicted(run_on, worker):
     run.result.stdout.fnmatch_lines(
         [
             "zero_retention broken: retained 1,048,576 bytes*",
-            "  in the whole test, on predict:cuda:a100 by predicted: fake tensors *",
+            "  in the whole test, predicted for predict:cuda:a100 (predicted: fake tensors *",
             "device: predict:cuda:a100 (NVIDIA A100 80GB, predicted), *",
             "meter: predicted: *",
             "  PREDICTED, not measured: *",

@@ -71,7 +71,7 @@ def test_each_failed_test_writes_one_file_and_names_it(run, pytester):
 def test_failure_says_that_the_device_keeps_no_history(run, pytester):
     """The CPU keeps none; no empty file is written."""
     result = run("ScriptedMeter", "--cka-memory-snapshots=folder")
-    result.stdout.fnmatch_lines("no memory snapshot: cpu keeps no history")
+    result.stdout.fnmatch_lines("no memory snapshot: cpu records no allocation history")
     assert list((pytester.path / "folder").iterdir()) == []
 
 

@@ -289,7 +289,7 @@ def test_region_aborted_by_a_caught_exception_is_reported_as_not_judged(scripted
         writes_json=False,
     )
     run.assert_outcomes(passed=1)
-    run.result.stdout.fnmatch_lines(["not judged *test_it inside: an exception left it; *"])
+    run.result.stdout.fnmatch_lines(["not judged *test_it inside: an exception ended it; *"])
 
 
 def test_region_around_a_caught_exception_is_judged(scripted):
@@ -328,5 +328,5 @@ def test_region_that_is_never_closed_is_an_error(scripted):
         """
     )
     run.assert_outcomes(passed=2, errors=1)
-    run.result.stdout.fnmatch_lines(["region 'forgotten', so nothing of it was*"])
+    run.result.stdout.fnmatch_lines(["region 'forgotten' was never closed, so it was not judged*"])
     assert [region["verdict"] for region in run.regions] == ["no limit", "not judged", "ok"]
