@@ -1,0 +1,38 @@
+"""The pictures in docs/architecture.md are those that the imports are checked against."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from docs_pages import ROOT, blocks
+
+PAGE = ROOT / "docs" / "architecture.md"
+
+
+def pictures() -> list[str]:
+    """Return the pictures of tests/test_layering.py, without their indentation."""
+    tree = ast.parse((ROOT / "tests" / "test_layering.py").read_text("utf-8"))
+    (value,) = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PICTURES"
+    ]
+    return [
+        "\n".join(line.strip() for line in text.strip().splitlines())
+        for text in ast.literal_eval(value).values()
+    ]
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["pytest_cka_memory", "cka"])
+def test_page_shows_the_levels_that_imports_are_checked_against(number: int) -> None:
+    """A picture that nobody checks would soon be wrong."""
+    shown = [block.text.strip() for block in blocks(PAGE) if block.language == "text"]
+    assert shown[number] == pictures()[number]
+
+
+def test_page_describes_every_folder_of_the_plugin() -> None:
+    """Each has a row of its own, or a sentence."""
+    folders = [path for path in Path(ROOT / "pytest_cka_memory").iterdir() if path.is_dir()]
+    names = {path.name for path in folders if any(path.glob("*.py"))}
+    rows = {line.split("`")[1] for line in PAGE.read_text("utf-8").splitlines() if "| `" in line}
+    assert names <= rows
