@@ -3,7 +3,8 @@
 python tests/benchmarks/side_by_side.py --install peers   # once: each library into its own folder
 python tests/benchmarks/side_by_side.py --peers peers --name my-machine --out results
 
-With --from FILE nothing is measured; everything is drawn again from that JSON file.
+With --from FILE nothing is measured; everything is drawn again from that JSON file. With
+--device emulate:cuda:a100 no GPU is needed, and no times are taken, because no kernel runs.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from libraries import AS_THE_NOTEBOOK, Library
 from processes import LIBRARIES, Row, add_options, install, measure
 from tqdm import tqdm
 
+from pytest_cka_memory.emulated.specification import is_emulated
 from pytest_cka_memory.reports.files import write_whole
 
 NETWORK = "resnet18"
@@ -55,15 +57,16 @@ def main() -> None:
 def measured(args: argparse.Namespace) -> Iterator[Row]:
     """Measure every figure of the notebook for every chosen library."""
     jobs: list[tuple[Library, int, int, int]] = []
+    repeat = 0 if is_emulated(args.device) else args.repeat
     for name in args.libraries:
         library = LIBRARIES[name]
-        jobs += [(library, size, args.samples, args.repeat) for size in BATCH_SIZES]
+        jobs += [(library, size, args.samples, repeat) for size in BATCH_SIZES]
         jobs += [(library, COUNTED_SIZE, COUNTED_SIZE * count, 0) for count in BATCH_COUNTS]
     jobs.append((AS_THE_NOTEBOOK, COUNTED_SIZE, COUNTED_SIZE, 0))
-    for library, size, samples, repeat in (bar := tqdm(jobs)):
+    for library, size, samples, times in (bar := tqdm(jobs)):
         bar.set_description(f"{library.name}, {samples} samples in batches of {size}")
         part = "sizes" if samples == args.samples else "counts"
-        yield {"part": part, **measure(library, NETWORK, size, samples, repeat, args)}
+        yield {"part": part, **measure(library, NETWORK, size, samples, times, args)}
 
 
 if __name__ == "__main__":

@@ -73,6 +73,11 @@ def conditions(rows: Sequence[Row]) -> str:
     )
 
 
+def _device(rows: Sequence[Row]) -> str:
+    first = next((row for row in rows if "skipped" not in row), None)
+    return "nothing was measured" if first is None else f"{first['device']}, torch {first['torch']}"
+
+
 def text(rows: Sequence[Row]) -> str:
     """Return all tables and the summary for a terminal."""
     return "\n\n".join(
@@ -86,7 +91,8 @@ def text(rows: Sequence[Row]) -> str:
 
 def figure(rows: Sequence[Row]) -> Figure:
     """Draw three panels: retained by number of batches, peak and retained by batch size."""
-    drawn = Figure(figsize=(15, 4.5), layout="constrained")
+    drawn = Figure(figsize=(15, 4.8), layout="constrained")
+    drawn.suptitle(_device(rows))
     timeline, peak, retained = drawn.subplots(1, 3)
     names = libraries(rows)
     sizes = list(_by(rows, "sizes", "batch_size"))
