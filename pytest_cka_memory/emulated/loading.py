@@ -43,6 +43,10 @@ _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 _DEVICE_COUNT = "_ZN3c104cuda12device_countEv"  # c10::cuda::device_count()
 
 
+class TooLateError(DeviceError):
+    """Torch has looked for devices before, and found none."""
+
+
 @dataclass(frozen=True)
 class Loaded:
     """What this process emulates."""
@@ -290,7 +294,7 @@ def _take_over_imported_torch(devices: int) -> None:
     count.restype = ctypes.c_int8
     if count() == 0 and os.environ.get("CUDA_VISIBLE_DEVICES", "0") != "":
         _library.emulated_give_back()
-        raise DeviceError(
+        raise TooLateError(
             f"{EMULATED} comes too late: torch was imported in this process and asked for CUDA "
             f"devices, and it keeps the answer that there are none; load the emulated device "
             f"before, or do not call torch.cuda.is_available(), torch.cuda.device_count() or "
