@@ -120,8 +120,8 @@ def load(card_name: str | None = None, devices: int = 1, total_bytes: int | None
         )
     if total <= CONTEXT_BYTES:
         raise DeviceError(
-            f"the emulated device cannot have {total >> 20:,} MB of memory: the CUDA context "
-            f"takes {CONTEXT_BYTES >> 20:,} MB of it; give it more"
+            f"the emulated device cannot have {total >> 20:,} MB of memory, because the CUDA "
+            f"context takes {CONTEXT_BYTES >> 20:,} MB of it; give it more"
         )
     wanted = Loaded(wanted_card, devices, total)
     if _loaded is not None:

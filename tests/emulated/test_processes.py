@@ -110,7 +110,7 @@ print(os.environ["TRITON_LIBCUDA_PATH"])
 
 
 def test_compiled_code_launches_triton_kernels(python, tmp_path):
-    """Triton links against the driver that the environment names; the folder is removed at the end."""
+    """Triton links against the driver in a folder that is removed when the process ends."""
     run = python(
         "-c", COMPILED, TORCHINDUCTOR_CACHE_DIR=str(tmp_path), TRITON_CACHE_DIR=str(tmp_path)
     )

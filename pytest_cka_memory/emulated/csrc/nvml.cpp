@@ -97,6 +97,9 @@ API int nvmlDeviceGetComputeRunningProcesses_v3(void* d, unsigned* n, Process2* 
 
 // ---- What this device does not have ----
 
-API int nvmlDeviceGetGpuFabricInfoV(void*, void*) { return kNvmlNotSupported; }
+API int nvmlDeviceGetGpuFabricInfoV(void*, unsigned char* info) {
+  constexpr size_t kState = 28;
+  return info[kState] = 0, kSuccess;  // no fabric; torch would warn if this call failed
+}
 API int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, int*) { return kNvmlNotSupported; }
 API int nvmlDeviceGetNvLinkRemotePciInfo_v2(void*, unsigned, void*) { return kNvmlNotSupported; }
