@@ -317,7 +317,8 @@ def _prepare_environment(library: str) -> None:
     if "TRITON_LIBCUDA_PATH" in os.environ:
         return
     folder = tempfile.mkdtemp(prefix="emulated-cuda-")
-    os.symlink(library, os.path.join(folder, "libcuda.so.1"))
+    for name in ("libcuda.so", "libcuda.so.1"):  # which one depends on the version of Triton
+        os.symlink(library, os.path.join(folder, name))
     os.environ["TRITON_LIBCUDA_PATH"] = folder
     process = os.getpid()
 
