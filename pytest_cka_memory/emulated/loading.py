@@ -139,7 +139,7 @@ def load(card_name: str | None = None, devices: int = 1, total_bytes: int | None
         _take_over_imported_torch(devices)
     _loaded = wanted
     _prepare_environment(paths[0])
-    children.emulate_in_children(wanted_card.name, devices, total)
+    children.call_in_children(load, wanted_card.name, devices, total)
     atexit.register(shutdown.wait_for_backward_threads)
 
 
@@ -312,7 +312,7 @@ def _torch_folder() -> Path:
 
 
 def _prepare_environment(library: str) -> None:
-    """Tell Triton where the driver is, and numba that there is none."""
+    """Tell Triton where the driver is, and other libraries that there is none."""
     os.environ.setdefault("NUMBA_DISABLE_CUDA", "1")  # it would find this driver, and crash
     if "TRITON_LIBCUDA_PATH" in os.environ:
         return

@@ -224,9 +224,8 @@ API int cudaMemPoolSetAttribute(void* handle, int which, void* value) {
   if (which == kUsedHigh) pool.used_high = pool.used;
   return kSuccess;
 }
-API int cudaMemPoolSetAccess(void*, const void*, size_t) { return kSuccess; }
 API int cudaDeviceGetGraphMemAttribute(int, int, void* value) { return *(uint64_t*)value = 0, kSuccess; }
-API int cudaDeviceSetGraphMemAttribute(int, int, void*) { return kSuccess; }
+NOTHING_TO_DO(cudaMemPoolSetAccess) NOTHING_TO_DO(cudaDeviceSetGraphMemAttribute)
 
 API int cudaMemGetInfo(size_t* available, size_t* total) {
   std::lock_guard<std::mutex> guard(memory_mutex);
@@ -358,7 +357,7 @@ API int cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t fr
   return copied_2d(to, to_pitch, from, from_pitch, width, height);
 }
 // Variables of kernels, which never run.
-API int cudaMemcpyToSymbol(const void*, const void*, size_t, size_t, int) { return kSuccess; }
+NOTHING_TO_DO(cudaMemcpyToSymbol)
 API int cudaGetSymbolAddress(void** address, const void*) {
   static char variable[64 * kKiB];
   return *address = variable, kSuccess;
