@@ -49,6 +49,19 @@ def test_torch_finds_the_device(python, load):
     ], run.stderr
 
 
+THEN_TORCHVISION = """
+import torchvision
+box = torch.tensor([[0.0, 0.0, 0.0, 4.0, 4.0]]).cuda()
+print(tuple(torchvision.ops.roi_align(torch.ones(1, 4, 8, 8, device="cuda"), box, 2).shape))
+"""
+
+
+def test_library_that_is_imported_after_loading_finds_the_device(python):
+    """Also if torch was imported before, which makes the real runtime visible to all libraries."""
+    run = python("-c", LATE + THEN_TORCHVISION)
+    assert run.stdout.strip() == "(1, 4, 2, 2)", run.stderr
+
+
 ASKED = """
 import torch
 print(torch.cuda.is_available())
