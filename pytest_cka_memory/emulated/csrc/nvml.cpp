@@ -21,7 +21,7 @@ static int handle(long index, void** out) {
   return *out = &devices[index], kSuccess;
 }
 
-NOTHING_TO_DO(nvmlInit_v2) NOTHING_TO_DO(nvmlInitWithFlags) NOTHING_TO_DO(nvmlShutdown)
+NOTHING_TO_DO(nvmlInit) NOTHING_TO_DO(nvmlInit_v2) NOTHING_TO_DO(nvmlInitWithFlags) NOTHING_TO_DO(nvmlShutdown)
 API const char* nvmlErrorString(int error) {
   return error == kNvmlNotSupported ? "not supported by the emulated device" : error ? "no such emulated device" : "success";
 }
