@@ -17,10 +17,10 @@ import random
 import sys
 import time
 
+from pytest_cka_memory.core.cards import CONTEXT_BYTES
 from pytest_cka_memory.emulated import loading
 from pytest_cka_memory.errors import CapacityError
 from pytest_cka_memory.meters.predicted.allocator import CachingAllocator
-from pytest_cka_memory.core.cards import CONTEXT_BYTES
 from pytest_cka_memory.meters.predicted.expandable_allocator import ExpandableAllocator
 
 KIB, MIB = 2**10, 2**20
