@@ -15,25 +15,19 @@ from typing import Any
 _KEY = "pytest_cka_memory_emulated"
 
 
-class _LoadsWhenUnpickled:
-    def __init__(self, *arguments: Any) -> None:
-        self._arguments = arguments
+class _CallWhenUnpickled:
+    def __init__(self, function: Callable[..., None], *arguments: Any) -> None:
+        self._call = function, arguments
 
     def __reduce__(self) -> tuple[Callable[..., None], tuple[Any, ...]]:
-        return _load, self._arguments
+        return self._call
 
 
-def _load(*arguments: Any) -> None:
-    from pytest_cka_memory.emulated import loading
-
-    loading.load(*arguments)
-
-
-def emulate_in_children(*arguments: Any) -> None:
-    """Have processes that are spawned from now on call ``loading.load`` with these arguments."""
+def call_in_children(function: Callable[..., None], *arguments: Any) -> None:
+    """Have processes that are spawned from now on call a function of a module when they start."""
     original = spawn.get_preparation_data
 
     def get_preparation_data(name: str) -> dict[str, Any]:
-        return {_KEY: _LoadsWhenUnpickled(*arguments), **original(name)}
+        return {_KEY: _CallWhenUnpickled(function, *arguments), **original(name)}
 
     spawn.get_preparation_data = get_preparation_data

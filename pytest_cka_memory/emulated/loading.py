@@ -28,9 +28,13 @@ import re
 import shutil
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import wraps
+from importlib.machinery import ExtensionFileLoader
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from pytest_cka_memory.core.cards import CONTEXT_BYTES, Card, card_of
 from pytest_cka_memory.emulated import children, shutdown
@@ -102,8 +106,7 @@ def card() -> Card | None:
 def load(card_name: str | None = None, devices: int = 1, total_bytes: int | None = None) -> None:
     """Have torch find emulated CUDA devices in this process, and in those it spawns.
 
-    A second call with the same arguments changes nothing, but takes over libraries that were
-    loaded in between, if torch was imported before the first call.
+    A second call with the same arguments changes nothing.
 
     Args:
         card_name: a key of ``CARDS``; None for the default card.
@@ -124,13 +127,12 @@ def load(card_name: str | None = None, devices: int = 1, total_bytes: int | None
         )
     if total <= CONTEXT_BYTES:
         raise DeviceError(
-            f"the emulated device cannot have {total >> 20:,} MB of memory: the CUDA context "
-            f"takes {CONTEXT_BYTES >> 20:,} MB of it; give it more"
+            f"the emulated device cannot have {total >> 20:,} MB of memory, because the CUDA "
+            f"context takes {CONTEXT_BYTES >> 20:,} MB of it; give it more"
         )
     wanted = Loaded(wanted_card, devices, total)
     if _loaded is not None:
         _check_same(_loaded, wanted)
-        _take_over()
         return
     cuda = check_available()
     _check_kernels(wanted_card, cuda)
@@ -140,10 +142,11 @@ def load(card_name: str | None = None, devices: int = 1, total_bytes: int | None
     _library = libraries[0]
     _library.emulated_configure(ctypes.byref(_settings(wanted, cuda)))
     if is_late:
-        _take_over_imported_torch(devices)
+        _take_over_imported_torch()
+        _follow_libraries()
     _loaded = wanted
     _prepare_environment(paths[0])
-    children.emulate_in_children(wanted_card.name, devices, total)
+    children.call_in_children(load, wanted_card.name, devices, total)
     atexit.register(shutdown.wait_for_backward_threads)
 
 
@@ -279,7 +282,7 @@ def _settings(wanted: Loaded, cuda: tuple[int, int]) -> _Settings:
     )
 
 
-def _take_over_imported_torch(devices: int) -> None:
+def _take_over_imported_torch() -> None:
     """Replace the runtime's functions in torch's libraries, which are loaded already.
 
     Raises:
@@ -289,7 +292,7 @@ def _take_over_imported_torch(devices: int) -> None:
     # torch loads these two when they are first needed, and would then find the real runtime first.
     for name in ("libcaffe2_nvrtc.so", "libtorch_cuda_linalg.so"):
         ctypes.CDLL(str(_torch_folder() / "lib" / name))
-    _take_over()
+    _library.emulated_take_over()
     count = getattr(ctypes.CDLL(str(_torch_folder() / "lib" / "libc10_cuda.so")), _DEVICE_COUNT)
     count.restype = ctypes.c_int8
     if count() == 0 and os.environ.get("CUDA_VISIBLE_DEVICES", "0") != "":
@@ -302,10 +305,27 @@ def _take_over_imported_torch(devices: int) -> None:
         )
 
 
-def _take_over() -> None:
-    assert _library is not None
-    if _is_mapped("libc10_cuda.so"):
-        _library.emulated_take_over()
+def _follow_libraries() -> None:
+    """Take over each library that is loaded from now on, such as torchvision's, as well.
+
+    It would find the real runtime, which torch has made visible to all libraries, first.
+    """
+    for owner, name in (
+        (ExtensionFileLoader, "create_module"),
+        (ctypes.CDLL, "__init__"),  # torch.ops.load_library
+    ):
+        setattr(owner, name, _then_take_over(getattr(owner, name)))
+
+
+def _then_take_over(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def load_and_take_over(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        if _library is not None:
+            _library.emulated_take_over()
+        return result
+
+    return load_and_take_over
 
 
 def _torch_folder() -> Path:
@@ -316,12 +336,13 @@ def _torch_folder() -> Path:
 
 
 def _prepare_environment(library: str) -> None:
-    """Tell Triton where the driver is, and numba that there is none."""
+    """Tell Triton where the driver is, and other libraries that there is none."""
     os.environ.setdefault("NUMBA_DISABLE_CUDA", "1")  # it would find this driver, and crash
     if "TRITON_LIBCUDA_PATH" in os.environ:
         return
     folder = tempfile.mkdtemp(prefix="emulated-cuda-")
-    os.symlink(library, os.path.join(folder, "libcuda.so.1"))
+    for name in ("libcuda.so", "libcuda.so.1"):  # which one depends on the version of Triton
+        os.symlink(library, os.path.join(folder, name))
     os.environ["TRITON_LIBCUDA_PATH"] = folder
     process = os.getpid()
 

@@ -29,7 +29,11 @@ def wait_for_backward_threads() -> None:
 
 
 def _have_begun() -> bool:
-    return any(
-        (task / "comm").read_text(errors="replace").startswith("pt_autograd")
-        for task in Path("/proc/self/task").iterdir()
-    )
+    return any(_name(task).startswith("pt_autograd") for task in Path("/proc/self/task").iterdir())
+
+
+def _name(task: Path) -> str:
+    try:
+        return (task / "comm").read_text("utf-8", errors="replace")
+    except OSError:  # the thread has ended in the meantime
+        return ""

@@ -49,6 +49,19 @@ def test_torch_finds_the_device(python, load):
     ], run.stderr
 
 
+THEN_TORCHVISION = """
+import torchvision
+box = torch.tensor([[0.0, 0.0, 0.0, 4.0, 4.0]]).cuda()
+print(tuple(torchvision.ops.roi_align(torch.ones(1, 4, 8, 8, device="cuda"), box, 2).shape))
+"""
+
+
+def test_library_that_is_imported_after_loading_finds_the_device(python):
+    """Also if torch was imported before, which makes the real runtime visible to all libraries."""
+    run = python("-c", LATE + THEN_TORCHVISION)
+    assert run.stdout.strip() == "(1, 4, 2, 2)", run.stderr
+
+
 ASKED = """
 import torch
 print(torch.cuda.is_available())
@@ -71,21 +84,23 @@ def test_torch_that_was_asked_for_devices_before_is_refused(python):
 
 
 VISIBLE = """
+import ctypes
 from pytest_cka_memory.emulated import loading
 loading.load("a100", 3)
-import torch
-print(torch.cuda.device_count(), [torch.cuda.get_device_properties(i).pci_bus_id
-                                  for i in range(torch.cuda.device_count())])
+cuda, text, buses = ctypes.CDLL("libcuda.so.1"), ctypes.create_string_buffer(20), []
+while cuda.cudaDeviceGetPCIBusId(text, 20, len(buses)) == 0:
+    buses.append(text.value.decode())
+print(buses, cuda.cudaGetDeviceCount(ctypes.byref(ctypes.c_int())))
 """
 
 
 @pytest.mark.parametrize(
     ("visible", "expected"),
     [
-        ("2,0", "2 [3, 1]"),
-        ("1,7,0", "1 [2]"),
-        ("GPU-00000000-0000-0000-0000-000000000003", "1 [3]"),
-        ("", "0 []"),
+        ("2,0", "['0000:03:00.0', '0000:01:00.0'] 0"),
+        ("1,7,0", "['0000:02:00.0'] 0"),
+        ("GPU-00000000-0000-0000-0000-000000000003", "['0000:03:00.0'] 0"),
+        ("", "[] 100"),
     ],
 )
 def test_visible_devices_are_chosen_as_by_the_real_runtime(python, visible, expected):
@@ -94,8 +109,14 @@ def test_visible_devices_are_chosen_as_by_the_real_runtime(python, visible, expe
     assert run.stdout.strip() == expected, run.stderr
 
 
+@pytest.fixture(autouse=True)
+def nothing_loaded(monkeypatch):
+    """Forget the device of this session, which may run on an emulated one."""
+    monkeypatch.setattr(loading, "_loaded", None)
+
+
 def refusal(**arguments) -> str:
-    """Return the message with which loading is refused in this process, before anything is loaded."""
+    """Return the message with which loading is refused, before anything is loaded."""
     with pytest.raises(DeviceError) as raised:
         loading.load(**arguments)
     assert not loading.is_loaded()
@@ -156,7 +177,8 @@ def test_other_platform_is_refused(monkeypatch, system, machine):
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(loading.platform, "machine", lambda: machine)
     assert refusal() == (
-        f"emulate:cuda requires Linux on x86-64, and this is {system} on {machine}; use predict:cuda"
+        f"emulate:cuda requires Linux on x86-64, and this is {system} on {machine}; "
+        f"use predict:cuda"
     )
 
 

@@ -170,11 +170,10 @@ API int cudaSetDevice(int device) {
   current_device = device;
   return kSuccess;
 }
-API int cudaDeviceSynchronize() { return kSuccess; }
 API int cudaDriverGetVersion(int* version) { return *version = (int)settings.cuda_version, kSuccess; }
 API int cudaRuntimeGetVersion(int* version) { return *version = (int)settings.cuda_version, kSuccess; }
 API int cudaDeviceCanAccessPeer(int* can, int a, int b) { return *can = a != b, kSuccess; }
-API int cudaDeviceEnablePeerAccess(int, unsigned) { return kSuccess; }
+NOTHING_TO_DO(cudaDeviceSynchronize) NOTHING_TO_DO(cudaDeviceEnablePeerAccess)
 API int cudaDeviceGetPCIBusId(char* text, int size, int device) {
   if (!is_device(device)) return fail(kInvalidDevice);
   snprintf(text, size, "0000:%02X:00.0", visible_devices()[device] + 1);

@@ -35,24 +35,22 @@ API int cuDevicePrimaryCtxRetain(void** out, int device) {
   if (!is_device(device)) return kInvalidDevice;
   return context(out, device);
 }
-API int cuDevicePrimaryCtxRelease_v2(int) { return kSuccess; }
 API int cuCtxGetCurrent(void** out) { return context(out, current_device); }
 API int cuCtxGetDevice(int* device) { return *device = current_device, kSuccess; }
 API int cuCtxSetCurrent(void* wanted) {
   if (wanted) current_device = (int)((int*)wanted - contexts);
   return kSuccess;
 }
-API int cuCtxPushCurrent(void*) { return kSuccess; }
 API int cuCtxPopCurrent(void** out) { return context(out, current_device); }
 API int cuStreamGetCtx(Stream, void** out) { return context(out, current_device); }
 API int cuCtxGetLimit(size_t* value, int) { return *value = kMiB, kSuccess; }
-API int cuCtxSetLimit(int, size_t) { return kSuccess; }
 API int cuStreamIsCapturing(Stream, int* status) { return *status = 0, kSuccess; }
 API int cuLogsRegisterCallback(void*, void*, void** handle) {
   if (handle) *handle = contexts;
   return kSuccess;
 }
-API int cuLogsUnregisterCallback(void*) { return kSuccess; }
+NOTHING_TO_DO(cuDevicePrimaryCtxRelease_v2) NOTHING_TO_DO(cuCtxPushCurrent) NOTHING_TO_DO(cuCtxSetLimit)
+NOTHING_TO_DO(cuLogsUnregisterCallback)
 // NVIDIA's own libraries ask for private interfaces here, and give up when there are none.
 API int cuGetExportTable(const void** table, const void*) {
   if (table) *table = nullptr;

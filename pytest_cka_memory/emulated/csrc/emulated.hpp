@@ -11,6 +11,9 @@
 #include <vector>
 
 #define API extern "C" __attribute__((visibility("default")))
+// A function that succeeds and has nothing to do, whatever its arguments are.
+#define NOTHING_TO_DO(name) \
+  API int name() { return kSuccess; }
 
 // ---- CUDA's interface ----
 

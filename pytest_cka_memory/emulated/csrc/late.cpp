@@ -9,9 +9,12 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <set>
+#include <string>
 #include <utility>
 
 static std::vector<std::pair<void**, void*>> replaced;  // where, and what was there before
+static std::set<std::pair<uintptr_t, std::string>> done;  // libraries, by address and path
 static void* self;
 
 static bool is_of_cuda(const char* name) {
@@ -44,7 +47,7 @@ static void write_entry(void** entry, void* value) {
 }
 
 static int take_over(dl_phdr_info* library, size_t, void*) {
-  if (is_left_alone(library->dlpi_name)) return 0;
+  if (is_left_alone(library->dlpi_name) || !done.emplace(library->dlpi_addr, library->dlpi_name).second) return 0;
   const ElfW(Dyn)* dynamic = nullptr;
   for (int i = 0; i < library->dlpi_phnum; ++i)
     if (library->dlpi_phdr[i].p_type == PT_DYNAMIC)
@@ -80,7 +83,7 @@ static int take_over(dl_phdr_info* library, size_t, void*) {
   return 0;
 }
 
-// Returns how many entries now lead here that did not before.
+// Takes over libraries that were loaded since the last call; returns how many entries now lead here.
 API int emulated_take_over() {
   Dl_info info;
   if (!dladdr((void*)&own_function, &info)) return 0;
@@ -94,4 +97,5 @@ API int emulated_take_over() {
 API void emulated_give_back() {
   for (auto& [entry, value] : replaced) write_entry(entry, value);
   replaced.clear();
+  done.clear();
 }

@@ -88,32 +88,40 @@ static void copy_committed(char* to, const char* from, size_t size) {
 
 // ---- Device memory ----
 
-static constexpr size_t kWindow = 1ull << 40;  // address space of a device
+struct Window {  // address space of a device
+  uintptr_t start, next, end;
+};
+static Window windows[kMostDevices];
 
-static uintptr_t window(int device) {
-  static uintptr_t windows[kMostDevices];
-  if (!windows[device]) {
-    void* start = mmap(nullptr, kWindow, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (start == MAP_FAILED) return 0;
-    madvise(start, kWindow, MADV_DONTDUMP);
-    madvise(start, kWindow, MADV_NOHUGEPAGE);
-    windows[device] = (uintptr_t)start;
-    add_range(windows[device], kWindow);
-  }
-  return windows[device];
+static bool open_window(Window& window) {
+  size_t size = std::max<size_t>(256 * kMiB * kKiB, 4 * settings.total_bytes);
+  void* start = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (start == MAP_FAILED) return false;
+  madvise(start, size, MADV_DONTDUMP);
+  madvise(start, size, MADV_NOHUGEPAGE);
+  add_range((uintptr_t)start, size);
+  window.start = window.next = round_up((uintptr_t)start, kGranularity);
+  window.end = (uintptr_t)start + size;
+  return true;
 }
 
-// The lowest free addresses that hold `size`; 0 if the window is full or could not be reserved.
-static uintptr_t find_addresses(int device, size_t size) {
-  uintptr_t at = window(device), end = at + kWindow;
-  if (!at) return 0;
-  at = round_up(at, kGranularity);
+static uintptr_t first_fit(uintptr_t at, uintptr_t end, size_t size) {
   for (auto it = device_pieces.lower_bound(at); it != device_pieces.end() && it->first < end; ++it) {
     if (it->first - at >= size) break;
     at = it->first + round_up(it->second.size, kGranularity);
   }
   return at + size <= end ? at : 0;
+}
+
+// Addresses behind those handed out last, else from the window's start; 0 if there are none. torch's
+// allocator takes the block at the lowest address among equals: new segments are its last choice.
+static uintptr_t find_addresses(int device, size_t size) {
+  Window& window = windows[device];
+  if (!window.start && !open_window(window)) return 0;
+  uintptr_t at = first_fit(window.next, window.end, size);
+  if (!at) at = first_fit(window.start, window.end, size);
+  if (at) window.next = at + size;
+  return at;
 }
 
 API int cudaMalloc(void** out, size_t size) {
@@ -216,9 +224,8 @@ API int cudaMemPoolSetAttribute(void* handle, int which, void* value) {
   if (which == kUsedHigh) pool.used_high = pool.used;
   return kSuccess;
 }
-API int cudaMemPoolSetAccess(void*, const void*, size_t) { return kSuccess; }
 API int cudaDeviceGetGraphMemAttribute(int, int, void* value) { return *(uint64_t*)value = 0, kSuccess; }
-API int cudaDeviceSetGraphMemAttribute(int, int, void*) { return kSuccess; }
+NOTHING_TO_DO(cudaMemPoolSetAccess) NOTHING_TO_DO(cudaDeviceSetGraphMemAttribute)
 
 API int cudaMemGetInfo(size_t* available, size_t* total) {
   std::lock_guard<std::mutex> guard(memory_mutex);
@@ -350,7 +357,7 @@ API int cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t fr
   return copied_2d(to, to_pitch, from, from_pitch, width, height);
 }
 // Variables of kernels, which never run.
-API int cudaMemcpyToSymbol(const void*, const void*, size_t, size_t, int) { return kSuccess; }
+NOTHING_TO_DO(cudaMemcpyToSymbol)
 API int cudaGetSymbolAddress(void** address, const void*) {
   static char variable[64 * kKiB];
   return *address = variable, kSuccess;

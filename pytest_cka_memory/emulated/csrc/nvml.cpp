@@ -21,20 +21,14 @@ static int handle(long index, void** out) {
   return *out = &devices[index], kSuccess;
 }
 
-API int nvmlInit() { return kSuccess; }
-API int nvmlInit_v2() { return kSuccess; }
-API int nvmlInitWithFlags(unsigned) { return kSuccess; }
-API int nvmlShutdown() { return kSuccess; }
+NOTHING_TO_DO(nvmlInit) NOTHING_TO_DO(nvmlInit_v2) NOTHING_TO_DO(nvmlInitWithFlags) NOTHING_TO_DO(nvmlShutdown)
 API const char* nvmlErrorString(int error) {
   return error == kNvmlNotSupported ? "not supported by the emulated device" : error ? "no such emulated device" : "success";
 }
-API int nvmlSystemGetCudaDriverVersion(int* version) { return *version = (int)emulated_settings()->cuda_version, kSuccess; }
-API int nvmlSystemGetCudaDriverVersion_v2(int* version) { return nvmlSystemGetCudaDriverVersion(version); }
-API int nvmlSystemGetDriverVersion(char* text, unsigned size) { return snprintf(text, size, "emulated"), kSuccess; }
-
-API int nvmlDeviceGetCount(unsigned* count) { return *count = emulated_physical_devices(), kSuccess; }
-API int nvmlDeviceGetCount_v2(unsigned* count) { return nvmlDeviceGetCount(count); }
-API int nvmlDeviceGetHandleByIndex(unsigned index, void** device) { return handle(index, device); }
+API int nvmlSystemGetCudaDriverVersion_v2(int* version) {
+  return *version = (int)emulated_settings()->cuda_version, kSuccess;
+}
+API int nvmlDeviceGetCount_v2(unsigned* count) { return *count = emulated_physical_devices(), kSuccess; }
 API int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) { return handle(index, device); }
 API int nvmlDeviceGetHandleByPciBusId_v2(const char* id, void** device) {
   unsigned domain, bus;
@@ -54,7 +48,6 @@ API int nvmlDeviceGetHandleByUUID(const char* uuid, void** device) {
 API int nvmlDeviceGetName(void*, char* text, unsigned size) {
   return snprintf(text, size, "%s", emulated_settings()->name), kSuccess;
 }
-API int nvmlDeviceGetIndex(void* device, unsigned* index) { return *index = index_of(device), kSuccess; }
 
 // ---- Memory ----
 
@@ -64,15 +57,6 @@ struct MemoryInfo {
 API int nvmlDeviceGetMemoryInfo(void* device, MemoryInfo* info) {
   unsigned long long total = emulated_settings()->total_bytes, used = emulated_bytes_in_use(index_of(device));
   return *info = {total, total - used, used}, kSuccess;
-}
-struct MemoryInfo2 {
-  unsigned version;
-  unsigned long long total, reserved, free, used;
-};
-API int nvmlDeviceGetMemoryInfo_v2(void* device, MemoryInfo2* info) {
-  MemoryInfo known;
-  nvmlDeviceGetMemoryInfo(device, &known);
-  return *info = {info->version, known.total, 0, known.free, known.used}, kSuccess;
 }
 struct Process {
   unsigned pid;
@@ -92,11 +76,13 @@ static int processes(void* device, unsigned* count, Record* out) {
   return kSuccess;
 }
 API int nvmlDeviceGetComputeRunningProcesses(void* d, unsigned* n, Process* out) { return processes(d, n, out); }
-API int nvmlDeviceGetComputeRunningProcesses_v2(void* d, unsigned* n, Process2* out) { return processes(d, n, out); }
 API int nvmlDeviceGetComputeRunningProcesses_v3(void* d, unsigned* n, Process2* out) { return processes(d, n, out); }
 
 // ---- What this device does not have ----
 
-API int nvmlDeviceGetGpuFabricInfoV(void*, void*) { return kNvmlNotSupported; }
+API int nvmlDeviceGetGpuFabricInfoV(void*, unsigned char* info) {
+  constexpr size_t kState = 28;
+  return info[kState] = 0, kSuccess;  // no fabric; torch would warn if this call failed
+}
 API int nvmlDeviceGetNvLinkRemoteDeviceType(void*, unsigned, int*) { return kNvmlNotSupported; }
 API int nvmlDeviceGetNvLinkRemotePciInfo_v2(void*, unsigned, void*) { return kNvmlNotSupported; }

@@ -16,9 +16,7 @@ API int cudaStreamCreate(Stream* stream) { return create_stream(stream, 0); }
 API int cudaStreamCreateWithFlags(Stream* stream, unsigned) { return create_stream(stream, 0); }
 API int cudaStreamCreateWithPriority(Stream* stream, unsigned, int priority) { return create_stream(stream, priority); }
 API int cudaStreamDestroy(Stream stream) { return delete (StreamState*)stream, kSuccess; }
-API int cudaStreamQuery(Stream) { return kSuccess; }
-API int cudaStreamSynchronize(Stream) { return kSuccess; }
-API int cudaStreamWaitEvent(Stream, void*, unsigned) { return kSuccess; }
+NOTHING_TO_DO(cudaStreamQuery) NOTHING_TO_DO(cudaStreamSynchronize) NOTHING_TO_DO(cudaStreamWaitEvent)
 API int cudaStreamGetPriority(Stream stream, int* priority) {
   bool is_special = (uintptr_t)stream < 16;  // the default streams are small numbers
   *priority = is_special ? 0 : ((StreamState*)stream)->priority;
@@ -65,8 +63,7 @@ API int cudaEventCreateWithFlags(Event** event, unsigned) { return create_event(
 API int cudaEventDestroy(Event* event) { return delete event, kSuccess; }
 API int cudaEventRecord(Event* event, Stream) { return record_event(event); }
 API int cudaEventRecordWithFlags(Event* event, Stream, unsigned) { return record_event(event); }
-API int cudaEventQuery(Event*) { return kSuccess; }
-API int cudaEventSynchronize(Event*) { return kSuccess; }
+NOTHING_TO_DO(cudaEventQuery) NOTHING_TO_DO(cudaEventSynchronize)
 API int cudaEventElapsedTime(float* milliseconds, const Event* start, const Event* end) {
   if (!start->recorded || !end->recorded) return fail(kInvalidHandle);
   *milliseconds = (float)((int64_t)(end->work - start->work)) * kMillisecondsOfWork;

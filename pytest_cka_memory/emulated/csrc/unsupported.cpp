@@ -124,8 +124,7 @@ RAISED(cuFileRead) RAISED(cuFileWrite)
 
 // ---- The profiler: it finds no device to trace, and records the CPU only ----
 
-API int cudaProfilerStart() { return kSuccess; }
-API int cudaProfilerStop() { return kSuccess; }
+NOTHING_TO_DO(cudaProfilerStart) NOTHING_TO_DO(cudaProfilerStop)
 #define UNTRACED(name) \
   API int cupti##name() { return 27; }  // CUPTI_ERROR_NOT_SUPPORTED
 UNTRACED(ActivityDisable) UNTRACED(ActivityEnable) UNTRACED(ActivityEnableCudaEventDeviceTimestamps)

@@ -73,4 +73,4 @@ API int cuMemUnmap(DevicePointer start, size_t size) {
   madvise((void*)start, size, MADV_DONTNEED);
   return kSuccess;
 }
-API int cuMemSetAccess(DevicePointer, size_t, const void*, size_t) { return kSuccess; }
+NOTHING_TO_DO(cuMemSetAccess)
