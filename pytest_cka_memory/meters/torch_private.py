@@ -224,6 +224,17 @@ def set_run_backward(function: Callable[..., Any]) -> None:
         setattr(module, "_engine_run_backward", function)  # noqa: B010
 
 
+def allow_foreach(kind: type) -> None:
+    """Make optimizers choose their foreach implementation for parameters of this type as well.
+
+    In a torch version without the list of such types they compute one parameter after the other.
+    """
+    module = sys.modules["torch.optim.optimizer"]  # torch.optim has removed it from its attributes
+    kinds = getattr(module, "_foreach_supported_types", None)
+    if kinds is not None and kind not in kinds:
+        kinds.append(kind)
+
+
 def workspace_dropper(device_type: str) -> Callable[[], None] | None:
     """Return a function that drops cuBLAS workspaces, which ``empty_cache`` cannot drop.
 

@@ -25,6 +25,7 @@ from pytest_cka_memory.meters.torch_private import (
     DispatchKey,
     FakeTensor,
     ForceDispatchKeyGuard,
+    allow_foreach,
     callback_handler,
     dispatch_keys_excluded,
     dispatch_keys_included,
@@ -92,6 +93,7 @@ def _mode() -> PredictingMode:
         _registrations.append(guard)
         install()
         _register_operators(mode)
+        allow_foreach(FakeTensor)
     except RuntimeError as error:
         raise DeviceError(f"predict:cuda cannot set up its device: {error}") from error
     return mode

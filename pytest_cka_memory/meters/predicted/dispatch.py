@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from pytest_cka_memory.meters.predicted.hidden_allocations import keep_unreduced
 from pytest_cka_memory.meters.predicted.operator_cache import NOT_CACHED, OperatorCache
 from pytest_cka_memory.meters.predicted.refusals import (
     is_unpredictable,
@@ -73,6 +74,7 @@ class PredictingMode(FakeTensorMode):
                 return known
         refuse_lost_values(func, args, kwargs)
         result = super().__torch_dispatch__(func, types, args, kwargs)
+        keep_unreduced(func.name(), args, result)
         if key is not None:
             self._operator_cache.store(key, func, args, kwargs, result)
         return result

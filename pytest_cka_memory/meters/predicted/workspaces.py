@@ -15,9 +15,24 @@ _KEPT_BEFORE = (2, 15)
 """From this torch version on, a workspace is freed after its operator (2.13 still kept it)."""
 
 _PRODUCTS = frozenset(
-    f"aten::{name}" for name in ("mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot")
+    f"aten::{name}" for name in ("mm", "bmm", "baddbmm", "mv", "addmv", "dot", "vdot")
 )
-_BIASED = "aten::addmm"
+_OTHERS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "_euclidean_dist",  # from cdist
+        "_trilinear",  # from bilinear
+        "addbmm",
+        "linalg_solve_triangular",
+        "triangular_solve",
+    )
+)
+"""Operators that call cuBLAS inside."""
+_BIASED = frozenset(f"aten::{name}" for name in ("addmm", "_addmm_activation"))
+_USED_WITHOUT_ELEMENTS = frozenset(
+    f"aten::{name}" for name in ("dot", "vdot", "linalg_solve_triangular")
+)
+"""They ask for a workspace before they look at the sizes."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +70,12 @@ class Workspaces:
             shapes: the shapes of its tensors, in order.
         """
         operator = operator.rstrip("_")  # the name of an in-place operator ends with an underscore
-        if operator not in _PRODUCTS:
+        if not (operator in _PRODUCTS or operator in _BIASED or operator in _OTHERS):
             return None
-        if not (operator == _BIASED and _takes_lt(shapes)):
+        is_empty = any(0 in shape for shape in shapes)
+        if is_empty and operator not in _USED_WITHOUT_ELEMENTS:
+            return None
+        if not (operator in _BIASED and _takes_lt(shapes)):
             return "cuBLAS", self.cublas_bytes
         if self.shared:
             return "cuBLAS", max(self.cublas_bytes, self.lt_bytes)
