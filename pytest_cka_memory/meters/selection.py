@@ -1,5 +1,6 @@
 """From the name of a device to the meter that measures it, one per device and process."""
 
+import os
 from functools import cache
 
 from pytest_cka_memory.core.cards import card_of
@@ -45,7 +46,7 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
     if _is_predicted(name):
         return _predicted_meter(card_of(name[len(_PREDICTED) + 1 :]).name)
     if specification.is_emulated(name):
-        _load_emulated(specification.parse(name))
+        _load_emulated(name)
         name = "cuda"
     kind, _, index = name.partition(":")
     if kind == "cpu":
@@ -78,11 +79,20 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
     return _accelerator_meter(kind, number)
 
 
-def _load_emulated(wanted: specification.Specification) -> None:
+def _load_emulated(name: str) -> None:
     """Load the emulated device, unless a session has: under torchrun with a device per rank."""
+    wanted = specification.parse(name)
     loaded = loading.loaded()
     if loaded is None or loaded.card != wanted.card or loaded.devices < wanted.devices:
         loading.load(wanted.card.name, wanted.devices)
+    import torch
+
+    if not torch.cuda.is_available():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        raise DeviceError(
+            f"device {name!r} is not available: CUDA_VISIBLE_DEVICES is {visible!r}, which hides "
+            f"it from torch; unset the variable, or set it to 0"
+        )
 
 
 # One meter per device and process: a reset of the peak is global, so nested regions share it.

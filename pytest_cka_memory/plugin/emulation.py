@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 import pytest
 
@@ -15,17 +15,23 @@ from pytest_cka_memory.plugin.options import early_device
 def load_emulated_device(early_config: pytest.Config) -> None:
     """Load the device that the session names.
 
+    A session that only lists tests or prints help goes on without the device.
+
     Raises:
-        pytest.UsageError: if it cannot be emulated here; says why and what to do. If torch came
-            first, it names the plugins that imported it.
+        pytest.UsageError: if it cannot be emulated here; says why and what to do. If torch has
+            looked for devices before, it names the plugins that imported torch.
     """
     try:
         wanted = specification.parse(early_device(early_config) or specification.EMULATED)
         loading.load(wanted.card.name, max(wanted.devices, _local_ranks()))
     except DeviceError as error:
-        importers = list(_importers_of_torch(early_config))
-        named = f" (torch was imported by {', '.join(importers)})" if importers else ""
-        wrong = f"--cka-memory-device: {error}{named}"
+        given = early_config.known_args_namespace
+        if given.collectonly or given.help or given.version:
+            return
+        wrong = f"--cka-memory-device: {error}"
+        if isinstance(error, loading.TooLateError):
+            importers = _importers_of_torch(early_config) or ["code that no longer refers to it"]
+            wrong += f" (torch was imported by {', '.join(importers)})"
     else:
         return
     # Outside the except block, otherwise pytest would print both errors.
@@ -39,21 +45,31 @@ def _local_ranks() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
-def _importers_of_torch(config: pytest.Config) -> Iterator[str]:
-    """Yield the plugins, and the script, that have torch among their globals."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return
-    for name, plugin in config.pluginmanager.list_name_plugin():
-        if isinstance(plugin, ModuleType) and _uses(plugin, torch):
-            yield f"plugin {name}"
-    main = sys.modules.get("__main__")
-    if main is not None and _uses(main, torch):
-        yield getattr(main, "__file__", None) or "the interactive session"
+def _importers_of_torch(config: pytest.Config) -> list[str]:
+    """Return the plugins and the script that use torch; if none does, the modules that do."""
+    plugins = [
+        f"plugin {name}"
+        for name, plugin in config.pluginmanager.list_name_plugin()
+        if isinstance(plugin, ModuleType) and _uses_torch(plugin)
+    ]
+    main = sys.modules["__main__"]
+    script = getattr(main, "__file__", None) or "the interactive session"
+    return plugins + [script] * _uses_torch(main) or list(_modules_that_use_torch())
 
 
-def _uses(module: ModuleType, torch: ModuleType) -> bool:
-    return any(
-        value is torch or str(getattr(value, "__module__", "")).partition(".")[0] == "torch"
+def _modules_that_use_torch() -> Iterator[str]:
+    for name, module in list(sys.modules.items()):
+        package = name.partition(".")[0]  # torch replaces functions of the standard library
+        is_other = package not in ("torch", "torchgen", "functorch", *sys.stdlib_module_names)
+        if is_other and isinstance(module, ModuleType) and _uses_torch(module):
+            yield f"module {name}"
+
+
+def _uses_torch(module: ModuleType) -> bool:
+    """Whether torch, or a module, class or function of it, is among a module's globals."""
+    names = (
+        value.__name__ if isinstance(value, ModuleType) else value.__module__
         for value in list(vars(module).values())
+        if isinstance(value, (ModuleType, FunctionType, type))
     )
+    return any(str(name).partition(".")[0] == "torch" for name in names)

@@ -35,7 +35,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if config.option.collectonly:
         return
     if xdist.is_worker(config):  # it cannot refuse to start: its tests report what is wrong
-        if any(plan_of(item).is_measured for item in session.items):
+        emulated = is_emulated(config.stash[settings_key].device)  # the workers share no memory
+        if not emulated and any(plan_of(item).is_measured for item in session.items):
             xdist.take_gpu(config)
         return
     check(session.items)

@@ -28,6 +28,10 @@ class EmulatedMeter(AcceleratorMeter):
         self.device = f"{EMULATED}:{emulated.card.name}"
         if emulated.devices > 1:
             self.device += f", device {index} of {emulated.devices}"
+            self.notes = (
+                *self.notes,
+                f"memory on emulated devices other than {self._torch_name} is not counted",
+            )
         self.device_name = emulated.title
         self.name += ", emulated device"
 
