@@ -121,7 +121,7 @@ def test_hooks_are_registered_only_during_a_forward_pass():
             assert hooks_on(model) == 0
             yield model(batch).detach() @ torch.ones(5, 6) + batch
 
-    result = CKA(model).compare(loader(), progress=False)
+    result = CKA(model, device="cpu").compare(loader(), progress=False)
     assert result.model1_layers == ["0", "1", "2"]
 
 
@@ -131,7 +131,7 @@ def test_hook_of_the_user_stays_and_its_output_is_compared():
     calls = []
     model[1].register_forward_hook(lambda module, args, out: calls.append(1) or torch.zeros(8, 8))
     with pytest.warns(UserWarning, match="same for every sample: 1"):
-        result = CKA(model).compare(batches_of(8), progress=False)
+        result = CKA(model, device="cpu").compare(batches_of(8), progress=False)
     assert result.matrix[1].isnan().all()
     assert len(calls) == 1
     assert hooks_on(model) == 1

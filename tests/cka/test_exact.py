@@ -77,7 +77,7 @@ def test_bytes_given_in_the_error_are_enough(kernel, samples, width):
     """Gram matrices are as large as the features, or the features are very wide."""
     model = torch.nn.Sequential(torch.nn.Linear(8, width))
     batches = batches_of(samples, features=(8,))
-    settings = {"estimator": "exact", "kernel": kernel}
+    settings = {"estimator": "exact", "kernel": kernel, "device": "cpu"}
     with pytest.raises(DoesNotFitError) as error:
         CKA(model, memory_limit_bytes=1, **settings).compare(batches, progress=False)
     needed_bytes = int(re.search(r"needs .* MB \((\d+) bytes\) for", str(error.value)).group(1))

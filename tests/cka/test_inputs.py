@@ -82,8 +82,9 @@ def test_feed_runs_the_model_on_batches_of_any_type():
             self.x = x
 
     data = batches_of(8, 8)
-    found = matrix(mlp(), [CustomBatch(x) for x in data], feed=lambda model, batch: model(batch.x))
-    assert torch.equal(found, matrix(mlp(), data))
+    batches = [CustomBatch(x) for x in data]
+    found = matrix(mlp(), batches, device="cpu", feed=lambda model, batch: model(batch.x))
+    assert torch.equal(found, matrix(mlp(), data, device="cpu"))
 
 
 def test_half_precision_model_gets_half_precision_inputs():
@@ -190,8 +191,9 @@ def test_small_batch_is_left_out_if_only_outputs_show_its_size():
     def feed(model, text):
         return model(torch.ones(len(text), 6).tril())
 
+    cka = CKA(mlp(), feed=feed, device="cpu")
     with pytest.warns(CKAWarning, match="fewer than 4 samples are left out, of sizes: 3"):
-        result = CKA(mlp(), feed=feed).compare(iter(["eight by", "six"]), progress=False)
+        result = cka.compare(iter(["eight by", "six"]), progress=False)
     assert (result.samples, result.batches) == (8, 1)
 
 
@@ -267,7 +269,7 @@ def test_different_sample_counts_of_two_models_are_an_error():
         return model(torch.randn(8 if next(halved) == 0 else 6, 6))
 
     with pytest.raises(InputError, match="outputs for 8 and 6 samples of one batch; run both"):
-        CKA(mlp(0), mlp(1), feed=feed).compare(["text"], progress=False)
+        CKA(mlp(0), mlp(1), feed=feed, device="cpu").compare(["text"], progress=False)
 
 
 def test_batches_of_any_structure_are_cut_and_concatenated():

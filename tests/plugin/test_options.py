@@ -194,6 +194,7 @@ def test_plugin_emits_no_warnings(scripted):
 def test_plugin_chooses_the_meter_if_the_hook_returns_none(session, pytester):
     """A conftest's hook may provide meters for some devices only."""
     pytester.makeconftest("def pytest_cka_memory_meter(config, device): return None")
-    run = session("import torch\ndef test_it(cka_memory): x = torch.ones(256)\n")
+    source = "import torch\ndef test_it(cka_memory): x = torch.ones(256)\n"
+    run = session(source, "--cka-memory-device=cpu")
     assert run.region["peak_increase_bytes"] == 1024
     assert run.report["session"]["meter"] == "exact accounting of tensor storages"
