@@ -1,6 +1,7 @@
 """Fixtures for every test, and skips for tests that this machine or torch version cannot run."""
 
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -70,8 +71,28 @@ def fail_late() -> Iterator[Callable[[Any], None]]:
         os.sched_setaffinity(thread, all_cores)
 
 
+@pytest.fixture(scope="session")
+def emulation() -> None:
+    """Skip if no CUDA device can be emulated here; fail if only the compiled library is missing.
+
+    Each test with the marker ``emulates`` uses it.
+    """
+    from pytest_cka_memory.emulated import loading
+    from pytest_cka_memory.errors import DeviceError
+
+    try:
+        loading.check_available()
+    except DeviceError as error:
+        if "compiled when" in str(error) and shutil.which("g++") is not None:
+            pytest.fail(f"g++ is installed, so the library must be compiled: {error}")
+        pytest.skip(str(error))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests that this machine or torch version cannot run, and state the reason."""
+    for item in items:
+        if item.get_closest_marker("emulates") is not None and isinstance(item, pytest.Function):
+            item.fixturenames.insert(0, "emulation")
     for marker, is_supported, reason in (
         ("gpu", _has_accelerator, "requires an accelerator; torch found none"),
         (
