@@ -1,0 +1,101 @@
+"""Blocks that no tensor owns, and the allocator's history, which names the lines of code."""
+
+import inspect
+
+import pytest
+import torch
+
+from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.units import MB
+
+pytestmark = pytest.mark.gpu
+
+
+class ExplainRetained:
+    """Have a region's end explain what is retained, as a broken limit has it."""
+
+    def figures_to_explain(self, record):
+        return {"retained_bytes"}
+
+    def named_values(self):
+        return {}
+
+
+@pytest.fixture
+def recording_probe(cuda, tmp_path):
+    """Return a probe that records the allocator's history and explains what is retained."""
+    probe = MemoryProbe(cuda, explainer=ExplainRetained())
+    assert probe.meter.record_history()
+    yield probe
+    probe.meter.dump_history(tmp_path / "snapshot.pickle")
+
+
+def figures(probe, allocate):
+    """Return the figures of a region that allocates, frees and retains on the device."""
+    old, square = [allocate(3 * MB)], torch.ones(64, 64, device=probe.device)
+    kept = []
+    with probe.measure() as region:
+        old.clear()
+        for batch in region.batches([torch.zeros(8)] * 8):
+            allocate(12 * MB)
+            kept.append((square @ square).sum() + batch.to(probe.device))
+    return {
+        "retained": region.retained_bytes,
+        "net": region.net_bytes,
+        "peak": region.peak_increase_bytes,
+        "reserve": region.reserved_increase_bytes,
+        "growth": region.growth_bytes_per_batch,
+        "one-time": region.one_time_bytes,
+    }
+
+
+def test_figures_are_the_same_with_the_history(probe, allocate, tmp_path):
+    """Recording it allocates nothing on the device."""
+    without = figures(probe, allocate)
+    assert without["retained"] == 8 * 32
+    assert probe.meter.record_history()
+    try:
+        recorded = figures(probe, allocate)
+    finally:
+        assert probe.meter.dump_history(tmp_path / "snapshot.pickle")
+    assert recorded == without
+    assert figures(probe, allocate) == without
+    assert (tmp_path / "snapshot.pickle").stat().st_size > 0
+
+
+def test_block_that_no_tensor_owns_is_retained(probe, cuda):
+    """A library allocates such blocks; no operator was seen allocating it."""
+    with probe.measure() as region:
+        address = torch.cuda.caching_allocator_alloc(1000, cuda)
+    assert region.retained_bytes == 1000
+    with probe.measure() as region:
+        torch.cuda.caching_allocator_delete(address)
+    assert (region.retained_bytes, region.net_bytes) == (0, -1024)
+
+
+def test_block_that_no_tensor_owns_is_named_by_the_line_that_allocated_it(recording_probe, cuda):
+    """The allocator's history has the line; the tensor beside it is named by its reference."""
+    with recording_probe.measure() as region:
+        kept = torch.zeros(10, device=cuda)
+        address, line = torch.cuda.caching_allocator_alloc(1000, cuda), line_number()
+    unowned, owned = sorted(region.retained, key=lambda holding: -holding.bytes)
+    torch.cuda.caching_allocator_delete(address)
+    assert (unowned.bytes, unowned.count, unowned.held_by) == (1000, 0, None)
+    place = f"test_accelerator_history.py:{line} in {inspect.currentframe().f_code.co_name}"
+    assert any(frame.endswith(place) for frame in unowned.created_at)
+    assert (owned.bytes, owned.count) == (kept.nbytes, 1)
+
+
+def line_number() -> int:
+    """Return the caller's line."""
+    return inspect.currentframe().f_back.f_lineno
+
+
+def test_blocks_from_before_the_region_are_not_reported(recording_probe, cuda):
+    """Neither those that no tensor owns nor those of tensors."""
+    before = torch.cuda.caching_allocator_alloc(1000, cuda), torch.zeros(10, device=cuda)
+    with recording_probe.measure() as region:
+        pass
+    assert region.retained_bytes == 0
+    assert region.retained == ()
+    torch.cuda.caching_allocator_delete(before[0])

@@ -1,0 +1,90 @@
+"""Training on an accelerator: graphs, gradients, optimiser states and libraries' workspaces."""
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def images(probe):
+    """Return a batch of eight images."""
+    return torch.randn(8, 3, 8, 8, device=probe.device)
+
+
+@pytest.fixture
+def linear_layers(probe):
+    """Return a network that is large enough for libraries to allocate workspaces."""
+    torch.manual_seed(0)
+    layers = torch.nn.Linear(512, 512), torch.nn.ReLU(inplace=True), torch.nn.Linear(512, 512)
+    return torch.nn.Sequential(*layers).to(probe.device).eval()
+
+
+@pytest.mark.zero_retention
+@pytest.mark.flat_per_batch
+def test_training_retains_nothing_and_does_not_grow(cka_memory, network, images):
+    """A first step outside of the region allocates the optimiser's state."""
+    optimizer = torch.optim.AdamW(network.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        checkpoint(network, images, use_reentrant=False).square().mean().backward()
+        optimizer.step()
+
+    step()
+    with cka_memory.measure() as region:
+        for _ in region.batches([torch.zeros(8)] * 8):
+            step()
+        optimizer.zero_grad()  # otherwise the gradients of the last step would be retained
+    assert region.peak_increase_bytes > 0
+
+
+def test_first_step_retains_gradients_and_the_optimisers_state(probe, network, images):
+    """Adam keeps two averages per parameter on the device; its step counts are on the CPU."""
+    parameters = sum(parameter.nbytes for parameter in network.parameters())
+    with probe.measure() as region:
+        optimizer = torch.optim.Adam(network.parameters())
+        network(images).sum().backward()
+        optimizer.step()
+    assert region.retained_bytes == 3 * parameters
+
+
+def test_graph_retains_what_its_operators_saved(probe):
+    """A factor of the product, and the result of the exponential."""
+    weight = torch.ones(1000, device=probe.device, requires_grad=True)
+    with probe.measure() as region:
+        factor = torch.ones(1000, device=probe.device)
+        result = (weight * factor).exp()
+        loss = result.sum()
+        del factor, result
+    assert region.retained_bytes == 4000 + 4000 + loss.nbytes
+
+
+def test_tensors_of_a_failed_backward_pass_are_not_retained(probe, fail_late):
+    """Torch's backward thread references the error and its frames longer than the caller does."""
+    with probe.measure() as region:
+        fail_late(probe.device)
+    assert region.retained_bytes == 0
+    assert region.peak_increase_bytes > 4000
+
+
+def test_library_workspaces_are_not_retained(probe, linear_layers):
+    """The first region in which a library allocates one reports it as one-time bytes."""
+    batch = torch.ones(64, 512, device=probe.device)
+    with probe.measure() as region, torch.no_grad():
+        linear_layers(batch)
+    assert region.retained_bytes == 0
+    if probe.device.type == "cuda":
+        assert region.one_time_bytes is not None
+
+
+def test_gradients_allocated_by_the_backward_thread_are_retained(probe, linear_layers):
+    """They have exactly the parameters' bytes, and each is named by an expression."""
+    batch = torch.ones(64, 512, device=probe.device)
+    with probe.measure() as region:
+        linear_layers(batch).sum().backward()
+    assert region.retained_bytes == sum(p.nbytes for p in linear_layers.parameters())
+    assert {holding.held_by.split(" in ")[0] for holding in region.retained} <= {
+        f"linear_layers[{index}].{name}.grad" for index in (0, 2) for name in ("weight", "bias")
+    }
