@@ -23,6 +23,27 @@ def test_matrix_products_allocate_a_workspace(operator):
     assert workspaces({}).needed_by(f"aten::{operator}", [SQUARE] * 3) == ("cuBLAS", USUAL)
 
 
+@pytest.mark.parametrize(
+    "operator",
+    ["_euclidean_dist", "_trilinear", "addbmm", "linalg_solve_triangular", "triangular_solve"],
+)
+def test_operators_that_call_cublas_inside_allocate_its_workspace(operator):
+    """``cdist`` and ``bilinear`` are among them under the names of their parts."""
+    assert workspaces({}).needed_by(f"aten::{operator}", [SQUARE] * 3) == ("cuBLAS", USUAL)
+
+
+@pytest.mark.parametrize("operator", ["mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "addbmm"])
+def test_products_with_an_empty_dimension_allocate_no_workspace(operator):
+    """They return before they call cuBLAS."""
+    assert workspaces({}).needed_by(f"aten::{operator}", [(64, 0), (0, 64)]) is None
+
+
+@pytest.mark.parametrize("operator", ["dot", "vdot", "linalg_solve_triangular"])
+def test_some_operators_allocate_a_workspace_without_elements(operator):
+    """They call cuBLAS whatever the sizes are."""
+    assert workspaces({}).needed_by(f"aten::{operator}", [(0,), (0,)]) == ("cuBLAS", USUAL)
+
+
 @pytest.mark.parametrize("operator", ["add", "convolution", "relu", "sum"])
 def test_other_operators_allocate_no_workspace(operator):
     """Workspaces of cuDNN are not modelled."""

@@ -160,6 +160,83 @@ def test_cached_results_are_the_same(device):
     assert shapes == [(torch.Size([6, 2]), (1, 6), 6, True)] * 3
 
 
+LOSSES = {
+    "mse": nn.functional.mse_loss,
+    "smooth-l1": nn.functional.smooth_l1_loss,
+    "soft-margin": nn.functional.soft_margin_loss,
+    "huber": nn.functional.huber_loss,
+    "l1": nn.functional.l1_loss,
+    "bce": nn.functional.binary_cross_entropy,
+    "bce-with-logits": nn.functional.binary_cross_entropy_with_logits,
+}
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("name", LOSSES)
+def test_storage_of_a_loss_has_the_same_size_as_on_the_cpu(device, name, reduction):
+    """Some losses are scalars in a storage of the unreduced size, on every device."""
+    sizes = []
+    for place in ("cpu", device):
+        values, target = torch.rand(2, 16, 64, device=place)
+        for one in (values, values[:, ::2]):
+            loss = LOSSES[name](one, target[:, : one.shape[1]], reduction=reduction)
+            sizes.append(loss.untyped_storage().nbytes())
+    assert sizes[:2] == sizes[2:]
+
+
+def test_kept_losses_retain_their_unreduced_size(cka_memory, device):
+    """On a GPU a gate on such losses fails, so it must fail here as well."""
+    values, target = torch.rand(2, 512, 512, device=device)
+    with cka_memory.measure() as region:
+        kept = [nn.functional.mse_loss(values, target) for _ in range(8)]
+    assert len(kept) == 8
+    assert region.retained_bytes == 8 * MB
+    assert region.peak_increase_bytes == 9 * MB
+
+
+def test_empty_loss_retains_one_element(cka_memory, device):
+    """Nothing was reduced."""
+    empty = torch.rand(0, 4, device=device)
+    with cka_memory.measure() as region:
+        kept = nn.functional.mse_loss(empty, empty)
+    assert kept.dim() == 0
+    assert region.retained_bytes == 4
+
+
+def test_optimizer_updates_all_parameters_together(cka_memory, device):
+    """On CUDA optimizers choose this by default; it needs one temporary, not two."""
+    parameter = nn.Parameter(torch.zeros(1024, 512, device=device))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = torch.optim.Adam([parameter])
+    optimizer.step()
+    with cka_memory.measure() as region:
+        optimizer.step()
+    assert region.peak_increase_bytes == 2 * MB
+
+
+def test_product_copies_a_matrix_that_cublas_cannot_read(cka_memory, device):
+    """The gradient of a sum is such a matrix: one element, expanded."""
+    square = torch.ones(1024, 1024, device=device)
+    with cka_memory.measure() as region:
+        torch.ones((), device=device).expand(1024, 1024) @ square
+    assert region.peak_increase_bytes == 2 * 4 * MB + 512 + WORKSPACE
+
+
+def test_operators_whose_temporaries_are_known_are_charged_for_them(cka_memory, device):
+    """The result and the temporaries are counted, also if a tensor is empty."""
+    square = torch.ones(512, 512, device=device)
+    with cka_memory.measure() as region:
+        square.logsumexp(1)
+    assert region.peak_increase_bytes == MB + 2 * 2048
+    with cka_memory.measure() as region:
+        torch.cdist(square, square)
+    assert region.peak_increase_bytes == MB + 2 * 514 * 512 * 4 + WORKSPACE
+    with cka_memory.measure() as region:
+        torch.cdist(square[:, :0], square[:, :0])
+        square[:, :0] @ square[:0]
+    assert region.peak_increase_bytes == MB
+
+
 def test_training_step_counts_gradients_and_optimizer_state(cka_memory, device):
     """At the end weights, gradients and two moments of the optimizer are live."""
     model = nn.Linear(256, 256, bias=False).to(device)

@@ -100,6 +100,25 @@ def test_kept_workspaces_are_one_time_bytes(python):
     assert run.stdout.split() == [str(int(9.125 * 2**20))] * 2 + ["0"], run.stderr
 
 
+IN_BACKWARD = """
+import torch
+from pytest_cka_memory import MemoryProbe
+
+probe = MemoryProbe("predict:cuda")
+weights = torch.ones(64, 64, device=probe.device, requires_grad=True)
+with probe.measure() as region:
+    (weights @ weights).sum().backward()
+print(region.record.one_time_bytes)
+"""
+
+
+@pytest.mark.predicts
+def test_backward_thread_keeps_a_workspace_of_its_own(python):
+    """Each has 8.125 MiB, that of the forward and that of the backward pass."""
+    run = python("-c", IN_BACKWARD, TORCH_CUBLAS_WORKSPACE_CACHE="1")
+    assert run.stdout.split() == [str(2 * 8519680)], run.stderr
+
+
 EXPANDING = """
 import torch
 from pytest_cka_memory import MemoryProbe
