@@ -45,16 +45,16 @@ def temporaries(operator: str, args: Sequence[Any], result: Any) -> list[int]:
 
 
 def _is_reduced(args: Sequence[Any], result: Any) -> bool:
-    return result.dim() == 0 and prod(_shape(args)) > 1
+    return result.dim() == 0 and _unreduced_numel(args) > 1
 
 
 def _unreduced_bytes(args: Sequence[Any], result: torch.Tensor) -> int:
-    return prod(_shape(args)) * result.dtype.itemsize
+    return _unreduced_numel(args) * result.dtype.itemsize
 
 
-def _shape(args: Sequence[Any]) -> torch.Size:
+def _unreduced_numel(args: Sequence[Any]) -> int:
     values, target = args[:2]
-    return torch.broadcast_shapes(values.shape, target.shape)
+    return prod(torch.broadcast_shapes(values.shape, target.shape))
 
 
 def _is_readable_by_cublas(matrix: torch.Tensor) -> bool:
