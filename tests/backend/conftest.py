@@ -1,4 +1,9 @@
-"""Run sessions in which torch finds the accelerator ``hostdevice``; it is compiled once."""
+"""Run sessions in which torch finds the accelerator ``hostdevice``; it is compiled once.
+
+``tests/gpu`` tests the meter's figures on torch's CUDA allocator. ``hostdevice`` adds what the
+emulated CUDA device cannot show: a backend from outside torch, which has a name of its own and an
+allocator without a history, and in whose process a backward pass on the CPU can run after a fork.
+"""
 
 import json
 import os
@@ -13,13 +18,12 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-# Not HERE, which pytest puts on the path: torch would find the device in every test's process.
+# Not HERE, which pytest adds to the path: torch would find the device in every test's process.
 INSTALLABLE = HERE / "installable"
 BUILD = "import hostdevice; print(hostdevice.build().__file__)"
 LONGEST_BUILD_SECONDS = 300
 NEUTRAL = [f"-pno:{name}" for name in ("cacheprovider", "randomly", "rerunfailures")]
-"""Without what writes here, shuffles, or holds on to the last failure and so to its tensors."""
+"""Without plugins that write files here, shuffle, or keep the last failure and so its tensors."""
 
 
 @dataclass(frozen=True)
@@ -29,22 +33,22 @@ class Session:
     code: int
     text: str
     report: dict[str, Any]
-    """Its JSON report; empty where it wrote none."""
+    """Its JSON report; empty if it wrote none."""
 
     def of(self, test: str) -> dict[str, Any]:
-        """The only region of the test of this name."""
+        """Return the only region of the test of this name."""
         (region,) = [r for r in self.report["regions"] if r["nodeid"].endswith(f"::{test}")]
         return region
 
 
 @pytest.fixture(scope="session")
 def builder_environment() -> dict[str, str]:
-    """What a process needs in its environment to compile; skips where that cannot be."""
+    """Return the environment of a process that compiles; skip if there is no compiler."""
     beside_python = str(Path(sys.executable).parent)  # where pip puts ninja
     path = os.pathsep.join([beside_python, os.environ.get("PATH", "")])
     for tool in (os.environ.get("CXX", "c++"), "ninja"):
         if shutil.which(tool, path=path) is None:
-            pytest.skip(f"no {tool}: what these tests need in C++ cannot be compiled")
+            pytest.skip(f"requires {tool} to compile C++ code")
     environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     for name in ("PYTEST_ADDOPTS", "CI"):
         environment.pop(name, None)
@@ -53,7 +57,7 @@ def builder_environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def device_environment(builder_environment: dict[str, str]) -> dict[str, str]:
-    """What a process needs in its environment for torch to load the device."""
+    """Return the environment of a process in which torch loads the device."""
     environment = {**builder_environment, "PYTHONPATH": str(INSTALLABLE)}
     built = subprocess.run(
         [sys.executable, "-c", BUILD],
@@ -72,18 +76,16 @@ Run = Callable[..., Session]
 
 @pytest.fixture(scope="session")
 def on_device(device_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Run tests, given as text or as a path, where the host device is torch's accelerator."""
+    """Return a function that runs a test file's text with ``hostdevice`` as the accelerator."""
 
-    def run(tests: str | Path, *options: str, **variables: str) -> Session:
+    def run(tests: str, *options: str, **variables: str) -> Session:
         folder = tmp_path_factory.mktemp("session")
-        if isinstance(tests, str):
-            (folder / "test_it.py").write_text(tests, encoding="utf-8")
-            tests = folder / "test_it.py"
+        (folder / "test_it.py").write_text(tests, encoding="utf-8")
         json_file = folder / "r.json"
         options = (*NEUTRAL, f"--cka-memory-json={json_file}", *options)
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", str(tests), *options],
-            cwd=ROOT if tests.is_relative_to(ROOT) else folder,
+            [sys.executable, "-m", "pytest", "test_it.py", *options],
+            cwd=folder,
             env={**device_environment, **variables},
             capture_output=True,
             text=True,

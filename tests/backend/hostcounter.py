@@ -30,7 +30,7 @@ class HostCounter:
         return self._library.hostcounter_peak()
 
     def reset_peak(self) -> None:
-        """Start the peak anew from the present level."""
+        """Reset the peak to the present level."""
         self._library.hostcounter_reset_peak()
 
     @staticmethod

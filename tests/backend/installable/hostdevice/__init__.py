@@ -1,8 +1,8 @@
 """An accelerator in host memory, for tests; torch loads it if its folder is on the path.
 
 It is an out-of-tree backend for PrivateUse1 with an entry point of the group ``torch.backends``.
-Operators run on the CPU and copy their results. Its caching allocator has blocks of 512 bytes,
-counts allocated, reserved and requested bytes and their peaks, and has a limited capacity.
+Operators run on the CPU and copy their results. Its caching allocator has blocks of 512 bytes and
+counts allocated, reserved and requested bytes and their peaks; it keeps no history.
 """
 
 import importlib.util

@@ -1,11 +1,6 @@
 """The module that torch makes available as ``torch.privateuseone``."""
 
-import pickle
-import sys
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,7 +9,7 @@ _native: Any = None
 
 
 def take(native: ModuleType) -> None:
-    """Answer from this compiled library."""
+    """Use this compiled library."""
     global _native
     _native = native
 
@@ -28,26 +23,11 @@ def is_initialized() -> bool:
 
 
 def device_count() -> int:
-    return _native.device_count()
+    return 1
 
 
 def current_device() -> int:
-    return _native.current_device()
-
-
-def set_device(index: int) -> None:
-    _native.set_device(index)
-
-
-@contextmanager
-def device(wanted: Any) -> Iterator[None]:
-    """Make a device, or its index, the current one for a while."""
-    before = current_device()
-    set_device(wanted if isinstance(wanted, int) else wanted.index or 0)
-    try:
-        yield
-    finally:
-        set_device(before)
+    return 0
 
 
 def get_device_name(index: int = 0) -> str:
@@ -55,7 +35,7 @@ def get_device_name(index: int = 0) -> str:
 
 
 def manual_seed_all(seed: int) -> None:
-    """Nothing to seed: random numbers are the CPU's."""
+    """Do nothing: random numbers are the CPU's."""
 
 
 def _is_in_bad_fork() -> bool:
@@ -66,56 +46,6 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
     return [torch.bfloat16, torch.float16]
 
 
-def reset_peak_memory_stats(index: int | None = None) -> None:
-    torch.accelerator.reset_peak_memory_stats(index)
-
-
-def set_capacity(size: int, index: int = 0) -> None:
-    """Run out of memory above so many bytes reserved."""
-    _native.set_capacity(index, size)
-
-
-def hold(size: int, index: int = 0) -> int:
-    """Allocate as a library does for its workspace, without a tensor; returns the address."""
-    return _native.hold(size, index)
-
-
-def let_go(address: int) -> None:
-    """Free what :func:`hold` allocated."""
-    _native.let_go(address)
-
-
-_notes: list[list[dict[str, Any]]] = []
-
-
-def _note() -> int:
-    frames = traceback.extract_stack(sys._getframe(1))[::-1]
-    _notes.append([{"filename": f.filename, "line": f.lineno, "name": f.name} for f in frames])
-    return len(_notes) - 1
-
-
-def _record_memory_history(enabled: str | None = "all", max_entries: int = 0) -> None:
-    _native.set_recorder(None if enabled is None else _note)
-
-
-def _snapshot() -> dict[str, Any]:
-    """Every block in use, each a segment of its own."""
-    segments = []
-    for device, address, size, requested, note in _native.blocks():
-        block = {"address": address, "size": size, "requested_size": requested}
-        frames = _notes[note] if note >= 0 else []
-        block |= {"state": "active_allocated", "frames": frames}
-        segments.append({"device": device, "address": address, "blocks": [block]})
-    return {"segments": segments}
-
-
-def _dump_snapshot(path: str) -> None:
-    with open(path, "wb") as file:
-        pickle.dump(_snapshot(), file)
-
-
-memory = SimpleNamespace(
-    _record_memory_history=_record_memory_history,
-    _snapshot=_snapshot,
-    _dump_snapshot=_dump_snapshot,
-)
+def hold(size: int) -> None:
+    """Allocate a block without a tensor, as a library does for its workspace."""
+    _native.hold(size)

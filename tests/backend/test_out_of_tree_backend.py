@@ -1,0 +1,151 @@
+"""A backend from outside torch is found, measured and judged; ``conftest.py`` says what it adds."""
+
+import pytest
+
+LIMITS = """
+import pytest
+import torch
+
+MB = 2**20
+KEPT = []
+
+def allocate(size):
+    return torch.empty(size, dtype=torch.uint8, device="privateuseone")
+
+@pytest.mark.zero_retention
+def test_retained():
+    KEPT.append(allocate(3))
+
+@pytest.mark.max_retained_mb("3 B")
+def test_retained_at_the_limit():
+    KEPT.append(allocate(3))
+
+@pytest.mark.max_peak_mb(1)
+def test_peak():
+    allocate(MB + 1)
+
+@pytest.mark.max_peak_mb(1)
+def test_peak_at_the_limit():
+    allocate(MB)
+
+@pytest.mark.max_reserved_mb(2)
+def test_reserved():
+    allocate(MB)
+    allocate(MB + 1)
+
+@pytest.mark.max_reserved_mb(2)
+def test_reserved_at_the_limit():
+    allocate(MB)
+    allocate(MB - 512)
+
+@pytest.mark.flat_per_batch
+def test_growth(cka_memory):
+    with cka_memory.measure("loop") as region:
+        for _ in region.batches([torch.ones(1)] * 8):
+            KEPT.append(allocate(4))
+
+@pytest.mark.zero_retention
+def test_unowned():
+    torch.privateuseone.hold(100)
+
+@pytest.mark.zero_retention
+def test_after_the_others():
+    allocate(MB)
+"""
+
+SMALL = """
+import pytest
+import torch
+
+@pytest.mark.zero_retention
+@pytest.mark.parametrize("size", [1, 1000, 10_000])
+def test_it(cka_memory, size):
+    torch.ones(size, device=cka_memory.device)
+"""
+
+
+@pytest.fixture(scope="module")
+def broken(on_device):
+    """Return the session that runs ``LIMITS`` and asks for a history that the device lacks."""
+    options = ("--cka-memory-device=privateuseone", "--cka-memory-report")
+    return on_device(LIMITS, *options, "--cka-memory-snapshots=snapshots")
+
+
+def test_report_names_the_device_and_its_allocator(broken):
+    """The device gives its own name."""
+    session = broken.report["session"]
+    assert (session["device"], session["device_name"]) == ("privateuseone:0", "Host Device 0")
+    assert session["meter"] == "PyTorch's caching allocator"
+
+
+@pytest.mark.parametrize(
+    ("test", "verdict"),
+    [
+        ("test_retained", "BREACH"),
+        ("test_retained_at_the_limit", "ok"),
+        ("test_peak", "BREACH"),
+        ("test_peak_at_the_limit", "ok"),
+        ("test_reserved", "BREACH"),
+        ("test_reserved_at_the_limit", "ok"),
+        ("test_growth", "BREACH"),
+        ("test_unowned", "BREACH"),
+        ("test_after_the_others", "ok"),
+    ],
+)
+def test_every_marker_judges_the_allocators_figures(broken, test, verdict):
+    """At the exact limit: three bytes, one block, and the reserve of two tensors in turn."""
+    assert broken.of(test)["verdict"] == verdict, broken.text
+
+
+def test_growth_is_shown_from_the_first_batch_on(broken):
+    """In requested bytes: the region's start is known in blocks, so they cannot be subtracted."""
+    assert "grew by 4.0 bytes per batch over 8 batches" in broken.text
+    assert "0 to 28 B above the first batch" in broken.text
+
+
+def test_block_that_no_tensor_owns_is_reported_without_a_line(broken):
+    """The device keeps no history of its allocations; the report says so."""
+    (holding,) = broken.of("test_unowned")["retained"]
+    assert (holding["bytes"], holding["count"]) == (100, 0)
+    assert holding["created_at"] == []
+    assert "no memory snapshot: privateuseone:0 records no allocation history" in broken.text
+
+
+def test_backend_of_any_name_is_found(on_device):
+    """Backends from outside torch name themselves; no option says which to use."""
+    run = on_device(SMALL, HOSTDEVICE_NAME="abacus")
+    assert run.code == pytest.ExitCode.OK, run.text
+    assert run.report["session"]["device"] == "abacus:0"
+
+
+def test_workers_measure_it(on_device):
+    """Each process has its own allocator; the figures are those of a serial session."""
+    pytest.importorskip("xdist")
+    run = on_device(SMALL, "-n2", HOSTDEVICE_NAME="abacus")
+    assert run.code == pytest.ExitCode.OK, run.text
+    assert [r["peak_increase_bytes"] for r in run.report["regions"]] == [512, 4096, 40448]
+    assert {r["start_bytes"] for r in run.report["regions"]} == {0}
+
+
+FORKING = """
+import os
+import torch
+
+def test_forks(cka_memory):
+    with cka_memory.measure():
+        torch.ones(1, device=cka_memory.device)
+    child = os.fork()
+    if child == 0:
+        try:
+            torch.ones(1, requires_grad=True).sum().backward()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_process_that_ran_no_backward_pass_can_still_fork(on_device):
+    """Torch refuses backward passes in children of a process that has backward threads."""
+    run = on_device(FORKING)
+    assert run.code == pytest.ExitCode.OK, run.text
