@@ -1,0 +1,103 @@
+"""``MemoryProbe("emulate:cuda")`` in a script and in a notebook."""
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+EARLY = """
+from pytest_cka_memory import DeviceError, MemoryProbe
+probe = MemoryProbe("emulate:cuda:t4")
+"""
+LATE = """
+import torch
+model = torch.nn.Linear(4, 4)
+from pytest_cka_memory import DeviceError, MemoryProbe
+probe = MemoryProbe("emulate:cuda:t4")
+"""
+MEASURE = """
+import torch
+kept = []
+with probe.measure() as region:
+    torch.ones(2**18, device="cuda")
+    kept.append(torch.ones(2**18, dtype=torch.uint8, device=probe.device))
+print(probe.meter.device, "|", probe.meter.device_name, "|", probe.device)
+print(region.peak_increase_bytes, region.retained_bytes, region.retained[0].held_by)
+"""
+MEASURED = [
+    "emulate:cuda:t4 | emulated NVIDIA T4 (no GPU) | cuda:0",
+    f"{2**20} {2**18} __main__.kept[0]",
+]
+OTHERS = """
+assert MemoryProbe("emulate:cuda:t4").meter is MemoryProbe("cuda").meter is probe.meter
+for name in ("emulate:cuda:h100", "emulate:cuda:t4,devices=2", "emulate:cuda:t1"):
+    try:
+        MemoryProbe(name)
+    except DeviceError as error:
+        print(error)
+"""
+
+
+@pytest.mark.emulates
+@pytest.mark.parametrize("start", [EARLY, LATE], ids=["before-torch", "after-torch"])
+def test_script_measures_the_emulated_device(python, start):
+    """Torch may have been imported before; one process emulates one kind of device."""
+    run = python("-c", start + MEASURE + OTHERS)
+    *measured, card, devices, unknown = run.stdout.splitlines() or [run.stderr] * 3
+    assert measured == MEASURED
+    for message in (card, devices):
+        assert message.startswith("this process already emulates 1 × NVIDIA T4 with")
+        assert message.endswith("asked for; use one device per process")
+    assert unknown.startswith("unknown card 't1'; write emulate:cuda, or emulate:cuda: and one of")
+
+
+REFUSED = """
+from pytest_cka_memory import DeviceError, MemoryProbe
+from pytest_cka_memory.emulated import loading
+auto = MemoryProbe("auto")
+print(auto.device, MemoryProbe().device, loading.is_loaded())
+try:
+    MemoryProbe("emulate:cuda")
+except DeviceError as error:
+    print(error)
+print(auto.meter is MemoryProbe("auto").meter, loading.is_loaded())
+"""
+
+
+@pytest.mark.emulates
+def test_auto_never_emulates_a_device(python):
+    """It is the CPU. Torch has then looked for devices, so it is too late to emulate one."""
+    first, message, last = python("-c", REFUSED).stdout.splitlines()
+    assert first == "cpu cpu False"
+    assert message.startswith("emulate:cuda comes too late: torch was imported in this process")
+    assert "; load the emulated device before, or do not call torch.cuda.is_avail" in message
+    assert last == "True False"
+
+
+HIDDEN = """
+from pytest_cka_memory import DeviceError, MemoryProbe
+try:
+    MemoryProbe("emulate:cuda,devices=2")
+except DeviceError as error:
+    print(error)
+"""
+
+
+@pytest.mark.emulates
+def test_device_that_the_environment_hides_is_refused(python):
+    """The real runtime would hide it as well; the message names the variable."""
+    assert python("-c", HIDDEN, CUDA_VISIBLE_DEVICES="2").stdout == (
+        "device 'emulate:cuda,devices=2' is not available: CUDA_VISIBLE_DEVICES is '2', which "
+        "hides it from torch; unset the variable, or set it to 0\n"
+    )
+
+
+@pytest.mark.emulates
+@pytest.mark.filterwarnings("ignore")  # nbclient and ipykernel warn
+def test_notebook_measures_the_emulated_device(monkeypatch, tmp_path):
+    """Across cells; an earlier one has imported torch."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    cells = [nbformat.v4.new_code_cell(text) for text in (LATE, MEASURE)]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    (output,) = notebook.cells[1].outputs
+    assert output.text.splitlines() == MEASURED

@@ -1,0 +1,358 @@
+"""``--cka-memory-device=emulate:cuda``: a user's tests run on torch's CUDA build without a GPU."""
+
+import html
+import json
+import sys
+from types import ModuleType
+from xml.etree import ElementTree
+
+import pytest
+import torch
+
+from pytest_cka_memory.core.fingerprint import fingerprint_of
+from pytest_cka_memory.emulated import loading
+from pytest_cka_memory.errors import DeviceError
+
+# Sessions in this process must not import it again: tests replace its functions.
+from pytest_cka_memory.plugin import emulation  # noqa: F401
+
+NAME = "emulated NVIDIA T4 (no GPU)"
+USERS_TESTS = """
+import pytest
+import torch
+from torch import nn
+
+KEPT = []
+
+
+def test_training():
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to("cuda")
+    optimizer = torch.optim.Adam(model.parameters())
+    scaler = torch.amp.GradScaler("cuda")
+    for _ in range(2):
+        optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = model(torch.randn(8, 64, device="cuda")).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert isinstance(loss.item(), float)
+
+
+@pytest.mark.zero_retention
+def test_leak():
+    KEPT.append(torch.ones(2**20, dtype=torch.uint8, device="cuda"))
+
+
+def test_out_of_memory():
+    torch.empty(16 * 2**30, dtype=torch.uint8, device="cuda")
+
+
+@pytest.mark.zero_retention
+def test_next(cka_memory):
+    values = torch.ones(2**18, device="cuda")
+    assert values.device == cka_memory.device == torch.device("cuda:0")
+    del values
+"""
+"""Of a user who does not know the plugin but for two markers and a fixture."""
+
+
+@pytest.fixture(autouse=True)
+def _visible_devices(monkeypatch):
+    """Run inner sessions without the caller's choice of devices."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.fixture
+def users_session(session, pytester, finished_sessions):
+    """Return a session with all reports on a card of 15 GB, and the text of each file."""
+    if not finished_sessions:
+        pytester.makeconftest("import torch\nTORCH = torch.__version__\n")
+        pytester.makeini("[pytest]\ncka_memory_device = emulate:cuda:t4\n")
+        files = {"markdown": "r.md", "html": "r.html", "baseline": "b.json"}
+        options = [f"--cka-memory-{name}={file}" for name, file in files.items()]
+        run = session(
+            USERS_TESTS,
+            *(*options, "--cka-memory-report", "--cka-memory-update-baseline", "--junitxml=j.xml"),
+            subprocess=True,
+        )
+        files["junit"] = "j.xml"
+        texts = {n: (pytester.path / file).read_text("utf-8") for n, file in files.items()}
+        finished_sessions["user"] = run, texts
+    return finished_sessions["user"]
+
+
+@pytest.mark.emulates
+def test_users_tests_run_on_the_emulated_card(users_session):
+    """Autocast, an optimiser and item() work; the ini file names the device."""
+    run, _ = users_session
+    run.assert_outcomes(passed=2, failed=2)
+    training = run.region_of("test_training")
+    assert training["outcome"] == "passed"
+    assert training["peak_increase_bytes"] > 2**20
+
+
+@pytest.mark.emulates
+def test_leak_is_named_with_its_holder_and_line(users_session):
+    """As on a GPU; the failure says that the device is emulated."""
+    run, _ = users_session
+    assert run.region_of("test_leak")["retained_bytes"] == 2**20
+    line = USERS_TESTS[: USERS_TESTS.index("KEPT.append")].count("\n") + 1
+    run.result.stdout.fnmatch_lines(
+        [
+            "zero_retention broken: retained 1,048,576 bytes*",
+            "  in the whole test, emulated as emulate:cuda:t4 (*, emulated device)",
+            "  1 tensor, 1,048,576 bytes (1.00 MB), uint8 (1048576,) by aten.ones",
+            f"    made at *test_it.py:{line - 1} in test_leak",
+            "    held by test_it.KEPT[[]0]",
+        ]
+    )
+
+
+@pytest.mark.emulates
+def test_out_of_memory_fails_its_test_only(users_session):
+    """The error is torch's, with the capacity of the card; the next test has right figures."""
+    run, _ = users_session
+    assert run.region_of("test_out_of_memory")["outcome"] == "failed"
+    run.result.stdout.fnmatch_lines(
+        ["E *torch.OutOfMemoryError: CUDA out of memory. *GPU 0 has a total capacity of 14.56 GiB*"]
+    )
+    found = run.region_of("test_next")
+    figures = ("start_bytes", "peak_increase_bytes", "retained_bytes", "verdict")
+    assert [found[name] for name in figures] == [2**20, 2**20, 0, "ok"]
+
+
+@pytest.mark.emulates
+def test_every_report_labels_its_figures_as_emulated(users_session):
+    """The table, the JSON, Markdown and HTML files, JUnit XML and the baseline say so."""
+    run, files = users_session
+    head = run.report["session"]
+    assert (head["device"], head["device_name"]) == ("emulate:cuda:t4", NAME)
+    assert head["meter"] == "PyTorch's caching allocator, emulated device"
+    assert head["cuda"] == torch.version.cuda
+    assert head["notes"][0].startswith("EMULATED, not measured on a GPU: ")
+    run.result.stdout.fnmatch_lines(
+        [
+            f"device: emulate:cuda:t4 ({NAME}), torch *",
+            "meter: PyTorch's caching allocator, emulated device",
+            "  EMULATED, not measured on a GPU: *",
+        ]
+    )
+    notice = "These figures come from torch's CUDA allocator on an emulated device; no GPU was used"
+    assert files["markdown"].startswith("### Emulated memory: ")
+    assert notice in files["markdown"]
+    assert notice in html.unescape(files["html"])
+    assert NAME in files["html"]
+    (failure,) = ElementTree.fromstring(files["junit"]).iterfind(".//*[@name='test_leak']/failure")
+    assert "emulated as emulate:cuda:t4" in failure.text
+    entries = json.loads(files["baseline"])[1:]
+    assert [entry["nodeid"] for entry in entries] == [
+        "test_it.py::test_next",
+        "test_it.py::test_training",
+    ]
+    assert {(entry["device"], entry["meter"]) for entry in entries} == {(NAME, head["meter"])}
+
+
+@pytest.mark.emulates
+def test_baselines_of_real_predicted_and_emulated_cards_do_not_mix(users_session):
+    """Their fingerprints differ even if the card and the versions are the same."""
+    emulated = users_session[0].report["session"]
+    real = {
+        **emulated,
+        "device": "cuda:0",
+        "device_name": "Tesla T4",
+        "meter": "PyTorch's caching allocator",
+    }
+    predicted = {
+        **emulated,
+        "device": "predict:cuda:t4",
+        "device_name": "NVIDIA T4, predicted",
+        "meter": "predicted: fake tensors",
+    }
+    renamed = {**real, "device_name": emulated["device_name"]}
+    assert len({*map(fingerprint_of, (emulated, real, predicted, renamed))}) == 4
+
+
+ON_TWO_CARDS = """
+import os, time
+import pytest, torch
+
+KEPT = []
+
+@pytest.mark.zero_retention
+@pytest.mark.parametrize("index", range(2))
+def test_leak(cka_memory, index):
+    time.sleep(0.5)  # so that each worker runs one of the two
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,0"
+    assert torch.cuda.device_count() == 2
+    assert cka_memory.device == torch.device("cuda:0")
+    KEPT.append(torch.ones(2**20, dtype=torch.uint8, device=f"cuda:{index}"))
+"""
+
+
+@pytest.mark.emulates
+def test_xdist_workers_have_all_emulated_devices_and_measure_the_first(session, monkeypatch):
+    """A leak on another device is not counted; the report says so."""
+    pytest.importorskip("xdist")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    device = "--cka-memory-device=emulate:cuda:t4,devices=2"
+    run = session(ON_TWO_CARDS, device, "--cka-memory-report", "-n2", subprocess=True)
+    run.assert_outcomes(passed=1, failed=1)
+    leak, other = (run.region_of(f"test_leak[{index}]") for index in range(2))
+    assert (leak["retained_bytes"], other["retained_bytes"]) == (2**20, 0)
+    assert {leak["worker"], other["worker"]} == {"gw0", "gw1"}
+    assert run.report["session"]["device"] == "emulate:cuda:t4, device 0 of 2"
+    run.result.stdout.fnmatch_lines(
+        [
+            "    held by test_it.KEPT[[]0]",
+            f"device: emulate:cuda:t4, device 0 of 2 ({NAME}), *",
+            "  memory on emulated devices other than cuda:0 is not counted",
+        ]
+    )
+
+
+MAIN = """
+import pytest
+
+for device in ("emulate:cuda", "emulate:cuda", "cpu", "emulate:cuda:h100"):
+    options = ["-q", "-pno:hypothesispytest", "--cka-memory-json=r.json"]
+    code = pytest.main([*options, f"--cka-memory-device={device}", "test_it.py"])
+    print("session:", device, int(code), flush=True)
+"""
+
+
+@pytest.mark.emulates
+def test_several_sessions_of_one_process_share_the_device(pytester):
+    """Another card is refused, because torch keeps the first."""
+    pytester.makepyfile(
+        test_it="""
+        import torch
+        def test_it(cka_memory):
+            with cka_memory.measure() as region:
+                torch.ones(2**20, dtype=torch.uint8, device="cuda")
+            on_device = cka_memory.device.type == "cuda"
+            assert region.peak_increase_bytes == on_device * 2**20
+        """
+    )
+    run = pytester.runpython(pytester.makepyfile(main=MAIN))
+    assert [line for line in run.outlines if line.startswith("session:")] == [
+        "session: emulate:cuda 0",
+        "session: emulate:cuda 0",
+        "session: cpu 0",
+        f"session: emulate:cuda:h100 {int(pytest.ExitCode.USAGE_ERROR)}",
+    ]
+    assert "--cka-memory-device: this process already emulates 1 × NVIDIA A100" in run.stderr.str()
+    assert "asked for; use one device per process\n" in run.stderr.str()
+
+
+# ---- Refusals ----
+
+UNMARKED = "def test_it(): pass\n"
+
+
+@pytest.mark.emulates
+def test_plugin_that_asked_torch_for_devices_is_named(session, pytester, monkeypatch):
+    """Torch keeps the answer that there are none; conftest files are imported later."""
+    pytester.makepyfile(asks="import torch\nFOUND = torch.cuda.is_available()\n")
+    monkeypatch.setenv("PYTHONPATH", str(pytester.path))
+    run = session(UNMARKED, "-pasks", "--cka-memory-device=emulate:cuda", subprocess=True)
+    run.assert_refused(
+        "--cka-memory-device: emulate:cuda comes too late: torch was imported in this process and "
+        "asked for CUDA devices",
+        "; load the emulated device before, or do not call torch.cuda.is_available()",
+        "a module (torch was imported by plugin asks)",
+    )
+
+
+@pytest.fixture
+def refuse(monkeypatch):
+    """Return a function that makes loading fail with an error."""
+
+    def install(error):
+        def load(*_):
+            raise error
+
+        monkeypatch.setattr(loading, "load", load)
+
+    return install
+
+
+@pytest.fixture
+def main_module(monkeypatch):
+    """Replace the script that was started by one that does not use torch; return it."""
+    module = ModuleType("__main__")
+    module.__file__ = "train.py"
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    return module
+
+
+def test_script_that_imported_torch_is_named(session, refuse, main_module):
+    """It called pytest.main() after it had asked for devices."""
+    main_module.no_grad = torch.no_grad
+    refuse(loading.TooLateError("emulate:cuda comes too late"))
+    run = session(UNMARKED, "--cka-memory-device=emulate:cuda")
+    run.assert_refused("comes too late (torch was imported by ", "train.py")
+
+
+def test_module_that_imported_torch_is_named_if_no_plugin_did(
+    session, pytester, refuse, main_module
+):
+    """A plugin may import torch only through a module of its own."""
+    pytester.makepyfile(helper="import torch as t\nFOUND = t.ones(1)\n", asks="import helper\n")
+    pytester.syspathinsert()
+    refuse(loading.TooLateError("emulate:cuda comes too late"))
+    run = session(UNMARKED, "-pasks", "--cka-memory-device=emulate:cuda")
+    run.assert_refused("comes too late (torch was imported by ", "module helper")
+
+
+@pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "parallel"])
+def test_device_that_cannot_be_emulated_here_ends_the_session(session, refuse, workers):
+    """The error is that of loading, without a traceback and without the importers of torch."""
+    refuse(DeviceError("emulate:cuda requires Linux on x86-64; use predict:cuda"))
+    run = session(UNMARKED, "--cka-memory-device=emulate:cuda", *workers)
+    run.assert_refused("--cka-memory-device: emulate:cuda requires Linux on x86-64; use predict:")
+    assert "torch was imported" not in run.errors
+
+
+@pytest.mark.parametrize("option", ["--collect-only", "--help", "--version"])
+def test_session_that_runs_no_test_does_not_require_the_device(session, pytester, refuse, option):
+    """Tests can be listed on a machine that cannot emulate the device of the ini file."""
+    pytester.makeini("[pytest]\ncka_memory_device = emulate:cuda\n")
+    refuse(DeviceError("emulate:cuda requires Linux"))
+    run = session(UNMARKED, option)
+    assert run.result.ret == pytest.ExitCode.OK
+    assert "requires Linux" not in run.text + run.errors
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [
+        (
+            "emulate:cuda:a1000",
+            "unknown card 'a1000'; write emulate:cuda, or emulate:cuda: and one",
+        ),
+        (
+            "emulate:cuda,speed=2",
+            "unknown setting 'speed=2' of the device 'emulate:cuda,speed=2'; ",
+        ),
+        ("emulate:cuda,devices=0", "; write values=off, or devices= and a number from 1 to 16"),
+        ("emulate:cuda,values=on", "asks for them; write emulate:cuda,values=off, or measure on"),
+        ("emulate:xpu", "'emulate:xpu' is not an emulated device; write emulate:cuda"),
+        ("emulate", "unknown device 'emulate'; write one of auto, cpu, cuda"),
+    ],
+)
+def test_wrong_name_ends_the_session(session, device, message):
+    """The error quotes what is wrong and says what to write."""
+    run = session(UNMARKED, f"--cka-memory-device={device}")
+    run.assert_refused("--cka-memory-device: ", message)
+
+
+@pytest.mark.parametrize("device", [None, "auto", "cpu"])
+def test_other_devices_are_not_emulated(session, refuse, pytester, device):
+    """Not even if the ini file names one and the command line does not."""
+    pytester.makeini(f"[pytest]\ncka_memory_device = {'emulate:cuda' if device else ''}\n")
+    refuse(AssertionError("it was loaded"))
+    options = [f"--cka-memory-device={device}"] if device else []
+    run = session("def test_it(cka_memory): pass\n", *options)
+    run.assert_outcomes(passed=1)
+    assert loading.is_loaded() or "emulate" not in run.report["session"]["device"]
