@@ -1,5 +1,6 @@
 """Fixtures for every test, and skips for tests that this machine or torch version cannot run."""
 
+import gc
 import os
 import shutil
 import sys
@@ -18,6 +19,20 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # Tests of the plugin together with these load them explicitly with -p.
 _OTHER_PLUGINS = ("asyncio", "cov", "randomly", "repeat")
+
+
+@pytest.fixture(scope="module")
+def imports_excluded_from_collection() -> Iterator[None]:
+    """Hide what was imported so far from the garbage collector.
+
+    Every reading collects, and with the modules of torch one collection is slow. Objects that a
+    test creates are collected as usual. Not for tests of the meters, because the CPU meter takes
+    tensors that it sees for the first time for old ones while objects are frozen.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

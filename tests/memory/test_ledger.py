@@ -160,7 +160,7 @@ def test_storages_recorded_during_another_call_are_counted_once(ledger: Ledger) 
         gc.set_threshold(*thresholds)
         gc.callbacks.remove(book_all)
     assert ledger.level == ledger.retained_since(0) == 200 * 40
-    assert sum(birth.bytes for birth in ledger.allocations_since(0)) == 200 * 40
+    assert sum(one.bytes for one in ledger.allocations_since(0)) == 200 * 40
 
 
 def test_recording_a_storage_again_at_any_line_counts_it_once(ledger: Ledger) -> None:

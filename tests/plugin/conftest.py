@@ -1,8 +1,7 @@
 """Inner pytest sessions for the tests of the plugin, most of them with a scripted meter."""
 
-import gc
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,16 +85,9 @@ class Session:
 Run = Callable[..., Session]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _exclude_imports_from_collection() -> Iterator[None]:
-    """Hide what this process has imported from the garbage collector.
-
-    Inner sessions collect at every reading; with the modules of torch, one collection is slow.
-    """
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+@pytest.fixture(autouse=True, scope="module")
+def _fast_collections(imports_excluded_from_collection: None) -> None:
+    """Apply to every test of this folder."""
 
 
 @pytest.fixture
