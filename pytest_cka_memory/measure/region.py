@@ -33,33 +33,9 @@ class Region:
     """A measured block of code. Its figures can be read after it has ended.
 
     Every figure of :class:`~pytest_cka_memory.RegionRecord` in bytes is an attribute, and
-    the same in MB (2**20 bytes): ``region.retained_bytes``, ``region.retained_mb``.
+    the same in MB (2**20 bytes): ``region.retained_bytes``, ``region.retained_mb``. ``dir(region)``
+    lists them all; they follow from the registry in :mod:`pytest_cka_memory.core.figures`.
     """
-
-    start_bytes: int
-    end_bytes: int
-    peak_bytes: int
-    peak_increase_bytes: int
-    retained_bytes: int
-    net_bytes: int
-    reserved_start_bytes: int | None
-    reserved_peak_bytes: int | None
-    reserved_end_bytes: int | None
-    reserved_increase_bytes: int | None
-    one_time_bytes: int | None
-    growth_bytes_per_batch: float | None
-    start_mb: float
-    end_mb: float
-    peak_mb: float
-    peak_increase_mb: float
-    retained_mb: float
-    net_mb: float
-    reserved_start_mb: float | None
-    reserved_peak_mb: float | None
-    reserved_end_mb: float | None
-    reserved_increase_mb: float | None
-    one_time_mb: float | None
-    growth_mb_per_batch: float | None
 
     def __init__(self, label: str, stack: RegionStack, explainer: Explainer | None = None) -> None:
         self.label = label

@@ -6,7 +6,7 @@ import pytest
 
 import pytest_cka_memory
 from pytest_cka_memory import MemoryProbe, Region, RegionRecord, errors
-from pytest_cka_memory.core.figures import READABLE
+from pytest_cka_memory.core.figures import FIGURES, READABLE, Figure
 from pytest_cka_memory.meters import Meter
 
 CONTRACT = (
@@ -84,3 +84,14 @@ def test_a_region_has_every_figure_in_bytes_and_in_megabytes(figure: str) -> Non
         pass
     assert hasattr(region, figure)
     assert hasattr(region, figure.replace("_bytes", "_mb"))
+
+
+@pytest.mark.parametrize("figure", FIGURES.values(), ids=lambda figure: figure.name)
+def test_dir_lists_every_figure_of_the_registry(figure: Figure) -> None:
+    """Interactive sessions complete ``region.`` from it, also while the region is open."""
+    from pytest_cka_memory.testing import ScriptedMeter
+
+    with MemoryProbe(meter=ScriptedMeter()).measure() as region:
+        assert {figure.name, figure.mb_name} <= set(dir(region))
+    if figure.name != "batches":  # of a region, the method that samples a loader
+        assert getattr(region, figure.name) == getattr(region.record, figure.name)
