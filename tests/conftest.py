@@ -98,9 +98,13 @@ def emulation() -> None:
     try:
         loading.check_available()
     except DeviceError as error:
-        if "compiled when" in str(error) and shutil.which("g++") is not None:
-            pytest.fail(f"g++ is installed, so the library must be compiled: {error}")
-        pytest.skip(str(error))
+        wrong = str(error)
+    else:
+        return
+    # Outside the except block, otherwise pytest would print both errors.
+    if "compiled when" in wrong and shutil.which("g++") is not None:
+        pytest.fail(f"g++ is installed, so the library must be compiled: {wrong}", pytrace=False)
+    pytest.skip(wrong)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
