@@ -8,9 +8,11 @@ tables again changes nothing.
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from processes import Row
+from side_by_side_published import PUBLISHED
 
 from pytest_cka_memory.reports import terminal
 from pytest_cka_memory.reports.files import write_whole
@@ -19,6 +21,7 @@ from pytest_cka_memory.units import MB
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
+NOTEBOOK_VERSIONS = ("2.9.0", "2.15.0")
 _COLUMNS = 100
 
 
@@ -45,9 +48,9 @@ def _beside_the_forward(row: Row) -> tuple[str, ...]:
     )
 
 
-def side_by_side() -> str:
+def side_by_side(machine: str) -> str:
     """The notebook's first table: peak, including the model, and retained, by batch size."""
-    rows = [row for row in _results("side-by-side-*.json") if "skipped" not in row]
+    rows = [row for row in _results(f"side-by-side-{machine}-*.json") if "skipped" not in row]
     names = list(dict.fromkeys(row["library"] for row in rows))
     sizes = sorted({row["batch_size"] for row in rows if row["part"] == "sizes"})
     found = {(row["library"], row["batch_size"]): row for row in rows if row["part"] == "sizes"}
@@ -58,6 +61,36 @@ def side_by_side() -> str:
             for name in names
         ],
     )
+
+
+def notebook() -> str:
+    """The notebook's loop on the emulated device, and what the notebook published for a GPU."""
+    results = []
+    for version in NOTEBOOK_VERSIONS:
+        rows = _results(f"notebook-*-torch-{version}.json")
+        results.append({(row["library"], row["batch_size"]): row for row in rows})
+    return _markdown(
+        (
+            *("library", "batch", "figure", "published, MB"),
+            *(f"torch {version}, MB (error)" for version in NOTEBOOK_VERSIONS),
+        ),
+        [
+            (
+                *(library, str(size), kind, f"{expected:.2f}"),
+                *(_beside(found[library, size][f"{kind}_bytes"], expected) for found in results),
+            )
+            for library, published in PUBLISHED.items()
+            for size, figures in published.items()
+            for kind, expected in figures._asdict().items()
+        ],
+    )
+
+
+def _beside(found: int, published_mb: float) -> str:
+    if published_mb == 0:
+        return f"{found / MB:.2f}"
+    error = f"{found / MB / published_mb - 1:+.2%}".replace("%", " %")
+    return f"{found / MB:.2f} ({error})"
 
 
 def gates() -> str:
@@ -106,7 +139,12 @@ DOCS = ROOT / "docs"
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "explanation" / "figures.md": {"gates": gates},
     DOCS / "how-to" / "predicting.md": {"predicted": predicted},
-    DOCS / "explanation" / "libraries.md": {"libraries": libraries, "side by side": side_by_side},
+    DOCS / "explanation" / "libraries.md": {
+        "libraries": libraries,
+        "side by side": partial(side_by_side, "intel-xeon"),
+        "side by side, emulated": partial(side_by_side, "emulated-a100"),
+        "notebook": notebook,
+    },
 }
 """Page -> name of each of its tables -> what draws it."""
 
