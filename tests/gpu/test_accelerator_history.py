@@ -63,6 +63,18 @@ def test_figures_are_the_same_with_the_history(probe, allocate, tmp_path):
     assert (tmp_path / "snapshot.pickle").stat().st_size > 0
 
 
+def test_allocator_that_refuses_to_record_has_no_history(probe, cuda, monkeypatch, tmp_path):
+    """``backend:cudaMallocAsync`` has the functions, which raise; tests are measured without it."""
+
+    def refuse(**options):
+        raise RuntimeError("cudaMallocAsync does not yet support recordHistory")
+
+    monkeypatch.setattr(probe.meter, "_history", probe.meter._history._replace(record=refuse))
+    assert not probe.meter.record_history()
+    assert not probe.meter.dump_history(tmp_path / "snapshot.pickle")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_block_that_no_tensor_owns_is_retained(probe, cuda):
     """A library allocates such blocks; no operator was seen allocating it."""
     with probe.measure() as region:

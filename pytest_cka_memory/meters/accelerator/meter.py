@@ -119,12 +119,15 @@ class AcceleratorMeter(Meter):
     def record_history(self) -> bool:
         if self._history is None:
             return False
-        self._history.record(max_entries=_HISTORY_ENTRIES)
+        try:
+            self._history.record(max_entries=_HISTORY_ENTRIES)
+        except RuntimeError:  # backend:cudaMallocAsync has the functions but cannot record
+            return False
         self._recording = True
         return True
 
     def dump_history(self, path: Path) -> bool:
-        if self._history is None:
+        if self._history is None or not self._recording:
             return False
         self._history.dump(str(path))
         self._history.record(enabled=None)
