@@ -35,7 +35,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if config.option.collectonly:
         return
     if xdist.is_worker(config):  # it cannot refuse to start: its tests report what is wrong
-        emulated = is_emulated(config.stash[settings_key].device)  # the workers share no memory
+        # Each worker emulates devices of its own, which it shares with no other.
+        emulated = is_emulated(config.stash[settings_key].device)
         if not emulated and any(plan_of(item).is_measured for item in session.items):
             xdist.take_gpu(config)
         return

@@ -12,7 +12,7 @@ PEAK_INCREASES = {
     "batch 256": 342_214_656,  # 326.36 MB
     "batch 512": 690_341_888,  # 658.36 MB
 }
-"""Of a self-comparison of a ResNet-18 on an A100, with torch 2.15."""
+"""Peak increases of a self-comparison of a ResNet-18 on an A100, with torch 2.15."""
 
 RESIDENT = """
 import re
@@ -21,7 +21,7 @@ def pytest_unconfigure():
     with open("/proc/self/status") as status:
         print("resident kB:", re.search(r"VmHWM:\\s+(\\d+) kB", status.read())[1])
 """
-"""A plugin; the figures that the parent process gets for its child include the parent's own."""
+"""A plugin that prints its process's peak. What the parent could read includes its own memory."""
 
 
 @pytest.mark.emulates

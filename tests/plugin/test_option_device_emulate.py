@@ -54,7 +54,7 @@ def test_next(cka_memory):
     assert values.device == cka_memory.device == torch.device("cuda:0")
     del values
 """
-"""Of a user who does not know the plugin but for two markers and a fixture."""
+"""Tests of a user; each names its device as ``cuda``."""
 
 
 @pytest.fixture(autouse=True)
