@@ -1,5 +1,6 @@
 """Where a storage was allocated. Holds weak references only; does not import torch."""
 
+import os
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ _MAX_FRAMES_SEARCHED = 100
 _MAX_FRAMES = 6
 _SITE_PACKAGES = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
 _FOREIGN = (
-    str(Path(__file__).parents[1]),
+    f"{Path(__file__).parents[1]}{os.sep}",
     *(f"{library / 'torch'}/" for library in _SITE_PACKAGES),
     "<frozen",
     "<string>",

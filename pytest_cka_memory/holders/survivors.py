@@ -1,6 +1,7 @@
 """Group the storages that survive a region by where they were allocated and what holds them."""
 
 import gc
+import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from pytest_cka_memory.holders.roots import Root, context_root, frame_roots, mod
 from pytest_cka_memory.holders.search import Reference, search
 from pytest_cka_memory.holders.torch_references import tensor_rules
 
-_PACKAGE = str(Path(__file__).parents[1])
+_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class _Entry(NamedTuple):

@@ -1,10 +1,10 @@
 """Wrappers of data loaders: for their consumer they look like the loader itself."""
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from itertools import islice
 from typing import Any
 
-_OWN = frozenset(("_loader", "_batch_done", "_count", "__class__"))
+_OWN = frozenset(("_loader", "_batch_done", "_running", "_count", "__class__"))
 
 
 class _LoaderProxy:
@@ -45,6 +45,15 @@ class SampledLoader(_LoaderProxy):
     def __init__(self, loader: Iterable[Any], batch_done: Callable[[int | None], None]) -> None:
         super().__init__(loader)
         self._batch_done = batch_done
+        self._running: Iterator[Any] | None = None
+
+    def __next__(self) -> Any:
+        """Return the next batch of a loader that is an iterator, as the loader itself does."""
+        if self._running is None:
+            if iter(self._loader) is not self._loader:
+                raise TypeError(f"{type(self._loader).__name__!r} object is not an iterator")
+            self._running = iter(self)
+        return next(self._running)
 
     def __iter__(self) -> Iterator[Any]:
         for box in map(_boxed, self._loader):
@@ -90,10 +99,13 @@ def _boxed(batch: Any) -> list[Any]:
 
 def size_of(batch: Any) -> int | None:
     """Return the items in a batch: the first dimension of its first tensor, its length, or None."""
-    shape = getattr(batch, "shape", None)
-    if shape is not None:
-        return int(shape[0]) if len(shape) else None
-    if isinstance(batch, dict):
+    try:
+        shape = getattr(batch, "shape", None)
+        if shape is not None:
+            return int(shape[0]) if len(shape) else None
+    except (RuntimeError, TypeError, ValueError):  # a nested tensor has no shape, but a length
+        return int(batch.size(0))
+    if isinstance(batch, Mapping):  # Hugging Face's BatchEncoding is not a dict
         batch = tuple(batch.values())
     if isinstance(batch, (list, tuple)):
         sizes = (size_of(part) for part in batch if not isinstance(part, str))

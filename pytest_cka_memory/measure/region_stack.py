@@ -5,7 +5,6 @@ one. Therefore the peak is merged into all open regions before every reset.
 """
 
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 from pytest_cka_memory.core.allocations import Allocation, UnownedBlock
@@ -63,8 +62,8 @@ class RegionStack:
         self.meter.start()
         try:
             mark = self.meter.mark()
-            self.meter.reset_peak()
-            start = self.meter.read()
+            # Merged once more, because finalizers that cleaning ran may have allocated memory.
+            start = self._read_and_reset_peak()
         except BaseException:
             self.meter.stop()
             raise
@@ -123,7 +122,16 @@ class RegionStack:
         return reading
 
 
-@cache
+_ATTRIBUTE = "_cka_memory_region_stack"
+
+
 def region_stack_for(meter: Meter) -> RegionStack:
-    """Return the region stack of `meter`, shared by all probes of this process."""
-    return RegionStack(meter)
+    """Return the region stack of `meter`, shared by all of its probes.
+
+    It is an attribute of the meter, so that both are freed when the last probe is.
+    """
+    stack: RegionStack | None = getattr(meter, _ATTRIBUTE, None)
+    if stack is None:
+        stack = RegionStack(meter)
+        setattr(meter, _ATTRIBUTE, stack)
+    return stack

@@ -4,6 +4,7 @@ import copy
 import gc
 import itertools
 import weakref
+from collections import UserDict
 from collections.abc import Iterator
 
 import pytest
@@ -225,3 +226,33 @@ def test_length_of_returns_none_for_a_loader_without_a_length(
 ) -> None:
     """``len()`` raises for a DataLoader over a dataset without a length."""
     assert length_of(made) == length
+
+
+def test_a_watched_iterator_is_an_iterator() -> None:
+    """``next()`` works as on the iterator itself, and ends a batch when the next is requested."""
+    calls: list[int | None] = []
+    watched = SampledLoader(iter([torch.ones(2), torch.ones(3)]), calls.append)
+    assert next(watched).shape == (2,)
+    assert calls == []
+    assert next(watched).shape == (3,)
+    assert calls == [2]
+    with pytest.raises(StopIteration):
+        next(watched)
+    assert calls == [2, 3]
+
+
+def test_a_watched_list_is_not_an_iterator() -> None:
+    """The error is the one of the list."""
+    with pytest.raises(TypeError, match="'list' object is not an iterator"):
+        next(SampledLoader([1], lambda size: None))
+
+
+def test_the_size_of_a_mapping_is_that_of_its_first_tensor() -> None:
+    """Hugging Face's BatchEncoding is a UserDict, not a dict."""
+    assert size_of(UserDict(text=["a", "b"], input_ids=torch.ones(2, 7))) == 2
+
+
+def test_the_size_of_a_strided_nested_tensor_is_its_number_of_parts() -> None:
+    """It has no shape: asking for one raises."""
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.strided)
+    assert size_of(nested) == 2
