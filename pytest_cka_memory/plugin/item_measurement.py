@@ -121,7 +121,7 @@ class ItemMeasurement:
         results = [self._extended(judge(self._item.nodeid, r, limits)) for r in records]
         self._judged = len(self.probe.records)
         self._results += results
-        self._properties += (figures := junit.of_results(results))
+        self._properties += (figures := junit.of_results(results, self.probe.meter.facts()))
         self._item.user_properties += figures
         return results
 

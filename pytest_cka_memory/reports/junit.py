@@ -1,19 +1,32 @@
 """A region's figures as properties of its test, for JUnit XML and similar reports."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.verdicts import Result
+from pytest_cka_memory.reports.legend import provenance_of
 
-Property = tuple[str, float]
-"""``cka_memory.<label>.<figure>`` and its number; without a label if the region has none."""
+Property = tuple[str, float | str]
+"""``cka_memory.<label>.<figure>`` and its number; without a label if the region has none.
+
+A device that was not measured is named too: ``cka_memory.device``.
+"""
 
 _PREFIX = "cka_memory."
 
 
-def of_results(results: Sequence[Result]) -> list[Property]:
-    """Return every figure of every region that was determined."""
-    return [pair for result in results for pair in _of_record(result.record)]
+def of_results(results: Sequence[Result], facts: Mapping[str, Any]) -> list[Property]:
+    """Return every figure of every region that was determined.
+
+    Args:
+        results: regions of one test.
+        facts: device and meter, as :meth:`pytest_cka_memory.meters.Meter.facts` returns them.
+    """
+    figures = [pair for result in results for pair in _of_record(result.record)]
+    if figures and provenance_of(facts).adjective:
+        return [(f"{_PREFIX}device", facts["device_name"]), *figures]
+    return figures
 
 
 def _of_record(record: RegionRecord) -> list[Property]:
