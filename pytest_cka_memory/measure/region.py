@@ -79,9 +79,8 @@ class Region:
         Raises:
             RegionError: while the region is open.
         """
-        if not self.record.retained and self._survivors:
-            self._record = replace(self.record, retained=self._holdings(self._survivors))
-            self._survivors = ()
+        if not self.record.retained and self.record.retained_bytes:
+            self._record = replace(self.record, retained=self._retained_holdings(self.record))
         return self.record.retained
 
     def batches(self, loader: Iterable[Any]) -> Any:
@@ -168,9 +167,7 @@ class Region:
     def _with_explanations(self, record: RegionRecord) -> RegionRecord:
         to_explain = self._figures_to_explain(record)
         if "retained_bytes" in to_explain:
-            owned_bytes = sum(allocation.bytes for allocation in self._survivors)
-            rest = survivors.unowned(record.retained_bytes - owned_bytes, self._unowned_blocks)
-            record = replace(record, retained=(*self._holdings(self._survivors), *rest))
+            record = replace(record, retained=self._retained_holdings(record))
         if "growth_bytes_per_batch" in to_explain:
             grown = _in_several_batches(self._holdings(self._survivors)) or self._grown
             record = replace(record, grown=grown)
@@ -179,6 +176,12 @@ class Region:
                 record, at_peak=survivors.group_by_site(self._open_region.allocations_at_peak)
             )
         return record
+
+    def _retained_holdings(self, record: RegionRecord) -> tuple[Holding, ...]:
+        """Return what tensors own and what nothing owns; both add up to the retained bytes."""
+        owned_bytes = sum(allocation.bytes for allocation in self._survivors)
+        unowned = survivors.unowned(record.retained_bytes - owned_bytes, self._unowned_blocks)
+        return (*self._holdings(self._survivors), *unowned)
 
     def _figures_to_explain(self, record: RegionRecord) -> Collection[str]:
         return () if self._explainer is None else self._explainer.figures_to_explain(record)

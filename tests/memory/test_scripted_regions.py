@@ -401,3 +401,12 @@ def test_a_meter_is_freed_with_its_probe() -> None:
     del meter
     gc.collect()
     assert reference() is None
+
+
+def test_retained_lists_bytes_that_no_tensor_owns() -> None:
+    """The groups add up to the retained bytes, also if they are read after the region."""
+    meter = ScriptedMeter()
+    with MemoryProbe(meter=meter).measure() as region:
+        meter.allocate(512)
+    (holding,) = region.retained
+    assert (holding.bytes, holding.count) == (512, 0)

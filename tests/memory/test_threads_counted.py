@@ -9,6 +9,7 @@ import torch
 
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.meters import Meter
+from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
 
 
 class Overriding(threading.Thread):
@@ -191,3 +192,20 @@ def test_regions_of_two_threads_may_overlap() -> None:
     # The mode that the first region entered in this thread stays until the thread ends.
     assert figures == [40, 1]
     assert probe.run(torch.zeros, 5).retained_bytes == 20
+
+
+def test_a_thread_may_start_while_two_devices_are_measured() -> None:
+    """Regions on two devices wrap its ``run`` twice."""
+    trackers = [StorageTracker(torch.device(name)) for name in ("cpu", "meta")]
+    ran = []
+    for tracker in trackers:
+        tracker.start()
+    try:
+        thread = threading.Thread(target=ran.append, args=(1,))
+        thread.start()
+        thread.join()
+    finally:
+        for tracker in reversed(trackers):
+            tracker.stop()
+    assert ran == [1]
+    assert "run" not in vars(thread)

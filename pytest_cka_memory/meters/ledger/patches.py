@@ -52,7 +52,9 @@ class Patches:
             run = thread.run
 
             def run_in_mode() -> None:
-                del thread.run  # otherwise the thread and this closure would reference each other
+                # Otherwise the thread and this closure would reference each other. Regions on two
+                # devices wrap it twice, so it may be gone already.
+                vars(thread).pop("run", None)
                 with new_mode():
                     run()
 
