@@ -1,7 +1,6 @@
 """Regions on a scripted meter: nesting, peaks, samples, exceptions."""
 
 import gc
-import weakref
 
 import pytest
 
@@ -373,40 +372,3 @@ def test_one_time_bytes_dropped_by_an_inner_entry_count_in_the_outer_region():
         with probe.measure() as inner:
             pass
     assert (outer.one_time_bytes, inner.one_time_bytes) == (8 * MB, 0)
-
-
-class _FinalizingMeter(ScriptedMeter):
-    """Cleaning runs a finalizer that allocates and frees a megabyte."""
-
-    def clean(self) -> int | None:
-        self.free(self.allocate(MB))
-        return super().clean()
-
-
-def test_outer_region_keeps_the_peak_of_cleaning_for_an_inner_region() -> None:
-    """A finalizer of old garbage may allocate memory while the inner region opens."""
-    probe = MemoryProbe(meter=_FinalizingMeter())
-    with probe.measure() as outer, probe.measure() as inner:
-        pass
-    assert outer.peak_increase_bytes == MB
-    assert inner.start_bytes == 0
-
-
-def test_a_meter_is_freed_with_its_probe() -> None:
-    """Regions leave nothing behind that references it."""
-    meter = ScriptedMeter()
-    reference = weakref.ref(meter)
-    with MemoryProbe(meter=meter).measure():
-        pass
-    del meter
-    gc.collect()
-    assert reference() is None
-
-
-def test_retained_lists_bytes_that_no_tensor_owns() -> None:
-    """The groups add up to the retained bytes, also if they are read after the region."""
-    meter = ScriptedMeter()
-    with MemoryProbe(meter=meter).measure() as region:
-        meter.allocate(512)
-    (holding,) = region.retained
-    assert (holding.bytes, holding.count) == (512, 0)
