@@ -7,14 +7,13 @@ formatter may have changed it.
 
 import json
 import re
-import reprlib
 from bisect import bisect
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, make_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pytest_cka_memory.core.decoder import ShapeError, decode
+from pytest_cka_memory.core.decoder import MAX_NUMBER, ShapeError, decode, shown
 from pytest_cka_memory.core.figures import COMPARED
 from pytest_cka_memory.core.fingerprint import Fingerprint
 from pytest_cka_memory.errors import BaselineError
@@ -24,7 +23,6 @@ _HEADER = {"schema": SCHEMA}
 _CONFLICT = re.compile(r"^(?:<{7}|={7}|>{7}|\|{7}).*$", re.MULTILINE)
 _NEWER = re.compile(r"pytest-cka-memory-baseline/\d{1,9}")
 _SPACE = re.compile(r"[ \t\r\n]*")
-_MOST_BYTES = 2**63
 
 Figures = Mapping[str, int | None]
 """Name of a compared figure -> bytes; None if it was not determined."""
@@ -113,12 +111,6 @@ def _wrong(line: int, problem: str) -> BaselineError:
     return BaselineError(f"line {line}: {problem}")
 
 
-def _shown(value: object) -> str:
-    """Return its repr, shortened."""
-    text = reprlib.repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
-
-
 def _refuse_conflict(content: str) -> None:
     conflict = _CONFLICT.search(content)
     if conflict is not None:
@@ -172,12 +164,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise BaselineError(f"{_shown(twice)} is given twice")
+        raise BaselineError(f"{shown(twice)} is given twice")
     return found
 
 
 def _integer(digits: str) -> int:
-    if len(digits) > len(str(_MOST_BYTES)):
+    if len(digits) > len(str(MAX_NUMBER)):
         raise BaselineError(f"{digits[:12]}... is not a number of bytes")
     return int(digits)
 
@@ -203,20 +195,20 @@ def _check_header(line: int, header: object) -> None:
 
 def _region(line: int, element: object) -> tuple[BaselineKey, Figures]:
     if not isinstance(element, dict):
-        raise _wrong(line, f"{_shown(element)} is not a region")
+        raise _wrong(line, f"{shown(element)} is not a region")
     for name in _KEYS:
         if name not in element:
             raise _wrong(line, f"{name!r} is missing")
     for name in element:
         if name not in _KEYS:
-            raise _wrong(line, f"{_shown(name)} is not a key of a region")
+            raise _wrong(line, f"{shown(name)} is not a key of a region")
     try:
         region = decode(_Line, element, "")
     except ShapeError as error:
         raise _wrong(line, str(error)) from None
     for name in COMPARED:
         if (element[name] or 0) < 0:
-            size = _shown(element[name])
+            size = shown(element[name])
             raise _wrong(line, f"{name} is {size}; expected a whole number of bytes, 0 or more")
     fingerprint = Fingerprint(*(getattr(region, name) for name in Fingerprint._fields))
     figures = {name: getattr(region, name) for name in COMPARED}

@@ -12,10 +12,12 @@ from weakref import ReferenceType
 
 _MAX_FRAMES_SEARCHED = 100
 _MAX_FRAMES = 6
+PACKAGE_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
+"""Start of the names of the plugin's own files."""
 _SITE_PACKAGES = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
 _FOREIGN = (
-    f"{Path(__file__).parents[1]}{os.sep}",
-    *(f"{library / 'torch'}/" for library in _SITE_PACKAGES),
+    PACKAGE_FOLDER,
+    *(f"{library / 'torch'}{os.sep}" for library in _SITE_PACKAGES),
     "<frozen",
     "<string>",
     "<eval_with_key>",

@@ -54,11 +54,12 @@ class ShapeError(ValueError):
         return self
 
     def __str__(self) -> str:
-        given = "is missing" if self.given is MISSING else f"is {_shown(self.given)}"
+        given = "is missing" if self.given is MISSING else f"is {shown(self.given)}"
         return f"{self.path.lstrip('.')} {given}; expected {self.expected}"
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """Return the repr of a value for a message, shortened to at most 40 characters."""
     text = shortened(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
 

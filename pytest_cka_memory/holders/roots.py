@@ -4,6 +4,7 @@ No user code runs here: reading an attribute of a lazily loaded module would loa
 """
 
 import contextvars
+import os
 import sys
 import sysconfig
 import threading
@@ -17,7 +18,9 @@ CO_OPTIMIZED = 0x1
 
 _OWN_REFERENCES = 3
 _MODULE_DICT: Any = vars(types.ModuleType)["__dict__"]
-_INSTALLED_FOLDERS = tuple({sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")})
+_INSTALLED_FOLDERS = tuple(
+    {f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")}
+)
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,17 @@
-"""Group the storages that survive a region by where they were allocated and what holds them."""
+"""Group the storages that a region retained by where they were allocated and what holds them."""
 
 import gc
-import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from pytest_cka_memory.core.allocations import Allocation, UnownedBlock
+from pytest_cka_memory.core.allocations import PACKAGE_FOLDER, Allocation, UnownedBlock
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.holders import expressions, hints
 from pytest_cka_memory.holders.roots import Root, context_root, frame_roots, module_roots
 from pytest_cka_memory.holders.search import Reference, search
 from pytest_cka_memory.holders.torch_references import tensor_rules
-
-_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class _Entry(NamedTuple):
@@ -128,4 +124,4 @@ def _search(keys: Collection[int], named_values: Mapping[str, Any]) -> dict[int,
 
 
 def _is_own(filename: str) -> bool:
-    return filename.startswith(_PACKAGE)
+    return filename.startswith(PACKAGE_FOLDER)
