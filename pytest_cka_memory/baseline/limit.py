@@ -92,9 +92,9 @@ class BaselinePlan:
     tolerance: Tolerance
     """For tests whose marker gives none."""
     named: bool = False
-    """Whether the user named the file: then every measured test is held to it."""
+    """Whether the user named the file: then every measured test is compared with it."""
     updating: bool = False
-    """Whether this session writes baselines; then it holds no test to them."""
+    """Whether this session writes baselines; then it compares no test with them."""
     required: bool = False
     """Whether a region without a baseline fails."""
 

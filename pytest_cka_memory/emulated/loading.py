@@ -115,8 +115,8 @@ def load(card_name: str | None = None, devices: int = 1, total_bytes: int | None
             it.
 
     Raises:
-        DeviceError: if the device cannot be emulated here, or not any more. Its message says why,
-            what was found and what to do.
+        DeviceError: if the device cannot be emulated here, or no longer. The message says why, what
+            was found and what to do.
     """
     global _loaded, _library
     wanted_card = card_of(card_name or "", EMULATED)
@@ -213,8 +213,8 @@ def _cuda_of_torch() -> tuple[int, int]:
     cuda = re.search(r"^cuda\b.*= '(\d+)\.(\d+)", text, re.MULTILINE)
     if cuda is None:
         raise DeviceError(
-            f"{EMULATED} requires a CUDA build of torch, and {torch_version} is none; install one "
-            f"(on Linux: pip install torch), or use predict:cuda"
+            f"{EMULATED} requires a CUDA build of torch, and {torch_version} is not one; install "
+            f"one (on Linux: pip install torch), or use predict:cuda"
         )
     if int(cuda[1]) not in (12, 13):
         raise DeviceError(

@@ -34,7 +34,7 @@ _VALUED = (
     (
         "baseline",
         "PATH",
-        f"hold every measured test to this file; markers alone use {BASELINE_FILE}",
+        f"compare every measured test with this file; without it, markers use {BASELINE_FILE}",
     ),
     (
         "tolerance",
@@ -44,7 +44,7 @@ _VALUED = (
     (
         "rank-timeout",
         "SECONDS",
-        "under torchrun: treat a rank as hung that finishes no test for so long; default 300",
+        "under torchrun: treat a rank that finishes no test for this long as hung; default 300",
     ),
 )
 

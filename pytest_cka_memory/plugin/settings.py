@@ -41,7 +41,7 @@ class Settings:
     github: JobStep | None
     """The step of a GitHub Actions job to report to, if any."""
     rank_timeout_s: float
-    """Under torchrun: a rank that finishes no test for so long is treated as hung."""
+    """Under torchrun: a rank that finishes no test for this long is treated as hung."""
 
     @property
     def names_accelerator(self) -> bool:
@@ -179,7 +179,8 @@ def describe(settings: Settings) -> str:
     parts += [f"{name} {format_exact(size)}" for name, size in limits.items() if size is not None]
     parts += [f"at least {settings.min_regions} regions"] if settings.min_regions else []
     plan = settings.baseline
-    parts += [f"{'writing' if plan.updating else 'held to'} {plan.path}"] if plan.asked_for else []
+    verb = "writing" if plan.updating else "compared with"
+    parts += [f"{verb} {plan.path}"] if plan.asked_for else []
     parts += [f"{name} to {path}" for name, path in settings.files.items()]
     parts += ["annotated for GitHub"] if settings.github and settings.github.asked_for else []
     return ", ".join(parts)

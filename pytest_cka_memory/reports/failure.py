@@ -1,4 +1,4 @@
-"""The text of a failing test: the limits it broke, who holds the bytes, and what to do."""
+"""The text of a failing test: the limits it broke, what holds the memory, and what to do."""
 
 import re
 import textwrap
@@ -45,7 +45,7 @@ def _headline(breach: Breach, result: Result, facts: Mapping[str, Any]) -> Itera
 
 
 def explanation(breach: Breach, record: RegionRecord) -> Iterator[str]:
-    """Yield lines about who holds the bytes of a broken limit, and what to do."""
+    """Yield lines about what holds the memory of a broken limit, and what to do."""
     figure = FIGURES.get(breach.figure)  # another plugin's limit may name a figure of its own
     field = figure.explained_by if figure is not None else ""
     holdings: tuple[Holding, ...] = getattr(record, field) if field else record.at_peak
@@ -96,7 +96,7 @@ def holding_lines(holding: Holding, *, traced: bool = True) -> Iterator[str]:
     if holding.held_by is not None:
         yield from _wrapped(f"held by {holding.held_by}", "    ")
     elif traced and holding.hint is None:
-        yield "    held by nothing that Python can name"
+        yield "    no Python reference to it was found"
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

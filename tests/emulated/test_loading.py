@@ -140,8 +140,8 @@ def test_cpu_build_of_torch_is_refused(torch_version):
     """It has no code for CUDA devices that could be run."""
     torch_version("__version__ = '2.15.0+cpu'\ncuda: str | None = None\n")
     assert refusal() == (
-        "emulate:cuda requires a CUDA build of torch, and 2.15.0+cpu is none; install one (on "
-        "Linux: pip install torch), or use predict:cuda"
+        "emulate:cuda requires a CUDA build of torch, and 2.15.0+cpu is not one; install one "
+        "(on Linux: pip install torch), or use predict:cuda"
     )
 
 

@@ -206,7 +206,7 @@ def test_a_failure_lists_the_largest_groups_and_sums_up_the_rest(record: MakeRec
     lines = failure.render(
         [judge("t.py::t", leaking, [ZERO])], ScriptedMeter().facts()
     ).splitlines()
-    listed = lines.count("    held by nothing that Python can name")
+    listed = lines.count("    no Python reference to it was found")
     assert 0 < listed < len(sizes)
     assert f"  1 tensor, {sizes[listed - 1]} bytes" in lines
     rest = sizes[listed:]

@@ -485,5 +485,5 @@ def test_lines_of_another_device_are_not_listed_as_gone(scripted, extend_conftes
 def test_header_says_whether_the_file_is_checked_or_written(scripted, file):
     """Without either option there is no header."""
     assert f"cka-memory: writing {file}" in scripted(_test(10), UPDATE).text
-    assert f"cka-memory: held to {file}" in scripted(_test(10), GATE).text
+    assert f"cka-memory: compared with {file}" in scripted(_test(10), GATE).text
     assert "cka-memory: " not in scripted(_test(10), writes_json=False).text
