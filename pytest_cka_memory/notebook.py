@@ -10,7 +10,7 @@ from pytest_cka_memory.measure.probe import MemoryProbe
 def measure_memory_retention(
     func: Callable[[], Any], device: str | None = None
 ) -> tuple[Any, float, float]:
-    """Measure what `func` retains: return ``(result, peak_mb, retained_mb)``.
+    """Measure what `func` retains: return ``(result, peak_mb, retained_mb)``; 1 MB is 2**20 bytes.
 
     As in the notebook, the peak includes memory that was live before, and the result is live when
     retained memory is read. Unlike there, old memory that `func` frees cannot hide new memory that
@@ -31,6 +31,7 @@ def measure_memory_at_batch_counts(
 
     Each count gets a fresh ``model_fn()``, moved to the device and in eval mode, and a loader of
     that many batches. As in the notebook, larger counts are reduced to the length of `dataloader`.
+    1 MB is 2**20 bytes.
     """
     probe = MemoryProbe(device)
     available = length_of(dataloader)

@@ -69,7 +69,7 @@ def _full_float32() -> Iterator[None]:
 
 
 def _legacy_setting() -> str | None:
-    """Return a reduced ``torch.get_float32_matmul_precision()``; None if the new one is used."""
+    """Return the precision that was set through the old interface; None if it is not reduced."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch 2.9 warns if the old interface is read

@@ -1,4 +1,4 @@
-"""The cards that can be predicted: their memory and the size of their workspaces."""
+"""The cards that can be predicted or emulated: memory, workspaces and other properties."""
 
 from dataclasses import dataclass
 
@@ -33,8 +33,9 @@ class Hardware:
     shared_kib: int
     """Shared memory of a multiprocessor; a block can have all but 1 KiB of it."""
     threads: int
-    """Resident threads of a multiprocessor, and its resident blocks."""
+    """Resident threads of a multiprocessor."""
     blocks: int
+    """Resident blocks of a multiprocessor."""
     clock_mhz: int
     memory_clock_mhz: int
     memory_bus_bits: int
@@ -50,7 +51,7 @@ class Card:
     """One kind of GPU."""
 
     name: str
-    """Its name in ``--cka-memory-device=predict:cuda:NAME``."""
+    """Its name in ``--cka-memory-device``: ``predict:cuda:NAME`` or ``emulate:cuda:NAME``."""
     title: str
     """Its product name, shown in reports."""
     total_bytes: int

@@ -36,7 +36,7 @@ class Figure:
     in_baselines: bool = False
     """Whether baselines keep it and comparisons look at it."""
     explained_by: str = ""
-    """The field of the record that says whose bytes these are; empty if nothing does."""
+    """The field of the record that lists the storages whose bytes it counts; empty if none does."""
     advice: str = ""
     """What to do when it is too high and nothing more specific is known."""
     name: str = ""
@@ -250,7 +250,7 @@ class RegionRecord:
 
 
 HOLDINGS = ("retained", "grown", "at_peak")
-"""Fields of the record that say whose bytes a figure counts."""
+"""Fields of the record that list the storages whose bytes a figure counts."""
 
 
 def _row(name: str, annotation: Any) -> Figure | None:

@@ -1,4 +1,4 @@
-"""Who made and who references the bytes that a region found alive."""
+"""Storages that are live after a region: where they were allocated, and what references them."""
 
 from dataclasses import dataclass
 

@@ -12,7 +12,11 @@ from pytest_cka_memory._version import __version__
 from pytest_cka_memory.core.verdicts import Result
 
 Payload = dict[str, Any]
-"""What travels on a test report, in builtin types: see :meth:`ReportBuilder.add`."""
+"""What one test report carries, in builtin types.
+
+``facts`` about the meter, ``regions`` as :meth:`Result.to_dict` returns them, the reasons why the
+test is ``unmeasured``, and whether the session is ``narrowed``.
+"""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class ReportBuilder:
             self._expected.setdefault(nodeid, len(self._expected))
 
     def add(self, nodeid: str, worker: str, outcome: str, payload: Payload) -> None:
-        """Add what one test report carries."""
+        """Add the regions of one test report; `worker` is the process that measured them."""
         self.workers.add(worker)
         self.facts = self.facts or payload["facts"]
         self.facts_of_workers[worker] = payload["facts"]

@@ -51,7 +51,11 @@ class Limit(ABC):
 
     @abstractmethod
     def judge(self, record: RegionRecord) -> Verdict:
-        """Return None if `record` keeps this limit; a value equal to the limit keeps it."""
+        """Return None if `record` keeps this limit, a :class:`Breach` if not.
+
+        A value equal to the limit keeps it. Return :class:`Unjudged` if the limit does not apply on
+        this device.
+        """
 
     def verdicts(self, record: RegionRecord) -> Sequence[Verdict]:
         """Return one verdict per figure, for a limit on several figures."""

@@ -68,7 +68,7 @@ class MemoryProbe:
             ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"emulate:cuda"``, ``"predict:cuda"``, ...
         meter: another meter to read from, such as
             :class:`~pytest_cka_memory.testing.ScriptedMeter`.
-        explainer: tells which figures to explain when a region ends; by default
+        explainer: decides which figures to explain when a region ends; by default
             ``region.retained`` is computed when it is first read.
 
     Raises:
@@ -99,9 +99,12 @@ class MemoryProbe:
 
     @contextmanager
     def measure(self, label: str | None = None) -> Iterator[Region]:
-        """Measure a ``with`` block. Blocks may nest; an outer block includes its inner blocks."""
+        """Measure a ``with`` block. Blocks may nest; an outer block includes its inner blocks.
+
+        The default label is ``region``. A label that is used again gets a number: ``region #2``.
+        """
         region = Region(
-            self._unique_label(_one_line(label) or "region"), self._stack, self._explainer
+            self._unique_label(_label_text(label) or "region"), self._stack, self._explainer
         )
         with self._ending(region):
             yield region
@@ -202,13 +205,12 @@ class MemoryProbe:
         self._labels[label] += 1
         if self._labels[label] == 1:
             return label
-        return self._unique_label(
-            f"{label} #{self._labels[label]}"
-        )  # the user may have used that label too
+        # Recursive, because the user may have used the numbered label too.
+        return self._unique_label(f"{label} #{self._labels[label]}")
 
 
-def _one_line(label: object) -> str:
-    """Return a label as one line of text, because reports and xdist take only that."""
+def _label_text(label: object) -> str:
+    """Return a label as text without line breaks, because reports and xdist take only that."""
     return "" if label is None else " ".join(str(label).split())
 
 

@@ -20,7 +20,7 @@ _IN_MB = {row.mb_name: row.name for row in FIGURES.values() if row.mb_name != ro
 
 
 class Explainer(Protocol):
-    """Tells a region which of its figures to explain while its objects still exist."""
+    """Decides which figures of a region are explained while its objects still exist."""
 
     def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
         """Return the figures of `record` whose bytes are to be traced to allocation and holder."""

@@ -32,7 +32,7 @@ class Meter(ABC):
     """
 
     device: str
-    """The device in reports: ``cpu``, ``cuda:0``, or for a prediction the value of the option."""
+    """The device in reports: ``cpu``, ``cuda:0``, or the name of a predicted or emulated one."""
     device_name: str
     """What the device is, e.g. ``NVIDIA A100-SXM4-80GB``."""
     name: str
@@ -42,7 +42,7 @@ class Meter(ABC):
 
     @property
     def torch_device(self) -> str:
-        """The device for models, as ``torch.device`` takes it; not `device` in predictions."""
+        """The device for models, as ``torch.device`` takes it; by default the same as `device`."""
         return self.device
 
     def facts(self) -> dict[str, Any]:

@@ -169,13 +169,13 @@ def measurement_for_fixture(item: pytest.Item) -> ItemMeasurement:
 
 @contextmanager
 def unmeasured_call(item: pytest.Item) -> Iterator[None]:
-    """Let a test run that is not measured, unless it asks for that while it runs."""
+    """Run a test that is not measured, then call :func:`end_unmeasured`."""
     yield
     end_unmeasured(item)
 
 
 def end_unmeasured(item: pytest.Item) -> None:
-    """Fail a test that got a marker while it ran; report one that requested the fixture then."""
+    """Fail a test that got a marker while it ran; judge one that requested the fixture then."""
     limits = limits_or_fail(item)
     if limits:
         pytest.fail(

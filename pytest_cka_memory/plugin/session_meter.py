@@ -27,7 +27,7 @@ def meter_of(config: pytest.Config) -> Meter:
 
 
 def known_meter(config: pytest.Config) -> Meter | None:
-    """Return the session's meter if it has been made already; makes none."""
+    """Return the session's meter if it has been made already, otherwise None."""
     return config.stash.get(meter_key, None)
 
 

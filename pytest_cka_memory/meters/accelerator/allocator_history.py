@@ -1,6 +1,6 @@
 """The allocator's history of its blocks, read from PyTorch's memory snapshot.
 
-It tells where blocks were allocated that no tensor owns, for example a library's workspace.
+It shows where blocks that no tensor owns, such as workspaces of libraries, were allocated.
 """
 
 from collections.abc import Collection, Mapping

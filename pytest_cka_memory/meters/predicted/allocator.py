@@ -129,12 +129,8 @@ class Pool:
 
     @staticmethod
     def _entry(block: Block) -> tuple[int, int, int, Block]:
-        return (
-            block.stream,
-            block.size,
-            block.address,
-            block,
-        )  # addresses differ, so blocks are never compared
+        # Addresses differ, so blocks are never compared.
+        return block.stream, block.size, block.address, block
 
 
 class CachingAllocator:

@@ -40,7 +40,7 @@ class FakeStorages:
         self._lock = threading.RLock()
 
     def add(self, storage: torch.UntypedStorage) -> bool:
-        """Allocate a block if `storage` is new or resized; return whether it was.
+        """Allocate a block if `storage` is new or resized; return whether it is.
 
         Raises:
             CapacityError: if the card is full.
@@ -80,9 +80,8 @@ class FakeStorages:
                 yield storage
 
     def _enter(self, storage: torch.UntypedStorage, size: int, block: Block | None) -> None:
-        entry = _Entry(
-            storage, self._freed.append
-        )  # called at any time in any thread, so takes no lock
+        # The callback may run at any time in any thread, so it takes no lock.
+        entry = _Entry(storage, self._freed.append)
         entry.key, entry.size, entry.block = storage_key(storage), size, block
         entry.weak = StorageWeakRef(storage)
         self._entries[entry.key] = entry

@@ -106,7 +106,7 @@ class PredictedMeter(Meter):
         return _Mark(self.read().requested_bytes, self._ledger.serial)
 
     def retained_since(self, mark: _Mark) -> int:
-        """As on a real card: the larger of the allocator's rise and the new live storages."""
+        """Return the larger of the allocator's rise and the new live storages, as on a card."""
         rise = self.read().requested_bytes - mark.requested_bytes
         return max(rise, self._ledger.retained_since(mark.serial), 0)
 
