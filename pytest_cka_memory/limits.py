@@ -1,4 +1,4 @@
-"""The limits of the markers: what builds them, and how they judge a record. Imports no pytest."""
+"""The limits of the markers: build them, and judge a record by them. Does not import pytest."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -150,7 +150,7 @@ def flat_per_batch(tolerance_mb: object = 0.0, warmup: object = 1) -> FlatPerBat
 
 
 def limit_from_marker(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call the builder of the marker `name` with the marker's arguments; returns what it builds.
+    """Call the builder of the marker `name` with the marker's arguments; return what it builds.
 
     Raises:
         LimitError: if the marker does not take these arguments; the message has an example.

@@ -1,4 +1,4 @@
-"""Selects which modules of a model are compared, and labels their calls.
+"""Select which modules of a model are compared, and label their calls.
 
 Each call of a module is a row or column of the result: the first call of ``relu`` is labelled
 ``relu``, its second call ``relu:1``.

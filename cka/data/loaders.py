@@ -1,4 +1,4 @@
-"""Iterates over one or two data loaders together.
+"""Iterate over one or two data loaders together.
 
 Padding samples are dropped, and a small last batch is concatenated with the batch before it.
 """

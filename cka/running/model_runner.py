@@ -1,4 +1,4 @@
-"""Runs one model batch by batch and measures the outputs of its selected layers."""
+"""Run one model batch by batch and measure the outputs of its selected layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Unwraps models, moves them to a device, sets evaluation mode, and restores both afterwards."""
+"""Unwrap models, move them to a device, set evaluation mode, and restore both afterwards."""
 
 from __future__ import annotations
 

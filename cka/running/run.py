@@ -1,4 +1,4 @@
-"""One comparison: adds batches, then computes the result and its warnings."""
+"""One comparison: add batches, then compute the result and its warnings."""
 
 from __future__ import annotations
 

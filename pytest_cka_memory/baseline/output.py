@@ -1,4 +1,4 @@
-"""The baseline file at the end of a session: written on request, with stale lines named."""
+"""The baseline file at the end of a session: write it on request, and list its stale lines."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -23,13 +23,23 @@ class BaselineOutput:
     option: str = "--cka-memory-baseline"
 
     def check(self) -> None:
-        """Raise an error if the file cannot be read, or could not be written at the end."""
+        """Check that the file can be read and, for an update, written.
+
+        Raises:
+            BaselineError: if it cannot be read.
+            ReportError: if it cannot be written.
+        """
         _ = self.plan.entries
         if self.plan.updating:
             files.check_writable(self.plan.path)
 
     def write(self, report: Report) -> str:
-        """Update the file if that was requested; returns lines for the terminal."""
+        """Update the file if that was requested; return lines for the terminal.
+
+        Raises:
+            BaselineError: if the file has changed and cannot be read any more.
+            ReportError: if the file cannot be written.
+        """
         measured = _by_device(report)
         if not self.plan.updating:
             return "\n".join(self._stale(self.plan.entries, report, measured))

@@ -1,4 +1,4 @@
-"""Bring the entries of a baseline file up to date with what a session measured."""
+"""Update the entries of a baseline file with what a session measured."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Emulates the device in processes that ``multiprocessing`` spawns, too.
+"""Load the emulated device also in processes that ``multiprocessing`` spawns.
 
 A spawned process starts with no library of its parent. The first thing that it reads is a
 dictionary of preparation data; an object in it loads the emulated device while it is unpickled,

@@ -1,4 +1,4 @@
-"""Loads the library that takes the place of the CUDA runtime, so that torch finds devices.
+"""Load the library that takes the place of the CUDA runtime, so that torch finds devices.
 
 A library that is loaded with RTLD_GLOBAL before torch comes first when torch's libraries look for
 their functions, and its functions without a version satisfy references to any version. The real
@@ -94,17 +94,17 @@ def is_loaded() -> bool:
 
 
 def loaded() -> Loaded | None:
-    """What this process emulates; None if it emulates nothing."""
+    """Return what this process emulates; None if it emulates nothing."""
     return _loaded
 
 
 def card() -> Card | None:
-    """The card that this process emulates; None if it emulates nothing."""
+    """Return the card that this process emulates; None if it emulates nothing."""
     return None if _loaded is None else _loaded.card
 
 
 def load(card_name: str | None = None, devices: int = 1, total_bytes: int | None = None) -> None:
-    """Have torch find emulated CUDA devices in this process, and in those it spawns.
+    """Make torch find emulated CUDA devices in this process, and in those it spawns.
 
     A second call with the same arguments changes nothing.
 
@@ -203,7 +203,7 @@ def _check_no_driver() -> None:
 
 
 def _cuda_of_torch() -> tuple[int, int]:
-    """CUDA version of the installed torch, read without importing it."""
+    """Return the CUDA version of the installed torch, read without importing it."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         raise DeviceError(f"{EMULATED} requires torch, which is not installed; install it")
@@ -238,7 +238,7 @@ def _check_kernels(wanted: Card, cuda: tuple[int, int]) -> None:
 
 
 def _compiled(module: str) -> str:
-    """Path of a compiled library of this package."""
+    """Return the path of a compiled library of this package."""
     spec = find_spec(module)
     if spec is None or spec.origin is None:
         raise DeviceError(

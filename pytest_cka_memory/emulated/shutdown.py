@@ -1,4 +1,4 @@
-"""Lets torch's backward threads finish before the interpreter ends.
+"""Let torch's backward threads finish before the interpreter ends.
 
 The thread in which torch runs backward passes on a device releases Python objects after
 ``backward()`` has returned. If the process ends at that moment, the thread asks for the interpreter
@@ -29,6 +29,7 @@ def wait_for_backward_threads() -> None:
 
 
 def _have_begun() -> bool:
+    """Whether torch's backward threads are running."""
     return any(_name(task).startswith("pt_autograd") for task in Path("/proc/self/task").iterdir())
 
 

@@ -49,7 +49,10 @@ def take_gpu(config: pytest.Config) -> None:
 
 
 def visible_gpus() -> list[str]:
-    """Return the GPUs that this process may use, found without a call of CUDA."""
+    """Return the GPUs that this process may use, as ``CUDA_VISIBLE_DEVICES`` names them.
+
+    They are found without a call of CUDA.
+    """
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is not None:
         return [entry.strip() for entry in listed.split(",") if entry.strip()]

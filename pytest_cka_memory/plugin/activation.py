@@ -59,7 +59,7 @@ def is_marked(item: pytest.Item) -> bool:
 
 
 def start(config: pytest.Config) -> "Reporter | None":
-    """Register the hooks that measure; returns the reporter, or None in an xdist worker.
+    """Register the hooks that measure; return the reporter, or None in an xdist worker.
 
     Raises:
         pytest.UsageError: if an option cannot be used.

@@ -11,7 +11,7 @@ _LONGEST_NAME = 120
 
 
 def write_snapshot(folder: Path, nodeid: str, meter: Meter) -> str:
-    """Write the allocator's history of a test to a file in `folder`; returns a line about it.
+    """Write the allocator's history of a test to a file in `folder`; return a line about it.
 
     It does not raise if the file cannot be written: a full disk must not hide why the test failed.
     """
