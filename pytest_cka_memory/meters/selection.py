@@ -7,7 +7,7 @@ from pytest_cka_memory.core.cards import card_of
 from pytest_cka_memory.emulated import loading, specification
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters.base import Meter
-from pytest_cka_memory.meters.device_names import KNOWN_DEVICES
+from pytest_cka_memory.meters.device_names import AFTER_PREDICTING, KNOWN_DEVICES
 
 _PREDICTED = "predict:cuda"
 
@@ -59,6 +59,8 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
     if kind == "auto":
         return _cpu_meter() if accelerator is None else meter_for(accelerator.type, preferred)
     if accelerator is None or accelerator.type != kind:
+        if hasattr(torch, "predicted"):
+            raise DeviceError(f"device {name!r} is not available: {AFTER_PREDICTING}")
         found = "no accelerator" if accelerator is None else f"only {accelerator.type}"
         raise DeviceError(
             f"device {name!r} is not available: torch {torch.__version__} found {found} on this "
@@ -70,7 +72,10 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
     elif preferred is not None:
         number = preferred % count
     else:
-        number = torch.accelerator.current_device_index()
+        try:
+            number = torch.accelerator.current_device_index()
+        except (RuntimeError, ValueError) as error:  # ValueError: a wrong PYTORCH_ALLOC_CONF
+            raise DeviceError(f"device {name!r} is not available: {error}") from error
     if number >= count:
         raise DeviceError(
             f"device {name!r} is not available: torch found {count}, counted from 0; "

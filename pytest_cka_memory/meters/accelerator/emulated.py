@@ -17,8 +17,9 @@ class EmulatedMeter(AcceleratorMeter):
 
     notes = (
         "EMULATED, not measured on a GPU: torch's CUDA build and its allocator ran, no kernel did;",
-        "values on the device are zeros or stale. Assumed: batch normalization takes no cuDNN",
-        "workspace; workspaces of cuFFT and cuSOLVER are not known",
+        "values on the device are zeros or stale, and so are sizes that depend on them (nonzero,",
+        "unique, boolean masks). Assumed: batch normalization takes no cuDNN workspace; workspaces",
+        "of cuFFT and cuSOLVER are not known",
         *AcceleratorMeter.notes,
     )
 

@@ -13,6 +13,7 @@ from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.accelerator import allocator_history, backward_threads
 from pytest_cka_memory.meters.accelerator.peak_resets import PeaksBeforeResets
 from pytest_cka_memory.meters.base import Meter, Reading
+from pytest_cka_memory.meters.device_names import AFTER_PREDICTING
 from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
 
 _HISTORY_ENTRIES = 100_000
@@ -51,12 +52,17 @@ class AcceleratorMeter(Meter):
         try:
             torch.empty(1, device=self._device)  # the counters exist after the first allocation
             stats = self._stats()
-        except (RuntimeError, AssertionError) as error:
+        except (RuntimeError, AssertionError, ValueError) as error:
             raise DeviceError(f"{self.device} cannot be measured: {error}") from error
         if "allocated_bytes.all.peak" not in stats:
             raise DeviceError(
                 f"{self.device} keeps no peak counters in torch {torch.__version__}; "
                 "write --cka-memory-device=cpu to measure on the CPU"
+            )
+        if not stats["allocated_bytes.all.peak"]:
+            raise DeviceError(
+                f"{self.device} cannot be measured: its allocator counts nothing; if "
+                "PYTORCH_NO_CUDA_MEMORY_CACHING is set, unset it"
             )
         self.device_name = _device_name(self._device)
         self.name = "PyTorch's caching allocator"
@@ -158,7 +164,14 @@ class AcceleratorMeter(Meter):
         return stats["allocated_bytes.all.peak"], stats["reserved_bytes.all.peak"]
 
     def _stats(self) -> dict[str, int]:
-        return torch.accelerator.memory_stats(self._device)
+        try:
+            return torch.accelerator.memory_stats(self._device)
+        except RuntimeError as error:
+            if hasattr(torch, "predicted"):
+                raise DeviceError(
+                    f"{self.device} cannot be measured: {AFTER_PREDICTING}"
+                ) from error
+            raise
 
     @staticmethod
     def _requested(stats: dict[str, int]) -> int:
