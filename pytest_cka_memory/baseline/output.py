@@ -11,6 +11,7 @@ from pytest_cka_memory.core.fingerprint import Fingerprint, fingerprint_of
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports import files
+from pytest_cka_memory.reports.summary import counted
 
 _MOST_NAMED = 10
 
@@ -55,7 +56,7 @@ class BaselineOutput:
             return "baseline: not written, because no measured test passed"
         dropped = f", {update.dropped} dropped" if update.dropped else ""
         return (
-            f"baseline: {update.added} regions added, {update.changed} changed, "
+            f"baseline: {counted(update.added, 'region')} added, {update.changed} changed, "
             f"{update.unchanged} unchanged{dropped} in {self.plan.path}"
         )
 

@@ -11,6 +11,7 @@ from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.plugin.outputs import outputs_of
 from pytest_cka_memory.plugin.settings import describe, settings_key
 from pytest_cka_memory.reports import terminal
+from pytest_cka_memory.reports.summary import counted
 from pytest_cka_memory.reports.terminal import Line
 
 
@@ -137,8 +138,8 @@ class Reporter:
         if self._ran and measured < wanted:
             self._fail(
                 session,
-                f"{measured} regions measured, --cka-memory-min-regions={wanted}: look for skipped "
-                "or deselected tests, or lower the minimum",
+                f"{counted(measured, 'region')} measured, --cka-memory-min-regions={wanted}: look "
+                "for skipped or deselected tests, or lower the minimum",
             )
 
     def _fail(self, session: pytest.Session, problem: str) -> None:

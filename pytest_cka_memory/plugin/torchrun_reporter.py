@@ -14,6 +14,7 @@ from pytest_cka_memory.integrations.torchrun import RankSync, this_rank
 from pytest_cka_memory.plugin.item_plan import plan_of
 from pytest_cka_memory.plugin.reporter import Reporter
 from pytest_cka_memory.plugin.settings import describe, settings_key
+from pytest_cka_memory.reports.summary import counted
 from pytest_cka_memory.reports.terminal import Line
 
 
@@ -170,7 +171,7 @@ class RankReporter(Reporter):
         if self._rank.number == 0:
             yield from super()._lines(width)
         elif self._takes_part:
-            count = len(self.builder.results)
-            yield Line(f"{self._rank.name} measured {count} regions: see the report of rank 0")
+            regions = counted(len(self.builder.results), "region")
+            yield Line(f"{self._rank.name} measured {regions}: see the report of rank 0")
             for problem in self.problems:
                 yield Line(f"FAILED: {problem}", "red")

@@ -45,7 +45,7 @@ def test_update_writes_one_line_per_region(scripted, file):
         '"reserved_increase_bytes": null}\n'
         "]\n"
     )
-    assert f"baseline: 1 regions added, 0 changed, 0 unchanged in {file}" in run.text
+    assert f"baseline: 1 region added, 0 changed, 0 unchanged in {file}" in run.text
 
 
 BATCHES = "[({}, region.batch_done(8)) for _ in range(5)]"

@@ -14,7 +14,7 @@ def test_session_fails_below_the_minimum(scripted, minimum, status):
     """Exactly the minimum is enough; one fewer fails a session whose tests all passed."""
     run = _run_with_minimum(scripted, ONE, minimum)
     assert run.result.ret == status
-    assert ("FAILED: 1 regions measured" in run.text) == bool(status)
+    assert ("FAILED: 1 region measured" in run.text) == bool(status)
     run.assert_outcomes(passed=1)
 
 
@@ -57,7 +57,7 @@ def test_regions_left_by_an_exception_do_not_count(scripted):
     )
     run.assert_outcomes(failed=1)
     assert [r["completed"] for r in run.regions] == [True, False]
-    assert "FAILED: 1 regions measured" in run.text
+    assert "FAILED: 1 region measured" in run.text
 
 
 def test_collect_only_ignores_the_minimum(scripted):

@@ -316,7 +316,7 @@ def test_each_rank_must_measure_the_minimum(as_rank, count, status):
     """Two ranks with one region each do not reach a minimum of two."""
     run = _first(as_rank, NOTHING, f"--cka-memory-min-regions={count}")
     assert run.result.ret == status
-    assert ("FAILED: 1 regions measured" in run.text) == bool(status)
+    assert ("FAILED: 1 region measured" in run.text) == bool(status)
 
 
 def test_test_without_a_result_on_one_rank_is_missing(as_rank):
