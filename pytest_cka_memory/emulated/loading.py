@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import mmap
 import os
 import platform
 import re
@@ -44,6 +45,8 @@ from pytest_cka_memory.errors import DeviceError
 _LIBRARY = "pytest_cka_memory.emulated._cuda"
 _NVML = "pytest_cka_memory.emulated._nvml"
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
+_LEAST_ADDRESSES = 2**38  # open_window() in csrc/memory.cpp reserves so many for a device
+_NO_RESERVE = 0x4000  # MAP_NORESERVE, which the module mmap does not name in every version
 _DEVICE_COUNT = "_ZN3c104cuda12device_countEv"  # c10::cuda::device_count()
 
 
@@ -136,6 +139,7 @@ def load(card_name: str | None = None, devices: int = 1, total_bytes: int | None
         return
     cuda = check_available()
     _check_kernels(wanted_card, cuda)
+    _check_addresses(devices * max(_LEAST_ADDRESSES, 4 * total))
     paths = [_compiled(_LIBRARY), _compiled(_NVML)]
     is_late = _is_mapped("libc10_cuda.so")
     libraries = [ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for path in paths]
@@ -235,6 +239,18 @@ def _check_kernels(wanted: Card, cuda: tuple[int, int]) -> None:
             f"capability {capability[0]}.{capability[1]}); name another card, or use "
             f"predict:cuda:{wanted.name}"
         )
+
+
+def _check_addresses(size: int) -> None:
+    """Refuse a limit under which each allocation on the device would be out of memory."""
+    try:
+        mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE).close()
+    except OSError as error:
+        raise DeviceError(
+            f"{EMULATED} reserves {size >> 30:,} GB of addresses, though hardly any memory, and "
+            f"this process may not ({error.strerror}); set 'ulimit -v unlimited' and do not set "
+            f"vm.overcommit_memory to 2, or use predict:cuda"
+        ) from error
 
 
 def _compiled(module: str) -> str:

@@ -209,6 +209,24 @@ def test_wrong_argument_is_refused(arguments, message):
     assert message in refusal(**arguments)
 
 
+LIMITED = """
+import resource
+resource.setrlimit(resource.RLIMIT_AS, (2**36, 2**36))
+from pytest_cka_memory.emulated import loading
+try:
+    loading.load("t4", 2)
+except loading.DeviceError as error:
+    print(error, loading.is_loaded())
+"""
+
+
+def test_limit_of_the_address_space_is_refused(python):
+    """Otherwise each allocation would raise the error of a device that is out of memory."""
+    message = python("-c", LIMITED).stdout
+    assert message.startswith("emulate:cuda reserves 512 GB of addresses, though hardly any mem")
+    assert message.endswith("or use predict:cuda False\n")
+
+
 DRIVER = """
 import ctypes, os, subprocess, sys, tempfile
 folder = tempfile.mkdtemp()
