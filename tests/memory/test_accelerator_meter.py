@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +32,8 @@ class Allocator:
         self.has_peaks = True
         self.reserved = 0
         self.peak = self.peak_reserved = 0
+        self.trial = 0
+        """Of the tensor by which a new meter finds out whether anything is counted."""
 
     def allocate(self, size: int) -> None:
         self.sizes.append(size)
@@ -55,7 +58,8 @@ class Allocator:
             "requested_bytes.all.allocated": 1,
         }
         if self.has_peaks:
-            stats["allocated_bytes.all.peak"] = self.peak
+            stats["allocated_bytes.all.peak"] = max(self.peak, self.trial)
+            self.trial = 0
         if not self.counts_requested:
             stats["requested_bytes.all.current"] = stats["requested_bytes.all.allocated"] = 0
         return stats
@@ -95,7 +99,12 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     }.items():
         monkeypatch.setattr(torch.accelerator, name, function)
     empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *size, device=None, **kw: empty(*size, **kw))
+
+    def counted_empty(*size: int, device: object = None, **options: Any) -> torch.Tensor:
+        made.trial = BLOCK
+        return empty(*size, **options)
+
+    monkeypatch.setattr(torch, "empty", counted_empty)
     monkeypatch.setattr(
         torch._C, "_cuda_clearCublasWorkspaces", made.drop_workspaces, raising=False
     )
