@@ -6,6 +6,7 @@ Every program runs on both devices, all of them in one process per device.
 """
 
 import argparse
+import gc
 import json
 import os
 import subprocess
@@ -308,6 +309,8 @@ def measure(device: str) -> dict[str, Figures]:
     from pytest_cka_memory import MemoryProbe
 
     probe = MemoryProbe(device)
+    gc.collect()
+    gc.freeze()  # so that regions do not collect the modules of torch again and again
     found = {}
     for name, build in PROGRAMS.items():
         program = build(probe.device)

@@ -55,7 +55,10 @@ def test_cpu_meter_keeps_no_objects() -> None:
     """
     regions = REGIONS // 8
     code = f"""
+import gc
 from test_soak import objects_kept, torch
+gc.collect()
+gc.freeze()  # the modules of torch, which each search would go through
 alive = torch.ones(1)
 print(objects_kept({regions}))
 """

@@ -3,7 +3,6 @@
 No kernel runs on the emulated device, so no test here looks at computed values.
 """
 
-import gc
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,12 +12,8 @@ from pytest_cka_memory import MemoryProbe
 
 
 @pytest.fixture(autouse=True, scope="module")
-def freeze_older_objects() -> Iterator[None]:
-    """Make collections fast: regions collect often, and torch has a million objects."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+def _fast_collections(imports_excluded_from_collection: None) -> None:
+    """Apply to every test of this folder."""
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.errors import PredictionError
 from pytest_cka_memory.meters.selection import meter_for
 
+pytestmark = pytest.mark.usefixtures("imports_excluded_from_collection")
 MB = 2**20
 WORKSPACE = 8 * MB + 128 * 2**10
 
