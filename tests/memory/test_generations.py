@@ -56,7 +56,7 @@ def test_search_finds_all_objects(things, seed):
         "freeze": lambda: (gc.freeze(), gc.unfreeze()),
         "allocate": lambda: [[] for _ in range(random.randrange(3000))] and None,
     }
-    for _ in range(10):
+    for _ in range(5):
         for name in random.choices(list(steps), k=random.randrange(4)):
             steps[name]()
         gc.disable()  # a found object must not be freed before it is compared
