@@ -82,7 +82,7 @@ def test_fingerprint_does_not_depend_on_whether_torch_was_imported() -> None:
 def test_torch_without_metadata_has_no_version_in_the_fingerprint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A torch that was built in its source folder has no metadata."""
+    """An installation of torch from its source folder has no metadata."""
 
     def no_metadata(name: str) -> str:
         raise PackageNotFoundError(name)
