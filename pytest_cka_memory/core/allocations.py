@@ -1,14 +1,16 @@
-"""Where a storage was allocated. Holds weak references only; does not import torch."""
+"""Where memory was allocated. Keeps no tensor alive; does not import torch."""
 
 import os
 import sys
 import sysconfig
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any, NamedTuple, Protocol
-from weakref import ReferenceType
+from typing import NamedTuple, Protocol
+
+from pytest_cka_memory.core.source_code import expression_at, line_at
 
 _MAX_FRAMES_SEARCHED = 100
 _MAX_FRAMES = 6
@@ -25,13 +27,18 @@ _FOREIGN = (
 
 
 class AllocationSite(NamedTuple):
-    """The operator that returned a storage's first tensor, and the code that called it."""
+    """The code that allocated memory and, if a tensor was seen to be made there, what it was."""
 
-    operator: str
-    dtype: str
-    shape: tuple[int, ...]
     frames: tuple[str, ...]
     """Innermost first, ``net.py:11 in Block.forward``; without frames of torch and the plugin."""
+    code: str | None = None
+    """The expression at the innermost frame, such as ``(weight * batch).sum()``, if known."""
+    operator: str | None = None
+    """The operator that returned the first tensor, such as ``aten.sum``, if known."""
+    dtype: str | None = None
+    """Of that tensor, if known."""
+    shape: tuple[int, ...] | None = None
+    """Of that tensor, if known."""
 
 
 class RecordedSite(Protocol):
@@ -45,20 +52,37 @@ class RecordedSite(Protocol):
 class Allocation:
     """A storage that was allocated, or grew, in a region."""
 
-    storage: "ReferenceType[Any]"
     key: int
-    """Identifies the storage while it is live."""
+    """Address of the storage in C++ or of its data; identifies it while it is live."""
     bytes: int
     """How many of its bytes were allocated in the region."""
     serial: int
     """Its number in the order of all allocations."""
+    is_live: Callable[[], bool]
+    """Returns whether it has not been freed; keeps nothing alive."""
     recorded: RecordedSite | None = None
-    """None if no operator was seen to allocate it."""
+    """None if nothing was recorded when it was allocated."""
 
     @cached_property
     def site(self) -> AllocationSite | None:
         """Where it was allocated; None if unknown. Computed when first read: this takes time."""
         return None if self.recorded is None else self.recorded.readable()
+
+
+@dataclass(frozen=True)
+class AllocationGroup:
+    """Memory that was live at the peak: one allocation, or several from one place."""
+
+    bytes: int
+    """Sum over all of them."""
+    count: int
+    """Number of allocations."""
+    recorded: RecordedSite | None
+    """Where they were allocated; None if that was not recorded."""
+    before_region: bool = False
+    """Whether they were allocated before the region began."""
+    inside: str | None = None
+    """What allocated them if no tensor owned them, such as ``workspace``."""
 
 
 @dataclass(frozen=True)
@@ -98,25 +122,54 @@ def user_frames() -> RawFrames:
     return tuple(found)
 
 
+class FramesSite(NamedTuple):
+    """The Python frames of an allocation: what a counter in the allocator records."""
+
+    frames: RawFrames
+    """Innermost first; all of them, or only those of the user's code."""
+
+    def readable(self) -> AllocationSite:
+        """Return the frames of the user's code, and the expression at the innermost one."""
+        frames = _frames_of_user(self.frames)
+        return AllocationSite(format_frames(frames), innermost_code(frames))
+
+
+def _frames_of_user(frames: Iterable[tuple[CodeType, int]]) -> RawFrames:
+    """Return those of `frames` that :func:`user_frames` would return."""
+    found: list[tuple[CodeType, int]] = []
+    for code, last in frames:
+        file = code.co_filename
+        is_third_of_one_file = [file, file] == [known.co_filename for known, _ in found[-2:]]
+        if not is_third_of_one_file and not is_foreign(file):
+            found.append((code, last))
+    return tuple(found[:_MAX_FRAMES])
+
+
+def innermost_code(frames: RawFrames) -> str | None:
+    """Return the expression that the innermost frame evaluates, if its source can be read."""
+    return next((expression_at(code, last) for code, last in _shown(frames)), None)
+
+
 def format_frames(frames: RawFrames) -> tuple[str, ...]:
     """Return frames as text, for example ``torch_cka/cka.py:163 in CKA.compare``."""
     return tuple(
         format_frame(
-            code.co_filename, _line(code, last), getattr(code, "co_qualname", code.co_name)
+            code.co_filename, line_at(code, last), getattr(code, "co_qualname", code.co_name)
         )
-        for code, last in frames
-        if not short(code.co_filename).startswith(("pluggy/", "_pytest/"))
+        for code, last in _shown(frames)
     )
+
+
+def _shown(frames: RawFrames) -> Iterator[tuple[CodeType, int]]:
+    """Yield the frames that are shown to users: those of pytest only clutter."""
+    for code, last in frames:
+        if not short(code.co_filename).startswith(("pluggy/", "_pytest/")):
+            yield code, last
 
 
 def format_frame(filename: str, line: int, name: str) -> str:
     """Return a frame as text, with the last folder and the name of its file."""
     return f"{short(filename)}:{line} in {name}"
-
-
-def _line(code: CodeType, last: int) -> int:
-    lines = (line for start, end, line in code.co_lines() if line and start <= last < end)
-    return next(lines, code.co_firstlineno)
 
 
 def short(filename: str) -> str:

@@ -12,11 +12,11 @@ class Holding:
     count: int
     """Number of storages; 0 for memory that no tensor owns."""
     dtype: str | None = None
-    """Of the largest storage's first tensor; None if no operator was seen allocating it."""
+    """Of the largest storage's first tensor, or of a tensor that uses it; None if unknown."""
     shape: tuple[int, ...] | None = None
-    """Of the largest storage's first tensor; None like ``dtype``."""
+    """Of the same tensor as ``dtype``; None if unknown."""
     operator: str | None = None
-    """The operator that allocated the largest, such as ``aten.sum``; None like ``dtype``."""
+    """The operator that allocated the largest, such as ``aten.sum``; None if unknown."""
     created_at: tuple[str, ...] = ()
     """Frames of the code that allocated them, innermost first: ``net.py:11 in Block.forward``."""
     held_by: str | None = None
@@ -25,3 +25,9 @@ class Holding:
     """What usually helps when such an object holds memory."""
     batches: int | None = None
     """Number of batches in which such storages were allocated; None outside a batch loop."""
+    code: str | None = None
+    """The expression that allocated the largest: ``(weight * batch).sum()``; None if unknown."""
+    before_region: bool = False
+    """Whether all of them were allocated before the region began; known for the peak only."""
+    inside: str | None = None
+    """What allocated it if no tensor owned it, such as ``workspace``; known for the peak only."""

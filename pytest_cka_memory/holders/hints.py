@@ -74,13 +74,15 @@ def hint_for(
 
 
 def _may_be_cached_by_autocast(allocation: Allocation) -> bool:
-    """Whether the storage is the result of a cast while autocast caches casts on its device."""
+    """Whether the storage can be the result of a cast, and this thread is in a caching block."""
     import torch
 
-    storage, site = allocation.storage(), allocation.site
-    if storage is None or site is None or site.operator != "aten._to_copy":
+    operator = None if allocation.site is None else allocation.site.operator
+    if operator not in (None, "aten._to_copy") or not torch.is_autocast_cache_enabled():
         return False
-    return torch.is_autocast_cache_enabled() and torch.is_autocast_enabled(storage.device.type)
+    torch.autocast_increment_nesting()
+    blocks = torch.autocast_decrement_nesting()
+    return bool(blocks)  # torch empties the cache when the outermost block ends
 
 
 def _hint_for_holder(holder: Any) -> str | None:

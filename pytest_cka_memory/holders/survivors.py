@@ -6,7 +6,13 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from pytest_cka_memory.core.allocations import PACKAGE_FOLDER, Allocation, UnownedBlock
+from pytest_cka_memory.core.allocations import (
+    PACKAGE_FOLDER,
+    Allocation,
+    AllocationGroup,
+    AllocationSite,
+    UnownedBlock,
+)
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.holders import expressions, hints
 from pytest_cka_memory.holders.roots import Root, context_root, frame_roots, module_roots
@@ -35,7 +41,7 @@ def holdings(
         named_values: values that the user knows by name, such as a test's fixtures.
         boundaries: the number of allocations before each batch boundary.
     """
-    live = {found.key: found for found in allocations if found.storage() is not None}
+    live = {found.key: found for found in allocations if found.is_live()}
     was_enabled = gc.isenabled()
     gc.disable()  # a collection during the search would only cost time
     try:
@@ -46,9 +52,19 @@ def holdings(
             gc.enable()
 
 
-def group_by_site(allocations: Iterable[Allocation]) -> tuple[Holding, ...]:
-    """Group `allocations`, live or freed, by allocation site alone, largest group first."""
-    return _grouped([_Entry(_described(found), _site_key(found), None) for found in allocations])
+def group_by_site(groups: Iterable[AllocationGroup]) -> tuple[Holding, ...]:
+    """Merge `groups`, live or freed, by allocation site alone, largest first.
+
+    Everything that was allocated before the region is one group, the last.
+    """
+    early, entries = [], []
+    for group in groups:
+        if group.before_region:
+            early.append(_Entry(Holding(bytes=group.bytes, count=group.count), (), None))
+        else:
+            entries.append(_peak_entry(group))
+    before = [replace(holding, before_region=True) for holding in _grouped(early)]
+    return (*_grouped(entries), *before)
 
 
 def unowned(rest_bytes: int, blocks: Iterable[UnownedBlock]) -> tuple[Holding, ...]:
@@ -76,7 +92,8 @@ def _grouped(entries: Iterable[_Entry]) -> tuple[Holding, ...]:
         largest = max((entry.holding for entry in members), key=lambda holding: holding.bytes)
         size = sum(entry.holding.bytes for entry in members)
         batches = len({entry.batch for entry in members if entry.batch is not None}) or None
-        merged.append(replace(largest, bytes=size, count=len(members), batches=batches))
+        count = sum(entry.holding.count for entry in members)
+        merged.append(replace(largest, bytes=size, count=count, batches=batches))
     return tuple(sorted(merged, key=lambda holding: -holding.bytes))
 
 
@@ -85,30 +102,35 @@ def _entry(
 ) -> _Entry:
     held_by = expressions.expression_of(path) if path else None
     hint = hints.hint_for(allocation, path, held_by)
-    holding = replace(_described(allocation), held_by=held_by, hint=hint)
+    holding = replace(_described(allocation.bytes, 1, allocation.site), held_by=held_by, hint=hint)
     batch = sum(serial < allocation.serial for serial in boundaries) if boundaries else None
-    return _Entry(holding, (_site_key(allocation), expressions.pattern_of(held_by)), batch)
+    return _Entry(holding, (_site_key(allocation.site), expressions.pattern_of(held_by)), batch)
 
 
-def _described(allocation: Allocation) -> Holding:
-    if allocation.site is None:
-        return Holding(bytes=allocation.bytes, count=1)
-    operator, dtype, shape, frames = allocation.site
+def _peak_entry(group: AllocationGroup) -> _Entry:
+    site = None if group.recorded is None else group.recorded.readable()
+    count = group.count if group.inside is None else 0
+    holding = replace(_described(group.bytes, count, site), inside=group.inside)
+    return _Entry(holding, (_site_key(site), group.inside), None)
+
+
+def _described(size: int, count: int, site: AllocationSite | None) -> Holding:
+    if site is None:
+        return Holding(bytes=size, count=count)
     return Holding(
-        bytes=allocation.bytes,
-        count=1,
-        dtype=dtype,
-        shape=shape,
-        operator=operator,
-        created_at=frames,
+        bytes=size,
+        count=count,
+        dtype=site.dtype,
+        shape=site.shape,
+        operator=site.operator,
+        created_at=site.frames,
+        code=site.code,
     )
 
 
-def _site_key(allocation: Allocation) -> tuple[object, ...]:
-    """Return the line that allocated it, or the operator if no line is known."""
-    if allocation.site is None:
-        return ()
-    return allocation.site.frames[:1] or (allocation.site.operator,)
+def _site_key(site: AllocationSite | None) -> tuple[object, ...]:
+    """Return what is equal for allocations of one line by the same expression and operator."""
+    return () if site is None else (site.frames[:1], site.code, site.operator)
 
 
 def _search(keys: Collection[int], named_values: Mapping[str, Any]) -> dict[int, list[Reference]]:

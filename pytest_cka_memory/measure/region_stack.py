@@ -7,7 +7,7 @@ one. Therefore the peak is merged into all open regions before every reset.
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pytest_cka_memory.core.allocations import Allocation, UnownedBlock
+from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, UnownedBlock
 from pytest_cka_memory.meters.base import Meter, Reading
 
 
@@ -21,8 +21,8 @@ class OpenRegion:
     peak_reserved_bytes: int | None
     sample_peak_bytes: int
     """Highest level since the last sample of this region."""
-    allocations_at_peak: list[Allocation] = field(default_factory=list)
-    """What was live at its peak; weak references."""
+    allocations_at_peak: list[AllocationGroup] = field(default_factory=list)
+    """What was live at its peak; keeps no tensor alive."""
     workspace_bytes: int | None = None
     """Bytes of library workspaces dropped by cleaning so far; only a first run allocates them."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_cka_memory.core.allocations import Allocation, UnownedBlock
+from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, UnownedBlock
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,6 @@ class Meter(ABC):
         """Return blocks since `mark` that no tensor owns; requires :meth:`record_history`."""
         return []
 
-    def allocations_at_peak(self) -> list[Allocation]:
+    def allocations_at_peak(self) -> list[AllocationGroup]:
         """Return what was live at the peak since :meth:`reset_peak`, as far as it is known."""
         return []

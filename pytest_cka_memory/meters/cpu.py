@@ -5,7 +5,7 @@ from gc import collect  # at import, because a test may patch gc.collect
 
 import torch
 
-from pytest_cka_memory.core.allocations import Allocation
+from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.base import Meter, Reading
 from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
@@ -65,7 +65,7 @@ class CpuMeter(Meter):
     def allocations_since(self, mark: int) -> list[Allocation]:
         return self._tracker.ledger.allocations_since(mark)
 
-    def allocations_at_peak(self) -> list[Allocation]:
+    def allocations_at_peak(self) -> list[AllocationGroup]:
         return self._tracker.ledger.alive_at_peak()
 
 

@@ -59,15 +59,18 @@ def explanation(breach: Breach, record: RegionRecord) -> Iterator[str]:
     if at_peak and holdings:
         yield "  live at the peak:"
     given = None
-    for holding in holdings[:_MOST_GROUPS]:
+    inside = [holding for holding in holdings if not holding.before_region]
+    for holding in inside[:_MOST_GROUPS]:
         yield from holding_lines(holding, traced=not at_peak)
         if holding.hint not in (None, given):
             given = holding.hint
             yield from _wrapped(f"what to do: {given}", "    ")
-    rest = holdings[_MOST_GROUPS:]
+    rest = inside[_MOST_GROUPS:]
     if rest:
         yield f"  and {len(rest)} smaller groups, {format_exact(sum(h.bytes for h in rest))}"
-    hinted = any(holding.hint for holding in holdings[:_MOST_GROUPS])
+    for holding in holdings[len(inside) :]:
+        yield from holding_lines(holding, traced=not at_peak)
+    hinted = any(holding.hint for holding in inside[:_MOST_GROUPS])
     if not hinted and figure is not None and figure.advice:
         yield f"  what to do: {figure.advice}"
 
@@ -84,19 +87,30 @@ def holding_lines(holding: Holding, *, traced: bool = True) -> Iterator[str]:
     kind = [f"{count}{format_exact(holding.bytes)}"]
     if holding.shape is not None:
         largest = "" if holding.count == 1 else "largest "
-        kind.append(f"{holding.dtype} {largest}{holding.shape} by {holding.operator}")
-    elif not traced:
-        kind.append("allocated before the region")
+        by = "" if holding.operator is None else f" by {holding.operator}"
+        kind.append(f"{holding.dtype} {largest}{holding.shape}{by}")
+    elif holding.inside is not None:
+        kind.append(holding.inside)
+    elif holding.before_region:
+        kind.append("live before the region")
+    elif not traced and not holding.created_at:
+        kind.append("allocated before the region or by unknown code")
     if traced and holding.batches is not None:
         kind.append(f"allocated in {holding.batches} batches")
     yield from _wrapped(", ".join(kind), "  ")
     if holding.created_at:
-        frames = ", from ".join(holding.created_at[:_MOST_FRAMES])
-        yield from _wrapped(f"made at {frames}", "    ")
+        yield from _wrapped(f"made at {_created_at(holding)}", "    ")
     if holding.held_by is not None:
         yield from _wrapped(f"held by {holding.held_by}", "    ")
     elif traced and holding.hint is None:
         yield "    no Python reference to it was found"
+
+
+def _created_at(holding: Holding) -> str:
+    """Return the frames, with the expression after the innermost one, which evaluates it."""
+    innermost, *outer = holding.created_at[:_MOST_FRAMES]
+    code = "" if holding.code is None else f": `{holding.code}`"
+    return ", from ".join([f"{innermost}{code}", *outer])
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

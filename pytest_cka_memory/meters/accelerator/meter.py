@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from pytest_cka_memory.core.allocations import Allocation, UnownedBlock
+from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, UnownedBlock
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.accelerator import allocator_history, backward_threads
@@ -156,7 +156,7 @@ class AcceleratorMeter(Meter):
     def allocations_since(self, mark: _Mark) -> list[Allocation]:
         return self._tracker.ledger.allocations_since(mark.serial)
 
-    def allocations_at_peak(self) -> list[Allocation]:
+    def allocations_at_peak(self) -> list[AllocationGroup]:
         return self._tracker.ledger.alive_at_peak()
 
     def _peaks(self) -> tuple[int, int]:

@@ -13,9 +13,11 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_cka_memory.core.allocations import (
     Allocation,
+    AllocationGroup,
     AllocationSite,
     RawFrames,
     format_frames,
+    innermost_code,
     user_frames,
 )
 from pytest_cka_memory.meters import torch_private
@@ -35,7 +37,9 @@ class OperatorSite(NamedTuple):
     def readable(self) -> AllocationSite:
         dtype = str(self.dtype).removeprefix("torch.")
         operator = str(self.operator).removesuffix(".default")
-        return AllocationSite(operator, dtype, self.shape, format_frames(self.frames))
+        return AllocationSite(
+            format_frames(self.frames), innermost_code(self.frames), operator, dtype, self.shape
+        )
 
 
 class _Entry(weakref.ref[torch.UntypedStorage]):
@@ -64,7 +68,9 @@ class _Entry(weakref.ref[torch.UntypedStorage]):
 
     def allocation(self, size: int) -> Allocation:
         """Return `size` bytes of it as an allocation."""
-        return Allocation(self, self.key, size, self.history[-1][0], self.site)
+        return Allocation(
+            self.key, size, self.history[-1][0], lambda: self() is not None, self.site
+        )
 
 
 class Ledger:
@@ -195,12 +201,12 @@ class Ledger:
             storages = [entry() for entry in self._live.values()]
         return {storage.data_ptr() for storage in storages if storage is not None}
 
-    def alive_at_peak(self) -> list[Allocation]:
+    def alive_at_peak(self) -> list[AllocationGroup]:
         """Return every storage live at the peak since :meth:`reset_peak`, with its bytes then."""
         with self._exclusive():
             candidates = [*self._live.values(), *self._freed_since_peak]
         weighed = ((entry, entry.weight_at(self._peak_serial)) for entry in candidates)
-        return [entry.allocation(size) for entry, size in weighed if size > 0]
+        return [AllocationGroup(size, 1, entry.site) for entry, size in weighed if size > 0]
 
     def reset_peak(self) -> None:
         """Set the peak to the current level."""

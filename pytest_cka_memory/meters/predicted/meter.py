@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytest_cka_memory.core.allocations import Allocation
+from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.core.cards import Card
 from pytest_cka_memory.errors import CapacityError
 from pytest_cka_memory.meters.accelerator import backward_threads
@@ -116,7 +116,7 @@ class PredictedMeter(Meter):
     def allocations_since(self, mark: _Mark) -> list[Allocation]:
         return self._ledger.allocations_since(mark.serial)
 
-    def allocations_at_peak(self) -> list[Allocation]:
+    def allocations_at_peak(self) -> list[AllocationGroup]:
         return self._ledger.alive_at_peak()
 
     def _on_operator(self, operator: Any, args: tuple[Any, ...], results: list[Any]) -> None:
