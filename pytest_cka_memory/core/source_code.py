@@ -61,8 +61,8 @@ def _span_at(code: CodeType, last_instruction: int) -> _Span | None:
     first_line, last_line, start, end = next(
         islice(positions(), index, None), (None, None, None, None)
     )
-    if first_line is None or last_line is None or start is None or end is None:
-        return None
+    if not first_line or last_line is None or start is None or end is None:
+        return None  # a module's first instruction has line 0
     return _Span(first_line, last_line, start, end)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.holders.search import Reference
-from pytest_cka_memory.holders.torch_references import grad_fn_of
+from pytest_cka_memory.holders.torch_references import grad_fn_of, is_part_of_its_storage
 
 UNOWNED = "no tensor owns these bytes: a library's workspace or C++ code allocated them"
 UNOWNED_UNKNOWN = f"{UNOWNED}; use --cka-memory-snapshots=DIR to record where"
@@ -20,11 +20,18 @@ _AUTOCAST = (
     "measure around the block, or write torch.autocast(..., cache_enabled=False)"
 )
 _ATTACHED = "attached to its autograd graph: keep loss.item() or loss.detach() instead"
+_ATTACHED_PART = (
+    "attached to its autograd graph, and it uses only part of its storage: keep loss.item() or "
+    "loss.detach().clone() instead"
+)
 _LOGGED = (
     "a log record keeps its arguments alive, and pytest keeps the record until the test ends: "
     "log loss.item() instead"
 )
-_VIEW = "a view keeps all of its base alive: keep a clone() of it instead"
+_PART = (
+    "the tensor uses only part of its storage and keeps all of it alive, as views and the results "
+    "of some losses do: keep a clone() of it instead"
+)
 _EXCEPTION = "a stored exception keeps its frames alive: store its text instead"
 _CACHE = "a cache keeps its results alive: call cache_clear(), or do not cache tensors"
 _PATTERNS = (
@@ -94,7 +101,7 @@ def _hint_for_holder(holder: Any) -> str | None:
     if not issubclass(type(holder), torch.Tensor):
         return None
     with torch_private.no_subclass_function():
-        if grad_fn_of(holder) is not None:
-            return _ATTACHED
-        is_part = holder.layout is torch.strided and torch_private.is_view(holder)
-        return _VIEW if is_part and holder.nbytes < holder.untyped_storage().nbytes() else None
+        is_attached = grad_fn_of(holder) is not None
+    if is_part_of_its_storage(holder):
+        return _ATTACHED_PART if is_attached else _PART
+    return _ATTACHED if is_attached else None

@@ -17,7 +17,7 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.holders import expressions, hints
 from pytest_cka_memory.holders.roots import Root, context_root, frame_roots, module_roots
 from pytest_cka_memory.holders.search import Reference, search
-from pytest_cka_memory.holders.torch_references import tensor_rules
+from pytest_cka_memory.holders.torch_references import dtype_and_shape_of, tensor_rules
 
 
 class _Entry(NamedTuple):
@@ -103,6 +103,9 @@ def _entry(
     held_by = expressions.expression_of(path) if path else None
     hint = hints.hint_for(allocation, path, held_by)
     holding = replace(_described(allocation.bytes, 1, allocation.site), held_by=held_by, hint=hint)
+    if path and holding.shape is None:
+        dtype, shape = dtype_and_shape_of(path[-1].value)
+        holding = replace(holding, dtype=dtype, shape=shape)
     batch = sum(serial < allocation.serial for serial in boundaries) if boundaries else None
     return _Entry(holding, (_site_key(allocation.site), expressions.pattern_of(held_by)), batch)
 

@@ -1,6 +1,7 @@
 """References that the garbage collector does not see: of tensors, autograd nodes and NumPy arrays.
 
-Also references that it sees but cannot name, such as those of a ``threading.local``.
+Also references that it sees but cannot name, such as those of a ``threading.local``, and the keys
+by which meters identify storages.
 """
 
 import contextvars
@@ -8,7 +9,7 @@ import gc
 import sys
 import threading
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.holders.search import RulesForType, TypeRules
@@ -18,26 +19,28 @@ if TYPE_CHECKING:
 
 
 def tensor_rules() -> RulesForType:
-    """Return the rules for a search for storages: who has them, and what else is referenced."""
+    """Return the rules for a search for storages: who has them, and what else is referenced.
+
+    A storage has two keys, because some meters see storages and others the allocator's blocks: its
+    own address in C++ and the address of its data. Both are addresses of live blocks of this
+    process, so the keys of different storages never collide.
+    """
     import torch
 
-    from pytest_cka_memory.meters import torch_private
-    from pytest_cka_memory.meters.ledger.live_objects import storages_of, with_subclasses
+    from pytest_cka_memory.meters.ledger.live_objects import with_subclasses
 
+    keys_of_tensor, keys_of_storage = _key_functions()
     tensor_types = with_subclasses(torch.Tensor)
     array = getattr(sys.modules.get("numpy"), "ndarray", None)
     plain = {
-        torch.UntypedStorage: TypeRules(lambda storage: (torch_private.storage_key(storage),)),
+        torch.UntypedStorage: TypeRules(keys_of_storage),
         contextvars.Context: TypeRules(extra_references=_references_of_context),
         memoryview: TypeRules(extra_references=lambda view: [(".obj", view.obj)]),
     }
 
-    def keys(tensor: "torch.Tensor") -> Collection[int]:
-        return [torch_private.storage_key(storage) for storage in storages_of(tensor)]
-
     def rules_for(kind: type) -> TypeRules | None:
         if kind in tensor_types:
-            return TypeRules(keys, _references_of_tensor)
+            return TypeRules(keys_of_tensor, _references_of_tensor)
         if _is_node(kind):
             return _node_rules(kind)
         if array in mro(kind):
@@ -47,6 +50,79 @@ def tensor_rules() -> RulesForType:
         return plain.get(kind)
 
     return rules_for
+
+
+def _key_functions() -> tuple[Callable[..., Collection[int]], Callable[..., Collection[int]]]:
+    """Return the functions that return the keys of a tensor and of a storage.
+
+    A search calls them for every tensor it meets, so what they need is looked up once.
+    """
+    import torch
+
+    from pytest_cka_memory.meters.ledger.live_objects import storages_of
+    from pytest_cka_memory.meters.torch_private import is_lazy_clone, storage_key
+
+    meta = torch.device("meta")
+
+    def of_tensor(tensor: torch.Tensor) -> Collection[int]:
+        storages = storages_of(tensor)
+        try:
+            if is_lazy_clone(tensor):  # to read the address of its data would copy the data
+                return [storage_key(storage) for storage in storages]
+        except (NotImplementedError, RuntimeError):  # it has no storage, or only its parts have
+            pass
+        if len(storages) == 1:
+            return of_storage(storages[0])
+        return [key for storage in storages for key in of_storage(storage)]
+
+    def of_storage(storage: torch.UntypedStorage) -> Collection[int]:
+        key = storage_key(storage)
+        if storage.device == meta:  # of a fake tensor, too, which warns if its address is read
+            return (key,)
+        try:
+            address = storage.data_ptr()
+        except RuntimeError:  # it has been released
+            return (key,)
+        return (key, address) if address else (key,)
+
+    return of_tensor, of_storage
+
+
+def dtype_and_shape_of(value: Any) -> tuple[str | None, tuple[int, ...] | None]:
+    """Return the dtype, such as ``float32``, and the shape of a tensor; None each if unknown."""
+    import torch
+
+    from pytest_cka_memory.meters import torch_private
+
+    if not issubclass(type(value), torch.Tensor) or torch_private.is_tracing():
+        return None, None  # while torch.jit traces, sizes are tensors and become part of the trace
+    with torch_private.no_subclass_function(), torch_private.no_dispatch():
+        dtype = str(_field(value, "dtype")).removeprefix("torch.")
+        try:
+            shape = tuple(_field(value, "shape"))
+        except Exception:  # a strided nested tensor has no shape, a subclass may raise anything
+            return dtype, None
+    return dtype, shape if all(type(size) is int for size in shape) else None
+
+
+def _field(tensor: "torch.Tensor", name: str) -> Any:
+    """Return an attribute as torch defines it, even if the tensor's class overrides it."""
+    import torch
+
+    return getattr(torch.Tensor, name).__get__(tensor)
+
+
+def is_part_of_its_storage(tensor: "torch.Tensor") -> bool:
+    """Whether a tensor is smaller than its storage; False if it has none or several."""
+    from pytest_cka_memory.meters import torch_private
+    from pytest_cka_memory.meters.ledger.live_objects import storages_of
+
+    with torch_private.no_subclass_function(), torch_private.no_dispatch():
+        storages = storages_of(tensor)
+        try:
+            return len(storages) == 1 and _field(tensor, "nbytes") < storages[0].nbytes()
+        except Exception:  # as in dtype_and_shape_of
+            return False
 
 
 def mro(kind: type) -> tuple[type, ...]:

@@ -146,13 +146,15 @@ SPARSE_PARTS = ("_indices", "_values") if _coo else ("indices", "values")
 """Methods of a sparse COO tensor that return the tensors it consists of."""
 
 
-def _always(_: torch.Tensor) -> bool:
-    return True
+def _never(_: torch.Tensor) -> bool:
+    return False
 
 
-is_view: Callable[[torch.Tensor], bool] = _found(
-    "torch.Tensor._is_view", _always, "hints call every tensor that uses part of a storage a view"
+is_lazy_clone: Callable[[torch.Tensor], bool] = _found(
+    "torch._C._is_cow_tensor", _never, "a search for holders copies storages that are lazy clones"
 )
+"""Whether a tensor shares its data until one of those that share it is written or asked for its
+address; raises NotImplementedError for a tensor without a storage."""
 
 TENSOR_HOOKS = tuple(
     name
@@ -201,6 +203,16 @@ def raw_saved(kind: type) -> list[str]:
 def unpacked_name(raw: str) -> str:
     """Return the attribute by which users read what is saved under a raw attribute."""
     return "saved_tensors" if raw == f"{_RAW_SAVED}tensors" else raw.replace("_raw", "", 1)
+
+
+LOADER_ITERATOR: Any = _found("torch.utils.data.dataloader._MultiProcessingDataLoaderIter", None)
+"""The type of iterators over a loader with workers."""
+
+
+def received_early(iterator: Any) -> list[Any]:
+    """Return the batches that a loader's iterator has received but not yielded yet."""
+    tasks = getattr(iterator, "_task_info", {})
+    return [task[1] for task in list(tasks.values()) if len(task) == 2]
 
 
 def schema_of(operator: Any) -> Any:

@@ -238,6 +238,17 @@ def small_view_of_a_large_tensor() -> None:
     KEEP.append(torch.ones(250)[:2])
 
 
+@leak(TORCH, "planted.KEEP[0]", hint=VIEW, made="mse_loss(")
+def reduced_loss_with_the_storage_of_the_unreduced() -> None:
+    KEEP.append(nn.functional.mse_loss(torch.ones(250), torch.zeros(250)))
+
+
+@leak(TORCH, "planted.KEEP[0]", hint="loss.detach().clone()", made="mse_loss(")
+def attached_loss_with_the_storage_of_the_unreduced() -> None:
+    target = LINEAR.weight.detach()
+    KEEP.append(nn.functional.mse_loss(LINEAR.weight, target))
+
+
 @leak(TORCH, "planted.KEEP[0]", size=1000 + 2 * 250 * 8, made="to_sparse()")
 def sparse_tensor() -> None:
     KEEP.append(torch.ones(10, 25).to_sparse())

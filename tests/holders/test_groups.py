@@ -9,7 +9,9 @@ import torch
 from planted import KEEP, cleaned_up
 
 from pytest_cka_memory import Holding, MemoryProbe, Region, RegionRecord
+from pytest_cka_memory.core.allocations import AllocationGroup, AllocationSite
 from pytest_cka_memory.core.verdicts import judge
+from pytest_cka_memory.holders.survivors import group_by_site
 from pytest_cka_memory.limits import Limit, flat_per_batch, max_peak_mb, zero_retention
 from pytest_cka_memory.meters.selection import meter_for
 from pytest_cka_memory.reports import failure
@@ -186,7 +188,95 @@ class TestPeak:
         assert any("live at the peak" in line for line in lines)
 
 
+class At:
+    """A site that is recorded in readable form."""
+
+    def __init__(self, line: int, code: str | None = None, operator: str | None = None) -> None:
+        self.site = AllocationSite((f"net.py:{line} in forward",), code, operator)
+
+    def readable(self) -> AllocationSite:
+        return self.site
+
+
+class TestGroupsAtThePeak:
+    def test_groups_of_one_line_and_one_expression_are_merged(self) -> None:
+        """Two expressions on one line stay two groups, and so do two operators."""
+        made = [
+            AllocationGroup(10, 1, At(1, "a * b")),
+            AllocationGroup(70, 3, At(1, "a + b")),
+            AllocationGroup(20, 2, At(1, "a * b")),
+            AllocationGroup(40, 1, At(1, "a * b", "aten.mul")),
+            AllocationGroup(50, 1, At(2, "a * b")),
+            AllocationGroup(5, 1, None),
+        ]
+        found = group_by_site(made)
+        assert sizes(found) == [(70, 3), (50, 1), (40, 1), (30, 3), (5, 1)]
+        assert [group.code for group in found] == ["a + b", "a * b", "a * b", "a * b", None]
+
+    def test_what_was_live_before_the_region_is_one_group_the_last(self) -> None:
+        """However large it is, and wherever it was allocated."""
+        made = [
+            AllocationGroup(1000, 2, At(1), before_region=True),
+            AllocationGroup(2000, 3, None, before_region=True),
+            AllocationGroup(10, 1, At(1)),
+        ]
+        found = group_by_site(made)
+        assert sizes(found) == [(10, 1), (3000, 5)]
+        assert [group.before_region for group in found] == [False, True]
+        assert found[1] == Holding(bytes=3000, count=5, before_region=True)
+
+    def test_memory_that_no_tensor_owned_is_named(self) -> None:
+        """It is not counted as a tensor, and not merged with tensors of its line."""
+        made = [
+            AllocationGroup(100, 2, At(1, "x @ x")),
+            AllocationGroup(300, 1, At(1, "x @ x"), inside="workspace"),
+        ]
+        found = group_by_site(made)
+        assert sizes(found) == [(300, 0), (100, 2)]
+        assert [group.inside for group in found] == ["workspace", None]
+        lines = list(failure.holding_lines(found[0], traced=False))
+        assert lines == ["  300 bytes, workspace", "    made at net.py:1 in forward: `x @ x`"]
+
+    def test_the_group_from_before_the_region_is_always_shown(self) -> None:
+        """After the line that counts what is left out, because it is not one of the smaller."""
+        made = [AllocationGroup(100 - line, 1, At(line)) for line in range(6)]
+        before = AllocationGroup(5_000_000, 7, None, before_region=True)
+        at_peak = group_by_site([before, *made])
+        record = RegionRecord(
+            label="",
+            completed=True,
+            start_bytes=0,
+            end_bytes=0,
+            peak_bytes=6_000_000,
+            retained_bytes=0,
+            at_peak=at_peak,
+        )
+        result = judge("t", record, [max_peak_mb("1 B")])
+        text = failure.render([result], meter_for("cpu").facts()).splitlines()
+        assert text[-3:-1] == [
+            "  and 2 smaller groups, 191 bytes",
+            "  7 tensors, 5,000,000 bytes (4.77 MB), live before the region",
+        ]
+
+
 class TestText:
+    def test_the_expression_follows_the_innermost_frame(self) -> None:
+        """Before the frames that called it; without an operator there is no word about one."""
+        holding = Holding(
+            bytes=2**20,
+            count=2,
+            dtype="float32",
+            shape=(512, 256),
+            created_at=("train.py:12 in step", "train.py:40 in fit"),
+            code="(weight * batch).sum()",
+            held_by="KEEP[0]",
+        )
+        assert list(failure.holding_lines(holding)) == [
+            "  2 tensors, 1,048,576 bytes (1.00 MB), float32 largest (512, 256)",
+            "    made at train.py:12 in step: `(weight * batch).sum()`, from train.py:40 in fit",
+            "    held by KEEP[0]",
+        ]
+
     def test_one_leak_takes_at_most_30_lines_of_100_columns(self) -> None:
         """However deep its path and however long the names in it."""
         name = "a_name_that_goes_on_and_on" * 9

@@ -44,6 +44,7 @@ LOSSES = Holding(
     held_by="train.LOSSES[0]",
     hint="attached to its autograd graph: keep loss.item() or loss.detach() instead",
     batches=9,
+    code="(weight * batch).sum()",
 )
 
 
@@ -95,7 +96,12 @@ def one_of_each() -> Report:
 def hostile() -> Report:
     """A report in which every text is `HOSTILE`."""
     holding = replace(
-        LOSSES, held_by=HOSTILE, created_at=(HOSTILE,), hint=HOSTILE, operator=HOSTILE
+        LOSSES,
+        held_by=HOSTILE,
+        created_at=(HOSTILE,),
+        hint=HOSTILE,
+        operator=HOSTILE,
+        code=HOSTILE,
     )
     bad = broken(HOSTILE, HOSTILE)
     bad = replace(bad, record=replace(bad.record, retained=(holding,)), worker=HOSTILE)

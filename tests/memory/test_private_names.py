@@ -13,6 +13,7 @@ import torch
 
 from pytest_cka_memory import DeviceError, MemoryProbe, RegionRecord
 from pytest_cka_memory.holders.survivors import holdings
+from pytest_cka_memory.holders.torch_references import tensor_rules
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.cpu import CpuMeter
 from pytest_cka_memory.meters.ledger import ledger
@@ -28,7 +29,8 @@ EXPECTED_NOTES = {
     "torch.UntypedStorage._cdata": None,
     "torch.Tensor._indices": "not coalesced are not counted",
     "torch.Tensor._values": "not coalesced are not counted",
-    "torch.Tensor._is_view": "every tensor that uses part of a storage a view",
+    "torch._C._is_cow_tensor": "copies storages that are lazy clones",
+    "torch.utils.data.dataloader._MultiProcessingDataLoaderIter": None,
     "torch.Tensor._backward_hooks": "are not recognized as hooks",
     "torch.Tensor._post_accumulate_grad_hooks": "are not recognized as hooks",
     "torch.jit._get_trace_graph": "torch.onnx may trace code wrongly",
@@ -202,15 +204,16 @@ def hint_of(make: Callable[[], object]) -> str | None:
     return found[0].hint
 
 
-def part_of_a_storage() -> torch.Tensor:
-    return torch.empty(0).set_(torch.zeros(100).untyped_storage(), 0, (3,))
-
-
-def test_a_part_of_a_storage_is_called_a_view_without_is_view(without) -> None:
-    """Like a view, it keeps the rest of the storage alive."""
-    assert hint_of(part_of_a_storage) is None
-    without("torch.Tensor._is_view")
-    assert "a view keeps all of its base alive" in hint_of(part_of_a_storage)
+def test_a_search_copies_lazy_clones_only_without_is_lazy_clone(without) -> None:
+    """Reading the address of their data copies it, which would allocate memory in the search."""
+    clone = torch._lazy_clone(torch.zeros(100))
+    rules = tensor_rules()(torch.Tensor)
+    assert len(rules.keys(torch.zeros(100))) == 2
+    assert len(rules.keys(clone)) == 1
+    assert torch._C._is_cow_tensor(clone)
+    without("torch._C._is_cow_tensor")
+    assert len(tensor_rules()(torch.Tensor).keys(clone)) == 2
+    assert not torch._C._is_cow_tensor(clone)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from reports_made import SESSION, hostile, many, one_of_each
+from reports_made import LOSSES, SESSION, hostile, many, one_of_each
 
 from pytest_cka_memory import ReportError
 from pytest_cka_memory.core.report import Report
@@ -41,6 +41,17 @@ def test_unknown_keys_of_newer_versions_are_accepted(file):
     plain["regions"][0]["timeline"][0]["new"] = None
     file.write_text(json.dumps(plain), encoding="utf-8")
     assert json_reader.read(file) == replace(one_of_each(), session={**SESSION, "new": 1})
+
+
+def test_groups_of_an_older_version_have_defaults_for_what_it_did_not_write(file):
+    """Their expression is not known, and whether they are from before the region."""
+    plain = json.loads(json_writer.render(one_of_each()))
+    for name in ("retained", "grown"):
+        (group,) = plain["regions"][1][name]
+        del group["code"], group["before_region"], group["inside"]
+    file.write_text(json.dumps(plain), encoding="utf-8")
+    read = json_reader.read(file).results[1].record
+    assert read.retained == read.grown == (replace(LOSSES, code=None),)
 
 
 def test_missing_session_keys_are_read_as_none(file):

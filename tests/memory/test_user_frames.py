@@ -1,13 +1,23 @@
 """Frames of user code: what is left out, and what only looks similar."""
 
+import sys
 from pathlib import Path
+from types import CodeType, FrameType
 
 import pytest
+import torch
 
 import pytest_cka_memory
-from pytest_cka_memory.core.allocations import is_foreign
+from pytest_cka_memory.core.allocations import (
+    AllocationSite,
+    FramesSite,
+    RawFrames,
+    is_foreign,
+    user_frames,
+)
 
 PACKAGE = Path(pytest_cka_memory.__file__).parent
+OF_TORCH = torch.nn.Linear.forward.__code__, 0
 
 
 @pytest.mark.parametrize(
@@ -22,3 +32,61 @@ PACKAGE = Path(pytest_cka_memory.__file__).parent
 def test_only_files_of_the_plugin_are_foreign(file: Path, foreign: bool) -> None:
     """A user's folder may begin with the plugin's name."""
     assert is_foreign(str(file)) is foreign
+
+
+def place(frame: FrameType) -> tuple[CodeType, int]:
+    return frame.f_code, frame.f_lasti
+
+
+def all_frames() -> RawFrames:
+    """Return every frame of this thread, as a counter in the allocator may record them."""
+    found = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        found.append(place(frame))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def recursive(depth: int) -> tuple[RawFrames, RawFrames]:
+    if depth:
+        return recursive(depth - 1)
+    recorded = torch.overrides.handle_torch_function(  # a frame of torch between two of this file
+        lambda: None, (Recorded(),)
+    )
+    assert isinstance(recorded, tuple)
+    return recorded
+
+
+class Recorded:
+    """What torch calls back records the frames, all of them and those of the user."""
+
+    @classmethod
+    def __torch_function__(cls, *_: object) -> tuple[RawFrames, RawFrames]:
+        return all_frames(), user_frames()
+
+
+def test_recorded_frames_are_shown_as_those_that_user_frames_selects() -> None:
+    """Whoever records them need not leave out those of torch, of pytest and of a deep recursion."""
+    everything, of_user = recursive(10)
+    assert len(everything) > 10 > len(of_user)
+    site = FramesSite(everything).readable()
+    assert site.frames == FramesSite(of_user).readable().frames
+    names = [frame.rpartition(" in ")[2].rpartition(".")[2] for frame in site.frames]
+    assert names == ["__torch_function__", "recursive"]
+    assert "all_frames()" in str(site.code)
+
+
+def test_the_code_is_that_of_the_innermost_frame_that_is_shown() -> None:
+    """Operator, dtype and shape are not known from frames."""
+    here = sys._getframe()
+    site = FramesSite((OF_TORCH, place(here))).readable()
+    frame = f"memory/test_user_frames.py:{here.f_code.co_firstlineno + 3} in {here.f_code.co_name}"
+    assert site == AllocationSite((frame,), site.code)
+    assert "place(here)" in str(site.code)
+
+
+@pytest.mark.parametrize("frames", [(), (OF_TORCH,)], ids=["none", "only-torch"])
+def test_without_frames_of_the_user_nothing_is_known(frames: RawFrames) -> None:
+    """As for memory that a thread without Python code allocates."""
+    assert FramesSite(frames).readable() == AllocationSite(())
