@@ -5,7 +5,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple, Protocol
@@ -17,13 +17,18 @@ _MAX_FRAMES = 6
 PACKAGE_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
 """Start of the names of the plugin's own files."""
 _SITE_PACKAGES = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
-_FOREIGN = (
+FOREIGN_PREFIXES = (
     PACKAGE_FOLDER,
     *(f"{library / 'torch'}{os.sep}" for library in _SITE_PACKAGES),
     "<frozen",
     "<string>",
     "<eval_with_key>",
 )
+"""Start of the names of files whose frames are never shown."""
+PYTEST_FOLDERS = tuple(
+    f"{library / name}{os.sep}" for library in _SITE_PACKAGES for name in ("_pytest", "pluggy")
+)
+"""Start of the names of pytest's files; what called them is of no interest."""
 
 
 class AllocationSite(NamedTuple):
@@ -172,6 +177,7 @@ def format_frame(filename: str, line: int, name: str) -> str:
     return f"{short(filename)}:{line} in {name}"
 
 
+@lru_cache(maxsize=1024)
 def short(filename: str) -> str:
     """Return the last folder and the name of a file."""
     return "/".join(Path(filename).parts[-2:])
@@ -186,7 +192,7 @@ class _ForeignFiles(dict[str, bool]):
     """A cache of `is_foreign`: a dict, because a function call per frame would be too slow."""
 
     def __missing__(self, filename: str) -> bool:
-        self[filename] = filename.startswith(_FOREIGN)
+        self[filename] = filename.startswith(FOREIGN_PREFIXES)
         return self[filename]
 
 

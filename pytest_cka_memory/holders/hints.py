@@ -19,6 +19,11 @@ _AUTOCAST = (
     "no Python holder found: autocast caches the weights that it has cast until its block ends; "
     "measure around the block, or write torch.autocast(..., cache_enabled=False)"
 )
+_PERHAPS_AUTOCAST = (
+    "no Python holder found: C code references it, perhaps autocast, which caches the weights that "
+    "it has cast until its block ends; measure around the block, or write torch.autocast(..., "
+    "cache_enabled=False)"
+)
 _ATTACHED = "attached to its autograd graph: keep loss.item() or loss.detach() instead"
 _ATTACHED_PART = (
     "attached to its autograd graph, and it uses only part of its storage: keep loss.item() or "
@@ -71,7 +76,7 @@ def hint_for(
         held_by: `path` as an expression.
     """
     if path is None or held_by is None:
-        return _AUTOCAST if _may_be_cached_by_autocast(allocation) else _NO_HOLDER
+        return _hint_without_holder(allocation)
     if any(issubclass(type(step.value), logging.LogRecord) for step in path):
         return _LOGGED
     for pattern, advice in _PATTERNS:
@@ -80,16 +85,21 @@ def hint_for(
     return _hint_for_holder(path[-1].value)
 
 
-def _may_be_cached_by_autocast(allocation: Allocation) -> bool:
-    """Whether the storage can be the result of a cast, and this thread is in a caching block."""
+def _hint_without_holder(allocation: Allocation) -> str:
+    """Return the advice for a storage that no Python object references."""
+    operator = None if allocation.site is None else allocation.site.operator
+    if operator not in (None, "aten._to_copy") or not _autocast_is_caching():
+        return _NO_HOLDER
+    return _PERHAPS_AUTOCAST if operator is None else _AUTOCAST
+
+
+def _autocast_is_caching() -> bool:
+    """Whether this thread is in a block of autocast, at whose end torch empties its cache."""
     import torch
 
-    operator = None if allocation.site is None else allocation.site.operator
-    if operator not in (None, "aten._to_copy") or not torch.is_autocast_cache_enabled():
-        return False
     torch.autocast_increment_nesting()
-    blocks = torch.autocast_decrement_nesting()
-    return bool(blocks)  # torch empties the cache when the outermost block ends
+    blocks: int = torch.autocast_decrement_nesting()
+    return blocks > 0 and torch.is_autocast_cache_enabled()
 
 
 def _hint_for_holder(holder: Any) -> str | None:

@@ -109,6 +109,31 @@ class TestAddressOfTheData:
         assert holdings([allocation], {}) == ()
 
 
+NOWHERE = 1
+"""A key that no storage has: as if only C++ referenced the memory."""
+CACHE = "cache_enabled=False"
+
+
+@pytest.mark.parametrize(
+    ("recorded", "options", "expected"),
+    [
+        pytest.param(BY_FRAMES, {}, CACHE, id="frames"),
+        pytest.param(None, {}, CACHE, id="nothing-recorded"),
+        pytest.param(BY_LEDGER, {}, "a library's cache", id="another-operator"),
+        pytest.param(BY_FRAMES, {"cache_enabled": False}, "a library's cache", id="no-cache"),
+    ],
+)
+def test_the_cache_of_autocast_is_named_if_it_can_be_the_holder(
+    recorded: RecordedSite | None, options: dict[str, bool], expected: str
+) -> None:
+    """In a block that caches what it casts, for memory that an operator may have cast."""
+    with torch.autocast("cpu", torch.bfloat16, **options):
+        assert expected in str(found_at(NOWHERE, recorded).hint)
+        with torch.autocast("cpu", enabled=False, **options):
+            assert expected in str(found_at(NOWHERE, recorded).hint)
+    assert CACHE not in str(found_at(NOWHERE, recorded).hint)
+
+
 class Overriding(torch.Tensor):
     """A tensor whose attributes are not those of tensors."""
 
