@@ -1,7 +1,6 @@
 """The user's handle to a region: while it is open, and to its figures afterwards."""
 
-import gc
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -11,8 +10,9 @@ from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.holders import survivors
+from pytest_cka_memory.measure.batches import BatchSamples
 from pytest_cka_memory.measure.loaders import SampledLoader
-from pytest_cka_memory.measure.region_stack import RegionStack
+from pytest_cka_memory.measure.region_stack import ClosedRegion, RegionStack
 from pytest_cka_memory.meters.base import Reading
 
 _IN_MB = {row.mb_name: row.name for row in FIGURES.values() if row.mb_name != row.name}
@@ -43,18 +43,17 @@ class Region:
         """What the function returned, if :meth:`MemoryProbe.run` called one."""
         self._stack = stack
         self._explainer = explainer
-        self._samples: list[Sample] = []
-        self._boundaries: list[int] = []
-        self._survivors: tuple[Allocation, ...] = ()
+        self._survivors: Sequence[Allocation] = ()
         self._unowned_blocks: tuple[UnownedBlock, ...] = ()
         self._grown: tuple[Holding, ...] = ()
         self._record: RegionRecord | None = None
         self._open_region = stack.open()
+        self._samples = BatchSamples(self._open_region.peaks)
 
     @property
     def timeline(self) -> tuple[Sample, ...]:
         """One sample per batch boundary so far."""
-        return tuple(self._samples)
+        return self._samples.timeline()
 
     @property
     def record(self) -> RegionRecord:
@@ -102,67 +101,52 @@ class Region:
     def _sample_if_open(self, size: int | None) -> None:
         if self._record is not None:  # its loader is still used after the region
             return
-        reading, peak_bytes = self._stack.sample(self._open_region)
-        # Garbage in reference cycles is not growth, but a collection costs more than most batches.
-        # So it runs only if the level is above those of the last quarter of the samples. These lie
-        # within one of the halves that growth compares, so garbage never raises the later half.
-        levels = [sample.requested_bytes for sample in self._samples if sample.size == size]
-        recent = levels[-max(2, len(levels) // 4) :]
-        if recent and reading.requested_bytes > max(recent):
-            gc.collect()
-            reading, _ = self._stack.sample(self._open_region)
-        self._samples.append(
-            Sample(
-                batch=len(self._samples) + 1,
-                size=size,
-                allocated_bytes=reading.allocated_bytes,
-                requested_bytes=reading.requested_bytes,
-                peak_bytes=peak_bytes,
-            )
-        )
-        self._boundaries.append(self._stack.meter.serial())
-        if not self._grown:  # now, because the loop may free everything when it ends
+        reading = self._samples.add(size)
+        if not self._grown and self._explainer is not None and self._samples.growth_is_due():
             self._grown = self._find_growth(self._unfinished_record(reading))
 
     def _find_growth(self, record: RegionRecord) -> tuple[Holding, ...]:
         """Return what is allocated batch after batch, if `record` is to be explained so."""
         if "growth_bytes_per_batch" not in self._figures_to_explain(record):
             return ()
-        allocations = self._stack.meter.allocations_since(self._open_region.mark)
+        allocations = self._stack.meter.allocations_since(self._open_region.peaks.mark)
         return _in_several_batches(self._holdings(allocations))
 
     def _unfinished_record(self, end: Reading) -> RegionRecord:
         """Return the record as if the region ended now, without cleaning and retained bytes."""
-        region = self._open_region
+        start = self._open_region.start
         return RegionRecord(
             label=self.label,
             completed=True,
-            start_bytes=region.start.allocated_bytes,
+            start_bytes=start.allocated_bytes,
             end_bytes=end.allocated_bytes,
-            peak_bytes=region.peak_bytes,
+            peak_bytes=end.peak_bytes,
             retained_bytes=0,
-            reserved_start_bytes=region.start.reserved_bytes,
-            reserved_peak_bytes=region.peak_reserved_bytes,
+            reserved_start_bytes=start.reserved_bytes,
+            reserved_peak_bytes=end.peak_reserved_bytes,
             reserved_end_bytes=end.reserved_bytes,
             timeline=self.timeline,
         )
 
     def _close(self, completed: bool, first_run_retained_bytes: int | None = None) -> None:
-        closed = self._stack.close(self._open_region)
+        with self._stack.closing(self._open_region) as closed:
+            record = self._record_of(closed, first_run_retained_bytes)
+            self._survivors = closed.survivors
+            self._unowned_blocks = closed.unowned
+            self._record = replace(record, completed=False)
+            if completed:
+                self._record = self._with_explanations(record)
+
+    def _record_of(self, closed: ClosedRegion, first_run_retained_bytes: int | None) -> RegionRecord:
         one_time_bytes = self._open_region.workspace_bytes
         if first_run_retained_bytes is not None:
             kept_once = max(0, first_run_retained_bytes - closed.retained_bytes)
             one_time_bytes = (one_time_bytes or 0) + kept_once
-        record = replace(
+        return replace(
             self._unfinished_record(closed.end),
-            completed=completed,
             retained_bytes=closed.retained_bytes,
             one_time_bytes=one_time_bytes,
         )
-        self._survivors = closed.survivors
-        self._unowned_blocks = closed.unowned
-        self._record = self._with_explanations(record) if completed else record
-        self._open_region.allocations_at_peak.clear()
 
     def _with_explanations(self, record: RegionRecord) -> RegionRecord:
         to_explain = self._figures_to_explain(record)
@@ -172,9 +156,8 @@ class Region:
             grown = _in_several_batches(self._holdings(self._survivors)) or self._grown
             record = replace(record, grown=grown)
         if {"peak_increase_bytes", "reserved_increase_bytes"} & set(to_explain):
-            record = replace(
-                record, at_peak=survivors.group_by_site(self._open_region.allocations_at_peak)
-            )
+            at_peak = survivors.group_by_site(self._open_region.peaks.allocations())
+            record = replace(record, at_peak=at_peak)
         return record
 
     def _retained_holdings(self, record: RegionRecord) -> tuple[Holding, ...]:
@@ -188,7 +171,7 @@ class Region:
 
     def _holdings(self, allocations: Iterable[Allocation]) -> tuple[Holding, ...]:
         named_values = {} if self._explainer is None else self._explainer.named_values()
-        return survivors.holdings(allocations, named_values, self._boundaries)
+        return survivors.holdings(allocations, named_values, self._samples.serials)
 
     def __getattr__(self, name: str) -> Any:
         # Called only for names that are not ordinary attributes: what its record contains.

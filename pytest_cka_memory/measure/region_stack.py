@@ -1,39 +1,23 @@
-"""Open regions over one meter.
+"""Open regions over one meter."""
 
-A device has one peak counter, so the reset for an inner region would erase the peak of the outer
-one. Therefore the peak is merged into all open regions before every reset.
-"""
-
-from dataclasses import dataclass, field, replace
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, UnownedBlock
-from pytest_cka_memory.meters.base import Meter, Reading
+from pytest_cka_memory.meters.base import Meter, Peaks, Reading
 
 
 @dataclass(eq=False)
 class OpenRegion:
-    """The peaks of an open region. Holds numbers and the meter's mark, never a tensor."""
+    """An open region. Holds numbers and the meter's peaks, never a tensor."""
 
     start: Reading
-    mark: Any
-    peak_bytes: int
-    peak_reserved_bytes: int | None
-    sample_peak_bytes: int
-    """Highest level since the last sample of this region."""
-    allocations_at_peak: list[AllocationGroup] = field(default_factory=list)
-    """What was live at its peak; keeps no tensor alive."""
+    peaks: Peaks
     workspace_bytes: int | None = None
     """Bytes of library workspaces dropped by cleaning so far; only a first run allocates them."""
-
-    def merge_peak(self, reading: Reading, meter: Meter) -> None:
-        """Raise the peaks to those of `reading` if they are higher."""
-        if reading.peak_bytes > self.peak_bytes:
-            self.allocations_at_peak = meter.allocations_at_peak()
-        self.peak_bytes = max(self.peak_bytes, reading.peak_bytes)
-        self.sample_peak_bytes = max(self.sample_peak_bytes, reading.peak_bytes)
-        if self.peak_reserved_bytes is not None and reading.peak_reserved_bytes is not None:
-            self.peak_reserved_bytes = max(self.peak_reserved_bytes, reading.peak_reserved_bytes)
 
 
 @dataclass(frozen=True)
@@ -42,8 +26,8 @@ class ClosedRegion:
 
     end: Reading
     retained_bytes: int
-    survivors: tuple[Allocation, ...]
-    """The retained allocations, as far as the meter knows them; weak references."""
+    survivors: Sequence[Allocation]
+    """The retained allocations, as far as the meter knows them; they keep nothing alive."""
     unowned: tuple[UnownedBlock, ...]
     """Retained blocks that no tensor owns, if the allocator's history is recorded."""
 
@@ -54,72 +38,121 @@ class RegionStack:
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
         self._open: list[OpenRegion] = []
+        self._shared: list[_SharedPeaks] = []
+        self._lock = threading.RLock()
 
     def open(self) -> OpenRegion:
         """Clean, then start a region."""
-        self._read_and_reset_peak()
-        self._clean()
+        self.merge_peaks()
+        self._add_workspaces(self.meter.clean())
         self.meter.start()
+        peaks = None
         try:
-            mark = self.meter.mark()
-            # Merged once more, because finalizers that cleaning ran may have allocated memory.
-            start = self._read_and_reset_peak()
+            peaks = self.meter.open_peaks() or _SharedPeaks(self, self._shared)
+            region = OpenRegion(peaks.read(), peaks)
+            self._open.append(region)
         except BaseException:
+            if peaks is not None:
+                peaks.close()
             self.meter.stop()
             raise
-        region = OpenRegion(
-            start, mark, start.allocated_bytes, start.reserved_bytes, start.allocated_bytes
-        )
-        self._open.append(region)
         return region
 
-    def sample(self, region: OpenRegion) -> tuple[Reading, int]:
-        """Return a reading, and the highest level since the last sample of `region`."""
-        reading = self._read_and_reset_peak()
-        peak, region.sample_peak_bytes = region.sample_peak_bytes, reading.allocated_bytes
-        return reading, peak
-
     def snapshot(self) -> Reading:
-        """Return a reading with the peaks of the innermost open region, or since the last reset."""
+        """Return a reading with the peaks of the innermost open region, or since the last one."""
+        if self._open:
+            return self._open[-1].peaks.read()
         self.meter.start()
-        reading = self._read_and_reset_peak() if self._open else self.meter.read()
-        self.meter.stop()
-        if not self._open:
-            return reading
-        region = self._open[-1]
-        return replace(
-            reading, peak_bytes=region.peak_bytes, peak_reserved_bytes=region.peak_reserved_bytes
-        )
-
-    def close(self, region: OpenRegion) -> ClosedRegion:
-        """End `region`: fix its peaks, free what is not in use, and count what is retained."""
         try:
-            self._read_and_reset_peak()
-            self._clean()
-            return ClosedRegion(
-                end=self._read_and_reset_peak(),  # cleaning may find storages that raise the peak
-                retained_bytes=self.meter.retained_since(region.mark),
-                survivors=tuple(self.meter.allocations_since(region.mark)),
-                unowned=tuple(self.meter.unowned_blocks_since(region.mark)),
+            return self.meter.read()
+        finally:
+            self.meter.stop()
+
+    @contextmanager
+    def closing(self, region: OpenRegion) -> Iterator[ClosedRegion]:
+        """Free what is not in use and yield the figures of `region`, which ends after the block.
+
+        Inside the block, what was live at its peak can still be asked for.
+        """
+        try:
+            region.peaks.read()
+            self._add_workspaces(self.meter.clean_after(region.peaks.mark))
+            yield ClosedRegion(
+                end=region.peaks.read(),  # cleaning may run finalizers, which raise the peak
+                retained_bytes=self.meter.retained_since(region.peaks.mark),
+                survivors=self.meter.allocations_since(region.peaks.mark),
+                unowned=tuple(self.meter.unowned_blocks_since(region.peaks.mark)),
             )
         finally:
             self._open.remove(region)
+            region.peaks.close()
             self.meter.stop()
 
-    def _clean(self) -> None:
-        """Clean, and add the dropped workspaces to every open region, because regions may nest."""
-        dropped = self.meter.clean()
-        if dropped is not None:
-            for region in self._open:
-                region.workspace_bytes = (region.workspace_bytes or 0) + dropped
+    def merge_peaks(self) -> Reading | None:
+        """Raise the peaks of regions that share the device's one counter, and reset that counter.
 
-    def _read_and_reset_peak(self) -> Reading:
-        """Return a reading, merge its peaks into all open regions, and reset the counter."""
-        reading = self.meter.read()
-        for region in self._open:
-            region.merge_peak(reading, self.meter)
-        self.meter.reset_peak()
-        return reading
+        The reset for one region would otherwise erase the peak of another. None if no open region
+        shares the counter.
+        """
+        with self._lock:  # another thread's region must not reset the counter in between
+            if not self._shared:
+                return None
+            reading = self.meter.read()
+            for peaks in self._shared:
+                peaks.merge(reading, self.meter)
+            self.meter.reset_peak()
+            return reading
+
+    def _add_workspaces(self, dropped_bytes: int | None) -> None:
+        """Add dropped workspaces to every open region, because regions may nest."""
+        if dropped_bytes is not None:
+            for region in self._open:
+                region.workspace_bytes = (region.workspace_bytes or 0) + dropped_bytes
+
+
+class _SharedPeaks(Peaks):
+    """The peaks of one region on a device that has one counter for all regions."""
+
+    def __init__(self, stack: RegionStack, shared: list["_SharedPeaks"]) -> None:
+        self._stack, self._shared = stack, shared
+        self._allocations: list[AllocationGroup] = []
+        self.mark: Any = stack.meter.mark()
+        # Finalizers that cleaning ran may have allocated memory: other regions count it first.
+        stack.merge_peaks()
+        stack.meter.reset_peak()
+        self._highest = stack.meter.read()
+        self._sample_peak = self._highest.allocated_bytes
+        shared.append(self)
+
+    def merge(self, reading: Reading, meter: Meter) -> None:
+        """Raise the peaks to those of `reading` if they are higher."""
+        highest = self._highest
+        if reading.peak_bytes > highest.peak_bytes:
+            self._allocations = meter.allocations_at_peak()
+        self._sample_peak = max(self._sample_peak, reading.peak_bytes)
+        reserved = [highest.peak_reserved_bytes, reading.peak_reserved_bytes]
+        known = [size for size in reserved if size is not None]
+        self._highest = replace(
+            reading,
+            peak_bytes=max(highest.peak_bytes, reading.peak_bytes),
+            peak_reserved_bytes=max(known, default=None),
+        )
+
+    def read(self) -> Reading:
+        self._stack.merge_peaks()
+        return self._highest
+
+    def sample(self) -> tuple[Reading, int, int]:
+        reading = self.read()
+        peak, self._sample_peak = self._sample_peak, reading.allocated_bytes
+        return reading, peak, self._stack.meter.serial()
+
+    def allocations(self) -> list[AllocationGroup]:
+        return self._allocations
+
+    def close(self) -> None:
+        if self in self._shared:
+            self._shared.remove(self)
 
 
 _ATTRIBUTE = "_cka_memory_region_stack"

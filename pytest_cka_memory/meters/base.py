@@ -2,6 +2,7 @@
 
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,28 @@ class Reading:
     """Held by the allocator, in use or not; None if the device has no reserve."""
     peak_reserved_bytes: int | None = None
     """Highest ``reserved_bytes`` since the last ``reset_peak``."""
+
+
+class Peaks(ABC):
+    """The peaks of one open region. It must not keep a tensor alive."""
+
+    mark: Any
+    """The moment at which the region began, for :meth:`Meter.retained_since`."""
+
+    @abstractmethod
+    def read(self) -> Reading:
+        """Return the levels now, and as peaks the highest levels since the region began."""
+
+    @abstractmethod
+    def sample(self) -> tuple[Reading, int, int]:
+        """Return a reading, the highest level since the last sample, and the allocations so far."""
+
+    def allocations(self) -> list[AllocationGroup]:
+        """Return what was live at the region's peak, as far as it is known."""
+        return []
+
+    def close(self) -> None:
+        """End counting; called once, also after an exception."""
 
 
 class Meter(ABC):
@@ -73,6 +96,20 @@ class Meter(ABC):
         device cannot tell them apart.
         """
 
+    def clean_after(self, mark: Any) -> int | None:
+        """Do what :meth:`clean` does at the end of a region that began at `mark`.
+
+        A meter that knows that nothing since `mark` is live can save itself the work.
+        """
+        return self.clean()
+
+    def between_regions(self, *, objects_dropped: bool = False) -> None:
+        """Take note of a moment at which no test runs.
+
+        With `objects_dropped`, a fixture that several tests used has just been torn down, so
+        that there may be garbage which the level does not show.
+        """
+
     @abstractmethod
     def read(self) -> Reading:
         """Return the current value of all counters."""
@@ -84,6 +121,10 @@ class Meter(ABC):
     @abstractmethod
     def mark(self) -> Any:
         """Return a token for the current moment; it must not keep a tensor alive."""
+
+    def open_peaks(self) -> Peaks | None:
+        """Return peaks for a region alone; None if the device has one counter for all regions."""
+        return None
 
     @abstractmethod
     def retained_since(self, mark: Any) -> int:
@@ -101,7 +142,7 @@ class Meter(ABC):
         """Return the number of allocations so far; 0 if they are not counted."""
         return 0
 
-    def allocations_since(self, mark: Any) -> list[Allocation]:
+    def allocations_since(self, mark: Any) -> Sequence[Allocation]:
         """Return the allocations that :meth:`retained_since` counts, as far as they are known."""
         return []
 

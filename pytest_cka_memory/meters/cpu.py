@@ -1,78 +1,35 @@
-"""The meter for the CPU: torch's allocator has no counters there, so it records every storage."""
+"""The meter for the CPU: torch's allocator counted natively, or tensors counted in a ledger."""
 
-import platform
-from gc import collect  # at import, because a test may patch gc.collect
+import os
+from functools import cache
 
-import torch
+from pytest_cka_memory.meters.base import Meter
 
-from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
-from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.base import Meter, Reading
-from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
+SWITCH = "CKA_MEMORY_NATIVE"
+"""Environment variable that turns native counting off if it is 0."""
 
 
-class CpuMeter(Meter):
-    """Counts the bytes of all CPU tensor storages exactly, while started.
+@cache
+def cpu_meter() -> Meter:
+    """Return the meter, the same one at every call."""
+    reason = _why_not_native()
+    if reason is None:
+        from pytest_cka_memory.meters.native.meter import NativeMeter
 
-    Its peak counts tensors; temporaries that an operator allocates and frees are not counted.
-    """
+        return NativeMeter()
+    from pytest_cka_memory.meters.ledger.meter import LedgerMeter
 
-    device = "cpu"
-    name = "exact accounting of tensor storages"
-    notes: tuple[str, ...] = (
-        "the peak counts tensors, not temporaries inside one operator (a lower bound);",
-        "memory of DataLoader workers and temporaries of compiled code are not counted",
-    )
-
-    def __init__(self) -> None:
-        self.notes = (*self.notes, *torch_private.LOST)
-        self.device_name = _cpu_name()
-        self._tracker = StorageTracker(torch.device("cpu"))
-
-    def start(self) -> None:
-        self._tracker.start()
-
-    def stop(self) -> None:
-        self._tracker.stop()
-
-    def clean(self) -> int | None:
-        if not self._tracker.nothing_is_live():
-            collect()
-            self._tracker.record_unseen()
-        return None
-
-    def read(self) -> Reading:
-        # Compiled code, DataLoader workers and buffers create tensors without an operator.
-        self._tracker.record_unseen(young=True)
-        ledger = self._tracker.ledger
-        ledger.settle()
-        return Reading(
-            allocated_bytes=ledger.level, requested_bytes=ledger.level, peak_bytes=ledger.peak
-        )
-
-    def reset_peak(self) -> None:
-        self._tracker.ledger.reset_peak()
-
-    def mark(self) -> int:
-        return self._tracker.ledger.serial
-
-    def retained_since(self, mark: int) -> int:
-        return self._tracker.ledger.retained_since(mark)
-
-    def serial(self) -> int:
-        return self._tracker.ledger.serial
-
-    def allocations_since(self, mark: int) -> list[Allocation]:
-        return self._tracker.ledger.allocations_since(mark)
-
-    def allocations_at_peak(self) -> list[AllocationGroup]:
-        return self._tracker.ledger.alive_at_peak()
+    return LedgerMeter(reason)
 
 
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or platform.machine() or "cpu"
+def _why_not_native() -> str | None:
+    """Return why torch's allocator cannot be counted here; None if it can."""
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH} is 0"
+    from pytest_cka_memory.meters.native import counter, library
+
+    if library.functions() is None:
+        return "the native counter was not compiled for this system"
+    if not counter.counts_cpu():
+        return "this build of torch allocates memory in a way that is not known"
+    return None

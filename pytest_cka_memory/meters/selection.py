@@ -7,6 +7,7 @@ from pytest_cka_memory.core.cards import card_of
 from pytest_cka_memory.emulated import loading, specification
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters.base import Meter
+from pytest_cka_memory.meters.cpu import cpu_meter
 from pytest_cka_memory.meters.device_names import AFTER_PREDICTING, KNOWN_DEVICES
 
 _PREDICTED = "predict:cuda"
@@ -51,13 +52,13 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
     kind, _, index = name.partition(":")
     if kind == "cpu":
         check_device_name(name)
-        return _cpu_meter()
+        return cpu_meter()
     import torch
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     check_device_name(name, found="cpu" if accelerator is None else accelerator.type)
     if kind == "auto":
-        return _cpu_meter() if accelerator is None else meter_for(accelerator.type, preferred)
+        return cpu_meter() if accelerator is None else meter_for(accelerator.type, preferred)
     if accelerator is None or accelerator.type != kind:
         if hasattr(torch, "predicted"):
             raise DeviceError(f"device {name!r} is not available: {AFTER_PREDICTING}")
@@ -101,13 +102,6 @@ def _load_emulated(name: str) -> None:
 
 
 # One meter per device and process: a reset of the peak is global, so nested regions share it.
-@cache
-def _cpu_meter() -> Meter:
-    from pytest_cka_memory.meters.cpu import CpuMeter
-
-    return CpuMeter()
-
-
 @cache
 def _accelerator_meter(kind: str, index: int) -> Meter:
     emulated = loading.loaded() if kind == "cuda" else None

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from pytest_cka_memory.meters.ledger.patches import replaced
+from pytest_cka_memory.meters.patching import replaced
 
 _RESET = "reset_peak_memory_stats"
 

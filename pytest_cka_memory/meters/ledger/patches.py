@@ -12,6 +12,7 @@ import torch
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.ledger import interrupts
 from pytest_cka_memory.meters.ledger.tracing import without_mode
+from pytest_cka_memory.meters.patching import replaced
 
 _Collection = Callable[[str, Mapping[str, int]], None]
 
@@ -78,24 +79,3 @@ class Patches:
         if self._on_collection in gc.callbacks:  # a test may clear or restore the list
             gc.callbacks.remove(self._on_collection)
         return [undo for undo in self._undo if not undo()]
-
-
-def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], bool]:
-    """Replace an attribute by `function`; return a function that restores it.
-
-    That function returns whether it could: if other code has patched the attribute since, its
-    patch has to be undone first.
-    """
-    before = vars(owner).get(name)  # None if the attribute is inherited
-    setattr(owner, name, function)
-
-    def undo() -> bool:
-        if vars(owner).get(name) is not function:
-            return False
-        if before is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
-        return True
-
-    return undo

@@ -1,0 +1,74 @@
+"""The meter for the CPU where torch's allocator cannot be counted: it records every storage."""
+
+from gc import collect  # at import, because a test may patch gc.collect
+
+import torch
+
+from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
+from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters.base import Meter, Reading
+from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
+from pytest_cka_memory.meters.processor import processor_name
+
+
+class LedgerMeter(Meter):
+    """Counts the bytes of all CPU tensor storages exactly, while started.
+
+    Its peak counts tensors; temporaries that an operator allocates and frees are not counted.
+
+    Args:
+        reason: why the allocator is not counted instead; part of the notes.
+    """
+
+    device = "cpu"
+    name = "exact accounting of tensor storages"
+    notes: tuple[str, ...] = (
+        "the peak counts tensors, not temporaries inside one operator (a lower bound);",
+        "memory of DataLoader workers and temporaries of compiled code are not counted",
+    )
+
+    def __init__(self, reason: str = "chosen by hand") -> None:
+        self.notes = (f"torch's allocator is not counted: {reason};", *self.notes)
+        self.notes = (*self.notes, *torch_private.LOST)
+        self.device_name = processor_name()
+        self._tracker = StorageTracker(torch.device("cpu"))
+
+    def start(self) -> None:
+        self._tracker.start()
+
+    def stop(self) -> None:
+        self._tracker.stop()
+
+    def clean(self) -> int | None:
+        if not self._tracker.nothing_is_live():
+            collect()
+            self._tracker.record_unseen()
+        return None
+
+    def read(self) -> Reading:
+        # Compiled code, DataLoader workers and buffers create tensors without an operator.
+        self._tracker.record_unseen(young=True)
+        ledger = self._tracker.ledger
+        ledger.settle()
+        return Reading(
+            allocated_bytes=ledger.level, requested_bytes=ledger.level, peak_bytes=ledger.peak
+        )
+
+    def reset_peak(self) -> None:
+        self._tracker.ledger.reset_peak()
+
+    def mark(self) -> int:
+        return self._tracker.ledger.serial
+
+    def retained_since(self, mark: int) -> int:
+        return self._tracker.ledger.retained_since(mark)
+
+    def serial(self) -> int:
+        return self._tracker.ledger.serial
+
+    def allocations_since(self, mark: int) -> list[Allocation]:
+        return self._tracker.ledger.allocations_since(mark)
+
+    def allocations_at_peak(self) -> list[AllocationGroup]:
+        return self._tracker.ledger.alive_at_peak()
+

@@ -1,0 +1,1 @@
+"""Counting in torch's own allocators, by a small library in C (``csrc``)."""

@@ -1,0 +1,246 @@
+"""The native counter of one device, and its regions."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import NamedTuple, cast, overload
+
+import torch
+
+from pytest_cka_memory.core.allocations import (
+    FOREIGN_PREFIXES,
+    PYTEST_FOLDERS,
+    Allocation,
+    AllocationGroup,
+    FramesSite,
+    RawFrames,
+)
+from pytest_cka_memory.meters.native import library
+from pytest_cka_memory.meters.native.library import Block, Figures, byref
+
+CPU = 0
+
+
+class Levels(NamedTuple):
+    """What was read of a region, in bytes."""
+
+    level: int
+    reserved: int
+    peak: int
+    peak_reserved: int
+    sample_peak: int
+    """Highest level since the region was last sampled."""
+    serial: int
+    """The number of allocations so far."""
+
+
+class Counter:
+    """Counts the blocks that torch's allocator for one device hands out.
+
+    Args:
+        number: ``device_type << 8 | index`` as torch numbers device types; 0 is the CPU.
+    """
+
+    def __init__(self, number: int = CPU) -> None:
+        self._number = number
+        self._functions = prepared_functions()
+
+    def figures(self) -> Figures:
+        """Return the state of the device."""
+        figures = Figures()
+        self._functions.counter_read(self._number, None, 0, byref(figures))
+        if figures.lost:
+            raise MemoryError(f"{figures.lost} allocations could not be recorded")
+        return figures
+
+    def reset_peak(self) -> None:
+        """Start a new peak of the device; those of regions stay."""
+        self._functions.counter_read(self._number, None, 1, byref(Figures()))
+
+    def counts(self, allocate: Callable[[], object]) -> bool:
+        """Return whether an allocation is counted; `allocate` makes one and returns it."""
+        before = self.figures().serial
+        kept = allocate()
+        counted: bool = self.figures().serial > before
+        del kept
+        return counted
+
+    def open(self) -> RegionCounter:
+        """Start to count the peaks of a region."""
+        return RegionCounter(self._number, self._functions)
+
+    def retained_since(self, serial: int) -> int:
+        """Return the bytes of live blocks that were allocated after the allocation `serial`."""
+        count = ctypes.c_uint64()
+        return cast(int, self._functions.counter_retained(self._number, serial, byref(count)))
+
+    def allocations_since(self, serial: int) -> Sequence[Allocation]:
+        """Return those blocks, newest first."""
+        count = ctypes.c_uint64()
+        self._functions.counter_retained(self._number, serial, byref(count))
+        # Another thread may allocate more meanwhile; those are left out.
+        blocks = (Block * count.value)()
+        found = self._functions.counter_blocks(self._number, serial, blocks, count)
+        return _Allocations(self, blocks[:found])
+
+    def is_live(self, address: int, serial: int) -> bool:
+        """Whether the block that was allocated at `address` as number `serial` is still live."""
+        return bool(self.serial_of(address) == serial)
+
+    def serial_of(self, address: int) -> int:
+        """Return the number of the live block at `address`; ``NOT_LIVE`` if there is none."""
+        return cast(int, self._functions.counter_serial_of(address, self._number))
+
+    def add(self, address: int, size: int, *, is_new: bool) -> None:
+        """Count a block that the allocator's calls do not show; known ones are left as they are."""
+        self._functions.counter_add(address, size, self._number, is_new)
+
+    def remove(self, address: int) -> None:
+        """Count the block at `address` as freed."""
+        self._functions.counter_remove(address, self._number)
+
+    def set_serial(self, address: int, serial: int) -> None:
+        """Treat the block at `address` as if it were the allocation `serial`."""
+        self._functions.counter_set_serial(address, self._number, serial)
+
+    def set_level(self, level: int, reserved: int) -> None:
+        """Set the level of an accelerator, which its allocator reports only when it changes."""
+        self._functions.counter_set_level(self._number, level, reserved)
+
+
+class _Allocations(Sequence[Allocation]):
+    """Blocks as allocations. They are many, so each is described only when it is asked for."""
+
+    def __init__(self, counter: Counter, blocks: list[Block]) -> None:
+        self._counter = counter
+        self._blocks = blocks
+        # At once, because stacks are forgotten when the last region ends.
+        self._sites = {stack: _site_of(stack) for stack in {block.stack for block in blocks}}
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    @overload
+    def __getitem__(self, index: int) -> Allocation: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Allocation]: ...
+    def __getitem__(self, index: int | slice) -> Allocation | list[Allocation]:
+        if isinstance(index, slice):
+            return [self._allocation(block) for block in self._blocks[index]]
+        return self._allocation(self._blocks[index])
+
+    def _allocation(self, block: Block) -> Allocation:
+        return Allocation(
+            key=block.address,
+            bytes=block.bytes,
+            serial=block.serial,
+            is_live=partial(self._counter.is_live, block.address, block.serial),
+            recorded=self._sites[block.stack],
+        )
+
+
+class RegionCounter:
+    """Counts one region: its level at the opening, and the highest since.
+
+    It ends with :meth:`close`, or when it is freed, so that an exception at any moment leaves
+    nothing behind.
+    """
+
+    def __init__(self, number: int, functions: ctypes.PyDLL) -> None:
+        self._number, self._functions = number, functions
+        self._handle = ctypes.c_void_p()
+        if not functions.counter_open(number, byref(self._handle)):
+            raise MemoryError("no memory left to count a region")
+        self._figures = Figures()
+
+    @property
+    def serial(self) -> int:
+        """The number of allocations before it."""
+        return cast(int, self._read(sample=False).start_serial)
+
+    def read(self, *, sample: bool = False) -> Levels:
+        """Return its levels; with `sample`, the next sample peak starts from the level now."""
+        figures = self._read(sample=sample)
+        return Levels(
+            figures.level,
+            figures.reserved,
+            figures.peak,
+            figures.peak_reserved,
+            figures.sample_peak,
+            figures.serial,
+        )
+
+    def at_peak(self) -> list[AllocationGroup]:
+        """Return what was live at its peak: by stack, and all that is older as one group."""
+        size = self._functions.counter_at_peak_size(self._handle)
+        blocks = (Block * size)()
+        found = self._functions.counter_at_peak(self._handle, blocks, size)
+        groups = [
+            AllocationGroup(
+                bytes=block.bytes, count=block.count, recorded=_site_of(block.stack)
+            )
+            for block in blocks[:found]
+        ]
+        older = self.read().peak - sum(group.bytes for group in groups)
+        if older > 0:
+            groups.append(AllocationGroup(bytes=older, count=0, recorded=None, before_region=True))
+        return groups
+
+    def close(self) -> None:
+        """Stop counting; the stacks of all blocks are forgotten with the last region."""
+        self._functions.counter_close(byref(self._handle))
+        self._functions.stacks_release()
+
+    __del__ = close
+
+    def _read(self, *, sample: bool) -> Figures:
+        self._functions.counter_read(self._number, self._handle, sample, byref(self._figures))
+        return self._figures
+
+
+def frames_of(stack: int) -> RawFrames:
+    """Return the frames of a stack as pairs of code and last instruction, innermost first."""
+    codes = (ctypes.c_void_p * library.MAX_FRAMES)()
+    last = (ctypes.c_int * library.MAX_FRAMES)()
+    count = library.functions().stacks_read(stack, codes, last)
+    return tuple(
+        (ctypes.cast(code, ctypes.py_object).value, index)
+        for code, index in zip(codes[:count], last[:count], strict=True)
+    )
+
+
+def _site_of(stack: int) -> FramesSite | None:
+    frames = frames_of(stack)
+    return FramesSite(frames) if frames else None
+
+
+@cache
+def prepared_functions() -> ctypes.PyDLL:
+    """Return the library's functions, with counting switched on for as long as the process runs."""
+    functions = library.functions()
+    for prefix in FOREIGN_PREFIXES:
+        functions.stacks_leave_out(prefix.encode(), False)
+    for folder in PYTEST_FOLDERS:
+        functions.stacks_leave_out(folder.encode(), True)
+    functions.counter_install()
+    return cast(ctypes.PyDLL, functions)
+
+
+def is_intact() -> bool:
+    """Whether allocations are still counted; another tool may replace the functions that do it."""
+    return bool(prepared_functions().counter_is_intact())
+
+
+def repair() -> bool:
+    """Count again after another tool has replaced functions; return whether that was possible."""
+    prepared_functions().counter_install()
+    return is_intact()
+
+
+def counts_cpu() -> bool:
+    """Whether torch's allocator for the CPU can be counted in this process: tried, not assumed."""
+    if library.functions() is None:
+        return False
+    return is_intact() and Counter().counts(lambda: torch.UntypedStorage(64))

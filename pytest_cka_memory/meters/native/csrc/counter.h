@@ -1,0 +1,58 @@
+/* Count allocations where torch makes them. Needs no header of torch or Python.
+
+   hooks.c   puts functions of its own in the place of torch's calls to its allocators
+   blocks.c  live blocks by address and in the order of their allocation, levels, peaks of regions
+   stacks.c  the Python frames of allocations
+
+   All functions may be called from any thread. There is one lock for blocks and regions, and one for
+   stacks. No code holds both, and none waits for the interpreter's lock while it holds one. */
+#ifndef CKA_MEMORY_COUNTER_H
+#define CKA_MEMORY_COUNTER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+/* The number of a device: its c10::DeviceType in the upper byte, its index in the lower. */
+#define CPU_DEVICE 0
+#define MAX_DEVICES 64
+/* Given for a level that the allocator did not report, so that the counter adds up its own. */
+#define UNKNOWN (-1)
+#define NO_STACK 0
+#define MAX_FRAMES 6
+
+typedef struct {
+    uintptr_t address;
+    int64_t bytes;
+    uint64_t serial; /* its number in the order of all allocations, from 1; 0: live before counting began */
+    uint32_t stack;  /* where it was allocated; NO_STACK if unknown */
+    uint32_t count;  /* 1, or the number of blocks in a group of the same stack */
+} Block;
+
+typedef struct {
+    int64_t level;
+    int64_t reserved; /* UNKNOWN on the CPU */
+    int64_t peak;     /* since the region began; without a region, since one last began or ended */
+    int64_t peak_reserved;
+    int64_t sample_peak; /* highest level since the region was last sampled */
+    uint64_t serial;     /* number of allocations so far, on all devices */
+    uint64_t start_serial;
+    int64_t lost; /* allocations that could not be recorded because memory ran out */
+} Figures;
+
+typedef struct Region Region;
+
+/* blocks.c */
+void block_allocated(const void *address, int64_t bytes, int device, int64_t level, int64_t reserved);
+void block_freed(const void *address, int device, int64_t level, int64_t reserved);
+int any_region_open(void);
+void lock_blocks(void);
+void unlock_blocks(void);
+
+/* stacks.c */
+uint32_t current_stack(void);
+void lock_stacks(void);
+void unlock_stacks(void);
+
+#endif

@@ -1,0 +1,176 @@
+/* Put functions of our own in the place of those by which torch allocates and frees.
+
+   A library calls functions of other libraries through a table of addresses (its GOT). Two entries
+   of libc10.so, posix_memalign and free, are all the ways in which torch allocates and frees memory
+   for CPU tensors. Allocators of accelerators and mapped files report what they do to torch's
+   profiler, by one function of libc10.so that other libraries call through their tables. */
+#define _GNU_SOURCE
+#include "counter.h"
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <link.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#if defined(__x86_64__)
+#define IS_FUNCTION(type) ((type) == R_X86_64_JUMP_SLOT || (type) == R_X86_64_GLOB_DAT)
+#elif defined(__aarch64__) /* written from the ABI's description; never run */
+#define IS_FUNCTION(type) ((type) == R_AARCH64_JUMP_SLOT || (type) == R_AARCH64_GLOB_DAT)
+#else
+#error "the counter is written for Linux on x86-64 and ARM64"
+#endif
+
+typedef struct { /* c10::Device */
+    int8_t type, index;
+} TorchDevice;
+
+static int (*real_memalign)(void **, size_t, size_t);
+static void (*real_free)(void *);
+static void (*real_report)(void *, int64_t, size_t, size_t, TorchDevice);
+
+static int counted_memalign(void **out, size_t alignment, size_t bytes) {
+    int error = real_memalign(out, alignment, bytes);
+    if (!error) block_allocated(*out, (int64_t)bytes, CPU_DEVICE, UNKNOWN, UNKNOWN);
+    return error;
+}
+
+static void counted_free(void *address) {
+    /* Before it is freed, because another thread may get the same address at once. */
+    if (address) block_freed(address, CPU_DEVICE, UNKNOWN, UNKNOWN);
+    real_free(address);
+}
+
+static void counted_report(void *address, int64_t bytes, size_t level, size_t reserved, TorchDevice on) {
+    int device = on.type == 0 ? CPU_DEVICE : on.type << 8 | (on.index & 0xff);
+    int64_t known = on.type == 0 ? UNKNOWN : (int64_t)level;
+    int64_t held = on.type == 0 ? UNKNOWN : (int64_t)reserved;
+    if (bytes > 0) block_allocated(address, bytes, device, known, held);
+    else block_freed(address, device, known, held);
+    real_report(address, bytes, level, reserved, on);
+}
+
+typedef struct {
+    const char *name;
+    void *ours;
+    void **real;
+    int only_in_c10; /* 1: only there; 0: only elsewhere, so that no block is counted twice */
+} Hook;
+
+static const Hook hooks[] = {
+    {"posix_memalign", (void *)counted_memalign, (void **)&real_memalign, 1},
+    {"free", (void *)counted_free, (void **)&real_free, 1},
+    {"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE", (void *)counted_report,
+     (void **)&real_report, 0},
+};
+
+/* The entries that were replaced, to find out later whether they still are ours. */
+#define MOST_ENTRIES 64
+static struct {
+    void **entry, *ours;
+} replaced[MOST_ENTRIES];
+static int replaced_count;
+
+typedef struct {
+    uintptr_t start, end;             /* the library in memory */
+    uintptr_t readonly, readonly_end; /* what the loader protected after it had filled the tables */
+} Image;
+
+static int replace(void **entry, const Hook *hook, const Image *image) {
+    void *before = *entry;
+    if (before == hook->ours) return 1;
+    /* Where functions are looked up at the first call, the entry still leads to that lookup, which
+       would overwrite ours. */
+    if ((uintptr_t)before >= image->start && (uintptr_t)before < image->end)
+        before = dlsym(RTLD_DEFAULT, hook->name);
+    if (!before) return 0;
+    uintptr_t page = (uintptr_t)entry & ~((uintptr_t)getpagesize() - 1);
+    size_t length = (uintptr_t)(entry + 1) - page;
+    if (mprotect((void *)page, length, PROT_READ | PROT_WRITE)) return 0;
+    if (!*hook->real || *hook->real != before) *hook->real = before;
+    __atomic_store_n(entry, hook->ours, __ATOMIC_SEQ_CST);
+    if (page >= image->readonly && (uintptr_t)entry < image->readonly_end)
+        mprotect((void *)page, length, PROT_READ);
+    for (int i = 0; i < replaced_count; i++)
+        if (replaced[i].entry == entry) return 1;
+    if (replaced_count < MOST_ENTRIES) {
+        replaced[replaced_count].entry = entry;
+        replaced[replaced_count++].ours = hook->ours;
+    }
+    return 1;
+}
+
+/* Return whether nobody has replaced our functions since. */
+EXPORT int counter_is_intact(void) {
+    for (int i = 0; i < replaced_count; i++)
+        if (*replaced[i].entry != replaced[i].ours) return 0;
+    return replaced_count > 0;
+}
+
+static int hook_library(struct dl_phdr_info *info, size_t size, void *count) {
+    (void)size;
+    const char *name = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
+    if (!name || (strncmp(name, "/libc10", 7) && strncmp(name, "/libtorch", 9))) return 0;
+    int is_c10 = !strcmp(name, "/libc10.so");
+    const ElfW(Dyn) *dynamic = NULL;
+    Image image = {UINTPTR_MAX, 0, 0, 0};
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *part = &info->dlpi_phdr[i];
+        uintptr_t start = info->dlpi_addr + part->p_vaddr, end = start + part->p_memsz;
+        if (part->p_type == PT_DYNAMIC) dynamic = (const void *)start;
+        if (part->p_type == PT_LOAD && start < image.start) image.start = start;
+        if (part->p_type == PT_LOAD && end > image.end) image.end = end;
+        if (part->p_type == PT_GNU_RELRO) image.readonly = start, image.readonly_end = end;
+    }
+    const ElfW(Sym) *symbols = NULL;
+    const char *strings = NULL;
+    const ElfW(Rela) *tables[2] = {NULL, NULL};
+    size_t sizes[2] = {0, 0};
+    for (; dynamic && dynamic->d_tag != DT_NULL; dynamic++) {
+        /* glibc has added the library's address to these; musl has not. */
+        uintptr_t at = dynamic->d_un.d_ptr;
+        if (at < info->dlpi_addr) at += info->dlpi_addr;
+        switch (dynamic->d_tag) {
+        case DT_SYMTAB: symbols = (const void *)at; break;
+        case DT_STRTAB: strings = (const void *)at; break;
+        case DT_JMPREL: tables[0] = (const void *)at; break;
+        case DT_PLTRELSZ: sizes[0] = dynamic->d_un.d_val; break;
+        case DT_RELA: tables[1] = (const void *)at; break;
+        case DT_RELASZ: sizes[1] = dynamic->d_un.d_val; break;
+        }
+    }
+    if (!symbols || !strings) return 0;
+    for (int t = 0; t < 2; t++)
+        for (size_t i = 0; tables[t] && i < sizes[t] / sizeof *tables[t]; i++) {
+            const ElfW(Rela) *entry = &tables[t][i];
+            if (!IS_FUNCTION(ELF64_R_TYPE(entry->r_info))) continue;
+            const char *function = strings + symbols[ELF64_R_SYM(entry->r_info)].st_name;
+            for (size_t h = 0; h < sizeof hooks / sizeof *hooks; h++)
+                if (hooks[h].only_in_c10 == is_c10 && !strcmp(function, hooks[h].name))
+                    *(int *)count +=
+                        replace((void **)(info->dlpi_addr + entry->r_offset), &hooks[h], &image);
+        }
+    return 0;
+}
+
+static void before_fork(void) {
+    lock_stacks();
+    lock_blocks();
+}
+
+static void after_fork(void) {
+    unlock_blocks();
+    unlock_stacks();
+}
+
+/* Put the hooks into the libraries of torch that are loaded, again if somebody has replaced them;
+   return how many are in place. Counting never stops: it costs some 50 ns an allocation. */
+EXPORT int counter_install(void) {
+    static int registered;
+    if (!registered) registered = !pthread_atfork(before_fork, after_fork, after_fork);
+    int count = 0;
+    dl_iterate_phdr(hook_library, &count);
+    return count;
+}

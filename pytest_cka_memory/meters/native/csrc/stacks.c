@@ -1,0 +1,258 @@
+/* The Python frames of allocations, by the functions of Python's stable API, found at run time.
+
+   A frame is a code object and the index of its last instruction. Equal stacks are stored once, and
+   their code objects are referenced, until the last open region ends. */
+#define _GNU_SOURCE
+#include "counter.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MOST_SEARCHED 100
+#define MOST_STACKS 65535u /* so that a stack's number leaves 16 bits for its generation */
+#define MOST_CODES 65535u
+#define MOST_PREFIXES 32
+
+typedef void *Object;
+
+static struct {
+    int (*GILState_Ensure)(void);
+    void (*GILState_Release)(int);
+    Object (*GILState_GetThisThreadState)(void);
+    Object (*ThreadState_Get)(void);
+    Object (*ThreadState_GetFrame)(Object);
+    Object (*Frame_GetBack)(Object);
+    Object (*Frame_GetCode)(Object);
+    int (*Frame_GetLasti)(Object);
+    Object (*Object_GetAttrString)(Object, const char *);
+    const char *(*Unicode_AsUTF8AndSize)(Object, ptrdiff_t *);
+    void (*Err_Fetch)(Object *, Object *, Object *);
+    void (*Err_Restore)(Object, Object, Object);
+    int (*GC_Disable)(void);
+    int (*GC_Enable)(void);
+    void (*DecRef)(Object);
+} py;
+static int (*is_finalizing)(void);
+static int collects_at_allocations; /* up to Python 3.11 a new frame object may start a collection */
+
+enum { USER, FOREIGN, END };
+
+typedef struct {
+    Object code; /* owned */
+    uint64_t file;
+    int kind;
+} Code;
+
+typedef struct {
+    uint32_t codes[MAX_FRAMES];
+    int last[MAX_FRAMES];
+    int count;
+} Stack;
+
+/* Equal items get the same number, from 1. */
+typedef struct {
+    size_t item_size, key_size; /* an item begins with its key */
+    uint32_t most;
+    char *items;
+    uint32_t used, size;
+    uint32_t *slots; /* open addressing: hash -> number; twice as many as items */
+} Table;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static Table codes = {sizeof(Code), sizeof(Object), MOST_CODES, NULL, 0, 0, NULL};
+static Table stacks = {sizeof(Stack), sizeof(Stack), MOST_STACKS, NULL, 0, 0, NULL};
+static uint32_t generation; /* changes when the tables are emptied */
+static char *prefixes[MOST_PREFIXES];
+static int prefix_kinds[MOST_PREFIXES], prefix_count;
+static volatile int ready;
+static __thread int inside;
+
+void lock_stacks(void) { pthread_mutex_lock(&lock); }
+void unlock_stacks(void) { pthread_mutex_unlock(&lock); }
+
+EXPORT int stacks_prepare(void) {
+    static const char *const names[] = {
+        "PyGILState_Ensure", "PyGILState_Release", "PyGILState_GetThisThreadState",
+        "PyThreadState_Get", "PyThreadState_GetFrame", "PyFrame_GetBack", "PyFrame_GetCode",
+        "PyFrame_GetLasti", "PyObject_GetAttrString", "PyUnicode_AsUTF8AndSize", "PyErr_Fetch",
+        "PyErr_Restore", "PyGC_Disable", "PyGC_Enable", "Py_DecRef"};
+    void **into = (void **)&py;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!(into[i] = dlsym(RTLD_DEFAULT, names[i]))) return 0;
+    *(void **)&is_finalizing = dlsym(RTLD_DEFAULT, "Py_IsFinalizing");
+    if (!is_finalizing) *(void **)&is_finalizing = dlsym(RTLD_DEFAULT, "_Py_IsFinalizing");
+    const char *(*version)(void);
+    *(void **)&version = dlsym(RTLD_DEFAULT, "Py_GetVersion");
+    collects_at_allocations = version && atoi(version() + 2) < 12;
+    ready = 1;
+    return 1;
+}
+
+/* Leave out the frames of files whose names begin so; with `ends`, also all that called them. */
+EXPORT int stacks_leave_out(const char *prefix, int ends) {
+    lock_stacks();
+    int fits = prefix_count < MOST_PREFIXES;
+    if (fits) {
+        prefixes[prefix_count] = strdup(prefix);
+        prefix_kinds[prefix_count++] = ends ? END : FOREIGN;
+    }
+    unlock_stacks();
+    return fits;
+}
+
+static uint64_t hash_of(const void *data, size_t size) {
+    uint64_t hash = 14695981039346656037u;
+    for (size_t i = 0; i < size; i++) hash = (hash ^ ((const unsigned char *)data)[i]) * 1099511628211u;
+    return hash;
+}
+
+static void classify(Code *code) {
+    Object type, value, trace;
+    py.Err_Fetch(&type, &value, &trace);
+    Object name = py.Object_GetAttrString(code->code, "co_filename");
+    ptrdiff_t size = 0;
+    const char *text = name ? py.Unicode_AsUTF8AndSize(name, &size) : NULL;
+    code->kind = USER;
+    if (text) {
+        code->file = hash_of(text, (size_t)size);
+        for (int i = 0; i < prefix_count; i++)
+            if (!strncmp(text, prefixes[i], strlen(prefixes[i]))) {
+                code->kind = prefix_kinds[i];
+                break;
+            }
+    }
+    if (name) py.DecRef(name);
+    py.Err_Restore(type, value, trace);
+}
+
+static void *item_at(const Table *table, uint32_t number) {
+    return table->items + (size_t)(number - 1) * table->item_size;
+}
+
+static uint32_t *slot_for(const Table *table, const void *key) {
+    uint32_t at = (uint32_t)(hash_of(key, table->key_size) >> 32) & (2 * table->size - 1);
+    while (table->slots[at] && memcmp(item_at(table, table->slots[at]), key, table->key_size))
+        at = (at + 1) & (2 * table->size - 1);
+    return &table->slots[at];
+}
+
+static int make_room(Table *table) {
+    if (table->used < table->size) return 1;
+    if (table->used >= table->most) return 0;
+    uint32_t size = table->size ? 2 * table->size : 256;
+    char *items = realloc(table->items, size * table->item_size);
+    if (!items) return 0;
+    table->items = items;
+    uint32_t *slots = calloc(2 * (size_t)size, sizeof *slots);
+    if (!slots) return 0;
+    free(table->slots);
+    table->slots = slots;
+    table->size = size;
+    for (uint32_t number = 1; number <= table->used; number++)
+        *slot_for(table, item_at(table, number)) = number;
+    return 1;
+}
+
+/* Return the number of an item, which is added if it is new; 0 if there is no room for it. */
+static uint32_t number_of(Table *table, const void *item, int *is_new) {
+    *is_new = 0;
+    if (!make_room(table)) return 0;
+    uint32_t *slot = slot_for(table, item);
+    if (*slot) return *slot;
+    *is_new = 1;
+    *slot = ++table->used;
+    memcpy(item_at(table, *slot), item, table->item_size);
+    return *slot;
+}
+
+static void empty(Table *table) {
+    if (table->slots) memset(table->slots, 0, 2 * (size_t)table->size * sizeof *table->slots);
+    table->used = 0;
+}
+
+/* Return the number of a code object; takes over one reference to it. */
+static uint32_t number_of_code(Object object) {
+    Code code = {object, 0, USER};
+    int is_new;
+    uint32_t number = number_of(&codes, &code, &is_new);
+    if (is_new) classify(item_at(&codes, number));
+    else py.DecRef(object); /* the table has a reference of its own */
+    return number;
+}
+
+/* Collect the innermost frames of the user's code, at most two consecutive ones of one file: a deep
+   network runs many frames of one file, which would hide the code that called it. */
+static uint32_t walk(void) {
+    Stack stack = {0};
+    uint64_t last = 0, before_last = 0;
+    Object frame = py.ThreadState_GetFrame(py.ThreadState_Get());
+    for (int i = 0; frame && i < MOST_SEARCHED && stack.count < MAX_FRAMES; i++) {
+        uint32_t number = number_of_code(py.Frame_GetCode(frame));
+        const Code *code = number ? item_at(&codes, number) : NULL;
+        if (!code || code->kind == END) break;
+        if (code->kind == USER && !(code->file == last && last == before_last)) {
+            stack.codes[stack.count] = number;
+            stack.last[stack.count++] = py.Frame_GetLasti(frame);
+            before_last = last;
+            last = code->file;
+        }
+        Object back = py.Frame_GetBack(frame);
+        py.DecRef(frame);
+        frame = back;
+    }
+    if (frame) py.DecRef(frame);
+    int is_new;
+    uint32_t number = stack.count ? number_of(&stacks, &stack, &is_new) : 0;
+    return number ? generation << 16 | number : NO_STACK;
+}
+
+/* Return the number of the calling thread's Python stack. Waits for the interpreter's lock. */
+uint32_t current_stack(void) {
+    if (!ready || inside || !py.GILState_GetThisThreadState()) return NO_STACK;
+    if (is_finalizing && is_finalizing()) return NO_STACK; /* waiting would never end */
+    inside = 1;
+    int state = py.GILState_Ensure();
+    int collects = collects_at_allocations && py.GC_Disable();
+    lock_stacks();
+    uint32_t number = walk();
+    unlock_stacks();
+    if (collects) py.GC_Enable();
+    py.GILState_Release(state);
+    inside = 0;
+    return number;
+}
+
+/* Write the frames of a stack, innermost first, and return their number. The caller holds the
+   interpreter's lock. The references to code objects are borrowed. */
+EXPORT int stacks_read(uint32_t stack, Object *out_codes, int *out_last) {
+    int count = 0;
+    uint32_t number = stack & 0xffff;
+    lock_stacks();
+    if (number && number <= stacks.used && stack >> 16 == (generation & 0xffff)) {
+        const Stack *found = item_at(&stacks, number);
+        for (; count < found->count; count++) {
+            out_codes[count] = ((Code *)item_at(&codes, found->codes[count]))->code;
+            out_last[count] = found->last[count];
+        }
+    }
+    unlock_stacks();
+    return count;
+}
+
+/* Release all code objects, unless a region is open. The caller holds the interpreter's lock. */
+EXPORT void stacks_release(void) {
+    Object *old = NULL;
+    uint32_t count = 0;
+    lock_stacks();
+    if (codes.used && !any_region_open() && (old = malloc(codes.used * sizeof *old))) {
+        for (; count < codes.used; count++) old[count] = ((Code *)item_at(&codes, count + 1))->code;
+        empty(&codes);
+        empty(&stacks);
+        generation++;
+    }
+    unlock_stacks();
+    for (uint32_t i = 0; i < count; i++) py.DecRef(old[i]); /* may run Python code */
+    free(old);
+}

@@ -1,0 +1,86 @@
+"""The compiled counter: its functions and structures. Written in C without headers of torch.
+
+It is compiled when the package is installed, if a C compiler is available (Linux only). Each
+function is described where it is defined, in ``csrc``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+MAX_FRAMES = 6
+NOT_LIVE = 2**64 - 1
+"""The serial number of an address where no block is live."""
+
+__all__ = ["MAX_FRAMES", "NOT_LIVE", "Block", "Figures", "byref", "functions"]
+
+
+class Block(Structure):
+    """A live block, or a group of freed blocks that had the same stack."""
+
+    _fields_ = (
+        ("address", c_uint64),
+        ("bytes", c_int64),
+        ("serial", c_uint64),
+        ("stack", c_uint32),
+        ("count", c_uint32),
+    )
+
+
+class Figures(Structure):
+    """The state of one device, and of one of its regions, at one moment."""
+
+    _fields_ = (
+        ("level", c_int64),
+        ("reserved", c_int64),
+        ("peak", c_int64),
+        ("peak_reserved", c_int64),
+        ("sample_peak", c_int64),
+        ("serial", c_uint64),
+        ("start_serial", c_uint64),
+        ("lost", c_int64),
+    )
+
+
+_REGION = POINTER(c_void_p)
+_FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "counter_install": (c_int, []),
+    "counter_is_intact": (c_int, []),
+    "counter_add": (None, [c_uint64, c_int64, c_int, c_int]),
+    "counter_remove": (None, [c_uint64, c_int]),
+    "counter_set_serial": (None, [c_uint64, c_int, c_uint64]),
+    "counter_set_level": (None, [c_int, c_int64, c_int64]),
+    "counter_serial_of": (c_uint64, [c_uint64, c_int]),
+    "counter_open": (c_int, [c_int, _REGION]),
+    "counter_close": (None, [_REGION]),
+    "counter_read": (c_int, [c_int, c_void_p, c_int, POINTER(Figures)]),
+    "counter_retained": (c_int64, [c_int, c_uint64, POINTER(c_uint64)]),
+    "counter_blocks": (c_uint64, [c_int, c_uint64, POINTER(Block), c_uint64]),
+    "counter_at_peak": (c_uint64, [c_void_p, POINTER(Block), c_uint64]),
+    "counter_at_peak_size": (c_uint64, [c_void_p]),
+    "stacks_prepare": (c_int, []),
+    "stacks_leave_out": (c_int, [c_char_p, c_int]),
+    "stacks_read": (c_int, [c_uint32, POINTER(c_void_p), POINTER(c_int)]),
+    "stacks_release": (None, []),
+}
+
+
+@cache
+def functions() -> Any:
+    """Return the library; None if it was not compiled here, or for another architecture."""
+    spec = find_spec(f"{__package__}._counter")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        # PyDLL: its functions take microseconds at most and never wait for the interpreter's lock.
+        library = ctypes.PyDLL(spec.origin)
+        for name, (result, arguments) in _FUNCTIONS.items():
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError):
+        return None
+    return library if library.stacks_prepare() else None

@@ -1,0 +1,132 @@
+"""The meter for the CPU where torch's allocator can be counted."""
+
+from collections.abc import Sequence
+
+import torch
+
+from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
+from pytest_cka_memory.errors import DeviceError
+from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters.base import Meter, Peaks, Reading
+from pytest_cka_memory.meters.garbage import Garbage
+from pytest_cka_memory.meters.ledger.live_objects import live_storages
+from pytest_cka_memory.meters.native.counter import Counter, RegionCounter, is_intact, repair
+from pytest_cka_memory.meters.native.other_memory import OtherMemory
+from pytest_cka_memory.meters.processor import processor_name
+
+
+class NativeMeter(Meter):
+    """Counts every block that torch's CPU allocator hands out, in all threads.
+
+    Only where :func:`~pytest_cka_memory.meters.native.counter.counts_cpu` is true.
+    """
+
+    device = "cpu"
+    name = "torch's CPU allocator"
+
+    def __init__(self) -> None:
+        self.device_name = processor_name()
+        self.notes = (
+            "the peak includes temporaries inside operators, of which some have one for each thread",
+            f"({torch.get_num_threads()} here); memory of DataLoader workers is not counted until a",
+            "batch arrives, memory of other libraries only if it is lent to a tensor in the region",
+            *torch_private.LOST,
+        )
+        self._counter = Counter()
+        self._garbage = Garbage(self._level)
+        self._other_memory = OtherMemory(self._counter)
+        self._add_live()
+
+    def start(self) -> None:
+        self._other_memory.start()
+
+    def stop(self) -> None:
+        self._other_memory.stop()
+
+    def clean(self) -> int | None:
+        self._check(is_intact() or repair())
+        self._garbage.collect_before()
+        return None
+
+    def clean_after(self, mark: int) -> int | None:
+        self._check(is_intact())
+        self._garbage.collect_after(lambda: self.retained_since(mark))
+        return None
+
+    def between_regions(self, *, objects_dropped: bool = False) -> None:
+        if objects_dropped:
+            self._garbage.suspect()
+        else:
+            self._garbage.note_quiet_moment()
+
+    def read(self) -> Reading:
+        figures = self._counter.figures()
+        return _reading(figures.level, figures.peak)
+
+    def reset_peak(self) -> None:
+        self._counter.reset_peak()
+
+    def mark(self) -> int:
+        return self.serial()
+
+    def open_peaks(self) -> Peaks:
+        return _RegionPeaks(self._counter.open(), self._other_memory)
+
+    def retained_since(self, mark: int) -> int:
+        return self._counter.retained_since(mark)
+
+    def serial(self) -> int:
+        return self._counter.figures().serial
+
+    def allocations_since(self, mark: int) -> Sequence[Allocation]:
+        return self._counter.allocations_since(mark)
+
+    def _level(self) -> int:
+        return self._counter.figures().level
+
+    @staticmethod
+    def _check(is_counted: bool) -> None:
+        """Raise an error if allocations are no longer counted, because every limit would pass."""
+        if not is_counted:
+            raise DeviceError(
+                "cpu can no longer be measured: something, perhaps a memory profiler, has replaced "
+                "the functions by which torch allocates memory; run without it, or set "
+                "CKA_MEMORY_NATIVE=0 to count tensors instead"
+            )
+
+    def _add_live(self) -> None:
+        """Count what was allocated before counting began, as far as Python objects hold it."""
+        with torch_private.no_torch_function():  # the user's modes must not see these calls
+            for storage in live_storages(torch.device("cpu")):
+                if storage.nbytes():
+                    self._counter.add(storage.data_ptr(), storage.nbytes(), is_new=False)
+
+
+class _RegionPeaks(Peaks):
+    def __init__(self, region: RegionCounter, other_memory: OtherMemory) -> None:
+        self._region = region
+        self._other_memory = other_memory
+        self.mark = region.serial
+
+    def read(self) -> Reading:
+        levels = self._region.read()
+        return _reading(levels.level, levels.peak)
+
+    def sample(self) -> tuple[Reading, int, int]:
+        levels = self._region.read(sample=True)
+        prefetched_bytes = self._other_memory.prefetched_bytes()
+        reading = _reading(levels.level, levels.peak, prefetched_bytes)
+        return reading, levels.sample_peak, levels.serial
+
+    def allocations(self) -> list[AllocationGroup]:
+        return self._region.at_peak()
+
+    def close(self) -> None:
+        self._region.close()
+
+
+def _reading(level: int, peak: int, prefetched_bytes: int = 0) -> Reading:
+    """Return a reading; batches that a loader has not yielded yet are not part of what grows."""
+    return Reading(
+        allocated_bytes=level, requested_bytes=level - prefetched_bytes, peak_bytes=peak
+    )

@@ -1,0 +1,145 @@
+"""Memory of tensors that does not come from torch's allocator, while regions are open.
+
+NumPy arrays, buffers and other libraries lend their memory to tensors through a few functions of
+torch. Storages that are resized in place move to a new block. Batches that a data loader has
+received early are counted, but they are no growth.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters.ledger.live_objects import storages_of
+from pytest_cka_memory.meters.native.counter import Counter
+from pytest_cka_memory.meters.native.library import NOT_LIVE
+from pytest_cka_memory.meters.patching import replaced
+from pytest_cka_memory.meters.torch_private import LOADER_ITERATOR
+
+_LENDERS = (
+    (torch, "from_numpy"),
+    (torch, "frombuffer"),
+    (torch, "from_dlpack"),
+    (torch, "as_tensor"),
+    (torch, "asarray"),
+    (torch.utils.dlpack, "from_dlpack"),
+    (torch.UntypedStorage, "from_buffer"),
+)
+"""Functions that return a tensor or storage on memory which another library has allocated."""
+
+
+class OtherMemory:
+    """Reports lent memory to a counter while started; starts nest."""
+
+    def __init__(self, counter: Counter) -> None:
+        self._counter = counter
+        self._depth = 0
+        self._undo: list[Callable[[], bool]] = []
+        self._hidden: list[Callable[[], bool]] = []
+        """Undo functions of patches that a user's own patch hid."""
+        self._lent: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._emptied: weakref.WeakKeyDictionary[torch.UntypedStorage, tuple[int, int]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def start(self) -> None:
+        """Patch the functions that lend memory."""
+        if self._depth == 0:
+            self._hidden = [undo for undo in self._hidden if not undo()]
+            for owner, name in _LENDERS:
+                self._replace(owner, name, self._lending)
+            self._replace(torch.UntypedStorage, "resize_", self._resizing)
+            if LOADER_ITERATOR is not None:
+                self._replace(LOADER_ITERATOR, "__next__", self._loading)
+        self._depth += 1
+
+    def stop(self) -> None:
+        """Undo the matching :meth:`start`."""
+        self._depth -= 1
+        if self._depth == 0:
+            self._hidden += [undo for undo in self._undo if not undo()]
+            self._undo.clear()
+
+    def prefetched_bytes(self) -> int:
+        """Return the bytes of batches that data loaders have received but not yielded yet.
+
+        Their number varies by chance, so it must not be taken for growth.
+        """
+        if not self._iterators:
+            return 0
+        storages = {
+            storage.data_ptr(): storage.nbytes()
+            for iterator in list(self._iterators)
+            for batch in torch_private.received_early(iterator)
+            for storage in _storages_in(batch)
+        }
+        return sum(storages.values())
+
+    def _replace(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+        if hasattr(owner, name):
+            self._undo.append(replaced(owner, name, wrapper(getattr(owner, name))))
+
+    def _lending(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def function(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            # A tensor that was given may be returned again: its memory is not new.
+            if not (args and isinstance(args[0], torch.Tensor)):
+                for storage in _storages_in(result):
+                    self._add(storage)
+            return result
+
+        return function
+
+    def _resizing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            serial, known_size = self._known(storage)
+            result = original(storage, size)
+            # A storage that is emptied and filled again, as by FSDP, is not a new one.
+            if serial != NOT_LIVE and storage.nbytes() <= known_size:
+                self._counter.set_serial(storage.data_ptr(), serial)
+                self._emptied[storage] = serial, known_size
+            return result
+
+        return resize_
+
+    def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __next__(iterator: Any) -> Any:  # noqa: N807
+            self._iterators.add(iterator)
+            return original(iterator)
+
+        return __next__
+
+    def _known(self, storage: torch.UntypedStorage) -> tuple[int, int]:
+        """Return the serial number of a storage's first block, and its bytes."""
+        known = self._emptied.get(storage)
+        return known or (self._counter.serial_of(storage.data_ptr()), storage.nbytes())
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        address = storage.data_ptr()
+        if storage.device.type != "cpu" or not address:
+            return
+        if self._counter.serial_of(address) == NOT_LIVE:
+            self._counter.add(address, storage.nbytes(), is_new=True)
+
+            def freed(_: object) -> None:
+                self._lent.pop(address, None)
+                self._counter.remove(address)
+
+            self._lent[address] = weakref.ref(storage, freed)
+
+
+def _storages_in(value: Any) -> Iterator[torch.UntypedStorage]:
+    """Yield the storages of the tensors in `value`, including nested lists, tuples and dicts."""
+    if isinstance(value, torch.UntypedStorage):
+        yield value
+    elif isinstance(value, torch.Tensor):
+        yield from storages_of(value)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _storages_in(part)
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _storages_in(part)
