@@ -41,7 +41,9 @@ def holdings(
         named_values: values that the user knows by name, such as a test's fixtures.
         boundaries: the number of allocations before each batch boundary.
     """
-    live = {found.key: found for found in allocations if found.is_live()}
+    # In the order of allocation, so that of equally large ones the same is described every time.
+    ordered = sorted(allocations, key=lambda found: found.serial)
+    live = {found.key: found for found in ordered if found.is_live()}
     was_enabled = gc.isenabled()
     gc.disable()  # a collection during the search would only cost time
     try:

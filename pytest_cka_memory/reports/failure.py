@@ -82,8 +82,9 @@ def holding_lines(holding: Holding, *, traced: bool = True) -> Iterator[str]:
         holding: the group.
         traced: whether references to it were searched for.
     """
-    noun = "tensor" if holding.count == 1 else "tensors"
-    count = f"{holding.count} {noun}, " if holding.count else ""
+    noun = "tensor" if traced or holding.shape is not None else "allocation"
+    plural = "" if holding.count == 1 else "s"
+    count = f"{holding.count} {noun}{plural}, " if holding.count else ""
     kind = [f"{count}{format_exact(holding.bytes)}"]
     if holding.shape is not None:
         largest = "" if holding.count == 1 else "largest "
