@@ -12,7 +12,7 @@ from pytest_cka_memory.meters.selection import meter_for
 from pytest_cka_memory.plugin import item_measurement
 from pytest_cka_memory.plugin.item_kinds import is_sync_testcase, wrapped_method
 from pytest_cka_memory.plugin.item_plan import check, plan_of
-from pytest_cka_memory.plugin.session_meter import fail_without_meter, meter_of
+from pytest_cka_memory.plugin.session_meter import fail_without_meter, known_meter, meter_of
 from pytest_cka_memory.plugin.settings import settings_key
 
 
@@ -47,7 +47,19 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    meter = known_meter(item.config)
+    if meter is not None:
+        meter.between_regions()
     item_measurement.begin(item)
+
+
+def pytest_fixture_post_finalizer(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> None:
+    meter = known_meter(request.config)
+    # What a fixture of one test has made shows in the level, but a model of a module was part of it.
+    if meter is not None and fixturedef.scope != "function":
+        meter.between_regions(objects_dropped=True)
 
 
 # After the implementations that skip tests, which are tryfirst: a skipped test imports no torch.

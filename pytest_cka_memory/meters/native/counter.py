@@ -101,9 +101,9 @@ class Counter:
         """Count the block at `address` as freed."""
         self._functions.counter_remove(address, self._number)
 
-    def set_serial(self, address: int, serial: int) -> None:
-        """Treat the block at `address` as if it were the allocation `serial`."""
-        self._functions.counter_set_serial(address, self._number, serial)
+    def inherit(self, address: int, serial: int, size: int) -> None:
+        """Treat `size` bytes of the block at `address` as part of the older allocation `serial`."""
+        self._functions.counter_inherit(address, self._number, serial, size)
 
     def set_level(self, level: int, reserved: int) -> None:
         """Set the level of an accelerator, which its allocator reports only when it changes."""

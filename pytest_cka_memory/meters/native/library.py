@@ -52,7 +52,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "counter_is_intact": (c_int, []),
     "counter_add": (None, [c_uint64, c_int64, c_int, c_int]),
     "counter_remove": (None, [c_uint64, c_int]),
-    "counter_set_serial": (None, [c_uint64, c_int, c_uint64]),
+    "counter_inherit": (None, [c_uint64, c_int, c_uint64, c_int64]),
     "counter_set_level": (None, [c_int, c_int64, c_int64]),
     "counter_serial_of": (c_uint64, [c_uint64, c_int]),
     "counter_open": (c_int, [c_int, _REGION]),

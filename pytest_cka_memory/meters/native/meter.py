@@ -27,9 +27,8 @@ class NativeMeter(Meter):
     def __init__(self) -> None:
         self.device_name = processor_name()
         self.notes = (
-            "the peak includes temporaries inside operators, of which some have one for each thread",
-            f"({torch.get_num_threads()} here); memory of DataLoader workers is not counted until a",
-            "batch arrives, memory of other libraries only if it is lent to a tensor in the region",
+            "the peak includes temporaries inside operators, which depend on the number of threads;",
+            "memory of other libraries counts if it is lent to a tensor inside the region",
             *torch_private.LOST,
         )
         self._counter = Counter()

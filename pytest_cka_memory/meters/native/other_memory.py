@@ -94,13 +94,16 @@ class OtherMemory:
         return function
 
     def _resizing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A storage that is emptied and filled again, as FSDP does, is not a new one."""
+
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-            serial, known_size = self._known(storage)
+            known = self._counter.serial_of(storage.data_ptr()), storage.nbytes()
             result = original(storage, size)
-            # A storage that is emptied and filled again, as by FSDP, is not a new one.
-            if serial != NOT_LIVE and storage.nbytes() <= known_size:
-                self._counter.set_serial(storage.data_ptr(), serial)
-                self._emptied[storage] = serial, known_size
+            if storage.device.type == "cpu":
+                if size == 0 and known[0] != NOT_LIVE:
+                    self._emptied.setdefault(storage, known)
+                elif size and storage in self._emptied:
+                    self._counter.inherit(storage.data_ptr(), *self._emptied.pop(storage))
             return result
 
         return resize_
@@ -111,11 +114,6 @@ class OtherMemory:
             return original(iterator)
 
         return __next__
-
-    def _known(self, storage: torch.UntypedStorage) -> tuple[int, int]:
-        """Return the serial number of a storage's first block, and its bytes."""
-        known = self._emptied.get(storage)
-        return known or (self._counter.serial_of(storage.data_ptr()), storage.nbytes())
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         address = storage.data_ptr()

@@ -11,6 +11,8 @@ typedef struct {
     uintptr_t address;
     int64_t bytes;
     uint64_t serial;
+    uint64_t older_serial; /* of the block from which the first `older_bytes` were moved here */
+    int64_t older_bytes;
     uint32_t stack;
     uint32_t newer, older; /* of the same device; `older` also links unused nodes */
     int device;
@@ -50,6 +52,13 @@ static int device_count;
 static uint64_t serial;
 static int64_t lost;
 static volatile int open_regions;
+/* While this thread moves a storage to a block of another size: both blocks. */
+static __thread struct {
+    int active;
+    uintptr_t to;
+    uint64_t serial;
+    int64_t bytes;
+} moving;
 
 void lock_blocks(void) { pthread_mutex_lock(&lock); }
 void unlock_blocks(void) { pthread_mutex_unlock(&lock); }
@@ -191,7 +200,7 @@ static void add_node(uintptr_t address, int64_t bytes, Device *device, uint64_t 
     }
     uint32_t at = unused;
     unused = nodes[at].older;
-    nodes[at] = (Node){address, bytes, number, stack, NONE, NONE, device->number};
+    nodes[at] = (Node){address, bytes, number, 0, 0, stack, NONE, NONE, device->number};
     link_node(device, at);
     slots[slot] = at;
     used++;
@@ -207,6 +216,25 @@ void block_allocated(const void *address, int64_t bytes, int number, int64_t lev
         set_level(device, level == UNKNOWN ? device->level + bytes : level, reserved);
     }
     unlock_blocks();
+    if (moving.active) moving.to = (uintptr_t)address;
+}
+
+/* Return the bytes of a block that were allocated after `since`. */
+static int64_t bytes_since(const Node *node, uint64_t since) {
+    if (node->serial <= since) return 0;
+    if (!node->older_bytes || node->older_serial > since) return node->bytes;
+    return node->bytes > node->older_bytes ? node->bytes - node->older_bytes : 0;
+}
+
+void move_begins(void) {
+    moving.active = 1;
+    moving.to = 0;
+    moving.bytes = 0;
+}
+
+void move_ends(void) {
+    moving.active = 0;
+    if (moving.to && moving.bytes) counter_inherit(moving.to, CPU_DEVICE, moving.serial, moving.bytes);
 }
 
 void block_freed(const void *address, int number, int64_t level, int64_t reserved) {
@@ -215,7 +243,12 @@ void block_freed(const void *address, int number, int64_t level, int64_t reserve
     if (device && slots) {
         uint32_t slot = find((uintptr_t)address, number);
         if (slots[slot] != NONE) {
-            if (level == UNKNOWN) level = device->level - nodes[slots[slot]].bytes;
+            const Node *node = &nodes[slots[slot]];
+            if (moving.active) {
+                moving.serial = node->older_bytes ? node->older_serial : node->serial;
+                moving.bytes = node->older_bytes ? node->older_bytes : node->bytes;
+            }
+            if (level == UNKNOWN) level = device->level - node->bytes;
             remove_node(slot, device);
         }
     }
@@ -240,15 +273,13 @@ EXPORT void counter_remove(uintptr_t address, int number) {
     block_freed((const void *)address, number, UNKNOWN, UNKNOWN);
 }
 
-/* Give a block the serial number of an older one, whose contents were moved to it. */
-EXPORT void counter_set_serial(uintptr_t address, int number, uint64_t wanted) {
+/* Treat the first `bytes` of a block as those of an older one, from which they were moved. */
+EXPORT void counter_inherit(uintptr_t address, int number, uint64_t older_serial, int64_t bytes) {
     lock_blocks();
-    Device *device = device_of(number);
-    uint32_t at = device && slots ? slots[find(address, number)] : NONE;
+    uint32_t at = slots ? slots[find(address, number)] : NONE;
     if (at != NONE) {
-        unlink_node(device, at);
-        nodes[at].serial = wanted;
-        link_node(device, at);
+        nodes[at].older_serial = older_serial;
+        nodes[at].older_bytes = bytes;
     }
     unlock_blocks();
 }
@@ -344,8 +375,9 @@ EXPORT int64_t counter_retained(int number, uint64_t since, uint64_t *count) {
     Device *device = device_of(number);
     for (uint32_t at = device ? device->newest : NONE; at != NONE && nodes[at].serial > since;
          at = nodes[at].older) {
-        bytes += nodes[at].bytes;
-        ++*count;
+        int64_t new_bytes = bytes_since(&nodes[at], since);
+        bytes += new_bytes;
+        *count += new_bytes > 0;
     }
     unlock_blocks();
     return bytes;
@@ -357,9 +389,12 @@ EXPORT uint64_t counter_blocks(int number, uint64_t since, Block *out, uint64_t 
     lock_blocks();
     Device *device = device_of(number);
     for (uint32_t at = device ? device->newest : NONE;
-         at != NONE && nodes[at].serial > since && count < size; at = nodes[at].older)
-        out[count++] =
-            (Block){nodes[at].address, nodes[at].bytes, nodes[at].serial, nodes[at].stack, 1};
+         at != NONE && nodes[at].serial > since && count < size; at = nodes[at].older) {
+        int64_t bytes = bytes_since(&nodes[at], since);
+        if (bytes)
+            out[count++] =
+                (Block){nodes[at].address, bytes, nodes[at].serial, nodes[at].stack, 1};
+    }
     unlock_blocks();
     return count;
 }

@@ -46,6 +46,9 @@ typedef struct Region Region;
 /* blocks.c */
 void block_allocated(const void *address, int64_t bytes, int device, int64_t level, int64_t reserved);
 void block_freed(const void *address, int device, int64_t level, int64_t reserved);
+void move_begins(void);
+void move_ends(void);
+void counter_inherit(uintptr_t address, int device, uint64_t older_serial, int64_t bytes);
 int any_region_open(void);
 void lock_blocks(void);
 void unlock_blocks(void);

@@ -29,6 +29,7 @@ typedef struct { /* c10::Device */
 
 static int (*real_memalign)(void **, size_t, size_t);
 static void (*real_free)(void *);
+static void (*real_resize)(void *, size_t);
 static void (*real_report)(void *, int64_t, size_t, size_t, TorchDevice);
 
 static int counted_memalign(void **out, size_t alignment, size_t bytes) {
@@ -52,6 +53,13 @@ static void counted_report(void *address, int64_t bytes, size_t level, size_t re
     real_report(address, bytes, level, reserved, on);
 }
 
+/* Moves a storage to a block of another size; what it had is not new. */
+static void counted_resize(void *storage, size_t bytes) {
+    move_begins();
+    real_resize(storage, bytes);
+    move_ends();
+}
+
 typedef struct {
     const char *name;
     void *ours;
@@ -64,6 +72,8 @@ static const Hook hooks[] = {
     {"free", (void *)counted_free, (void **)&real_free, 1},
     {"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE", (void *)counted_report,
      (void **)&real_report, 0},
+    {"_ZN2at6native16resize_bytes_cpuEPN3c1011StorageImplEm", (void *)counted_resize,
+     (void **)&real_resize, 0},
 };
 
 /* The entries that were replaced, to find out later whether they still are ours. */
@@ -83,8 +93,10 @@ static int replace(void **entry, const Hook *hook, const Image *image) {
     if (before == hook->ours) return 1;
     /* Where functions are looked up at the first call, the entry still leads to that lookup, which
        would overwrite ours. */
-    if ((uintptr_t)before >= image->start && (uintptr_t)before < image->end)
-        before = dlsym(RTLD_DEFAULT, hook->name);
+    if ((uintptr_t)before >= image->start && (uintptr_t)before < image->end) {
+        void *found = dlsym(RTLD_DEFAULT, hook->name);
+        if (found) before = found; /* otherwise it is a function of the library itself */
+    }
     if (!before) return 0;
     uintptr_t page = (uintptr_t)entry & ~((uintptr_t)getpagesize() - 1);
     size_t length = (uintptr_t)(entry + 1) - page;
