@@ -107,6 +107,12 @@ def emulation() -> None:
     pytest.skip(wrong)
 
 
+def _counts_natively() -> bool:
+    from pytest_cka_memory.meters.native import library
+
+    return library.functions() is not None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests that this machine or torch version cannot run, and state the reason."""
     for item in items:
@@ -119,6 +125,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             _can_predict,
             "requires a torch version that can register a backend from Python",
         ),
+        ("native", _counts_natively, "requires the native counter; it was not compiled here"),
     ):
         marked = [item for item in items if item.get_closest_marker(marker) is not None]
         if marked and not is_supported():

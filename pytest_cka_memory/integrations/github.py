@@ -7,7 +7,6 @@ from pathlib import Path
 
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.errors import ReportError
-from pytest_cka_memory.reports import github
 
 _MOST_BYTES = 2**20
 """GitHub drops the summary of a step if it is larger."""
@@ -63,12 +62,16 @@ class GitHubOutput:
         """
         if not (report.results or report.problems or self.step.asked_for):
             return ""
+        from pytest_cka_memory.reports import github  # after the tests, because it takes a while
+
         # On lines of their own, because pytest's line of progress may not have ended.
         print("", *github.annotations(report, self.step.path_of), sep="\n", flush=True)
         return "" if self.step.summary is None else self._summarise(self.step.summary, report)
 
     def _summarise(self, path: Path, report: Report) -> str:
         """Append to the summary file; return a line that says whether it was written."""
+        from pytest_cka_memory.reports import github
+
         text = github.job_summary(report).encode("utf-8", "backslashreplace")
         try:
             with path.open("ab") as file:

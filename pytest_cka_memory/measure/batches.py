@@ -66,7 +66,7 @@ class BatchSamples:
         return reading
 
     def growth_is_due(self) -> bool:
-        """Whether growth should be explained now, in case that the loop frees everything at its end.
+        """Whether growth should be explained now, in case the loop frees everything at its end.
 
         True at some boundaries only, so that all checks together take time linear in the batches.
         """

@@ -9,7 +9,6 @@ from pytest_cka_memory.core.figures import FIGURES, READABLE, RegionRecord
 from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.errors import RegionError
-from pytest_cka_memory.holders import survivors
 from pytest_cka_memory.measure.batches import BatchSamples
 from pytest_cka_memory.measure.loaders import SampledLoader
 from pytest_cka_memory.measure.region_stack import ClosedRegion, RegionStack
@@ -137,7 +136,9 @@ class Region:
             if completed:
                 self._record = self._with_explanations(record)
 
-    def _record_of(self, closed: ClosedRegion, first_run_retained_bytes: int | None) -> RegionRecord:
+    def _record_of(
+        self, closed: ClosedRegion, first_run_retained_bytes: int | None
+    ) -> RegionRecord:
         one_time_bytes = self._open_region.workspace_bytes
         if first_run_retained_bytes is not None:
             kept_once = max(0, first_run_retained_bytes - closed.retained_bytes)
@@ -156,12 +157,16 @@ class Region:
             grown = _in_several_batches(self._holdings(self._survivors)) or self._grown
             record = replace(record, grown=grown)
         if {"peak_increase_bytes", "reserved_increase_bytes"} & set(to_explain):
+            from pytest_cka_memory.holders import survivors
+
             at_peak = survivors.group_by_site(self._open_region.peaks.allocations())
             record = replace(record, at_peak=at_peak)
         return record
 
     def _retained_holdings(self, record: RegionRecord) -> tuple[Holding, ...]:
         """Return what tensors own and what nothing owns; both add up to the retained bytes."""
+        from pytest_cka_memory.holders import survivors  # only where there is something to explain
+
         owned_bytes = sum(allocation.bytes for allocation in self._survivors)
         unowned = survivors.unowned(record.retained_bytes - owned_bytes, self._unowned_blocks)
         return (*self._holdings(self._survivors), *unowned)
@@ -171,6 +176,8 @@ class Region:
 
     def _holdings(self, allocations: Iterable[Allocation]) -> tuple[Holding, ...]:
         named_values = {} if self._explainer is None else self._explainer.named_values()
+        from pytest_cka_memory.holders import survivors
+
         return survivors.holdings(allocations, named_values, self._samples.serials)
 
     def __getattr__(self, name: str) -> Any:

@@ -44,6 +44,7 @@ class Peaks(ABC):
         """Return what was live at the region's peak, as far as it is known."""
         return []
 
+    @abstractmethod
     def close(self) -> None:
         """End counting; called once, also after an exception."""
 
@@ -103,7 +104,7 @@ class Meter(ABC):
         """
         return self.clean()
 
-    def between_regions(self, *, objects_dropped: bool = False) -> None:
+    def between_regions(self, *, objects_dropped: bool = False) -> None:  # noqa: B027  # optional
         """Take note of a moment at which no test runs.
 
         With `objects_dropped`, a fixture that several tests used has just been torn down, so

@@ -4,7 +4,7 @@ import os
 from functools import cache
 
 from pytest_cka_memory.core.cards import card_of
-from pytest_cka_memory.emulated import loading, specification
+from pytest_cka_memory.emulated import specification
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.meters.cpu import cpu_meter
@@ -87,6 +87,8 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
 
 def _load_emulated(name: str) -> None:
     """Load the emulated device, unless a session has: under torchrun with a device per rank."""
+    from pytest_cka_memory.emulated import loading
+
     wanted = specification.parse(name)
     loaded = loading.loaded()
     if loaded is None or loaded.card != wanted.card or loaded.devices < wanted.devices:
@@ -104,6 +106,8 @@ def _load_emulated(name: str) -> None:
 # One meter per device and process: a reset of the peak is global, so nested regions share it.
 @cache
 def _accelerator_meter(kind: str, index: int) -> Meter:
+    from pytest_cka_memory.emulated import loading
+
     emulated = loading.loaded() if kind == "cuda" else None
     if emulated is not None:
         from pytest_cka_memory.meters.accelerator.emulated import EmulatedMeter

@@ -1,6 +1,7 @@
 """The hooks that measure; registered once a test or an option asks for it."""
 
 from collections.abc import Generator
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -9,11 +10,17 @@ from pytest_cka_memory.emulated.specification import is_emulated
 from pytest_cka_memory.integrations import torchrun, xdist
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.meters.selection import meter_for
-from pytest_cka_memory.plugin import item_measurement
 from pytest_cka_memory.plugin.item_kinds import is_sync_testcase, wrapped_method
 from pytest_cka_memory.plugin.item_plan import check, plan_of
 from pytest_cka_memory.plugin.session_meter import fail_without_meter, known_meter, meter_of
 from pytest_cka_memory.plugin.settings import settings_key
+
+
+def _measuring() -> ModuleType:
+    """Return what measures tests; imported with the first, because a controller measures none."""
+    from pytest_cka_memory.plugin import item_measurement
+
+    return item_measurement
 
 
 @pytest.hookimpl(trylast=True)
@@ -50,14 +57,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     meter = known_meter(item.config)
     if meter is not None:
         meter.between_regions()
-    item_measurement.begin(item)
+    _measuring().begin(item)
 
 
 def pytest_fixture_post_finalizer(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> None:
     meter = known_meter(request.config)
-    # What a fixture of one test has made shows in the level, but a model of a module was part of it.
+    # What a fixture of one test made shows in the level, but a module's model was part of it.
     if meter is not None and fixturedef.scope != "function":
         meter.between_regions(objects_dropped=True)
 
@@ -71,14 +78,14 @@ def pytest_runtest_setup_after_skips(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    measurement = item_measurement.measurement_of(item)
+    measurement = _measuring().measurement_of(item)
     if measurement is None:
         return (yield)
     if is_sync_testcase(item):
         with wrapped_method(item, measurement.measured_call):
             return (yield)
     result = yield
-    item_measurement.refuse_unseen(item, measurement)
+    _measuring().refuse_unseen(item, measurement)
     return result
 
 
@@ -86,9 +93,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 # sys.last_traceback, so what an earlier failure kept alive cannot mask a leak.
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
-    measurement = item_measurement.measurement_of(pyfuncitem)
+    measurement = _measuring().measurement_of(pyfuncitem)
     if measurement is None:
-        with item_measurement.unmeasured_call(pyfuncitem):
+        with _measuring().unmeasured_call(pyfuncitem):
             return (yield)
     with measurement.measured_call():
         return (yield)
@@ -99,7 +106,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    measurement = item.stash.get(item_measurement.measurement_key, None)
+    measurement = item.stash.get(_measuring().measurement_key, None)
     if measurement is not None and call.when != "setup":
         # A plain attribute of builtin types: it reaches the controller together with the report,
         # and so it survives a worker that dies later.
@@ -109,7 +116,7 @@ def pytest_runtest_makereport(
 
 def late_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Call :func:`pytest_runtest_call` for a test that got its marker during its setup."""
-    item_measurement.begin(item)
+    _measuring().begin(item)
     if plan_of(item).is_measured:
         fail_without_meter(item)
     return (yield from pytest_runtest_call(item))

@@ -1,10 +1,10 @@
 """Kinds of test items, and how the code of each can be measured."""
 
 import functools
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import cast
-from unittest import TestCase
 
 import pytest
 
@@ -16,11 +16,12 @@ def unseen_reason(item: pytest.Item) -> str:
 
 def is_sync_testcase(item: pytest.Item) -> bool:
     """Whether `item` is a plain method of a ``unittest.TestCase``, which pytest calls itself."""
+    unittest = sys.modules.get("unittest")  # not imported for a session that has no such test
+    cls = getattr(item, "cls", None)
+    if unittest is None or cls is None or not issubclass(cls, unittest.TestCase):
+        return False
     import inspect
 
-    cls = getattr(item, "cls", None)
-    if cls is None or not issubclass(cls, TestCase):
-        return False
     return not inspect.iscoroutinefunction(getattr(item, "obj", None))
 
 

@@ -1,7 +1,8 @@
 """What a session writes besides its terminal output: one output per option."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Protocol
 
@@ -9,9 +10,7 @@ from pytest_cka_memory.baseline.output import BaselineOutput
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.integrations.github import GitHubOutput
 from pytest_cka_memory.plugin.settings import Settings
-from pytest_cka_memory.reports import files, markdown
-from pytest_cka_memory.reports.html import page as html_page
-from pytest_cka_memory.reports.json import writer as json_writer
+from pytest_cka_memory.reports import files
 
 
 class Output(Protocol):
@@ -34,28 +33,29 @@ class FileOutput:
 
     option: str
     path: Path
-    render: Callable[[Report], str]
+    renderer: str
+    """The module that renders it; imported when it is written."""
 
     def check(self) -> None:
         files.check_writable(self.path)
 
     def write(self, report: Report) -> str:
-        files.write_whole(self.path, self.render(report))
+        files.write_whole(self.path, import_module(self.renderer).render(report))
         return f"figures written to {self.path}"
 
 
-_RENDERERS: Mapping[str, Callable[[Report], str]] = {
-    "json": json_writer.render,
-    "markdown": markdown.render,
-    "html": html_page.render,
+_RENDERERS: Mapping[str, str] = {
+    "json": "pytest_cka_memory.reports.json.writer",
+    "markdown": "pytest_cka_memory.reports.markdown",
+    "html": "pytest_cka_memory.reports.html.page",
 }
 
 
 def outputs_of(settings: Settings) -> list[Output]:
     """Return every output that `settings` ask for."""
     reports = [
-        FileOutput(f"--cka-memory-{name}", settings.files[name], render)
-        for name, render in _RENDERERS.items()
+        FileOutput(f"--cka-memory-{name}", settings.files[name], renderer)
+        for name, renderer in _RENDERERS.items()
         if name in settings.files
     ]
     step = settings.github

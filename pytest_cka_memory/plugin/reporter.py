@@ -1,7 +1,9 @@
 """The reporter: collects the results of a session, writes reports and prints the summary."""
 
+import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,11 +56,8 @@ class Reporter:
         described = describe(self.settings)
         if not described:
             return []
-        from importlib.metadata import packages_distributions
-
         lines = [f"cka-memory: {described}"]
-        # pytorch-cka installs a package of this name too; which one is imported is undefined.
-        owners = sorted(set(packages_distributions().get("cka", [])))
+        owners = owners_of_cka()
         if len(owners) > 1:
             lines.append(
                 f"cka-memory: warning: package 'cka' is installed by {' and by '.join(owners)}, "
@@ -147,6 +146,31 @@ class Reporter:
         session.testsfailed += 1
         session.exitstatus = pytest.ExitCode.TESTS_FAILED  # for problems found in sessionfinish
 
+
+def owners_of_cka() -> list[str]:
+    """Return the distributions that have installed a package ``cka``.
+
+    pytorch-cka installs one too, and which of them is imported is undefined. To read all
+    distributions takes 70 ms, so it is done only if there is a second package, or a strange file
+    in ours.
+    """
+    ours = Path(__file__).parents[2] / "cka"
+    folders = {path for entry in sys.path if (path := Path(entry) / "cka").is_dir()}
+    files = {path.name for path in ours.iterdir()} - {"__pycache__", "py.typed"}
+    if folders <= {ours} and files <= CKA_PARTS:
+        return []
+    from importlib.metadata import packages_distributions
+
+    return sorted(set(packages_distributions().get("cka", [])))
+
+
+CKA_PARTS = frozenset(
+    """
+    __init__.py comparison.py errors.py plots.py progress.py result.py
+    capture data functional running
+    """.split()
+)
+"""What the folder of our own package contains."""
 
 _NOTHING = (
     "nothing was measured: give tests a memory marker or the cka_memory fixture, "

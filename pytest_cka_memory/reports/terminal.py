@@ -5,8 +5,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tabulate import tabulate
-
 from pytest_cka_memory.core.figures import COLUMNS, Figure, RegionRecord
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
@@ -69,6 +67,8 @@ def section(report: Report, width: int = 100) -> list[Line]:
 
 
 def _lay_out(rows: Sequence[dict[str, str]]) -> list[str]:
+    from tabulate import tabulate  # takes 20 ms, which a session spends only for a table
+
     # The header is passed as an ordinary row, because tabulate widens columns for a header.
     cells = [list(rows[0]), *(list(row.values()) for row in rows)]
     align = ["left" if name in _LEFT else "right" for name in rows[0]]

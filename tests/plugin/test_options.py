@@ -2,6 +2,8 @@
 
 import pytest
 
+from pytest_cka_memory.meters.selection import meter_for
+
 TWO = """
 def test_a(meter): meter.allocate(3)
 def test_b(meter): pass
@@ -197,4 +199,4 @@ def test_plugin_chooses_the_meter_if_the_hook_returns_none(session, pytester):
     source = "import torch\ndef test_it(cka_memory): x = torch.ones(256)\n"
     run = session(source, "--cka-memory-device=cpu")
     assert run.region["peak_increase_bytes"] == 1024
-    assert run.report["session"]["meter"] == "exact accounting of tensor storages"
+    assert run.report["session"]["meter"] == meter_for("cpu").name

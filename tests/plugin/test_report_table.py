@@ -79,9 +79,22 @@ def test_legend_names_device_meter_and_unit(scripted):
     )
 
 
-def test_legend_of_the_cpu_says_that_peaks_are_a_lower_bound(session):
-    """Peaks only include tensors."""
+@pytest.mark.native
+def test_legend_of_the_cpu_says_what_peaks_include(session):
+    """They are those of torch's allocator."""
     run = session("def test_it(): pass", "--cka-memory-report", "--cka-memory-device=cpu")
+    run.result.stdout.fnmatch_lines(["device: cpu (*), torch *", "meter: torch's CPU allocator"])
+    assert "the peak includes temporaries inside operators" in run.text
+
+
+def test_legend_of_the_ledger_says_why_it_counts_and_that_peaks_are_a_lower_bound(
+    session, monkeypatch
+):
+    """Peaks only include tensors there. The session runs in a process of its own."""
+    monkeypatch.setenv("CKA_MEMORY_NATIVE", "0")
+    run = session(
+        "def test_it(): pass", "--cka-memory-report", "--cka-memory-device=cpu", subprocess=True
+    )
     run.result.stdout.fnmatch_lines(
         ["device: cpu (*), torch *", "meter: exact accounting of tensor storages"]
     )

@@ -36,6 +36,18 @@ class Levels(NamedTuple):
     """The number of allocations so far."""
 
 
+class State(NamedTuple):
+    """What was read of a device."""
+
+    level: int
+    reserved: int
+    peak: int
+    """Highest level since a region last began or ended, or since :meth:`Counter.reset_peak`."""
+    peak_reserved: int
+    serial: int
+    """The number of allocations so far."""
+
+
 class Counter:
     """Counts the blocks that torch's allocator for one device hands out.
 
@@ -47,13 +59,19 @@ class Counter:
         self._number = number
         self._functions = prepared_functions()
 
-    def figures(self) -> Figures:
-        """Return the state of the device."""
+    def figures(self) -> State:
+        """Return the state of the device.
+
+        Raises:
+            MemoryError: if there was no memory left to record an allocation.
+        """
         figures = Figures()
         self._functions.counter_read(self._number, None, 0, byref(figures))
         if figures.lost:
             raise MemoryError(f"{figures.lost} allocations could not be recorded")
-        return figures
+        return State(
+            figures.level, figures.reserved, figures.peak, figures.peak_reserved, figures.serial
+        )
 
     def reset_peak(self) -> None:
         """Start a new peak of the device; those of regions stay."""
@@ -178,9 +196,7 @@ class RegionCounter:
         blocks = (Block * size)()
         found = self._functions.counter_at_peak(self._handle, blocks, size)
         groups = [
-            AllocationGroup(
-                bytes=block.bytes, count=block.count, recorded=_site_of(block.stack)
-            )
+            AllocationGroup(bytes=block.bytes, count=block.count, recorded=_site_of(block.stack))
             for block in blocks[:found]
         ]
         older = self.read().peak - sum(group.bytes for group in groups)
@@ -206,8 +222,8 @@ def frames_of(stack: int) -> RawFrames:
     last = (ctypes.c_int * library.MAX_FRAMES)()
     count = library.functions().stacks_read(stack, codes, last)
     return tuple(
-        (ctypes.cast(code, ctypes.py_object).value, index)
-        for code, index in zip(codes[:count], last[:count], strict=True)
+        (ctypes.cast(codes[number] or 0, ctypes.py_object).value, last[number])
+        for number in range(count)
     )
 
 

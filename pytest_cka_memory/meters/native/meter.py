@@ -27,7 +27,7 @@ class NativeMeter(Meter):
     def __init__(self) -> None:
         self.device_name = processor_name()
         self.notes = (
-            "the peak includes temporaries inside operators, which depend on the number of threads;",
+            "the peak includes temporaries inside operators, which depend on how many threads run;",
             "memory of other libraries counts if it is lent to a tensor inside the region",
             *torch_private.LOST,
         )
@@ -126,6 +126,4 @@ class _RegionPeaks(Peaks):
 
 def _reading(level: int, peak: int, prefetched_bytes: int = 0) -> Reading:
     """Return a reading; batches that a loader has not yielded yet are not part of what grows."""
-    return Reading(
-        allocated_bytes=level, requested_bytes=level - prefetched_bytes, peak_bytes=peak
-    )
+    return Reading(allocated_bytes=level, requested_bytes=level - prefetched_bytes, peak_bytes=peak)

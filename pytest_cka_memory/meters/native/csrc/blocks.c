@@ -30,15 +30,16 @@ typedef struct {
 typedef struct {
     uint64_t peak_serial; /* the peak for which the rest was counted */
     int64_t bytes;
-    uint32_t count, stack;
+    uint32_t count, stack, inside;
 } Freed;
+#define KINDS_OF_FREED 3
 
 struct Region {
     Region *next;
     Device *device;
     uint64_t start_serial, peak_serial;
     int64_t peak, peak_reserved, sample_peak;
-    Freed *freed; /* by the number of the stack, without its generation */
+    Freed *freed; /* by the number of the stack, without its generation, and by `inside` */
     uint32_t freed_size;
 };
 
@@ -52,6 +53,7 @@ static int device_count;
 static uint64_t serial;
 static int64_t lost;
 static volatile int open_regions;
+static __thread int drops_workspaces;
 /* While this thread moves a storage to a block of another size: both blocks. */
 static __thread struct {
     int active;
@@ -137,10 +139,10 @@ static void set_level(Device *device, int64_t level, int64_t reserved) {
 }
 
 /* Remember that a block was live at the peaks of the open regions. */
-static void note_freed(const Node *node, const Device *device) {
+static void note_freed(const Node *node, const Device *device, uint32_t inside) {
     for (Region *region = device->regions; region; region = region->next) {
         if (node->serial <= region->start_serial || node->serial > region->peak_serial) continue;
-        uint32_t at = node->stack & 0xffff;
+        uint32_t at = KINDS_OF_FREED * (node->stack & 0xffff) + inside;
         if (at >= region->freed_size) {
             uint32_t size = 2 * at + 64;
             Freed *more = realloc(region->freed, size * sizeof *more);
@@ -154,7 +156,7 @@ static void note_freed(const Node *node, const Device *device) {
         }
         Freed *freed = &region->freed[at];
         if (freed->peak_serial != region->peak_serial)
-            *freed = (Freed){region->peak_serial, 0, 0, node->stack};
+            *freed = (Freed){region->peak_serial, 0, 0, node->stack, inside};
         freed->bytes += node->bytes;
         freed->count++;
     }
@@ -177,9 +179,9 @@ static void link_node(Device *device, uint32_t at) {
     *(older == NONE ? &device->oldest : &nodes[older].newer) = at;
 }
 
-static void remove_node(uint32_t slot, Device *device) {
+static void remove_node(uint32_t slot, Device *device, uint32_t inside) {
     uint32_t at = slots[slot];
-    note_freed(&nodes[at], device);
+    note_freed(&nodes[at], device, inside);
     unlink_node(device, at);
     empty_slot(slot);
     nodes[at] = (Node){.older = unused, .device = -1};
@@ -195,7 +197,7 @@ static void add_node(uintptr_t address, int64_t bytes, Device *device, uint64_t 
     uint32_t slot = find(address, device->number);
     if (slots[slot] != NONE) { /* that it was freed was not seen */
         if (device->number == CPU_DEVICE) device->level -= nodes[slots[slot]].bytes;
-        remove_node(slot, device);
+        remove_node(slot, device, 0);
         slot = find(address, device->number);
     }
     uint32_t at = unused;
@@ -207,8 +209,9 @@ static void add_node(uintptr_t address, int64_t bytes, Device *device, uint64_t 
 }
 
 void block_allocated(const void *address, int64_t bytes, int number, int64_t level, int64_t reserved) {
-    /* On an accelerator torch holds its allocator's lock here, so that nothing may wait for Python. */
-    uint32_t stack = open_regions > 0 && number == CPU_DEVICE ? current_stack() : NO_STACK;
+    /* On an accelerator torch holds its allocator's lock here, so that nothing may wait for Python:
+       its frames were noted before. */
+    uint32_t stack = number != CPU_DEVICE ? take_stack() : open_regions > 0 ? current_stack() : NO_STACK;
     lock_blocks();
     Device *device = device_of(number);
     if (device) {
@@ -288,9 +291,12 @@ EXPORT void counter_inherit(uintptr_t address, int number, uint64_t older_serial
 EXPORT void counter_set_level(int number, int64_t level, int64_t reserved) {
     lock_blocks();
     Device *device = device_of(number);
-    if (device) set_level(device, level, reserved);
+    if (device) set_level(device, level == UNKNOWN ? device->level : level, reserved);
     unlock_blocks();
 }
+
+/* With `on`, take what this thread frees for workspaces of libraries. */
+EXPORT void counter_drops_workspaces(int on) { drops_workspaces = on; }
 
 /* Return a block's serial number, or UINT64_MAX if it is not live. */
 EXPORT uint64_t counter_serial_of(uintptr_t address, int number) {
@@ -408,11 +414,11 @@ EXPORT uint64_t counter_at_peak(const Region *region, Block *out, uint64_t size)
          at != NONE && nodes[at].serial > region->start_serial && count < size; at = nodes[at].older)
         if (nodes[at].serial <= region->peak_serial)
             out[count++] =
-                (Block){nodes[at].address, nodes[at].bytes, nodes[at].serial, nodes[at].stack, 1};
+                (Block){nodes[at].address, nodes[at].bytes, nodes[at].serial, nodes[at].stack, 1, 0, 0};
     for (uint32_t i = 0; i < region->freed_size && count < size; i++) {
         const Freed *freed = &region->freed[i];
         if (freed->count && freed->peak_serial == region->peak_serial)
-            out[count++] = (Block){0, freed->bytes, 0, freed->stack, freed->count};
+            out[count++] = (Block){0, freed->bytes, 0, freed->stack, freed->count, freed->inside, 0};
     }
     unlock_blocks();
     return count;

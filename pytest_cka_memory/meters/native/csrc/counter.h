@@ -20,6 +20,8 @@
 /* Given for a level that the allocator did not report, so that the counter adds up its own. */
 #define UNKNOWN (-1)
 #define NO_STACK 0
+#define IN_OPERATOR 1 /* allocated and freed while one operator ran */
+#define WORKSPACE 2   /* kept by a library until its workspaces were dropped */
 #define MAX_FRAMES 6
 
 typedef struct {
@@ -28,6 +30,8 @@ typedef struct {
     uint64_t serial; /* its number in the order of all allocations, from 1; 0: live before counting began */
     uint32_t stack;  /* where it was allocated; NO_STACK if unknown */
     uint32_t count;  /* 1, or the number of blocks in a group of the same stack */
+    uint32_t inside; /* whether no tensor of Python's owned it: IN_OPERATOR, WORKSPACE or 0 */
+    uint32_t unused;
 } Block;
 
 typedef struct {
@@ -55,6 +59,10 @@ void unlock_blocks(void);
 
 /* stacks.c */
 uint32_t current_stack(void);
+void note_stack(void);
+void forget_stack(void);
+uint32_t take_stack(void);
+int in_operator_of(uint32_t stack);
 void lock_stacks(void);
 void unlock_stacks(void);
 

@@ -3,7 +3,10 @@
    A library calls functions of other libraries through a table of addresses (its GOT). Two entries
    of libc10.so, posix_memalign and free, are all the ways in which torch allocates and frees memory
    for CPU tensors. Allocators of accelerators and mapped files report what they do to torch's
-   profiler, by one function of libc10.so that other libraries call through their tables. */
+   profiler, by one function of libc10.so that other libraries call through their tables.
+
+   While they report, they hold a lock. CUDA's and ROCm's allocators ask for the current device and
+   for its stream just before they take it: that is the moment to note Python's frames. */
 #define _GNU_SOURCE
 #include "counter.h"
 
@@ -126,6 +129,7 @@ static int hook_library(struct dl_phdr_info *info, size_t size, void *count) {
     const char *name = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
     if (!name || (strncmp(name, "/libc10", 7) && strncmp(name, "/libtorch", 9))) return 0;
     int is_c10 = !strcmp(name, "/libc10.so");
+    int is_cuda = !strcmp(name, "/libc10_cuda.so") || !strcmp(name, "/libc10_hip.so");
     const ElfW(Dyn) *dynamic = NULL;
     Image image = {UINTPTR_MAX, 0, 0, 0};
     for (int i = 0; i < info->dlpi_phnum; i++) {
@@ -158,11 +162,16 @@ static int hook_library(struct dl_phdr_info *info, size_t size, void *count) {
         for (size_t i = 0; tables[t] && i < sizes[t] / sizeof *tables[t]; i++) {
             const ElfW(Rela) *entry = &tables[t][i];
             if (!IS_FUNCTION(ELF64_R_TYPE(entry->r_info))) continue;
-            const char *function = strings + symbols[ELF64_R_SYM(entry->r_info)].st_name;
-            for (size_t h = 0; h < sizeof hooks / sizeof *hooks; h++)
-                if (hooks[h].only_in_c10 == is_c10 && !strcmp(function, hooks[h].name))
-                    *(int *)count +=
-                        replace((void **)(info->dlpi_addr + entry->r_offset), &hooks[h], &image);
+            const ElfW(Sym) *symbol = &symbols[ELF64_R_SYM(entry->r_info)];
+            const char *function = strings + symbol->st_name;
+            void *own = symbol->st_value ? (void *)(info->dlpi_addr + symbol->st_value) : NULL;
+            for (size_t h = 0; h < sizeof hooks / sizeof *hooks; h++) {
+                int place = hooks[h].place;
+                if (place == IN_CUDA ? !is_cuda : (place == IN_C10) != is_c10) continue;
+                if (!strcmp(function, hooks[h].name))
+                    *(int *)count += replace((void **)(info->dlpi_addr + entry->r_offset),
+                                             &hooks[h], &image, own);
+            }
         }
     return 0;
 }

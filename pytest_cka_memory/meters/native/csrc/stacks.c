@@ -21,6 +21,7 @@ static struct {
     int (*GILState_Ensure)(void);
     void (*GILState_Release)(int);
     Object (*GILState_GetThisThreadState)(void);
+    int (*GILState_Check)(void);
     Object (*ThreadState_Get)(void);
     Object (*ThreadState_GetFrame)(Object);
     Object (*Frame_GetBack)(Object);
@@ -68,6 +69,7 @@ static char *prefixes[MOST_PREFIXES];
 static int prefix_kinds[MOST_PREFIXES], prefix_count;
 static volatile int ready;
 static __thread int inside;
+static __thread uint32_t noted, last_taken; /* for the next and the last allocation of this thread */
 
 void lock_stacks(void) { pthread_mutex_lock(&lock); }
 void unlock_stacks(void) { pthread_mutex_unlock(&lock); }
@@ -75,7 +77,8 @@ void unlock_stacks(void) { pthread_mutex_unlock(&lock); }
 EXPORT int stacks_prepare(void) {
     static const char *const names[] = {
         "PyGILState_Ensure", "PyGILState_Release", "PyGILState_GetThisThreadState",
-        "PyThreadState_Get", "PyThreadState_GetFrame", "PyFrame_GetBack", "PyFrame_GetCode",
+        "PyGILState_Check", "PyThreadState_Get", "PyThreadState_GetFrame", "PyFrame_GetBack",
+        "PyFrame_GetCode",
         "PyFrame_GetLasti", "PyObject_GetAttrString", "PyUnicode_AsUTF8AndSize", "PyErr_Fetch",
         "PyErr_Restore", "PyGC_Disable", "PyGC_Enable", "Py_DecRef"};
     void **into = (void **)&py;
@@ -222,6 +225,27 @@ uint32_t current_stack(void) {
     py.GILState_Release(state);
     inside = 0;
     return number;
+}
+
+/* Note this thread's stack for its next allocation, which cannot wait for the interpreter's lock. */
+void note_stack(void) {
+    if (any_region_open()) noted = current_stack();
+}
+
+void forget_stack(void) { noted = NO_STACK; }
+
+/* Return the stack that was noted, once. */
+uint32_t take_stack(void) {
+    uint32_t taken = noted;
+    noted = NO_STACK;
+    last_taken = taken;
+    return taken;
+}
+
+/* Whether this thread still runs the operator that allocated a block with this stack: operators let
+   go of the interpreter's lock, and none has allocated elsewhere in Python's code since. */
+int in_operator_of(uint32_t stack) {
+    return stack != NO_STACK && stack == last_taken && ready && !py.GILState_Check();
 }
 
 /* Write the frames of a stack, innermost first, and return their number. The caller holds the
