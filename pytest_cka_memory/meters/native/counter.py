@@ -196,7 +196,12 @@ class RegionCounter:
         blocks = (Block * size)()
         found = self._functions.counter_at_peak(self._handle, blocks, size)
         groups = [
-            AllocationGroup(bytes=block.bytes, count=block.count, recorded=_site_of(block.stack))
+            AllocationGroup(
+                bytes=block.bytes,
+                count=block.count,
+                recorded=_site_of(block.stack),
+                inside=library.INSIDE[block.inside],
+            )
             for block in blocks[:found]
         ]
         older = self.read().peak - sum(group.bytes for group in groups)

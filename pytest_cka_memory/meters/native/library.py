@@ -13,10 +13,12 @@ from importlib.util import find_spec
 from typing import Any
 
 MAX_FRAMES = 6
+INSIDE = (None, "temporary memory of an operator, such as a workspace", "workspace of a library")
+"""By the numbers in counter.h: what allocated a block that no tensor of Python's owned."""
 NOT_LIVE = 2**64 - 1
 """The serial number of an address where no block is live."""
 
-__all__ = ["MAX_FRAMES", "NOT_LIVE", "Block", "Figures", "byref", "functions"]
+__all__ = ["INSIDE", "MAX_FRAMES", "NOT_LIVE", "Block", "Figures", "byref", "functions"]
 
 
 class Block(Structure):
@@ -28,6 +30,8 @@ class Block(Structure):
         ("serial", c_uint64),
         ("stack", c_uint32),
         ("count", c_uint32),
+        ("inside", c_uint32),
+        ("unused", c_uint32),
     )
 
 
@@ -54,6 +58,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "counter_remove": (None, [c_uint64, c_int]),
     "counter_inherit": (None, [c_uint64, c_int, c_uint64, c_int64]),
     "counter_set_level": (None, [c_int, c_int64, c_int64]),
+    "counter_drops_workspaces": (None, [c_int]),
     "counter_serial_of": (c_uint64, [c_uint64, c_int]),
     "counter_open": (c_int, [c_int, _REGION]),
     "counter_close": (None, [_REGION]),

@@ -56,7 +56,7 @@ static volatile int open_regions;
 static __thread int drops_workspaces;
 /* While this thread moves a storage to a block of another size: both blocks. */
 static __thread struct {
-    int active;
+    int active, device;
     uintptr_t to;
     uint64_t serial;
     int64_t bytes;
@@ -219,7 +219,10 @@ void block_allocated(const void *address, int64_t bytes, int number, int64_t lev
         set_level(device, level == UNKNOWN ? device->level + bytes : level, reserved);
     }
     unlock_blocks();
-    if (moving.active) moving.to = (uintptr_t)address;
+    if (moving.active) {
+        moving.to = (uintptr_t)address;
+        moving.device = number;
+    }
 }
 
 /* Return the bytes of a block that were allocated after `since`. */
@@ -237,7 +240,8 @@ void move_begins(void) {
 
 void move_ends(void) {
     moving.active = 0;
-    if (moving.to && moving.bytes) counter_inherit(moving.to, CPU_DEVICE, moving.serial, moving.bytes);
+    if (moving.to && moving.bytes)
+        counter_inherit(moving.to, moving.device, moving.serial, moving.bytes);
 }
 
 void block_freed(const void *address, int number, int64_t level, int64_t reserved) {
@@ -252,7 +256,9 @@ void block_freed(const void *address, int number, int64_t level, int64_t reserve
                 moving.bytes = node->older_bytes ? node->older_bytes : node->bytes;
             }
             if (level == UNKNOWN) level = device->level - node->bytes;
-            remove_node(slot, device);
+            uint32_t inside = drops_workspaces ? WORKSPACE : 0;
+            if (!inside && number != CPU_DEVICE && in_operator_of(node->stack)) inside = IN_OPERATOR;
+            remove_node(slot, device, inside);
         }
     }
     if (device && level != UNKNOWN) set_level(device, level, reserved);
@@ -399,7 +405,7 @@ EXPORT uint64_t counter_blocks(int number, uint64_t since, Block *out, uint64_t 
         int64_t bytes = bytes_since(&nodes[at], since);
         if (bytes)
             out[count++] =
-                (Block){nodes[at].address, bytes, nodes[at].serial, nodes[at].stack, 1};
+                (Block){nodes[at].address, bytes, nodes[at].serial, nodes[at].stack, 1, 0, 0};
     }
     unlock_blocks();
     return count;

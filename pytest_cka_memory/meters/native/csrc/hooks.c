@@ -32,7 +32,7 @@ typedef struct { /* c10::Device */
 
 static int (*real_memalign)(void **, size_t, size_t);
 static void (*real_free)(void *);
-static void (*real_resize)(void *, size_t);
+static void (*real_resize)(void *, size_t), (*real_resize_cuda)(void *, size_t);
 static void (*real_report)(void *, int64_t, size_t, size_t, TorchDevice);
 
 static int counted_memalign(void **out, size_t alignment, size_t bytes) {
@@ -63,20 +63,52 @@ static void counted_resize(void *storage, size_t bytes) {
     move_ends();
 }
 
+static void counted_resize_cuda(void *storage, size_t bytes) {
+    move_begins();
+    real_resize_cuda(storage, bytes);
+    move_ends();
+}
+
+typedef struct { /* c10::cuda::CUDAStream, which is returned in two registers */
+    int64_t device, id;
+} TorchStream;
+
+static int (*real_device)(int8_t *);
+static TorchStream (*real_stream)(int8_t);
+
+static int noted_device(int8_t *out) {
+    forget_stack(); /* of an earlier call that no allocation followed */
+    return real_device(out);
+}
+
+static TorchStream noted_stream(int8_t device) {
+    /* With the lock held, allocators ask only for the stream of whatever device is current (-1). */
+    if (device >= 0) note_stack();
+    return real_stream(device);
+}
+
+enum { IN_C10, OUTSIDE_C10, IN_CUDA }; /* one place each, so that no block is counted twice */
+
 typedef struct {
     const char *name;
     void *ours;
     void **real;
-    int only_in_c10; /* 1: only there; 0: only elsewhere, so that no block is counted twice */
+    int place;
 } Hook;
 
 static const Hook hooks[] = {
-    {"posix_memalign", (void *)counted_memalign, (void **)&real_memalign, 1},
-    {"free", (void *)counted_free, (void **)&real_free, 1},
+    {"posix_memalign", (void *)counted_memalign, (void **)&real_memalign, IN_C10},
+    {"free", (void *)counted_free, (void **)&real_free, IN_C10},
     {"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE", (void *)counted_report,
-     (void **)&real_report, 0},
+     (void **)&real_report, OUTSIDE_C10},
     {"_ZN2at6native16resize_bytes_cpuEPN3c1011StorageImplEm", (void *)counted_resize,
-     (void **)&real_resize, 0},
+     (void **)&real_resize, OUTSIDE_C10},
+    {"_ZN2at6native17resize_bytes_cudaEPN3c1011StorageImplEm", (void *)counted_resize_cuda,
+     (void **)&real_resize_cuda, OUTSIDE_C10},
+    {"_ZN3c104cuda9GetDeviceEPa", (void *)noted_device, (void **)&real_device, IN_CUDA},
+    {"_ZN3c104cuda20getCurrentCUDAStreamEa", (void *)noted_stream, (void **)&real_stream, IN_CUDA},
+    {"_ZN3c103hip9GetDeviceEPa", (void *)noted_device, (void **)&real_device, IN_CUDA},
+    {"_ZN3c103hip19getCurrentHIPStreamEa", (void *)noted_stream, (void **)&real_stream, IN_CUDA},
 };
 
 /* The entries that were replaced, to find out later whether they still are ours. */
@@ -91,14 +123,15 @@ typedef struct {
     uintptr_t readonly, readonly_end; /* what the loader protected after it had filled the tables */
 } Image;
 
-static int replace(void **entry, const Hook *hook, const Image *image) {
+/* `own`: the function, if the library itself defines it, or NULL. */
+static int replace(void **entry, const Hook *hook, const Image *image, void *own) {
     void *before = *entry;
     if (before == hook->ours) return 1;
     /* Where functions are looked up at the first call, the entry still leads to that lookup, which
        would overwrite ours. */
     if ((uintptr_t)before >= image->start && (uintptr_t)before < image->end) {
-        void *found = dlsym(RTLD_DEFAULT, hook->name);
-        if (found) before = found; /* otherwise it is a function of the library itself */
+        void *found = own ? own : dlsym(RTLD_DEFAULT, hook->name);
+        if (found) before = found;
     }
     if (!before) return 0;
     uintptr_t page = (uintptr_t)entry & ~((uintptr_t)getpagesize() - 1);
