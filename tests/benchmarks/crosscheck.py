@@ -7,7 +7,6 @@ python tests/benchmarks/crosscheck.py --json results.json --again  # only those 
 import argparse
 import json
 import multiprocessing
-import statistics
 from collections.abc import Iterable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,6 +18,7 @@ from tabulate import tabulate
 from torchvision import models
 from tqdm import tqdm
 
+from pytest_cka_memory.meters.selection import meter_for
 from pytest_cka_memory.reports.files import write_whole
 
 Row = dict[str, Any]
@@ -32,7 +32,6 @@ NAMES = {
     "video": "video",
     "optical_flow": "optical flow",
 }
-PEAKS = ("evaluate", "forward", "backward")
 
 
 def check_apart(network: str, limit: int) -> Row:
@@ -61,47 +60,51 @@ def _send_check(network: str, sender: Connection) -> None:
         sender.send({"skipped": f"{type(error).__name__}: {error}".splitlines()[0]})
 
 
-def bytes_off(row: Row) -> int:
-    """Return the largest difference between the two counts of live bytes, over all stages."""
-    stages = row["stages"]
-    return max(abs(stage["live_bytes"] - stage["counted_live_bytes"]) for stage in stages)
+def bytes_off(row: Row, figure: str) -> int:
+    """Return the largest difference between the two counts of a figure, over all stages.
 
-
-def gap(row: Row, stage: str) -> float:
-    """Return the share of the counted peak that the meter does not see, in one stage."""
-    (found,) = (entry for entry in row["stages"] if entry["stage"] == stage)
-    return 1 - found["peak_bytes"] / found["counted_peak_bytes"]
+    The figure is ``live`` or ``peak``.
+    """
+    return max(
+        abs(stage[f"{figure}_bytes"] - stage[f"counted_{figure}_bytes"]) for stage in row["stages"]
+    )
 
 
 def summary(rows: Iterable[Row]) -> list[list[str]]:
-    """Return a line per kind of network: how many, bytes off, median and worst gap of each peak."""
+    """Return a line per kind of network: how many, and by how many bytes the counts differ."""
     measured = [row for row in rows if "skipped" not in row]
     lines = []
     for kind, name in NAMES.items():
         own = [row for row in measured if row["kind"] == kind]
         if own:
-            gaps = [[100 * gap(row, stage) for row in own] for stage in PEAKS]
-            shown = [f"{statistics.median(found):.1f}, {max(found):.1f}" for found in gaps]
-            lines.append([name, str(len(own)), str(max(map(bytes_off, own))), *shown])
+            off = [max(bytes_off(row, figure) for row in own) for figure in ("live", "peak")]
+            lines.append([name, str(len(own)), *map(str, off)])
     return lines
 
 
 def table(rows: Sequence[Row]) -> str:
     """Return the summary, followed by the networks that were left out or differ."""
-    heads = ["networks of torchvision", "tried", "bytes off live", *(f"{s}, %" for s in PEAKS)]
+    heads = ["networks of torchvision", "tried", "bytes off live", "bytes off peak"]
     lines = [tabulate(summary(rows), headers=heads, tablefmt="github", disable_numparse=True)]
     for row in rows:
         if "skipped" in row:
             lines.append(f"left out: {row['network']}: {row['skipped']}")
-        elif bytes_off(row):
-            lines.append(f"off: {row['network']}: {bytes_off(row)} bytes")
+        elif bytes_off(row, "live") or bytes_off(row, "peak"):
+            live, peak = bytes_off(row, "live"), bytes_off(row, "peak")
+            lines.append(f"off: {row['network']}: {live} bytes live, {peak} bytes at the peak")
     return "\n".join(lines)
 
 
 def as_text(rows: Iterable[Row]) -> str:
     """Return JSON with one line per network."""
     lines = ",\n".join(map(json.dumps, rows))
-    session = json.dumps({"torch": str(torch.__version__), "threads": torch.get_num_threads()})
+    session = json.dumps(
+        {
+            "torch": str(torch.__version__),
+            "threads": torch.get_num_threads(),
+            "meter": meter_for("cpu").name,
+        }
+    )
     return f'{session[:-1]}, "rows": [\n{lines}\n]}}\n'
 
 
@@ -119,10 +122,12 @@ def main() -> None:
     HostCounter.build()
     known = json.loads(args.json.read_text("utf-8"))["rows"] if args.again else []
     done = {row["network"]: row for row in known if "skipped" not in row}
-    rows = [done.get(name) or check_apart(name, args.limit) for name in tqdm(args.networks)]
+    rows = []
+    for name in tqdm(args.networks):
+        rows.append(done.get(name) or check_apart(name, args.limit))
+        if args.json is not None:
+            write_whole(args.json, as_text(rows))
     print(table(rows))
-    if args.json is not None:
-        write_whole(args.json, as_text(rows))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Run a network while the CPU meter and an independent counter both count.
 
-After each stage both give their live bytes and their peak. No garbage is collected before.
+After each stage both give their live bytes and their peak. No garbage is collected before. With
+``CKA_MEMORY_NATIVE=0`` the meter is the ledger, whose peak is a lower bound.
 """
 
 import sys

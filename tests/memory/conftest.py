@@ -10,7 +10,10 @@ import pytest
 
 from pytest_cka_memory import MemoryProbe, RegionRecord, Sample
 from pytest_cka_memory.meters import Meter
-from pytest_cka_memory.meters.selection import meter_for
+from pytest_cka_memory.meters.cpu import cpu_meter
+from pytest_cka_memory.meters.ledger.meter import LedgerMeter
+from pytest_cka_memory.meters.native import library
+from pytest_cka_memory.meters.native.meter import NativeMeter
 from pytest_cka_memory.testing import ScriptedMeter
 
 
@@ -25,13 +28,38 @@ def probe(meter: ScriptedMeter) -> MemoryProbe:
     return MemoryProbe(meter=meter)
 
 
+@pytest.fixture(scope="module", params=["native", "ledger"])
+def both_meters(request: pytest.FixtureRequest) -> Meter:
+    """Each of the two meters for the CPU."""
+    if request.param == "ledger":
+        return LedgerMeter()
+    if library.functions() is None:
+        pytest.skip("the native counter was not compiled")
+    chosen = cpu_meter()
+    return chosen if isinstance(chosen, NativeMeter) else NativeMeter()
+
+
+@pytest.fixture
+def cpu(both_meters: Meter) -> MemoryProbe:
+    """A probe for the CPU, with each meter."""
+    return MemoryProbe(meter=both_meters)
+
+
+@pytest.fixture
+def is_native(both_meters: Meter) -> bool:
+    """Whether the native counter measures, which counts what operators allocate inside."""
+    return isinstance(both_meters, NativeMeter)
+
+
 @pytest.fixture(scope="module")
-def counting() -> Iterator[Meter]:
-    """The CPU meter, started once per file because starting it searches all live objects."""
-    meter = meter_for("cpu")
-    meter.start()
-    yield meter
-    meter.stop()
+def counting(both_meters: Meter) -> Iterator[Meter]:
+    """Each meter, started once per file because starting the ledger searches all live objects."""
+    both_meters.start()
+    peaks = both_meters.open_peaks()
+    yield both_meters
+    if peaks is not None:
+        peaks.close()
+    both_meters.stop()
 
 
 @pytest.fixture

@@ -22,42 +22,42 @@ def _fresh_compiler() -> None:
     torch._dynamo.reset()
 
 
-def test_code_is_compiled_in_a_region() -> None:
+def test_code_is_compiled_in_a_region(cpu: MemoryProbe) -> None:
     """In an ordinary dispatch mode torch.compile silently runs everything eagerly."""
     counter = CompileCounter()
     compiled = torch.compile(double, backend=counter)
-    region = MemoryProbe("cpu").run(compiled, OLD)
+    region = cpu.run(compiled, OLD)
     assert counter.frame_count == 1
     assert region.retained_bytes == 400
 
 
-def test_code_compiled_before_a_region_stays_compiled_in_it() -> None:
+def test_code_compiled_before_a_region_stays_compiled_in_it(cpu: MemoryProbe) -> None:
     """Before torch 2.15 a dispatch mode causes one more compilation."""
     counter = CompileCounter()
     compiled = torch.compile(double, backend=counter)
     compiled(OLD)
-    region = MemoryProbe("cpu").run(compiled, OLD)
+    region = cpu.run(compiled, OLD)
     assert counter.frame_count in (1, 2)
     assert region.retained_bytes == 400
 
 
-def test_compiled_training_step_retains_the_gradient() -> None:
+def test_compiled_training_step_retains_the_gradient(cpu: MemoryProbe) -> None:
     """Forward and backward are compiled by AOTAutograd."""
     x = torch.ones(100, requires_grad=True)
     compiled = torch.compile(double, backend="aot_eager")
     compiled(x).sum().backward()
     x.grad = None
-    with MemoryProbe("cpu").measure() as region:
+    with cpu.measure() as region:
         compiled(x).sum().backward()
     assert region.retained[0].bytes == 400
     # Before torch 2.15 a region causes another compilation, which keeps a scalar.
     assert region.retained_bytes - 400 in (0, 8)
 
 
-def _leak(compiled: Callable[[torch.Tensor], torch.Tensor]) -> tuple[float, int]:
+def _leak(cpu: MemoryProbe, compiled: Callable[[torch.Tensor], torch.Tensor]) -> tuple[float, int]:
     """Return growth and retained bytes of a loop that keeps all outputs."""
     kept = []
-    with MemoryProbe("cpu").measure() as region:
+    with cpu.measure() as region:
         for _ in range(5):
             kept.append(compiled(OLD))
             region.batch_done()
@@ -65,16 +65,16 @@ def _leak(compiled: Callable[[torch.Tensor], torch.Tensor]) -> tuple[float, int]
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-def test_kept_outputs_of_compiled_code_are_growth(backend: str) -> None:
+def test_kept_outputs_of_compiled_code_are_growth(cpu: MemoryProbe, backend: str) -> None:
     """A leak in compiled code is reported like any other."""
     compiled = torch.compile(double, backend=backend)
     compiled(OLD)
-    assert _leak(compiled) == (400.0, 2000)
+    assert _leak(cpu, compiled) == (400.0, 2000)
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler: no g++")
-def test_kept_outputs_of_inductor_code_are_growth() -> None:
+def test_kept_outputs_of_inductor_code_are_growth(cpu: MemoryProbe) -> None:
     """Inductor returns them without calling an operator, and no later operator uses them."""
     compiled = torch.compile(double)
     compiled(OLD)
-    assert _leak(compiled) == (400.0, 2000)
+    assert _leak(cpu, compiled) == (400.0, 2000)

@@ -17,6 +17,7 @@ from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
 from pytest_cka_memory.meters.ledger.interrupts import hook_for
 from pytest_cka_memory.meters.ledger.ledger import Ledger
+from pytest_cka_memory.meters.ledger.meter import LedgerMeter
 
 LONGEST_WAIT_SECONDS = 20
 
@@ -146,7 +147,8 @@ def test_signal_during_the_search_for_new_storages_reaches_the_test(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A test with many small objects would otherwise lose more than half of its alarms."""
-    with MemoryProbe("cpu").measure(), monkeypatch.context() as patched:
+    probe = MemoryProbe(meter=LedgerMeter())
+    with probe.measure(), monkeypatch.context() as patched:
         patched.setattr(
             StorageTracker, "record_unseen", lambda *_, **__: signal.raise_signal(signal.SIGTERM)
         )

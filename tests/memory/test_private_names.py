@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import os
 import pkgutil
 import subprocess
 import sys
@@ -15,8 +16,8 @@ from pytest_cka_memory import DeviceError, MemoryProbe, RegionRecord
 from pytest_cka_memory.holders.survivors import holdings
 from pytest_cka_memory.holders.torch_references import tensor_rules
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.cpu import CpuMeter
 from pytest_cka_memory.meters.ledger import ledger
+from pytest_cka_memory.meters.ledger.meter import LedgerMeter
 
 MODES = "does not tell which dispatch modes are active"
 EXPECTED_NOTES = {
@@ -76,7 +77,7 @@ def measured() -> tuple[RegionRecord, tuple[str, ...]]:
     """Measure a region that keeps 400 bytes and a gradient, after a graph that only C++ holds.
     Return its record and the meter's notes.
     """
-    meter = CpuMeter()
+    meter = LedgerMeter()
     weight = torch.ones(50, requires_grad=True)
     loss = torch.nn.functional.cross_entropy(weight.view(1, 50), torch.tensor([3]))
     gc.collect()
@@ -188,14 +189,14 @@ def test_regions_close_without_access_to_the_mode_stack(without) -> None:
     """Their mode is then the innermost one, unless a test leaves its own mode active."""
     without("torch.utils._python_dispatch._pop_mode")
     depth = torch._C._len_torch_dispatch_stack()
-    with MemoryProbe(meter=CpuMeter()).measure() as region:
+    with MemoryProbe(meter=LedgerMeter()).measure() as region:
         kept = torch.zeros(25)
     assert torch._C._len_torch_dispatch_stack() == depth
     assert region.record.retained_bytes == kept.nbytes
 
 
 def hint_of(make: Callable[[], object]) -> str | None:
-    meter = CpuMeter()
+    meter = LedgerMeter()
     meter.start()
     mark = meter.mark()
     kept = make()
@@ -298,7 +299,13 @@ def test_a_probe_is_refused_if_torch_lacks_a_required_name(device: str, gone: st
     owner, _, name = gone.rpartition(".")
     code = f"import torch; delattr({owner}, {name!r})\n"
     code += f"from pytest_cka_memory import MemoryProbe; MemoryProbe({device!r})"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "CKA_MEMORY_NATIVE": "0"},  # the native counter needs none of them
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert run.returncode == 1
     last = run.stderr.splitlines()[-1]
     assert last.startswith("pytest_cka_memory.errors.DeviceError: ")

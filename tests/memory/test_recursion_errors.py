@@ -12,13 +12,15 @@ EXISTING = torch.ones(25)
 
 @pytest.mark.parametrize("more", range(8))
 @pytest.mark.parametrize(
-    "computes",
+    ("computes", "inside"),
     [
-        pytest.param(lambda: torch.zeros(25), id="new-tensor"),
-        pytest.param(lambda: EXISTING.add(1), id="result"),
+        pytest.param(lambda: torch.zeros(25), 0, id="new-tensor"),
+        pytest.param(lambda: EXISTING.add(1), 8 + 4, id="result"),  # 1 as int64 and as float32
     ],
 )
-def test_a_recursion_error_retains_nothing(computes: Callable[[], object], more: int) -> None:
+def test_a_recursion_error_retains_nothing(
+    cpu: MemoryProbe, is_native: bool, computes: Callable[[], object], inside: int, more: int
+) -> None:
     """The starting depth decides at which place in the counting code the stack ends."""
 
     def deeper() -> None:
@@ -28,7 +30,7 @@ def test_a_recursion_error_retains_nothing(computes: Callable[[], object], more:
     def below(frames: int) -> None:
         below(frames - 1) if frames else deeper()
 
-    with MemoryProbe("cpu").measure() as region, pytest.raises(RecursionError):
+    with cpu.measure() as region, pytest.raises(RecursionError):
         below(more)
     assert (region.retained_bytes, region.net_bytes) == (0, 0)
-    assert region.peak_increase_bytes == 100
+    assert region.peak_increase_bytes == 100 + (inside if is_native else 0)

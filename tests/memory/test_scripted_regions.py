@@ -130,11 +130,13 @@ def test_the_region_that_opened_first_may_close_first(meter: ScriptedMeter) -> N
     meter.free(meter.allocate(10))
     second = stack.open()
     meter.allocate(5)
-    first_closing = stack.close(first)
+    with stack.closing(first) as first_closed:
+        pass
     meter.free(meter.allocate(50))
-    second_closing = stack.close(second)
-    assert (first.peak_bytes, first_closing.retained_bytes) == (10, 5)
-    assert (second.peak_bytes, second_closing.retained_bytes) == (55, 5)
+    with stack.closing(second) as second_closed:
+        pass
+    assert (first_closed.end.peak_bytes, first_closed.retained_bytes) == (10, 5)
+    assert (second_closed.end.peak_bytes, second_closed.retained_bytes) == (55, 5)
 
 
 def test_batch_samples_have_their_own_peaks(meter: ScriptedMeter, probe: MemoryProbe) -> None:

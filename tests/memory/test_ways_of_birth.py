@@ -155,11 +155,6 @@ def data_replaced() -> torch.Tensor:
             8 * 4 + 3 * 8,
             id="jagged",
         ),
-        pytest.param(
-            lambda: torch.nested.nested_tensor([OLD[:3], OLD[:5]], layout=torch.strided),
-            8 * 4,
-            id="nested-strided",
-        ),
         pytest.param(lambda: nn.Parameter(torch.zeros(100)), 400, id="parameter"),
         pytest.param(lambda: SpecialParameter(torch.zeros(100)), 400, id="parameter-subclass"),
         pytest.param(lambda: nn.Linear(10, 10), 440, id="module"),
@@ -184,6 +179,15 @@ def test_what_an_operator_allocates_is_counted_at_once(
 ) -> None:
     """Without a walk over live objects, as at a batch boundary."""
     assert retained_by(make) == size
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_strided_nested_tensor_owns_its_data_and_three_tables(
+    retained_by: RetainedBy, is_native: bool
+) -> None:
+    """Sizes, strides and offsets of its two parts belong to C++, where only the allocator knows."""
+    made = retained_by(lambda: torch.nested.nested_tensor([OLD[:3], OLD[:5]], layout=torch.strided))
+    assert made == 8 * 4 + (3 * 2 * 8 if is_native else 0)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +223,6 @@ def test_what_a_hook_allocates_in_a_backward_pass_is_counted(
         pytest.param(lambda: torch.frombuffer(bytearray(64), dtype=torch.uint8), 64, id="buffer"),
         pytest.param(lambda: torch.asarray(bytearray(64), dtype=torch.uint8), 64, id="asarray"),
         pytest.param(lambda: torch.from_dlpack(np.zeros(4, np.float32)), 16, id="dlpack"),
-        pytest.param(lambda: torch.utils.dlpack.from_dlpack(OLD), 400, id="dlpack-of-a-tensor"),
     ],
 )
 def test_storages_allocated_without_an_operator_are_counted_when_read(
@@ -232,6 +235,17 @@ def test_storages_allocated_without_an_operator_are_counted_when_read(
     assert counting.retained_since(mark) == size
     del kept
     assert counting.read().allocated_bytes == before
+
+
+def test_memory_of_a_tensor_that_is_lent_to_another_is_counted_once(
+    counting: Meter, is_native: bool
+) -> None:
+    """The ledger counts storages, of which there are two."""
+    mark = counting.mark()
+    kept = torch.utils.dlpack.from_dlpack(OLD)
+    counting.read()
+    assert counting.retained_since(mark) == (0 if is_native else 400)
+    assert kept.data_ptr() == OLD.data_ptr()
 
 
 @pytest.mark.parametrize("generation", [None, 0, 1, 2])
@@ -271,14 +285,15 @@ def test_freeing_an_old_tensor_lowers_the_level_but_not_retained(counting: Meter
     del new
 
 
-def test_the_peak_counts_what_is_live_at_the_same_time(counting: Meter) -> None:
-    """Two of the three temporaries are live at any time."""
+def test_the_peak_counts_what_is_live_at_the_same_time(counting: Meter, is_native: bool) -> None:
+    """Two of the three temporaries are live at any time, and the number inside the operator."""
+    number = 8 + 4 if is_native else 0  # 1 as int64 and as float32
     counting.reset_peak()
     before = counting.read().allocated_bytes
     x = torch.zeros(100)
     x = x + 1
     x = x + 1
-    assert counting.read().peak_bytes - before == 800
+    assert counting.read().peak_bytes - before == 800 + number
     counting.reset_peak()
     assert counting.read().peak_bytes - before == 400
     del x
