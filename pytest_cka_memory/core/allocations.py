@@ -67,6 +67,8 @@ class Allocation:
     """Returns whether it has not been freed; keeps nothing alive."""
     recorded: RecordedSite | None = None
     """None if nothing was recorded when it was allocated."""
+    may_be_unowned: bool = False
+    """Whether it is a block of an allocator, which need not be a tensor's."""
 
     @cached_property
     def site(self) -> AllocationSite | None:
@@ -88,15 +90,6 @@ class AllocationGroup:
     """Whether they were allocated before the region began."""
     inside: str | None = None
     """What allocated them if no tensor owned them, such as ``workspace``."""
-
-
-@dataclass(frozen=True)
-class UnownedBlock:
-    """A block of the allocator that no tensor owns."""
-
-    bytes: int
-    frames: tuple[str, ...]
-    """Where it was allocated, innermost first; empty if the allocator kept no history."""
 
 
 RawFrames = tuple[tuple[CodeType, int], ...]

@@ -9,8 +9,10 @@ from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.holders.search import Reference
 from pytest_cka_memory.holders.torch_references import grad_fn_of, is_part_of_its_storage
 
-UNOWNED = "no tensor owns these bytes: a library's workspace or C++ code allocated them"
-UNOWNED_UNKNOWN = f"{UNOWNED}; use --cka-memory-snapshots=DIR to record where"
+UNOWNED = (
+    "no tensor that a Python object references owns these bytes: they may be a library's "
+    "workspace, or C++ code, such as an autograd graph, may hold them"
+)
 _NO_HOLDER = (
     "no Python holder found: C code references it; look for an autograd graph, a library's cache "
     "or an atexit callback"
@@ -89,7 +91,7 @@ def _hint_without_holder(allocation: Allocation) -> str:
     """Return the advice for a storage that no Python object references."""
     operator = None if allocation.site is None else allocation.site.operator
     if operator not in (None, "aten._to_copy") or not _autocast_is_caching():
-        return _NO_HOLDER
+        return UNOWNED if allocation.may_be_unowned else _NO_HOLDER
     return _PERHAPS_AUTOCAST if operator is None else _AUTOCAST
 
 

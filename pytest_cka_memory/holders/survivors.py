@@ -1,7 +1,6 @@
 """Group the storages that a region retained by where they were allocated and what holds them."""
 
 import gc
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -11,7 +10,6 @@ from pytest_cka_memory.core.allocations import (
     Allocation,
     AllocationGroup,
     AllocationSite,
-    UnownedBlock,
 )
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.holders import expressions, hints
@@ -69,20 +67,11 @@ def group_by_site(groups: Iterable[AllocationGroup]) -> tuple[Holding, ...]:
     return (*_grouped(entries), *before)
 
 
-def unowned(rest_bytes: int, blocks: Iterable[UnownedBlock]) -> tuple[Holding, ...]:
-    """Describe `rest_bytes` that no tensor owns, by the line that allocated them if known."""
-    by_frames: Counter[tuple[str, ...]] = Counter()
-    for block in blocks:
-        if block.frames:
-            by_frames[block.frames] += block.bytes
-    found = [
-        Holding(bytes=size, count=0, created_at=frames, hint=hints.UNOWNED)
-        for frames, size in by_frames.items()
-    ]
-    unknown = rest_bytes - sum(by_frames.values())
-    if unknown > 0:
-        found.append(Holding(bytes=unknown, count=0, hint=hints.UNOWNED_UNKNOWN))
-    return tuple(sorted(found, key=lambda holding: -holding.bytes))
+def unowned(rest_bytes: int) -> tuple[Holding, ...]:
+    """Describe `rest_bytes` of which only the sum is known, because no tensor owns them."""
+    if rest_bytes <= 0:
+        return ()
+    return (Holding(bytes=rest_bytes, count=0, hint=hints.UNOWNED),)
 
 
 def _grouped(entries: Iterable[_Entry]) -> tuple[Holding, ...]:
@@ -104,7 +93,9 @@ def _entry(
 ) -> _Entry:
     held_by = expressions.expression_of(path) if path else None
     hint = hints.hint_for(allocation, path, held_by)
-    holding = replace(_described(allocation.bytes, 1, allocation.site), held_by=held_by, hint=hint)
+    count = 0 if allocation.may_be_unowned and not path else 1
+    holding = _described(allocation.bytes, count, allocation.site)
+    holding = replace(holding, held_by=held_by, hint=hint)
     if path and holding.shape is None:
         dtype, shape = dtype_and_shape_of(path[-1].value)
         holding = replace(holding, dtype=dtype, shape=shape)

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from pytest_cka_memory.core.allocations import Allocation, UnownedBlock
+from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.figures import FIGURES, READABLE, RegionRecord
 from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.core.holdings import Holding
@@ -43,7 +43,6 @@ class Region:
         self._stack = stack
         self._explainer = explainer
         self._survivors: Sequence[Allocation] = ()
-        self._unowned_blocks: tuple[UnownedBlock, ...] = ()
         self._grown: tuple[Holding, ...] = ()
         self._record: RegionRecord | None = None
         self._open_region = stack.open()
@@ -131,7 +130,6 @@ class Region:
         with self._stack.closing(self._open_region) as closed:
             record = self._record_of(closed, first_run_retained_bytes)
             self._survivors = closed.survivors
-            self._unowned_blocks = closed.unowned
             self._record = replace(record, completed=False)
             if completed:
                 self._record = self._with_explanations(record)
@@ -168,7 +166,7 @@ class Region:
         from pytest_cka_memory.holders import survivors  # only where there is something to explain
 
         owned_bytes = sum(allocation.bytes for allocation in self._survivors)
-        unowned = survivors.unowned(record.retained_bytes - owned_bytes, self._unowned_blocks)
+        unowned = survivors.unowned(record.retained_bytes - owned_bytes)
         return (*self._holdings(self._survivors), *unowned)
 
     def _figures_to_explain(self, record: RegionRecord) -> Collection[str]:

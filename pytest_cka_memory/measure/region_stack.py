@@ -1,12 +1,13 @@
 """Open regions over one meter."""
 
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, UnownedBlock
+from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.meters.base import Meter, Peaks, Reading
 
 
@@ -28,40 +29,46 @@ class ClosedRegion:
     retained_bytes: int
     survivors: Sequence[Allocation]
     """The retained allocations, as far as the meter knows them; they keep nothing alive."""
-    unowned: tuple[UnownedBlock, ...]
-    """Retained blocks that no tensor owns, if the allocator's history is recorded."""
 
 
 class RegionStack:
-    """Opens, samples and closes regions over one meter; regions may nest or overlap."""
+    """Opens, samples and closes regions over one meter; regions may nest or overlap.
+
+    A signal handler may raise an exception at any line. So only whoever has opened a region keeps
+    it alive, and a region that was freed without being closed is no longer open.
+    """
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
-        self._open: list[OpenRegion] = []
-        self._shared: list[_SharedPeaks] = []
+        self._open: list[weakref.ref[OpenRegion]] = []
+        self._shared: list[weakref.ref[_SharedPeaks]] = []
         self._lock = threading.RLock()
 
     def open(self) -> OpenRegion:
         """Clean, then start a region."""
         self.merge_peaks()
         self._add_workspaces(self.meter.clean())
-        self.meter.start()
         peaks = None
+        started = False
         try:
+            self.meter.start()
+            started = True
             peaks = self.meter.open_peaks() or _SharedPeaks(self, self._shared)
             region = OpenRegion(peaks.read(), peaks)
-            self._open.append(region)
+            self._open.append(weakref.ref(region))
+            return region
         except BaseException:
             if peaks is not None:
                 peaks.close()
-            self.meter.stop()
+            if started:
+                self.meter.stop()
             raise
-        return region
 
     def snapshot(self) -> Reading:
         """Return a reading with the peaks of the innermost open region, or since the last one."""
-        if self._open:
-            return self._open[-1].peaks.read()
+        still_open = _still_live(self._open)
+        if still_open:
+            return still_open[-1].peaks.read()
         self.meter.start()
         try:
             return self.meter.read()
@@ -81,12 +88,13 @@ class RegionStack:
                 end=region.peaks.read(),  # cleaning may run finalizers, which raise the peak
                 retained_bytes=self.meter.retained_since(region.peaks.mark),
                 survivors=self.meter.allocations_since(region.peaks.mark),
-                unowned=tuple(self.meter.unowned_blocks_since(region.peaks.mark)),
             )
         finally:
-            self._open.remove(region)
-            region.peaks.close()
-            self.meter.stop()
+            try:
+                region.peaks.close()
+                self._open[:] = [known for known in self._open if known() not in (None, region)]
+            finally:
+                self.meter.stop()
 
     def merge_peaks(self) -> Reading | None:
         """Raise the peaks of regions that share the device's one counter, and reset that counter.
@@ -95,10 +103,11 @@ class RegionStack:
         shares the counter.
         """
         with self._lock:  # another thread's region must not reset the counter in between
-            if not self._shared:
+            shared = _still_live(self._shared)
+            if not shared:
                 return None
             reading = self.meter.read()
-            for peaks in self._shared:
+            for peaks in shared:
                 peaks.merge(reading, self.meter)
             self.meter.reset_peak()
             return reading
@@ -106,14 +115,21 @@ class RegionStack:
     def _add_workspaces(self, dropped_bytes: int | None) -> None:
         """Add dropped workspaces to every open region, because regions may nest."""
         if dropped_bytes is not None:
-            for region in self._open:
+            for region in _still_live(self._open):
                 region.workspace_bytes = (region.workspace_bytes or 0) + dropped_bytes
+
+
+T = TypeVar("T")
+
+
+def _still_live(references: list[weakref.ref[T]]) -> list[T]:
+    return [found for reference in references if (found := reference()) is not None]
 
 
 class _SharedPeaks(Peaks):
     """The peaks of one region on a device that has one counter for all regions."""
 
-    def __init__(self, stack: RegionStack, shared: list["_SharedPeaks"]) -> None:
+    def __init__(self, stack: RegionStack, shared: list["weakref.ref[_SharedPeaks]"]) -> None:
         self._stack, self._shared = stack, shared
         self._allocations: list[AllocationGroup] = []
         self.mark: Any = stack.meter.mark()
@@ -122,7 +138,7 @@ class _SharedPeaks(Peaks):
         stack.meter.reset_peak()
         self._highest = stack.meter.read()
         self._sample_peak = self._highest.allocated_bytes
-        shared.append(self)
+        shared.append(weakref.ref(self))
 
     def merge(self, reading: Reading, meter: Meter) -> None:
         """Raise the peaks to those of `reading` if they are higher."""
@@ -151,8 +167,7 @@ class _SharedPeaks(Peaks):
         return self._allocations
 
     def close(self) -> None:
-        if self in self._shared:
-            self._shared.remove(self)
+        self._shared[:] = [known for known in self._shared if known() not in (None, self)]
 
 
 _ATTRIBUTE = "_cka_memory_region_stack"

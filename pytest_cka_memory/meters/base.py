@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, UnownedBlock
+from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 
 
 @dataclass(frozen=True)
@@ -139,16 +139,15 @@ class Meter(ABC):
         """Write that record for PyTorch's memory viewer; return False if there is none."""
         return False
 
+    def stop_history(self) -> None:  # noqa: B027  # nothing to stop without a history
+        """Stop what :meth:`record_history` has started; the user's own recording goes on."""
+
     def serial(self) -> int:
         """Return the number of allocations so far; 0 if they are not counted."""
         return 0
 
     def allocations_since(self, mark: Any) -> Sequence[Allocation]:
         """Return the allocations that :meth:`retained_since` counts, as far as they are known."""
-        return []
-
-    def unowned_blocks_since(self, mark: Any) -> list[UnownedBlock]:
-        """Return blocks since `mark` that no tensor owns; requires :meth:`record_history`."""
         return []
 
     def allocations_at_peak(self) -> list[AllocationGroup]:

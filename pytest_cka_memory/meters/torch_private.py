@@ -19,6 +19,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_cka_memory.errors import DeviceError
+from pytest_cka_memory.meters.patching import replaced
 
 if TYPE_CHECKING:
     from torch._subclasses import fake_tensor
@@ -255,17 +256,54 @@ def workspace_dropper(device_type: str) -> Callable[[], None] | None:
     return getattr(torch._C, "_cuda_clearCublasWorkspaces", None) if device_type == "cuda" else None
 
 
-class AllocatorHistory(NamedTuple):
-    """Functions of ``torch.cuda.memory`` that record, write and return the history of blocks."""
+def device_stats() -> Callable[[int], Mapping[str, Any]] | None:
+    """Return a function that reads a device's counters, nested; None if there is none."""
+    return getattr(torch._C, "_accelerator_getDeviceStats", None)
+
+
+class HistoryFunctions(NamedTuple):
+    """Functions of ``torch.cuda.memory`` that record and write the history of blocks."""
 
     record: Callable[..., None]
     dump: Callable[[str], None]
-    snapshot: Callable[[], Mapping[str, Any]]
 
 
-def allocator_history(device_type: str) -> AllocatorHistory | None:
+def allocator_history(device_type: str) -> HistoryFunctions | None:
     """Return the allocator's history functions; None if it has none, so no snapshots exist."""
     memory = getattr(torch.get_device_module(device_type), "memory", None)
-    names = ("_record_memory_history", "_dump_snapshot", "_snapshot")
+    names = ("_record_memory_history", "_dump_snapshot")
     found: list[Any] = [getattr(memory, name, None) for name in names]
-    return None if None in found else AllocatorHistory(*found)
+    return None if None in found else HistoryFunctions(*found)
+
+
+def records_history(device_type: str) -> bool:
+    """Whether the history is being recorded; False if this torch version cannot tell."""
+    is_recorded = getattr(torch._C, f"_{device_type}_isHistoryEnabled", bool)
+    return bool(is_recorded())
+
+
+def on_history_call(device_type: str, call: Callable[[], None]) -> Callable[[], None]:
+    """Call `call` before whatever starts or stops the recording; return a function that ends this.
+
+    Whoever has imported the function of ``torch.cuda.memory`` reaches these by their names.
+    """
+    names = ("_record_memory_history", "_record_memory_history_legacy", "_recordMemoryHistory")
+    undo = [
+        replaced(torch._C, name, _calling_before(getattr(torch._C, name), call))
+        for name in (f"_{device_type}{suffix}" for suffix in names)
+        if hasattr(torch._C, name)
+    ]
+
+    def end() -> None:
+        for each in undo:
+            each()
+
+    return end
+
+
+def _calling_before(function: Callable[..., Any], call: Callable[[], None]) -> Callable[..., Any]:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        call()
+        return function(*args, **kwargs)
+
+    return wrapper

@@ -17,7 +17,7 @@ from pytest_cka_memory.plugin.item_plan import limits_or_fail, plan_of
 from pytest_cka_memory.plugin.narrowing import is_narrowed
 from pytest_cka_memory.plugin.session_meter import meter_of
 from pytest_cka_memory.plugin.settings import settings_key
-from pytest_cka_memory.plugin.snapshots import write_snapshot
+from pytest_cka_memory.plugin.snapshots import history_recorded, write_snapshot
 from pytest_cka_memory.reports import failure, junit
 
 
@@ -48,20 +48,19 @@ class ItemMeasurement:
         in_fixtures = len(self.probe.records)
         whole = MemoryProbe(meter=self.probe.meter, explainer=self)
         snapshots = self._item.config.stash[settings_key].snapshots
-        if snapshots is not None:
-            self.probe.meter.record_history()
-        try:
-            with whole.measure():
-                yield
-            self._returned = True
-        finally:
-            if len(self.probe.records) == in_fixtures:
-                self.probe.records.extend(replace(r, label="") for r in whole.records)
-            results = self._collect()
-            failed = not self._returned or any(result.breaches for result in results)
-            if failed and snapshots is not None:
-                line = write_snapshot(snapshots, self._item.nodeid, self.probe.meter)
-                self._item.add_report_section("call", "cka-memory", line)
+        with history_recorded(snapshots, self.probe.meter):
+            try:
+                with whole.measure():
+                    yield
+                self._returned = True
+            finally:
+                if len(self.probe.records) == in_fixtures:
+                    self.probe.records.extend(replace(r, label="") for r in whole.records)
+                results = self._collect()
+                failed = not self._returned or any(result.breaches for result in results)
+                if failed and snapshots is not None:
+                    line = write_snapshot(snapshots, self._item.nodeid, self.probe.meter)
+                    self._item.add_report_section("call", "cka-memory", line)
         self._fail_on_breach(results)
 
     def figures_to_explain(self, record: RegionRecord) -> Collection[str]:

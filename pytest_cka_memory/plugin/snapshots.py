@@ -1,6 +1,8 @@
 """PyTorch's memory snapshot of a failed test, for its viewer (``--cka-memory-snapshots``)."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from zlib import crc32
 
@@ -8,6 +10,18 @@ from pytest_cka_memory.integrations.torchrun import this_rank
 from pytest_cka_memory.meters.base import Meter
 
 _LONGEST_NAME = 120
+
+
+@contextmanager
+def history_recorded(folder: Path | None, meter: Meter) -> Iterator[None]:
+    """Record the allocator's history in the block, if there is a folder for snapshots of it."""
+    if folder is not None:
+        meter.record_history()
+    try:
+        yield
+    finally:
+        if folder is not None:
+            meter.stop_history()
 
 
 def write_snapshot(folder: Path, nodeid: str, meter: Meter) -> str:

@@ -1,38 +1,53 @@
-"""The allocator's history of its blocks, read from PyTorch's memory snapshot.
+"""The history of blocks that an accelerator's allocator records, for PyTorch's memory viewer."""
 
-It shows where blocks that no tensor owns, such as workspaces of libraries, were allocated.
-"""
+from collections.abc import Callable
+from pathlib import Path
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from pytest_cka_memory.meters import torch_private
 
-from pytest_cka_memory.core.allocations import UnownedBlock, format_frame, is_foreign
-
-_MAX_FRAMES = 6
+_MOST_ENTRIES = 100_000
 
 
-def blocks(snapshot: Mapping[str, Any], device_index: int) -> dict[int, UnownedBlock]:
-    """Return every block in use on one device, by address."""
-    return {
-        block["address"]: UnownedBlock(
-            bytes=block.get("requested_size", block["size"]),
-            frames=_formatted(block.get("frames", ())),
-        )
-        for segment in snapshot["segments"]
-        if segment["device"] == device_index
-        for block in segment["blocks"]
-        if block["state"] == "active_allocated"
-    }
+class AllocatorHistory:
+    """Records the history, unless the user does: what the user has started is never changed."""
 
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
+        self._functions = torch_private.allocator_history(device_type)
+        self._is_ours = False
+        self._undo: Callable[[], object] = bool
 
-def exclude(
-    found: Mapping[int, UnownedBlock], addresses: Collection[int]
-) -> dict[int, UnownedBlock]:
-    """Return the blocks whose address is not in `addresses`."""
-    return {address: block for address, block in found.items() if address not in addresses}
+    def record(self) -> bool:
+        """Start recording; return False if this allocator cannot."""
+        if self._functions is None:
+            return False
+        if self._is_recorded():
+            return True
+        try:
+            self._functions.record(max_entries=_MOST_ENTRIES)
+        except RuntimeError:  # backend:cudaMallocAsync has the functions but cannot record
+            return False
+        self._is_ours = True
+        self._undo = torch_private.on_history_call(self._device_type, self._leave_to_user)
+        return True
 
+    def dump(self, path: Path) -> bool:
+        """Write what is recorded, by whomever; return False if nothing is."""
+        if self._functions is None or not self._is_recorded():
+            return False
+        self._functions.dump(str(path))
+        return True
 
-def _formatted(frames: Collection[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the innermost frames of the user's Python code as text; C++ frames are left out."""
-    own = [f for f in frames if f["filename"].endswith(".py") and not is_foreign(f["filename"])]
-    return tuple(format_frame(f["filename"], f["line"], f["name"]) for f in own[:_MAX_FRAMES])
+    def stop(self) -> None:
+        """Stop what :meth:`record` has started, unless the user has started or stopped it since."""
+        self._undo()
+        self._undo = bool
+        if self._is_ours and self._functions is not None:
+            self._is_ours = False
+            self._functions.record(enabled=None)
+
+    def _is_recorded(self) -> bool:
+        return self._is_ours or torch_private.records_history(self._device_type)
+
+    def _leave_to_user(self) -> None:
+        self._is_ours = False

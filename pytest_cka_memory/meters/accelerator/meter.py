@@ -1,31 +1,20 @@
 """The meter for accelerators: it reads the counters of their caching allocator."""
 
-import gc
-from collections.abc import Set
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, UnownedBlock
+from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.accelerator import allocator_history, backward_threads
-from pytest_cka_memory.meters.accelerator.peak_resets import PeaksBeforeResets
-from pytest_cka_memory.meters.base import Meter, Reading
-from pytest_cka_memory.meters.device_names import AFTER_PREDICTING
-from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
-
-_HISTORY_ENTRIES = 100_000
-
-
-@dataclass(frozen=True)
-class _Mark:
-    """The allocator's sum, the ledger's serial number and the unowned blocks at one moment."""
-
-    requested_bytes: int
-    serial: int
-    unowned: Set[int]
+from pytest_cka_memory.meters.accelerator.allocator_history import AllocatorHistory
+from pytest_cka_memory.meters.accelerator.counting import Counting
+from pytest_cka_memory.meters.accelerator.ledger import LedgerCounting
+from pytest_cka_memory.meters.accelerator.native import native_counting
+from pytest_cka_memory.meters.accelerator.stats import AllocatorStats
+from pytest_cka_memory.meters.base import Meter, Peaks, Reading
 
 
 class AcceleratorMeter(Meter):
@@ -41,17 +30,14 @@ class AcceleratorMeter(Meter):
     )
 
     def __init__(self, kind: str, index: int) -> None:
-        self.notes = (*self.notes, *torch_private.LOST)
         self._device = torch.device(kind, index)
         self.device = str(self._device)
-        self._tracker = StorageTracker(self._device)
-        self._erased_peaks = PeaksBeforeResets(self._device, self._peaks)
+        self._stats = AllocatorStats(self._device)
         self._drop_workspaces = torch_private.workspace_dropper(kind)
-        self._history = torch_private.allocator_history(kind)
-        self._recording = False
+        self._history = AllocatorHistory(kind)
         try:
             torch.empty(1, device=self._device)  # the counters exist after the first allocation
-            stats = self._stats()
+            stats = self._stats.all()
         except (RuntimeError, AssertionError, ValueError) as error:
             raise DeviceError(f"{self.device} cannot be measured: {error}") from error
         if "allocated_bytes.all.peak" not in stats:
@@ -68,117 +54,89 @@ class AcceleratorMeter(Meter):
         self.name = "PyTorch's caching allocator"
         if not stats.get("requested_bytes.all.allocated"):  # e.g. backend:cudaMallocAsync
             self.name += ", whole blocks only"
+        self._counting: Counting = native_counting(self._device, self._stats) or LedgerCounting(
+            self._device, self._stats
+        )
+        self.notes = (*self.notes, *self._counting.notes, *torch_private.LOST)
 
     def start(self) -> None:
-        self._tracker.start()  # the allocator always counts; the tracker knows the storages
-        self._erased_peaks.start()
+        self._counting.start()
 
     def stop(self) -> None:
-        self._erased_peaks.stop()
-        self._tracker.stop()
+        self._counting.stop()
 
     def clean(self) -> int | None:
-        # The order matters: objects that a backward pass holds may be in a cycle; running kernels
-        # and cycles hold tensors; the cache can release only blocks that no tensor and no library's
-        # workspace uses.
-        backward_threads.wait_until_ended(self._device)
+        # The order matters: running kernels and reference cycles hold tensors; the cache can
+        # release only blocks that no tensor and no library's workspace uses.
         torch.accelerator.synchronize(self._device)
-        gc.collect()
-        self._tracker.record_unseen()
-        workspace_bytes = None
-        if self._drop_workspaces is not None:
-            before = self._requested(self._stats())
-            self._drop_workspaces()
-            workspace_bytes = before - self._requested(self._stats())
-        torch.accelerator.empty_cache()
+        workspace_bytes = self._without_workspaces()
+        self._counting.collect_before()
+        self._empty_cache()
         return workspace_bytes
 
+    def clean_after(self, mark: Any) -> int | None:
+        torch.accelerator.synchronize(self._device)
+        workspace_bytes = self._without_workspaces()
+        self._counting.collect_after(mark)
+        self._empty_cache()
+        return workspace_bytes
+
+    def between_regions(self, *, objects_dropped: bool = False) -> None:
+        self._counting.between_regions(objects_dropped=objects_dropped)
+
     def read(self) -> Reading:
-        stats = self._stats()
+        levels = self._stats.levels()
+        peak_bytes, peak_reserved_bytes = self._counting.peaks()
         return Reading(
-            allocated_bytes=stats["allocated_bytes.all.current"],
-            requested_bytes=self._requested(stats),
-            peak_bytes=max(stats["allocated_bytes.all.peak"], self._erased_peaks.allocated_bytes),
-            reserved_bytes=stats["reserved_bytes.all.current"],
-            peak_reserved_bytes=max(
-                stats["reserved_bytes.all.peak"], self._erased_peaks.reserved_bytes
-            ),
+            allocated_bytes=levels.allocated,
+            requested_bytes=levels.requested,
+            peak_bytes=peak_bytes,
+            reserved_bytes=levels.reserved,
+            peak_reserved_bytes=peak_reserved_bytes,
         )
 
     def reset_peak(self) -> None:
-        torch.accelerator.reset_peak_memory_stats(self._device)
-        self._erased_peaks.forget()
-        self._tracker.ledger.reset_peak()
+        self._counting.reset_peak()
 
-    def mark(self) -> _Mark:
-        return _Mark(self.read().requested_bytes, self._tracker.ledger.serial, set(self._unowned()))
+    def mark(self) -> Any:
+        return self._counting.mark()
 
-    def retained_since(self, mark: _Mark) -> int:
-        """Return the larger of the allocator's rise and the live storages allocated since `mark`.
+    def open_peaks(self) -> Peaks | None:
+        return self._counting.open_peaks()
 
-        The rise alone misses a leak if old tensors of the same size are freed in the region; the
-        storages alone miss bytes that no tensor owns.
-        """
-        rise = self.read().requested_bytes - mark.requested_bytes
-        return max(rise, self._tracker.ledger.retained_since(mark.serial), 0)
+    def retained_since(self, mark: Any) -> int:
+        return self._counting.retained_since(mark)
 
     def record_history(self) -> bool:
-        if self._history is None:
-            return False
-        try:
-            self._history.record(max_entries=_HISTORY_ENTRIES)
-        except RuntimeError:  # backend:cudaMallocAsync has the functions but cannot record
-            return False
-        self._recording = True
-        return True
+        return self._history.record()
 
     def dump_history(self, path: Path) -> bool:
-        if self._history is None or not self._recording:
-            return False
-        self._history.dump(str(path))
-        self._history.record(enabled=None)
-        self._recording = False
-        return True
+        return self._history.dump(path)
 
-    def unowned_blocks_since(self, mark: _Mark) -> list[UnownedBlock]:
-        return list(allocator_history.exclude(self._unowned(), mark.unowned).values())
-
-    def _unowned(self) -> dict[int, UnownedBlock]:
-        # A snapshot takes milliseconds and has no frames if the history is not recorded.
-        if self._history is None or not self._recording:
-            return {}
-        found = allocator_history.blocks(self._history.snapshot(), self._device.index)
-        return allocator_history.exclude(found, self._tracker.ledger.addresses())
+    def stop_history(self) -> None:
+        self._history.stop()
 
     def serial(self) -> int:
-        return self._tracker.ledger.serial
+        return self._counting.serial()
 
-    def allocations_since(self, mark: _Mark) -> list[Allocation]:
-        return self._tracker.ledger.allocations_since(mark.serial)
+    def allocations_since(self, mark: Any) -> Sequence[Allocation]:
+        return self._counting.allocations_since(mark)
 
     def allocations_at_peak(self) -> list[AllocationGroup]:
-        return self._tracker.ledger.alive_at_peak()
+        return self._counting.allocations_at_peak()
 
-    def _peaks(self) -> tuple[int, int]:
-        stats = self._stats()
-        return stats["allocated_bytes.all.peak"], stats["reserved_bytes.all.peak"]
+    def _without_workspaces(self) -> int | None:
+        """Drop the libraries' workspaces; return their bytes, None if they cannot be dropped."""
+        if self._drop_workspaces is None:
+            return None
+        before = self._stats.levels().requested
+        with self._counting.dropping_workspaces():
+            self._drop_workspaces()
+        return before - self._stats.levels().requested
 
-    def _stats(self) -> dict[str, int]:
-        try:
-            return torch.accelerator.memory_stats(self._device)
-        except RuntimeError as error:
-            if hasattr(torch, "predicted"):
-                raise DeviceError(
-                    f"{self.device} cannot be measured: {AFTER_PREDICTING}"
-                ) from error
-            raise
-
-    @staticmethod
-    def _requested(stats: dict[str, int]) -> int:
-        """Return the requested bytes; the bytes of blocks if the backend does not count them."""
-        if stats.get("requested_bytes.all.allocated"):
-            return stats["requested_bytes.all.current"]
-        return stats["allocated_bytes.all.current"]
+    def _empty_cache(self) -> None:
+        torch.accelerator.empty_cache()
+        self._counting.note_empty_cache()
 
 
 def _device_name(device: torch.device) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import NamedTuple, cast, overload
 
@@ -123,6 +125,15 @@ class Counter:
         """Treat `size` bytes of the block at `address` as part of the older allocation `serial`."""
         self._functions.counter_inherit(address, self._number, serial, size)
 
+    @contextmanager
+    def dropping_workspaces(self) -> Iterator[None]:
+        """Take what this thread frees in the block for workspaces of libraries."""
+        self._functions.counter_drops_workspaces(1)
+        try:
+            yield
+        finally:
+            self._functions.counter_drops_workspaces(0)
+
     def set_level(self, level: int, reserved: int) -> None:
         """Set the level of an accelerator, which its allocator reports only when it changes."""
         self._functions.counter_set_level(self._number, level, reserved)
@@ -162,16 +173,18 @@ class _Allocations(Sequence[Allocation]):
 class RegionCounter:
     """Counts one region: its level at the opening, and the highest since.
 
-    It ends with :meth:`close`, or when it is freed, so that an exception at any moment leaves
-    nothing behind.
+    It ends with :meth:`close`, or if it is freed before, when the next one begins. There is no
+    ``__del__``, in which an exception of a signal handler would be lost.
     """
 
     def __init__(self, number: int, functions: ctypes.PyDLL) -> None:
+        _close_abandoned(functions)
         self._number, self._functions = number, functions
         self._handle = ctypes.c_void_p()
+        self._figures = Figures()
+        _handles[id(self._handle)] = weakref.ref(self), self._handle
         if not functions.counter_open(number, byref(self._handle)):
             raise MemoryError("no memory left to count a region")
-        self._figures = Figures()
 
     @property
     def serial(self) -> int:
@@ -211,14 +224,28 @@ class RegionCounter:
 
     def close(self) -> None:
         """Stop counting; the stacks of all blocks are forgotten with the last region."""
-        self._functions.counter_close(byref(self._handle))
-        self._functions.stacks_release()
-
-    __del__ = close
+        _close(self._handle, self._functions)
 
     def _read(self, *, sample: bool) -> Figures:
         self._functions.counter_read(self._number, self._handle, sample, byref(self._figures))
         return self._figures
+
+
+_handles: dict[int, tuple[weakref.ref[RegionCounter], ctypes.c_void_p]] = {}
+"""Regions that are open in C, by the identity of their handles."""
+
+
+def _close(handle: ctypes.c_void_p, functions: ctypes.PyDLL) -> None:
+    functions.counter_close(byref(handle))
+    functions.stacks_release()
+    _handles.pop(id(handle), None)
+
+
+def _close_abandoned(functions: ctypes.PyDLL) -> None:
+    """Close regions that were freed without being closed, because an exception came in between."""
+    for region, handle in list(_handles.values()):
+        if region() is None:
+            _close(handle, functions)
 
 
 def frames_of(stack: int) -> RawFrames:

@@ -15,10 +15,12 @@ from typing import Any
 MAX_FRAMES = 6
 INSIDE = (None, "temporary memory of an operator, such as a workspace", "workspace of a library")
 """By the numbers in counter.h: what allocated a block that no tensor of Python's owned."""
+UNKNOWN = -1
+"""A level that is not set, because it may have changed meanwhile."""
 NOT_LIVE = 2**64 - 1
 """The serial number of an address where no block is live."""
 
-__all__ = ["INSIDE", "MAX_FRAMES", "NOT_LIVE", "Block", "Figures", "byref", "functions"]
+__all__ = ["INSIDE", "MAX_FRAMES", "NOT_LIVE", "UNKNOWN", "Block", "Figures", "byref", "functions"]
 
 
 class Block(Structure):

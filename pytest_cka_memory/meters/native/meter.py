@@ -10,7 +10,7 @@ from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.base import Meter, Peaks, Reading
 from pytest_cka_memory.meters.garbage import Garbage
 from pytest_cka_memory.meters.ledger.live_objects import live_storages
-from pytest_cka_memory.meters.native.counter import Counter, RegionCounter, is_intact, repair
+from pytest_cka_memory.meters.native.counter import Counter, is_intact, repair
 from pytest_cka_memory.meters.native.other_memory import OtherMemory
 from pytest_cka_memory.meters.processor import processor_name
 
@@ -37,10 +37,10 @@ class NativeMeter(Meter):
         self._add_live()
 
     def start(self) -> None:
-        self._other_memory.start()
+        """Do nothing: counting never stops, and memory of other libraries counts in regions."""
 
     def stop(self) -> None:
-        self._other_memory.stop()
+        """Do nothing, as :meth:`start`."""
 
     def clean(self) -> int | None:
         self._check(is_intact() or repair())
@@ -69,7 +69,7 @@ class NativeMeter(Meter):
         return self.serial()
 
     def open_peaks(self) -> Peaks:
-        return _RegionPeaks(self._counter.open(), self._other_memory)
+        return _RegionPeaks(self._counter, self._other_memory)
 
     def retained_since(self, mark: int) -> int:
         return self._counter.retained_since(mark)
@@ -102,10 +102,11 @@ class NativeMeter(Meter):
 
 
 class _RegionPeaks(Peaks):
-    def __init__(self, region: RegionCounter, other_memory: OtherMemory) -> None:
-        self._region = region
+    def __init__(self, counter: Counter, other_memory: OtherMemory) -> None:
+        other_memory.start(self)
         self._other_memory = other_memory
-        self.mark = region.serial
+        self._region = counter.open()
+        self.mark = self._region.serial
 
     def read(self) -> Reading:
         levels = self._region.read()
@@ -122,6 +123,7 @@ class _RegionPeaks(Peaks):
 
     def close(self) -> None:
         self._region.close()
+        self._other_memory.stop(self)
 
 
 def _reading(level: int, peak: int, prefetched_bytes: int = 0) -> Reading:

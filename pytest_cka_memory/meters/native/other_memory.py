@@ -14,8 +14,9 @@ import torch
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.ledger.live_objects import storages_of
 from pytest_cka_memory.meters.native.counter import Counter
+from pytest_cka_memory.meters.native.emptied import EmptiedStorages
 from pytest_cka_memory.meters.native.library import NOT_LIVE
-from pytest_cka_memory.meters.patching import replaced
+from pytest_cka_memory.meters.patching import Patch
 from pytest_cka_memory.meters.torch_private import LOADER_ITERATOR
 
 _LENDERS = (
@@ -31,37 +32,50 @@ _LENDERS = (
 
 
 class OtherMemory:
-    """Reports lent memory to a counter while started; starts nest."""
+    """Reports lent memory to a counter while any object that has started it is live.
+
+    An exception at any line, as a signal handler may raise it, leaves at most what the next start
+    repairs.
+    """
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
-        self._depth = 0
-        self._undo: list[Callable[[], bool]] = []
-        self._hidden: list[Callable[[], bool]] = []
-        """Undo functions of patches that a user's own patch hid."""
+        self._users: list[weakref.ref[Any]] = []
+        self._patches: list[Patch] = []
+        self._is_patched = False
+        """Whether all functions are patched; False if patching them was interrupted."""
+        self._hidden: list[Patch] = []
+        """Patches that a user's own patch hid."""
         self._lent: dict[int, weakref.ref[torch.UntypedStorage]] = {}
-        self._emptied: weakref.WeakKeyDictionary[torch.UntypedStorage, tuple[int, int]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._emptied = EmptiedStorages(counter, torch.device("cpu"))
         self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def start(self) -> None:
-        """Patch the functions that lend memory."""
-        if self._depth == 0:
-            self._hidden = [undo for undo in self._hidden if not undo()]
-            for owner, name in _LENDERS:
-                self._replace(owner, name, self._lending)
-            self._replace(torch.UntypedStorage, "resize_", self._resizing)
-            if LOADER_ITERATOR is not None:
-                self._replace(LOADER_ITERATOR, "__next__", self._loading)
-        self._depth += 1
+    def start(self, user: object) -> None:
+        """Patch the functions that lend memory, until `user` stops it or is freed."""
+        others = [known for known in self._users if known() is not None]
+        self._users = [*others, weakref.ref(user)]
+        if not (others and self._is_patched):
+            self._unpatch()  # what interrupted calls have left
+            self._patch()
 
-    def stop(self) -> None:
-        """Undo the matching :meth:`start`."""
-        self._depth -= 1
-        if self._depth == 0:
-            self._hidden += [undo for undo in self._undo if not undo()]
-            self._undo.clear()
+    def stop(self, user: object) -> None:
+        """Undo what `user` has started; do nothing if it has started nothing."""
+        self._users = [known for known in self._users if known() not in (None, user)]
+        if not self._users:
+            self._unpatch()
+
+    def _patch(self) -> None:
+        for owner, name in _LENDERS:
+            self._replace(owner, name, self._lending)
+        self._replace(torch.UntypedStorage, "resize_", self._emptied.watching)
+        if LOADER_ITERATOR is not None:
+            self._replace(LOADER_ITERATOR, "__next__", self._loading)
+        self._is_patched = True
+
+    def _unpatch(self) -> None:
+        self._is_patched = False
+        self._hidden = [patch for patch in (*self._patches, *self._hidden) if not patch.undo()]
+        self._patches = []
 
     def prefetched_bytes(self) -> int:
         """Return the bytes of batches that data loaders have received but not yielded yet.
@@ -80,7 +94,9 @@ class OtherMemory:
 
     def _replace(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
         if hasattr(owner, name):
-            self._undo.append(replaced(owner, name, wrapper(getattr(owner, name))))
+            patch = Patch(owner, name, wrapper(getattr(owner, name)))
+            self._patches.append(patch)
+            patch.apply()
 
     def _lending(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def function(*args: Any, **kwargs: Any) -> Any:
@@ -92,21 +108,6 @@ class OtherMemory:
             return result
 
         return function
-
-    def _resizing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A storage that is emptied and filled again, as FSDP does, is not a new one."""
-
-        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-            known = self._counter.serial_of(storage.data_ptr()), storage.nbytes()
-            result = original(storage, size)
-            if storage.device.type == "cpu":
-                if size == 0 and known[0] != NOT_LIVE:
-                    self._emptied.setdefault(storage, known)
-                elif size and storage in self._emptied:
-                    self._counter.inherit(storage.data_ptr(), *self._emptied.pop(storage))
-            return result
-
-        return resize_
 
     def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:  # noqa: N807

@@ -1,0 +1,104 @@
+"""The requested sizes of an allocator's blocks, from its snapshot of the blocks in use.
+
+Its reports contain only the sizes of blocks, which are rounded. If its history is recorded, the
+snapshot also has the frames of allocations.
+"""
+
+import inspect
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, NamedTuple, overload
+
+import torch
+
+from pytest_cka_memory.core.allocations import (
+    Allocation,
+    AllocationSite,
+    format_frame,
+    is_foreign,
+)
+
+_MAX_FRAMES = 6
+
+
+class HistorySite(NamedTuple):
+    """The frames of an allocation as the allocator's history has them."""
+
+    frames: tuple[str, ...]
+
+    def readable(self) -> AllocationSite:
+        """Return the frames of the user's code."""
+        return AllocationSite(self.frames)
+
+
+class _Block(NamedTuple):
+    unused_bytes: int
+    """By how many bytes it is larger than requested."""
+    site: HistorySite | None
+
+
+class RequestedAllocations(Sequence[Allocation]):
+    """Allocations with their requested bytes; the snapshot is taken when one is first read."""
+
+    def __init__(self, allocations: Sequence[Allocation], device: torch.device) -> None:
+        self._allocations, self._device = allocations, device
+
+    def __len__(self) -> int:
+        return len(self._allocations)
+
+    @overload
+    def __getitem__(self, index: int) -> Allocation: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Allocation]: ...
+    def __getitem__(self, index: int | slice) -> Allocation | list[Allocation]:
+        if isinstance(index, slice):
+            return [self._requested(allocation) for allocation in self._allocations[index]]
+        return self._requested(self._allocations[index])
+
+    @cached_property
+    def _blocks(self) -> dict[int, _Block]:
+        return _blocks_in_use(self._device)
+
+    def _requested(self, allocation: Allocation) -> Allocation:
+        block = self._blocks.get(allocation.key)
+        if block is None:  # freed meanwhile, or this allocator has no snapshot
+            return replace(allocation, may_be_unowned=True)
+        return replace(
+            allocation,
+            bytes=max(0, allocation.bytes - block.unused_bytes),
+            recorded=allocation.recorded or block.site,
+            may_be_unowned=True,
+        )
+
+
+def _blocks_in_use(device: torch.device) -> dict[int, _Block]:
+    """Return every block in use on one device, by address; empty without a snapshot."""
+    snapshot = getattr(torch.get_device_module(device), "memory_snapshot", None)
+    if snapshot is None:
+        return {}
+    # Without the history of all blocks, which takes seconds to read; torch 2.9 cannot leave it out.
+    has_option = "include_traces" in inspect.signature(snapshot).parameters
+    try:
+        segments = snapshot(include_traces=False) if has_option else snapshot()
+    except RuntimeError:  # backend:cudaMallocAsync has the function but no snapshot
+        return {}
+    return {
+        block["address"]: _block(block)
+        for segment in segments
+        if segment["device"] == device.index
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }
+
+
+def _block(block: Mapping[str, Any]) -> _Block:
+    frames = _formatted(block.get("frames", ()))
+    unused_bytes = block["size"] - block.get("requested_size", block["size"])
+    return _Block(unused_bytes, HistorySite(frames) if frames else None)
+
+
+def _formatted(frames: Collection[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the innermost frames of the user's Python code as text; C++ frames are left out."""
+    own = [f for f in frames if f["filename"].endswith(".py") and not is_foreign(f["filename"])]
+    return tuple(format_frame(f["filename"], f["line"], f["name"]) for f in own[:_MAX_FRAMES])

@@ -1,0 +1,90 @@
+"""Count storages on an accelerator in a ledger, where its allocator cannot be counted natively."""
+
+import gc
+from dataclasses import dataclass
+
+import torch
+
+from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
+from pytest_cka_memory.meters.accelerator import backward_threads
+from pytest_cka_memory.meters.accelerator.counting import Counting
+from pytest_cka_memory.meters.accelerator.peak_resets import PeaksBeforeResets
+from pytest_cka_memory.meters.accelerator.stats import AllocatorStats
+from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
+
+
+@dataclass(frozen=True)
+class _Mark:
+    serial: int
+    unowned_bytes: int
+    """Requested bytes that no storage of the ledger had."""
+
+
+class LedgerCounting(Counting):
+    """A dispatch mode records storages; the allocator has one peak counter for all regions."""
+
+    notes = (
+        "what was live at the peak leaves out memory inside operators, because this allocator's",
+        "blocks cannot be counted natively",
+    )
+
+    def __init__(self, device: torch.device, stats: AllocatorStats) -> None:
+        self._device, self._stats = device, stats
+        self._tracker = StorageTracker(device)
+        self._erased_peaks = PeaksBeforeResets(device, self._allocator_peaks)
+
+    def start(self) -> None:
+        self._tracker.start()  # the allocator always counts; the tracker knows the storages
+        self._erased_peaks.start()
+
+    def stop(self) -> None:
+        self._erased_peaks.stop()
+        self._tracker.stop()
+
+    def collect_before(self) -> None:
+        # Objects that a backward pass holds may be in a cycle.
+        backward_threads.wait_until_ended(self._device)
+        gc.collect()
+        self._tracker.record_unseen()
+
+    def collect_after(self, mark: _Mark) -> None:
+        self.collect_before()
+
+    def peaks(self) -> tuple[int, int]:
+        allocated_bytes, reserved_bytes = self._allocator_peaks()
+        erased = self._erased_peaks
+        return (
+            max(allocated_bytes, erased.allocated_bytes),
+            max(reserved_bytes, erased.reserved_bytes),
+        )
+
+    def reset_peak(self) -> None:
+        torch.accelerator.reset_peak_memory_stats(self._device)
+        self._erased_peaks.forget()
+        self._tracker.ledger.reset_peak()
+
+    def mark(self) -> _Mark:
+        return _Mark(self._tracker.ledger.serial, self._unowned_bytes())
+
+    def retained_since(self, mark: _Mark) -> int:
+        """Return the bytes of new storages, and what the allocator rose beyond all storages."""
+        unowned_bytes = max(0, self._unowned_bytes() - mark.unowned_bytes)
+        return self._tracker.ledger.retained_since(mark.serial) + unowned_bytes
+
+    def serial(self) -> int:
+        return self._tracker.ledger.serial
+
+    def allocations_since(self, mark: _Mark) -> list[Allocation]:
+        return self._tracker.ledger.allocations_since(mark.serial)
+
+    def allocations_at_peak(self) -> list[AllocationGroup]:
+        return self._tracker.ledger.alive_at_peak()
+
+    def _unowned_bytes(self) -> int:
+        ledger = self._tracker.ledger
+        ledger.settle()
+        return self._stats.levels().requested - ledger.level
+
+    def _allocator_peaks(self) -> tuple[int, int]:
+        stats = self._stats.all()
+        return stats["allocated_bytes.all.peak"], stats["reserved_bytes.all.peak"]

@@ -1,0 +1,196 @@
+"""Count the blocks of an accelerator's allocator natively: it reports each to torch's profiler."""
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+
+import torch
+
+from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
+from pytest_cka_memory.errors import DeviceError
+from pytest_cka_memory.meters.accelerator import backward_threads, blocks_in_use
+from pytest_cka_memory.meters.accelerator.counting import Counting
+from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, Levels
+from pytest_cka_memory.meters.base import Peaks, Reading
+from pytest_cka_memory.meters.cpu import SWITCH
+from pytest_cka_memory.meters.garbage import Garbage
+from pytest_cka_memory.meters.native import library
+from pytest_cka_memory.meters.native.counter import Counter, RegionCounter, repair
+from pytest_cka_memory.meters.native.emptied import EmptiedStorages
+from pytest_cka_memory.meters.native.library import UNKNOWN
+from pytest_cka_memory.meters.patching import replaced
+
+_DEVICE_TYPES = {"cuda": 1, "xpu": 12}
+"""Of ``c10::DeviceType``; ROCm's devices are ``cuda`` too."""
+_WITHOUT_FRAMES = "allocated outside Python code, such as in a backward pass"
+
+
+@dataclass(frozen=True)
+class _Mark:
+    serial: int
+    allocated_bytes: int
+    requested_bytes: int
+
+
+class NativeCounting(Counting):
+    """Every block by its address, and the peaks of each region, without a dispatch mode.
+
+    Only for a device for which :func:`native_counting` has proved that it works.
+    """
+
+    def __init__(self, device: torch.device, stats: AllocatorStats, counter: Counter) -> None:
+        self._device, self._stats, self._counter = device, stats, counter
+        self._garbage = Garbage(self._level)
+        self._clean_level = 0
+        self._suspected = False
+        self._emptied = EmptiedStorages(counter, device)
+        self._depth = 0
+        self._undo: Callable[[], bool] = _nothing
+        self._hidden: list[Callable[[], bool]] = []
+        """Undo functions of patches that a user's own patch hid."""
+
+    def start(self) -> None:
+        if self._depth == 0:
+            self._hidden = [undo for undo in self._hidden if not undo()]
+            owner = torch.UntypedStorage
+            self._undo = replaced(owner, "resize_", self._emptied.watching(owner.resize_))
+        self._depth += 1
+
+    def stop(self) -> None:
+        self._depth -= 1
+        if self._depth == 0 and not self._undo():
+            self._hidden.append(self._undo)
+
+    def collect_before(self) -> None:
+        self._check()
+        if self._suspected or self._level() != self._clean_level:
+            backward_threads.wait_until_ended(self._device)
+        self._garbage.collect_before()
+        self._clean_level = self._level()
+        self._suspected = False
+
+    def collect_after(self, mark: _Mark) -> None:
+        self._check()
+        if self._counter.retained_since(mark.serial):
+            backward_threads.wait_until_ended(self._device)
+            self._garbage.collect_after(lambda: self._counter.retained_since(mark.serial))
+
+    def dropping_workspaces(self) -> AbstractContextManager[None]:
+        return self._counter.dropping_workspaces()
+
+    def note_empty_cache(self) -> None:
+        self._counter.set_level(UNKNOWN, self._stats.levels_at_boundary().reserved)
+
+    def between_regions(self, *, objects_dropped: bool) -> None:
+        if objects_dropped:
+            self._garbage.suspect()
+            self._suspected = True
+        else:
+            self._garbage.note_quiet_moment()
+
+    def peaks(self) -> tuple[int, int]:
+        figures = self._counter.figures()
+        return figures.peak, figures.peak_reserved
+
+    def reset_peak(self) -> None:
+        self._counter.reset_peak()
+
+    def mark(self) -> _Mark:
+        levels = self._stats.levels_at_boundary()
+        return _Mark(self._counter.figures().serial, levels.allocated, levels.requested)
+
+    def open_peaks(self) -> Peaks:
+        return _RegionPeaks(self._counter.open(), self._stats)
+
+    def retained_since(self, mark: _Mark) -> int:
+        """Return what was requested, which the allocator's reports do not contain."""
+        block_bytes = self._counter.retained_since(mark.serial)
+        if not block_bytes:
+            return 0
+        levels = self._stats.levels_at_boundary()
+        if levels.allocated - block_bytes == mark.allocated_bytes:  # all older blocks are live
+            return max(0, levels.requested - mark.requested_bytes)
+        return sum(allocation.bytes for allocation in self.allocations_since(mark))
+
+    def serial(self) -> int:
+        return self._counter.figures().serial
+
+    def allocations_since(self, mark: _Mark) -> Sequence[Allocation]:
+        return blocks_in_use.RequestedAllocations(
+            self._counter.allocations_since(mark.serial), self._device
+        )
+
+    def _level(self) -> int:
+        return self._counter.figures().level
+
+    def _check(self) -> None:
+        """Raise an error if blocks are no longer counted, because every limit would pass."""
+        before = self._counter.figures()
+        allocated_bytes = self._stats.levels_at_boundary().allocated
+        # If another thread has allocated meanwhile, blocks are counted.
+        if allocated_bytes != before.level and before == self._counter.figures():
+            raise DeviceError(
+                f"{self._device} can no longer be measured: something, perhaps a profiler, has "
+                "replaced the function by which torch's allocator reports its blocks; run without "
+                f"it, or set {SWITCH}=0 to count tensors instead"
+            )
+
+
+class _RegionPeaks(Peaks):
+    """The peaks that the counter keeps for one region; users' resets of torch's do not matter."""
+
+    def __init__(self, region: RegionCounter, stats: AllocatorStats) -> None:
+        self._region, self._stats = region, stats
+        levels = stats.levels_at_boundary()
+        self.mark = _Mark(region.serial, levels.allocated, levels.requested)
+
+    def read(self) -> Reading:
+        levels = self._region.read()
+        return _reading(self._stats.levels_at_boundary(), levels.peak, levels.peak_reserved)
+
+    def sample(self) -> tuple[Reading, int, int]:
+        levels = self._region.read(sample=True)
+        now = self._stats.levels_at_boundary()
+        reading = _reading(now, levels.peak, levels.peak_reserved)
+        return reading, levels.sample_peak, levels.serial
+
+    def allocations(self) -> list[AllocationGroup]:
+        return [
+            replace(group, inside=_WITHOUT_FRAMES)
+            if group.recorded is None and group.inside is None and not group.before_region
+            else group
+            for group in self._region.at_peak()
+        ]
+
+    def close(self) -> None:
+        self._region.close()
+
+
+def native_counting(device: torch.device, stats: AllocatorStats) -> NativeCounting | None:
+    """Return native counting if it is proved to work: a trial tensor is counted to the byte."""
+    number = _DEVICE_TYPES.get(device.type)
+    if number is None or os.environ.get(SWITCH) == "0" or library.functions() is None:
+        return None
+    repair()  # torch may have loaded libraries since counting began
+    counter = Counter(number << 8 | device.index)
+    before = counter.figures().serial
+    trial = torch.empty(1, device=device)
+    figures, allocated_bytes = counter.figures(), stats.all().get("allocated_bytes.all.current")
+    del trial
+    is_counted = figures.serial > before and figures.level == allocated_bytes != 0
+    return NativeCounting(device, stats, counter) if is_counted else None
+
+
+def _nothing() -> bool:
+    return True
+
+
+def _reading(levels: Levels, peak: int, peak_reserved: int) -> Reading:
+    return Reading(
+        allocated_bytes=levels.allocated,
+        requested_bytes=levels.requested,
+        peak_bytes=max(peak, levels.allocated),
+        reserved_bytes=levels.reserved,
+        peak_reserved_bytes=max(peak_reserved, levels.reserved),
+    )

@@ -1,0 +1,64 @@
+"""The counters that an accelerator's allocator keeps."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from pytest_cka_memory.errors import DeviceError
+from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters.device_names import AFTER_PREDICTING
+
+
+class Levels(NamedTuple):
+    """What is live and reserved now, in bytes."""
+
+    allocated: int
+    """Of whole blocks."""
+    requested: int
+    """Of what was asked for; that of blocks if the allocator does not count it."""
+    reserved: int
+
+
+class AllocatorStats:
+    """Reads the counters of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._nested = torch_private.device_stats()
+
+    def all(self) -> dict[str, int]:
+        """Return all counters, as ``torch.accelerator.memory_stats`` does.
+
+        Raises:
+            DeviceError: if another backend in this process has taken their place.
+        """
+        try:
+            return torch.accelerator.memory_stats(self._device)
+        except RuntimeError as error:
+            if hasattr(torch, "predicted"):
+                raise DeviceError(
+                    f"{self._device} cannot be measured: {AFTER_PREDICTING}"
+                ) from error
+            raise
+
+    def levels(self) -> Levels:
+        """Return the levels now."""
+        stats = self.all()
+        allocated = stats["allocated_bytes.all.current"]
+        counts_requested = stats.get("requested_bytes.all.allocated")
+        requested = stats["requested_bytes.all.current"] if counts_requested else allocated
+        return Levels(allocated, requested, stats["reserved_bytes.all.current"])
+
+    def levels_at_boundary(self) -> Levels:
+        """Return the same in a tenth of the time, without sorting a hundred other counters."""
+        if self._nested is None:
+            return self.levels()
+        stats: Mapping[str, Any] = self._nested(self._device.index)
+        allocated: int = stats["allocated_bytes"]["all"]["current"]
+        requested = stats["requested_bytes"]["all"]
+        return Levels(
+            allocated,
+            requested["current"] if requested["allocated"] else allocated,
+            stats["reserved_bytes"]["all"]["current"],
+        )
