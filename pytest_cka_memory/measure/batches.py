@@ -1,23 +1,22 @@
 """The samples of a region at its batch boundaries, without the garbage that loops leave."""
 
 from collections import deque
-from collections.abc import Callable
-from functools import partial
 from gc import collect  # at import, because a test may patch gc.collect
 
 from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.meters.base import Peaks, Reading
 
-_FIRST_CHECK = 5
+_CHECKED_EACH = 8
+"""Up to this number of samples each rise is checked at once, later at fewer and fewer samples."""
 
 
 class BatchSamples:
     """Takes a sample at each batch boundary.
 
-    Garbage in reference cycles is not growth, but a collection costs more than most batches. So it
-    runs only if the level is above those of the last quarter of the samples. These lie within one
-    of the halves that growth compares, so garbage never raises the later half. While collections
-    find nothing, because something is really kept, they become rarer.
+    Garbage in reference cycles is not growth, but a collection takes longer than most batches. It
+    therefore runs only if the level was above those of the last quarter of the samples, and only at
+    some boundaries, each half as far again as the one before. If it frees something, the samples
+    since the check before are lowered to what was live then and is live now.
     """
 
     def __init__(self, peaks: Peaks) -> None:
@@ -26,8 +25,10 @@ class BatchSamples:
         self._peaks = peaks
         self._rows: list[tuple[int | None, int, int, int]] = []
         self._recent: dict[int | None, _RecentMaximum] = {}
-        self._young, self._full = _Backoff(partial(collect, 1)), _Backoff(collect)
-        self._next_check = _FIRST_CHECK
+        self._has_risen = False
+        self._checked = 0
+        """Number of the first sample since the last check."""
+        self._next_check = 2
 
     def timeline(self) -> tuple[Sample, ...]:
         """Return one sample per boundary so far."""
@@ -42,73 +43,50 @@ class BatchSamples:
             for number, (size, allocated, requested, peak) in enumerate(self._rows, 1)
         )
 
-    def add(self, size: int | None) -> Reading:
-        """Take a sample after a batch of `size` items."""
+    def add(self, size: int | None) -> Reading | None:
+        """Take a sample after a batch of `size` items.
+
+        Returns:
+            A reading if growth should be explained now, in case the loop frees everything at its
+            end. That is so at some boundaries only, so that all takes time linear in the batches.
+        """
         reading, peak_bytes, serial = self._peaks.sample()
         recent = self._recent.setdefault(size, _RecentMaximum())
-        for backoff in (self._young, self._full):
-            highest = recent.value()
-            if highest is None or reading.requested_bytes <= highest:
-                break
-            if not backoff.is_due():
-                continue
-            before = reading.requested_bytes
-            backoff.collect()
-            reading, peak_of_collection, serial = self._peaks.sample()
-            peak_bytes = max(peak_bytes, peak_of_collection)
-            found = reading.requested_bytes < before
-            if found:
-                self._lower_since(backoff.last_number, reading.requested_bytes)
-            backoff.note(found=found, number=len(self._rows))
-        self._rows.append((size, reading.allocated_bytes, reading.requested_bytes, peak_bytes))
+        self._has_risen |= recent.is_below(reading.requested_bytes)
         recent.add(reading.requested_bytes)
+        self._rows.append((size, reading.allocated_bytes, reading.requested_bytes, peak_bytes))
         self.serials.append(serial)
+        count = len(self._rows)
+        if count < self._next_check:
+            return None
+        self._next_check = count + 1 if count < _CHECKED_EACH else count * 3 // 2
+        self.check()
         return reading
 
-    def growth_is_due(self) -> bool:
-        """Whether growth should be explained now, in case the loop frees everything at its end.
-
-        True at some boundaries only, so that all checks together take time linear in the batches.
-        """
-        due = len(self._rows) >= self._next_check
-        if due:
-            self._next_check = len(self._rows) * 5 // 4 + 1
-        return due
-
-    def _lower_since(self, number: int, level: int) -> None:
-        """Lower samples since boundary `number`, in which garbage was counted that has been found.
-
-        Their levels without it are not known, but are not above those around them.
-        """
-        if number >= len(self._rows):
+    def check(self) -> None:
+        """Collect garbage if the level has risen since the last check, and correct the samples."""
+        if not self._has_risen:
             return
-        most = max(level, self._rows[number][2])
-        for index in range(number + 1, len(self._rows)):
+        self._has_risen = False
+        before, *_ = self._peaks.sample()
+        collect()
+        after, peak_bytes, _ = self._peaks.sample()
+        size, allocated, requested, peak = self._rows[-1]
+        self._rows[-1] = (size, allocated, requested, max(peak, peak_bytes))
+        garbage_bytes = before.requested_bytes - after.requested_bytes
+        if garbage_bytes > 0:
+            last_checked = self._rows[self._checked - 1][2] if self._checked else 0
+            self._lower(max(last_checked, requested - garbage_bytes))
+        self._checked = len(self._rows)
+
+    def _lower(self, most: int) -> None:
+        """Lower the samples since the last check to `most`."""
+        for index in range(self._checked, len(self._rows)):
             size, allocated, requested, peak = self._rows[index]
-            if requested > most:
-                self._rows[index] = (size, allocated - (requested - most), most, peak)
-                self._recent[size].lower(most)
-
-
-class _Backoff:
-    """Runs a collection half as often each time it finds nothing."""
-
-    def __init__(self, collect: Callable[[], object]) -> None:
-        self.collect = collect
-        self.last_number = 0
-        """The number of samples when it last ran."""
-        self._skip = self._length = 0
-
-    def is_due(self) -> bool:
-        """Whether it should run now; counts as one chance."""
-        self._skip -= 1
-        return self._skip < 0
-
-    def note(self, *, found: bool, number: int) -> None:
-        """Take note of a collection at sample `number`, and of whether it freed anything."""
-        self._length = 0 if found else 2 * self._length + 1
-        self._skip = self._length
-        self.last_number = number
+            garbage_bytes = max(0, requested - most)
+            self._rows[index] = (size, allocated - garbage_bytes, requested - garbage_bytes, peak)
+        for recent in self._recent.values():
+            recent.lower(most)
 
 
 class _RecentMaximum:
@@ -126,12 +104,12 @@ class _RecentMaximum:
         self._levels.append((self._count, level))
         self._count += 1
 
-    def value(self) -> int | None:
-        """Return the highest level; None if there is none."""
+    def is_below(self, level: int) -> bool:
+        """Whether all these levels are below `level`; False if there are none."""
         first = self._count - max(2, self._count // 4)
         while self._levels and self._levels[0][0] < first:
             self._levels.popleft()
-        return self._levels[0][1] if self._levels else None
+        return bool(self._levels) and self._levels[0][1] < level
 
     def lower(self, most: int) -> None:
         """Lower all levels to `most`."""

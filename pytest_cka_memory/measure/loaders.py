@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from itertools import islice
 from typing import Any
 
-_OWN = frozenset(("_loader", "_batch_done", "_running", "_count", "__class__"))
+_OWN = frozenset(("_loader", "_batch_done", "_loop_done", "_running", "_count", "__class__"))
 
 
 class _LoaderProxy:
@@ -40,11 +40,20 @@ class _LoaderProxy:
 
 
 class SampledLoader(_LoaderProxy):
-    """Calls ``batch_done(size)`` when its consumer has finished a batch and asks for the next."""
+    """Calls ``batch_done(size)`` when its consumer has finished a batch and asks for the next.
 
-    def __init__(self, loader: Iterable[Any], batch_done: Callable[[int | None], None]) -> None:
+    It calls ``loop_done()`` when there is no next one.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        batch_done: Callable[[int | None], None],
+        loop_done: Callable[[], object] = lambda: None,
+    ) -> None:
         super().__init__(loader)
         self._batch_done = batch_done
+        self._loop_done = loop_done
         self._running: Iterator[Any] | None = None
 
     def __next__(self) -> Any:
@@ -61,6 +70,7 @@ class SampledLoader(_LoaderProxy):
             # Popped, so that this frame does not keep the batch alive when its consumer drops it.
             yield box.pop()
             self._batch_done(size)
+        self._loop_done()
 
 
 class FirstBatches(_LoaderProxy):

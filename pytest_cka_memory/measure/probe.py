@@ -180,8 +180,8 @@ class MemoryProbe:
         self, region: Region, *, record: bool = True, first_run_retained_bytes: int | None = None
     ) -> Iterator[None]:
         completed = False
-        self._open_regions.append(region)
         try:
+            self._open_regions.append(region)
             yield
             completed = True
         finally:

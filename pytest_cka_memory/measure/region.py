@@ -82,7 +82,7 @@ class Region:
 
     def batches(self, loader: Iterable[Any]) -> Any:
         """Return a wrapper of `loader` that behaves the same and samples at each batch boundary."""
-        return SampledLoader(loader, self._sample_if_open)
+        return SampledLoader(loader, self._sample_if_open, self._check_if_open)
 
     def batch_done(self, size: int | None = None) -> None:
         """Sample a batch boundary in a loop without a loader; `size` is the number of items.
@@ -100,8 +100,12 @@ class Region:
         if self._record is not None:  # its loader is still used after the region
             return
         reading = self._samples.add(size)
-        if not self._grown and self._explainer is not None and self._samples.growth_is_due():
+        if reading is not None and not self._grown and self._explainer is not None:
             self._grown = self._find_growth(self._unfinished_record(reading))
+
+    def _check_if_open(self) -> None:
+        if self._record is None:
+            self._samples.check()
 
     def _find_growth(self, record: RegionRecord) -> tuple[Holding, ...]:
         """Return what is allocated batch after batch, if `record` is to be explained so."""
@@ -127,6 +131,7 @@ class Region:
         )
 
     def _close(self, completed: bool, first_run_retained_bytes: int | None = None) -> None:
+        self._samples.check()
         with self._stack.closing(self._open_region) as closed:
             record = self._record_of(closed, first_run_retained_bytes)
             self._survivors = closed.survivors

@@ -1,51 +1,130 @@
-"""Print the time that a region costs in a process that has imported torch.
+"""Print what measuring on the CPU costs: regions, batch boundaries, operators.
 
-python tests/benchmarks/region_cost.py
+    python tests/benchmarks/region_cost.py [--objects 500000] [--rounds 5] [--no-ledger]
 
-It is measured with no tensor alive and with a model alive, which makes two full garbage
-collections necessary; each with and without skipping collections that cannot find anything.
+A model of 2,000 parameters and half a million other Python objects are alive. Each figure is a
+median of the native counter, beside the same of the ledger, in user CPU time. A boundary is
+measured in loops of rising length, in which the level is flat, or rises because each batch keeps a
+tensor; `garbage` leaves a tensor in a reference cycle in each batch.
 """
 
 import argparse
 import gc
 import statistics
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
+from tabulate import tabulate
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters.ledger import generations
+from pytest_cka_memory.meters.ledger.meter import LedgerMeter
+from pytest_cka_memory.meters.native.meter import NativeMeter
+
+_BATCHES = (1_000, 4_000, 16_000)
+_OPERATORS = 20_000
 
 
-def cost_ms(regions: int) -> float:
-    """Return the median milliseconds of an empty region."""
-    probe = MemoryProbe("cpu")
-    taken = []
-    for _ in range(regions):
-        start = time.perf_counter()
-        with probe.measure():
-            pass
-        taken.append((time.perf_counter() - start) * 1e3)
-    return statistics.median(taken)
+class Node:
+    """An object that can be part of a cycle."""
+
+
+def empty_region_us(probe: MemoryProbe) -> float:
+    """Return the time of a region around nothing."""
+    start = time.process_time()
+    with probe.measure():
+        pass
+    return (time.process_time() - start) * 1e6
+
+
+def empty_region_beside_a_thread_us(probe: MemoryProbe) -> float:
+    """Return the same while another thread waits."""
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        return empty_region_us(probe)
+    finally:
+        done.set()
+        thread.join()
+
+
+def boundary_us(probe: MemoryProbe, batches: int, kind: str) -> float:
+    """Return the time of one boundary, with what the batch of this kind does."""
+    kept: list[object] = []
+    start = time.process_time()
+    with probe.measure() as region:
+        for _ in range(batches):
+            if kind == "rising":
+                kept.append(torch.empty(1))
+            elif kind == "garbage":
+                node = Node()
+                node.me, node.tensor = node, torch.empty(1)  # type: ignore[attr-defined]
+            region.batch_done(1)
+    return (time.process_time() - start) / batches * 1e6
+
+
+def operator_us(probe: MemoryProbe | None) -> float:
+    """Return the time of adding two tensors of ten numbers, in a region if a probe is given."""
+    x = torch.ones(10)
+
+    def loop() -> float:
+        start = time.process_time()
+        for _ in range(_OPERATORS):
+            x + x
+        return (time.process_time() - start) / _OPERATORS * 1e6
+
+    if probe is None:
+        return loop()
+    with probe.measure():
+        return loop()
+
+
+@contextmanager
+def full_house(objects: int) -> Iterator[None]:
+    """Keep a model of 2,000 parameters and many other objects alive."""
+    model = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(1_000))
+    others = [[number] for number in range(objects)]
+    gc.collect()
+    yield
+    del model, others
 
 
 def main() -> None:
     """Measure and print the costs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--regions", type=int, default=21)
-    regions = parser.parse_args().regions
-    gc.collect()
-    start = time.perf_counter()
-    gc.collect()
-    collection_ms = (time.perf_counter() - start) * 1e3
-    print(f"{len(gc.get_objects())} objects, a full collection takes {collection_ms:.1f} ms")
-    for around in ("nothing", "a model"):
-        model = torch.nn.Linear(8, 8) if around == "a model" else None
-        for leave_at_once in (False, generations.LEAVE_AT_ONCE):
-            generations.LEAVE_AT_ONCE = leave_at_once
-            how = "skipping enabled " if leave_at_once else "skipping disabled"
-            print(f"{around:8} alive, {how}: {cost_ms(regions):8.2f} ms per region")
-        del model
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--objects", type=int, default=500_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--no-ledger", action="store_true", help="measure the native counter only")
+    options = parser.parse_args()
+    probes = {"native": MemoryProbe(meter=NativeMeter())}
+    if not options.no_ledger:
+        probes["ledger"] = MemoryProbe(meter=LedgerMeter())
+    torch.set_num_threads(1)
+    rows: list[tuple[object, ...]] = []
+
+    def add(name: str, measure: Callable[[MemoryProbe], float]) -> None:
+        values: dict[str, list[float]] = {kind: [] for kind in probes}
+        for _ in range(options.rounds):
+            for kind, probe in probes.items():
+                values[kind].append(measure(probe))
+        rows.append((name, *(round(statistics.median(found), 2) for found in values.values())))
+        print(rows[-1], flush=True)
+
+    with full_house(options.objects):
+        add("empty region, µs", empty_region_us)
+        add("the same beside a thread, µs", empty_region_beside_a_thread_us)
+        for kind in ("flat", "rising", "garbage"):
+            for count in _BATCHES:
+                add(
+                    f"boundary, {kind}, {count:,} batches, µs",
+                    lambda probe, count=count, kind=kind: boundary_us(probe, count, kind),
+                )
+        bare = statistics.median(operator_us(None) for _ in range(options.rounds))
+        add(f"x + x above the bare {bare:.2f}, µs", lambda probe: operator_us(probe) - bare)
+    print(tabulate(rows, headers=("", *probes)))
 
 
 if __name__ == "__main__":
