@@ -19,6 +19,8 @@ class Garbage:
         self._promotions = _promotions()
         """How often objects had become old by then."""
         self._suspected = False
+        self._kept = 0
+        """Bytes in the clean level that the last region left, which may become garbage later."""
 
     def suspect(self) -> None:
         """Collect before the next region, because objects were dropped that may be garbage."""
@@ -35,13 +37,21 @@ class Garbage:
         While the level is the same as when there was last none, there is none. Garbage that arose
         since among objects that are still young is found by a collection of these alone.
         """
-        if self._suspected or self._level() != self._clean_level:
+        if self.is_possible():
             has_old = self._promotions != _promotions()
             collect(1)
-            if self._suspected or (has_old and self._level() != self._clean_level):
+            was_old = self._suspected or self._kept > 0
+            if was_old or (has_old and self._level() != self._clean_level):
                 collect()
             self._suspected = False
         self._note_clean()
+
+    def is_possible(self) -> bool:
+        """Whether there may be garbage now."""
+        if self._suspected:
+            return True
+        # If exactly what the last region left is gone, it has been freed.
+        return self._level() != self._clean_level - self._kept
 
     def collect_after(self, retained: Callable[[], int]) -> None:
         """Free what is garbage if anything that a region has allocated is still live.
@@ -55,9 +65,11 @@ class Garbage:
         if retained():
             collect()
             self._note_clean()
+            self._kept = retained()
 
     def _note_clean(self) -> None:
         self._clean_level = self._level()
+        self._kept = 0
         self._promotions = _promotions()
 
 

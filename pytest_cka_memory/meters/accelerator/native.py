@@ -42,8 +42,6 @@ class NativeCounting(Counting):
     def __init__(self, device: torch.device, stats: AllocatorStats, counter: Counter) -> None:
         self._device, self._stats, self._counter = device, stats, counter
         self._garbage = Garbage(self._level)
-        self._clean_level = 0
-        self._suspected = False
         self._emptied = EmptiedStorages(counter, device)
         self._depth = 0
         self._undo: Callable[[], bool] = _nothing
@@ -64,11 +62,9 @@ class NativeCounting(Counting):
 
     def collect_before(self) -> None:
         self._check()
-        if self._suspected or self._level() != self._clean_level:
+        if self._garbage.is_possible():
             backward_threads.wait_until_ended(self._device)
         self._garbage.collect_before()
-        self._clean_level = self._level()
-        self._suspected = False
 
     def collect_after(self, mark: _Mark) -> None:
         self._check()
@@ -80,12 +76,11 @@ class NativeCounting(Counting):
         return self._counter.dropping_workspaces()
 
     def note_empty_cache(self) -> None:
-        self._counter.set_level(UNKNOWN, self._stats.levels_at_boundary().reserved)
+        self._counter.set_level(UNKNOWN, self._stats.levels().reserved)
 
     def between_regions(self, *, objects_dropped: bool) -> None:
         if objects_dropped:
             self._garbage.suspect()
-            self._suspected = True
         else:
             self._garbage.note_quiet_moment()
 
@@ -97,7 +92,7 @@ class NativeCounting(Counting):
         self._counter.reset_peak()
 
     def mark(self) -> _Mark:
-        levels = self._stats.levels_at_boundary()
+        levels = self._stats.levels()
         return _Mark(self._counter.figures().serial, levels.allocated, levels.requested)
 
     def open_peaks(self) -> Peaks:
@@ -108,7 +103,7 @@ class NativeCounting(Counting):
         block_bytes = self._counter.retained_since(mark.serial)
         if not block_bytes:
             return 0
-        levels = self._stats.levels_at_boundary()
+        levels = self._stats.levels()
         if levels.allocated - block_bytes == mark.allocated_bytes:  # all older blocks are live
             return max(0, levels.requested - mark.requested_bytes)
         return sum(allocation.bytes for allocation in self.allocations_since(mark))
@@ -127,7 +122,7 @@ class NativeCounting(Counting):
     def _check(self) -> None:
         """Raise an error if blocks are no longer counted, because every limit would pass."""
         before = self._counter.figures()
-        allocated_bytes = self._stats.levels_at_boundary().allocated
+        allocated_bytes = self._stats.levels().allocated
         # If another thread has allocated meanwhile, blocks are counted.
         if allocated_bytes != before.level and before == self._counter.figures():
             raise DeviceError(
@@ -142,16 +137,16 @@ class _RegionPeaks(Peaks):
 
     def __init__(self, region: RegionCounter, stats: AllocatorStats) -> None:
         self._region, self._stats = region, stats
-        levels = stats.levels_at_boundary()
+        levels = stats.levels()
         self.mark = _Mark(region.serial, levels.allocated, levels.requested)
 
     def read(self) -> Reading:
         levels = self._region.read()
-        return _reading(self._stats.levels_at_boundary(), levels.peak, levels.peak_reserved)
+        return _reading(self._stats.levels(), levels.peak, levels.peak_reserved)
 
     def sample(self) -> tuple[Reading, int, int]:
         levels = self._region.read(sample=True)
-        now = self._stats.levels_at_boundary()
+        now = self._stats.levels()
         reading = _reading(now, levels.peak, levels.peak_reserved)
         return reading, levels.sample_peak, levels.serial
 
@@ -178,8 +173,10 @@ def native_counting(device: torch.device, stats: AllocatorStats) -> NativeCounti
     trial = torch.empty(1, device=device)
     figures, allocated_bytes = counter.figures(), stats.all().get("allocated_bytes.all.current")
     del trial
-    is_counted = figures.serial > before and figures.level == allocated_bytes != 0
-    return NativeCounting(device, stats, counter) if is_counted else None
+    if not figures.serial > before or figures.level != allocated_bytes or not figures.level:
+        return None
+    stats.read_fast()
+    return NativeCounting(device, stats, counter)
 
 
 def _nothing() -> bool:

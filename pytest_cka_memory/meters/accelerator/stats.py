@@ -1,6 +1,6 @@
 """The counters that an accelerator's allocator keeps."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ class AllocatorStats:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._nested = torch_private.device_stats()
+        self._nested: Callable[[int], Mapping[str, Any]] | None = None
 
     def all(self) -> dict[str, int]:
         """Return all counters, as ``torch.accelerator.memory_stats`` does.
@@ -44,17 +44,22 @@ class AllocatorStats:
 
     def levels(self) -> Levels:
         """Return the levels now."""
+        return self._flat_levels() if self._nested is None else self._nested_levels(self._nested)
+
+    def read_fast(self) -> None:
+        """From now on read levels in a tenth of the time, if this torch version allows it."""
+        self._nested = torch_private.device_stats()
+
+    def _flat_levels(self) -> Levels:
         stats = self.all()
         allocated = stats["allocated_bytes.all.current"]
         counts_requested = stats.get("requested_bytes.all.allocated")
         requested = stats["requested_bytes.all.current"] if counts_requested else allocated
         return Levels(allocated, requested, stats["reserved_bytes.all.current"])
 
-    def levels_at_boundary(self) -> Levels:
-        """Return the same in a tenth of the time, without sorting a hundred other counters."""
-        if self._nested is None:
-            return self.levels()
-        stats: Mapping[str, Any] = self._nested(self._device.index)
+    def _nested_levels(self, nested: Callable[[int], Mapping[str, Any]]) -> Levels:
+        """Return the levels without sorting a hundred other counters."""
+        stats = nested(self._device.index)
         allocated: int = stats["allocated_bytes"]["all"]["current"]
         requested = stats["requested_bytes"]["all"]
         return Levels(
