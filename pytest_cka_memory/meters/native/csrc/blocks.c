@@ -65,6 +65,7 @@ static __thread struct {
 void lock_blocks(void) { pthread_mutex_lock(&lock); }
 void unlock_blocks(void) { pthread_mutex_unlock(&lock); }
 int any_region_open(void) { return open_regions > 0; }
+EXPORT int counter_open_regions(void) { return open_regions; }
 
 static Device *device_of(int number) {
     for (int i = 0; i < device_count; i++)

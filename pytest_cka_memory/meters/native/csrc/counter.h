@@ -60,7 +60,6 @@ void unlock_blocks(void);
 /* stacks.c */
 uint32_t current_stack(void);
 void note_stack(void);
-void forget_stack(void);
 uint32_t take_stack(void);
 int in_operator_of(uint32_t stack);
 void lock_stacks(void);

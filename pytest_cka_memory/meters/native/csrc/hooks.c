@@ -5,8 +5,8 @@
    for CPU tensors. Allocators of accelerators and mapped files report what they do to torch's
    profiler, by one function of libc10.so that other libraries call through their tables.
 
-   While they report, they hold a lock. CUDA's and ROCm's allocators ask for the current device and
-   for its stream just before they take it: that is the moment to note Python's frames. */
+   While they report, they hold a lock, so that nothing may wait for Python. CUDA's and ROCm's ask for
+   the current stream just before they take it: that is the moment to note Python's frames. */
 #define _GNU_SOURCE
 #include "counter.h"
 
@@ -30,21 +30,35 @@ typedef struct { /* c10::Device */
     int8_t type, index;
 } TorchDevice;
 
-static int (*real_memalign)(void **, size_t, size_t);
-static void (*real_free)(void *);
+/* The functions that ours call, and those that they called first. */
+static int (*real_memalign)(void **, size_t, size_t), (*first_memalign)(void **, size_t, size_t);
+static void (*real_free)(void *), (*first_free)(void *);
 static void (*real_resize)(void *, size_t), (*real_resize_cuda)(void *, size_t);
 static void (*real_report)(void *, int64_t, size_t, size_t, TorchDevice);
 
+/* A tool that has replaced one of ours may call ours from its own, which ours call once repaired:
+   the inner call neither counts again nor calls that tool again. */
+static __thread int calling;
+
 static int counted_memalign(void **out, size_t alignment, size_t bytes) {
+    if (calling) return first_memalign(out, alignment, bytes);
+    calling = 1;
     int error = real_memalign(out, alignment, bytes);
+    calling = 0;
     if (!error) block_allocated(*out, (int64_t)bytes, CPU_DEVICE, UNKNOWN, UNKNOWN);
     return error;
 }
 
 static void counted_free(void *address) {
     /* Before it is freed, because another thread may get the same address at once. */
+    if (calling) {
+        first_free(address);
+        return;
+    }
     if (address) block_freed(address, CPU_DEVICE, UNKNOWN, UNKNOWN);
+    calling = 1;
     real_free(address);
+    calling = 0;
 }
 
 static void counted_report(void *address, int64_t bytes, size_t level, size_t reserved, TorchDevice on) {
@@ -76,14 +90,19 @@ typedef struct { /* c10::cuda::CUDAStream, which is returned in two registers */
 static int (*real_device)(int8_t *);
 static TorchStream (*real_stream)(int8_t);
 
+/* CUDA's allocator asks for the current device and, some instructions later, for its stream. Others
+   ask for streams too, also while they hold the lock, but not in this way. */
+#define MOST_CODE_BETWEEN 128
+static __thread uintptr_t device_asked_at;
+
 static int noted_device(int8_t *out) {
-    forget_stack(); /* of an earlier call that no allocation followed */
+    device_asked_at = (uintptr_t)__builtin_return_address(0);
     return real_device(out);
 }
 
 static TorchStream noted_stream(int8_t device) {
-    /* With the lock held, allocators ask only for the stream of whatever device is current (-1). */
-    if (device >= 0) note_stack();
+    uintptr_t since = (uintptr_t)__builtin_return_address(0) - device_asked_at;
+    if (device >= 0 && since < MOST_CODE_BETWEEN) note_stack();
     return real_stream(device);
 }
 
@@ -94,21 +113,23 @@ typedef struct {
     void *ours;
     void **real;
     int place;
+    void **first; /* NULL: nobody else is expected to replace it */
 } Hook;
 
 static const Hook hooks[] = {
-    {"posix_memalign", (void *)counted_memalign, (void **)&real_memalign, IN_C10},
-    {"free", (void *)counted_free, (void **)&real_free, IN_C10},
+    {"posix_memalign", (void *)counted_memalign, (void **)&real_memalign, IN_C10,
+     (void **)&first_memalign},
+    {"free", (void *)counted_free, (void **)&real_free, IN_C10, (void **)&first_free},
     {"_ZN3c1027reportMemoryUsageToProfilerEPvlmmNS_6DeviceE", (void *)counted_report,
-     (void **)&real_report, OUTSIDE_C10},
+     (void **)&real_report, OUTSIDE_C10, NULL},
     {"_ZN2at6native16resize_bytes_cpuEPN3c1011StorageImplEm", (void *)counted_resize,
-     (void **)&real_resize, OUTSIDE_C10},
+     (void **)&real_resize, OUTSIDE_C10, NULL},
     {"_ZN2at6native17resize_bytes_cudaEPN3c1011StorageImplEm", (void *)counted_resize_cuda,
-     (void **)&real_resize_cuda, OUTSIDE_C10},
-    {"_ZN3c104cuda9GetDeviceEPa", (void *)noted_device, (void **)&real_device, IN_CUDA},
-    {"_ZN3c104cuda20getCurrentCUDAStreamEa", (void *)noted_stream, (void **)&real_stream, IN_CUDA},
-    {"_ZN3c103hip9GetDeviceEPa", (void *)noted_device, (void **)&real_device, IN_CUDA},
-    {"_ZN3c103hip19getCurrentHIPStreamEa", (void *)noted_stream, (void **)&real_stream, IN_CUDA},
+     (void **)&real_resize_cuda, OUTSIDE_C10, NULL},
+    {"_ZN3c104cuda9GetDeviceEPa", (void *)noted_device, (void **)&real_device, IN_CUDA, NULL},
+    {"_ZN3c104cuda20getCurrentCUDAStreamEa", (void *)noted_stream, (void **)&real_stream, IN_CUDA, NULL},
+    {"_ZN3c103hip9GetDeviceEPa", (void *)noted_device, (void **)&real_device, IN_CUDA, NULL},
+    {"_ZN3c103hip19getCurrentHIPStreamEa", (void *)noted_stream, (void **)&real_stream, IN_CUDA, NULL},
 };
 
 /* The entries that were replaced, to find out later whether they still are ours. */
@@ -137,7 +158,8 @@ static int replace(void **entry, const Hook *hook, const Image *image, void *own
     uintptr_t page = (uintptr_t)entry & ~((uintptr_t)getpagesize() - 1);
     size_t length = (uintptr_t)(entry + 1) - page;
     if (mprotect((void *)page, length, PROT_READ | PROT_WRITE)) return 0;
-    if (!*hook->real || *hook->real != before) *hook->real = before;
+    *hook->real = before;
+    if (hook->first && !*hook->first) *hook->first = before;
     __atomic_store_n(entry, hook->ours, __ATOMIC_SEQ_CST);
     if (page >= image->readonly && (uintptr_t)entry < image->readonly_end)
         mprotect((void *)page, length, PROT_READ);

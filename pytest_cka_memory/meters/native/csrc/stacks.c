@@ -142,8 +142,8 @@ static uint32_t *slot_for(const Table *table, const void *key) {
 }
 
 static int make_room(Table *table) {
-    if (table->used < table->size) return 1;
     if (table->used >= table->most) return 0;
+    if (table->used < table->size) return 1;
     uint32_t size = table->size ? 2 * table->size : 256;
     char *items = realloc(table->items, size * table->item_size);
     if (!items) return 0;
@@ -161,9 +161,9 @@ static int make_room(Table *table) {
 /* Return the number of an item, which is added if it is new; 0 if there is no room for it. */
 static uint32_t number_of(Table *table, const void *item, int *is_new) {
     *is_new = 0;
-    if (!make_room(table)) return 0;
+    uint32_t known = table->size ? *slot_for(table, item) : 0;
+    if (known || !make_room(table)) return known;
     uint32_t *slot = slot_for(table, item);
-    if (*slot) return *slot;
     *is_new = 1;
     *slot = ++table->used;
     memcpy(item_at(table, *slot), item, table->item_size);
@@ -231,8 +231,6 @@ uint32_t current_stack(void) {
 void note_stack(void) {
     if (any_region_open()) noted = current_stack();
 }
-
-void forget_stack(void) { noted = NO_STACK; }
 
 /* Return the stack that was noted, once. */
 uint32_t take_stack(void) {
