@@ -5,6 +5,7 @@ torch. Storages that are resized in place move to a new block. Batches that a da
 received early are counted, but they are no growth.
 """
 
+import functools
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -99,8 +100,11 @@ class OtherMemory:
             patch.apply()
 
     def _lending(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
+            if torch.compiler.is_compiling():  # otherwise the rest would be traced as well
+                return result
             # A tensor that was given may be returned again: its memory is not new.
             if not (args and isinstance(args[0], torch.Tensor)):
                 for storage in _storages_in(result):
