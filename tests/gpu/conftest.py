@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.meters.accelerator.native import NativeCounting
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -28,6 +29,14 @@ def cuda(probe: MemoryProbe) -> torch.device:
     if probe.device.type != "cuda":
         pytest.skip(f"uses functions of torch.cuda; the accelerator is {probe.device}")
     return probe.device
+
+
+@pytest.fixture
+def native(probe: MemoryProbe) -> MemoryProbe:
+    """Return the probe; skip if blocks cannot be counted in the device's allocator here."""
+    if not isinstance(probe.meter._counting, NativeCounting):
+        pytest.skip("blocks of this allocator cannot be counted natively")
+    return probe
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.meters.accelerator.allocator_history import AllocatorHistory
+from pytest_cka_memory.plugin.snapshots import history_recorded
 from pytest_cka_memory.units import MB
 
 pytestmark = pytest.mark.gpu
@@ -22,12 +24,26 @@ class ExplainRetained:
 
 
 @pytest.fixture
-def recording_probe(cuda, tmp_path):
+def recording_probe(cuda):
     """Return a probe that records the allocator's history and explains what is retained."""
     probe = MemoryProbe(cuda, explainer=ExplainRetained())
     assert probe.meter.record_history()
     yield probe
-    probe.meter.dump_history(tmp_path / "snapshot.pickle")
+    probe.meter.stop_history()
+    assert not is_recorded()
+
+
+@pytest.fixture
+def users_recording(cuda):
+    """Record the history as a user does."""
+    torch.cuda.memory._record_memory_history(max_entries=1000)
+    yield
+    torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def is_recorded() -> bool:
+    """Return whether the allocator's history is recorded."""
+    return torch._C._cuda_isHistoryEnabled()
 
 
 def figures(probe, allocate):
@@ -49,15 +65,15 @@ def figures(probe, allocate):
     }
 
 
-def test_figures_are_the_same_with_the_history(probe, allocate, tmp_path):
+def test_figures_are_the_same_with_the_history(probe, cuda, allocate, tmp_path):
     """Recording it allocates nothing on the device."""
     without = figures(probe, allocate)
     assert without["retained"] == 8 * 32
-    assert probe.meter.record_history()
-    try:
+    with history_recorded(tmp_path, probe.meter):
+        assert is_recorded()
         recorded = figures(probe, allocate)
-    finally:
         assert probe.meter.dump_history(tmp_path / "snapshot.pickle")
+    assert not is_recorded()
     assert recorded == without
     assert figures(probe, allocate) == without
     assert (tmp_path / "snapshot.pickle").stat().st_size > 0
@@ -69,7 +85,8 @@ def test_allocator_that_refuses_to_record_has_no_history(probe, cuda, monkeypatc
     def refuse(**options):
         raise RuntimeError("cudaMallocAsync does not yet support recordHistory")
 
-    monkeypatch.setattr(probe.meter, "_history", probe.meter._history._replace(record=refuse))
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", refuse)
+    monkeypatch.setattr(probe.meter, "_history", AllocatorHistory("cuda"))
     assert not probe.meter.record_history()
     assert not probe.meter.dump_history(tmp_path / "snapshot.pickle")
     assert list(tmp_path.iterdir()) == []
@@ -83,6 +100,16 @@ def test_block_that_no_tensor_owns_is_retained(probe, cuda):
     with probe.measure() as region:
         torch.cuda.caching_allocator_delete(address)
     assert (region.retained_bytes, region.net_bytes) == (0, -1024)
+
+
+def test_old_tensor_that_is_freed_does_not_hide_a_block_that_no_tensor_owns(probe, cuda, allocate):
+    """The allocator's level is the same before and after (issue 20, row 5)."""
+    old = [allocate(MB)]
+    with probe.measure() as region:
+        old.clear()
+        address = torch.cuda.caching_allocator_alloc(MB, cuda)
+    torch.cuda.caching_allocator_delete(address)
+    assert (region.retained_bytes, region.net_bytes) == (MB, 0)
 
 
 def test_block_that_no_tensor_owns_is_named_by_the_line_that_allocated_it(recording_probe, cuda):
@@ -111,3 +138,57 @@ def test_blocks_from_before_the_region_are_not_reported(recording_probe, cuda):
     assert region.retained_bytes == 0
     assert region.retained == ()
     torch.cuda.caching_allocator_delete(before[0])
+
+
+def test_history_is_not_recorded_for_frames_alone(probe, cuda, allocate):
+    """The lines of tensors are known without it."""
+    with probe.measure() as region:
+        kept = allocate(1000)
+        assert not is_recorded()
+    assert not is_recorded()
+    assert region.retained[0].bytes == kept.nbytes
+
+
+@pytest.mark.usefixtures("users_recording")
+def test_recording_of_the_user_goes_on_after_a_failed_test(probe, tmp_path):
+    """The snapshot that the option writes contains what the user has recorded."""
+    with history_recorded(tmp_path, probe.meter):
+        assert probe.meter.dump_history(tmp_path / "snapshot.pickle")
+    assert is_recorded()
+    assert (tmp_path / "snapshot.pickle").stat().st_size > 0
+
+
+@pytest.mark.usefixtures("users_recording")
+def test_recording_that_the_user_ends_is_not_started_again(probe, tmp_path):
+    """Nothing is written then."""
+    with history_recorded(tmp_path, probe.meter):
+        torch.cuda.memory._record_memory_history(enabled=None)
+        assert not probe.meter.dump_history(tmp_path / "snapshot.pickle")
+    assert not is_recorded()
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["by-name", "legacy"])
+def test_recording_that_the_user_starts_in_a_test_goes_on_after_it(probe, cuda, tmp_path, legacy):
+    """Also if the plugin was recording at that time."""
+    with history_recorded(tmp_path, probe.meter):
+        if legacy:
+            torch.cuda.memory._record_memory_history(True, trace_alloc_max_entries=10)
+        else:
+            torch.cuda.memory._record_memory_history(max_entries=10)
+    assert is_recorded()
+    torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def test_recording_leaves_no_patch(probe, cuda, tmp_path):
+    """The functions that start and stop it are torch's own again."""
+    names = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
+    before = [getattr(torch._C, name) for name in names]
+    with history_recorded(tmp_path, probe.meter):
+        assert [getattr(torch._C, name) for name in names] != before
+    assert [getattr(torch._C, name) for name in names] == before
+
+
+def test_nothing_is_recorded_without_a_folder_for_snapshots(probe, cuda):
+    """The option has not been given."""
+    with history_recorded(None, probe.meter):
+        assert not is_recorded()

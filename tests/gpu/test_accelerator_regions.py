@@ -1,5 +1,6 @@
 """Regions on an accelerator: nested, overlapping, with batches, threads and reference cycles."""
 
+import sys
 import threading
 
 import pytest
@@ -97,12 +98,13 @@ def test_tensors_of_another_thread_are_counted(probe, allocate):
     assert region.retained_bytes == 100
 
 
-def test_a_retained_tensor_is_named_with_its_operator_and_reference(probe):
+def test_a_retained_tensor_is_named_with_its_expression_and_reference(probe):
     """As on the CPU: an expression that leads to the tensor, and the line that allocated it."""
     kept = []
     with probe.measure() as region:
         kept.append(torch.zeros(100, device=probe.device))
     (holding,) = region.retained
-    assert (holding.bytes, holding.operator) == (400, "aten.zeros")
+    assert (holding.bytes, holding.count, holding.shape) == (400, 1, (100,))
+    assert holding.code == "torch.zeros(100, device=probe.device)" or sys.version_info < (3, 11)
     assert holding.held_by.startswith("kept[0] in ")
     assert "test_accelerator_regions.py" in holding.created_at[0]

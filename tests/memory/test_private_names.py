@@ -258,15 +258,15 @@ def test_operators_without_a_schema_are_refused() -> None:
         torch_private.schema_of(type("Operator", (), {"__str__": lambda self: "aten.f"})())
 
 
-@pytest.mark.parametrize("missing", ["_record_memory_history", "_dump_snapshot", "_snapshot"])
+@pytest.mark.parametrize("missing", ["_record_memory_history", "_dump_snapshot"])
 def test_allocator_history_is_none_if_one_function_is_missing(
     monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    """All three are needed to record, read and write the history."""
-    names = {"_record_memory_history": print, "_dump_snapshot": print, "_snapshot": dict}
+    """Both are needed to record and write the history."""
+    names = {"_record_memory_history": print, "_dump_snapshot": print}
     cuda = SimpleNamespace(memory=SimpleNamespace(**names))
     monkeypatch.setattr(torch, "get_device_module", lambda device: cuda)
-    assert torch_private.allocator_history("cuda") == (print, print, dict)
+    assert torch_private.allocator_history("cuda") == (print, print)
     delattr(cuda.memory, missing)
     assert torch_private.allocator_history("cuda") is None
 

@@ -27,8 +27,9 @@ from pytest_cka_memory.units import format_exact
 
 
 class _Mark(NamedTuple):
-    requested_bytes: int
     serial: int
+    unowned_bytes: int
+    """Requested bytes that no storage of the ledger had."""
 
 
 class PredictedMeter(Meter):
@@ -103,12 +104,16 @@ class PredictedMeter(Meter):
         self._ledger.reset_peak()
 
     def mark(self) -> _Mark:
-        return _Mark(self.read().requested_bytes, self._ledger.serial)
+        return _Mark(self._ledger.serial, self._unowned_bytes())
 
     def retained_since(self, mark: _Mark) -> int:
-        """Return the larger of the allocator's rise and the new live storages, as on a card."""
-        rise = self.read().requested_bytes - mark.requested_bytes
-        return max(rise, self._ledger.retained_since(mark.serial), 0)
+        """Return the bytes of new storages, and what the allocator rose beyond all storages."""
+        unowned_bytes = max(0, self._unowned_bytes() - mark.unowned_bytes)
+        return self._ledger.retained_since(mark.serial) + unowned_bytes
+
+    def _unowned_bytes(self) -> int:
+        self._ledger.settle()
+        return self.read().requested_bytes - self._ledger.level
 
     def serial(self) -> int:
         return self._ledger.serial

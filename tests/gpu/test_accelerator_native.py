@@ -1,0 +1,217 @@
+"""Counting in the accelerator's own allocator: what it replaces, and what was live at a peak."""
+
+import gc
+import sys
+import threading
+
+import pytest
+import torch
+
+from pytest_cka_memory import DeviceError, MemoryProbe
+from pytest_cka_memory.units import MB
+
+pytestmark = pytest.mark.gpu
+
+TEMPORARY = "temporary memory of an operator, such as a workspace"
+BACKWARD = "allocated outside Python code, such as in a backward pass"
+
+
+class ExplainPeak:
+    """Have a region's end explain its peak, as a broken limit has it."""
+
+    def figures_to_explain(self, record):
+        return {"peak_increase_bytes"}
+
+    def named_values(self):
+        return {}
+
+
+@pytest.fixture
+def explaining(native):
+    """Return a probe that explains peaks."""
+    return MemoryProbe(native.device, explainer=ExplainPeak())
+
+
+def collections() -> list[int]:
+    """Return how often the garbage collector has run, by generation."""
+    return [generation["collections"] for generation in gc.get_stats()]
+
+
+def test_region_changes_nothing_that_a_test_can_see(native, allocate):
+    """No dispatch mode, no patch of threads or of the functions that reset peaks."""
+    module = torch.get_device_module(native.device)
+    before = threading.Thread.start, module.reset_peak_memory_stats
+    with native.measure():
+        allocate(1000)
+        assert torch._C._len_torch_dispatch_stack() == 0
+        assert (threading.Thread.start, module.reset_peak_memory_stats) == before
+
+
+def test_region_resets_no_peak_of_torch(native, allocate):
+    """Tests may look at the peak since they began."""
+    torch.accelerator.reset_peak_memory_stats(native.device)
+    allocate(30 * MB)
+    peak = torch.accelerator.max_memory_allocated(native.device)
+    with native.measure() as region:
+        allocate(MB)
+    assert torch.accelerator.max_memory_allocated(native.device) == peak
+    assert region.peak_increase_bytes == MB
+
+
+def test_function_that_a_test_patches_and_restores_later_is_torchs_own_again(
+    native, cuda, monkeypatch
+):
+    """A region used to leave a wrapper of its own behind (issue 20, row 15)."""
+    original = torch.cuda.reset_peak_memory_stats
+    with native.measure():
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *args: None)
+    monkeypatch.undo()
+    assert torch.cuda.reset_peak_memory_stats is original
+
+
+def test_region_that_leaves_nothing_collects_no_garbage(native, allocate):
+    """Neither before nor after, if the level is that of the region before."""
+    with native.measure():
+        pass
+    gc.disable()
+    try:
+        before = collections()
+        with native.measure() as region:
+            allocate(MB)
+        assert collections() == before
+    finally:
+        gc.enable()
+    assert region.peak_increase_bytes == MB
+
+
+def test_what_a_region_kept_is_collected_before_the_next_if_it_has_become_garbage(native, allocate):
+    """The level does not show it: it is the same as at the end of the region that kept it."""
+
+    class Node:
+        pass
+
+    with native.measure() as before:
+        node = Node()
+        node.tensor, node.cycle = allocate(MB), node
+    assert before.retained_bytes == MB
+    del node
+    with native.measure() as after:
+        pass
+    assert after.start_bytes == before.start_bytes
+
+
+def test_peak_consists_of_what_the_allocator_had_then(explaining, cuda, allocate):
+    """The workspace inside an operator is named, and older tensors come last (rows 6 and 7)."""
+    old = allocate(4 * MB)
+    values = torch.ones(1024, 1024, device=cuda)
+    with explaining.measure() as region:
+        product = values @ values
+        torch.softmax(product, 0)
+    groups = region.record.at_peak
+    assert sum(group.bytes for group in groups) == region.peak_bytes
+    *inside, before = groups
+    assert (before.before_region, before.bytes) == (True, region.start_bytes)
+    assert before.bytes >= old.nbytes + values.nbytes
+    assert sum(group.bytes for group in inside) == region.peak_increase_bytes
+    workspace, result = inside
+    assert workspace.inside == TEMPORARY
+    assert workspace.bytes >= 4 * MB
+    assert (result.inside, result.bytes) == (None, product.nbytes)
+    for group in inside:
+        assert "test_accelerator_native.py" in group.created_at[0]
+        assert group.code == "values @ values" or sys.version_info < (3, 11)
+
+
+def test_tensor_freed_by_python_is_no_temporary_of_an_operator(explaining, allocate):
+    """It was live at the peak, and Python freed it."""
+    with explaining.measure() as region:
+        allocate(4 * MB)
+    (group,) = [group for group in region.record.at_peak if not group.before_region]
+    assert (group.bytes, group.count, group.inside) == (4 * MB, 1, None)
+
+
+def test_peak_in_a_backward_pass_is_named_as_such(explaining):
+    """Torch runs it in a thread that has no Python frames."""
+    weight = torch.ones(2**20, device=explaining.device, requires_grad=True)
+    with explaining.measure() as region:
+        (weight * 2).sum().backward()
+    groups = region.record.at_peak
+    assert sum(group.bytes for group in groups) == region.peak_bytes
+    assert BACKWARD in {group.inside for group in groups}
+
+
+def test_allocation_that_takes_a_new_segment_has_its_line(native, allocate):
+    """The allocator then asks for streams while it holds its lock."""
+    native.measure()
+    with native.measure() as region:
+        kept = [allocate(30 * MB + number) for number in range(3)]
+    (holding,) = region.retained
+    assert (holding.count, holding.bytes) == (3, sum(tensor.nbytes for tensor in kept))
+    assert "in test_allocation_that_takes_a_new_segment_has_its_line" in " ".join(
+        holding.created_at
+    )
+
+
+def test_reserve_falls_with_an_emptied_cache(native, allocate):
+    """The allocator reports no block then, so that its reserve is read anew."""
+    with native.measure() as region:
+        allocate(30 * MB)
+        torch.accelerator.empty_cache()
+    with native.measure() as after:
+        pass
+    assert region.reserved_end_bytes == region.reserved_start_bytes
+    assert after.reserved_peak_bytes == after.reserved_start_bytes == region.reserved_end_bytes
+
+
+def test_retained_bytes_are_exact_if_old_tensors_are_freed(native, allocate):
+    """Then the requested sizes of all blocks are read, because the sum has lost the old ones."""
+    old = [allocate(size) for size in (1, 700, MB + 1)]
+    with native.measure() as region:
+        del old[1]
+        kept = [allocate(size) for size in (3, 513, 2 * MB + 5)]
+    assert region.retained_bytes == sum(tensor.nbytes for tensor in kept)
+    assert sum(holding.bytes for holding in region.retained) == region.retained_bytes
+
+
+def test_peaks_of_nested_and_overlapping_regions_are_their_own(native, allocate):
+    """In whatever order they end."""
+    first, second = native.measure("first"), native.measure("second")
+    outer = first.__enter__()
+    allocate(8 * MB)
+    inner = second.__enter__()
+    allocate(2 * MB)
+    first.__exit__(None, None, None)
+    allocate(4 * MB)
+    second.__exit__(None, None, None)
+    assert (outer.peak_increase_bytes, inner.peak_increase_bytes) == (8 * MB, 4 * MB)
+
+
+def test_threads_that_allocate_and_free_do_not_wait_for_each_other(native, allocate):
+    """Frames are noted before the allocator takes its lock, which a thread that frees waits for."""
+
+    def work():
+        for size in range(1, 3000):
+            tensor = allocate(size)
+            del tensor
+
+    with native.measure() as region:
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+    assert (region.retained_bytes, region.net_bytes) == (0, 0)
+
+
+def test_device_that_is_no_longer_counted_is_refused(native):
+    """Otherwise every limit would pass: here the counter's level is not the allocator's."""
+    counter = native.meter._counting._counter
+    level = torch.accelerator.memory_allocated(native.device)
+    counter.set_level(level + 512, -1)
+    with pytest.raises(DeviceError, match="can no longer be measured: something, perhaps"):
+        native.measure().__enter__()
+    counter.set_level(level, -1)
+    with native.measure() as region:
+        pass
+    assert region.retained_bytes == 0
