@@ -4,22 +4,42 @@ from collections.abc import Callable
 from typing import Any
 
 
-def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], bool]:
-    """Replace an attribute by `function`; return a function that restores it.
+class Patch:
+    """A replacement of an attribute of a module or class.
 
-    That function returns whether it could: if other code has patched the attribute since, its
-    patch has to be undone first.
+    It is created before it is applied, so that it can be undone even if an exception of a signal
+    handler comes in between.
     """
-    before = vars(owner).get(name)  # None if the attribute is inherited
-    setattr(owner, name, function)
 
-    def undo() -> bool:
-        if vars(owner).get(name) is not function:
+    def __init__(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        self._owner, self._name, self._function = owner, name, function
+        self._before = vars(owner).get(name)  # None if the attribute is inherited
+        self._applied = False
+
+    def apply(self) -> None:
+        """Replace the attribute."""
+        self._applied = True
+        setattr(self._owner, self._name, self._function)
+
+    def undo(self) -> bool:
+        """Restore the attribute; return whether that was possible.
+
+        If other code has patched the attribute since, its patch has to be undone first.
+        """
+        if not self._applied:
+            return True
+        if vars(self._owner).get(self._name) is not self._function:
             return False
-        if before is None:
-            delattr(owner, name)
+        if self._before is None:
+            delattr(self._owner, self._name)
         else:
-            setattr(owner, name, before)
+            setattr(self._owner, self._name, self._before)
+        self._applied = False
         return True
 
-    return undo
+
+def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], bool]:
+    """Replace an attribute by `function`; return a function that restores it, as `Patch.undo`."""
+    patch = Patch(owner, name, function)
+    patch.apply()
+    return patch.undo
