@@ -60,6 +60,7 @@ void unlock_blocks(void);
 /* stacks.c */
 uint32_t current_stack(void);
 void note_stack(void);
+void note_operator(void);
 uint32_t take_stack(void);
 int in_operator_of(uint32_t stack);
 void lock_stacks(void);

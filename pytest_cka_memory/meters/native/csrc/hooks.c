@@ -83,6 +83,14 @@ static void counted_resize_cuda(void *storage, size_t bytes) {
     move_ends();
 }
 
+static void *(*real_save_thread)(void);
+
+/* Called when an operator begins, and when Python frees a tensor. */
+static void *noted_save_thread(void) {
+    note_operator();
+    return real_save_thread();
+}
+
 typedef struct { /* c10::cuda::CUDAStream, which is returned in two registers */
     int64_t device, id;
 } TorchStream;
@@ -126,6 +134,7 @@ static const Hook hooks[] = {
      (void **)&real_resize, OUTSIDE_C10, NULL},
     {"_ZN2at6native17resize_bytes_cudaEPN3c1011StorageImplEm", (void *)counted_resize_cuda,
      (void **)&real_resize_cuda, OUTSIDE_C10, NULL},
+    {"PyEval_SaveThread", (void *)noted_save_thread, (void **)&real_save_thread, OUTSIDE_C10, NULL},
     {"_ZN3c104cuda9GetDeviceEPa", (void *)noted_device, (void **)&real_device, IN_CUDA, NULL},
     {"_ZN3c104cuda20getCurrentCUDAStreamEa", (void *)noted_stream, (void **)&real_stream, IN_CUDA, NULL},
     {"_ZN3c103hip9GetDeviceEPa", (void *)noted_device, (void **)&real_device, IN_CUDA, NULL},

@@ -69,7 +69,8 @@ static char *prefixes[MOST_PREFIXES];
 static int prefix_kinds[MOST_PREFIXES], prefix_count;
 static volatile int ready;
 static __thread int inside;
-static __thread uint32_t noted, last_taken; /* for the next and the last allocation of this thread */
+/* Of this thread: the stack of its next allocation, that of its last, and in which operator it was. */
+static __thread uint32_t noted, last_taken, last_operator, operator_number;
 
 void lock_stacks(void) { pthread_mutex_lock(&lock); }
 void unlock_stacks(void) { pthread_mutex_unlock(&lock); }
@@ -237,13 +238,17 @@ uint32_t take_stack(void) {
     uint32_t taken = noted;
     noted = NO_STACK;
     last_taken = taken;
+    last_operator = operator_number;
     return taken;
 }
 
-/* Whether this thread still runs the operator that allocated a block with this stack: operators let
-   go of the interpreter's lock, and none has allocated elsewhere in Python's code since. */
+/* Torch lets go of the interpreter's lock to run an operator, and again to free a tensor of Python's. */
+void note_operator(void) { operator_number++; }
+
+/* Whether this thread still runs the operator that allocated a block with this stack. */
 int in_operator_of(uint32_t stack) {
-    return stack != NO_STACK && stack == last_taken && ready && !py.GILState_Check();
+    return stack != NO_STACK && stack == last_taken && last_operator == operator_number && ready &&
+           !py.GILState_Check();
 }
 
 /* Write the frames of a stack, innermost first, and return their number. The caller holds the
