@@ -14,11 +14,9 @@ class Patch:
     def __init__(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
         self._owner, self._name, self._function = owner, name, function
         self._before = vars(owner).get(name)  # None if the attribute is inherited
-        self._applied = False
 
     def apply(self) -> None:
         """Replace the attribute."""
-        self._applied = True
         setattr(self._owner, self._name, self._function)
 
     def undo(self) -> bool:
@@ -26,15 +24,15 @@ class Patch:
 
         If other code has patched the attribute since, its patch has to be undone first.
         """
-        if not self._applied:
+        current = vars(self._owner).get(self._name)
+        if current is self._before:  # it was never applied, or undone without this returning
             return True
-        if vars(self._owner).get(self._name) is not self._function:
+        if current is not self._function:
             return False
         if self._before is None:
             delattr(self._owner, self._name)
         else:
             setattr(self._owner, self._name, self._before)
-        self._applied = False
         return True
 
 

@@ -1,0 +1,67 @@
+"""Fixtures for the counter in torch's CPU allocator; its tests are skipped where it is missing."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.meters.cpu import cpu_meter
+from pytest_cka_memory.meters.native import library
+from pytest_cka_memory.meters.native.counter import Counter
+from pytest_cka_memory.meters.native.meter import NativeMeter
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiled() -> None:
+    if library.functions() is None:
+        pytest.skip("the native counter was not compiled")
+
+
+@pytest.fixture
+def counter() -> Counter:
+    return Counter()
+
+
+@pytest.fixture(scope="session")
+def meter() -> NativeMeter:
+    chosen = cpu_meter()
+    return chosen if isinstance(chosen, NativeMeter) else NativeMeter()
+
+
+@pytest.fixture
+def probe(meter: NativeMeter) -> MemoryProbe:
+    return MemoryProbe(meter=meter)
+
+
+@pytest.fixture
+def open_regions() -> Callable[[], int]:
+    """Return how many regions are open in C."""
+    count: Callable[[], int] = library.functions().counter_open_regions
+    return count
+
+
+@pytest.fixture
+def run_code(tmp_path: Path) -> Callable[..., str]:
+    """Run Python code in a new process and return what it prints; it must not fail or hang.
+
+    Keyword arguments are added to the environment.
+    """
+
+    def run(code: str, **environment: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    return run

@@ -1,0 +1,139 @@
+"""An exception at any line of opening or closing a region, as a signal handler may raise it.
+
+``pytest-timeout`` and Ctrl-C do so. A trace function stands in for the signal.
+"""
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.measure.region_stack import region_stack_for
+from pytest_cka_memory.meters.native.meter import NativeMeter
+from pytest_cka_memory.meters.native.other_memory import _LENDERS
+from pytest_cka_memory.meters.torch_private import LOADER_ITERATOR
+
+FUNCTIONS = (*_LENDERS, (torch.UntypedStorage, "resize_"), (LOADER_ITERATOR, "__next__"))
+
+
+class StopError(BaseException):
+    """The exception of the signal handler."""
+
+
+def functions() -> list[Any]:
+    """Return the functions that regions patch."""
+    return [vars(owner).get(name) for owner, name in FUNCTIONS]
+
+
+def interrupted(run: Callable[[], object], at: int) -> bool:
+    """Run with an exception at the traced line number `at`; return whether there was such a line.
+
+    The lines of the user's code, here of this file, are not counted.
+    """
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal lines
+        if frame.f_code.co_filename == __file__:
+            return trace
+        if event == "line":
+            lines += 1
+            if lines == at:
+                raise StopError
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    except StopError:
+        return True
+    finally:
+        sys.settrace(before)
+    return lines >= at
+
+
+@pytest.fixture
+def _few_objects() -> Iterator[None]:
+    """Hide the modules of torch from the garbage collector, which each region may run."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def one_region(meter: NativeMeter) -> Callable[[], None]:
+    def run() -> None:
+        with MemoryProbe(meter=meter).measure():
+            pass
+
+    return run
+
+
+def nested_regions(meter: NativeMeter) -> Callable[[], None]:
+    def run() -> None:
+        probe = MemoryProbe(meter=meter)
+        with probe.measure() as outer, probe.measure():
+            torch.zeros(10)
+            outer.batch_done()
+
+    return run
+
+
+def region_with_a_leak(meter: NativeMeter) -> Callable[[], None]:
+    """Collects garbage at its end."""
+
+    def run() -> None:
+        with MemoryProbe(meter=meter).measure() as region:
+            kept = torch.zeros(10)
+        assert region.retained_bytes == kept.nbytes
+
+    return run
+
+
+@pytest.mark.usefixtures("_few_objects")
+@pytest.mark.parametrize("make", [one_region, nested_regions, region_with_a_leak])
+def test_an_exception_at_any_line_leaves_nothing_behind(
+    meter: NativeMeter,
+    open_regions: Callable[[], int],
+    make: Callable[[NativeMeter], Callable[[], None]],
+) -> None:
+    """The next region is right, and after it no region is open and no function is patched."""
+    run = make(meter)
+    run()
+    before, stack = functions(), region_stack_for(meter)
+    wrong: list[tuple[int, str]] = []
+    at = 0
+    while interrupted(run, at := at + 1):
+        with MemoryProbe(meter=meter).measure() as region:
+            kept = [torch.zeros(5), torch.frombuffer(bytearray(7), dtype=torch.uint8)]
+        figures = region.retained_bytes, region.net_bytes, region.peak_increase_bytes
+        del kept
+        if figures != (27, 27, 27):
+            wrong.append((at, f"figures {figures}"))
+        if open_regions() or stack._open:
+            wrong.append((at, "a region is open"))
+        if functions() != before:
+            wrong.append((at, "a function is patched"))
+    assert wrong == []
+    assert at > 100
+
+
+def test_a_region_that_was_never_closed_ends_with_the_next_one(
+    probe: MemoryProbe, open_regions: Callable[[], int]
+) -> None:
+    """A handle that is freed while its region is open closes it."""
+    region = region_stack_for(probe.meter).open()
+    reference = weakref.ref(region)
+    assert open_regions() == 1
+    del region
+    assert reference() is None
+    with probe.measure():
+        assert open_regions() == 1
+    assert open_regions() == 0
