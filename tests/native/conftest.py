@@ -1,9 +1,10 @@
 """Fixtures for the counter in torch's CPU allocator; its tests are skipped where it is missing."""
 
+import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,15 @@ def open_regions() -> Callable[[], int]:
     """Return how many regions are open in C."""
     count: Callable[[], int] = library.functions().counter_open_regions
     return count
+
+
+@pytest.fixture
+def few_objects() -> Iterator[None]:
+    """Hide the modules of torch from the garbage collector, which each region may run."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture

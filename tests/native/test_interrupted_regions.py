@@ -3,10 +3,9 @@
 ``pytest-timeout`` and Ctrl-C do so. A trace function stands in for the signal.
 """
 
-import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -59,15 +58,6 @@ def interrupted(run: Callable[[], object], at: int) -> bool:
     return lines >= at
 
 
-@pytest.fixture
-def _few_objects() -> Iterator[None]:
-    """Hide the modules of torch from the garbage collector, which each region may run."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 def one_region(meter: NativeMeter) -> Callable[[], None]:
     def run() -> None:
         with MemoryProbe(meter=meter).measure():
@@ -97,7 +87,7 @@ def region_with_a_leak(meter: NativeMeter) -> Callable[[], None]:
     return run
 
 
-@pytest.mark.usefixtures("_few_objects")
+@pytest.mark.usefixtures("few_objects")
 @pytest.mark.parametrize("make", [one_region, nested_regions, region_with_a_leak])
 def test_an_exception_at_any_line_leaves_nothing_behind(
     meter: NativeMeter,

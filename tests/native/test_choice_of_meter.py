@@ -1,0 +1,67 @@
+"""The ledger measures the CPU where the allocator is not counted, and its notes say why."""
+
+import pytest
+
+NOTES = """
+from pytest_cka_memory import MemoryProbe
+import torch
+probe = MemoryProbe("cpu")
+print(type(probe.meter).__name__)
+print([note for note in probe.meter.notes if "is not counted" in note])
+with probe.measure() as region:
+    kept = torch.zeros(10)
+assert region.retained_bytes == 40
+"""
+NOT_COMPILED = """
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name.endswith("_counter") else find(name)
+"""
+OTHER_FUNCTIONS = """
+import ctypes
+class Other(ctypes.PyDLL):
+    def __getattr__(self, name):
+        if name == "counter_open":
+            raise AttributeError(name)
+        return super().__getattr__(name)
+ctypes.PyDLL = Other
+"""
+NOT_COUNTED = """
+from pytest_cka_memory.meters.native.counter import Counter
+Counter.counts = lambda *_: False
+"""
+
+
+def test_the_allocator_is_counted_if_the_library_was_compiled(run_code) -> None:
+    """Without a note about it."""
+    assert run_code(NOTES, CKA_MEMORY_NATIVE="1").splitlines() == ["NativeMeter", "[]"]
+
+
+@pytest.mark.parametrize(
+    ("before", "native", "reason"),
+    [
+        pytest.param("", "0", "CKA_MEMORY_NATIVE is 0", id="turned-off"),
+        pytest.param(
+            NOT_COMPILED, "1", "the native counter was not compiled for this system", id="missing"
+        ),
+        pytest.param(
+            OTHER_FUNCTIONS,
+            "1",
+            "the native counter was not compiled for this system",
+            id="of-another-version",
+        ),
+        pytest.param(
+            NOT_COUNTED,
+            "1",
+            "this build of torch allocates memory in a way that is not known",
+            id="other-allocator",
+        ),
+    ],
+)
+def test_the_ledger_takes_over_and_one_note_says_why(
+    run_code, before: str, native: str, reason: str
+) -> None:
+    """Its figures are right as well."""
+    meter, notes = run_code(before + NOTES, CKA_MEMORY_NATIVE=native).splitlines()
+    assert meter == "LedgerMeter"
+    assert notes == str([f"torch's allocator is not counted: {reason};"])

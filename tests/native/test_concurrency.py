@@ -1,0 +1,124 @@
+"""Threads that allocate, that open regions, and that have nothing to do with torch."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.meters.native.meter import NativeMeter
+
+MB_4 = 4 * 2**20
+SECONDS = 1.0
+
+
+def test_an_executor_that_is_older_than_the_region_is_counted(probe: MemoryProbe) -> None:
+    """Issue 20, row 2: its threads were not covered, and the peak was 0."""
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()
+        region = probe.run(lambda: pool.submit(lambda: float(torch.ones(2**20).sum())).result())
+    assert region.result == 2**20
+    assert region.peak_increase_bytes >= MB_4
+    assert region.retained_bytes == 0
+
+
+def test_threads_of_asyncio_are_counted(probe: MemoryProbe) -> None:
+    """Also if one of them is older than the region."""
+
+    async def main() -> float:
+        await asyncio.to_thread(int)
+        with probe.measure() as region:
+            found: float = await asyncio.to_thread(lambda: float(torch.ones(2**20).sum()))
+        assert region.peak_increase_bytes >= MB_4
+        assert region.retained_bytes == 0
+        return found
+
+    assert asyncio.run(main()) == 2**20
+
+
+@contextmanager
+def running(*works: Callable[[], None]) -> Iterator[list[BaseException]]:
+    """Repeat each function in a thread; yield the list of the errors that end them."""
+    end, errors = threading.Event(), list[BaseException]()
+
+    def repeat(work: Callable[[], None]) -> None:
+        try:
+            while not end.is_set():
+                work()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=repeat, args=(work,)) for work in works]
+    for thread in threads:
+        thread.start()
+    try:
+        yield errors
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+
+
+def build_tuples() -> None:
+    """Whoever walks all objects sees tuples half built, which breaks ``tuple(generator)``."""
+    for _ in range(100):
+        assert len(tuple(number for number in range(50))) == 50
+
+
+def allocate() -> None:
+    assert float((torch.ones(100) + 1).sum()) == 200.0
+
+
+@pytest.mark.usefixtures("few_objects")
+def test_regions_of_two_threads_disturb_neither_each_other_nor_anything_else(
+    meter: NativeMeter, open_regions: Callable[[], int]
+) -> None:
+    """No peak is lost: each thread's own temporary is part of its region's peak, and its leak is
+    among what is retained. Other threads only add to both.
+    """
+    functions = torch.from_numpy, torch.UntypedStorage.resize_
+    counts = [0, 0]
+
+    def measure(number: int, size: int) -> None:
+        with MemoryProbe(meter=meter).measure() as region:
+            torch.UntypedStorage(10 * size)
+            kept = torch.UntypedStorage(size)
+        assert region.peak_bytes - min(region.start_bytes, region.end_bytes) >= 10 * size
+        assert size <= region.retained_bytes < 100 * size
+        counts[number] += 1
+        del kept
+
+    level = MemoryProbe(meter=meter).snapshot().allocated_bytes
+    works = [lambda: measure(0, 10**5), lambda: measure(1, 10**6), build_tuples, allocate]
+    with running(*works) as errors:
+        time.sleep(SECONDS)
+    assert errors == []
+    assert min(counts) > 0
+    assert open_regions() == 0
+    assert (torch.from_numpy, torch.UntypedStorage.resize_) == functions
+    assert MemoryProbe(meter=meter).snapshot().allocated_bytes == level
+
+
+def test_blocks_of_many_threads_are_counted_to_the_byte(probe: MemoryProbe) -> None:
+    """No byte is lost or counted twice, also if another thread frees a block."""
+    kept: list[torch.UntypedStorage] = []
+
+    def work() -> None:
+        for size in range(1, 500):
+            kept.append(torch.UntypedStorage(size))
+            if size % 2:
+                kept.pop()
+
+    with probe.measure() as region:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert region.retained_bytes == region.net_bytes == sum(map(len, kept))
+    assert region.retained_bytes > 0

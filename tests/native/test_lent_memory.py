@@ -1,0 +1,195 @@
+"""Memory that torch does not allocate: what other libraries lend, shared memory, mapped files."""
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pytest_cka_memory import MemoryProbe
+
+OLD = torch.arange(100, dtype=torch.float32)
+
+
+def array() -> Any:
+    return np.zeros(100, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [
+        pytest.param(lambda: torch.from_numpy(array()), 400, id="from_numpy"),
+        pytest.param(lambda: torch.frombuffer(bytearray(64), dtype=torch.uint8), 64, id="buffer"),
+        pytest.param(lambda: torch.from_dlpack(array()), 400, id="from_dlpack"),
+        pytest.param(lambda: torch.utils.dlpack.from_dlpack(array()), 400, id="utils-dlpack"),
+        pytest.param(lambda: torch.as_tensor(array()), 400, id="as_tensor"),
+        pytest.param(lambda: torch.as_tensor([1.0, 2.0]), 8, id="as_tensor-copies-a-list"),
+        pytest.param(lambda: torch.asarray(array()), 400, id="asarray"),
+        pytest.param(
+            lambda: torch.asarray(array(), copy=True).add_(0), 400, id="asarray-that-copies"
+        ),
+        pytest.param(
+            lambda: torch.UntypedStorage.from_buffer(bytearray(64), "native", dtype=torch.uint8),
+            64,
+            id="from_buffer",
+        ),
+        pytest.param(lambda: torch.as_tensor(OLD), 0, id="as_tensor-of-a-tensor"),
+        pytest.param(lambda: torch.from_dlpack(OLD), 0, id="from_dlpack-of-a-tensor"),
+        pytest.param(lambda: torch.from_numpy(OLD.numpy()), 0, id="from_numpy-of-a-tensor"),
+        pytest.param(lambda: torch.from_numpy(np.zeros(0, np.float32)), 0, id="empty"),
+    ],
+)
+def test_memory_that_another_library_lends_is_counted(
+    probe: MemoryProbe, make: Callable[[], object], size: int
+) -> None:
+    """Once, and only if it is not torch's own."""
+    region = probe.run(make)
+    assert region.retained_bytes == region.net_bytes == size
+    before = region.start_bytes
+    region.result = None
+    assert probe.snapshot().allocated_bytes == before
+
+
+def test_memory_that_is_lent_twice_counts_until_both_tensors_are_freed(probe: MemoryProbe) -> None:
+    """Whichever is freed first."""
+    lent = array()
+    for freed_first in (0, 1):
+        with probe.measure() as region:
+            tensors = [torch.from_numpy(lent), torch.from_numpy(lent)]
+            del tensors[freed_first]
+        assert region.retained_bytes == region.net_bytes == region.peak_increase_bytes == 400
+        tensors.clear()
+        assert probe.snapshot().allocated_bytes == region.start_bytes
+
+
+def test_lent_memory_that_is_freed_after_the_region_is_not_live(probe: MemoryProbe) -> None:
+    """The next region starts without it, although nothing is patched between them."""
+    with probe.measure() as first:
+        kept = torch.from_numpy(array())
+    assert first.retained_bytes == kept.nbytes
+    del kept
+    with probe.measure() as second:
+        pass
+    assert second.start_bytes == first.start_bytes
+
+
+def test_lent_memory_counts_in_the_peak(probe: MemoryProbe) -> None:
+    """Two arrays of three are lent at the same time."""
+    with probe.measure() as region:
+        tensor = torch.from_numpy(array())
+        tensor = torch.from_numpy(array())
+        tensor = torch.from_numpy(array())
+    assert (region.peak_increase_bytes, region.retained_bytes) == (800, 400)
+    del tensor
+
+
+def test_functions_are_restored_after_the_last_region(probe: MemoryProbe) -> None:
+    """Also if the first region ends first."""
+    before = torch.from_numpy
+    with probe.measure():
+        with probe.measure():
+            assert torch.from_numpy is not before
+        assert torch.from_numpy is not before
+    assert torch.from_numpy is before
+
+
+def test_a_patch_of_the_user_in_a_region_stays(
+    probe: MemoryProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not undone with the region; when it is undone, torch's own function is back soon."""
+    plain = torch.from_numpy
+    with probe.measure():
+        inner = torch.from_numpy
+        monkeypatch.setattr(torch, "from_numpy", lambda given: inner(given))
+        mine = torch.from_numpy
+    assert torch.from_numpy is mine
+    with probe.measure() as region:
+        kept = torch.from_numpy(array())
+    assert torch.from_numpy is mine
+    assert region.retained_bytes == kept.nbytes
+    monkeypatch.undo()
+    with probe.measure():
+        pass
+    assert torch.from_numpy is plain
+
+
+def test_a_storage_that_is_emptied_and_filled_again_is_not_new(probe: MemoryProbe) -> None:
+    """FSDP does so with parameters; only what it grows by is new."""
+    old = torch.zeros(100)
+    storage = old.untyped_storage()
+    with probe.measure() as region:
+        storage.resize_(0)
+        storage.resize_(400)
+    assert (region.retained_bytes, region.net_bytes) == (0, 0)
+    with probe.measure() as region:
+        storage.resize_(0)
+        storage.resize_(500)
+    assert (region.retained_bytes, region.net_bytes) == (100, 100)
+
+
+def test_a_storage_that_cannot_be_resized_raises_as_without_a_region(probe: MemoryProbe) -> None:
+    """The error passes through the counter, and what follows is counted."""
+    with probe.measure() as region:
+        fixed = torch.frombuffer(bytearray(8), dtype=torch.uint8)
+        with pytest.raises(RuntimeError, match="not resizable"):
+            fixed.untyped_storage().resize_(100)
+        kept = torch.zeros(10).resize_(20)
+    assert region.retained_bytes == 8 + 80
+    assert len(kept) == 20
+
+
+def test_a_tensor_that_moves_to_shared_memory_is_counted_there(probe: MemoryProbe) -> None:
+    """For a moment there are both."""
+    tensor = torch.zeros(2**16)
+    with probe.measure() as region:
+        tensor.share_memory_()
+    assert region.net_bytes == 0
+    assert region.peak_increase_bytes == tensor.nbytes
+    with probe.measure() as region:
+        del tensor
+    assert region.net_bytes == -(2**18)
+
+
+def test_a_mapped_checkpoint_counts_with_the_size_of_its_file(
+    probe: MemoryProbe, tmp_path: Path
+) -> None:
+    """The whole file is mapped, however many tensors are in it."""
+    file = tmp_path / "weights.pt"
+    torch.save({"a": torch.zeros(1000), "b": torch.zeros(2000)}, file)
+    region = probe.run(torch.load, file, mmap=True)
+    assert region.retained_bytes == file.stat().st_size
+    region.result = None
+    gc.collect()
+    assert probe.snapshot().allocated_bytes == region.start_bytes
+
+
+def test_a_storage_on_a_file_counts(probe: MemoryProbe, tmp_path: Path) -> None:
+    """As any other storage."""
+    file = tmp_path / "data"
+    file.write_bytes(bytes(1000))
+    region = probe.run(torch.UntypedStorage.from_file, str(file), False, 1000)
+    assert region.retained_bytes == 1000
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no mkldnn here")
+def test_tensors_of_mkldnn_count(probe: MemoryProbe) -> None:
+    """They have no storage, but torch's allocator has allocated them."""
+    dense = torch.ones(1000, 1000)
+    region = probe.run(dense.to_mkldnn)
+    assert region.retained_bytes == dense.nbytes
+    region.result = None
+
+
+@pytest.mark.skipif(
+    "fbgemm" not in torch.backends.quantized.supported_engines, reason="torch has no fbgemm here"
+)
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_parameters_that_fbgemm_packs_are_not_counted(probe: MemoryProbe) -> None:
+    """A limit: fbgemm allocates them itself, without torch's allocator and without a storage."""
+    weight = torch.quantize_per_tensor(torch.ones(256, 512), 0.1, 0, torch.qint8)
+    region = probe.run(torch.ops.quantized.linear_prepack, weight, None)
+    assert torch.ops.quantized.linear_unpack(region.result)[0].nbytes == weight.nbytes
+    assert region.retained_bytes == 0

@@ -1,0 +1,47 @@
+"""Batches that come from the worker processes of a data loader."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from pytest_cka_memory import MemoryProbe, Region
+
+BATCH_BYTES = 4 * 3 * 4
+DATA = TensorDataset(torch.ones(40, 3))
+
+
+def loader(workers: int) -> "DataLoader[tuple[torch.Tensor, ...]]":
+    return DataLoader(DATA, batch_size=4, num_workers=workers)
+
+
+def keep_every_batch(probe: MemoryProbe, workers: int) -> tuple[Region, list[torch.Tensor]]:
+    kept: list[torch.Tensor] = []
+    with probe.measure() as region:
+        for (batch,) in region.batches(loader(workers)):
+            kept.append(batch)
+            del batch
+    return region, kept
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_kept_batches_are_growth_from_the_first_one_on(probe: MemoryProbe, workers: int) -> None:
+    """Issue 20, row 1: with workers, all samples used to be at the last level."""
+    region, kept = keep_every_batch(probe, workers)
+    assert region.growth_bytes_per_batch == BATCH_BYTES
+    assert region.retained_bytes == len(kept) * BATCH_BYTES == 480
+    levels = [sample.requested_bytes - region.start_bytes for sample in region.timeline]
+    assert levels == [BATCH_BYTES * number for number in range(1, 11)]
+
+
+def test_prefetched_batches_are_never_growth(probe: MemoryProbe) -> None:
+    """How many have arrived at a boundary is chance: 20 loops of 20 are flat."""
+    found = []
+    for _ in range(20):
+        total = 0.0
+        with probe.measure() as region:
+            for (batch,) in region.batches(loader(2)):
+                total += float(batch.sum())
+                del batch
+        assert total == 120.0
+        found.append((region.growth_bytes_per_batch, region.retained_bytes))
+    assert found == [(0.0, 0)] * 20

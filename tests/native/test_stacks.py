@@ -1,0 +1,191 @@
+"""The Python frames of allocations: whose they are, how many, and that nothing is kept."""
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_cka_memory.core.allocations import FramesSite
+from pytest_cka_memory.meters.native.counter import Counter, RegionCounter
+
+
+@pytest.fixture
+def region(counter: Counter) -> Iterator[RegionCounter]:
+    """An open region: only then are frames noted."""
+    region = counter.open()
+    yield region
+    region.close()
+
+
+@pytest.fixture
+def frames_of(counter: Counter, region: RegionCounter) -> Callable[..., list[tuple[str, str]]]:
+    """Return file and function of the frames of the newest block that a function keeps."""
+
+    def frames(make: Callable[[], object]) -> list[tuple[str, str]]:
+        since = counter.figures().serial
+        kept = make()
+        newest = counter.allocations_since(since)[0].recorded
+        del kept
+        if newest is None:
+            return []
+        assert isinstance(newest, FramesSite)
+        return [(code.co_filename, code.co_name) for code, _ in newest.frames]
+
+    return frames
+
+
+def calling(files: list[str]) -> Callable[[], torch.Tensor]:
+    """Return a function that calls one in each of these files, which do not exist."""
+    function: Callable[[], torch.Tensor] = lambda: torch.zeros(5)  # noqa: E731
+    for file in files:
+        names: dict[str, object] = {"inner": function}
+        exec(compile("def call():\n    return inner()\n", file, "exec"), names)
+        function = names["call"]
+    return function
+
+
+def test_frames_of_torch_are_left_out(frames_of) -> None:
+    """The innermost frame is that of the user who called the module."""
+    module = nn.Linear(4, 4)
+    names = [name for _, name in frames_of(lambda: module(torch.ones(2, 4)))]
+    assert names == ["<lambda>", "frames"]
+
+
+def test_frames_end_at_those_of_pytest(frames_of) -> None:
+    """What called the test is of no interest; the test itself is there."""
+    found = frames_of(calling(["one.py", "other.py"]))
+    assert [file for file, _ in found] == [__file__, "one.py", "other.py", __file__, __file__]
+    assert found[-1][1] == "test_frames_end_at_those_of_pytest"
+
+
+def test_a_recursion_has_two_frames_of_its_file(frames_of) -> None:
+    """So that the code that called it is seen."""
+    found = frames_of(calling(["deep.py"] * 20))
+    assert [file for file, _ in found] == [__file__, "deep.py", "deep.py", __file__, __file__]
+
+
+def test_a_stack_has_six_frames_at_most(frames_of) -> None:
+    """The innermost ones."""
+    files = [f"{number}.py" for number in range(10)]
+    found = frames_of(calling(files))
+    assert [file for file, _ in found] == [__file__, *files[:5]]
+
+
+def test_frames_deeper_than_a_hundred_are_not_searched(frames_of) -> None:
+    """A test in a deep recursion must not become slow."""
+    found = frames_of(calling(["deep.py"] * 200))
+    assert [file for file, _ in found] == [__file__, "deep.py", "deep.py"]
+
+
+def test_allocations_of_a_backward_pass_have_frames(frames_of) -> None:
+    """Those of the code that started it."""
+    weight = torch.ones(10, requires_grad=True)
+    loss = (weight * 2).sum()
+
+    def step() -> torch.Tensor | None:
+        loss.backward()
+        return weight.grad
+
+    assert frames_of(step)[0][1] == "step"
+
+
+def test_allocations_of_another_thread_have_its_frames(frames_of) -> None:
+    """And none of the thread that waits for it."""
+
+    def work(found: list[torch.Tensor]) -> None:
+        found.append(torch.zeros(10))
+
+    def in_thread() -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        thread = threading.Thread(target=work, args=(found,))
+        thread.start()
+        thread.join()
+        return found
+
+    names = [name for _, name in frames_of(in_thread)]
+    assert names[0] == "work"
+    assert "in_thread" not in names
+
+
+def doubled(values: torch.Tensor) -> torch.Tensor:
+    return values * 2
+
+
+def forking(values: torch.Tensor) -> torch.Tensor:
+    return torch.jit.wait(torch.jit.fork(doubled, values))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+def test_a_thread_without_python_has_no_frames(counter: Counter, region: RegionCounter) -> None:
+    """As those in which TorchScript runs forks; what they allocate counts."""
+    forks = torch.jit.script(forking)
+    values = torch.ones(1000)
+    forks(values)
+    since = counter.figures().serial
+    kept = forks(values)
+    found = [one for one in counter.allocations_since(since) if one.key == kept.data_ptr()]
+    assert [(one.bytes, one.recorded) for one in found] == [(4000, None)]
+
+
+def test_without_a_region_no_frames_are_noted(counter: Counter) -> None:
+    """An allocation then costs next to nothing."""
+    since = counter.figures().serial
+    kept = torch.zeros(10)
+    assert [one.recorded for one in counter.allocations_since(since)] == [None]
+    del kept
+
+
+def function_of(code: CodeType) -> Callable[[], torch.Tensor]:
+    return FunctionType(code, {"torch": torch})
+
+
+def test_code_is_referenced_until_the_last_region_ends(counter: Counter) -> None:
+    """So that frames can be read at the end of a region; afterwards it is freed."""
+    outer, inner = counter.open(), counter.open()
+    code = (lambda: torch.zeros(5)).__code__.replace(co_name="mine")
+    reference = weakref.ref(code)
+    function_of(code)()
+    del code
+    inner.close()
+    gc.collect()
+    assert reference() is not None
+    outer.close()
+    gc.collect()
+    assert reference() is None
+
+
+def test_survivors_have_their_frames_after_the_region(counter: Counter) -> None:
+    """They are read at its end and keep their code."""
+    region = counter.open()
+    since = region.serial
+    kept = torch.zeros(5)
+    survivors = counter.allocations_since(since)
+    region.close()
+    assert survivors[0].site is not None
+    assert survivors[0].site.code == "torch.zeros(5)"
+    del kept
+
+
+def test_seventy_thousand_functions_fill_the_tables_and_break_nothing(counter: Counter) -> None:
+    """Bytes are counted as before, and what is known keeps its frames."""
+    template = (lambda: torch.UntypedStorage(10)).__code__
+    codes = [template.replace(co_name=f"f{number}") for number in range(70_000)]
+    region = counter.open()
+    since = region.serial
+    early = function_of(codes[0])()
+    middle = [function_of(code)() for code in codes[1:]][60_000]
+    late = function_of(codes[-1])()
+    again = function_of(codes[0])()
+    found = counter.allocations_since(since)
+    names = [one.recorded and one.recorded.frames[0][0].co_name for one in found]
+    assert names == ["f0", None, "f60001", "f0"]
+    groups = region.at_peak()
+    assert sum(group.bytes for group in groups) == region.read().peak
+    assert counter.retained_since(since) == 40
+    region.close()
+    del early, middle, late, again
