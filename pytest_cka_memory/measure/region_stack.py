@@ -53,9 +53,10 @@ class RegionStack:
         try:
             self.meter.start()
             started = True
-            peaks = self.meter.open_peaks() or _SharedPeaks(self, self._shared)
+            peaks = self.meter.open_peaks() or _SharedPeaks(self)
             region = OpenRegion(peaks.read(), peaks)
-            self._open.append(weakref.ref(region))
+            with self._lock:
+                self._open.append(weakref.ref(region))
             return region
         except BaseException:
             if peaks is not None:
@@ -92,7 +93,8 @@ class RegionStack:
         finally:
             try:
                 region.peaks.close()
-                self._open[:] = [known for known in self._open if known() not in (None, region)]
+                with self._lock:
+                    self._open = [known for known in self._open if known() not in (None, region)]
             finally:
                 self.meter.stop()
 
@@ -112,6 +114,16 @@ class RegionStack:
             self.meter.reset_peak()
             return reading
 
+    def share_with(self, peaks: "_SharedPeaks") -> None:
+        """Raise also `peaks` before the counter that regions share is reset."""
+        with self._lock:
+            self._shared.append(weakref.ref(peaks))
+
+    def share_no_longer_with(self, peaks: "_SharedPeaks") -> None:
+        """Undo :meth:`share_with`."""
+        with self._lock:
+            self._shared = [known for known in self._shared if known() not in (None, peaks)]
+
     def _add_workspaces(self, dropped_bytes: int | None) -> None:
         """Add dropped workspaces to every open region, because regions may nest."""
         if dropped_bytes is not None:
@@ -129,8 +141,8 @@ def _still_live(references: list[weakref.ref[T]]) -> list[T]:
 class _SharedPeaks(Peaks):
     """The peaks of one region on a device that has one counter for all regions."""
 
-    def __init__(self, stack: RegionStack, shared: list["weakref.ref[_SharedPeaks]"]) -> None:
-        self._stack, self._shared = stack, shared
+    def __init__(self, stack: RegionStack) -> None:
+        self._stack = stack
         self._allocations: list[AllocationGroup] = []
         self.mark: Any = stack.meter.mark()
         # Finalizers that cleaning ran may have allocated memory: other regions count it first.
@@ -138,7 +150,7 @@ class _SharedPeaks(Peaks):
         stack.meter.reset_peak()
         self._highest = stack.meter.read()
         self._sample_peak = self._highest.allocated_bytes
-        shared.append(weakref.ref(self))
+        stack.share_with(self)
 
     def merge(self, reading: Reading, meter: Meter) -> None:
         """Raise the peaks to those of `reading` if they are higher."""
@@ -167,7 +179,7 @@ class _SharedPeaks(Peaks):
         return self._allocations
 
     def close(self) -> None:
-        self._shared[:] = [known for known in self._shared if known() not in (None, self)]
+        self._stack.share_no_longer_with(self)
 
 
 _ATTRIBUTE = "_cka_memory_region_stack"

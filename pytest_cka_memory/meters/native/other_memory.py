@@ -6,6 +6,7 @@ received early are counted, but they are no growth.
 """
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -41,29 +42,33 @@ class OtherMemory:
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
+        self._lock = threading.RLock()
         self._users: list[weakref.ref[Any]] = []
         self._patches: list[Patch] = []
         self._is_patched = False
         """Whether all functions are patched; False if patching them was interrupted."""
         self._hidden: list[Patch] = []
         """Patches that a user's own patch hid."""
-        self._lent: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+        self._lent: dict[int, list[weakref.ref[torch.UntypedStorage]]] = {}
+        """Address -> the storages on it: the same memory may be lent more than once."""
         self._emptied = EmptiedStorages(counter, torch.device("cpu"))
         self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def start(self, user: object) -> None:
         """Patch the functions that lend memory, until `user` stops it or is freed."""
-        others = [known for known in self._users if known() is not None]
-        self._users = [*others, weakref.ref(user)]
-        if not (others and self._is_patched):
-            self._unpatch()  # what interrupted calls have left
-            self._patch()
+        with self._lock:
+            others = [known for known in self._users if known() is not None]
+            self._users = [*others, weakref.ref(user)]
+            if not (others and self._is_patched):
+                self._unpatch()  # what interrupted calls have left
+                self._patch()
 
     def stop(self, user: object) -> None:
         """Undo what `user` has started; do nothing if it has started nothing."""
-        self._users = [known for known in self._users if known() not in (None, user)]
-        if not self._users:
-            self._unpatch()
+        with self._lock:
+            self._users = [known for known in self._users if known() not in (None, user)]
+            if not self._users:
+                self._unpatch()
 
     def _patch(self) -> None:
         for owner, name in _LENDERS:
@@ -124,14 +129,21 @@ class OtherMemory:
         address = storage.data_ptr()
         if storage.device.type != "cpu" or not address:
             return
-        if self._counter.serial_of(address) == NOT_LIVE:
+        lent = self._lent.get(address)
+        if lent is None:
+            if self._counter.serial_of(address) != NOT_LIVE:
+                return  # of torch's allocator
             self._counter.add(address, storage.nbytes(), is_new=True)
+            lent = self._lent[address] = []
 
-            def freed(_: object) -> None:
-                self._lent.pop(address, None)
+        def freed(reference: weakref.ref[torch.UntypedStorage]) -> None:
+            lent.remove(reference)
+            if not lent:
+                del self._lent[address]
                 self._counter.remove(address)
 
-            self._lent[address] = weakref.ref(storage, freed)
+        if not any(known() is storage for known in lent):
+            lent.append(weakref.ref(storage, freed))
 
 
 def _storages_in(value: Any) -> Iterator[torch.UntypedStorage]:
