@@ -21,8 +21,9 @@ if TYPE_CHECKING:
         ReportError,
         SizeError,
     )
-    from pytest_cka_memory.measure.probe import MemoryProbe, Snapshot, Sweep
+    from pytest_cka_memory.measure.probe import MemoryProbe, Snapshot
     from pytest_cka_memory.measure.region import Region
+    from pytest_cka_memory.measure.sweeps import Sweep
     from pytest_cka_memory.notebook import measure_memory_at_batch_counts, measure_memory_retention
 
 __all__ = [
@@ -57,7 +58,7 @@ _MODULES = {
     "Sample": "core.growth",
     "SizeError": "errors",
     "Snapshot": "measure.probe",
-    "Sweep": "measure.probe",
+    "Sweep": "measure.sweeps",
     "measure_memory_at_batch_counts": "notebook",
     "measure_memory_retention": "notebook",
 }

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.core.figures import RegionRecord
-from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.measure.loaders import FirstBatches, length_of
 from pytest_cka_memory.measure.region import Explainer, Region
 from pytest_cka_memory.measure.region_stack import region_stack_for
+from pytest_cka_memory.measure.sweeps import Sweep
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.meters.selection import meter_for
 
@@ -30,34 +30,6 @@ class Snapshot:
     """Highest live level so far in the innermost open region, or since the last region."""
     peak_reserved_bytes: int | None
     """Highest reserve in the same time."""
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """One region per batch count, each with a fresh set-up."""
-
-    batch_counts: tuple[int, ...]
-    regions: tuple[Region, ...]
-
-    @property
-    def retained_mb(self) -> list[float]:
-        """Retained bytes after each batch count, in MB."""
-        return [region.retained_mb for region in self.regions]
-
-    @property
-    def growth_mb_per_batch(self) -> float:
-        """(last retained - first retained) / (last count - first count), in MB.
-
-        Raises:
-            RegionError: if there is only one batch count.
-        """
-        if len(self.batch_counts) < 2:
-            raise RegionError(
-                f"growth needs two batch counts or more, not {self.batch_counts}; "
-                "write e.g. batch_counts=(1, 8)"
-            )
-        rise = self.retained_mb[-1] - self.retained_mb[0]
-        return rise / (self.batch_counts[-1] - self.batch_counts[0])
 
 
 class MemoryProbe:

@@ -22,3 +22,4 @@ def test_retention_does_not_depend_on_the_number_of_batches(cka_memory, make_mod
     )
     assert sweep.retained_mb == [0.0] * len(BATCH_COUNTS)
     assert sweep.growth_mb_per_batch == 0.0
+    assert sweep.growth_over_batch_counts_mb == 0.0

@@ -128,7 +128,7 @@ def test_nested_regions_each_record_start_peak_and_end_of_the_reserve(
 
 
 def test_a_sweep_calls_setup_once_per_batch_count(meter: ScriptedMeter, probe: MemoryProbe) -> None:
-    """Growth is retained memory over the number of batches."""
+    """Growth over batch counts is retained memory over the number of batches."""
     made: list[list[int]] = []
 
     def setup() -> list[int]:
@@ -144,7 +144,7 @@ def test_a_sweep_calls_setup_once_per_batch_count(meter: ScriptedMeter, probe: M
     assert sweep.batch_counts == (1, 2, 4, 8, 16)
     assert [len(model) for model in made] == [1, 2, 4, 8, 16]
     assert sweep.retained_mb == [0.5, 1.0, 2.0, 4.0, 8.0]
-    assert sweep.growth_mb_per_batch == 0.5
+    assert sweep.growth_over_batch_counts_mb == 0.5
     assert [region.record.batches for region in sweep.regions] == [1, 2, 4, 8, 16]
     assert [region.label for region in sweep.regions][:2] == ["func x1", "func x2"]
 
@@ -152,7 +152,7 @@ def test_a_sweep_calls_setup_once_per_batch_count(meter: ScriptedMeter, probe: M
 def test_a_sweep_without_setup_passes_only_the_loader(probe: MemoryProbe) -> None:
     """A function that keeps nothing has a growth of 0."""
     sweep = probe.sweep(lambda loader: list(loader), [1, 2, 3], batch_counts=[1, 3])
-    assert sweep.growth_mb_per_batch == 0.0
+    assert sweep.growth_over_batch_counts_mb == 0.0
 
 
 @pytest.mark.parametrize(
@@ -179,8 +179,8 @@ def test_a_sweep_refuses_a_loader_that_is_too_short(probe: MemoryProbe) -> None:
 def test_the_growth_of_a_sweep_of_one_count_is_refused(probe: MemoryProbe) -> None:
     """Growth needs two points."""
     sweep = probe.sweep(list, [1], batch_counts=(1,))
-    with pytest.raises(RegionError, match="growth needs two batch counts or more"):
-        _ = sweep.growth_mb_per_batch
+    with pytest.raises(RegionError, match="needs two batch counts or more, not"):
+        _ = sweep.growth_over_batch_counts_mb
 
 
 def test_a_snapshot_has_the_peaks_since_the_innermost_region_opened(

@@ -1,0 +1,81 @@
+"""The result of a sweep: one region per batch count."""
+
+from dataclasses import dataclass
+
+from pytest_cka_memory.core.figures import FIGURES
+from pytest_cka_memory.errors import RegionError
+from pytest_cka_memory.measure.region import Region
+from pytest_cka_memory.units import MB, format_size
+
+_COLUMNS = tuple(
+    FIGURES[name]
+    for name in (
+        "start_bytes",
+        "peak_bytes",
+        "peak_increase_bytes",
+        "retained_bytes",
+        "growth_bytes_per_batch",
+    )
+)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One region per batch count, each with a fresh set-up. ``print(sweep)`` shows a table."""
+
+    batch_counts: tuple[int, ...]
+    regions: tuple[Region, ...]
+
+    @property
+    def retained_mb(self) -> list[float]:
+        """Retained bytes after each batch count, in MB."""
+        return [region.retained_mb for region in self.regions]
+
+    @property
+    def growth_mb_per_batch(self) -> float | None:
+        """The highest ``growth_mb_per_batch`` of the regions: growth while batches are used.
+
+        None if no region has five full batches. Memory that a region keeps until its end and then
+        frees counts here, but not in :attr:`growth_over_batch_counts_mb`.
+        """
+        known = [region.growth_mb_per_batch for region in self.regions]
+        return max((growth for growth in known if growth is not None), default=None)
+
+    @property
+    def growth_over_batch_counts_mb(self) -> float:
+        """(last retained - first retained) / (last count - first count), in MB per batch.
+
+        Raises:
+            RegionError: if there is only one batch count.
+        """
+        if len(self.batch_counts) < 2:
+            raise RegionError(
+                "growth over batch counts needs two batch counts or more, not "
+                f"{self.batch_counts}; write e.g. batch_counts=(1, 8)"
+            )
+        rise = self.retained_mb[-1] - self.retained_mb[0]
+        return rise / (self.batch_counts[-1] - self.batch_counts[0])
+
+    def __str__(self) -> str:
+        from tabulate import tabulate  # takes 20 ms, which only a printed table is worth
+
+        rows = [
+            [str(count), *(format_size(getattr(region, figure.name)) for figure in _COLUMNS)]
+            for count, region in zip(self.batch_counts, self.regions, strict=True)
+        ]
+        head = ["batches", *(figure.column for figure in _COLUMNS)]
+        # The header is passed as an ordinary row, because tabulate widens columns for a header.
+        table = tabulate(
+            [head, *rows],
+            tablefmt="plain",
+            disable_numparse=True,
+            colalign=["right"] * len(head),
+        )
+        return "\n".join([table, *self._notes()])
+
+    def _notes(self) -> list[str]:
+        unit = "Sizes are in MB (2**20 bytes) unless a unit is given"
+        if len(self.batch_counts) < 2:
+            return [unit]
+        growth = format_size(self.growth_over_batch_counts_mb * MB)
+        return [f"{unit}; growth of retained over batch counts: {growth} per batch"]
