@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from pytest_cka_memory.baseline import file as baseline_file
 from pytest_cka_memory.baseline.file import BaselineKey, Figures
@@ -22,6 +23,11 @@ class BaselineOutput:
 
     plan: BaselinePlan
     option: str = "--cka-memory-baseline"
+
+    @property
+    def path(self) -> Path:
+        """The baseline file, which a report must not overwrite."""
+        return self.plan.path
 
     def check(self) -> None:
         """Check that the file can be read and, for an update, written.

@@ -50,6 +50,8 @@ class GitHubOutput:
 
     step: JobStep
     option: str = "--cka-memory-github"
+    path: None = None
+    """It replaces no file: it appends to the job's summary."""
 
     def check(self) -> None:
         """Check nothing: a summary that cannot be written must not stop the tests."""

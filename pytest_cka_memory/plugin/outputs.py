@@ -1,13 +1,15 @@
 """What a session writes besides its terminal output: one output per option."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from itertools import combinations
 from pathlib import Path
 from typing import Protocol
 
 from pytest_cka_memory.baseline.output import BaselineOutput
 from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.integrations.github import GitHubOutput
 from pytest_cka_memory.plugin.settings import Settings
 from pytest_cka_memory.reports import files
@@ -19,6 +21,10 @@ class Output(Protocol):
     @property
     def option(self) -> str:
         """The option that asks for it, for messages."""
+
+    @property
+    def path(self) -> Path | None:
+        """The file that it replaces; None if it replaces none."""
 
     def check(self) -> None:
         """Raise ReportError if it cannot be written; called before any test has run."""
@@ -62,3 +68,22 @@ def outputs_of(settings: Settings) -> list[Output]:
     github = [] if step is None else [GitHubOutput(step)]
     # GitHub is last, because its annotations name the outputs that could not be written.
     return [*reports, BaselineOutput(settings.baseline), *github]
+
+
+def check(outputs: Sequence[Output]) -> None:
+    """Check all outputs before any test has run.
+
+    Raises:
+        ReportError: if one cannot be written, or two would write the same file; names the option.
+    """
+    for output in outputs:
+        try:
+            output.check()
+        except ReportError as error:
+            raise ReportError(f"{output.option}: {error}") from None
+    for first, second in combinations(outputs, 2):
+        if first.path and second.path and files.same_file(first.path, second.path):
+            raise ReportError(
+                f"{first.option} and {second.option}: both name the file {first.path}, so one "
+                "would overwrite the other; give each a path of its own"
+            )

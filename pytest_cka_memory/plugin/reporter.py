@@ -10,7 +10,7 @@ import pytest
 
 from pytest_cka_memory.core.report import ReportBuilder
 from pytest_cka_memory.errors import ReportError
-from pytest_cka_memory.plugin.outputs import outputs_of
+from pytest_cka_memory.plugin import outputs
 from pytest_cka_memory.plugin.settings import describe, settings_key
 from pytest_cka_memory.reports import terminal
 from pytest_cka_memory.reports.summary import counted
@@ -26,7 +26,7 @@ class Reporter:
     def __init__(self, config: pytest.Config) -> None:
         self.settings = config.stash[settings_key]
         self.builder = ReportBuilder()
-        self.outputs = outputs_of(self.settings)
+        self.outputs = outputs.outputs_of(self.settings)
         self.written: list[str] = []
         """A line for each report that was written."""
         self.problems: list[str] = []
@@ -46,11 +46,10 @@ class Reporter:
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         if session.config.option.collectonly:
             return
-        for output in self.outputs:
-            try:
-                output.check()
-            except ReportError as error:
-                raise pytest.UsageError(f"{output.option}: {error}") from None
+        try:
+            outputs.check(self.outputs)
+        except ReportError as error:
+            raise pytest.UsageError(str(error)) from None
 
     def pytest_report_header(self) -> list[str]:
         described = describe(self.settings)
@@ -165,10 +164,10 @@ def owners_of_cka() -> list[str]:
 
 
 CKA_PARTS = frozenset(
-    """
-    __init__.py comparison.py errors.py plots.py progress.py result.py
-    capture data functional running
-    """.split()
+    (
+        *("__init__.py", "comparison.py", "errors.py", "plots.py", "progress.py", "result.py"),
+        *("capture", "data", "functional", "running"),
+    )
 )
 """What the folder of our own package contains."""
 

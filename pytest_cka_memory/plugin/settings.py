@@ -160,10 +160,22 @@ def _path(config: pytest.Config, name: str, *, folder: bool = False) -> Path | N
         return None
     on_command_line = config.getoption(f"--cka-memory-{name}") is not None
     start = config.invocation_params.dir if on_command_line else config.rootpath
-    path = start / Path(text).expanduser()
-    if path.is_dir() and not folder:
+    try:
+        path = start / Path(text).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except RuntimeError:
+        raise pytest.UsageError(
+            f"--cka-memory-{name}: {text!r} names the home folder of a user that does not exist "
+            "here; write the path in full, or ./~name for a folder of that name"
+        ) from None
+    except OSError as error:
+        raise pytest.UsageError(
+            f"--cka-memory-{name}: cannot use {text!r}: {error.strerror or error}; write another "
+            "path"
+        ) from None
+    if is_folder and not folder:
         raise pytest.UsageError(f"--cka-memory-{name}: {path} is a folder; write a file's path")
-    if path.is_file() and folder:
+    if is_file and folder:
         raise pytest.UsageError(f"--cka-memory-{name}: {path} is a file; write a folder's path")
     return path
 

@@ -41,8 +41,9 @@ for number in itertools.count(1):
     files.write_whole(path, texts[number % 2])
 """
 WRITE_ONCE = """
-import os, signal, tempfile
+import os, signal
 files.write_whole(path, texts[0])
+open_path = Path.open
 
 def kill_self():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -54,14 +55,17 @@ def kill_after(owner, name):
     function = getattr(owner, name)
     setattr(owner, name, lambda *args, **kwargs: (function(*args, **kwargs), kill_self()))
 
-def kill_halfway_through_the_text():
-    open_file = tempfile.NamedTemporaryFile
-    def open_and_kill(*args, **kwargs):
-        file = open_file(*args, **kwargs)
-        write = file.file.write
-        file.write = lambda text: (write(text[: len(text) // 2]), file.file.flush(), kill_self())
-        return file
-    tempfile.NamedTemporaryFile = open_and_kill
+def at_the_new_file(do):
+    # The old file is opened too, to see whether it can be written.
+    def open_and_do(opened, mode="r", *args, **kwargs):
+        return do(opened) if mode == "xb" else open_path(opened, mode, *args, **kwargs)
+    Path.open = open_and_do
+
+def kill_halfway_through_the_text(opened):
+    file = open_path(opened, "xb")
+    write = file.write
+    file.write = lambda data: (write(data[: len(data) // 2]), file.flush(), kill_self())
+    return file
 
 {step}
 files.write_whole(path, texts[1])
@@ -98,11 +102,12 @@ def test_writer_killed_at_a_random_moment_leaves_a_complete_file(tmp_path: Path)
 @pytest.mark.parametrize(
     ("step", "left"),
     [
-        ("kill_before(tempfile, 'NamedTemporaryFile')", 1),
-        ("kill_after(tempfile, 'NamedTemporaryFile')", 1),
-        ("kill_halfway_through_the_text()", 1),
+        ("at_the_new_file(lambda opened: kill_self())", 1),
+        ("at_the_new_file(lambda opened: (open_path(opened, 'xb'), kill_self()))", 1),
+        ("at_the_new_file(kill_halfway_through_the_text)", 1),
         ("kill_before(os, 'fsync')", 1),
         ("kill_after(os, 'fsync')", 1),
+        ("kill_before(os, 'chown')", 1),
         ("kill_before(Path, 'chmod')", 1),
         ("kill_before(Path, 'replace')", 1),
         ("kill_after(Path, 'replace')", 2),

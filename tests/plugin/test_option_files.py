@@ -101,3 +101,46 @@ def test_other_files_are_written_if_one_cannot_be(scripted, pytester):
     assert Path(pytester.path, "r.html").is_file()
     run.result.stdout.fnmatch_lines(["FAILED: cannot write *r.md: *"])
     assert len(re.findall("figures written to", run.text)) == 2
+
+
+@pytest.mark.parametrize("kind", ["json", "markdown", "html", "baseline", "snapshots"])
+def test_unknown_users_home_folder_is_refused(scripted, kind):
+    """The error names the option and says what to write."""
+    path = f"--cka-memory-{kind}=~nosuchuser/x"
+    run = scripted(SOURCE, path, writes_json=False)
+    run.assert_refused(f"--cka-memory-{kind}: '~nosuchuser/x' names the home folder of a user")
+
+
+@pytest.mark.parametrize("kind", ["json", "baseline"])
+def test_name_that_is_too_long_is_refused(scripted, kind):
+    """The system allows at most 255 bytes."""
+    run = scripted(SOURCE, f"--cka-memory-{kind}={'n' * 300}", writes_json=False)
+    run.assert_refused(f"--cka-memory-{kind}: ", "File name too long")
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--cka-memory-html=r.json"], "json and --cka-memory-html"),
+        (["--cka-memory-html=./inner/../r.json"], "json and --cka-memory-html"),
+        (["--cka-memory-markdown=o", "--cka-memory-html=o"], "markdown and --cka-memory-html"),
+        (["--cka-memory-baseline=r.json", "--cka-memory-update-baseline"], "json and --cka-mem"),
+    ],
+    ids=["two-reports", "written-differently", "neither-is-json", "baseline"],
+)  # fmt: skip
+def test_two_outputs_of_one_path_are_refused(scripted, pytester, options, named):
+    """Otherwise the last one would win, and the session would name both as written."""
+    run = scripted(SOURCE, *options)
+    run.assert_refused(f"--cka-memory-{named}", "so one would overwrite the other")
+    assert not (pytester.path / "r.json").exists()
+
+
+def test_two_reports_may_be_thrown_away(scripted):
+    """/dev/null is not a file that one of them would overwrite."""
+    run = scripted(
+        "def test_it(cka_memory): pass",
+        "--cka-memory-json=/dev/null",
+        "--cka-memory-html=/dev/null",
+        writes_json=False,
+    )
+    run.assert_outcomes(passed=1)
