@@ -1,7 +1,7 @@
 """Count the blocks of an accelerator's allocator natively: it reports each to torch's profiler."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
@@ -16,10 +16,9 @@ from pytest_cka_memory.meters.base import Peaks, Reading
 from pytest_cka_memory.meters.cpu import SWITCH
 from pytest_cka_memory.meters.garbage import Garbage
 from pytest_cka_memory.meters.native import library
-from pytest_cka_memory.meters.native.counter import Counter, RegionCounter, repair
+from pytest_cka_memory.meters.native.counter import Counter, repair
 from pytest_cka_memory.meters.native.emptied import EmptiedStorages
 from pytest_cka_memory.meters.native.library import UNKNOWN
-from pytest_cka_memory.meters.patching import replaced
 
 _DEVICE_TYPES = {"cuda": 1, "xpu": 12}
 """Of ``c10::DeviceType``; ROCm's devices are ``cuda`` too."""
@@ -43,22 +42,12 @@ class NativeCounting(Counting):
         self._device, self._stats, self._counter = device, stats, counter
         self._garbage = Garbage(self._level)
         self._emptied = EmptiedStorages(counter, device)
-        self._depth = 0
-        self._undo: Callable[[], bool] = _nothing
-        self._hidden: list[Callable[[], bool]] = []
-        """Undo functions of patches that a user's own patch hid."""
 
     def start(self) -> None:
-        if self._depth == 0:
-            self._hidden = [undo for undo in self._hidden if not undo()]
-            owner = torch.UntypedStorage
-            self._undo = replaced(owner, "resize_", self._emptied.watching(owner.resize_))
-        self._depth += 1
+        """Do nothing: blocks are always counted."""
 
     def stop(self) -> None:
-        self._depth -= 1
-        if self._depth == 0 and not self._undo():
-            self._hidden.append(self._undo)
+        """Do nothing; each region ends with its peaks."""
 
     def collect_before(self) -> None:
         self._check()
@@ -96,7 +85,7 @@ class NativeCounting(Counting):
         return _Mark(self._counter.figures().serial, levels.allocated, levels.requested)
 
     def open_peaks(self) -> Peaks:
-        return _RegionPeaks(self._counter.open(), self._stats)
+        return _RegionPeaks(self._counter, self._emptied, self._stats)
 
     def retained_since(self, mark: _Mark) -> int:
         """Return what was requested, which the allocator's reports do not contain."""
@@ -135,10 +124,12 @@ class NativeCounting(Counting):
 class _RegionPeaks(Peaks):
     """The peaks that the counter keeps for one region; users' resets of torch's do not matter."""
 
-    def __init__(self, region: RegionCounter, stats: AllocatorStats) -> None:
-        self._region, self._stats = region, stats
+    def __init__(self, counter: Counter, emptied: EmptiedStorages, stats: AllocatorStats) -> None:
+        emptied.start(self)
+        self._emptied, self._stats = emptied, stats
+        self._region = counter.open()
         levels = stats.levels()
-        self.mark = _Mark(region.serial, levels.allocated, levels.requested)
+        self.mark = _Mark(self._region.serial, levels.allocated, levels.requested)
 
     def read(self) -> Reading:
         levels = self._region.read()
@@ -160,6 +151,7 @@ class _RegionPeaks(Peaks):
 
     def close(self) -> None:
         self._region.close()
+        self._emptied.stop(self)
 
 
 def native_counting(device: torch.device, stats: AllocatorStats) -> NativeCounting | None:
@@ -177,10 +169,6 @@ def native_counting(device: torch.device, stats: AllocatorStats) -> NativeCounti
         return None
     stats.read_fast()
     return NativeCounting(device, stats, counter)
-
-
-def _nothing() -> bool:
-    return True
 
 
 def _reading(levels: Levels, peak: int, peak_reserved: int) -> Reading:

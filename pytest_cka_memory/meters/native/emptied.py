@@ -8,6 +8,7 @@ import torch
 
 from pytest_cka_memory.meters.native.counter import Counter
 from pytest_cka_memory.meters.native.library import NOT_LIVE
+from pytest_cka_memory.meters.patching import Patch
 
 
 class EmptiedStorages:
@@ -19,6 +20,26 @@ class EmptiedStorages:
             weakref.WeakKeyDictionary()
         )
         """Serial number and bytes before the storage was emptied."""
+        self._users: list[weakref.ref[object]] = []
+        self._patches: list[Patch] = []
+        """Those that are not undone yet, for example because a user's own patch hides them."""
+
+    def start(self, user: object) -> None:
+        """Patch ``UntypedStorage.resize_`` until `user` stops it or is freed."""
+        others = [known for known in self._users if known() is not None]
+        self._users = [*others, weakref.ref(user)]
+        if not others:
+            self._unpatch()  # what interrupted calls have left
+            owner = torch.UntypedStorage
+            patch = Patch(owner, "resize_", self.watching(owner.resize_))
+            self._patches.append(patch)
+            patch.apply()
+
+    def stop(self, user: object) -> None:
+        """End what :meth:`start` began for `user`."""
+        self._users = [known for known in self._users if known() not in (None, user)]
+        if not self._users:
+            self._unpatch()
 
     def watching(self, resize: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``UntypedStorage.resize_`` so that it takes note of storages it empties."""
@@ -35,3 +56,6 @@ class EmptiedStorages:
             return result
 
         return resize_
+
+    def _unpatch(self) -> None:
+        self._patches = [patch for patch in self._patches if not patch.undo()]
