@@ -64,7 +64,7 @@ class LedgerCounting(Counting):
         self._tracker.ledger.reset_peak()
 
     def mark(self) -> _Mark:
-        return _Mark(self._tracker.ledger.serial, self._unowned_bytes())
+        return _Mark(self._tracker.ledger.mark(), self._unowned_bytes())
 
     def retained_since(self, mark: _Mark) -> int:
         """Return the bytes of new storages, and what the allocator rose beyond all storages."""

@@ -15,6 +15,7 @@ from pytest_cka_memory.meters.accelerator.ledger import LedgerCounting
 from pytest_cka_memory.meters.accelerator.native import native_counting
 from pytest_cka_memory.meters.accelerator.stats import AllocatorStats
 from pytest_cka_memory.meters.base import Meter, Peaks, Reading
+from pytest_cka_memory.meters.device_names import AFTER_PREDICTING
 
 
 class AcceleratorMeter(Meter):
@@ -66,6 +67,7 @@ class AcceleratorMeter(Meter):
         self._counting.stop()
 
     def clean(self) -> int | None:
+        self._check_available()
         # The order matters: running kernels and reference cycles hold tensors; the cache can
         # release only blocks that no tensor and no library's workspace uses.
         torch.accelerator.synchronize(self._device)
@@ -85,6 +87,7 @@ class AcceleratorMeter(Meter):
         self._counting.between_regions(objects_dropped=objects_dropped)
 
     def read(self) -> Reading:
+        self._check_available()
         levels = self._stats.levels()
         peak_bytes, peak_reserved_bytes = self._counting.peaks()
         return Reading(
@@ -124,6 +127,10 @@ class AcceleratorMeter(Meter):
 
     def allocations_at_peak(self) -> list[AllocationGroup]:
         return self._counting.allocations_at_peak()
+
+    def _check_available(self) -> None:
+        if hasattr(torch, "predicted"):
+            raise DeviceError(f"{self.device} cannot be measured: {AFTER_PREDICTING}")
 
     def _without_workspaces(self) -> int | None:
         """Drop the libraries' workspaces; return their bytes, None if they cannot be dropped."""

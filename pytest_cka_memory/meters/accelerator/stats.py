@@ -5,9 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.device_names import AFTER_PREDICTING
 
 
 class Levels(NamedTuple):
@@ -28,19 +26,8 @@ class AllocatorStats:
         self._nested: Callable[[int], Mapping[str, Any]] | None = None
 
     def all(self) -> dict[str, int]:
-        """Return all counters, as ``torch.accelerator.memory_stats`` does.
-
-        Raises:
-            DeviceError: if another backend in this process has taken their place.
-        """
-        try:
-            return torch.accelerator.memory_stats(self._device)
-        except RuntimeError as error:
-            if hasattr(torch, "predicted"):
-                raise DeviceError(
-                    f"{self._device} cannot be measured: {AFTER_PREDICTING}"
-                ) from error
-            raise
+        """Return all counters, as ``torch.accelerator.memory_stats`` does."""
+        return torch.accelerator.memory_stats(self._device)
 
     def levels(self) -> Levels:
         """Return the levels now."""
