@@ -1,12 +1,16 @@
 """Measure thousands of regions in one process, to see whether the plugin leaks or slows down.
 
     python tests/benchmarks/soak.py [--regions 10000] [--living] [--around] [--json soak.json]
+    python tests/benchmarks/soak.py --threads 20
 
 Each region computes a loss and its gradients and keeps nothing. After each tenth of the regions, a
 row has the resident memory of the process, the number of objects that the garbage collector tracks,
 and the processor time per region.
 With ``--living`` a model outlives the regions, so that their garbage collections cannot be skipped.
 With ``--around`` one more region encloses all of them, to measure the plugin itself.
+With ``--threads`` two threads measure regions for so many seconds instead, while a third builds
+tuples from generators, which breaks if anybody keeps a reference to one that is half built, and a
+fourth allocates. It ends with status 1 at the first wrong figure or error in any of them.
 """
 
 import argparse
@@ -14,6 +18,7 @@ import gc
 import json
 import platform
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -50,7 +55,10 @@ def main() -> None:
     parser.add_argument(
         "--around", action="store_true", help="measure all regions in one more region"
     )
+    parser.add_argument("--threads", type=float, help="seconds; measure in threads instead")
     args = parser.parse_args()
+    if args.threads:
+        sys.exit(measured_in_threads(args.threads))
     alive = torch.nn.Linear(64, 64) if args.living else None
     with MemoryProbe("cpu").measure("around") if args.around else nullcontext() as around:
         rows = list(measured_in_tenths(args.regions))
@@ -62,6 +70,51 @@ def main() -> None:
         data = {"torch": torch.__version__, "python": platform.python_version()}
         data |= {"living": alive is not None, "rows": [asdict(row) for row in rows], **kept}
         args.json.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+
+
+def measured_in_threads(seconds: float) -> int:
+    """Print how often each thread has done its work, and the errors; return the exit status."""
+    probe = MemoryProbe("cpu")
+    level = probe.snapshot().allocated_bytes
+    end, errors = threading.Event(), []
+    works = {
+        "regions of 1 MB": lambda: measure_a_leak(10**6),
+        "regions of 10 MB": lambda: measure_a_leak(10**7),
+        "tuples": lambda: [tuple(number for number in range(50)) for _ in range(100)],
+        "allocations": lambda: (torch.ones(100) + 1).sum(),
+    }
+    counts = dict.fromkeys(works, 0)
+
+    def repeat(name: str) -> None:
+        try:
+            while not end.is_set():
+                works[name]()
+                counts[name] += 1
+        except BaseException as error:  # also a SystemError
+            errors.append(f"{name}: {error!r}")
+
+    threads = [threading.Thread(target=repeat, args=(name,)) for name in works]
+    for thread in threads:
+        thread.start()
+    time.sleep(seconds)
+    end.set()
+    for thread in threads:
+        thread.join()
+    if probe.snapshot().allocated_bytes != level:
+        errors.append(f"the level was {level} and is {probe.snapshot().allocated_bytes}")
+    print(tabulate(counts.items(), ["thread", "times"]), *errors, sep="\n")
+    return 1 if errors else 0
+
+
+def measure_a_leak(size: int) -> None:
+    """Check a region with a temporary; other threads can only add to its figures."""
+    with MemoryProbe("cpu").measure() as region:
+        torch.zeros(10 * size, dtype=torch.uint8)
+        kept = torch.zeros(size, dtype=torch.uint8)
+    lowest = min(region.start_bytes, region.end_bytes)
+    assert region.peak_bytes - lowest >= 10 * size, f"the peak is only {region.peak_bytes}"
+    assert size <= region.retained_bytes, f"retained is only {region.retained_bytes}"
+    del kept
 
 
 def measured_in_tenths(regions: int) -> Iterator[Row]:
