@@ -14,22 +14,37 @@ class Garbage:
 
     def __init__(self, level: Callable[[], int]) -> None:
         self._level = level
-        self._clean_level = 0
-        """The level when there was last no garbage; a process starts without tensors."""
+        self._clean_levels = {0}
+        """Levels that there were without garbage; a process starts without tensors."""
+        self._start_level = 0
+        """The level at the start of the last region."""
+        self._quiet_level: int | None = None
+        """The level at the last quiet moment, without garbage; None if that is not known."""
+        self._level_with_garbage = 0
+        """The level at that moment, including garbage."""
         self._promotions = _promotions()
-        """How often objects had become old by then."""
+        """How often objects had become old when there was last no garbage."""
         self._suspected = False
-        self._kept = 0
-        """Bytes in the clean level that the last region left, which may become garbage later."""
+        self._kept = False
+        """Whether the last region left something, which may become garbage later."""
 
     def suspect(self) -> None:
         """Collect before the next region, because objects were dropped that may be garbage."""
         self._suspected = True
 
     def note_quiet_moment(self) -> None:
-        """Take note of a moment at which a change of the level would not be garbage's."""
-        if not self._suspected and self._level() == self._clean_level:
-            self._promotions = _promotions()
+        """Take note of a moment at which a change of the level would not be garbage's.
+
+        It is before the fixtures of a test are set up. If the level is the same as before those of
+        the last test, then everything that these two allocated has been freed.
+        """
+        level = self._level_with_garbage = self._level()
+        if self._suspected or level not in {*self._clean_levels, self._quiet_level}:
+            self._quiet_level = None
+            return
+        self._quiet_level = level
+        # The next test's fixtures may allocate as much as those of the last test.
+        self._note_clean(level, self._start_level)
 
     def collect_before(self) -> None:
         """Free what is garbage, so that the start level does not include it.
@@ -37,21 +52,22 @@ class Garbage:
         While the level is the same as when there was last none, there is none. Garbage that arose
         since among objects that are still young is found by a collection of these alone.
         """
+        level_with_garbage = self._level()
         if self.is_possible():
             has_old = self._promotions != _promotions()
             collect(1)
-            was_old = self._suspected or self._kept > 0
-            if was_old or (has_old and self._level() != self._clean_level):
+            was_old = self._suspected or self._kept
+            if was_old or (has_old and self._level() not in self._clean_levels):
                 collect()
             self._suspected = False
-        self._note_clean()
+        self._start_level = self._level()
+        if self._quiet_level is None:
+            self._quiet_level = self._level_with_garbage - (level_with_garbage - self._start_level)
+        self._note_clean(self._start_level)
 
     def is_possible(self) -> bool:
         """Whether there may be garbage now."""
-        if self._suspected:
-            return True
-        # If exactly what the last region left is gone, it has been freed.
-        return self._level() != self._clean_level - self._kept
+        return self._suspected or self._level() not in self._clean_levels
 
     def collect_after(self, retained: Callable[[], int]) -> None:
         """Free what is garbage if anything that a region has allocated is still live.
@@ -64,12 +80,14 @@ class Garbage:
         collect(1)
         if retained():
             collect()
-            self._note_clean()
-            self._kept = retained()
+            kept_bytes = retained()
+            # If exactly what the region left is gone, it has been freed.
+            self._note_clean(self._level() - kept_bytes)
+            self._kept = kept_bytes > 0
 
-    def _note_clean(self) -> None:
-        self._clean_level = self._level()
-        self._kept = 0
+    def _note_clean(self, *levels: int) -> None:
+        self._clean_levels = set(levels)
+        self._kept = False
         self._promotions = _promotions()
 
 
