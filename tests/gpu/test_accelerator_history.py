@@ -24,7 +24,7 @@ class ExplainRetained:
 
 
 @pytest.fixture
-def recording_probe(cuda):
+def recording_probe(native, cuda):
     """Return a probe that records the allocator's history and explains what is retained."""
     probe = MemoryProbe(cuda, explainer=ExplainRetained())
     assert probe.meter.record_history()
