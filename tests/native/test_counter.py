@@ -9,6 +9,8 @@ import torch
 from pytest_cka_memory.meters.native.counter import Counter
 from pytest_cka_memory.meters.native.library import NOT_LIVE
 
+LARGE = 2**26
+"""Bytes of a block that malloc maps for itself, so that its address is soon returned again."""
 FIRST_ADDRESS = 64
 """Nothing can be allocated so low in memory, so that a test may use these addresses."""
 
@@ -102,9 +104,9 @@ def test_a_block_at_a_reused_address_is_another_one(counter: Counter) -> None:
     addresses = set()
     for _ in range(200):
         since = counter.figures().serial
-        storage = torch.UntypedStorage(40)
+        storage = torch.UntypedStorage(LARGE)
         (block,) = counter.allocations_since(since)
-        assert counter.retained_since(since) == 40
+        assert counter.retained_since(since) == LARGE
         assert counter.retained_since(block.serial) == 0
         addresses.add(storage.data_ptr())
         del storage
@@ -121,18 +123,18 @@ def test_a_freed_address_has_no_serial_number(counter: Counter) -> None:
     assert counter.serial_of(address) == NOT_LIVE
 
 
-def test_a_block_that_was_freed_unseen_is_replaced(counter: Counter, addresses: list[int]) -> None:
+def test_a_block_that_was_freed_unseen_is_replaced(counter: Counter) -> None:
     """An allocation at an address where a block seems to be live proves that it was freed."""
     level = counter.figures().level
-    storage = torch.UntypedStorage(40)
+    storage = torch.UntypedStorage(LARGE)
     address = storage.data_ptr()
     del storage
-    counter.add(address, 1000, is_new=True)
-    while True:
-        kept = [torch.UntypedStorage(40)]
-        if kept[0].data_ptr() == address:
-            break
-    assert counter.figures().level - level == 40
+    counter.add(address, 10 * LARGE, is_new=True)
+    kept = [torch.UntypedStorage(LARGE)]
+    while kept[-1].data_ptr() != address:
+        assert len(kept) < 1000
+        kept.append(torch.UntypedStorage(LARGE))
+    assert counter.figures().level - level == len(kept) * LARGE
     del kept
     assert counter.figures().level == level
 
