@@ -50,11 +50,11 @@ static int counted_memalign(void **out, size_t alignment, size_t bytes) {
 }
 
 static void counted_free(void *address) {
-    /* Before it is freed, because another thread may get the same address at once. */
     if (calling) {
         first_free(address);
         return;
     }
+    /* Before it is freed, because another thread may get the same address at once. */
     if (address) block_freed(address, CPU_DEVICE, UNKNOWN, UNKNOWN);
     calling = 1;
     real_free(address);
