@@ -1,8 +1,6 @@
 """Where memory was allocated. Keeps no tensor alive; does not import torch."""
 
-import os
 import sys
-import sysconfig
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -10,25 +8,11 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import NamedTuple, Protocol
 
+from pytest_cka_memory.core.libraries import is_foreign, is_foreign_file, pytest_folders
 from pytest_cka_memory.core.source_code import expression_at, line_at
 
 _MAX_FRAMES_SEARCHED = 100
 _MAX_FRAMES = 6
-PACKAGE_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
-"""Start of the names of the plugin's own files."""
-_SITE_PACKAGES = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")]
-FOREIGN_PREFIXES = (
-    PACKAGE_FOLDER,
-    *(f"{library / 'torch'}{os.sep}" for library in _SITE_PACKAGES),
-    "<frozen",
-    "<string>",
-    "<eval_with_key>",
-)
-"""Start of the names of files whose frames are never shown."""
-PYTEST_FOLDERS = tuple(
-    f"{library / name}{os.sep}" for library in _SITE_PACKAGES for name in ("_pytest", "pluggy")
-)
-"""Start of the names of pytest's files; what called them is of no interest."""
 
 
 class AllocationSite(NamedTuple):
@@ -113,7 +97,7 @@ def user_frames() -> RawFrames:
             break
         code = frame.f_code
         file = code.co_filename
-        if (file != last or last != before_last) and not _foreign[file]:
+        if (file != last or last != before_last) and not is_foreign_file[file]:
             found.append((code, frame.f_lasti))
             before_last, last = last, file
         frame = frame.f_back
@@ -160,8 +144,9 @@ def format_frames(frames: RawFrames) -> tuple[str, ...]:
 
 def _shown(frames: RawFrames) -> Iterator[tuple[CodeType, int]]:
     """Yield the frames that are shown to users: those of pytest only clutter."""
+    folders = pytest_folders()
     for code, last in frames:
-        if not short(code.co_filename).startswith(("pluggy/", "_pytest/")):
+        if not code.co_filename.startswith(folders):
             yield code, last
 
 
@@ -174,19 +159,3 @@ def format_frame(filename: str, line: int, name: str) -> str:
 def short(filename: str) -> str:
     """Return the last folder and the name of a file."""
     return "/".join(Path(filename).parts[-2:])
-
-
-def is_foreign(filename: str) -> bool:
-    """Whether a file is not the user's: it belongs to the plugin, torch or the interpreter."""
-    return _foreign[filename]
-
-
-class _ForeignFiles(dict[str, bool]):
-    """A cache of `is_foreign`: a dict, because a function call per frame would be too slow."""
-
-    def __missing__(self, filename: str) -> bool:
-        self[filename] = filename.startswith(FOREIGN_PREFIXES)
-        return self[filename]
-
-
-_foreign = _ForeignFiles()

@@ -5,13 +5,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from pytest_cka_memory.core.allocations import (
-    PACKAGE_FOLDER,
-    Allocation,
-    AllocationGroup,
-    AllocationSite,
-)
+from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, AllocationSite
 from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.libraries import PACKAGE_FOLDER
 from pytest_cka_memory.holders import expressions, hints
 from pytest_cka_memory.holders.roots import Root, context_root, frame_roots, module_roots
 from pytest_cka_memory.holders.search import Reference, search

@@ -12,9 +12,9 @@ from pytest_cka_memory.core.allocations import (
     AllocationSite,
     FramesSite,
     RawFrames,
-    is_foreign,
     user_frames,
 )
+from pytest_cka_memory.core.libraries import is_foreign
 
 PACKAGE = Path(pytest_cka_memory.__file__).parent
 OF_TORCH = torch.nn.Linear.forward.__code__, 0

@@ -12,12 +12,8 @@ from typing import Any, NamedTuple, overload
 
 import torch
 
-from pytest_cka_memory.core.allocations import (
-    Allocation,
-    AllocationSite,
-    format_frame,
-    is_foreign,
-)
+from pytest_cka_memory.core.allocations import Allocation, AllocationSite, format_frame
+from pytest_cka_memory.core.libraries import is_foreign
 
 _MAX_FRAMES = 6
 

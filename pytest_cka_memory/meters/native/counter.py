@@ -12,13 +12,12 @@ from typing import NamedTuple, cast, overload
 import torch
 
 from pytest_cka_memory.core.allocations import (
-    FOREIGN_PREFIXES,
-    PYTEST_FOLDERS,
     Allocation,
     AllocationGroup,
     FramesSite,
     RawFrames,
 )
+from pytest_cka_memory.core.libraries import foreign_prefixes, pytest_folders
 from pytest_cka_memory.meters.native import library
 from pytest_cka_memory.meters.native.library import Block, Figures, byref
 
@@ -268,9 +267,9 @@ def _site_of(stack: int) -> FramesSite | None:
 def prepared_functions() -> ctypes.PyDLL:
     """Return the library's functions, with counting switched on for as long as the process runs."""
     functions = library.functions()
-    for prefix in FOREIGN_PREFIXES:
+    for prefix in foreign_prefixes():
         functions.stacks_leave_out(prefix.encode(), False)
-    for folder in PYTEST_FOLDERS:
+    for folder in pytest_folders():
         functions.stacks_leave_out(folder.encode(), True)
     functions.counter_install()
     return cast(ctypes.PyDLL, functions)

@@ -1,0 +1,53 @@
+"""Which source files belong to the plugin, torch, pytest or the interpreter, and not to the user.
+
+Libraries are found where they were imported from: in site-packages, in a user's site folder, or at
+any other entry of ``sys.path``. A library that was not imported has no frames, so nothing is
+imported here.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+PACKAGE_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
+"""Start of the names of the plugin's own files."""
+_TORCH = ("torch", "functorch", "torchgen")
+"""The packages of torch's distribution, which are installed into one folder."""
+_PYTEST = ("_pytest", "pluggy")
+_GENERATED = ("<frozen", "<string>", "<eval_with_key>")
+_MOST_FILES = 4096
+
+
+def foreign_prefixes() -> tuple[str, ...]:
+    """Return the start of the names of files whose frames are never shown."""
+    beside = [Path(folder).parent for folder in _folders_of("torch")]
+    of_torch = (f"{folder / name}{os.sep}" for folder in beside for name in _TORCH)
+    return (PACKAGE_FOLDER, *of_torch, *_GENERATED)
+
+
+def pytest_folders() -> tuple[str, ...]:
+    """Return the start of the names of pytest's files; what called them is of no interest."""
+    return tuple(f"{folder}{os.sep}" for name in _PYTEST for folder in _folders_of(name))
+
+
+def is_foreign(filename: str) -> bool:
+    """Whether a file is not the user's: it belongs to the plugin, torch or the interpreter."""
+    return is_foreign_file[filename]
+
+
+class _ForeignFiles(dict[str, bool]):
+    """A cache of `is_foreign`: a dict, because a function call per frame would be too slow."""
+
+    def __missing__(self, filename: str) -> bool:
+        if len(self) >= _MOST_FILES:  # generated code may have a new file name each time
+            self.clear()
+        foreign = self[filename] = filename.startswith(foreign_prefixes())
+        return foreign
+
+
+is_foreign_file = _ForeignFiles()
+"""File name -> whether it is foreign."""
+
+
+def _folders_of(package: str) -> list[str]:
+    return list(getattr(sys.modules.get(package), "__path__", ()))
