@@ -70,7 +70,7 @@ class ReportBuilder:
     def add(self, nodeid: str, worker: str, outcome: str, payload: Payload) -> None:
         """Add the regions of one test report; `worker` is the process that measured them."""
         self.workers.add(worker)
-        self.facts = self.facts or payload["facts"]
+        self.facts = _with_notes(self.facts or payload["facts"], payload["facts"])
         self.facts_of_workers[worker] = payload["facts"]
         self.narrowed = self.narrowed or payload["narrowed"]
         for reason in payload["unmeasured"]:
@@ -170,4 +170,9 @@ def _joined(facts: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
         key: ", ".join(dict.fromkeys([*facts[key].split(", "), others[key]]))
         for key in ("device", "device_name")
     }
-    return {**facts, **names}
+    return _with_notes({**facts, **names}, others)
+
+
+def _with_notes(facts: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """Add the notes of `others` that `facts` lacks: some follow from what a test has done."""
+    return {**facts, "notes": list(dict.fromkeys([*facts["notes"], *others["notes"]]))}

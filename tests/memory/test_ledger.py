@@ -73,7 +73,7 @@ def test_retained_counts_only_the_growth_of_an_older_storage(
     """Growing back to the size at the mark does not count."""
     storage = torch.UntypedStorage(sizes[0])
     ledger.record(storage)
-    mark = ledger.serial
+    mark = ledger.mark()
     for size in sizes[1:]:
         storage.resize_(size)
         ledger.record(storage)
@@ -85,7 +85,7 @@ def test_each_mark_counts_what_was_allocated_after_it(ledger: Ledger) -> None:
     """Nested regions take marks at different times."""
     tensors, marks = [], []
     for size in (1, 2, 3):
-        marks.append(ledger.serial)
+        marks.append(ledger.mark())
         tensors.append(torch.zeros(size, dtype=torch.uint8))
         ledger.record(tensors[-1].untyped_storage())
     assert [ledger.retained_since(mark) for mark in marks] == [6, 5, 3]
@@ -116,7 +116,7 @@ def test_a_storage_at_a_reused_address_is_counted_as_new(ledger: Ledger) -> None
     marks = []
     for _ in range(200):
         tensor = torch.zeros(10)
-        marks.append(ledger.serial)
+        marks.append(ledger.mark())
         ledger.record(tensor.untyped_storage())
         assert (ledger.level, ledger.retained_since(marks[-1])) == (40, 40)
         del tensor

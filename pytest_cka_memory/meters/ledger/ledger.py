@@ -53,7 +53,11 @@ class _Entry(weakref.ref[torch.UntypedStorage]):
     excluded_bytes: int
     """Bytes that it had when the ledger found it too late to count them; they never count."""
     history: list[tuple[int, int]]
-    """(serial number, weight) of its allocation and of every change of size since."""
+    """(serial number, weight) of its allocation and of the changes of size since.
+
+    Of changes between which nobody marked a moment, and no peak is, only the last is here: a
+    storage may be resized any number of times.
+    """
     maybe_alive: bool
     """Whether a collection freed it, or perhaps only its Python object."""
 
@@ -86,6 +90,7 @@ class Ledger:
         self._live: dict[int, _Entry] = {}
         # Storages that were live at the peak are live now, or are in this list.
         self._peak_serial = 0
+        self._last_mark = 0
         self._freed_since_peak: list[_Entry] = []
         self._freed: deque[_Entry | bool] = deque()
         """Freed storages in order, between the start (True) and the end (False) of collections."""
@@ -171,8 +176,14 @@ class Ledger:
         """Mark storages that are freed during a garbage collection as possibly still alive."""
         self._freed.append(begins)
 
+    def mark(self) -> int:
+        """Return the current serial number, for the functions that ask for what came after it."""
+        with self._lock:
+            self._last_mark = self.serial
+        return self._last_mark
+
     def retained_since(self, serial: int) -> int:
-        """Return the bytes that were allocated after `serial` and are live now."""
+        """Return the bytes that were allocated after the mark `serial` and are live now."""
         self.settle()
         with self._exclusive():
             return sum(max(0, b.weight - b.weight_at(serial)) for b in self._live.values())
@@ -237,9 +248,14 @@ class Ledger:
         self._resize(entry, entry.size)
 
     def _resize(self, entry: _Entry, size: int) -> None:
-        before, weight = entry.weight, max(0, size - entry.excluded_bytes)
+        (changed, before), weight = entry.history[-1], max(0, size - entry.excluded_bytes)
         self.serial += 1
-        entry.history.append((self.serial, weight))
+        is_peak = self.level + weight - before > self.peak
+        is_asked_for = changed <= self._last_mark or (changed <= self._peak_serial and not is_peak)
+        if len(entry.history) == 1 or is_asked_for:
+            entry.history.append((self.serial, weight))
+        else:
+            entry.history[-1] = self.serial, weight
         self.level += weight - before
         entry.size = size
         if self.level > self.peak:

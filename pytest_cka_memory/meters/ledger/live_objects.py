@@ -21,6 +21,16 @@ _SPARSE_PARTS = {
     torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
     torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
 }
+_COUNTED_LAYOUTS = frozenset((torch.strided, torch.jagged, *_SPARSE_PARTS))
+
+
+_incomplete: dict[str, None] = {}
+"""Notes about tensors whose memory is not counted, or not completely, each once and in order."""
+
+
+def notes() -> tuple[str, ...]:
+    """Return a line for each kind of tensor whose memory could not be counted completely."""
+    return tuple(_incomplete)
 
 
 def storages_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, ...]:
@@ -34,17 +44,32 @@ def storages_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, ...]:
         try:
             return _storages_of_parts(tensor)
         except Exception:
+            layout = tensor.layout if type(tensor) in _PLAIN else torch.strided
+            if layout not in _COUNTED_LAYOUTS:
+                _incomplete[f"not counted: tensors with layout {layout}"] = None
             return ()
 
 
 def _storages_of_parts(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, ...]:
     if hasattr(tensor, "__tensor_flatten__") and hasattr(tensor, "__tensor_unflatten__"):
-        parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        parts = _inner_tensors(tensor)
     elif tensor.layout in _SPARSE_PARTS:
         parts = [getattr(tensor, name)() for name in _SPARSE_PARTS[tensor.layout]]
     else:
         return (tensor.untyped_storage(),)
     return tuple(s for part in parts if isinstance(part, torch.Tensor) for s in storages_of(part))
+
+
+def _inner_tensors(tensor: Any) -> list[Any]:
+    """Return the tensors in which a wrapper subclass keeps its values."""
+    try:
+        return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    except Exception as error:
+        kind = f"{type(tensor).__module__}.{type(tensor).__qualname__}"
+        problem = f"its __tensor_flatten__ raised {type(error).__name__}"
+        _incomplete[f"{kind}: only tensors in its attributes are counted, because {problem}"] = None
+        # Only plain ones: others may have this tensor among their own attributes.
+        return [value for value in vars(tensor).values() if type(value) in _PLAIN]
 
 
 def _kinds() -> set[type]:

@@ -1,12 +1,14 @@
 """The meter for the CPU where torch's allocator cannot be counted: it records every storage."""
 
 from gc import collect  # at import, because a test may patch gc.collect
+from typing import Any
 
 import torch
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.base import Meter, Reading
+from pytest_cka_memory.meters.ledger import live_objects
 from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
 from pytest_cka_memory.meters.processor import processor_name
 
@@ -33,6 +35,9 @@ class LedgerMeter(Meter):
         self.device_name = processor_name()
         self._tracker = StorageTracker(torch.device("cpu"))
 
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "notes": [*self.notes, *live_objects.notes()]}
+
     def start(self) -> None:
         self._tracker.start()
 
@@ -58,7 +63,7 @@ class LedgerMeter(Meter):
         self._tracker.ledger.reset_peak()
 
     def mark(self) -> int:
-        return self._tracker.ledger.serial
+        return self._tracker.ledger.mark()
 
     def retained_since(self, mark: int) -> int:
         return self._tracker.ledger.retained_since(mark)
@@ -71,4 +76,3 @@ class LedgerMeter(Meter):
 
     def allocations_at_peak(self) -> list[AllocationGroup]:
         return self._tracker.ledger.alive_at_peak()
-

@@ -104,7 +104,7 @@ class PredictedMeter(Meter):
         self._ledger.reset_peak()
 
     def mark(self) -> _Mark:
-        return _Mark(self._ledger.serial, self._unowned_bytes())
+        return _Mark(self._ledger.mark(), self._unowned_bytes())
 
     def retained_since(self, mark: _Mark) -> int:
         """Return the bytes of new storages, and what the allocator rose beyond all storages."""

@@ -14,6 +14,8 @@ from pytest_cka_memory.meters.torch_private import FakeTensor, in_kernel, schema
 _VALUE_TYPES = (type(None), bool, int, float, str)
 _TYPES = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 _PLAIN_TYPES = frozenset((*_VALUE_TYPES, *_TYPES))
+_MOST_ENTRIES = 1024
+"""A model runs a few hundred different calls; more shapes than this would only fill memory."""
 NOT_CACHED = object()
 """What a lookup returns for a call that is not in the cache."""
 
@@ -84,10 +86,15 @@ class OperatorCache:
             places: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
             for place, value in places:
                 if value is result:
-                    self._entries[key] = _Argument(place)
+                    self._add(key, _Argument(place))
         elif _is_plain_view(result, args[0]):
             offset = int(result.storage_offset())
-            self._entries[key] = _View(tuple(result.shape), result.stride(), offset)
+            self._add(key, _View(tuple(result.shape), result.stride(), offset))
+
+    def _add(self, key: Hashable, entry: _Argument | _View) -> None:
+        if len(self._entries) >= _MOST_ENTRIES:
+            del self._entries[next(iter(self._entries))]  # the oldest
+        self._entries[key] = entry
 
 
 def _is_plain_view(result: FakeTensor, base: torch.Tensor) -> bool:
