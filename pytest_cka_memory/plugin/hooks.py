@@ -10,6 +10,7 @@ from pytest_cka_memory.emulated.specification import is_emulated
 from pytest_cka_memory.integrations import torchrun, xdist
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.meters.selection import meter_for
+from pytest_cka_memory.plugin import kept_tracebacks
 from pytest_cka_memory.plugin.item_kinds import is_sync_testcase, wrapped_method
 from pytest_cka_memory.plugin.item_plan import check, plan_of
 from pytest_cka_memory.plugin.session_meter import fail_without_meter, known_meter, meter_of
@@ -42,9 +43,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if config.option.collectonly:
         return
     if xdist.is_worker(config):  # it cannot refuse to start: its tests report what is wrong
-        # Each worker emulates devices of its own, which it shares with no other.
-        emulated = is_emulated(config.stash[settings_key].device)
-        if not emulated and any(plan_of(item).is_measured for item in session.items):
+        # An emulated device belongs to its worker alone, and "cuda:1" counts all visible GPUs.
+        can_choose = config.stash[settings_key].can_choose_gpu
+        if can_choose and any(plan_of(item).is_measured for item in session.items):
             xdist.take_gpu(config)
         return
     check(session.items)
@@ -54,9 +55,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    released = kept_tracebacks.release_at_setup(item)
     meter = known_meter(item.config)
     if meter is not None:
-        meter.between_regions()
+        meter.between_regions(objects_dropped=released)
     _measuring().begin(item)
 
 

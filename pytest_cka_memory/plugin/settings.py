@@ -49,6 +49,11 @@ class Settings:
         return self.device not in ("auto", "cpu")
 
     @property
+    def can_choose_gpu(self) -> bool:
+        """Whether the device may be CUDA and the user has not named one GPU of several."""
+        return self.device in ("auto", "cuda")
+
+    @property
     def measures_all(self) -> bool:
         """Whether tests without a marker or the fixture are measured too."""
         limits = (self.max_retained_bytes, self.max_peak_bytes)

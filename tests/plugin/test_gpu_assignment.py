@@ -80,3 +80,15 @@ def test_workers_that_measure_see_one_gpu_each(scripted, monkeypatch, fixture, s
     first = "7" if fixture else "7,9"
     seen = {tuple(line.split()[1:]) for line in run.result.outlines if line.startswith("sees")}
     assert seen == {("gw0", first), ("gw1", second)}
+
+
+@pytest.mark.parametrize("device", ["cpu", "predict:cuda", "cuda:1"])
+def test_workers_on_a_device_that_is_not_chosen_among_gpus_keep_all(scripted, monkeypatch, device):
+    """A test that uses CUDA by itself still sees what the caller gave it."""
+    pytest.importorskip("xdist")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,9")
+    options = ["-n2", "-rP", f"--cka-memory-device={device}"]
+    run = scripted(SHOW.format(fixture="cka_memory, "), *options, subprocess=True)
+    run.assert_outcomes(passed=2)
+    seen = {tuple(line.split()[1:]) for line in run.result.outlines if line.startswith("sees")}
+    assert seen == {("gw0", "7,9"), ("gw1", "7,9")}
