@@ -17,6 +17,11 @@ FORBIDDEN = {
     "urllib", "requests", "http", "socket", "ftplib", "webbrowser",
 }  # fmt: skip
 """Names that evaluate text, unpickle objects, start a shell, or use a network."""
+UNPICKLING_EXCHANGES = {
+    "all_gather_object", "broadcast_object_list", "gather_object", "recv_object_list",
+    "scatter_object_list", "send_object_list",
+}  # fmt: skip
+"""Functions of ``torch.distributed`` that send objects by pickle."""
 SOURCE = """
 import pytest
 import torch
@@ -44,6 +49,18 @@ def named_in(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             names |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
     return names | {name.partition(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("package", ["pytest_cka_memory", "cka"])
+def test_ranks_exchange_no_objects(package: str) -> None:
+    """They exchange tensors, and JSON in a store."""
+    found = {
+        f"{name}: {part}"
+        for name, file in modules_of(package).items()
+        for used in named_in(ast.parse(file.read_text("utf-8")))
+        if (part := used.rpartition(".")[2]) in UNPICKLING_EXCHANGES
+    }
+    assert found == set()
 
 
 @pytest.mark.parametrize("package", ["pytest_cka_memory", "cka"])

@@ -34,6 +34,23 @@ class Rows:
         self.not_in_every_batch.update(differing - self.without_batch)
         return [record.rows.get(call, 0) for call in self.calls]
 
+    def to_builtin(self) -> dict[str, Any]:
+        """Return the rows as builtin types, for other ranks."""
+        return {
+            "calls": [list(call) for call in self.calls],
+            "not_in_every_batch": [list(call) for call in sorted(self.not_in_every_batch)],
+            "without_batch": [list(call) for call in sorted(self.without_batch)],
+        }
+
+    @classmethod
+    def from_builtin(cls, data: dict[str, Any]) -> Rows:
+        """Rebuild rows from :meth:`to_builtin`."""
+        return cls(
+            [Call(*call) for call in data["calls"]],
+            {Call(*call) for call in data["not_in_every_batch"]},
+            {Call(*call) for call in data["without_batch"]},
+        )
+
     def excluded(self) -> set[Call]:
         """Return the calls that cannot be rows."""
         return self.not_in_every_batch | self.without_batch

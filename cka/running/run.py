@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,15 +28,6 @@ from cka.running import distributed
 from cka.running.estimators import BatchMeasurements, Estimator, Measurement
 from cka.running.model_runner import ModelRunner
 from cka.running.rows import Rows, merge_rows
-
-
-class RankCounts(NamedTuple):
-    """What each rank sends to the others beside its sums."""
-
-    samples: int
-    batches: int
-    rows: list[Rows]
-    """One for each model."""
 
 
 @dataclass(frozen=True)
@@ -145,15 +136,15 @@ class Run:
         return self._outcome_of(sums)
 
     def _sum_over_ranks(self, sums: Sums | None) -> Sums | None:
-        rows = [runner.rows for runner in self._runners]
-        ranks = distributed.gather(RankCounts(self.samples, self.batches, rows))
-        used = [one for one in ranks if one.batches]
+        rows = [runner.rows.to_builtin() for runner in self._runners]
+        own = {"samples": self.samples, "batches": self.batches, "rows": rows}
+        used = [rank for rank in distributed.gather(own) if rank["batches"]]
         if not used:
             return None
-        self.samples = sum(one.samples for one in used)
-        self.batches = sum(one.batches for one in used)
+        self.samples = sum(rank["samples"] for rank in used)
+        self.batches = sum(rank["batches"] for rank in used)
         for index, runner in enumerate(self._runners):
-            runner.rows = merge_rows([one.rows[index] for one in used])
+            runner.rows = merge_rows([Rows.from_builtin(rank["rows"][index]) for rank in used])
         if sums is None:
             shape = (len(self._runners[0].rows.calls), len(self._runners[-1].rows.calls))
             sums = zero_sums(*shape, sum_dtype(self._device), self._device)
