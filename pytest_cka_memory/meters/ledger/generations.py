@@ -4,6 +4,10 @@ In CPython up to 3.13, the garbage collector promotes all objects of its two you
 together. If the oldest generation was seen without an object of these types, and a list created
 then is still young, no object has been promoted since, so all objects of these types are young.
 This saves most of a region's cost.
+
+A list of all objects that outlives one call in C breaks other threads: ``tuple(generator)`` raises
+a SystemError if something else references the tuple that it is building. Every search below is
+therefore one call, in which the list is created, read to its end and freed.
 """
 
 import gc
@@ -12,7 +16,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import chain, compress
+from itertools import chain, compress, repeat
 from typing import Any
 
 LEAVE_AT_ONCE = sys.version_info < (3, 14) and not sysconfig.get_config_var("Py_GIL_DISABLED")
@@ -29,10 +33,7 @@ class Generations:
     def young(self) -> Iterator[Any]:
         """Yield those in the young generations."""
         kinds = self._kinds()
-        # An iterator, because a list of them would be a young object too, and contain itself.
-        return chain.from_iterable(
-            _of(kinds, gc.get_objects(generation=number)) for number in (0, 1)
-        )
+        return chain.from_iterable(_of(kinds, number) for number in (0, 1))
 
     def all(self) -> Iterator[Any]:
         """Yield all of them."""
@@ -42,7 +43,8 @@ class Generations:
                 return
         witness: list[Any] = []  # before the search: later objects are younger
         none = True
-        for item in _of(self._kinds(), gc.get_objects()):
+        kinds = self._kinds()
+        for item in chain.from_iterable(_of(kinds, number) for number in (0, 1, 2)):
             none = False
             yield item
         self._witness = witness if none else None
@@ -70,12 +72,28 @@ class Generations:
         if self._witness is None or not LEAVE_AT_ONCE:
             return False
         is_witness = partial(operator.is_, self._witness)
-        return any(any(map(is_witness, gc.get_objects(generation=number))) for number in (1, 0))
+        return any(sum(map(is_witness, _objects(number))) for number in (1, 0))
 
 
-def _of(kinds: set[type], objects: list[Any]) -> Iterator[Any]:
-    # By type and not isinstance, which reads __class__: a dead weak proxy raises.
-    return compress(objects, map(kinds.__contains__, map(type, objects)))
+def _objects(generation: int) -> Iterator[Any]:
+    """Return an iterator that lists the objects of a generation when it is first asked."""
+    return chain.from_iterable(map(gc.get_objects, (generation,)))
+
+
+def _of(kinds: set[type], generation: int) -> list[Any]:
+    """Return the objects of some types in a generation."""
+    # By type and not isinstance, which reads __class__: a dead weak proxy raises. By the type's
+    # number, because a type's metaclass may compare and hash it in Python.
+    numbers = frozenset(map(id, kinds))
+    enabled = gc.isenabled()
+    gc.disable()  # both lists must have the same objects in the same order
+    try:
+        chosen = map(numbers.__contains__, map(id, map(type, _objects(generation))))
+        # The second list of the youngest generation has the first one too, at its end.
+        return list(compress(chain(_objects(generation), repeat(None)), chosen))
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _any(objects: Iterator[Any]) -> bool:
