@@ -1,0 +1,92 @@
+"""Turn values on for the life of the process, as soon as torch is imported."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+from pytest_cka_memory.errors import DeviceError
+
+_is_on = False
+
+
+def are_computed() -> bool:
+    """Whether values are computed in this process."""
+    return _is_on
+
+
+def compute_values(library: ctypes.CDLL, *, required: bool) -> None:
+    """Compute values from now on, or from the moment when torch is imported.
+
+    Args:
+        library: the emulated device.
+        required: raise if the torch version cannot; otherwise no values are computed then.
+    """
+    if "torch" in sys.modules:
+        _turn_on(library, required=required)
+    else:
+        sys.meta_path.insert(0, _AfterTorch(library, required))
+
+
+class _AfterTorch(MetaPathFinder):
+    """Finds torch as usual, and turns values on once it is imported."""
+
+    def __init__(self, library: ctypes.CDLL, required: bool) -> None:
+        self._library = library
+        self._required = required
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != "torch":
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                _turn_on(self._library, required=self._required)
+
+        loader: Any = spec.loader
+        loader.exec_module = exec_module
+        return spec
+
+
+def _turn_on(library: ctypes.CDLL, *, required: bool) -> None:
+    global _is_on
+    import torch
+
+    from pytest_cka_memory.emulated import torch_private
+
+    missing = torch_private.missing()
+    if missing:
+        if required:
+            raise DeviceError(
+                f"the emulated device computes values with {', '.join(missing)}, which torch "
+                f"{torch.__version__} lacks; use a newer version, or write values=off"
+            )
+        return
+    from pytest_cka_memory.emulated.values import operators, registration
+
+    functions = operators.Library(library)
+    operators.use_library(functions)
+    registration.register_all()
+    functions.compute_values(1)
+    _is_on = True
+
+
+def register_new_operators() -> None:
+    """Compute also the operators of a library that was loaded after torch, such as torchvision."""
+    if _is_on:
+        from pytest_cka_memory.emulated.values import registration
+
+        registration.register_all()

@@ -1,0 +1,104 @@
+"""Put kernels that compute values before torch's CUDA kernels, in every thread.
+
+A kernel is found by the dispatcher after autograd, autocast, the user's modes, subclasses and
+``torch.func``, and in backward threads as well. So values need no mode and no context.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pytest_cka_memory.emulated import torch_private
+from pytest_cka_memory.emulated.values import copies, sizes
+from pytest_cka_memory.emulated.values.computing import (
+    compute_after,
+    compute_first,
+    not_computed,
+)
+from pytest_cka_memory.emulated.values.equivalents import EQUIVALENTS
+from pytest_cka_memory.emulated.values.numbers_as_tensors import accepting_numbers
+from pytest_cka_memory.emulated.values.operators import Kernel
+
+_KEY = "CUDA"
+_LEFT_ALONE = {
+    "aten::empty.memory_format",
+    "aten::empty_strided",
+    "aten::resize_",
+    "aten::record_stream",
+    "aten::is_set_to",
+    "aten::set_",
+    "aten::set_.source_Storage",
+    "aten::set_.source_Storage_storage_offset",
+    "aten::set_.source_Tensor",
+    "aten::_cudnn_rnn_flatten_weight",
+    "aten::_efficientzerotensor",
+    "aten::_fused_sdp_choice",
+    "aten::_use_cudnn_ctc_loss",
+    "aten::_use_cudnn_ctc_loss.Tensor",
+    "aten::_use_miopen_ctc_loss",
+    "aten::_use_miopen_ctc_loss.Tensor",
+}
+"""Operators that write no values: they allocate, or look at shapes."""
+_WITHOUT_CUDA_KERNEL = ("aten::copy_",)
+"""Operators whose kernel is the same for all devices and launches CUDA kernels itself."""
+_OTHER_PACKAGES = {
+    *("symm_mem", "c10d", "fsdp", "quantized", "_native", "quantization", "inductor_prims"),
+}
+"""Namespaces whose operators are distributed, or compiled, or need a quantized tensor."""
+
+_libraries: dict[str, torch.library.Library] = {}
+_known: set[str] = set()
+
+
+def register_all() -> None:
+    """Register a kernel for every CUDA operator that torch has now and had not at the last call."""
+    on_cpu = {*torch_private.registered("CPU")}
+    on_cpu.update(torch_private.registered("CompositeExplicitAutograd"))
+    for name in (*torch_private.registered(_KEY), *_WITHOUT_CUDA_KERNEL):
+        if name in _known:
+            continue
+        _known.add(name)
+        kernel = _kernel_of(name, name in on_cpu)
+        if kernel is not None:
+            namespace, _, rest = name.partition("::")
+            _library(namespace).impl(rest, kernel, _KEY, with_keyset=True, allow_override=True)
+
+
+def _library(namespace: str) -> torch.library.Library:
+    if namespace not in _libraries:
+        _libraries[namespace] = torch.library.Library(namespace, "IMPL")  # noqa: TOR901
+    return _libraries[namespace]
+
+
+def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
+    """Return the kernel to put before torch's; None to leave that in place."""
+    operator = torch_private.operator_of(name)
+    left_alone = name in _LEFT_ALONE or name.partition("::")[0] in _OTHER_PACKAGES
+    if operator is None or left_alone or _returns_views(operator):
+        return None
+    original = accepting_numbers(operator, torch.library.get_kernel(name, _KEY).call_boxed)
+    if name == "aten::copy_":
+        return copies.copying(original)
+    if name == "aten::_local_scalar_dense":
+        return copies.reading_a_number(original, operator)
+    if name == "aten::zero_":
+        return copies.zeroing(original, operator)
+    if name == "aten::equal":
+        return compute_first(original, operator, name)
+    if name in sizes.BY_VALUES:
+        return sizes.sized(name, operator, original)
+    if name in EQUIVALENTS:
+        return compute_after(name, operator, original, EQUIVALENTS[name])
+    if not has_cpu_kernel:
+        return not_computed(name, operator, original, "the CPU has no such operator")
+    return compute_after(name, operator, original, operator)
+
+
+def _returns_views(operator: Any) -> bool:
+    """Whether an operator returns views of its arguments, which share their memory."""
+    return any(
+        result.alias_info is not None and not result.alias_info.is_write
+        for result in torch_private.schema_of(operator).returns
+    )
