@@ -181,7 +181,7 @@ def _mutated(schema: Any, args: Any, kwargs: Any) -> list[Any]:
 
 def _instead(schema: Any, call: Kernel, args: Any, kwargs: Any) -> Any:
     """Return the CPU's result in memory of the device, without the operator's workspace."""
-    device = next(tensor.device for tensor in tensors_in((args, kwargs)) if tensor.is_cuda)
+    device = _device_of(args, kwargs)
     written = {argument.name for argument in schema.arguments if _is_written(argument)}
     if not written:
         return upload(_call_on_cpu(call, args, kwargs), device)
@@ -203,6 +203,13 @@ def _instead(schema: Any, call: Kernel, args: Any, kwargs: Any) -> Any:
         replace(target, value)
     outputs = [target for target, _ in targets]
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _device_of(args: Any, kwargs: Any) -> torch.device:
+    for tensor in tensors_in((args, kwargs)):
+        if tensor.is_cuda:
+            return tensor.device
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def _is_written(argument: Any) -> bool:

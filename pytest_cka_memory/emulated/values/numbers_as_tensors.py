@@ -44,6 +44,54 @@ def accepting_numbers(operator: Any, kernel: Kernel) -> Kernel:
     return call
 
 
+def if_refused(operator: Any) -> Kernel:
+    """Return an operator for the CPU that accepts numbers for tensors, as precise as torch's."""
+    with_tensors = accepting_numbers(operator, lambda _, *args, **kwargs: operator(*args, **kwargs))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return operator(*args, **kwargs)
+        except RuntimeError as error:
+            if "Expected a value of type 'Tensor'" not in str(error):
+                raise
+            return with_tensors(None, *args, **kwargs)
+
+    return call
+
+
+# ---- Numbers in tensors on the device: torch cannot pass them to a kernel in Python ----
+
+
+def power_of_number(original: Kernel) -> Kernel:
+    """Return the kernel of a number's power, by way of that for two tensors."""
+    of_tensors = torch.library.get_kernel("aten::pow.Tensor_Tensor", "CUDA").call_boxed
+
+    def call(keyset: Any, base: Any, exponent: torch.Tensor) -> Any:
+        if base == 1:
+            return original(keyset, base, exponent)
+        dtype = torch.result_type(exponent, base)
+        with torch_private.without_torch_function():
+            number = torch.empty((), dtype=dtype, device=exponent.device)
+        return of_tensors(keyset, number, exponent)
+
+    return call
+
+
+def power_of_number_out(original: Kernel) -> Kernel:
+    """Return the same for a kernel with ``out``."""
+    of_tensors = torch.library.get_kernel("aten::pow.Tensor_Tensor_out", "CUDA").call_boxed
+
+    def call(keyset: Any, base: Any, exponent: torch.Tensor, *, out: torch.Tensor) -> Any:
+        if base == 1:
+            return original(keyset, base, exponent, out=out)
+        dtype = torch.result_type(exponent, base)
+        with torch_private.without_torch_function():
+            number = torch.empty((), dtype=dtype, device=exponent.device)
+        return of_tensors(keyset, number, exponent, out=out)
+
+    return call
+
+
 def _tensor_for(value: Any, others: list[Any]) -> Any:
     if type(value) not in _NUMBERS:
         return value

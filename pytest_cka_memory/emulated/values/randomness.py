@@ -1,7 +1,8 @@
 """Random numbers: those of the CPU's algorithm, from the state of the CUDA generator.
 
 The seed of each operator is made from the seed and the offset of the CUDA generator, which torch's
-own code advances. So ``torch.cuda.manual_seed`` and ``torch.cuda.set_rng_state`` repeat numbers.
+own code advances. So ``torch.cuda.manual_seed`` and ``torch.cuda.set_rng_state`` repeat numbers, and
+the first operator after ``torch.manual_seed`` gives the same numbers as on the CPU.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def seed_of(generator: torch.Generator) -> int:
 
 
 def mixed(seed: int, offset: int) -> int:
-    """Return one seed for a seed and an offset."""
-    return hash((seed, offset)) & (2**63 - 1)
+    """Return one seed for a seed and an offset; the seed itself for the first numbers."""
+    return seed if offset == 0 else hash((seed, offset)) & (2**63 - 1)
 
 
 def advance(generator: torch.Generator, seed_before: int) -> None:

@@ -18,7 +18,12 @@ from pytest_cka_memory.emulated.values.computing import (
     not_computed,
 )
 from pytest_cka_memory.emulated.values.equivalents import EQUIVALENTS
-from pytest_cka_memory.emulated.values.numbers_as_tensors import accepting_numbers
+from pytest_cka_memory.emulated.values.numbers_as_tensors import (
+    accepting_numbers,
+    if_refused,
+    power_of_number,
+    power_of_number_out,
+)
 from pytest_cka_memory.emulated.values.operators import Kernel
 
 _KEY = "CUDA"
@@ -41,12 +46,18 @@ _LEFT_ALONE = {
     "aten::_use_miopen_ctc_loss.Tensor",
 }
 """Operators that write no values: they allocate, or look at shapes."""
-_WITHOUT_CUDA_KERNEL = ("aten::copy_",)
+_WITHOUT_CUDA_KERNEL = ("aten::copy_", "aten::convolution_backward")
 """Operators whose kernel is the same for all devices and launches CUDA kernels itself."""
 _OTHER_PACKAGES = {
     *("symm_mem", "c10d", "fsdp", "quantized", "_native", "quantization", "inductor_prims"),
 }
 """Namespaces whose operators are distributed, or compiled, or need a quantized tensor."""
+
+_SUBSTITUTES = {
+    "aten::pow.Scalar": power_of_number,
+    "aten::pow.Scalar_out": power_of_number_out,
+}
+"""Operators whose CUDA kernel calls another operator in a way that no kernel in Python can follow."""
 
 _libraries: dict[str, torch.library.Library] = {}
 _known: set[str] = set()
@@ -56,11 +67,15 @@ def register_all() -> None:
     """Register a kernel for every CUDA operator that torch has now and had not at the last call."""
     on_cpu = {*torch_private.registered("CPU")}
     on_cpu.update(torch_private.registered("CompositeExplicitAutograd"))
-    for name in (*torch_private.registered(_KEY), *_WITHOUT_CUDA_KERNEL):
-        if name in _known:
-            continue
-        _known.add(name)
-        kernel = _kernel_of(name, name in on_cpu)
+    new = [
+        name
+        for name in (*torch_private.registered(_KEY), *_WITHOUT_CUDA_KERNEL)
+        if name not in _known
+    ]
+    _known.update(new)
+    # All kernels are made before the first is registered: some call torch's kernel of another.
+    kernels = [(name, _kernel_of(name, name in on_cpu)) for name in new]
+    for name, kernel in kernels:
         if kernel is not None:
             namespace, _, rest = name.partition("::")
             _library(namespace).impl(rest, kernel, _KEY, with_keyset=True, allow_override=True)
@@ -79,6 +94,8 @@ def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
     if operator is None or left_alone or _returns_views(operator):
         return None
     original = accepting_numbers(operator, torch.library.get_kernel(name, _KEY).call_boxed)
+    if name in _SUBSTITUTES:
+        original = _SUBSTITUTES[name](original)
     if name == "aten::copy_":
         return copies.copying(original)
     if name == "aten::_local_scalar_dense":
@@ -93,7 +110,7 @@ def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
         return compute_after(name, operator, original, EQUIVALENTS[name])
     if not has_cpu_kernel:
         return not_computed(name, operator, original, "the CPU has no such operator")
-    return compute_after(name, operator, original, operator)
+    return compute_after(name, operator, original, if_refused(operator))
 
 
 def _returns_views(operator: Any) -> bool:

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from pytest_cka_memory.emulated.values.aliases import alias
+
+
+@dataclass(frozen=True)
+class Everywhere:
+    """A number that every element of a result gets, whatever its shape."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A result that the device may return in a padded, flattened or empty form."""
+
+    tensor: torch.Tensor | None
 
 
 class ShapeError(RuntimeError):
@@ -22,9 +37,33 @@ def write(results: Any, computed: Any) -> None:
     if isinstance(results, torch.Tensor):
         if isinstance(computed, torch.Tensor):
             _write_tensor(results, computed)
+        elif isinstance(computed, Everywhere):
+            alias(results).fill_(computed.number)
+        elif isinstance(computed, Fitted) and computed.tensor is not None:
+            _write_fitted(alias(results), computed.tensor)
     elif isinstance(results, (list, tuple)) and isinstance(computed, (list, tuple)):
         for result, value in zip(results, computed, strict=False):
             write(result, value)
+
+
+def plain(computed: Any) -> Any:
+    """Return what was computed as tensors, where the device has returned no form to fit."""
+    if isinstance(computed, Everywhere):
+        return torch.tensor(computed.number)
+    if isinstance(computed, Fitted):
+        return computed.tensor
+    if isinstance(computed, (list, tuple)):
+        return type(computed)([plain(value) for value in computed])
+    return computed
+
+
+def _write_fitted(target: torch.Tensor, computed: torch.Tensor) -> None:
+    if target.numel() == computed.numel():
+        target.copy_(computed.reshape(target.shape))
+    elif target.numel() and target.dim() == computed.dim():
+        for axis, length in enumerate(computed.shape):
+            target = target.narrow(axis, 0, min(length, target.shape[axis]))
+        target.copy_(computed[tuple(slice(length) for length in target.shape)])
 
 
 def _write_tensor(result: torch.Tensor, computed: torch.Tensor) -> None:
@@ -39,6 +78,7 @@ def _write_tensor(result: torch.Tensor, computed: torch.Tensor) -> None:
 
 def upload(value: Any, device: torch.device) -> Any:
     """Return a computed result in memory that torch's allocator gives on the device."""
+    value = plain(value)
     if isinstance(value, torch.Tensor):
         return upload_tensor(value, device)
     if isinstance(value, (list, tuple)):

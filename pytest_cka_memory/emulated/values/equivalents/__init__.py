@@ -1,4 +1,27 @@
-"""CPU forms of operators that only CUDA has."""
-from typing import Any
+"""CPU forms of operators that only CUDA has, or that return more on CUDA.
+
+Each function gets CPU aliases of the operator's arguments and returns what it would have written.
+The comment before each function names the source of its formula.
+"""
+
 from collections.abc import Callable
-EQUIVALENTS: dict[str, Callable[..., Any]] = {}
+from typing import Any
+
+from pytest_cka_memory.emulated.values.equivalents import (
+    attention,
+    convolution,
+    elementwise,
+    normalization,
+    recurrent,
+    sampling,
+)
+
+EQUIVALENTS: dict[str, Callable[..., Any]] = {
+    **attention.EQUIVALENTS,
+    **convolution.EQUIVALENTS,
+    **elementwise.EQUIVALENTS,
+    **normalization.EQUIVALENTS,
+    **recurrent.EQUIVALENTS,
+    **sampling.EQUIVALENTS,
+}
+"""Name of an operator -> the function that computes it."""
