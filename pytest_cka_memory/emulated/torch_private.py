@@ -86,9 +86,11 @@ def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tensor._indices(), tensor._values()
 
 
-def set_coalesced(tensor: torch.Tensor, value: bool) -> torch.Tensor:
-    """Note whether a sparse COO tensor is coalesced, and return it."""
-    return tensor._coalesced_(value)
+def compressed_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the outer and the inner indices of a tensor in a compressed layout."""
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices()
+    return tensor.ccol_indices(), tensor.row_indices()
 
 
 def is_singular(error: Exception) -> bool:

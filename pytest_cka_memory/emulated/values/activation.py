@@ -80,6 +80,8 @@ def _turn_on(library: ctypes.CDLL, *, required: bool) -> None:
     functions = operators.Library(library)
     operators.use_library(functions)
     registration.register_all()
+    # Torch prefers cuDNN's attention on an H100 and newer cards, and cuDNN cannot plan it here.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     functions.compute_values(1)
     _is_on = True
 

@@ -67,15 +67,29 @@ def _unaligned(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.shape, tensor.stride())
 
 
-def is_strided(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has one block of memory, which is all that :func:`alias` can handle."""
-    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
+def sparse_alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a sparse CPU tensor whose parts have the memory of a sparse tensor's on the device."""
+    shape = tuple(tensor.shape)
+    if tensor.layout is torch.sparse_coo:
+        indices, values = map(alias, torch_private.sparse_parts(tensor))
+        coalesced = tensor.is_coalesced()
+        return torch.sparse_coo_tensor(
+            indices, values, shape, check_invariants=False, is_coalesced=coalesced
+        )
+    outer, inner = torch_private.compressed_parts(tensor)
+    return torch.sparse_compressed_tensor(
+        *(alias(outer), alias(inner), alias(tensor.values()), shape),
+        layout=tensor.layout,
+        check_invariants=False,
+    )
 
 
 def on_cpu(value: Any) -> Any:
     """Return an argument of an operator with CPU aliases in place of tensors on the device."""
     if isinstance(value, torch.Tensor):
-        return alias(value) if value.is_cuda else value
+        if not value.is_cuda:
+            return value
+        return alias(value) if value.layout is torch.strided else sparse_alias(value)
     if isinstance(value, (list, tuple)):
         return [on_cpu(item) for item in value]
     if isinstance(value, torch.device):

@@ -13,7 +13,7 @@ from pytest_cka_memory.emulated import torch_private
 from pytest_cka_memory.emulated.values import errors_on_device, operators, randomness, staleness
 from pytest_cka_memory.emulated.values.aliases import alias, on_cpu
 from pytest_cka_memory.emulated.values.operators import Kernel, Unavailable, tensors_in, thread
-from pytest_cka_memory.emulated.values.results import ShapeError, replace, upload, write
+from pytest_cka_memory.emulated.values.results import ShapeError, SparseError, replace, upload, write
 
 _LOW = (torch.float16, torch.bfloat16) + tuple(
     dtype for name, dtype in vars(torch).items() if name.startswith("float8_")
@@ -86,6 +86,8 @@ def compute_after(name: str, operator: Any, original: Kernel, compute: Kernel) -
                         **{key: on_cpu(value) for key, value in kwargs.items()},
                     )
                     write(results, computed)
+            except SparseError:
+                results = upload(computed, _device_of(args, kwargs))
             except ShapeError as error:
                 staleness.mark(results, f"{name} was not computed: {error}")
             except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
@@ -234,6 +236,23 @@ def _cast(value: Any, kinds: tuple[torch.dtype, ...], dtype: torch.dtype) -> Any
     if isinstance(value, (list, tuple)):
         return type(value)([_cast(item, kinds, dtype) for item in value])
     return value
+
+
+def into_out(operator: Any, compute: Kernel) -> Kernel:
+    """Return a function that writes what `compute` returns into the ``out`` arguments."""
+    names = [
+        argument.name
+        for argument in torch_private.schema_of(operator).arguments
+        if argument.kwarg_only and _is_written(argument)
+    ]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        outputs = [kwargs.pop(name) for name in names]
+        computed = compute(*args, **kwargs)
+        write(outputs, computed if len(names) > 1 else [computed])
+        return outputs if len(names) > 1 else outputs[0]
+
+    return call
 
 
 def not_computed(name: str, operator: Any, original: Kernel, why: str) -> Kernel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,8 +13,9 @@ import torch
 Kernel = Callable[..., Any]
 OUTSIDE, OPERATOR, COPY = 0, 1, 2  # Phase in csrc/emulated.hpp
 
-_REFUSED = "is not supported by the emulated device"
-_NO_PLAN = "cuDNN"
+_REFUSED = re.compile(
+    "is not supported by the emulated device|RUNTIME_PREREQUISITE_MISSING"  # cuDNN asks the driver
+)
 
 
 class _Thread(threading.local):
@@ -87,7 +89,7 @@ def run(
     try:
         return original(keyset, *args, **kwargs)
     except RuntimeError as error:
-        if _REFUSED not in str(error):
+        if not _REFUSED.search(str(error)):
             raise
         raise Unavailable(str(error)) from None
     finally:

@@ -11,13 +11,14 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.emulated import torch_private
-from pytest_cka_memory.emulated.values import copies, sizes
+from pytest_cka_memory.emulated.values import copies, sizes, sparse
 from pytest_cka_memory.emulated.values.computing import (
     compute_after,
     compute_first,
+    into_out,
     not_computed,
 )
-from pytest_cka_memory.emulated.values.equivalents import EQUIVALENTS
+from pytest_cka_memory.emulated.values.equivalents import EQUIVALENTS, recurrent
 from pytest_cka_memory.emulated.values.numbers_as_tensors import (
     accepting_numbers,
     if_refused,
@@ -37,7 +38,6 @@ _LEFT_ALONE = {
     "aten::set_.source_Storage",
     "aten::set_.source_Storage_storage_offset",
     "aten::set_.source_Tensor",
-    "aten::_cudnn_rnn_flatten_weight",
     "aten::_efficientzerotensor",
     "aten::_fused_sdp_choice",
     "aten::_use_cudnn_ctc_loss",
@@ -46,6 +46,12 @@ _LEFT_ALONE = {
     "aten::_use_miopen_ctc_loss.Tensor",
 }
 """Operators that write no values: they allocate, or look at shapes."""
+_COMPOSITES = {
+    "aten::isin.Tensor_Tensor",
+    "aten::isin.Tensor_Tensor_out",
+    "aten::linalg_matrix_exp",
+}
+"""Operators that only call others, which compute, and choose them by values they read back."""
 _WITHOUT_CUDA_KERNEL = ("aten::copy_", "aten::convolution_backward")
 """Operators whose kernel is the same for all devices and launches CUDA kernels itself."""
 _OTHER_PACKAGES = {
@@ -60,25 +66,44 @@ _SUBSTITUTES = {
 """Operators whose CUDA kernel calls another operator in a way that no kernel in Python can follow."""
 
 _libraries: dict[str, torch.library.Library] = {}
-_known: set[str] = set()
+_known: set[tuple[str, str]] = set()
 
 
 def register_all() -> None:
     """Register a kernel for every CUDA operator that torch has now and had not at the last call."""
     on_cpu = {*torch_private.registered("CPU")}
     on_cpu.update(torch_private.registered("CompositeExplicitAutograd"))
-    new = [
-        name
-        for name in (*torch_private.registered(_KEY), *_WITHOUT_CUDA_KERNEL)
-        if name not in _known
-    ]
+    found = [(_KEY, name) for name in (*torch_private.registered(_KEY), *_WITHOUT_CUDA_KERNEL)]
+    found += [(key, name) for key in sparse.KEYS for name in torch_private.registered(key)]
+    new = [entry for entry in found if entry not in _known]
     _known.update(new)
     # All kernels are made before the first is registered: some call torch's kernel of another.
-    kernels = [(name, _kernel_of(name, name in on_cpu)) for name in new]
-    for name, kernel in kernels:
+    kernels = [
+        (key, name, _kernel_of(name, name in on_cpu) if key == _KEY else _sparse_kernel(key, name))
+        for key, name in new
+    ]
+    kernels += [
+        (key, name, recurrent.layer(name, torch.library.get_kernel(name, key).call_boxed))
+        for base in recurrent.LAYERS
+        for name in (f"{base}.input", f"{base}.data")
+        for key in recurrent.LAYER_KEYS
+        if (key, name) not in _known
+    ]
+    _known.update((key, name) for key, name, _ in kernels)
+    for key, name, kernel in kernels:
         if kernel is not None:
             namespace, _, rest = name.partition("::")
-            _library(namespace).impl(rest, kernel, _KEY, with_keyset=True, allow_override=True)
+            _library(namespace).impl(rest, kernel, key, with_keyset=True, allow_override=True)
+
+
+def _sparse_kernel(key: str, name: str) -> Kernel | None:
+    operator = torch_private.operator_of(name)
+    if operator is None or name.partition("::")[0] in _OTHER_PACKAGES or _returns_views(operator):
+        return None
+    if sparse.is_about_parts(name) or name in _LEFT_ALONE:
+        return None
+    original = torch.library.get_kernel(name, key).call_boxed
+    return sparse.computing(name, operator, accepting_numbers(operator, original))
 
 
 def _library(namespace: str) -> torch.library.Library:
@@ -90,7 +115,7 @@ def _library(namespace: str) -> torch.library.Library:
 def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
     """Return the kernel to put before torch's; None to leave that in place."""
     operator = torch_private.operator_of(name)
-    left_alone = name in _LEFT_ALONE or name.partition("::")[0] in _OTHER_PACKAGES
+    left_alone = name in _LEFT_ALONE | _COMPOSITES or name.partition("::")[0] in _OTHER_PACKAGES
     if operator is None or left_alone or _returns_views(operator):
         return None
     original = accepting_numbers(operator, torch.library.get_kernel(name, _KEY).call_boxed)
@@ -104,13 +129,26 @@ def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
         return copies.zeroing(original, operator)
     if name == "aten::equal":
         return compute_first(original, operator, name)
+    if name == "aten::_cudnn_rnn_flatten_weight":
+        return recurrent.flatten_weights(original)
     if name in sizes.BY_VALUES:
         return sizes.sized(name, operator, original)
     if name in EQUIVALENTS:
         return compute_after(name, operator, original, EQUIVALENTS[name])
+    functional = _functional_name(name)
+    if functional in EQUIVALENTS:
+        compute = into_out(operator, EQUIVALENTS[functional])
+        return compute_after(name, operator, original, compute)
     if not has_cpu_kernel:
         return not_computed(name, operator, original, "the CPU has no such operator")
     return compute_after(name, operator, original, if_refused(operator))
+
+
+def _functional_name(name: str) -> str:
+    """Return the name of the operator without ``out`` of one with ``out``."""
+    base, _, overload = name.partition(".")
+    overload = overload.removesuffix("out").removesuffix("_")
+    return f"{base}.{overload}" if overload else base
 
 
 def _returns_views(operator: Any) -> bool:

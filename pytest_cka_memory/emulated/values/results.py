@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from pytest_cka_memory.emulated.torch_private import compressed_parts, sparse_parts
 from pytest_cka_memory.emulated.values.aliases import alias
 
 
@@ -24,6 +25,10 @@ class Fitted:
     tensor: torch.Tensor | None
 
 
+class SparseError(RuntimeError):
+    """The result is sparse, so its parts have sizes that depend on values."""
+
+
 class ShapeError(RuntimeError):
     """The CPU's result has another shape than that of the operator on the device."""
 
@@ -33,6 +38,7 @@ def write(results: Any, computed: Any) -> None:
 
     Raises:
         ShapeError: if their shapes differ.
+        SparseError: if they are sparse.
     """
     if isinstance(results, torch.Tensor):
         if isinstance(computed, torch.Tensor):
@@ -67,6 +73,8 @@ def _write_fitted(target: torch.Tensor, computed: torch.Tensor) -> None:
 
 
 def _write_tensor(result: torch.Tensor, computed: torch.Tensor) -> None:
+    if result.layout is not torch.strided:
+        raise SparseError
     if result.shape != computed.shape:
         if result.numel() == 0 or computed.numel() == 0:
             return  # statistics that only one of the two returns
@@ -88,8 +96,21 @@ def upload(value: Any, device: torch.device) -> Any:
 
 def upload_tensor(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return one tensor on the device."""
+    if value.layout is torch.sparse_coo:
+        indices, values = (upload_tensor(part, device) for part in sparse_parts(value))
+        return torch.sparse_coo_tensor(
+            *(indices, values, tuple(value.shape)),
+            check_invariants=False,
+            is_coalesced=value.is_coalesced(),
+        )
     if value.layout is not torch.strided:
-        return value.to(device)
+        parts = (*compressed_parts(value), value.values())
+        return torch.sparse_compressed_tensor(
+            *(upload_tensor(part, device) for part in parts),
+            tuple(value.shape),
+            layout=value.layout,
+            check_invariants=False,
+        )
     shape, stride = value.shape, value.stride()
     result = torch.empty_strided(shape, stride, dtype=value.dtype, device=device)
     alias(result).copy_(value)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from pytest_cka_memory.emulated import torch_private
 from pytest_cka_memory.emulated.values import operators
 from pytest_cka_memory.emulated.values.operators import tensors_in
 from pytest_cka_memory.errors import StaleValueError
@@ -138,5 +139,6 @@ def _storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
     if tensor.layout is torch.strided:
         return [tensor.untyped_storage()]
     if tensor.layout is torch.sparse_coo:
-        return []
-    return []
+        return [part.untyped_storage() for part in torch_private.sparse_parts(tensor)]
+    parts = (*torch_private.compressed_parts(tensor), tensor.values())
+    return [part.untyped_storage() for part in parts]

@@ -239,6 +239,28 @@ def cudnn_backward(
     return _backward(grad_out, query, key, value, bias, options)[:3]
 
 
+def cudnn_forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+    **others: Any,
+) -> Any:
+    _refuse({**others, "cum_seq_q": cum_seq_q})
+    settings = (attn_bias, compute_log_sumexp, dropout_p, is_causal, return_debug_mask)
+    return cudnn(query, key, value, *settings, scale=scale)
+
+
 # ---- The same without batch, or with sequences of different lengths one behind the other ----
 # aten/src/ATen/native/transformers/cuda/attention.cu: (batch, positions, heads, size), or
 # (positions of all, heads, size) with cumulated lengths
@@ -444,6 +466,7 @@ EQUIVALENTS = {
     "aten::_scaled_dot_product_efficient_attention_backward": efficient_backward,
     "aten::_scaled_dot_product_cudnn_attention": cudnn,
     "aten::_scaled_dot_product_cudnn_attention_backward": cudnn_backward,
+    "aten::_cudnn_attention_forward": cudnn_forward,
     "aten::_flash_attention_forward": flash_sequences,
     "aten::_flash_attention_backward": flash_sequences_backward,
     "aten::_efficient_attention_forward": efficient_sequences,

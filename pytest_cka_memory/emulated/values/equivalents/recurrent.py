@@ -8,6 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from pytest_cka_memory.emulated.torch_private import operator_of
+from pytest_cka_memory.emulated.values.operators import Kernel, Unavailable, run
+
 _RELU, _TANH, _LSTM, _GRU = range(4)  # cudnnRNNMode_t
 
 
@@ -61,7 +64,7 @@ def _run(
     state: Any = [hx, cx] if mode == _LSTM else hx
     settings = (has_biases, num_layers, dropout, train, bidirectional)
     if dropout and train:
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
     call: Any = function
     if batch_sizes:
         found = call(values, torch.tensor(batch_sizes), state, weight, *settings)
@@ -140,6 +143,80 @@ def _in_new_thread(function: Any) -> Any:
     if errors:
         raise errors[0]
     return results[0]
+
+
+# ---- torch.lstm and its relatives: they ask cuDNN about the weights before any operator runs ----
+
+LAYERS = {
+    "aten::lstm": _LSTM,
+    "aten::gru": _GRU,
+    "aten::rnn_tanh": _TANH,
+    "aten::rnn_relu": _RELU,
+}
+LAYER_KEYS = ("AutogradCUDA", "CUDA")
+
+
+# aten/src/ATen/native/cudnn/RNN.cpp: _cudnn_impl
+def layer(name: str, original: Kernel) -> Kernel:
+    """Return a kernel that calls cuDNN's operator as torch would."""
+    mode = LAYERS[name.partition(".")[0]]
+    is_packed = name.endswith(".data")
+    cudnn_operator = operator_of("aten::_cudnn_rnn")
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.backends.cudnn.enabled or kwargs:
+            return original(keyset, *args, **kwargs)
+        if is_packed:
+            values, sizes, state, weights, *settings = args
+            batch_first, batch_sizes = False, sizes.tolist()
+        else:
+            values, state, weights, *settings, batch_first = args
+            batch_sizes = []
+        has_biases, num_layers, dropout, train, bidirectional = settings
+        hx, cx = state if mode == _LSTM else (state, None)
+        projected = hx.shape[2] if cx is not None and cx.shape[2] != hx.shape[2] else 0
+        hidden = hx.shape[2] if cx is None else cx.shape[2]
+        stride = (4 if has_biases else 2) + (1 if projected else 0)
+        no_state = torch.empty(0, dtype=torch.uint8, device=values.device) if dropout else None
+        output, hy, cy, *_ = cudnn_operator(
+            *(values, list(weights), stride, _buffer(weights), hx.contiguous()),
+            *(None if cx is None else cx.contiguous(), mode, hidden, projected, num_layers),
+            *(batch_first, dropout, train, bidirectional, batch_sizes, no_state),
+        )
+        return (output, hy, cy) if mode == _LSTM else (output, hy)
+
+    return kernel
+
+
+def _buffer(weights: Any) -> Tensor | None:
+    """Return the buffer that has all weights; None if they do not share one."""
+    storages = {weight.untyped_storage().data_ptr() for weight in weights}
+    if len(storages) > 1:
+        return None
+    storage = weights[0].untyped_storage()
+    length = storage.nbytes() // weights[0].element_size()
+    return weights[0].detach().as_strided((length,), (1,), 0)
+
+
+# aten/src/ATen/native/cudnn/RNN.cpp: all weights become parts of one buffer. The order in it is
+# cuDNN's own there; here it is that of the arguments.
+def flatten_weights(original: Kernel) -> Kernel:
+    """Return the kernel of the operator, which gives the weights other memory."""
+
+    def kernel(keyset: Any, weights: list[Tensor], *settings: Any) -> Tensor:
+        try:
+            found: Tensor = run(original, keyset, (weights, *settings), {})
+        except Unavailable:
+            found = weights[0].new_empty(sum(weight.numel() for weight in weights))
+            first = 0
+            for weight in weights:
+                part = found.narrow(0, first, weight.numel()).view(weight.shape)
+                first += weight.numel()
+                part.copy_(weight)
+                weight.set_(part)  # type: ignore[call-overload]
+        return found
+
+    return kernel
 
 
 # aten/src/ATen/native/cudnn/RNN.cpp: the state of cuDNN's own generator, which is not used here
