@@ -40,8 +40,8 @@ from typing import Any
 
 from pytest_cka_memory.core.cards import CONTEXT_BYTES, Card, card_of
 from pytest_cka_memory.emulated import children, shutdown
-from pytest_cka_memory.emulated.values import activation
 from pytest_cka_memory.emulated.specification import EMULATED, MOST_DEVICES, Specification
+from pytest_cka_memory.emulated.values import activation
 from pytest_cka_memory.errors import DeviceError
 
 _LIBRARY = "pytest_cka_memory.emulated._cuda"
@@ -125,7 +125,8 @@ def load(
         devices: how many such cards there are, before ``CUDA_VISIBLE_DEVICES`` is applied.
         total_bytes: memory of each; None for that of the card. The CUDA context takes 512 MB of
             it.
-        values: whether operators compute values; None if the torch version allows it.
+        values: whether operators compute values; None to compute them if the torch version can,
+            and whatever an earlier call has chosen.
 
     Raises:
         DeviceError: if the device cannot be emulated here, or no longer. The message says why, what
@@ -143,7 +144,8 @@ def load(
             f"the emulated device cannot have {total >> 20:,} MB of memory, because the CUDA "
             f"context takes {CONTEXT_BYTES >> 20:,} MB of it; give it more"
         )
-    wanted = Loaded(wanted_card, devices, total, values is not False)
+    by_default = True if _loaded is None else _loaded.values
+    wanted = Loaded(wanted_card, devices, total, by_default if values is None else values)
     if _loaded is not None:
         _check_same(_loaded, wanted)
         return
@@ -161,7 +163,7 @@ def load(
     _loaded = wanted
     _prepare_environment(paths[0])
     if wanted.values:
-        activation.compute_values(_library, required=values is True)
+        activation.compute_values(paths[0], required=values is True)
     children.call_in_children(load, wanted_card.name, devices, total, values)
     atexit.register(shutdown.wait_for_backward_threads)
 
@@ -192,7 +194,9 @@ def _check_same(existing: Loaded, wanted: Loaded) -> None:
 
 
 def _described(loaded: Loaded) -> str:
-    return f"{loaded.devices} × {loaded.card.title} with {loaded.total_bytes >> 20:,} MB each"
+    values = "" if loaded.values else ", without values"
+    memory = f"{loaded.total_bytes >> 20:,} MB each"
+    return f"{loaded.devices} × {loaded.card.title} with {memory}{values}"
 
 
 def _check_platform() -> None:

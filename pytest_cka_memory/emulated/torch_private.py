@@ -81,6 +81,40 @@ conjugated: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, "_conj", tor
 negated: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, "_neg_view", torch.neg)
 
 
+SPARSE_PARTS = (
+    "_coalesced_",
+    "_dimI",
+    "_dimV",
+    "_indices",
+    "_nnz",
+    "_sparse_compressed_tensor_unsafe",
+    "_sparse_coo_tensor_with_dims",
+    "_sparse_coo_tensor_with_dims_and_tensors",
+    "_values",
+    "ccol_indices",
+    "col_indices",
+    "copy_",
+    "copy_sparse_to_sparse_",
+    "crow_indices",
+    "dense_dim",
+    "empty",
+    "empty_like",
+    "indices",
+    "is_coalesced",
+    "resize_as_sparse_",
+    "row_indices",
+    "select",
+    "sparse_dim",
+    "sparse_resize_",
+    "sparse_resize_and_clear_",
+    "unsqueeze",
+    "values",
+    "zero_",
+    "zeros",
+)
+"""Operators that only create, copy or return the parts of a sparse tensor, which are dense."""
+
+
 def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the indices and values of a sparse COO tensor, coalesced or not."""
     return tensor._indices(), tensor._values()
@@ -95,4 +129,4 @@ def compressed_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 def is_singular(error: Exception) -> bool:
     """Whether an error says that a matrix has no such decomposition, as a card would say too."""
-    return isinstance(error, torch.linalg.LinAlgError)
+    return type(error).__name__ == "_LinAlgError"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -20,24 +19,24 @@ def are_computed() -> bool:
     return _is_on
 
 
-def compute_values(library: ctypes.CDLL, *, required: bool) -> None:
+def compute_values(path: str, *, required: bool) -> None:
     """Compute values from now on, or from the moment when torch is imported.
 
     Args:
-        library: the emulated device.
+        path: of the library of the emulated device, which is loaded.
         required: raise if the torch version cannot; otherwise no values are computed then.
     """
     if "torch" in sys.modules:
-        _turn_on(library, required=required)
+        _turn_on(path, required=required)
     else:
-        sys.meta_path.insert(0, _AfterTorch(library, required))
+        sys.meta_path.insert(0, _AfterTorch(path, required))
 
 
 class _AfterTorch(MetaPathFinder):
     """Finds torch as usual, and turns values on once it is imported."""
 
-    def __init__(self, library: ctypes.CDLL, required: bool) -> None:
-        self._library = library
+    def __init__(self, path: str, required: bool) -> None:
+        self._path = path
         self._required = required
 
     def find_spec(
@@ -54,14 +53,14 @@ class _AfterTorch(MetaPathFinder):
             execute(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-                _turn_on(self._library, required=self._required)
+                _turn_on(self._path, required=self._required)
 
         loader: Any = spec.loader
         loader.exec_module = exec_module
         return spec
 
 
-def _turn_on(library: ctypes.CDLL, *, required: bool) -> None:
+def _turn_on(path: str, *, required: bool) -> None:
     global _is_on
     import torch
 
@@ -77,7 +76,7 @@ def _turn_on(library: ctypes.CDLL, *, required: bool) -> None:
         return
     from pytest_cka_memory.emulated.values import operators, registration
 
-    functions = operators.Library(library)
+    functions = operators.Library(path)
     operators.use_library(functions)
     registration.register_all()
     # Torch prefers cuDNN's attention on an H100 and newer cards, and cuDNN cannot plan it here.

@@ -13,11 +13,25 @@ from pytest_cka_memory.emulated import torch_private
 from pytest_cka_memory.emulated.values import errors_on_device, operators, randomness, staleness
 from pytest_cka_memory.emulated.values.aliases import alias, on_cpu
 from pytest_cka_memory.emulated.values.operators import Kernel, Unavailable, tensors_in, thread
-from pytest_cka_memory.emulated.values.results import ShapeError, SparseError, replace, upload, write
-
-_LOW = (torch.float16, torch.bfloat16) + tuple(
-    dtype for name, dtype in vars(torch).items() if name.startswith("float8_")
+from pytest_cka_memory.emulated.values.results import (
+    ShapeError,
+    SparseError,
+    replace,
+    upload,
+    write,
 )
+
+_LOW = (
+    torch.float16,
+    torch.bfloat16,
+    *tuple(dtype for name, dtype in vars(torch).items() if name.startswith("float8_")),
+)
+
+_FILLING = (
+    *("fill_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_", "geometric_"),
+    *("cauchy_", "log_normal_"),
+)
+"""Operators that write their first argument, whatever it was before."""
 
 # Not for CPU operators that this package calls: they are no operations of the user.
 _SKIPPED_KEYS = (
@@ -52,7 +66,8 @@ def compute_after(name: str, operator: Any, original: Kernel, compute: Kernel) -
         compute: gets the operator's arguments with CPU aliases of its tensors.
     """
     schema = torch_private.schema_of(operator)
-    mutates = schema.is_mutable
+    outs = {argument.name for argument in schema.arguments if _is_out(argument)}
+    fills = name.partition("::")[2].partition(".")[0] in _FILLING
     is_random = randomness.is_random(operator)
     skipped = _skipped()
     without_torch_function = torch_private.without_torch_function
@@ -65,11 +80,11 @@ def compute_after(name: str, operator: Any, original: Kernel, compute: Kernel) -
         if is_random:
             generator = randomness.generator_of(args, kwargs)
             seed = 0 if generator is None else randomness.seed_of(generator)
-        results, why = None, None
+        results, is_available = None, True
         try:
             results = operators.run(original, keyset, args, kwargs)
-        except Unavailable as error:
-            why = error
+        except Unavailable:  # not kept: its traceback would keep the arguments
+            is_available = False
         with without_torch_function(), without_keys(skipped):
             if is_random:
                 if generator is not None:
@@ -78,7 +93,7 @@ def compute_after(name: str, operator: Any, original: Kernel, compute: Kernel) -
             else:
                 call = compute
             try:
-                if why is not None:
+                if not is_available:
                     results = _instead(schema, call, args, kwargs)
                 else:
                     computed = call(
@@ -91,11 +106,12 @@ def compute_after(name: str, operator: Any, original: Kernel, compute: Kernel) -
             except ShapeError as error:
                 staleness.mark(results, f"{name} was not computed: {error}")
             except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
-                if why is not None:
+                if not is_available or torch_private.is_singular(error):
                     raise
                 results = _after_error(name, schema, call, args, kwargs, results, error)
         if may_be_stale:
-            staleness.propagate((args, kwargs), results if not mutates else (results, args, kwargs))
+            read = args[1:] if fills else args, {k: v for k, v in kwargs.items() if k not in outs}
+            staleness.propagate(read, (results, _mutated(schema, args, kwargs)))
         return results
 
     return kernel
@@ -118,21 +134,19 @@ def _after_error(
     error: Exception,
 ) -> Any:
     """Compute in single precision, raise what a card would raise, or mark the results as stale."""
-    if torch_private.is_singular(error):
-        raise error
-    refused = errors_on_device.device_assert(name, error)
-    if errors_on_device.is_unsupported(error):
-        if any(tensor.dtype in _LOW for tensor in tensors_in((args, kwargs))):
-            try:
-                _compute_in_single_precision(schema, call, args, kwargs, results)
-            except (RuntimeError, IndexError, ValueError, TypeError) as second:
-                error = second
-            else:
-                return results
-    elif refused is not None:
-        raise refused from error
-    mutated = [value for value in _mutated(schema, args, kwargs)]
-    staleness.mark((results, mutated), reason(name, str(error)))
+    why = str(error)
+    if not errors_on_device.is_unsupported(error):
+        # Raised without a name for it here: that would keep this frame, and so the arguments.
+        if errors_on_device.is_assert(error):
+            raise errors_on_device.device_assert(name, error) from error
+    elif any(tensor.dtype in _LOW for tensor in tensors_in((args, kwargs))):
+        try:
+            _compute_in_single_precision(schema, call, args, kwargs, results)
+        except (RuntimeError, IndexError, ValueError, TypeError) as second:
+            why = str(second)
+        else:
+            return results
+    staleness.mark((results, _mutated(schema, args, kwargs)), reason(name, why))
     return results
 
 
@@ -214,6 +228,10 @@ def _device_of(args: Any, kwargs: Any) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def _is_out(argument: Any) -> bool:
+    return argument.kwarg_only and _is_written(argument)
+
+
 def _is_written(argument: Any) -> bool:
     return argument.alias_info is not None and argument.alias_info.is_write
 
@@ -243,7 +261,7 @@ def into_out(operator: Any, compute: Kernel) -> Kernel:
     names = [
         argument.name
         for argument in torch_private.schema_of(operator).arguments
-        if argument.kwarg_only and _is_written(argument)
+        if _is_out(argument)
     ]
 
     def call(*args: Any, **kwargs: Any) -> Any:

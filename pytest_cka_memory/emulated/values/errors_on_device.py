@@ -26,12 +26,14 @@ def is_unsupported(error: Exception) -> bool:
     return not isinstance(error, IndexError) and bool(_UNSUPPORTED.search(str(error)))
 
 
-def device_assert(operator: str, error: Exception) -> DeviceAssertError | None:
-    """Return the error for values that a kernel would have refused; None for other errors."""
-    text = str(error)
-    if not isinstance(error, IndexError) and not _VALUES.search(text):
-        return None
+def is_assert(error: Exception) -> bool:
+    """Whether an error is about a value, which a kernel would have refused."""
+    return isinstance(error, IndexError) or bool(_VALUES.search(str(error)))
+
+
+def device_assert(operator: str, error: Exception) -> DeviceAssertError:
+    """Return the error for a value that a kernel would have refused."""
     return DeviceAssertError(
-        f"{operator}: {text}. On a card this is a device-side assert: the kernel reports it "
+        f"{operator}: {error}. On a card this is a device-side assert: the kernel reports it "
         f"later, at the next synchronization, and every call after that fails"
     )

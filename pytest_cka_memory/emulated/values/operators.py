@@ -39,8 +39,8 @@ def is_inside() -> bool:
 class Library:
     """The functions of csrc/values.cpp; each call takes less than a microsecond."""
 
-    def __init__(self, library: ctypes.CDLL) -> None:
-        functions = ctypes.PyDLL(library._name)  # keeps the interpreter's lock
+    def __init__(self, path: str) -> None:
+        functions = ctypes.PyDLL(path)  # keeps the interpreter's lock
         self.set_phase = functions.emulated_set_phase
         self.compute_values = functions.emulated_compute_values
         self.announce = functions.emulated_announce
@@ -75,9 +75,7 @@ def library() -> Library:
     return _library
 
 
-def run(
-    original: Kernel, keyset: Any, args: Any, kwargs: Any, phase: int = OPERATOR
-) -> Any:
+def run(original: Kernel, keyset: Any, args: Any, kwargs: Any, phase: int = OPERATOR) -> Any:
     """Run torch's kernel in this thread without changing what its arguments contain.
 
     Raises:

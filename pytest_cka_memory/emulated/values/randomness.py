@@ -1,8 +1,8 @@
 """Random numbers: those of the CPU's algorithm, from the state of the CUDA generator.
 
 The seed of each operator is made from the seed and the offset of the CUDA generator, which torch's
-own code advances. So ``torch.cuda.manual_seed`` and ``torch.cuda.set_rng_state`` repeat numbers, and
-the first operator after ``torch.manual_seed`` gives the same numbers as on the CPU.
+own code advances. So ``torch.cuda.manual_seed`` and ``torch.cuda.set_rng_state`` repeat numbers.
+The first operator after ``torch.manual_seed`` gives the same numbers as on the CPU.
 """
 
 from __future__ import annotations

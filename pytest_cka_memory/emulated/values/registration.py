@@ -49,7 +49,6 @@ _LEFT_ALONE = {
 _COMPOSITES = {
     "aten::isin.Tensor_Tensor",
     "aten::isin.Tensor_Tensor_out",
-    "aten::linalg_matrix_exp",
 }
 """Operators that only call others, which compute, and choose them by values they read back."""
 _WITHOUT_CUDA_KERNEL = ("aten::copy_", "aten::convolution_backward")
@@ -63,7 +62,7 @@ _SUBSTITUTES = {
     "aten::pow.Scalar": power_of_number,
     "aten::pow.Scalar_out": power_of_number_out,
 }
-"""Operators whose CUDA kernel calls another operator in a way that no kernel in Python can follow."""
+"""Operators whose CUDA kernel passes another one a number in a tensor on the device."""
 
 _libraries: dict[str, torch.library.Library] = {}
 _known: set[tuple[str, str]] = set()
@@ -108,7 +107,7 @@ def _sparse_kernel(key: str, name: str) -> Kernel | None:
 
 def _library(namespace: str) -> torch.library.Library:
     if namespace not in _libraries:
-        _libraries[namespace] = torch.library.Library(namespace, "IMPL")  # noqa: TOR901
+        _libraries[namespace] = torch.library.Library(namespace, "IMPL")
     return _libraries[namespace]
 
 
@@ -131,6 +130,8 @@ def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
         return compute_first(original, operator, name)
     if name == "aten::_cudnn_rnn_flatten_weight":
         return recurrent.flatten_weights(original)
+    if name in sizes.GUIDED:
+        return sizes.guided(name, operator, original)
     if name in sizes.BY_VALUES:
         return sizes.sized(name, operator, original)
     if name in EQUIVALENTS:

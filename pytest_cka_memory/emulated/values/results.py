@@ -104,9 +104,11 @@ def upload_tensor(value: torch.Tensor, device: torch.device) -> torch.Tensor:
             is_coalesced=value.is_coalesced(),
         )
     if value.layout is not torch.strided:
-        parts = (*compressed_parts(value), value.values())
+        outer, inner = compressed_parts(value)
         return torch.sparse_compressed_tensor(
-            *(upload_tensor(part, device) for part in parts),
+            upload_tensor(outer, device),
+            upload_tensor(inner, device),
+            upload_tensor(value.values(), device),
             tuple(value.shape),
             layout=value.layout,
             check_invariants=False,

@@ -20,43 +20,10 @@ from pytest_cka_memory.emulated.values.results import upload
 
 KEYS = ("SparseCUDA", "SparseCsrCUDA")
 
-_PARTS = (
-    "_coalesced_",
-    "_dimI",
-    "_dimV",
-    "_indices",
-    "_nnz",
-    "_sparse_compressed_tensor_unsafe",
-    "_sparse_coo_tensor_with_dims",
-    "_sparse_coo_tensor_with_dims_and_tensors",
-    "_values",
-    "ccol_indices",
-    "col_indices",
-    "copy_",
-    "copy_sparse_to_sparse_",
-    "crow_indices",
-    "dense_dim",
-    "empty",
-    "empty_like",
-    "indices",
-    "is_coalesced",
-    "resize_as_sparse_",
-    "row_indices",
-    "select",
-    "sparse_dim",
-    "sparse_resize_",
-    "sparse_resize_and_clear_",
-    "unsqueeze",
-    "values",
-    "zero_",
-    "zeros",
-)
-"""Operators that only create, copy or return the parts of a sparse tensor, which are dense."""
-
 
 def is_about_parts(name: str) -> bool:
     """Whether an operator needs no computation of its own."""
-    return name.partition("::")[2].partition(".")[0] in _PARTS
+    return name.partition("::")[2].partition(".")[0] in torch_private.SPARSE_PARTS
 
 
 def computing(name: str, operator: Any, original: Kernel) -> Kernel:

@@ -7,7 +7,9 @@ stale as well. Copying to a tensor and filling it make it fresh again.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -24,6 +26,8 @@ _stale: dict[int, tuple[StorageWeakRef, str]] = {}
 _fresh: dict[int, StorageWeakRef] = {}
 """After unknown work: storages that were written since."""
 _known_work = 0
+_ignoring = 0
+"""How many operators run whose results are known, whatever kernels they launch."""
 _unknown: str | None = None
 """Why storages that are not fresh are not known; None if no unknown kernel has run."""
 
@@ -34,7 +38,7 @@ def is_possible() -> bool:
 
 
 def _has_new_work() -> bool:
-    return operators.library().unknown_work.value != _known_work
+    return _ignoring == 0 and operators.library().unknown_work.value != _known_work
 
 
 def forget() -> None:
@@ -45,6 +49,21 @@ def forget() -> None:
         _fresh.clear()
         _unknown = None
         _known_work = operators.library().unknown_work.value
+
+
+@contextlib.contextmanager
+def ignored_work() -> Iterator[None]:
+    """Take kernels that run meanwhile for those of an operator whose result is written later."""
+    global _ignoring, _known_work
+    if is_possible():
+        _note_new_work()
+    _ignoring += 1
+    try:
+        yield
+    finally:
+        _ignoring -= 1
+        if _ignoring == 0:
+            _known_work = operators.library().unknown_work.value
 
 
 def mark(values: Any, reason: str) -> None:

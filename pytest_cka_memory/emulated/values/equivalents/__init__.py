@@ -9,6 +9,7 @@ from typing import Any
 
 from pytest_cka_memory.emulated.values.equivalents import (
     attention,
+    attention_sequences,
     convolution,
     elementwise,
     normalization,
@@ -18,6 +19,7 @@ from pytest_cka_memory.emulated.values.equivalents import (
 
 EQUIVALENTS: dict[str, Callable[..., Any]] = {
     **attention.EQUIVALENTS,
+    **attention_sequences.EQUIVALENTS,
     **convolution.EQUIVALENTS,
     **elementwise.EQUIVALENTS,
     **normalization.EQUIVALENTS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -148,7 +149,7 @@ def scaled_mm(
     return result.to(left.dtype if out_dtype is None else out_dtype)
 
 
-EQUIVALENTS = {
+EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "aten::cudnn_convolution": convolution,
     "aten::cudnn_convolution_transpose": transposed,
     "aten::cudnn_convolution_relu": with_relu,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ def ctc_loss(
     return losses, gradient
 
 
-EQUIVALENTS = {
+EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "aten::_fused_dropout": fused_dropout,
     "aten::_masked_scale": masked_scale,
     "aten::log_sigmoid_backward": log_sigmoid_backward,

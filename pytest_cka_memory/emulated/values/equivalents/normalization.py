@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -273,7 +274,7 @@ def rms_norm_backward(
     return of_values, of_weight
 
 
-EQUIVALENTS = {
+EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "aten::native_batch_norm": native,
     "aten::_native_batch_norm_legit": native,
     "aten::_native_batch_norm_legit.no_stats": without_statistics,

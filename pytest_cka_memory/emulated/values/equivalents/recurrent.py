@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -195,7 +196,8 @@ def _buffer(weights: Any) -> Tensor | None:
         return None
     storage = weights[0].untyped_storage()
     length = storage.nbytes() // weights[0].element_size()
-    return weights[0].detach().as_strided((length,), (1,), 0)
+    buffer: Tensor = weights[0].detach().as_strided((length,), (1,), 0)
+    return buffer
 
 
 # aten/src/ATen/native/cudnn/RNN.cpp: all weights become parts of one buffer. The order in it is
@@ -294,7 +296,7 @@ def gru_cell_backward(gradient: Tensor, workspace: Tensor, has_bias: bool) -> An
     return of_input, of_hidden, gradient * z, *biases
 
 
-EQUIVALENTS = {
+EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "aten::_cudnn_rnn": cudnn_rnn,
     "aten::_cudnn_rnn_backward": cudnn_rnn_backward,
     "aten::_cudnn_init_dropout_state": dropout_state,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from torch import Tensor
 
 from pytest_cka_memory.emulated.torch_private import operator_of
@@ -38,7 +41,7 @@ def affine_grid_backward(gradient: Tensor, n: int, c: int, h: int, w: int) -> Te
     return result
 
 
-EQUIVALENTS = {
+EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "aten::cudnn_grid_sampler": grid_sampler,
     "aten::cudnn_grid_sampler_backward": grid_sampler_backward,
     "aten::cudnn_affine_grid_generator": affine_grid,
