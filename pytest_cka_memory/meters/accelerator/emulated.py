@@ -26,8 +26,8 @@ class EmulatedMeter(AcceleratorMeter):
     """
 
     notes = (
-        "EMULATED, not measured on a GPU: torch's CUDA build and its allocator ran, but no kernel;",
-        "assumed: batch normalization takes no cuDNN workspace; not known: the workspaces of cuFFT,",
+        "EMULATED, not measured on a GPU: torch's CUDA build and its allocator ran, no kernel did;",
+        "assumed: batch normalization takes no cuDNN workspace; not known: workspaces of cuFFT,",
         "cuSOLVER, cuSPARSE and cuDNN's recurrent layers, and the latter's reserve",
         *AcceleratorMeter.notes,
     )
