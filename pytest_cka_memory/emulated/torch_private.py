@@ -127,6 +127,13 @@ def compressed_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tensor.ccol_indices(), tensor.row_indices()
 
 
+def disable_fusion() -> None:
+    """Keep TorchScript from launching kernels of its own for several operators at once."""
+    disable = getattr(torch._C, "_jit_override_can_fuse_on_gpu", None)
+    if disable is not None:
+        disable(False)
+
+
 def is_singular(error: Exception) -> bool:
     """Whether an error says that a matrix has no such decomposition, as a card would say too."""
     return type(error).__name__ == "_LinAlgError"

@@ -81,6 +81,7 @@ def _turn_on(path: str, *, required: bool) -> None:
     registration.register_all()
     # Torch prefers cuDNN's attention on an H100 and newer cards, and cuDNN cannot plan it here.
     torch.backends.cuda.enable_cudnn_sdp(False)
+    torch_private.disable_fusion()
     functions.compute_values(1)
     _is_on = True
 
