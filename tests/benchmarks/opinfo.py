@@ -105,7 +105,10 @@ def compare(operator: Any, dtype: Any, samples: int, values: bool) -> dict[str, 
             peak = torch.cuda.max_memory_allocated() - start
         sizes.append([number, before - start, torch.cuda.memory_allocated() - before, peak])
         if values and not is_uninitialized(operator) and not sample.kwargs.get("dropout_p"):
-            problem = difference(operator, expected, found, dtype)
+            try:
+                problem = difference(operator, expected, found, dtype)
+            except RuntimeError as error:  # a value that was not computed
+                problem = f"{type(error).__name__}: {str(error)[:300]}"
             if problem:
                 problems.append(f"{number}: {problem}")
         del found, moved
@@ -136,7 +139,7 @@ def on_device(sample: Any, operator: Any) -> Any:
     if operator.name == "tensor_split":  # takes its indices on the CPU only
         moved.args = sample.args
     if "device" in moved.kwargs:
-        moved.kwargs["device"] = "cuda"
+        moved.kwargs = {**moved.kwargs, "device": "cuda"}
     return moved
 
 
@@ -169,13 +172,21 @@ def difference(operator: Any, expected: Any, found: Any, dtype: Any) -> str:
         if len(left) != len(right):
             return f"{kind}: {len(right)} results for {len(left)}"
         for one, other in zip(left, right, strict=True):
-            problem = difference_of_two(one, other, dtype)
+            problem = difference_of_two(one, other, tolerance_of(operator, dtype))
             if problem:
                 return f"{kind}: {problem}"
     return ""
 
 
-def difference_of_two(expected: Any, found: Any, dtype: Any) -> str:
+def tolerance_of(operator: Any, dtype: Any) -> float:
+    import torch
+
+    if dtype == torch.bfloat16:
+        return 2e-1 if "attention" in operator.name else 2e-2  # it rounds in other places
+    return 1e-4
+
+
+def difference_of_two(expected: Any, found: Any, tolerance: float) -> str:
     import torch
 
     if not isinstance(expected, torch.Tensor) or not isinstance(found, torch.Tensor):
@@ -183,8 +194,9 @@ def difference_of_two(expected: Any, found: Any, dtype: Any) -> str:
         return "" if both_nan or expected == found else f"{found!r} for {expected!r}"
     if expected.numel() == 0:  # statistics that the CPU does not return
         return ""
-    tolerance = {torch.float32: 1e-4, torch.bfloat16: 2e-2}.get(dtype, 1e-4)
-    found, expected = found.detach().cpu(), expected.detach()
+    found, expected = found.detach().cpu(), expected.detach().cpu()
+    if found.dtype.itemsize == 1 and found.is_floating_point():
+        found, expected = found.float(), expected.float()
     try:
         torch.testing.assert_close(
             found, expected, rtol=tolerance, atol=tolerance, equal_nan=True, check_dtype=False

@@ -11,8 +11,8 @@ from pytest_cka_memory.emulated.values.equivalents import (
     attention,
     attention_sequences,
     convolution,
-    elementwise,
     normalization,
+    others,
     recurrent,
     sampling,
 )
@@ -21,7 +21,7 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     **attention.EQUIVALENTS,
     **attention_sequences.EQUIVALENTS,
     **convolution.EQUIVALENTS,
-    **elementwise.EQUIVALENTS,
+    **others.EQUIVALENTS,
     **normalization.EQUIVALENTS,
     **recurrent.EQUIVALENTS,
     **sampling.EQUIVALENTS,

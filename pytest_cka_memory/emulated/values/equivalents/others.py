@@ -1,4 +1,4 @@
-"""Fused dropout, log sigmoid and other operators that treat each element alone."""
+"""Fused dropout, log sigmoid, bags of embeddings and the CTC loss."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from pytest_cka_memory.emulated.torch_private import operator_of
+from pytest_cka_memory.emulated.values.results import Fitted
 
 
 # aten/src/ATen/native/cuda/Dropout.cu: p is the probability to keep, the mask is of bytes
@@ -51,7 +52,33 @@ def ctc_loss(
     return losses, gradient
 
 
+# aten/src/ATen/native/cuda/EmbeddingBag.cu: it always returns the bag of each index, and a size for
+# the last offset too
+def embedding_bag(
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> Any:
+    output, _, sizes, largest = operator_of("aten::_embedding_bag")(
+        *(weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights),
+        *(include_last_offset, padding_idx),
+    )
+    starts = offsets.long()
+    if not include_last_offset:
+        starts = torch.cat([starts, torch.tensor([indices.numel()])])
+    bags = torch.repeat_interleave(torch.arange(starts.numel() - 1), starts.diff())
+    return output, Fitted(bags.to(indices.dtype)), Fitted(sizes), Fitted(largest)
+
+
 EQUIVALENTS: dict[str, Callable[..., Any]] = {
+    "aten::_embedding_bag": embedding_bag,
+    "aten::_embedding_bag_forward_only": embedding_bag,
     "aten::_fused_dropout": fused_dropout,
     "aten::_masked_scale": masked_scale,
     "aten::log_sigmoid_backward": log_sigmoid_backward,
