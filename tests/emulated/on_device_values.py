@@ -19,7 +19,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from pytest_cka_memory.emulated.values import operators, staleness  # noqa: E402
+from pytest_cka_memory.emulated.values import activation, operators, staleness  # noqa: E402
 from pytest_cka_memory.errors import DeviceAssertError, StaleValueError  # noqa: E402
 
 HALF = torch.float16, torch.bfloat16
@@ -633,6 +633,17 @@ def test_library_with_its_own_operators_is_computed():
     on_both(lambda b: torchvision.ops.box_iou(b, b), boxes)
     image, regions = torch.rand(1, 2, 16, 16), torch.tensor([[0.0, 0, 0, 8, 8]])
     on_both(lambda i, r: torchvision.ops.roi_align(i, r, 4), image, regions)
+
+
+def test_operators_of_the_user_in_python_compute_what_they_call():
+    """Also if a library is loaded after they were defined."""
+
+    @torch.library.custom_op("emulated_tests::twice", mutates_args=(), device_types="cuda")
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    activation.register_new_operators()
+    assert twice(torch.ones(3, device="cuda")).tolist() == [2, 2, 2]
 
 
 # ---- Memory ----

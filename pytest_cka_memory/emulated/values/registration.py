@@ -117,7 +117,10 @@ def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
     left_alone = name in _LEFT_ALONE | _COMPOSITES or name.partition("::")[0] in _OTHER_PACKAGES
     if operator is None or left_alone or _returns_views(operator):
         return None
-    original = accepting_numbers(operator, torch.library.get_kernel(name, _KEY).call_boxed)
+    torchs = torch.library.get_kernel(name, _KEY)
+    if _is_users(name, torchs):
+        return None
+    original = accepting_numbers(operator, torchs.call_boxed)
     if name in _SUBSTITUTES:
         original = _SUBSTITUTES[name](original)
     if name == "aten::copy_":
@@ -143,6 +146,11 @@ def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
     if not has_cpu_kernel:
         return not_computed(name, operator, original, "the CPU has no such operator")
     return compute_after(name, operator, original, if_refused(operator))
+
+
+def _is_users(name: str, kernel: Any) -> bool:
+    """Whether a kernel is a function in Python, whose own calls of operators are computed."""
+    return not name.startswith("aten::") and ".py:" in repr(kernel)  # where it was registered
 
 
 def _functional_name(name: str) -> str:
