@@ -269,7 +269,7 @@ def refuse(monkeypatch):
     """Return a function that makes loading fail with an error."""
 
     def install(error):
-        def load(*_):
+        def load(*_, **__):
             raise error
 
         monkeypatch.setattr(loading, "load", load)
