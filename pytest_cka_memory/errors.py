@@ -37,5 +37,16 @@ class PredictionError(CkaMemoryError, RuntimeError):
     """A request that needs a real device, such as reading a computed value."""
 
 
+class StaleValueError(CkaMemoryError, RuntimeError):
+    """A read of a value that was not computed on the emulated device."""
+
+
+class DeviceAssertError(CkaMemoryError, IndexError, RuntimeError):
+    """A value that a kernel on a card would refuse, such as an index out of range.
+
+    On the CPU torch raises an IndexError or a RuntimeError for it, on a card a RuntimeError.
+    """
+
+
 class CapacityError(CkaMemoryError, MemoryError):
     """A simulated card that is out of memory; its argument is the number of bytes requested."""

@@ -14,8 +14,9 @@ the process (in pytest: ``pytest_load_initial_conftests`` with ``tryfirst=True``
 
     torch.cuda.get_device_name()  # "NVIDIA A100-SXM4-80GB"
 
-No kernel runs, and no value is computed: device memory holds what was copied there, and zeros
-elsewhere. ``.item()`` and other small reads return 0 after any kernel was launched.
+No kernel runs. :mod:`pytest_cka_memory.emulated.values` computes on the CPU what kernels would
+have computed. With ``values=False`` no value is computed: device memory holds what was copied
+there, and zeros elsewhere; ``.item()`` and other small reads return 0 after a kernel was launched.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from typing import Any
 from pytest_cka_memory.core.cards import CONTEXT_BYTES, Card, card_of
 from pytest_cka_memory.emulated import children, shutdown
 from pytest_cka_memory.emulated.specification import EMULATED, MOST_DEVICES, Specification
+from pytest_cka_memory.emulated.values import activation
 from pytest_cka_memory.errors import DeviceError
 
 _LIBRARY = "pytest_cka_memory.emulated._cuda"
@@ -62,6 +64,8 @@ class Loaded:
     devices: int
     total_bytes: int
     """Memory of each device, of which the CUDA context takes some."""
+    values: bool = True
+    """Whether values are asked for."""
 
     @property
     def title(self) -> str:
@@ -106,7 +110,12 @@ def card() -> Card | None:
     return None if _loaded is None else _loaded.card
 
 
-def load(card_name: str | None = None, devices: int = 1, total_bytes: int | None = None) -> None:
+def load(
+    card_name: str | None = None,
+    devices: int = 1,
+    total_bytes: int | None = None,
+    values: bool | None = None,
+) -> None:
     """Make torch find emulated CUDA devices in this process, and in those it spawns.
 
     A second call with the same arguments changes nothing.
@@ -116,6 +125,8 @@ def load(card_name: str | None = None, devices: int = 1, total_bytes: int | None
         devices: how many such cards there are, before ``CUDA_VISIBLE_DEVICES`` is applied.
         total_bytes: memory of each; None for that of the card. The CUDA context takes 512 MB of
             it.
+        values: whether operators compute values; None to compute them if the torch version can,
+            and whatever an earlier call has chosen.
 
     Raises:
         DeviceError: if the device cannot be emulated here, or no longer. The message says why, what
@@ -133,7 +144,8 @@ def load(card_name: str | None = None, devices: int = 1, total_bytes: int | None
             f"the emulated device cannot have {total >> 20:,} MB of memory, because the CUDA "
             f"context takes {CONTEXT_BYTES >> 20:,} MB of it; give it more"
         )
-    wanted = Loaded(wanted_card, devices, total)
+    by_default = True if _loaded is None else _loaded.values
+    wanted = Loaded(wanted_card, devices, total, by_default if values is None else values)
     if _loaded is not None:
         _check_same(_loaded, wanted)
         return
@@ -147,10 +159,12 @@ def load(card_name: str | None = None, devices: int = 1, total_bytes: int | None
     _library.emulated_configure(ctypes.byref(_settings(wanted, cuda)))
     if is_late:
         _take_over_imported_torch()
-        _follow_libraries()
+    _follow_libraries(is_late)
     _loaded = wanted
     _prepare_environment(paths[0])
-    children.call_in_children(load, wanted_card.name, devices, total)
+    if wanted.values:
+        activation.compute_values(paths[0], required=values is True)
+    children.call_in_children(load, wanted_card.name, devices, total, values)
     atexit.register(shutdown.wait_for_backward_threads)
 
 
@@ -180,7 +194,9 @@ def _check_same(existing: Loaded, wanted: Loaded) -> None:
 
 
 def _described(loaded: Loaded) -> str:
-    return f"{loaded.devices} × {loaded.card.title} with {loaded.total_bytes >> 20:,} MB each"
+    values = "" if loaded.values else ", without values"
+    memory = f"{loaded.total_bytes >> 20:,} MB each"
+    return f"{loaded.devices} × {loaded.card.title} with {memory}{values}"
 
 
 def _check_platform() -> None:
@@ -321,27 +337,29 @@ def _take_over_imported_torch() -> None:
         )
 
 
-def _follow_libraries() -> None:
-    """Take over each library that is loaded from now on, such as torchvision's, as well.
+def _follow_libraries(is_late: bool) -> None:
+    """Compute values also for each library that is loaded from now on, such as torchvision's.
 
-    It would find the real runtime, which torch has made visible to all libraries, first.
+    If torch was imported before the emulated device, take it over as well: it would find the real
+    runtime, which torch has made visible to all libraries, first.
     """
     for owner, name in (
         (ExtensionFileLoader, "create_module"),
         (ctypes.CDLL, "__init__"),  # torch.ops.load_library
     ):
-        setattr(owner, name, _then_take_over(getattr(owner, name)))
+        setattr(owner, name, _then_follow(getattr(owner, name), is_late))
 
 
-def _then_take_over(function: Callable[..., Any]) -> Callable[..., Any]:
+def _then_follow(function: Callable[..., Any], is_late: bool) -> Callable[..., Any]:
     @wraps(function)
-    def load_and_take_over(*args: Any, **kwargs: Any) -> Any:
+    def load_and_follow(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        if _library is not None:
+        if _library is not None and is_late:
             _library.emulated_take_over()
+        activation.register_new_operators()
         return result
 
-    return load_and_take_over
+    return load_and_follow
 
 
 def _torch_folder() -> Path:

@@ -91,8 +91,16 @@ def _load_emulated(name: str) -> None:
 
     wanted = specification.parse(name)
     loaded = loading.loaded()
-    if loaded is None or loaded.card != wanted.card or loaded.devices < wanted.devices:
-        loading.load(wanted.card.name, wanted.devices)
+    is_other_kind = (
+        wanted.values is not None and loaded is not None and (loaded.values != wanted.values)
+    )
+    if (
+        loaded is None
+        or loaded.card != wanted.card
+        or loaded.devices < wanted.devices
+        or is_other_kind
+    ):
+        loading.load(wanted.card.name, wanted.devices, values=wanted.values)
     import torch
 
     if not torch.cuda.is_available():

@@ -23,7 +23,8 @@ def load_emulated_device(early_config: pytest.Config) -> None:
     """
     try:
         wanted = specification.parse(early_device(early_config) or specification.EMULATED)
-        loading.load(wanted.card.name, max(wanted.devices, _local_ranks()))
+        devices = max(wanted.devices, _local_ranks())
+        loading.load(wanted.card.name, devices, values=wanted.values)
     except DeviceError as error:
         given = early_config.known_args_namespace
         if given.collectonly or given.help or given.version:

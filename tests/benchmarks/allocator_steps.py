@@ -123,7 +123,7 @@ def main() -> int:
     if arguments.expandable:
         os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     capacity = arguments.capacity_mb * MIB
-    loading.load(total_bytes=capacity + CONTEXT_BYTES)
+    loading.load(total_bytes=capacity + CONTEXT_BYTES, values=False)
     comparison = Comparison(arguments.seed, capacity, expandable=arguments.expandable)
     started = time.perf_counter()
     for number in range(arguments.steps):

@@ -112,7 +112,9 @@ def main() -> None:
     """Measure all figures and print them beside the published ones."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--peers", type=Path, required=True, help="the folder of --install")
-    parser.add_argument("--device", default="emulate:cuda:a100", help="or cuda, on an A100")
+    parser.add_argument(
+        "--device", default="emulate:cuda:a100,values=off", help="or cuda, on an A100"
+    )
     parser.add_argument(
         "--batch-sizes",
         nargs="+",

@@ -1,11 +1,14 @@
-"""Tests on two emulated cards of 4 GB each; ``test_on_device.py`` runs them in a new process."""
+"""Tests on two emulated cards of 4 GB each, without values.
+
+``test_on_device.py`` runs them in a new process.
+"""
 
 from pytest_cka_memory.emulated import loading
 
 MB = 2**20
 TOTAL = 4096 * MB
 CONTEXT = 512 * MB
-loading.load("a100", devices=2, total_bytes=TOTAL)
+loading.load("a100", devices=2, total_bytes=TOTAL, values=False)
 
 import ctypes  # noqa: E402
 import gc  # noqa: E402

@@ -25,7 +25,7 @@ import torch
 square = torch.ones(64, 64, device="cuda", requires_grad=True)
 convolution = torch.nn.Conv2d(3, 8, 3).cuda()
 (convolution(torch.ones(2, 3, 8, 8, device="cuda")).sum() + (square @ square).sum()).backward()
-torch.linalg.lu_factor(torch.ones(3, 4, 4, device="cuda"))  # of a library that is loaded when used
+torch.linalg.lu_factor(torch.eye(4, device="cuda").expand(3, 4, 4))  # a library loaded on use
 torch.special.airy_ai(square.detach())  # compiled when used
 print(torch.cuda.get_device_name(), torch.cuda.memory_allocated() > 2 * square.nbytes)
 loading.load("t4")

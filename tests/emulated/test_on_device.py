@@ -1,4 +1,4 @@
-"""Runs the tests of ``on_device.py`` in one process that has an emulated device."""
+"""Runs the tests of other files, each in one process that has an emulated device."""
 
 import ast
 import re
@@ -6,25 +6,28 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent / "on_device.py"
+FOLDER = Path(__file__).parent
+FILES = ("on_device.py", "on_device_values.py")
 NAMES = [
-    node.name
-    for node in ast.parse(SOURCE.read_text("utf-8")).body
+    (file, node.name)
+    for file in FILES
+    for node in ast.parse((FOLDER / file).read_text("utf-8")).body
     if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
 ]
 
 
 @pytest.fixture(scope="module")
-def output(python) -> str:
-    """Return the output of one session that runs all tests of ``on_device.py``."""
+def outputs(python) -> dict[str, str]:
+    """Return the output of one session for each file, which runs all its tests."""
     options = ("-pno:cacheprovider", "-pno:randomly", "-rA", "--tb=short")
-    run = python("-m", "pytest", str(SOURCE), *options)
-    return run.stdout + run.stderr
+    runs = {file: python("-m", "pytest", str(FOLDER / file), *options) for file in FILES}
+    return {file: run.stdout + run.stderr for file, run in runs.items()}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_test_on_the_emulated_device_passes(output, name):
+@pytest.mark.parametrize(("file", "name"), NAMES)
+def test_test_on_the_emulated_device_passes(outputs, file, name):
     """All cases of the test pass; its docstring says what it checks."""
-    outcomes = re.findall(rf"^(\w+) \S*on_device\.py::{name}(?:\[|\s|$)", output, re.MULTILINE)
+    output = outputs[file]
+    outcomes = re.findall(rf"^(\w+) \S*{file}::{name}(?:\[|\s|$)", output, re.MULTILINE)
     assert outcomes, output
     assert set(outcomes) == {"PASSED"}, output

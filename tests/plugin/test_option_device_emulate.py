@@ -36,7 +36,7 @@ def test_training():
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()
-    assert isinstance(loss.item(), float)
+    assert loss.item() > 0
 
 
 @pytest.mark.zero_retention
@@ -270,7 +270,7 @@ def refuse(monkeypatch):
     """Return a function that makes loading fail with an error."""
 
     def install(error):
-        def load(*_):
+        def load(*_, **__):
             raise error
 
         monkeypatch.setattr(loading, "load", load)
@@ -337,7 +337,7 @@ def test_session_that_runs_no_test_does_not_require_the_device(session, pytester
             "unknown setting 'speed=2' of the device 'emulate:cuda,speed=2'; ",
         ),
         ("emulate:cuda,devices=0", "; write values=off, or devices= and a number from 1 to 16"),
-        ("emulate:cuda,values=on", "asks for them; write emulate:cuda,values=off, or measure on"),
+        ("emulate:cuda,values=maybe", "unknown setting 'values=maybe' of the device"),
         ("emulate:xpu", "'emulate:xpu' is not an emulated device; write emulate:cuda"),
         ("emulate", "unknown device 'emulate'; write one of auto, cpu, cuda"),
     ],

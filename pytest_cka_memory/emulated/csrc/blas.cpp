@@ -7,6 +7,7 @@
 
 static int product() {
   count_work();
+  note_work("a product of cuBLAS");
   return kSuccess;
 }
 

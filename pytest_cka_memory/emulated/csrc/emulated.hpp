@@ -5,6 +5,7 @@
 // compile, and so that one binary serves the CUDA 12 and CUDA 13 builds of torch.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -85,6 +86,21 @@ inline size_t round_up(size_t size, size_t step) { return (size + step - 1) / st
 // the device; events advance by this number.
 void count_work();
 uint64_t work_counted();
+
+// ---- Values, which Python computes after each operator (values.cpp) ----
+
+// What this thread is doing, if values are computed.
+enum Phase : int {
+  kNoOperator,   // work is given by code that is not an operator of torch
+  kOperator,     // in an operator: what it writes on the device is computed afterwards
+  kCopyOperator  // in an operator that only copies: it writes nothing, the copy is made afterwards
+};
+extern std::atomic<int> values_are_computed;
+Phase phase();
+// Records work that no operator gave, because nobody computes what it would have written.
+void note_work(const char* name);
+// Fills a read of an operator's with the next number that Python has announced; false if none is.
+bool answer(void* to, size_t size);
 
 // ---- Refusals ----
 

@@ -4,12 +4,16 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <map>
+#include <string>
+#include <utility>
 
 extern std::atomic<uint64_t> launches;
 
-static int launch(Dim3 grid, Dim3 block, size_t shared) {
+static int launch(Dim3 grid, Dim3 block, size_t shared, const char* (*name)(const void*), const void* function) {
   ++launches;
   count_work();
+  if (values_are_computed && phase() == kNoOperator) note_work(name(function));
   uint64_t threads = (uint64_t)block.x * block.y * block.z;
   bool is_valid = grid.x && grid.y && grid.z && grid.x <= 2147483647u && grid.y <= 65535 &&
                   grid.z <= 65535 && threads && threads <= 1024 && block.z <= 64 &&
@@ -25,7 +29,24 @@ API void** __cudaRegisterFatBinary(void*) {
 }
 API void __cudaRegisterFatBinaryEnd(void**) {}
 API void __cudaUnregisterFatBinary(void**) {}
-API void __cudaRegisterFunction(void**, const char*, char*, const char*, int, void*, void*, void*, void*, int*) {}
+
+// Of each kernel: the function by which the host launches it, and its name.
+static std::vector<std::pair<const void*, const char*>>& kernels() {
+  static std::vector<std::pair<const void*, const char*>> registered;
+  return registered;
+}
+static std::mutex kernels_mutex;
+API void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int, void*, void*, void*, void*,
+                                int*) {
+  std::lock_guard<std::mutex> guard(kernels_mutex);
+  kernels().push_back({function, name});
+}
+static const char* kernel_name(const void* function) {
+  std::lock_guard<std::mutex> guard(kernels_mutex);
+  for (const auto& kernel : kernels())
+    if (kernel.first == function) return kernel.second;
+  return "a kernel whose name is not known";
+}
 API void __cudaRegisterVar(void**, char*, char*, const char*, int, size_t, int, int) {}
 API char __cudaInitModule(void**) { return 1; }
 
@@ -49,21 +70,21 @@ API int __cudaPopCallConfiguration(Dim3* grid, Dim3* block, size_t* shared, Stre
   return kSuccess;
 }
 API int __cudaGetKernel(const void** kernel, const void* function) { return *kernel = function, kSuccess; }
-API int __cudaLaunchKernel(const void*, Dim3 grid, Dim3 block, void**, size_t shared, Stream) {
-  return launch(grid, block, shared);
+API int __cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block, void**, size_t shared, Stream) {
+  return launch(grid, block, shared, kernel_name, function);
 }
-API int cudaLaunchKernel(const void*, Dim3 grid, Dim3 block, void**, size_t shared, Stream) {
-  return launch(grid, block, shared);
+API int cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block, void**, size_t shared, Stream) {
+  return launch(grid, block, shared, kernel_name, function);
 }
-API int cudaLaunchCooperativeKernel(const void*, Dim3 grid, Dim3 block, void**, size_t shared, Stream) {
-  return launch(grid, block, shared);
+API int cudaLaunchCooperativeKernel(const void* function, Dim3 grid, Dim3 block, void**, size_t shared, Stream) {
+  return launch(grid, block, shared, kernel_name, function);
 }
 struct LaunchConfiguration {
   Dim3 grid, block;
   size_t shared;
 };
-API int cudaLaunchKernelExC(const LaunchConfiguration* wanted, const void*, void**) {
-  return launch(wanted->grid, wanted->block, wanted->shared);
+API int cudaLaunchKernelExC(const LaunchConfiguration* wanted, const void* function, void**) {
+  return launch(wanted->grid, wanted->block, wanted->shared, kernel_name, function);
 }
 
 // ---- Attributes of kernels: those of a small one ----
@@ -109,29 +130,39 @@ API int cuOccupancyMaxActiveClusters(int* clusters, const void*, const void*) {
 
 // ---- The driver's launches: kernels compiled at run time, by torch and by Triton ----
 
-static int placeholder[16];  // every module and function
+static int placeholder[16];  // every module
+// A function is its name, which is kept for the life of the process.
+static int function_handle(void** function, const char* name) {
+  static std::map<std::string, int> names;
+  std::lock_guard<std::mutex> guard(kernels_mutex);
+  *function = (void*)names.insert({name, 0}).first->first.c_str();
+  return kSuccess;
+}
+static const char* name_of_handle(const void* function) {
+  return function ? (const char*)function : "a kernel whose name is not known";
+}
 API int cuModuleLoad(void** module, const char*) { return *module = placeholder, kSuccess; }
 API int cuModuleLoadData(void** module, const void*) { return *module = placeholder, kSuccess; }
 API int cuModuleLoadDataEx(void** module, const void*, unsigned, void*, void**) { return *module = placeholder, kSuccess; }
-API int cuModuleGetFunction(void** function, void*, const char*) { return *function = placeholder, kSuccess; }
+API int cuModuleGetFunction(void** function, void*, const char* name) { return function_handle(function, name); }
 API int cuFuncSetAttribute(void*, int which, int value) { return set_attribute(which, value); }
 API int cuFuncGetAttribute(int* value, int which, void*) {
   return *value = which == 0 ? 1024 : which == 4 ? 32 : 0, kSuccess;  // threads of a block, registers
 }
-API int cuLaunchKernel(void*, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared,
+API int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared,
                        Stream, void**, void**) {
-  return launch({x, y, z}, {bx, by, bz}, shared);
+  return launch({x, y, z}, {bx, by, bz}, shared, name_of_handle, function);
 }
-API int cuLaunchCooperativeKernel(void*, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
+API int cuLaunchCooperativeKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
                                   unsigned shared, Stream, void**) {
-  return launch({x, y, z}, {bx, by, bz}, shared);
+  return launch({x, y, z}, {bx, by, bz}, shared, name_of_handle, function);
 }
 struct DriverLaunch {
   Dim3 grid, block;
   unsigned shared;
 };
-API int cuLaunchKernelEx(const DriverLaunch* wanted, void*, void**, void**) {
-  return launch(wanted->grid, wanted->block, wanted->shared);
+API int cuLaunchKernelEx(const DriverLaunch* wanted, void* function, void**, void**) {
+  return launch(wanted->grid, wanted->block, wanted->shared, name_of_handle, function);
 }
 NOTHING_TO_DO(cuModuleUnload) NOTHING_TO_DO(cuFuncSetCacheConfig) NOTHING_TO_DO(cuTensorMapEncodeTiled)
 

@@ -1,7 +1,7 @@
 // Memory of devices and pinned memory of the host; pools (cudaMallocAsync); copies.
 //
 // Device memory is host memory, reserved and only committed when it is written. Kernels write
-// nothing, so hardly any is.
+// nothing, so hardly any is unless values are computed.
 #include "emulated.hpp"
 
 #include <fcntl.h>
@@ -303,7 +303,8 @@ API int cuPointerGetAttribute(void* value, int which, DevicePointer pointer) {
 
 // torch branches on small values that it reads back: results of .item(), numbers of non-zero
 // elements. A kernel would have written them. Stale bytes could be any number, such as a size of
-// terabytes. So small reads give zero, unless the host wrote the bytes and no kernel ran since.
+// terabytes. So small reads give zero, unless the host wrote the bytes and no kernel ran since. If
+// values are computed, only reads inside of an operator give zero.
 static constexpr size_t kSmallRead = 16;
 struct Write {
   uintptr_t start;
@@ -325,8 +326,11 @@ static bool is_known(const void* pointer, size_t size) {
 static void copy(void* to, const void* from, size_t size) {
   if (!size) return;
   bool reads = is_on_device(from), writes = is_on_device(to);
+  if (phase() == kCopyOperator || (phase() == kOperator && reads && writes)) return;
+  if (reads && phase() == kOperator && answer(to, size)) return;
   if (reads && writes) return copy_committed((char*)to, (const char*)from, size);
-  if (reads && size <= kSmallRead && !is_known(from, size)) {
+  bool is_stale = !values_are_computed || phase() == kOperator;
+  if (reads && is_stale && size <= kSmallRead && !is_known(from, size)) {
     memset(to, 0, size);
     return;
   }
@@ -364,9 +368,11 @@ API int cudaGetSymbolAddress(void** address, const void*) {
 }
 static int filled(void* start, int value, size_t size) {
   count_work();
+  if (phase() != kNoOperator) return kSuccess;
   if (!value && is_on_device(start)) zero((char*)start, size);
   else memset(start, value, size);
   return kSuccess;
 }
+API void emulated_zero(void* start, size_t size) { zero((char*)start, size); }
 API int cudaMemset(void* start, int value, size_t size) { return filled(start, value, size); }
 API int cudaMemsetAsync(void* start, int value, size_t size, Stream) { return filled(start, value, size); }

@@ -4,7 +4,17 @@ from typing import Any
 
 from pytest_cka_memory.emulated.loading import Loaded
 from pytest_cka_memory.emulated.specification import EMULATED
+from pytest_cka_memory.emulated.values import activation
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
+
+_COMPUTED = (
+    "values on the device are computed by torch on the CPU: not by a card's kernels, and not in",
+    "its time",
+)
+_NOT_COMPUTED = (
+    "no values are computed: those on the device are zeros or stale, and so are sizes that depend",
+    "on them (nonzero, unique, boolean masks)",
+)
 
 
 class EmulatedMeter(AcceleratorMeter):
@@ -17,14 +27,15 @@ class EmulatedMeter(AcceleratorMeter):
 
     notes = (
         "EMULATED, not measured on a GPU: torch's CUDA build and its allocator ran, no kernel did;",
-        "values on the device are zeros or stale, and so are sizes that depend on them (nonzero,",
-        "unique, boolean masks). Assumed: batch normalization takes no cuDNN workspace; workspaces",
-        "of cuFFT and cuSOLVER are not known",
+        "assumed: batch normalization takes no cuDNN workspace; not known: workspaces of cuFFT,",
+        "cuSOLVER, cuSPARSE and cuDNN's recurrent layers, and the latter's reserve",
         *AcceleratorMeter.notes,
     )
 
     def __init__(self, emulated: Loaded, index: int) -> None:
         super().__init__("cuda", index)
+        values = _COMPUTED if activation.are_computed() else _NOT_COMPUTED
+        self.notes = (*self.notes, *values)
         self._torch_name = self.device
         self.device = f"{EMULATED}:{emulated.card.name}"
         if emulated.devices > 1:

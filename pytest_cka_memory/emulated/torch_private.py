@@ -1,0 +1,139 @@
+"""Every private name of torch that the emulated device uses to compute values.
+
+No other module of this package may use one. :func:`missing` names what a torch version lacks; then
+the device computes no values.
+"""
+
+import pkgutil
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+_NEEDED = (
+    "torch.library.get_kernel",  # public since torch 2.10
+    "torch._C._dispatch_get_registrations_for_dispatch_key",
+    "torch._C._ExcludeDispatchKeyGuard",
+    "torch._C.DispatchKeySet",
+    "torch._C.DisableTorchFunction",
+    "torch._conj",
+    "torch._neg_view",
+)
+
+
+def missing() -> list[str]:
+    """Return the paths of names without which values cannot be computed."""
+    return [path for path in _NEEDED if not _exists(path)]
+
+
+def _exists(path: str) -> bool:
+    try:
+        pkgutil.resolve_name(path)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def registered(dispatch_key: str) -> list[str]:
+    """Return the names of all operators that have a kernel for a dispatch key."""
+    return list(torch._C._dispatch_get_registrations_for_dispatch_key(dispatch_key))
+
+
+def operator_of(name: str) -> Any:
+    """Return the operator of a name such as ``aten::add.Tensor``; None if there is none."""
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    except AttributeError:
+        return None
+
+
+def schema_of(operator: Any) -> Any:
+    """Return the schema of an operator."""
+    return operator._schema
+
+
+def excluded_keys(names: Iterable[str]) -> Any:
+    """Return a set of dispatch keys for :func:`without_keys`."""
+    found = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
+    for name in names:
+        key = torch._C.DispatchKey.__members__.get(name)
+        if key is not None:
+            found = found | torch._C.DispatchKeySet(key)
+    return found
+
+
+def without_keys(keys: Any) -> AbstractContextManager[object]:
+    """Return a context in which this thread's dispatcher skips these keys."""
+    guard: AbstractContextManager[object] = torch._C._ExcludeDispatchKeyGuard(keys)
+    return guard
+
+
+def without_torch_function() -> AbstractContextManager[object]:
+    """Return a context in which the user's subclasses and function modes see no call."""
+    guard: AbstractContextManager[object] = torch._C.DisableTorchFunction()
+    return guard
+
+
+conjugated: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, "_conj", torch.conj)
+negated: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, "_neg_view", torch.neg)
+
+
+SPARSE_PARTS = (
+    "_coalesced_",
+    "_dimI",
+    "_dimV",
+    "_indices",
+    "_nnz",
+    "_sparse_compressed_tensor_unsafe",
+    "_sparse_coo_tensor_with_dims",
+    "_sparse_coo_tensor_with_dims_and_tensors",
+    "_values",
+    "ccol_indices",
+    "col_indices",
+    "copy_",
+    "copy_sparse_to_sparse_",
+    "crow_indices",
+    "dense_dim",
+    "empty",
+    "empty_like",
+    "indices",
+    "is_coalesced",
+    "resize_as_sparse_",
+    "row_indices",
+    "select",
+    "sparse_dim",
+    "sparse_resize_",
+    "sparse_resize_and_clear_",
+    "unsqueeze",
+    "values",
+    "zero_",
+    "zeros",
+)
+"""Operators that only create, copy or return the parts of a sparse tensor, which are dense."""
+
+
+def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the indices and values of a sparse COO tensor, coalesced or not."""
+    return tensor._indices(), tensor._values()
+
+
+def compressed_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the outer and the inner indices of a tensor in a compressed layout."""
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices()
+    return tensor.ccol_indices(), tensor.row_indices()
+
+
+def disable_fusion() -> None:
+    """Keep TorchScript from launching kernels of its own for several operators at once."""
+    disable = getattr(torch._C, "_jit_override_can_fuse_on_gpu", None)
+    if disable is not None:
+        disable(False)
+
+
+def is_singular(error: Exception) -> bool:
+    """Whether an error says that a matrix has no such decomposition, as a card would say too."""
+    return type(error).__name__ == "_LinAlgError"

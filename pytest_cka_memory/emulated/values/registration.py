@@ -1,0 +1,168 @@
+"""Put kernels that compute values before torch's CUDA kernels, in every thread.
+
+A kernel is found by the dispatcher after autograd, autocast, the user's modes, subclasses and
+``torch.func``, and in backward threads as well. So values need no mode and no context.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from pytest_cka_memory.emulated import torch_private
+from pytest_cka_memory.emulated.values import copies, sizes, sparse
+from pytest_cka_memory.emulated.values.computing import (
+    compute_after,
+    compute_first,
+    into_out,
+    not_computed,
+)
+from pytest_cka_memory.emulated.values.equivalents import EQUIVALENTS, recurrent
+from pytest_cka_memory.emulated.values.numbers_as_tensors import (
+    accepting_numbers,
+    if_refused,
+    power_of_number,
+    power_of_number_out,
+)
+from pytest_cka_memory.emulated.values.operators import Kernel
+
+_KEY = "CUDA"
+_LEFT_ALONE = {
+    "aten::empty.memory_format",
+    "aten::empty_strided",
+    "aten::resize_",
+    "aten::record_stream",
+    "aten::is_set_to",
+    "aten::set_",
+    "aten::set_.source_Storage",
+    "aten::set_.source_Storage_storage_offset",
+    "aten::set_.source_Tensor",
+    "aten::_efficientzerotensor",
+    "aten::_fused_sdp_choice",
+    "aten::_use_cudnn_ctc_loss",
+    "aten::_use_cudnn_ctc_loss.Tensor",
+    "aten::_use_miopen_ctc_loss",
+    "aten::_use_miopen_ctc_loss.Tensor",
+}
+"""Operators that write no values: they allocate, or look at shapes."""
+_COMPOSITES = {
+    "aten::isin.Tensor_Tensor",
+    "aten::isin.Tensor_Tensor_out",
+}
+"""Operators that only call others, which compute, and choose them by values they read back."""
+_WITHOUT_CUDA_KERNEL = ("aten::copy_", "aten::convolution_backward")
+"""Operators whose kernel is the same for all devices and launches CUDA kernels itself."""
+_OTHER_PACKAGES = {
+    *("symm_mem", "c10d", "fsdp", "quantized", "_native", "quantization", "inductor_prims"),
+}
+"""Namespaces whose operators are distributed, or compiled, or need a quantized tensor."""
+
+_SUBSTITUTES = {
+    "aten::pow.Scalar": power_of_number,
+    "aten::pow.Scalar_out": power_of_number_out,
+}
+"""Operators whose CUDA kernel passes another one a number in a tensor on the device."""
+
+_libraries: dict[str, torch.library.Library] = {}
+_known: set[tuple[str, str]] = set()
+
+
+def register_all() -> None:
+    """Register a kernel for every CUDA operator that torch has now and had not at the last call."""
+    on_cpu = {*torch_private.registered("CPU")}
+    on_cpu.update(torch_private.registered("CompositeExplicitAutograd"))
+    found = [(_KEY, name) for name in (*torch_private.registered(_KEY), *_WITHOUT_CUDA_KERNEL)]
+    found += [(key, name) for key in sparse.KEYS for name in torch_private.registered(key)]
+    new = [entry for entry in found if entry not in _known]
+    _known.update(new)
+    # All kernels are made before the first is registered: some call torch's kernel of another.
+    kernels = [
+        (key, name, _kernel_of(name, name in on_cpu) if key == _KEY else _sparse_kernel(key, name))
+        for key, name in new
+    ]
+    kernels += [
+        (key, name, recurrent.layer(name, torch.library.get_kernel(name, key).call_boxed))
+        for base in recurrent.LAYERS
+        for name in (f"{base}.input", f"{base}.data")
+        for key in recurrent.LAYER_KEYS
+        if (key, name) not in _known
+    ]
+    _known.update((key, name) for key, name, _ in kernels)
+    for key, name, kernel in kernels:
+        if kernel is not None:
+            namespace, _, rest = name.partition("::")
+            _library(namespace).impl(rest, kernel, key, with_keyset=True, allow_override=True)
+
+
+def _sparse_kernel(key: str, name: str) -> Kernel | None:
+    operator = torch_private.operator_of(name)
+    if operator is None or name.partition("::")[0] in _OTHER_PACKAGES or _returns_views(operator):
+        return None
+    if sparse.is_about_parts(name) or name in _LEFT_ALONE:
+        return None
+    original = torch.library.get_kernel(name, key).call_boxed
+    return sparse.computing(name, operator, accepting_numbers(operator, original))
+
+
+def _library(namespace: str) -> torch.library.Library:
+    if namespace not in _libraries:
+        _libraries[namespace] = torch.library.Library(namespace, "IMPL")
+    return _libraries[namespace]
+
+
+def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
+    """Return the kernel to put before torch's; None to leave that in place."""
+    operator = torch_private.operator_of(name)
+    left_alone = name in _LEFT_ALONE | _COMPOSITES or name.partition("::")[0] in _OTHER_PACKAGES
+    if operator is None or left_alone or _returns_views(operator):
+        return None
+    torchs = torch.library.get_kernel(name, _KEY)
+    if _is_users(name, torchs):
+        return None
+    original = accepting_numbers(operator, torchs.call_boxed)
+    if name in _SUBSTITUTES:
+        original = _SUBSTITUTES[name](original)
+    if name == "aten::copy_":
+        return copies.copying(original)
+    if name == "aten::_local_scalar_dense":
+        return copies.reading_a_number(original, operator)
+    if name == "aten::zero_":
+        return copies.zeroing(original, operator)
+    if name == "aten::equal":
+        return compute_first(original, operator, name)
+    if name == "aten::_cudnn_rnn_flatten_weight":
+        return recurrent.flatten_weights(original)
+    if name in sizes.GUIDED:
+        return sizes.guided(name, operator, original)
+    if name in sizes.BY_VALUES:
+        return sizes.sized(name, operator, original)
+    if name in EQUIVALENTS:
+        return compute_after(name, operator, original, EQUIVALENTS[name])
+    functional = _functional_name(name)
+    if functional in EQUIVALENTS:
+        compute = into_out(operator, EQUIVALENTS[functional])
+        return compute_after(name, operator, original, compute)
+    if not has_cpu_kernel:
+        return not_computed(name, operator, original, "the CPU has no such operator")
+    return compute_after(name, operator, original, if_refused(operator))
+
+
+def _is_users(name: str, kernel: Any) -> bool:
+    """Whether a kernel is a function in Python, whose own calls of operators are computed."""
+    return not name.startswith("aten::") and ".py:" in repr(kernel)  # where it was registered
+
+
+def _functional_name(name: str) -> str:
+    """Return the name of the operator without ``out`` of one with ``out``."""
+    base, _, overload = name.partition(".")
+    overload = overload.removesuffix("out").removesuffix("_")
+    return f"{base}.{overload}" if overload else base
+
+
+def _returns_views(operator: Any) -> bool:
+    """Whether an operator returns views of its arguments, which share their memory."""
+    return any(
+        result.alias_info is not None and not result.alias_info.is_write
+        for result in torch_private.schema_of(operator).returns
+    )

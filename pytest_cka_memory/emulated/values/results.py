@@ -1,0 +1,126 @@
+"""Write what was computed on the CPU into the tensors that torch's CUDA operator returned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_cka_memory.emulated.torch_private import compressed_parts, sparse_parts
+from pytest_cka_memory.emulated.values.aliases import alias
+
+
+@dataclass(frozen=True)
+class Everywhere:
+    """A number that every element of a result gets, whatever its shape."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A result that the device may return in a padded, flattened or empty form."""
+
+    tensor: torch.Tensor | None
+
+
+class SparseError(RuntimeError):
+    """The result is sparse, so its parts have sizes that depend on values."""
+
+
+class ShapeError(RuntimeError):
+    """The CPU's result has another shape than that of the operator on the device."""
+
+
+def write(results: Any, computed: Any) -> None:
+    """Copy computed tensors into results of the same structure.
+
+    Raises:
+        ShapeError: if their shapes differ.
+        SparseError: if they are sparse.
+    """
+    if isinstance(results, torch.Tensor):
+        if isinstance(computed, torch.Tensor):
+            _write_tensor(results, computed)
+        elif isinstance(computed, Everywhere):
+            alias(results).fill_(computed.number)
+        elif isinstance(computed, Fitted) and computed.tensor is not None:
+            _write_fitted(alias(results), computed.tensor)
+    elif isinstance(results, (list, tuple)) and isinstance(computed, (list, tuple)):
+        for result, value in zip(results, computed, strict=False):
+            write(result, value)
+
+
+def plain(computed: Any) -> Any:
+    """Return what was computed as tensors, where the device has returned no form to fit."""
+    if isinstance(computed, Everywhere):
+        return torch.tensor(computed.number)
+    if isinstance(computed, Fitted):
+        return computed.tensor
+    if isinstance(computed, (list, tuple)):
+        return type(computed)([plain(value) for value in computed])
+    return computed
+
+
+def _write_fitted(target: torch.Tensor, computed: torch.Tensor) -> None:
+    if target.numel() == computed.numel():
+        target.copy_(computed.reshape(target.shape))
+    elif target.numel() and target.dim() == computed.dim():
+        for axis, length in enumerate(computed.shape):
+            target = target.narrow(axis, 0, min(length, target.shape[axis]))
+        target.copy_(computed[tuple(slice(length) for length in target.shape)])
+
+
+def _write_tensor(result: torch.Tensor, computed: torch.Tensor) -> None:
+    if result.layout is not torch.strided:
+        raise SparseError
+    if result.shape != computed.shape:
+        if result.numel() == 0 or computed.numel() == 0:
+            return  # statistics that only one of the two returns
+        raise ShapeError(f"{tuple(computed.shape)} computed for {tuple(result.shape)}")
+    target = alias(result)
+    if target.data_ptr() != computed.data_ptr() or target.stride() != computed.stride():
+        target.copy_(computed)
+
+
+def upload(value: Any, device: torch.device) -> Any:
+    """Return a computed result in memory that torch's allocator gives on the device."""
+    value = plain(value)
+    if isinstance(value, torch.Tensor):
+        return upload_tensor(value, device)
+    if isinstance(value, (list, tuple)):
+        return type(value)([upload(item, device) for item in value])
+    return value
+
+
+def upload_tensor(value: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return one tensor on the device."""
+    if value.layout is torch.sparse_coo:
+        indices, values = (upload_tensor(part, device) for part in sparse_parts(value))
+        return torch.sparse_coo_tensor(
+            *(indices, values, tuple(value.shape)),
+            check_invariants=False,
+            is_coalesced=value.is_coalesced(),
+        )
+    if value.layout is not torch.strided:
+        outer, inner = compressed_parts(value)
+        return torch.sparse_compressed_tensor(
+            upload_tensor(outer, device),
+            upload_tensor(inner, device),
+            upload_tensor(value.values(), device),
+            tuple(value.shape),
+            layout=value.layout,
+            check_invariants=False,
+        )
+    shape, stride = value.shape, value.stride()
+    result = torch.empty_strided(shape, stride, dtype=value.dtype, device=device)
+    alias(result).copy_(value)
+    return result
+
+
+def replace(target: torch.Tensor, value: torch.Tensor) -> None:
+    """Give an ``out=`` argument the shape and the values of a computed result."""
+    if target.shape != value.shape:
+        target.resize_(value.shape)
+    alias(target).copy_(value)

@@ -1,0 +1,84 @@
+"""Sparse tensors: COO, and the compressed layouts CSR, CSC, BSR and BSC.
+
+How many elements a result has depends on values, so results are computed on the CPU and put into
+memory of the device. Torch's own operator runs before, as far as it can without cuSPARSE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from pytest_cka_memory.emulated import torch_private
+from pytest_cka_memory.emulated.values import operators, staleness
+from pytest_cka_memory.emulated.values.aliases import on_cpu
+from pytest_cka_memory.emulated.values.computing import on_the_cpu
+from pytest_cka_memory.emulated.values.operators import Kernel, Unavailable, tensors_in, thread
+from pytest_cka_memory.emulated.values.results import upload
+
+KEYS = ("SparseCUDA", "SparseCsrCUDA")
+
+
+def is_about_parts(name: str) -> bool:
+    """Whether an operator needs no computation of its own."""
+    return name.partition("::")[2].partition(".")[0] in torch_private.SPARSE_PARTS
+
+
+def computing(name: str, operator: Any, original: Kernel) -> Kernel:
+    """Return a kernel that computes an operator with sparse arguments."""
+    schema = torch_private.schema_of(operator)
+    written = [
+        argument.name
+        for argument in schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    names = [argument.name for argument in schema.arguments]
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if thread.arguments is not None:
+            return original(keyset, *args, **kwargs)
+        if staleness.is_possible():
+            staleness.check((args, kwargs))
+        results = None
+        # What it reads back in between was not computed, so it may fail for no fault of the user.
+        with contextlib.suppress(Unavailable, RuntimeError, IndexError, ValueError):
+            if not written:
+                results = operators.run(original, keyset, args, kwargs)
+        named = {**dict(zip(names, args, strict=False)), **kwargs}
+        with on_the_cpu():
+            on_host = {key: on_cpu(value) for key, value in named.items()}
+            computed = operator(
+                *[on_host[key] for key in names[: len(args)]],
+                **{key: on_host[key] for key in kwargs},
+            )
+            if not isinstance(computed, torch.Tensor) and not written:
+                return _numbers_or(computed, results, named)
+            for key in written:
+                if named.get(key) is not None:
+                    _copy_back(named[key], on_host[key])
+        if written:
+            return named[written[0]] if len(written) == 1 else tuple(named[key] for key in written)
+        return _uploaded(computed, named)
+
+    return kernel
+
+
+def _numbers_or(computed: Any, results: Any, named: Any) -> Any:
+    if any(True for _ in tensors_in(computed)):
+        return _uploaded(computed, named)
+    return computed
+
+
+def _uploaded(computed: Any, named: Any) -> Any:
+    device = next(tensor.device for tensor in tensors_in(named) if tensor.is_cuda)
+    with on_the_cpu():
+        return upload(computed, device)
+
+
+def _copy_back(target: torch.Tensor, computed: torch.Tensor) -> None:
+    """Give an argument on the device what the operator has written into its CPU form."""
+    if target.layout is torch.strided and target.shape == computed.shape:
+        return  # it is an alias
+    target.copy_(upload(computed, target.device))

@@ -1,0 +1,163 @@
+"""Values that were never computed: the first read of one raises.
+
+A storage is stale if an operator that nobody computes has written it, or a kernel that no operator
+launched (one of Triton or of the user) may have. Results that are computed from stale values are
+stale as well. Copying to a tensor and filling it make it fresh again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from pytest_cka_memory.emulated import torch_private
+from pytest_cka_memory.emulated.values import operators
+from pytest_cka_memory.emulated.values.operators import tensors_in
+from pytest_cka_memory.errors import StaleValueError
+
+_lock = threading.Lock()
+_stale: dict[int, tuple[StorageWeakRef, str]] = {}
+"""Address in C++ -> the storage, and why its values are not known."""
+_fresh: dict[int, StorageWeakRef] = {}
+"""After unknown work: storages that were written since."""
+_known_work = 0
+_ignoring = 0
+"""How many operators run whose results are known, whatever kernels they launch."""
+_unknown: str | None = None
+"""Why storages that are not fresh are not known; None if no unknown kernel has run."""
+
+
+def is_possible() -> bool:
+    """Whether any value may be stale; almost always not, so this is fast."""
+    return bool(_stale) or _unknown is not None or _has_new_work()
+
+
+def _has_new_work() -> bool:
+    return _ignoring == 0 and operators.library().unknown_work.value != _known_work
+
+
+def forget() -> None:
+    """Take every value for computed from now on."""
+    global _known_work, _unknown
+    with _lock:
+        _stale.clear()
+        _fresh.clear()
+        _unknown = None
+        _known_work = operators.library().unknown_work.value
+
+
+@contextlib.contextmanager
+def ignored_work() -> Iterator[None]:
+    """Take kernels that run meanwhile for those of an operator whose result is written later."""
+    global _ignoring, _known_work
+    if is_possible():
+        _note_new_work()
+    _ignoring += 1
+    try:
+        yield
+    finally:
+        _ignoring -= 1
+        if _ignoring == 0:
+            _known_work = operators.library().unknown_work.value
+
+
+def mark(values: Any, reason: str) -> None:
+    """Note that these tensors were not computed."""
+    with _lock:
+        for tensor in tensors_in(values):
+            if tensor.is_cuda:
+                for storage in _storages(tensor):
+                    ref = StorageWeakRef(storage)
+                    _stale[ref.cdata] = (ref, reason)
+
+
+def propagate(inputs: Any, outputs: Any, *, overwrites: bool = False) -> None:
+    """Note results as stale if they were computed from stale values, otherwise as fresh.
+
+    With `overwrites`, every element of the results was written, whatever they were before.
+    """
+    _note_new_work()
+    reason = None
+    written = {tensor.data_ptr() for tensor in tensors_in(outputs)} if overwrites else set()
+    for tensor in tensors_in(inputs):
+        if tensor.is_cuda and not (overwrites and tensor.data_ptr() in written):
+            reason = reason or reason_of(tensor)
+    if reason is not None:
+        mark(outputs, reason)
+        return
+    with _lock:
+        for tensor in tensors_in(outputs):
+            for storage in _storages(tensor) if tensor.is_cuda else ():
+                ref = StorageWeakRef(storage)
+                whole = tensor.numel() * tensor.element_size() == storage.nbytes()
+                known = _reason_of_storage(ref) is None
+                if whole or known:
+                    _stale.pop(ref.cdata, None)
+                    if _unknown is not None:
+                        _fresh[ref.cdata] = ref
+
+
+def check(values: Any) -> None:
+    """Raise if one of these tensors was not computed.
+
+    Raises:
+        StaleValueError: names what should have written it.
+    """
+    _note_new_work()
+    for tensor in tensors_in(values):
+        if tensor.is_cuda and tensor.numel():
+            reason = reason_of(tensor)
+            if reason is not None:
+                raise StaleValueError(reason)
+
+
+def reason_of(tensor: torch.Tensor) -> str | None:
+    """Return why a tensor's values are not known; None if they are."""
+    for storage in _storages(tensor):
+        with _lock:
+            reason = _reason_of_storage(StorageWeakRef(storage))
+        if reason is not None:
+            return reason
+    return None
+
+
+def _reason_of_storage(ref: StorageWeakRef) -> str | None:
+    found = _stale.get(ref.cdata)
+    if found is not None:
+        if not found[0].expired():
+            return found[1]
+        del _stale[ref.cdata]
+    if _unknown is None:
+        return None
+    fresh = _fresh.get(ref.cdata)
+    return _unknown if fresh is None or fresh.expired() else None
+
+
+def _note_new_work() -> None:
+    global _known_work, _unknown
+    if not _has_new_work():
+        return
+    with _lock:
+        _known_work = operators.library().unknown_work.value
+        _fresh.clear()
+        _unknown = (
+            f"the kernel {operators.library().unknown_name()} was launched outside of torch's "
+            f"operators, and no kernel runs on the emulated device, so values that it may have "
+            f"written are not known; call a function that torch computes (with torch.compile, "
+            f'backend="eager"; with Triton, TRITON_INTERPRET=1), write ,values=off to measure '
+            f"memory only, or use a GPU"
+        )
+
+
+def _storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
+    if tensor.layout is torch.strided:
+        return [tensor.untyped_storage()]
+    if tensor.layout is torch.sparse_coo:
+        return [part.untyped_storage() for part in torch_private.sparse_parts(tensor)]
+    parts = (*torch_private.compressed_parts(tensor), tensor.values())
+    return [part.untyped_storage() for part in parts]

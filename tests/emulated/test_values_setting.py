@@ -1,0 +1,196 @@
+"""Values are computed unless ``values=off`` says otherwise or the torch version cannot."""
+
+import pytest
+
+pytestmark = pytest.mark.emulates
+
+SETTINGS = """
+import sys
+from pytest_cka_memory import MemoryProbe
+probe = MemoryProbe("emulate:cuda:t4" + sys.argv[1])
+import torch
+print((torch.ones(3, device="cuda") + 1).sum().item(), torch.ones(3, device="cuda").nonzero().shape)
+print([note for note in probe.meter.notes if "values" in note][0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "numbers", "note"),
+    [
+        ("", "6.0 torch.Size([3, 1])", "values on the device are computed by torch on the CPU"),
+        (",values=on", "6.0 torch.Size([3, 1])", "values on the device are computed by torch"),
+        (",values=off", "0.0 torch.Size([0, 1])", "no values are computed: those on the device"),
+    ],
+    ids=["default", "on", "off"],
+)
+def test_setting_decides_whether_values_are_computed(python, setting, numbers, note):
+    """The meter's notes say which of the two it was."""
+    run = python("-c", SETTINGS, setting)
+    first, second = run.stdout.splitlines() or [run.stderr] * 2
+    assert first == numbers
+    assert second.startswith(note)
+
+
+OTHER = """
+from pytest_cka_memory import DeviceError, MemoryProbe
+MemoryProbe("emulate:cuda:t4,values=off")
+MemoryProbe("emulate:cuda:t4")
+try:
+    MemoryProbe("emulate:cuda:t4,values=on")
+except DeviceError as error:
+    print(error)
+"""
+
+
+def test_process_has_values_for_all_of_its_devices_or_for_none(python):
+    """A name that says nothing means the device that is there."""
+    assert python("-c", OTHER).stdout.startswith(
+        "this process already emulates 1 × NVIDIA T4 with 14,909 MB each, without values, and "
+        "1 × NVIDIA T4 with 14,909 MB each was asked for"
+    )
+
+
+WITHOUT_KERNELS = """
+import torch
+del torch.library.get_kernel
+from pytest_cka_memory import DeviceError, MemoryProbe
+try:
+    MemoryProbe("emulate:cuda:t4,values=on")
+except DeviceError as error:
+    print(error)
+"""
+OLD_BY_DEFAULT = """
+import torch
+del torch.library.get_kernel
+from pytest_cka_memory import MemoryProbe
+probe = MemoryProbe("emulate:cuda:t4")
+print((torch.ones(3, device="cuda") + 1).sum().item(), "no values are" in str(probe.meter.notes))
+"""
+
+
+def test_torch_version_that_cannot_compute_values_emulates_memory_only(python):
+    """It is an error only if values were asked for."""
+    assert "the emulated device computes values with torch.library.get_kernel, which torch" in (
+        python("-c", WITHOUT_KERNELS).stdout
+    )
+    assert python("-c", OLD_BY_DEFAULT).stdout.split() == ["0.0", "True"]
+
+
+AFTER_TORCH = """
+import torch
+model = torch.nn.Linear(2, 1)
+from pytest_cka_memory import MemoryProbe
+probe = MemoryProbe("emulate:cuda")
+with probe.measure() as region:
+    loss = model.cuda()(torch.ones(4, 2, device="cuda")).square().sum()
+    loss.backward()
+print(loss.item() > 0, region.peak_increase_bytes > 0)
+"""
+
+
+def test_values_are_computed_inside_regions_and_if_torch_was_imported_before(python):
+    """They need no context."""
+    assert python("-c", AFTER_TORCH).stdout.split() == ["True", "True"]
+
+
+CHILDREN = """
+from pytest_cka_memory.emulated import loading
+loading.load("a100")
+import torch
+from torch import multiprocessing
+
+def total(values):
+    return (torch.tensor(values, device="cuda") * 2).sum().item()
+
+if __name__ == "__main__":
+    print(total([1, 2]))
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(total, [[3, 4]]))
+"""
+
+
+def test_spawned_processes_compute_values(python, tmp_path):
+    """They load the device before they import the main module."""
+    script = tmp_path / "children.py"
+    script.write_text(CHILDREN, encoding="utf-8")
+    run = python(str(script), PYTHONPATH=".")
+    assert run.stdout.splitlines() == ["6", "[14]"], run.stderr
+
+
+GLOO = """
+import os
+from pytest_cka_memory.emulated import loading
+loading.load("a100")
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4).cuda(), device_ids=[0])
+model(torch.ones(2, 4, device="cuda")).square().sum().backward()
+print(bool((model.module.weight.grad != 0).any()))
+compiled = torch.compile(lambda x: x.sin() + 1, backend="aot_eager")
+print(torch.equal(compiled(torch.zeros(3, device="cuda")), torch.ones(3, device="cuda")))
+scripted = torch.jit.script(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid()))
+print([scripted(torch.zeros(2, device="cuda")).tolist() for _ in range(4)][-1])
+dist.destroy_process_group()
+"""
+
+
+def test_wrapped_and_compiled_models_compute_values(python):
+    """Distributed over gloo, compiled without Inductor, and scripted; the process ends well."""
+    run = python("-W", "ignore", "-c", GLOO)
+    assert run.stdout.splitlines() == ["True", "True", "[0.5, 0.5]"], run.stderr
+    assert run.returncode == 0, run.stderr
+
+
+TRAINING = """
+from pytest_cka_memory.emulated import loading
+loading.load("a100")
+import torch
+from torch import nn
+from torch.nn import functional as F
+import torchvision
+
+class Words(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.embedding, self.inner, self.output = nn.Embedding(50, 32), inner, nn.Linear(32, 50)
+    def forward(self, x):
+        found = self.inner(self.embedding(x))
+        return self.output(found[0] if isinstance(found, tuple) else found)
+
+def transformer():
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+    return Words(nn.TransformerEncoder(layer, 2))
+
+def losses(make, device):
+    torch.manual_seed(0)
+    model = make().to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    for _ in range(20):
+        if isinstance(model, Words):
+            x = torch.randint(50, (4, 12))
+            y = x.roll(1, 1).flatten()
+        else:
+            x, y = torch.randn(4, 3, 32, 32), torch.randint(10, (4,))
+        loss = F.cross_entropy(model(x.to(device)).flatten(0, -2), y.to(device))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        yield loss.item()
+
+for make in (
+    lambda: torchvision.models.resnet18(num_classes=10),
+    transformer,
+    lambda: Words(nn.LSTM(32, 32, 2, batch_first=True)),
+):
+    pairs = zip(list(losses(make, "cpu")), list(losses(make, "cuda")), strict=True)
+    print(max(abs(one - other) for one, other in pairs))
+"""
+
+
+def test_training_has_the_losses_of_the_cpu(python):
+    """ResNet-18, a transformer and an LSTM, over 20 steps."""
+    run = python("-c", TRAINING)
+    found = [float(line) for line in run.stdout.splitlines()]
+    assert len(found) == 3, run.stderr
+    assert max(found) < 1e-4
