@@ -109,7 +109,8 @@ def main() -> int:
         row, facts = compared(name, arguments, args.repeat, ledger=args.ledger)
         rows.append(row)
         print(table(rows[-1:]), flush=True)
-    print(table(rows))
+    if len(rows) > 1:
+        print(table(rows))
     if args.json:
         data = {"torch": version("torch"), "python": sys.version.split()[0]}
         data |= {"device_name": facts.get("device_name")}
