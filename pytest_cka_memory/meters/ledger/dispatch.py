@@ -14,6 +14,7 @@ from pytest_cka_memory.meters.ledger.live_objects import (
     none_after_collecting,
     storages_of,
 )
+from pytest_cka_memory.meters.ledger.loader_batches import LoaderBatches, may_be_prefetched
 from pytest_cka_memory.meters.ledger.patches import Patches
 from pytest_cka_memory.meters.ledger.tracing import is_refused_number, numbers_as_tensors
 from pytest_cka_memory.meters.torch_private import TorchDispatchMode
@@ -107,6 +108,7 @@ class StorageTracker:
         self.counting = False
         self.counts_unknown_storages = True
         self.ledger = Ledger()
+        self._loaders = LoaderBatches()
         self._depth = 0
         self._thread_mode = _ThreadMode()
         self._patches: Patches
@@ -131,13 +133,18 @@ class StorageTracker:
 
     def _begin(self) -> None:
         self.ledger = Ledger()
+        self._loaders = LoaderBatches()
         self._record_live()
         # That search does not find objects under gc.freeze(), which must not count as new later.
         self.counts_unknown_storages = gc.get_freeze_count() == 0
         self.counting = True
         self._hidden_patches = [undo for undo in self._hidden_patches if not undo()]
         self._patches = Patches(
-            self.record_storage, self.note_collection, lambda: CountingMode(self), CountingMode
+            self.record_storage,
+            self.note_collection,
+            lambda: CountingMode(self),
+            CountingMode,
+            self._loaders.add,
         )
 
     def note_collection(self, phase: str, info: Mapping[str, int]) -> None:
@@ -148,7 +155,7 @@ class StorageTracker:
         """
         begins = phase == "start"
         if begins and info["generation"] > 0:
-            self.record_unseen(young=True)
+            self.record_unseen(young=True, collecting=True)
         if torch.__version__ < "2.15":
             self.ledger.note_collection(begins=begins)
 
@@ -161,7 +168,7 @@ class StorageTracker:
                 for storage in storages_of(value):
                     if not self.counting or storage.device != self.device:
                         continue
-                    if operator is not _UNPICKLES or not _may_be_prefetched(storage):
+                    if operator is not _UNPICKLES or not may_be_prefetched(storage):
                         self.ledger.record(
                             storage, counted=counted, tensor=value, operator=operator
                         )
@@ -183,24 +190,17 @@ class StorageTracker:
         """
         return self.ledger.is_empty() and none_after_collecting() and self.ledger.is_empty()
 
-    def record_unseen(self, *, young: bool = False) -> None:
-        """Record live storages that no operator has shown; with `young`, only recent ones."""
+    def record_unseen(self, *, young: bool = False, collecting: bool = False) -> None:
+        """Record live storages that no operator has shown; with `young`, only recent ones.
+
+        With `collecting`, the garbage collector has interrupted other code.
+        """
         if self.counting and self.counts_unknown_storages:
-            self._record_live(young=young)
+            self._record_live(young=young, collecting=collecting)
 
-    def _record_live(self, *, young: bool = False) -> None:
+    def _record_live(self, *, young: bool = False, collecting: bool = False) -> None:
         with torch_private.no_torch_function():  # the user's modes must not see these calls
-            for storage in live_storages(self.device, young=young):
-                if not (young and _may_be_prefetched(storage)):
-                    self.ledger.record(storage)
-
-
-def _may_be_prefetched(storage: torch.UntypedStorage) -> bool:
-    """Whether `storage` may be a batch that a DataLoader worker has prefetched.
-
-    The number of prefetched batches varies by chance and would look like growth. They count from
-    the first operator that uses them, or from the full search at the end.
-    """
-    return (
-        storage.device.type == "cpu" and storage.is_shared()
-    )  # on CUDA is_shared() is always true
+            found = live_storages(self.device, young=young)
+            # At the end of a region all count, because no later search would find them.
+            for storage in self._loaders.yielded(found, collecting=collecting) if young else found:
+                self.ledger.record(storage)

@@ -1,5 +1,6 @@
 """The meter for the CPU where torch's allocator cannot be counted: it records every storage."""
 
+import threading
 from gc import collect  # at import, because a test may patch gc.collect
 from typing import Any
 
@@ -11,6 +12,10 @@ from pytest_cka_memory.meters.base import Meter, Reading
 from pytest_cka_memory.meters.ledger import live_objects
 from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
 from pytest_cka_memory.meters.processor import processor_name
+
+_OLDER_THREADS = (
+    "threads were alive before regions began: tensors that they made and freed are not counted"
+)
 
 
 class LedgerMeter(Meter):
@@ -34,11 +39,15 @@ class LedgerMeter(Meter):
         self.notes = (*self.notes, *torch_private.LOST)
         self.device_name = processor_name()
         self._tracker = StorageTracker(torch.device("cpu"))
+        self._older_threads = False
+        """Whether a region began while another thread was alive."""
 
     def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "notes": [*self.notes, *live_objects.notes()]}
+        threads = [_OLDER_THREADS] if self._older_threads else []
+        return {**super().facts(), "notes": [*self.notes, *threads, *live_objects.notes()]}
 
     def start(self) -> None:
+        self._older_threads |= threading.active_count() > 1
         self._tracker.start()
 
     def stop(self) -> None:

@@ -25,6 +25,7 @@ class Patches:
         on_collection: called by the garbage collector, as ``gc.callbacks`` describes.
         new_mode: returns the dispatch mode in which a new thread runs.
         mode_type: the type of these modes, which ``torch.jit`` must not see.
+        on_next: called with an iterator over a loader with workers before it yields a batch.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Patches:
         on_collection: _Collection,
         new_mode: Callable[[], AbstractContextManager[object]],
         mode_type: type,
+        on_next: Callable[[object], None],
     ) -> None:
         self._on_collection = on_collection
         self._active = True
@@ -71,6 +73,11 @@ class Patches:
                 for name in torch_private.TRACERS
             ),
         ]
+        iterator = torch_private.LOADER_ITERATOR
+        if iterator is not None:
+            self._undo.append(
+                replaced(iterator, "__next__", _calling_before(iterator.__next__, on_next))
+            )
         gc.callbacks.append(on_collection)
 
     def undo(self) -> list[Callable[[], bool]]:
@@ -79,3 +86,13 @@ class Patches:
         if self._on_collection in gc.callbacks:  # a test may clear or restore the list
             gc.callbacks.remove(self._on_collection)
         return [undo for undo in self._undo if not undo()]
+
+
+def _calling_before(
+    original: Callable[[Any], Any], call: Callable[[object], None]
+) -> Callable[[Any], Any]:
+    def __next__(iterator: Any) -> Any:  # noqa: N807
+        call(iterator)
+        return original(iterator)
+
+    return __next__

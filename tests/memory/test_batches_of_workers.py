@@ -1,0 +1,89 @@
+"""Batches of worker processes count when the loader yields them, with either meter."""
+
+import gc
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters.ledger.loader_batches import LoaderBatches
+from pytest_cka_memory.meters.torch_private import storage_key
+
+BATCH_BYTES = 4 * 1000 * 4
+DATA = TensorDataset(torch.ones(40, 1000))
+
+
+def loader(workers: int) -> "DataLoader[tuple[torch.Tensor, ...]]":
+    return DataLoader(DATA, batch_size=4, num_workers=workers)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_kept_batch_that_no_operator_touched_is_growth(cpu: MemoryProbe, workers: int) -> None:
+    """From the first batch on, and not only at the end."""
+    kept = []
+    with cpu.measure() as region:
+        for (batch,) in region.batches(loader(workers)):
+            kept.append(batch)
+            del batch
+    levels = [sample.requested_bytes - region.start_bytes for sample in region.timeline]
+    assert levels == [BATCH_BYTES * number for number in range(1, 11)]
+    assert region.growth_bytes_per_batch == BATCH_BYTES
+    assert region.retained_bytes == len(kept) * BATCH_BYTES
+
+
+def test_batch_that_is_not_kept_is_no_growth(cpu: MemoryProbe) -> None:
+    """However many batches have been received early."""
+    with cpu.measure() as region:
+        for (batch,) in region.batches(loader(2)):
+            del batch
+    assert region.growth_bytes_per_batch == 0
+    assert region.retained_bytes == 0
+
+
+def test_batch_that_became_old_before_it_was_yielded_counts(cpu: MemoryProbe) -> None:
+    """The ledger searches young objects only, and a collection makes objects old."""
+    kept = []
+    with cpu.measure() as region:
+        for (batch,) in region.batches(loader(2)):
+            kept.append(batch)
+            del batch
+            gc.collect()
+    assert region.growth_bytes_per_batch == BATCH_BYTES
+    assert region.retained_bytes == len(kept) * BATCH_BYTES
+
+
+class Iterator:
+    """An iterator over a loader; a test decides which batches wait in it."""
+
+
+def test_storage_is_kept_back_until_its_batch_is_yielded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the garbage collector runs, each that is shared is; a freed one is forgotten."""
+    batches = LoaderBatches()
+    iterator = Iterator()
+    batches.add(iterator)
+    waiting: list[object] = []
+    monkeypatch.setattr(torch_private, "received_early", lambda _: waiting)
+    shared = [torch.ones(4).share_memory_().untyped_storage() for _ in range(3)]
+    own = torch.ones(4).untyped_storage()
+
+    def yielded(*found: torch.UntypedStorage, collecting: bool = False) -> set[int]:
+        return {storage_key(each) for each in batches.yielded(found, collecting=collecting)}
+
+    assert yielded(*shared, own, collecting=True) == {storage_key(own)}
+    waiting.append({"inputs": [torch.empty(0).set_(shared[0])]})  # type: ignore[call-overload]
+    assert yielded() == {storage_key(shared[1]), storage_key(shared[2])}
+    waiting.clear()
+    assert yielded() == {storage_key(shared[0])}
+    assert yielded(shared[0], collecting=True) == set()
+    del shared
+    assert yielded() == set()
+
+
+def test_loader_has_its_own_method_again_after_a_region(cpu: MemoryProbe) -> None:
+    """The patched function is restored."""
+    before = torch_private.LOADER_ITERATOR.__next__
+    with cpu.measure():
+        assert torch_private.LOADER_ITERATOR.__next__ is not before
+    assert torch_private.LOADER_ITERATOR.__next__ is before

@@ -1,0 +1,226 @@
+"""Code that allocates in unusual places is counted to the byte, by either meter."""
+
+import _thread
+import contextvars
+import gc
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.meters.ledger.meter import LedgerMeter
+
+SIZE = 2**16
+BYTES = 4 * SIZE
+KEPT: list[Any] = []
+VALUES = torch.ones(SIZE)
+OLDER_POOL = ThreadPool(1)
+OLDER_POOL.apply(int)
+VARIABLE: contextvars.ContextVar[Any] = contextvars.ContextVar("VARIABLE", default=None)
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    yield
+    KEPT.clear()
+    VARIABLE.set(None)
+
+
+def make() -> torch.Tensor:
+    return torch.ones(SIZE)
+
+
+def keep() -> None:
+    KEPT.append(make())
+
+
+def in_a_thread_of_the_lowest_level() -> None:
+    done = _thread.allocate_lock()
+    done.acquire()
+    _thread.start_new_thread(lambda: (keep(), done.release()), ())
+    done.acquire()
+
+
+def generate() -> Iterator[None]:
+    kept = make()
+    yield
+    del kept
+    yield
+
+
+def in_a_suspended_generator() -> None:
+    KEPT.append(generate())
+    next(KEPT[0])
+
+
+def in_a_signal_handler() -> None:
+    before = signal.signal(signal.SIGALRM, lambda *_: keep())
+    signal.setitimer(signal.ITIMER_REAL, 0.001)
+    while not KEPT:
+        time.sleep(0.001)
+    signal.signal(signal.SIGALRM, before)
+
+
+class Cycle:
+    """Garbage that only a collection frees."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+def in_a_finalizer() -> None:
+    weakref.finalize(Cycle(), keep)
+    gc.collect()
+
+
+def in_traced_code() -> None:
+    before = sys.gettrace()
+    sys.settrace(lambda *_: None)
+    keep()
+    sys.settrace(before)
+
+
+def in_a_task_of_torchscript() -> None:
+    KEPT.append(torch.jit.wait(torch.jit.fork(lambda values: values * 2, VALUES)))
+
+
+def in_a_future() -> None:
+    KEPT.append(torch.futures.Future())
+    KEPT[0].set_result(make())
+
+
+def in_a_storage_that_shrinks() -> None:
+    values = torch.ones(2 * SIZE)
+    values.untyped_storage().resize_(BYTES)
+    KEPT.append(values)
+
+
+def with_forward_mode() -> None:
+    KEPT.append(torch.func.jvp(lambda values: values * 2, (VALUES,), (VALUES,))[1])
+
+
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        lambda: OLDER_POOL.apply(keep),
+        in_a_thread_of_the_lowest_level,
+        in_a_suspended_generator,
+        pytest.param(
+            in_a_signal_handler,
+            marks=pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="requires SIGALRM"),
+        ),
+        in_a_finalizer,
+        in_traced_code,
+        in_a_task_of_torchscript,
+        in_a_future,
+        in_a_storage_that_shrinks,
+        with_forward_mode,
+        lambda: VARIABLE.set(make()),
+        lambda: KEPT.append(torch.func.grad(lambda values: (values * values).sum())(VALUES)),
+        lambda: KEPT.append(torch.func.vmap(lambda row: row * 2)(VALUES.view(-1, 4))),
+    ],
+    ids=[
+        *("older-pool", "_thread", "generator", "signal", "finalizer", "trace-function", "fork"),
+        *("future", "shrunk-storage", "jvp", "context-variable", "func-grad", "func-vmap"),
+    ],
+)
+def test_what_is_kept_is_retained_to_the_byte(
+    cpu: MemoryProbe, allocate: Callable[[], object]
+) -> None:
+    """And is not counted again in a region after it."""
+    with cpu.measure() as region:
+        allocate()
+    with cpu.measure() as later:
+        pass
+    assert region.retained_bytes == BYTES
+    assert region.peak_increase_bytes >= BYTES
+    assert (later.retained_bytes, later.peak_increase_bytes) == (0, 0)
+
+
+def test_older_thread_is_in_the_peak_or_the_notes_say_that_it_is_not(
+    cpu: MemoryProbe, is_native: bool
+) -> None:
+    """The ledger sees only threads that were started in a region."""
+    pool = ThreadPoolExecutor(1)
+    pool.submit(int).result()
+    with cpu.measure() as region:
+        pool.submit(lambda: make().sum().item()).result()
+    pool.shutdown()
+    notes = [note for note in cpu.meter.facts()["notes"] if note.startswith("threads were alive")]
+    if is_native:
+        assert region.peak_increase_bytes >= BYTES
+        assert notes == []
+    else:
+        assert len(notes) == 1
+
+
+def test_notes_name_no_threads_if_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The note appears only where it may matter."""
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    meter = LedgerMeter()
+    with MemoryProbe(meter=meter).measure():
+        pass
+    assert not any(note.startswith("threads were alive") for note in meter.facts()["notes"])
+
+
+def test_finalizer_of_garbage_in_a_loop_is_in_the_peaks_of_samples(cpu: MemoryProbe) -> None:
+    """Garbage is collected at some boundaries; the highest sample is the region's peak."""
+    ran = []
+
+    class Allocating(Cycle):
+        def __del__(self) -> None:
+            ran.append(make().numel())
+
+    with cpu.measure() as region:
+        for _ in range(8):
+            Allocating().values = torch.ones(10)  # type: ignore[attr-defined]
+            region.batch_done(1)
+        in_the_loop = len(ran)
+    assert in_the_loop
+    peak = max(sample.peak_bytes for sample in region.timeline) - region.start_bytes
+    assert peak == region.peak_increase_bytes >= BYTES
+
+
+def test_finalizer_that_runs_in_an_outer_region_is_in_its_peak(cpu: MemoryProbe) -> None:
+    """Whether or not an inner region opens in between, and whenever garbage is collected."""
+    ran_at = []
+
+    class Allocating(Cycle):
+        def __del__(self) -> None:
+            make()
+            ran_at.append(is_open)
+
+    is_open = True
+    with cpu.measure() as outer:
+        Allocating()
+        KEPT.append(torch.ones(10))
+        with cpu.measure():
+            KEPT.append(torch.ones(10))
+        gc.collect()
+        with cpu.measure() as inner:
+            pass
+        is_open = False
+    assert ran_at == [True]
+    assert outer.peak_increase_bytes >= BYTES
+    assert inner.peak_increase_bytes == 0
+
+
+@pytest.mark.predicts
+def test_predicted_block_without_a_tensor_is_retained_although_an_old_tensor_is_freed() -> None:
+    """What is freed of before does not hide it."""
+    probe = MemoryProbe("predict:cuda")
+    old = [torch.ones(2**18, device=probe.device)]
+    with probe.measure() as region:
+        old.clear()
+        block = probe.meter._allocator.allocate(2**20)  # type: ignore[attr-defined]
+    assert region.retained_bytes == 2**20
+    probe.meter._allocator.free(block)  # type: ignore[attr-defined]
