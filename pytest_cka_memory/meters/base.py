@@ -104,11 +104,12 @@ class Meter(ABC):
         """
         return self.clean()
 
-    def between_regions(self, *, objects_dropped: bool = False) -> None:  # noqa: B027  # optional
+    def between_regions(self, *, objects_dropped: bool = False, since: int = 0) -> None:  # noqa: B027
         """Take note of a moment at which no test runs.
 
         With `objects_dropped`, a fixture that several tests used has just been torn down, so
-        that there may be garbage which the level does not show.
+        that there may be garbage which the level does not show. There is none if nothing that was
+        allocated since allocation number `since` is live: before it, the fixture was set up.
         """
 
     @abstractmethod

@@ -24,6 +24,12 @@ def _measuring() -> ModuleType:
     return item_measurement
 
 
+_serials_key = pytest.StashKey[dict[pytest.FixtureDef[Any], int]]()
+"""The number of allocations before each class and module with a set-up of its own was set up."""
+_SET_UPS = ("_unittest_", "_xunit_")
+"""Start of the names of the fixtures by which pytest calls ``setUpClass``, ``setup_module``, ..."""
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_cka_memory_meter(device: str) -> Meter:
     rank = torchrun.this_rank()
@@ -62,13 +68,24 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     _measuring().begin(item)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> None:
+    # pytest gives one to every TestCase, and most do nothing. Other fixtures may drop anything.
+    meter = known_meter(request.config)
+    if meter is not None and fixturedef.argname.startswith(_SET_UPS):
+        request.config.stash.setdefault(_serials_key, {})[fixturedef] = meter.serial()
+
+
 def pytest_fixture_post_finalizer(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> None:
     meter = known_meter(request.config)
     # What a fixture of one test made shows in the level, but a module's model was part of it.
     if meter is not None and fixturedef.scope != "function":
-        meter.between_regions(objects_dropped=True)
+        serials = request.config.stash.setdefault(_serials_key, {})
+        meter.between_regions(objects_dropped=True, since=serials.pop(fixturedef, 0))
 
 
 # After the implementations that skip tests, which are tryfirst: a skipped test imports no torch.

@@ -38,7 +38,7 @@ class Counting(ABC):
     def note_empty_cache(self) -> None:  # noqa: B027  # most have nothing to do
         """Take note that the cache was emptied, which lowers the reserve."""
 
-    def between_regions(self, *, objects_dropped: bool) -> None:  # noqa: B027
+    def between_regions(self, *, objects_dropped: bool, since: int) -> None:  # noqa: B027
         """As :meth:`~pytest_cka_memory.meters.base.Meter.between_regions`."""
 
     @abstractmethod

@@ -83,8 +83,8 @@ class AcceleratorMeter(Meter):
         self._empty_cache()
         return workspace_bytes
 
-    def between_regions(self, *, objects_dropped: bool = False) -> None:
-        self._counting.between_regions(objects_dropped=objects_dropped)
+    def between_regions(self, *, objects_dropped: bool = False, since: int = 0) -> None:
+        self._counting.between_regions(objects_dropped=objects_dropped, since=since)
 
     def read(self) -> Reading:
         self._check_available()

@@ -67,11 +67,11 @@ class NativeCounting(Counting):
     def note_empty_cache(self) -> None:
         self._counter.set_level(UNKNOWN, self._stats.levels().reserved)
 
-    def between_regions(self, *, objects_dropped: bool) -> None:
-        if objects_dropped:
-            self._garbage.suspect()
-        else:
+    def between_regions(self, *, objects_dropped: bool, since: int) -> None:
+        if not objects_dropped:
             self._garbage.note_quiet_moment()
+        elif self._counter.retained_since(since):
+            self._garbage.suspect()
 
     def peaks(self) -> tuple[int, int]:
         figures = self._counter.figures()

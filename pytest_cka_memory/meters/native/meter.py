@@ -52,11 +52,11 @@ class NativeMeter(Meter):
         self._garbage.collect_after(lambda: self.retained_since(mark))
         return None
 
-    def between_regions(self, *, objects_dropped: bool = False) -> None:
-        if objects_dropped:
-            self._garbage.suspect()
-        else:
+    def between_regions(self, *, objects_dropped: bool = False, since: int = 0) -> None:
+        if not objects_dropped:
             self._garbage.note_quiet_moment()
+        elif self._counter.retained_since(since):
+            self._garbage.suspect()
 
     def read(self) -> Reading:
         figures = self._counter.figures()

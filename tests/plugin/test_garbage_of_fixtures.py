@@ -1,0 +1,90 @@
+"""Garbage that fixtures of several tests leave is collected before the next region."""
+
+import pytest
+
+pytestmark = pytest.mark.native
+
+GARBAGE = """
+import gc, unittest
+import pytest, torch
+
+class Node: pass
+
+def node_in_a_cycle():
+    node = Node()
+    node.me, node.tensor = node, torch.ones(2**18)
+    return node
+
+def test_later(cka_memory):
+    with cka_memory.measure() as region:
+        gc.collect()
+        tensor = torch.ones(2**17)
+        del tensor
+    assert region.peak_increase_bytes == 2**19
+    assert region.net_bytes == 0
+"""
+MODULE = """
+from test_b import *
+del test_later
+
+@pytest.fixture(scope="module")
+def model():
+    yield node_in_a_cycle()
+
+def test_earlier(model, cka_memory):
+    with cka_memory.measure(): pass
+"""
+CLASS = """
+from test_b import *
+del test_later
+
+class TestEarlier(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls): cls.model = node_in_a_cycle()
+    @classmethod
+    def tearDownClass(cls): del cls.model
+    def test_it(self): pass
+"""
+
+
+@pytest.mark.parametrize("earlier", [MODULE, CLASS], ids=["module-fixture", "class-set-up"])
+def test_model_that_a_fixture_has_dropped_is_not_part_of_the_next_region(
+    session, pytester, earlier
+):
+    """The level does not show that it is garbage; collected in the region it would hide a peak."""
+    pytester.makepyfile(test_a=earlier, test_b=GARBAGE)
+    run = session(None, "--cka-memory-report", "--cka-memory-device=cpu")
+    run.result.assert_outcomes(passed=2)
+
+
+def test_classes_without_tensors_need_no_full_collection(session, pytester):
+    """Pytest gives each TestCase a set-up, whether it has one or not."""
+    pytester.makeconftest(
+        """
+import gc
+
+COUNTED = []
+
+def count(phase, info):
+    if phase == "stop" and info["generation"] == 2:
+        COUNTED.append(info)
+
+def pytest_collection_finish(session):
+    gc.disable()
+    gc.collect()
+    gc.callbacks.append(count)
+
+def pytest_sessionfinish(session):
+    gc.callbacks.remove(count)
+    gc.enable()
+    print("full collections:", len(COUNTED))
+"""
+    )
+    source = "import unittest, torch\n" + "".join(
+        f"class Test{n}(unittest.TestCase):\n    def test_it(self): torch.ones(3).sum()\n"
+        for n in range(6)
+    )
+    run = session(source, "--cka-memory-report", "--cka-memory-device=cpu", "-s")
+    run.result.assert_outcomes(passed=6)
+    # What was alive before the first region may need one.
+    assert "full collections: 0" in run.text or "full collections: 1" in run.text
