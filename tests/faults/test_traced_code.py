@@ -10,8 +10,14 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.meters.ledger.meter import LedgerMeter
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+def ledger_probe() -> MemoryProbe:
+    """Return a probe with a ledger: counting in the allocator needs no mode, which traces break."""
+    return MemoryProbe(meter=LedgerMeter())
 
 
 class Flat(nn.Module):
@@ -54,7 +60,7 @@ def test_trace_in_a_region_is_the_same_as_outside(
     """In a region the name refers to a wrapper, which suspends the dispatch mode."""
     plain = trace(network, images)
     name = trace.__name__
-    with MemoryProbe("cpu").measure():
+    with ledger_probe().measure():
         call = torch.jit.trace if name == "trace" else trace
         inside = call(network, images)
     assert graph(inside) == graph(plain)
@@ -68,7 +74,7 @@ def test_traced_code_runs_in_a_region_and_is_counted(
     """Sizes that reach operators as numbers instead of tensors are not an error."""
     traced = torch.jit.trace(network, images)
     expected = network(images)
-    with MemoryProbe("cpu").measure() as region:
+    with ledger_probe().measure() as region:
         kept = traced(images).detach()
     assert torch.equal(kept, expected)
     assert region.retained_bytes == kept.nbytes == 24
@@ -78,7 +84,7 @@ def test_tracer_looked_up_before_the_region_can_compute_with_sizes(
     images: torch.Tensor, earlier_trace: Callable[..., Any]
 ) -> None:
     """The dispatch mode stays on, and operators receive numbers instead of tensors."""
-    with MemoryProbe("cpu").measure():
+    with ledger_probe().measure():
         traced = earlier_trace(Flat(), images)
         assert torch.equal(traced(images), Flat()(images))
 
@@ -86,7 +92,7 @@ def test_tracer_looked_up_before_the_region_can_compute_with_sizes(
 def test_wrong_operator_call_in_a_region_raises_the_error_of_torch(images: torch.Tensor) -> None:
     """Only numbers in place of tensors are corrected."""
     with (
-        MemoryProbe("cpu").measure(),
+        ledger_probe().measure(),
         pytest.raises(RuntimeError, match=r"shape .* is invalid for input"),
     ):
         images.reshape(7)
@@ -99,13 +105,13 @@ def test_tracing_retains_nothing_of_the_network(images: torch.Tensor) -> None:
         network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), Flat(), nn.Linear(4 * 6 * 6, 3))
         torch.jit.trace(network, images)
 
-    assert MemoryProbe("cpu").run(build_and_trace, warmup=1).retained_bytes < 100
+    assert ledger_probe().run(build_and_trace, warmup=1).retained_bytes < 100
 
 
 def test_region_restores_the_trace_functions() -> None:
     """The functions are the same objects as before the region."""
     before = torch.jit.trace, torch.jit.trace_module
-    with MemoryProbe("cpu").measure():
+    with ledger_probe().measure():
         assert torch.jit.trace is not before[0]
     assert (torch.jit.trace, torch.jit.trace_module) == before
 
@@ -121,6 +127,6 @@ def test_dispatch_mode_of_the_user_sees_traced_operators(images: torch.Tensor) -
             seen.append(func)
             return func(*args, **(kwargs or {}))
 
-    with MemoryProbe("cpu").measure(), Mode():
+    with ledger_probe().measure(), Mode():
         torch.jit.trace(lambda x: x + x, images, check_trace=False)
     assert torch.ops.aten.add.Tensor in seen
