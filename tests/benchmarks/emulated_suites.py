@@ -66,7 +66,6 @@ SUITES = (
     ),
     Suite("linear_operator", ("test/operators", "test/utils", "test/functions")),
     Suite("gpytorch", ("test/likelihoods", "test/means", "test/distributions")),
-    Suite("entmax", ("entmax",)),
     Suite(
         "accelerate", ("tests/test_optimizer.py", "tests/test_scheduler.py", "tests/test_utils.py")
     ),
