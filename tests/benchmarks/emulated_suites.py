@@ -48,16 +48,15 @@ SUITES = (
     ),
     Suite(
         "pytorch-metric-learning",
-        ("tests/distances", "tests/reducers", "tests/regularizers"),
+        ("tests/distances", "tests/reducers", "tests/regularizers", "tests/miners"),
         environment={"TEST_DEVICE": "{device}", "TEST_DTYPES": "float32"},
         source="src",
     ),
     Suite("piq", ("tests",), both_at_once=True),
-    Suite("torchdiffeq", ("tests/norm_tests.py",)),
     Suite(
         "pytorch-image-models",
-        ("tests/test_layers.py", "tests/test_layers_pool.py"),
-        environment={"TORCH_BACKEND": "{device}"},
+        ("tests/test_layers.py",),
+        environment={"TORCH_DEVICE": "{device}"},
     ),
     Suite(
         "pytorch_geometric",
