@@ -166,6 +166,13 @@ def test_tensor_subclasses_have_values():
     assert (nn.Parameter(torch.ones(2, device="cuda")) + 1).tolist() == [2, 2]
 
 
+def test_lazy_parameters_are_loaded_and_materialized():
+    """Their shape raises as long as they have none."""
+    layer = nn.LazyLinear(2).cuda()
+    layer.load_state_dict(nn.LazyLinear(2).cuda().state_dict())
+    assert layer(torch.ones(3, 4, device="cuda")).isfinite().all()
+
+
 # ---- Operators that only CUDA has ----
 
 

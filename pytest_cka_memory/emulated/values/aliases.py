@@ -47,7 +47,8 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     index, odd = divmod(distance, tensor.element_size())
     if odd:
         return _unaligned(tensor)
-    result = torch.as_strided(memory, tensor.shape, tensor.stride(), index)
+    # size(), because subclasses may redefine shape: that of a lazy parameter raises.
+    result = torch.as_strided(memory, tensor.size(), tensor.stride(), index)
     if tensor.is_neg():
         result = torch_private.negated(result)
     if tensor.is_conj():

@@ -100,7 +100,9 @@ def compute_after(name: str, operator: Any, original: Kernel, compute: Kernel) -
                         *[on_cpu(value) for value in args],
                         **{key: on_cpu(value) for key, value in kwargs.items()},
                     )
-                    write(results, computed)
+                    unwritten = write(results, computed)
+                    if unwritten:
+                        staleness.mark(unwritten, reason(name, "the CPU has no such result"))
             except SparseError:
                 results = upload(computed, _device_of(args, kwargs))
             except ShapeError as error:

@@ -33,23 +33,34 @@ class ShapeError(RuntimeError):
     """The CPU's result has another shape than that of the operator on the device."""
 
 
-def write(results: Any, computed: Any) -> None:
-    """Copy computed tensors into results of the same structure.
+def write(results: Any, computed: Any) -> list[torch.Tensor]:
+    """Copy computed tensors into results of the same structure; return those without a value.
 
     Raises:
         ShapeError: if their shapes differ.
         SparseError: if they are sparse.
     """
     if isinstance(results, torch.Tensor):
-        if isinstance(computed, torch.Tensor):
-            _write_tensor(results, computed)
-        elif isinstance(computed, Everywhere):
-            alias(results).fill_(computed.number)
-        elif isinstance(computed, Fitted) and computed.tensor is not None:
-            _write_fitted(alias(results), computed.tensor)
-    elif isinstance(results, (list, tuple)) and isinstance(computed, (list, tuple)):
-        for result, value in zip(results, computed, strict=False):
-            write(result, value)
+        return [] if _is_written(results, computed) or not results.numel() else [results]
+    unwritten = []
+    if isinstance(results, (list, tuple)):
+        values = computed if isinstance(computed, (list, tuple)) else [computed]
+        for index, result in enumerate(results):
+            unwritten += write(result, values[index] if index < len(values) else None)
+    return unwritten
+
+
+def _is_written(result: torch.Tensor, computed: Any) -> bool:
+    """Write one result; return whether there was a value for it."""
+    if isinstance(computed, torch.Tensor):
+        return _write_tensor(result, computed)
+    if isinstance(computed, Everywhere):
+        alias(result).fill_(computed.number)
+        return True
+    if isinstance(computed, Fitted) and computed.tensor is not None:
+        _write_fitted(alias(result), computed.tensor)
+        return True
+    return False
 
 
 def plain(computed: Any) -> Any:
@@ -72,16 +83,17 @@ def _write_fitted(target: torch.Tensor, computed: torch.Tensor) -> None:
         target.copy_(computed[tuple(slice(length) for length in target.shape)])
 
 
-def _write_tensor(result: torch.Tensor, computed: torch.Tensor) -> None:
+def _write_tensor(result: torch.Tensor, computed: torch.Tensor) -> bool:
     if result.layout is not torch.strided:
         raise SparseError
     if result.shape != computed.shape:
         if result.numel() == 0 or computed.numel() == 0:
-            return  # statistics that only one of the two returns
+            return result.numel() == 0  # only one of the two returns it
         raise ShapeError(f"{tuple(computed.shape)} computed for {tuple(result.shape)}")
     target = alias(result)
     if target.data_ptr() != computed.data_ptr() or target.stride() != computed.stride():
         target.copy_(computed)
+    return True
 
 
 def upload(value: Any, device: torch.device) -> Any:

@@ -63,9 +63,14 @@ def _nothing(args: Any, result: Any) -> list[int]:
     return []
 
 
-def _yes(args: Any, result: Any) -> list[int]:
-    """The operator first checks its argument, and reads back that it is valid."""
+def _yes_once(args: Any, result: Any) -> list[int]:
+    """The operator checks that its argument is finite, and reads that back; then its status."""
     return [1]
+
+
+def _yes(args: Any, result: Any) -> list[int]:
+    """The operator checks its argument first, and reads back that it is valid."""
+    return [1] * 4
 
 
 BY_VALUES: dict[str, Answers] = {
@@ -83,15 +88,13 @@ BY_VALUES: dict[str, Answers] = {
     "aten::unique_dim_consecutive": _unique_rows,
     "aten::bincount": _smallest_and_largest,
     "aten::repeat_interleave.Tensor": _total,
-    "aten::linalg_eig": _yes,
-    "aten::linalg_eig.out": _yes,
-    "aten::_linalg_eigvals": _yes,
-    "aten::linalg_eigvals.out": _yes,
+    "aten::linalg_eig.out": _yes_once,
+    "aten::linalg_eigvals.out": _yes_once,
     "aten::segment_reduce": _yes,
     "torchvision::nms": _nothing,
 }
 """Operator -> what it reads back."""
-GUIDED = ("aten::linalg_matrix_exp",)
+GUIDED = ("aten::linalg_matrix_exp", "aten::linalg_eig", "aten::_linalg_eigvals")
 """Operators that call others, but launch kernels too."""
 _ONLY_WITH_MASKS = ("aten::index.Tensor", "aten::index.Tensor_out", "aten::_index_put_impl_")
 
