@@ -28,7 +28,8 @@ class NativeMeter(Meter):
         self.device_name = processor_name()
         self.notes = (
             "the peak includes temporaries inside operators, which depend on how many threads run;",
-            "memory of other libraries counts if it is lent to a tensor inside the region",
+            "memory of other libraries counts if it is lent to a tensor inside the region; packed",
+            "weights of quantised layers and pinned memory are not counted",
             *torch_private.LOST,
         )
         self._counter = Counter()
