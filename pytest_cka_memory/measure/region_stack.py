@@ -54,7 +54,7 @@ class RegionStack:
             self.meter.start()
             started = True
             peaks = self.meter.open_peaks() or _SharedPeaks(self)
-            region = OpenRegion(peaks.read(), peaks)
+            region = OpenRegion(peaks.start(), peaks)
             with self._lock:
                 self._open.append(weakref.ref(region))
             return region

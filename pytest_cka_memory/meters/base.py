@@ -36,6 +36,10 @@ class Peaks(ABC):
     def read(self) -> Reading:
         """Return the levels now, and as peaks the highest levels since the region began."""
 
+    def start(self) -> Reading:
+        """Return the levels when the region began, also if another thread has allocated since."""
+        return self.read()
+
     @abstractmethod
     def sample(self) -> tuple[Reading, int, int]:
         """Return a reading, the highest level since the last sample, and the allocations so far."""

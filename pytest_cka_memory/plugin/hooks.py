@@ -16,12 +16,19 @@ from pytest_cka_memory.plugin.item_plan import check, plan_of
 from pytest_cka_memory.plugin.session_meter import fail_without_meter, known_meter, meter_of
 from pytest_cka_memory.plugin.settings import settings_key
 
+_measuring_key = pytest.StashKey[ModuleType]()
 
-def _measuring() -> ModuleType:
-    """Return what measures tests; imported with the first, because a controller measures none."""
-    from pytest_cka_memory.plugin import item_measurement
 
-    return item_measurement
+def _measuring(config: pytest.Config) -> ModuleType:
+    """Return what measures tests; imported with the first, because a controller measures none.
+
+    It is the same module for a whole session, also if a test removes modules from ``sys.modules``.
+    """
+    if _measuring_key not in config.stash:
+        from pytest_cka_memory.plugin import item_measurement
+
+        config.stash[_measuring_key] = item_measurement
+    return config.stash[_measuring_key]
 
 
 _serials_key = pytest.StashKey[dict[pytest.FixtureDef[Any], int]]()
@@ -65,7 +72,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     meter = known_meter(item.config)
     if meter is not None:
         meter.between_regions(objects_dropped=released)
-    _measuring().begin(item)
+    _measuring(item.config).begin(item)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -97,14 +104,14 @@ def pytest_runtest_setup_after_skips(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    measurement = _measuring().measurement_of(item)
+    measurement = _measuring(item.config).measurement_of(item)
     if measurement is None:
         return (yield)
     if is_sync_testcase(item):
         with wrapped_method(item, measurement.measured_call):
             return (yield)
     result = yield
-    _measuring().refuse_unseen(item, measurement)
+    _measuring(item.config).refuse_unseen(item, measurement)
     return result
 
 
@@ -112,9 +119,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 # sys.last_traceback, so what an earlier failure kept alive cannot mask a leak.
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]:
-    measurement = _measuring().measurement_of(pyfuncitem)
+    measurement = _measuring(pyfuncitem.config).measurement_of(pyfuncitem)
     if measurement is None:
-        with _measuring().unmeasured_call(pyfuncitem):
+        with _measuring(pyfuncitem.config).unmeasured_call(pyfuncitem):
             return (yield)
     with measurement.measured_call():
         return (yield)
@@ -125,7 +132,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
-    measurement = item.stash.get(_measuring().measurement_key, None)
+    measurement = item.stash.get(_measuring(item.config).measurement_key, None)
     if measurement is not None and call.when != "setup":
         # A plain attribute of builtin types: it reaches the controller together with the report,
         # and so it survives a worker that dies later.
@@ -135,7 +142,7 @@ def pytest_runtest_makereport(
 
 def late_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Call :func:`pytest_runtest_call` for a test that got its marker during its setup."""
-    _measuring().begin(item)
+    _measuring(item.config).begin(item)
     if plan_of(item).is_measured:
         fail_without_meter(item)
     return (yield from pytest_runtest_call(item))

@@ -34,7 +34,8 @@ def test_invalid_device_name_is_refused(session, device):
 def test_unavailable_device_in_the_ini_file_is_refused(session, pytester):
     """The ini key is checked in the same way as the option."""
     pytester.makeini("[pytest]\ncka_memory_device = cuda:1\n")
-    session(MARKED).assert_refused("device 'cuda:1' is not available", "write cpu, or auto")
+    run = session(MARKED, subprocess=True)  # where nothing was predicted, which hides devices
+    run.assert_refused("device 'cuda:1' is not available", "write cpu, or auto")
 
 
 @pytest.mark.parametrize("device", ["cuda", "nonsense"])

@@ -131,6 +131,16 @@ class _RegionPeaks(Peaks):
         levels = stats.levels()
         self.mark = _Mark(self._region.serial, levels.allocated, levels.requested)
 
+    def start(self) -> Reading:
+        levels = self._region.read()
+        return Reading(
+            allocated_bytes=levels.start_level,
+            requested_bytes=self.mark.requested_bytes,
+            peak_bytes=levels.start_level,
+            reserved_bytes=levels.start_reserved,
+            peak_reserved_bytes=levels.start_reserved,
+        )
+
     def read(self) -> Reading:
         levels = self._region.read()
         return _reading(self._stats.levels(), levels.peak, levels.peak_reserved)

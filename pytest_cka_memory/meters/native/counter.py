@@ -35,6 +35,8 @@ class Levels(NamedTuple):
     """Highest level since the region was last sampled."""
     serial: int
     """The number of allocations so far."""
+    start_level: int
+    start_reserved: int
 
 
 class State(NamedTuple):
@@ -200,6 +202,8 @@ class RegionCounter:
             figures.peak_reserved,
             figures.sample_peak,
             figures.serial,
+            figures.start_level,
+            figures.start_reserved,
         )
 
     def at_peak(self) -> list[AllocationGroup]:

@@ -48,6 +48,8 @@ class Figures(Structure):
         ("sample_peak", c_int64),
         ("serial", c_uint64),
         ("start_serial", c_uint64),
+        ("start_level", c_int64),
+        ("start_reserved", c_int64),
         ("lost", c_int64),
     )
 

@@ -109,6 +109,10 @@ class _RegionPeaks(Peaks):
         self._region = counter.open()
         self.mark = self._region.serial
 
+    def start(self) -> Reading:
+        level = self._region.read().start_level
+        return _reading(level, level)
+
     def read(self) -> Reading:
         levels = self._region.read()
         return _reading(levels.level, levels.peak)

@@ -38,6 +38,7 @@ struct Region {
     Region *next;
     Device *device;
     uint64_t start_serial, peak_serial;
+    int64_t start_level, start_reserved;
     int64_t peak, peak_reserved, sample_peak;
     Freed *freed; /* by the number of the stack, without its generation, and by `inside` */
     uint32_t freed_size;
@@ -328,6 +329,8 @@ EXPORT int counter_open(int number, Region **opened) {
     region->device = device_of(number);
     if (region->device) {
         region->start_serial = region->peak_serial = serial;
+        region->start_level = region->device->level;
+        region->start_reserved = region->device->reserved;
         region->peak = region->sample_peak = region->device->level;
         region->peak_reserved = region->device->reserved;
         region->next = region->device->regions;
@@ -365,12 +368,15 @@ EXPORT int counter_read(int number, Region *region, int sample, Figures *out) {
     Device *device = device_of(number);
     if (device) {
         *out = (Figures){device->level, device->reserved, device->peak, device->peak_reserved,
-                         device->level, serial, serial, lost};
+                         device->level, serial, serial, device->level,
+                         device->reserved, lost};
         if (region) {
             out->peak = region->peak;
             out->peak_reserved = region->peak_reserved;
             out->sample_peak = region->sample_peak;
             out->start_serial = region->start_serial;
+            out->start_level = region->start_level;
+            out->start_reserved = region->start_reserved;
             if (sample) region->sample_peak = device->level;
         } else if (sample) {
             forget_peaks(device);

@@ -41,7 +41,9 @@ typedef struct {
     int64_t peak_reserved;
     int64_t sample_peak; /* highest level since the region was last sampled */
     uint64_t serial;     /* number of allocations so far, on all devices */
-    uint64_t start_serial;
+    uint64_t start_serial; /* this and the next two: when the region began */
+    int64_t start_level;
+    int64_t start_reserved;
     int64_t lost; /* allocations that could not be recorded because memory ran out */
 } Figures;
 
