@@ -1,6 +1,6 @@
 """Find the live tensor storages of this process."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -48,6 +48,20 @@ def storages_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, ...]:
             if layout not in _COUNTED_LAYOUTS:
                 _incomplete[f"not counted: tensors with layout {layout}"] = None
             return ()
+
+
+def storages_in(value: Any) -> Iterator[torch.UntypedStorage]:
+    """Yield the storages of the tensors in `value`, including nested lists, tuples and dicts."""
+    if isinstance(value, torch.UntypedStorage):
+        yield value
+    elif isinstance(value, torch.Tensor):
+        yield from storages_of(value)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from storages_in(part)
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from storages_in(part)
 
 
 def _storages_of_parts(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, ...]:

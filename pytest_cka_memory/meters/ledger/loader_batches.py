@@ -6,13 +6,13 @@ when its loader has yielded it.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.ledger.live_objects import storages_of
+from pytest_cka_memory.meters.ledger.live_objects import storages_in
 from pytest_cka_memory.meters.torch_private import storage_key
 
 
@@ -63,17 +63,5 @@ class LoaderBatches:
             storage_key(storage)
             for iterator in list(self._iterators)
             for batch in torch_private.received_early(iterator)
-            for storage in _storages_in(batch)
+            for storage in storages_in(batch)
         }
-
-
-def _storages_in(value: Any) -> Iterator[torch.UntypedStorage]:
-    """Yield the storages of the tensors in a batch, including nested lists, tuples and dicts."""
-    if isinstance(value, torch.Tensor):
-        yield from storages_of(value)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _storages_in(part)
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _storages_in(part)

@@ -8,13 +8,13 @@ received early are counted, but they are no growth.
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.ledger.live_objects import storages_of
+from pytest_cka_memory.meters.ledger.live_objects import storages_in
 from pytest_cka_memory.meters.native.counter import Counter
 from pytest_cka_memory.meters.native.emptied import EmptiedStorages
 from pytest_cka_memory.meters.native.library import NOT_LIVE
@@ -94,7 +94,7 @@ class OtherMemory:
             storage.data_ptr(): storage.nbytes()
             for iterator in list(self._iterators)
             for batch in torch_private.received_early(iterator)
-            for storage in _storages_in(batch)
+            for storage in storages_in(batch)
         }
         return sum(storages.values())
 
@@ -112,7 +112,7 @@ class OtherMemory:
                 return result
             # A tensor that was given may be returned again: its memory is not new.
             if not (args and isinstance(args[0], torch.Tensor)):
-                for storage in _storages_in(result):
+                for storage in storages_in(result):
                     self._add(storage)
             return result
 
@@ -144,17 +144,3 @@ class OtherMemory:
 
         if not any(known() is storage for known in lent):
             lent.append(weakref.ref(storage, freed))
-
-
-def _storages_in(value: Any) -> Iterator[torch.UntypedStorage]:
-    """Yield the storages of the tensors in `value`, including nested lists, tuples and dicts."""
-    if isinstance(value, torch.UntypedStorage):
-        yield value
-    elif isinstance(value, torch.Tensor):
-        yield from storages_of(value)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _storages_in(part)
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _storages_in(part)
