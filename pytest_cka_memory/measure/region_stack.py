@@ -34,7 +34,7 @@ class ClosedRegion:
 class RegionStack:
     """Opens, samples and closes regions over one meter; regions may nest or overlap.
 
-    A signal handler may raise an exception at any line. So only whoever has opened a region keeps
+    A signal handler may raise an exception at any line. So only the code that opened a region keeps
     it alive, and a region that was freed without being closed is no longer open.
     """
 

@@ -285,7 +285,7 @@ def records_history(device_type: str) -> bool:
 def on_history_call(device_type: str, call: Callable[[], None]) -> Callable[[], None]:
     """Call `call` before whatever starts or stops the recording; return a function that ends this.
 
-    Whoever has imported the function of ``torch.cuda.memory`` reaches these by their names.
+    Code that has imported the function of ``torch.cuda.memory`` calls these by their names.
     """
     names = ("_record_memory_history", "_record_memory_history_legacy", "_recordMemoryHistory")
     undo = [

@@ -26,8 +26,7 @@ def release_at_setup(item: pytest.Item) -> bool:
     """
     previous = item.config.stash.get(_previous_key, None)
     item.config.stash[_previous_key] = item
-    ended = [] if previous is None else [previous]
-    found = [error for test in ended for error in _errors_kept_by(test)]
+    found = [] if previous is None else list(_errors_kept_by(previous))
     for error in found:
         _clear_variables(error)
     return bool(found)

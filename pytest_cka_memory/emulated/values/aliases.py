@@ -57,7 +57,7 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _unaligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return an alias of a tensor whose address is no multiple of its element size."""
+    """Return an alias of a tensor whose address is not a multiple of its element size."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     elements = 1 + sum((length - 1) * stride for length, stride in steps)
     if tensor.numel() == 0:
