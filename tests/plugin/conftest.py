@@ -144,6 +144,12 @@ def extend_conftest(pytester: pytest.Pytester) -> Callable[[str], None]:
 
 
 @pytest.fixture
+def baseline_path(pytester: pytest.Pytester) -> Path:
+    """Path of the baseline file with the default name, in the root of the inner session."""
+    return pytester.path / "cka-memory-baseline.json"
+
+
+@pytest.fixture
 def job_summary(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Run inner sessions as in a job of GitHub Actions; return the path of the job's summary."""
     summary = pytester.path / "summary.md"
