@@ -2,12 +2,14 @@
 
 The extension is optional: it is compiled when the package is installed, if a compiler is
 available. :func:`gram` returns None if it was not compiled, if the processor has no vectors that it
-supports, or if torch was not built with GNU's OpenMP.
+supports, if torch was not built with GNU's OpenMP, or if the environment variable ``CKA_NATIVE``
+is 0.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 from functools import cache
 from importlib.util import find_spec
 
@@ -15,29 +17,25 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-# Limit of the working space of all threads together: the larger of _SPACE_BYTES plus _SPACE_GRAMS
-# Gram matrices, and the size of the features divided by _FEATURES_DIVISOR.
-_SPACE_BYTES = 2**20
-_SPACE_GRAMS = 5
-_FEATURES_DIVISOR = 16
+# If this environment variable is 0, torch's operators are used, as where nothing was compiled.
+_SWITCH = "CKA_NATIVE"
 
 
 def gram(rows: Tensor, samples_for_centre: int) -> Tensor | None:
     """Return the float32 Gram matrix (n, n) of (n, p) rows, shifted to near their centre.
 
     The mean of the first ``samples_for_centre`` rows is subtracted from every row. Sums over more
-    than 256 columns are computed in float64. Returns None if the kernel is not available, if the
-    rows are not dense float32 on a CPU, or if they need a derivative.
+    than 256 columns are computed in float64. Neither the result nor the working space, about one
+    float64 Gram matrix and 2 KB for each sample, depends on the number of threads. Returns None if
+    the kernel is not available, if the rows are not dense float32 on a CPU, or if they need a
+    derivative.
     """
     floats = _vector_floats()
     if floats == 0 or not _is_plain(rows):
         return None
     samples, columns = rows.shape
-    space_bytes = _library().cka_space(samples)
-    max_bytes = max(_SPACE_BYTES + _SPACE_GRAMS * 4 * samples**2, rows.nbytes // _FEATURES_DIVISOR)
-    useful = _library().cka_most_threads(columns)
-    threads = min(torch.get_num_threads(), useful, max_bytes // space_bytes)
-    space = torch.empty(threads * space_bytes, dtype=torch.uint8, device="cpu")
+    threads = min(torch.get_num_threads(), _library().cka_most_threads(samples, columns))
+    space = torch.empty(_library().cka_space(samples, columns), dtype=torch.uint8, device="cpu")
     products = torch.empty(samples, samples, dtype=torch.float32, device="cpu")
     if type(products) is not Tensor:  # a mode such as FakeTensorMode replaces every new tensor
         return None
@@ -71,6 +69,8 @@ def _is_plain(rows: Tensor) -> bool:
 @cache
 def _vector_floats() -> int:
     """Return the width, in floats, of the vectors the kernel uses here; 0 if it cannot be used."""
+    if os.environ.get(_SWITCH) == "0":
+        return 0
     try:
         return int(_library().cka_vector_floats())
     except (OSError, AttributeError):  # not compiled, or compiled for another architecture
@@ -90,7 +90,7 @@ def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(found.origin)
     size, address = ctypes.c_int64, ctypes.c_void_p
     for count in (library.cka_space, library.cka_most_threads):
-        count.argtypes = [size]
+        count.argtypes = [size, size]
         count.restype = size
     library.cka_gram.argtypes = [
         *(address, size, size, size, size),

@@ -11,6 +11,7 @@ from cka_reference import cloned_outputs
 from torch.utils.data import DataLoader, TensorDataset
 
 from cka import CKA, DoesNotFitError, InputError, SettingError, cka_from_features
+from cka.functional import native
 from cka.running.estimators import available_bytes
 from pytest_cka_memory import MemoryProbe
 
@@ -84,7 +85,10 @@ def test_bytes_given_in_the_error_are_enough(kernel, samples, width):
     probe = MemoryProbe("cpu")
     with probe.measure() as region:
         CKA(model, memory_limit_bytes=needed_bytes, **settings).compare(batches, progress=False)
-    assert needed_bytes / 2 < region.peak_increase_bytes <= needed_bytes
+    # The bytes include the working space of the compiled kernel; operators of torch need less.
+    compiled = native._vector_floats() > 0
+    at_least = needed_bytes / (2 if compiled else 3)
+    assert at_least < region.peak_increase_bytes <= needed_bytes
 
 
 def test_loader_without_a_length_fails_when_its_samples_no_longer_fit():
