@@ -116,13 +116,13 @@ int cka_vector_floats(void) {
 }
 
 /* Bytes of working space. */
-int64_t cka_space(int64_t samples, int64_t columns) {
+int64_t cka_space_bytes(int64_t samples, int64_t columns) {
   return lanes_for(columns) *
          (sums_of_lane(samples) * sizeof(double) + floats_of_lane(samples) * sizeof(float));
 }
 
 /* Write the (samples, samples) matrix to `gram`. `rows` are `stride` floats apart; `space` has
-   cka_space(samples, columns) bytes and is aligned for doubles. */
+   cka_space_bytes(samples, columns) bytes and is aligned for doubles. */
 void cka_gram(const float *rows, int64_t samples, int64_t columns, int64_t stride,
               int64_t samples_for_centre, int vector_floats, unsigned threads, void *space,
               float *gram) {

@@ -35,7 +35,9 @@ def gram(rows: Tensor, samples_for_centre: int) -> Tensor | None:
         return None
     samples, columns = rows.shape
     threads = min(torch.get_num_threads(), _library().cka_most_threads(samples, columns))
-    space = torch.empty(_library().cka_space(samples, columns), dtype=torch.uint8, device="cpu")
+    space = torch.empty(
+        _library().cka_space_bytes(samples, columns), dtype=torch.uint8, device="cpu"
+    )
     products = torch.empty(samples, samples, dtype=torch.float32, device="cpu")
     if type(products) is not Tensor:  # a mode such as FakeTensorMode replaces every new tensor
         return None
@@ -89,7 +91,7 @@ def _library() -> ctypes.CDLL:
         raise OSError("cka.functional._gram was not compiled")
     library = ctypes.CDLL(found.origin)
     size, address = ctypes.c_int64, ctypes.c_void_p
-    for count in (library.cka_space, library.cka_most_threads):
+    for count in (library.cka_space_bytes, library.cka_most_threads):
         count.argtypes = [size, size]
         count.restype = size
     library.cka_gram.argtypes = [
