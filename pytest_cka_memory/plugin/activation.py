@@ -58,6 +58,18 @@ def is_marked(item: pytest.Item) -> bool:
     return False
 
 
+def unregistered_markers(session: pytest.Session) -> set[str]:
+    """Return the names of the tests' markers that no plugin and no ini file has registered."""
+    nodes: set[Node | None] = set(session.items)
+    names: set[str] = set()
+    while nodes := nodes - {None}:
+        names.update(mark.name for node in nodes if node for mark in node.own_markers)
+        nodes = {node.parent for node in nodes if node}
+    lines: list[str] = session.config.getini("markers")
+    # As pytest reads a line of the ini key "markers": "name(arguments): description".
+    return names - {line.partition(":")[0].partition("(")[0].strip() for line in lines}
+
+
 def start(config: pytest.Config) -> "Reporter | None":
     """Register the hooks that measure; return the reporter, or None in an xdist worker.
 

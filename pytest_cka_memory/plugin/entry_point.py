@@ -51,9 +51,13 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if session.config.option.collectonly or activation.is_started(session.config):
+    if session.config.option.collectonly:
         return
-    if any(map(activation.asks, session.items)):
+    if unregistered := activation.unregistered_markers(session):
+        from pytest_cka_memory.plugin import marker_names
+
+        marker_names.check(session, unregistered)
+    if not activation.is_started(session.config) and any(map(activation.asks, session.items)):
         activation.start_collected(session)
 
 
