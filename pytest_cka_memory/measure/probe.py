@@ -2,13 +2,15 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.measure.loaders import FirstBatches, length_of
 from pytest_cka_memory.measure.region import Explainer, Region
+from pytest_cka_memory.measure.region_context import RegionContext
 from pytest_cka_memory.measure.region_stack import region_stack_for
 from pytest_cka_memory.measure.sweeps import Sweep
 from pytest_cka_memory.meters.base import Meter
@@ -57,6 +59,8 @@ class MemoryProbe:
         self.meter = meter or meter_for("auto" if device is None else str(device))
         self.records: list[RegionRecord] = []
         """The figures of every region that has ended."""
+        self.unused: list[RegionContext] = []
+        """What :meth:`measure` returned and nobody has used in a ``with`` statement."""
         self._stack = region_stack_for(self.meter)
         self._explainer = explainer
         self._labels: Counter[str] = Counter()
@@ -69,12 +73,15 @@ class MemoryProbe:
 
         return torch.device(self.meter.torch_device)
 
-    @contextmanager
-    def measure(self, label: str | None = None) -> Iterator[Region]:
+    def measure(self, label: str | None = None) -> AbstractContextManager[Region]:
         """Measure a ``with`` block. Blocks may nest; an outer block includes its inner blocks.
 
         The default label is ``region``. A label that is used again gets a number: ``region #2``.
         """
+        return RegionContext(partial(self._measured, label), label, self.unused)
+
+    @contextmanager
+    def _measured(self, label: str | None) -> Iterator[Region]:
         region = Region(
             self._unique_label(_label_text(label) or "region"), self._stack, self._explainer
         )

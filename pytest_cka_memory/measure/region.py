@@ -195,5 +195,11 @@ class Region:
         return sorted({*super().__dir__(), *READABLE, *_IN_MB})
 
 
+def public_names() -> frozenset[str]:
+    """Return the names of everything that can be read from a region, or called."""
+    own = (name for name in vars(Region) if not name.startswith("_"))
+    return frozenset((*own, "label", "result", *READABLE, *_IN_MB))
+
+
 def _in_several_batches(holdings: Iterable[Holding]) -> tuple[Holding, ...]:
     return tuple(holding for holding in holdings if (holding.batches or 0) > 1)

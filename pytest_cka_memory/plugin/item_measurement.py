@@ -135,7 +135,9 @@ class ItemMeasurement:
     def _fail_on_breach(self, results: Sequence[Result]) -> None:
         broken = any(result.breaches for result in results)
         messages = [failure.render(results, self.probe.meter.facts())] if broken else []
-        messages, self._wrong = [*messages, *self._wrong], []
+        unused = [context.mistake for context in self.probe.unused] if self._returned else []
+        self.probe.unused.clear()
+        messages, self._wrong = [*messages, *self._wrong, *unused], []
         if messages:
             pytest.fail("\n".join(messages), pytrace=False)
 

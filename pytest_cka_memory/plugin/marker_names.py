@@ -1,4 +1,4 @@
-"""Refuse markers whose names are nearly ours: pytest itself only warns, and no limit would apply."""
+"""Refuse markers whose names are nearly ours: pytest only warns, and no limit would apply."""
 
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches

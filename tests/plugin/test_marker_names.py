@@ -1,4 +1,4 @@
-"""A marker that is nearly one of ours is refused: pytest would only warn, and nothing be limited."""
+"""A marker that is nearly one of ours is refused: otherwise it would limit nothing."""
 
 import pytest
 

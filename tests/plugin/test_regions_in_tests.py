@@ -330,3 +330,29 @@ def test_region_that_is_never_closed_is_an_error(scripted):
     run.assert_outcomes(passed=2, errors=1)
     run.result.stdout.fnmatch_lines(["region 'forgotten' was never closed, so it was not judged*"])
     assert [region["verdict"] for region in run.regions] == ["no limit", "not judged", "ok"]
+
+
+def test_region_that_was_never_opened_fails_its_test(scripted):
+    """Otherwise the whole test would be measured in its place, and nobody would notice."""
+    run = scripted(
+        """
+        def test_it(cka_memory):
+            m = cka_memory.measure("train")
+
+        def test_fails_for_its_own_reason(cka_memory):
+            m = cka_memory.measure("other")
+            assert m.retained_mb == 0
+
+        def test_right(cka_memory):
+            with cka_memory.measure("train"):
+                pass
+        """
+    )
+    run.assert_outcomes(passed=1, failed=2)
+    run.result.stdout.fnmatch_lines(
+        [
+            "measure('train'): called without 'with', so nothing was measured; write 'with *",
+            "E *RegionError: retained_mb of measure('other'): called without 'with', so *",
+        ]
+    )
+    assert run.text.count("measure('train')") < 5

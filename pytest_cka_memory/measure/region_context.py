@@ -1,0 +1,85 @@
+"""What ``measure()`` returns: a context manager that says so if it is not used in a ``with``."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ContextDecorator
+from types import TracebackType
+from typing import Any, NoReturn
+
+from pytest_cka_memory.errors import RegionError
+from pytest_cka_memory.measure.region import Region, public_names
+
+Opening = Callable[[], AbstractContextManager[Region]]
+
+_OF_REGIONS = public_names()
+
+
+class RegionContext(ContextDecorator, AbstractContextManager[Region]):
+    """Opens a region when its ``with`` block begins, and closes it when the block ends.
+
+    Args:
+        opening: opens the region; called when the block begins.
+        label: as the user gave it, for messages.
+        unused: the contexts of this probe that were never used; this one is added.
+    """
+
+    def __init__(
+        self, opening: Opening, label: str | None, unused: "list[RegionContext] | None" = None
+    ) -> None:
+        self._opening, self._label = opening, label
+        self._unused = [] if unused is None else unused
+        self._unused.append(self)
+        self._region: AbstractContextManager[Region] | None = None
+
+    def __enter__(self) -> Region:
+        if self._region is not None:
+            raise RegionError(
+                f"{self._call}: used in a second 'with' block; call measure() again for each block"
+            )
+        self._note_use()
+        self._region = self._opening()
+        return self._region.__enter__()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        assert self._region is not None, "a block that ends has begun"
+        return self._region.__exit__(kind, error, trace)
+
+    def __call__(self, func: Any) -> Any:
+        """Return `func`, measured at every call."""
+        self._note_use()
+        return super().__call__(func)
+
+    def _recreate_cm(self) -> "RegionContext":
+        """Return the context for one call of a decorated function."""
+        return RegionContext(self._opening, self._label)
+
+    def _note_use(self) -> None:
+        if self in self._unused:
+            self._unused.remove(self)
+
+    @property
+    def _call(self) -> str:
+        """How the user called :meth:`MemoryProbe.measure`: ``measure('train')``."""
+        return f"measure({'' if self._label is None else repr(self._label)})"
+
+    @property
+    def mistake(self) -> str:
+        """What is wrong with a call whose region was never opened, and what to write instead."""
+        return (
+            f"{self._call}: called without 'with', so nothing was measured; write "
+            f"'with cka_memory.{self._call} as region:'"
+        )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name not in _OF_REGIONS:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if self._region is None:
+            raise RegionError(f"{name} of {self.mistake}, and read region.{name} after the block")
+        raise RegionError(
+            f"{name} of {self._call}: a 'with' block gives the region its name; write "
+            f"'with cka_memory.{self._call} as region:', and read region.{name} after the block"
+        )

@@ -1,0 +1,84 @@
+"""``measure()`` says so if its result is not used in a ``with`` statement."""
+
+import contextlib
+import gc
+import re
+import weakref
+
+import pytest
+
+from pytest_cka_memory import MemoryProbe, RegionError
+from pytest_cka_memory.testing import ScriptedMeter
+
+NEVER_OPENED = (
+    "retained_mb of measure('x'): called without 'with', so nothing was measured; write "
+    "'with cka_memory.measure('x') as region:', and read region.retained_mb after the block"
+)
+
+
+@pytest.fixture
+def probe() -> MemoryProbe:
+    """A probe whose figures are scripted."""
+    return MemoryProbe(meter=ScriptedMeter())
+
+
+def test_figure_of_a_region_that_was_never_opened_says_what_to_write(probe: MemoryProbe) -> None:
+    """It used to be an AttributeError about '_GeneratorContextManager'."""
+    context = probe.measure("x")
+    with pytest.raises(RegionError, match=re.escape(NEVER_OPENED)):
+        context.retained_mb  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(RegionError, match=r"batches of measure\('x'\): called without 'with'"):
+        context.batches([])  # type: ignore[attr-defined]
+    assert [found.mistake.partition(":")[0] for found in probe.unused] == ["measure('x')"]
+
+
+def test_figure_of_the_context_after_its_block_names_the_region(probe: MemoryProbe) -> None:
+    """``m = measure()`` and ``with m:`` give the region no name."""
+    context = probe.measure()
+    with context:
+        pass
+    with pytest.raises(RegionError, match=r"peak_bytes of measure\(\): a 'with' block gives the"):
+        context.peak_bytes  # type: ignore[attr-defined]  # noqa: B018
+    assert not probe.unused
+
+
+def test_context_has_no_other_attributes(probe: MemoryProbe) -> None:
+    """``hasattr`` works, as copying, pickling and mocks need it."""
+    context = probe.measure()
+    assert not hasattr(context, "__wrapped__")
+    assert not hasattr(context, "retained_gb")
+
+
+def test_context_works_once_in_every_way_to_enter_it(probe: MemoryProbe) -> None:
+    """``with``, an exit stack and a decorator; a decorated function is measured at every call."""
+    with contextlib.ExitStack() as stack:
+        region = stack.enter_context(probe.measure("in a stack"))
+    assert region.retained_bytes == 0
+
+    @probe.measure("decorated")  # type: ignore[operator]
+    def decorated() -> int:
+        return 7
+
+    assert decorated() + decorated() == 14
+    assert [record.label for record in probe.records] == [
+        "in a stack",
+        "decorated",
+        "decorated #2",
+    ]
+    with probe.measure("one") as one, pytest.raises(RegionError, match="second 'with' block"):
+        with (again := probe.measure("again")):
+            pass
+        with again:
+            pass
+    assert one.record.completed
+    assert not probe.unused
+
+
+def test_context_keeps_no_region_alive(probe: MemoryProbe) -> None:
+    """A region knows its survivors; it is freed with the user's last reference."""
+    with probe.measure() as region:
+        pass
+    known = weakref.ref(region)
+    del region
+    gc.collect()
+    assert known() is None
