@@ -17,8 +17,10 @@ def is_controller(config: pytest.Config) -> bool:
     return not is_worker(config) and getattr(config.option, "dist", "no") != "no"
 
 
-def check_device(config: pytest.Config, device: str) -> None:
+def check_device(config: pytest.Config, device: str, given_by: str) -> None:
     """Check in another process that `device` is available: the controller must not start CUDA.
+
+    `given_by` is the option or ini key that names the device, for the message.
 
     Raises:
         pytest.UsageError: if it is not available; a worker could only report it by crashing.
@@ -36,7 +38,7 @@ def check_device(config: pytest.Config, device: str) -> None:
     )
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise pytest.UsageError(f"--cka-memory-device: {last.partition(': ')[2] or last}")
+        raise pytest.UsageError(f"{given_by}: {last.partition(': ')[2] or last}")
 
 
 def take_gpu(config: pytest.Config) -> None:

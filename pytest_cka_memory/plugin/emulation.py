@@ -9,7 +9,7 @@ import pytest
 
 from pytest_cka_memory.emulated import loading, specification
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.plugin.options import early_device
+from pytest_cka_memory.plugin.options import early_device, early_device_given_by
 
 
 def load_emulated_device(early_config: pytest.Config) -> None:
@@ -29,7 +29,7 @@ def load_emulated_device(early_config: pytest.Config) -> None:
         given = early_config.known_args_namespace
         if given.collectonly or given.help or given.version:
             return
-        wrong = f"--cka-memory-device: {error}"
+        wrong = f"{early_device_given_by(early_config)}: {error}"
         if isinstance(error, loading.TooLateError):
             importers = _importers_of_torch(early_config) or ["code that no longer refers to it"]
             wrong += f" (torch was imported by {', '.join(importers)})"

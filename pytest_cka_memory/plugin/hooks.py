@@ -13,6 +13,7 @@ from pytest_cka_memory.meters.selection import meter_for
 from pytest_cka_memory.plugin import kept_tracebacks
 from pytest_cka_memory.plugin.item_kinds import is_sync_testcase, wrapped_method
 from pytest_cka_memory.plugin.item_plan import check, plan_of
+from pytest_cka_memory.plugin.options import given_by
 from pytest_cka_memory.plugin.session_meter import fail_without_meter, known_meter, meter_of
 from pytest_cka_memory.plugin.settings import settings_key
 
@@ -48,7 +49,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     if is_emulated(settings.device):
         return  # loaded already, or refused
     if settings.names_accelerator and xdist.is_controller(session.config):
-        xdist.check_device(session.config, settings.device)
+        xdist.check_device(session.config, settings.device, given_by(session.config, "device"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -12,6 +12,7 @@ from pytest_cka_memory.errors import BaselineError, LimitError
 from pytest_cka_memory.limits import Limit, default_limits, limit_from_marker
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.plugin import extensions
+from pytest_cka_memory.plugin.options import given_by
 from pytest_cka_memory.plugin.session_meter import known_meter
 from pytest_cka_memory.plugin.settings import Settings, settings_key
 
@@ -73,7 +74,7 @@ def check(items: Sequence[pytest.Item]) -> None:
     for item in items:
         error = plan_of(item).error
         if isinstance(error, BaselineError):
-            raise pytest.UsageError(f"--cka-memory-baseline: {error}")
+            raise pytest.UsageError(f"{given_by(item.config, 'baseline')}: {error}")
         if error is not None:
             wrong.append(f"{item.nodeid}: {error}")
     if wrong:

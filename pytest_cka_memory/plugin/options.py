@@ -1,5 +1,7 @@
 """Declare the options and ini keys, and find out whether a session uses one."""
 
+from typing import Any
+
 import pytest
 
 from pytest_cka_memory.meters.device_names import KNOWN_DEVICES
@@ -53,10 +55,10 @@ def add_options(parser: pytest.Parser) -> None:
     """Declare every option, with an ini key of the same name."""
     group = parser.getgroup("cka-memory", "memory regression tests for PyTorch")
     for name, text in _FLAGS:
-        group.addoption(f"--cka-memory-{name}", action="store_true", default=None, help=text)
+        group.addoption(option_of(name), action="store_true", default=None, help=text)
         parser.addini(ini_key(name), text, type="bool", default=None)
     for name, metavar, text in _VALUED:
-        option = f"--cka-memory-{name}"
+        option = option_of(name)
         # argparse formats the help of an option; pytest does not format that of an ini key.
         group.addoption(option, metavar=metavar, default=None, help=text.replace("%", "%%"))
         parser.addini(ini_key(name), text, default=None)
@@ -67,16 +69,63 @@ def ini_key(name: str) -> str:
     return "cka_memory_" + name.replace("-", "_")
 
 
+def option_of(name: str) -> str:
+    """Return an option as it is written on the command line."""
+    return f"--cka-memory-{name}"
+
+
+def name_of(option: str) -> str:
+    """Return the name of an option: ``device`` for ``--cka-memory-device``."""
+    return option.removeprefix(option_of(""))
+
+
+def given_by(config: pytest.Config, name: str) -> str:
+    """Return where the value of an option comes from, for messages about that value.
+
+    The option itself, or ``cka_memory_device in pytest.ini``.
+    """
+    if config.getoption(option_of(name)) is not None or not config.getini(ini_key(name)):
+        return option_of(name)
+    return _key_and_file(config, name)
+
+
+def _key_and_file(config: pytest.Config, name: str) -> str:
+    file = "the configuration" if config.inipath is None else config.inipath.name
+    return f"{ini_key(name)} in {file}"
+
+
+def value_of(config: pytest.Config, name: str) -> Any:
+    """Return the value of an option: of the command line, else of the ini file, else None.
+
+    Raises:
+        pytest.UsageError: if the value of a flag in the ini file is neither true nor false.
+    """
+    given = config.getoption(option_of(name))
+    if given is not None:
+        return given
+    try:
+        return config.getini(ini_key(name))
+    except (ValueError, TypeError, pytest.UsageError) as error:
+        wrong = f"{_key_and_file(config, name)}: {error}; write true or false"
+    # Outside the except block, otherwise pytest would print both errors.
+    raise pytest.UsageError(wrong)
+
+
 def early_device(early_config: pytest.Config) -> str | None:
     """Return the device that the command line or the ini file names, before options are parsed."""
     given: str | None = early_config.known_args_namespace.cka_memory_device
     return given or early_config.getini(ini_key("device"))
 
 
+def early_device_given_by(early_config: pytest.Config) -> str:
+    """Return what :func:`given_by` returns for the device, before options are parsed."""
+    given = early_config.known_args_namespace.cka_memory_device
+    return option_of("device") if given else _key_and_file(early_config, "device")
+
+
 def are_given(config: pytest.Config) -> bool:
     """Whether any option is set, on the command line or in the ini file."""
     return any(
-        config.getoption(f"--cka-memory-{name}") is not None
-        or config.getini(ini_key(name)) not in (None, "")
+        config.getoption(option_of(name)) is not None or value_of(config, name) not in (None, "")
         for name, *_ in (*_FLAGS, *_VALUED)
     )

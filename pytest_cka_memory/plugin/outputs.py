@@ -1,6 +1,6 @@
 """What a session writes besides its terminal output: one output per option."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import combinations
@@ -70,8 +70,12 @@ def outputs_of(settings: Settings) -> list[Output]:
     return [*reports, BaselineOutput(settings.baseline), *github]
 
 
-def check(outputs: Sequence[Output]) -> None:
+def check(outputs: Sequence[Output], given_by: Callable[[str], str] = str) -> None:
     """Check all outputs before any test has run.
+
+    Args:
+        outputs: what the session will write.
+        given_by: returns the ini key instead of an option if the path comes from there.
 
     Raises:
         ReportError: if one cannot be written, or two would write the same file; names the option.
@@ -80,10 +84,10 @@ def check(outputs: Sequence[Output]) -> None:
         try:
             output.check()
         except ReportError as error:
-            raise ReportError(f"{output.option}: {error}") from None
+            raise ReportError(f"{given_by(output.option)}: {error}") from None
     for first, second in combinations(outputs, 2):
         if first.path and second.path and files.same_file(first.path, second.path):
             raise ReportError(
-                f"{first.option} and {second.option}: both name the file {first.path}, so one "
-                "would overwrite the other; give each a path of its own"
+                f"{given_by(first.option)} and {given_by(second.option)}: both name the file "
+                f"{first.path}, so one would overwrite the other; give each a path of its own"
             )

@@ -11,6 +11,7 @@ import pytest
 from pytest_cka_memory.core.report import ReportBuilder
 from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.plugin import outputs
+from pytest_cka_memory.plugin.options import given_by, name_of
 from pytest_cka_memory.plugin.settings import describe, settings_key
 from pytest_cka_memory.reports import terminal
 from pytest_cka_memory.reports.summary import counted
@@ -47,7 +48,7 @@ class Reporter:
         if session.config.option.collectonly:
             return
         try:
-            outputs.check(self.outputs)
+            outputs.check(self.outputs, lambda option: given_by(session.config, name_of(option)))
         except ReportError as error:
             raise pytest.UsageError(str(error)) from None
 

@@ -4,6 +4,7 @@ import pytest
 
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters.base import Meter
+from pytest_cka_memory.plugin.options import given_by
 from pytest_cka_memory.plugin.settings import settings_key
 
 meter_key = pytest.StashKey[Meter]()
@@ -22,7 +23,7 @@ def meter_of(config: pytest.Config) -> Meter:
                 config=config, device=device
             )
         except DeviceError as error:
-            raise pytest.UsageError(f"--cka-memory-device: {error}") from None
+            raise pytest.UsageError(f"{given_by(config, 'device')}: {error}") from None
     return config.stash[meter_key]
 
 

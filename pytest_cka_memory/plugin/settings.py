@@ -12,7 +12,7 @@ from pytest_cka_memory.baseline.limit import BaselinePlan
 from pytest_cka_memory.core.tolerance import parse_tolerance
 from pytest_cka_memory.errors import LimitError, SizeError
 from pytest_cka_memory.integrations.github import JobStep, step_of
-from pytest_cka_memory.plugin.options import BASELINE_FILE, ini_key
+from pytest_cka_memory.plugin.options import BASELINE_FILE, given_by, option_of, value_of
 from pytest_cka_memory.units import format_exact, parse_megabytes
 
 
@@ -88,13 +88,12 @@ def resolve(config: pytest.Config) -> Settings:
 
 
 def _flag(config: pytest.Config, name: str) -> bool:
-    given = config.getoption(f"--cka-memory-{name}")
-    return bool(config.getini(ini_key(name)) if given is None else given)
+    return bool(value_of(config, name))
 
 
 def _valued(config: pytest.Config, name: str) -> str | None:
-    value = config.getoption(f"--cka-memory-{name}")
-    return value if value is not None else config.getini(ini_key(name)) or None
+    given: str | None = config.getoption(option_of(name))
+    return given if given is not None else value_of(config, name) or None
 
 
 def _device(config: pytest.Config) -> str:
@@ -107,7 +106,7 @@ def _size(config: pytest.Config, name: str) -> int | None:
     try:
         return None if text is None else parse_megabytes(text)
     except SizeError as error:
-        raise pytest.UsageError(f"--cka-memory-{name}: {error}") from None
+        raise pytest.UsageError(f"{given_by(config, name)}: {error}") from None
 
 
 def _count(config: pytest.Config, name: str) -> int:
@@ -116,7 +115,7 @@ def _count(config: pytest.Config, name: str) -> int:
         return 0
     if not text.isdecimal():
         raise pytest.UsageError(
-            f"--cka-memory-{name}: cannot read {text!r} as a number of regions; write e.g. 1"
+            f"{given_by(config, name)}: cannot read {text!r} as a number of regions; write e.g. 1"
         )
     return int(text)
 
@@ -129,7 +128,7 @@ def _seconds(config: pytest.Config, name: str, default: float) -> float:
         seconds = math.nan
     if not 0 < seconds < math.inf:
         raise pytest.UsageError(
-            f"--cka-memory-{name}: cannot read {text!r} as a number of seconds; write e.g. 300"
+            f"{given_by(config, name)}: cannot read {text!r} as a number of seconds; write e.g. 300"
         )
     return seconds
 
@@ -138,7 +137,7 @@ def _github(config: pytest.Config) -> str:
     choice = _valued(config, "github") or "auto"
     if choice not in ("auto", "yes", "no"):
         raise pytest.UsageError(
-            f"--cka-memory-github: cannot use {choice!r}; write auto, yes or no"
+            f"{given_by(config, 'github')}: cannot use {choice!r}; write auto, yes or no"
         )
     return choice
 
@@ -148,7 +147,7 @@ def _baseline(config: pytest.Config) -> BaselinePlan:
     try:
         tolerance = parse_tolerance(_valued(config, "tolerance") or "5%")
     except LimitError as error:
-        raise pytest.UsageError(f"--cka-memory-tolerance: {error}") from None
+        raise pytest.UsageError(f"{given_by(config, 'tolerance')}: {error}") from None
     return BaselinePlan(
         path=named or config.rootpath / BASELINE_FILE,
         root=config.rootpath,
@@ -163,25 +162,29 @@ def _path(config: pytest.Config, name: str, *, folder: bool = False) -> Path | N
     text = _valued(config, name)
     if text is None:
         return None
-    on_command_line = config.getoption(f"--cka-memory-{name}") is not None
+    on_command_line = config.getoption(option_of(name)) is not None
     start = config.invocation_params.dir if on_command_line else config.rootpath
     try:
         path = start / Path(text).expanduser()
         is_folder, is_file = path.is_dir(), path.is_file()
     except RuntimeError:
         raise pytest.UsageError(
-            f"--cka-memory-{name}: {text!r} names the home folder of a user that does not exist "
-            "here; write the path in full, or ./~name for a folder of that name"
+            f"{given_by(config, name)}: {text!r} names the home folder of a user that does not "
+            "exist here; write the path in full, or ./~name for a folder of that name"
         ) from None
     except OSError as error:
         raise pytest.UsageError(
-            f"--cka-memory-{name}: cannot use {text!r}: {error.strerror or error}; write another "
-            "path"
+            f"{given_by(config, name)}: cannot use {text!r}: {error.strerror or error}; write "
+            "another path"
         ) from None
     if is_folder and not folder:
-        raise pytest.UsageError(f"--cka-memory-{name}: {path} is a folder; write a file's path")
+        raise pytest.UsageError(
+            f"{given_by(config, name)}: {path} is a folder; write a file's path"
+        )
     if is_file and folder:
-        raise pytest.UsageError(f"--cka-memory-{name}: {path} is a file; write a folder's path")
+        raise pytest.UsageError(
+            f"{given_by(config, name)}: {path} is a file; write a folder's path"
+        )
     return path
 
 

@@ -130,10 +130,30 @@ def test_invalid_value_is_refused_and_names_its_option(scripted, option, message
     scripted(TWO, option).assert_refused(message)
 
 
-def test_invalid_ini_value_is_refused(scripted, pytester):
-    """Values in the ini file are checked in the same way."""
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("min_regions = many", "cka_memory_min_regions in tox.ini: cannot read 'many' as a number"),
+        ("max_peak_mb = 2KBanana", "cka_memory_max_peak_mb in tox.ini: cannot read '2KBanana'"),
+        ("report = maybe", "cka_memory_report in "),
+        ("report = maybe", "tox.ini: invalid truth value 'maybe'; write true or false"),
+        ("device = gpu", "cka_memory_device in tox.ini: unknown device 'gpu'; write one of"),
+        ("json = .", "cka_memory_json in tox.ini: "),
+        ("baseline = gone.json", "cka_memory_baseline in tox.ini: "),
+    ],
+)
+def test_invalid_ini_value_is_refused_and_names_its_key(session, pytester, line, message):
+    """Not the option, which the user has not written."""
+    pytester.makeini(f"[pytest]\ncka_memory_{line}\n")
+    run = session("def test_it(cka_memory): pass", writes_json=False)
+    run.assert_refused(message)
+    assert f"--cka-memory-{line.split()[0]}:" not in run.text + run.errors
+
+
+def test_option_that_replaces_a_wrong_ini_value_is_named(scripted, pytester):
+    """The ini value is not read."""
     pytester.makeini("[pytest]\ncka_memory_min_regions = many\n")
-    scripted(TWO).assert_refused("cannot read 'many' as a number of regions")
+    scripted(TWO, "--cka-memory-min-regions=x").assert_refused("--cka-memory-min-regions: cannot")
 
 
 def test_help_lists_every_option_marker_and_fixture(session):
