@@ -93,7 +93,8 @@ class CKAResult:
         heading = (
             f"CKA of {self.model1_name} ({len(self.model1_layers)} layers) and "
             f"{self.model2_name} ({len(self.model2_layers)} layers): {self.samples} samples in "
-            f"{self.batches} batches, {self.estimator}, {self.kernel} kernel"
+            f"{self.batches} {'batch' if self.batches == 1 else 'batches'}, "
+            f"{self.estimator}, {self.kernel} kernel"
         )
         return [heading, *(f"  {match}" for match in self.best_matches())]
 

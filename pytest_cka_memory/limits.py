@@ -9,7 +9,7 @@ from pytest_cka_memory.core.growth import MIN_JUDGED_BATCHES, full_batches, grow
 from pytest_cka_memory.core.markers import MARKERS
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
 from pytest_cka_memory.errors import LimitError, SizeError
-from pytest_cka_memory.units import MB, format_exact, format_fraction, megabytes
+from pytest_cka_memory.units import MB, counted, format_exact, format_fraction, megabytes
 
 __all__ = [
     "Breach",
@@ -82,7 +82,8 @@ class FlatPerBatch(Limit):
             )
         needed, seen = self.warmup + MIN_JUDGED_BATCHES, len(full_batches(record.timeline))
         return (
-            f"cannot be judged because {seen} full batches were seen and {needed} are needed "
+            f"cannot be judged because {counted(seen, 'full batch')} "
+            f"{'was' if seen == 1 else 'were'} seen and {needed} are needed "
             f"({self.warmup} to warm up, {MIN_JUDGED_BATCHES} to judge): "
             f"add {needed - seen} more of the same size"
         )

@@ -1,4 +1,4 @@
-"""Read and write memory sizes. MB means 2**20 bytes everywhere."""
+"""Read and write memory sizes and counts. MB means 2**20 bytes everywhere."""
 
 import re
 
@@ -46,6 +46,12 @@ def parse_megabytes(text: str) -> int:
     except ValueError:
         return parse_size(text)
     return megabytes(number)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return ``1 region``, ``12,000 regions``, ``2 batches``."""
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}{plural}"
 
 
 def format_size(size: float | None) -> str:

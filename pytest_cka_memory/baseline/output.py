@@ -12,7 +12,7 @@ from pytest_cka_memory.core.fingerprint import Fingerprint, fingerprint_of
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports import files
-from pytest_cka_memory.reports.summary import counted
+from pytest_cka_memory.units import counted
 
 _MOST_NAMED = 10
 

@@ -17,6 +17,7 @@ from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.html import page as html_page
 from pytest_cka_memory.reports.json.reader import read
 from pytest_cka_memory.reports.json.schema import report_schema
+from pytest_cka_memory.units import counted
 
 OK, REGRESSION, UNUSABLE = 0, 1, 2
 """Exit statuses; argparse also exits with 2 if the command line is wrong."""
@@ -100,8 +101,8 @@ def _compare(args: argparse.Namespace) -> int:
     if not found.compared:
         raise ReportError(
             f"nothing to compare: no region ran to its end in both {args.old} "
-            f"({len(old.results)} regions) and {args.new} ({len(new.results)} regions); use two "
-            "reports of the same tests"
+            f"({counted(len(old.results), 'region')}) and {args.new} "
+            f"({counted(len(new.results), 'region')}); use two reports of the same tests"
         )
     sys.stdout.write(_COMPARISONS[args.format](found))
     return REGRESSION if found.regressions else OK

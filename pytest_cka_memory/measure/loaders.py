@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from itertools import islice
 from typing import Any
 
+from pytest_cka_memory.units import counted
+
 _OWN = frozenset(("_loader", "_batch_done", "_loop_done", "_running", "_count", "__class__"))
 
 
@@ -87,16 +89,16 @@ class FirstBatches(_LoaderProxy):
     def __iter__(self) -> Iterator[Any]:
         taken = 0
 
-        def counted(batch: Any) -> Any:
+        def noted(batch: Any) -> Any:
             nonlocal taken
             taken += 1
             return batch
 
-        yield from map(counted, islice(self._loader, self._count))
+        yield from map(noted, islice(self._loader, self._count))
         if taken < self._count:  # an exhausted iterator or a short stream
             raise ValueError(
-                f"the loader ended after {taken} of {self._count} batches; pass one that can be "
-                "iterated more than once and has enough batches"
+                f"the loader ended after {taken} of {counted(self._count, 'batch')}; pass one that "
+                "can be iterated more than once and has enough batches"
             )
 
     def __len__(self) -> int:

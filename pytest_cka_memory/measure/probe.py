@@ -15,6 +15,7 @@ from pytest_cka_memory.measure.region_stack import region_stack_for
 from pytest_cka_memory.measure.sweeps import Sweep
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.meters.selection import meter_for
+from pytest_cka_memory.units import counted
 
 if TYPE_CHECKING:
     import torch
@@ -206,7 +207,7 @@ def _checked_counts(batch_counts: Sequence[int], loader: Iterable[Any]) -> tuple
     available = length_of(loader)
     if available is not None and available < counts[-1]:
         raise ValueError(
-            f"the loader has {available} batches, batch_counts asks for {counts[-1]}; "
+            f"the loader has {counted(available, 'batch')}, batch_counts asks for {counts[-1]}; "
             f"write counts up to {available}, or use a longer loader"
         )
     return counts

@@ -14,8 +14,8 @@ from pytest_cka_memory.plugin import outputs
 from pytest_cka_memory.plugin.options import given_by, name_of
 from pytest_cka_memory.plugin.settings import describe, settings_key
 from pytest_cka_memory.reports import terminal
-from pytest_cka_memory.reports.summary import counted
 from pytest_cka_memory.reports.terminal import Line
+from pytest_cka_memory.units import counted
 
 
 class Reporter:

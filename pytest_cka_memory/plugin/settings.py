@@ -13,7 +13,7 @@ from pytest_cka_memory.core.tolerance import parse_tolerance
 from pytest_cka_memory.errors import LimitError, SizeError
 from pytest_cka_memory.integrations.github import JobStep, step_of
 from pytest_cka_memory.plugin.options import BASELINE_FILE, given_by, option_of, value_of
-from pytest_cka_memory.units import format_exact, parse_megabytes
+from pytest_cka_memory.units import counted, format_exact, parse_megabytes
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def describe(settings: Settings) -> str:
     parts = ["every test measured"] if settings.measures_all else []
     parts += [f"device {settings.device}"] if settings.device != "auto" else []
     parts += [f"{name} {format_exact(size)}" for name, size in limits.items() if size is not None]
-    parts += [f"at least {settings.min_regions} regions"] if settings.min_regions else []
+    parts += [f"at least {counted(settings.min_regions, 'region')}"] if settings.min_regions else []
     plan = settings.baseline
     verb = "writing" if plan.updating else "compared with"
     parts += [f"{verb} {plan.path}"] if plan.asked_for else []

@@ -14,8 +14,8 @@ from pytest_cka_memory.integrations.torchrun import RankSync, this_rank
 from pytest_cka_memory.plugin.item_plan import plan_of
 from pytest_cka_memory.plugin.reporter import Reporter
 from pytest_cka_memory.plugin.settings import describe, settings_key
-from pytest_cka_memory.reports.summary import counted
 from pytest_cka_memory.reports.terminal import Line
+from pytest_cka_memory.units import counted
 
 
 def reporter(config: pytest.Config) -> Reporter:

@@ -10,8 +10,7 @@ from pytest_cka_memory.core.comparison import Change, Comparison, RegionKey
 from pytest_cka_memory.core.figures import COMPARED
 from pytest_cka_memory.reports import markdown
 from pytest_cka_memory.reports.escapes import code, one_line, sentence
-from pytest_cka_memory.reports.summary import counted
-from pytest_cka_memory.units import format_size
+from pytest_cka_memory.units import counted, format_size
 
 _HEAD = ("figure", "old", "new", "change", "verdict")
 _MOST_ROWS = 200

@@ -10,7 +10,7 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Breach, Result
 from pytest_cka_memory.reports.legend import provenance_of
 from pytest_cka_memory.reports.terminal import sparkline
-from pytest_cka_memory.units import format_exact, format_size
+from pytest_cka_memory.units import counted, format_exact, format_size
 
 _WIDTH = 100
 _LONG_WORD = re.compile(rf"\S{{{_WIDTH // 2},}}")
@@ -67,7 +67,8 @@ def explanation(breach: Breach, record: RegionRecord) -> Iterator[str]:
             yield from _wrapped(f"what to do: {given}", "    ")
     rest = inside[_MOST_GROUPS:]
     if rest:
-        yield f"  and {len(rest)} smaller groups, {format_exact(sum(h.bytes for h in rest))}"
+        rest_bytes = sum(holding.bytes for holding in rest)
+        yield f"  and {counted(len(rest), 'smaller group')}, {format_exact(rest_bytes)}"
     for holding in holdings[len(inside) :]:
         yield from holding_lines(holding, traced=not at_peak)
     hinted = any(holding.hint for holding in inside[:_MOST_GROUPS])
@@ -97,7 +98,7 @@ def holding_lines(holding: Holding, *, traced: bool = True) -> Iterator[str]:
     elif not traced and not holding.created_at:
         kind.append("allocated before the region or by unknown code")
     if traced and holding.batches is not None:
-        kind.append(f"allocated in {holding.batches} batches")
+        kind.append(f"allocated in {counted(holding.batches, 'batch')}")
     yield from _wrapped(", ".join(kind), "  ")
     if holding.created_at:
         yield from _wrapped(f"made at {_created_at(holding)}", "    ")

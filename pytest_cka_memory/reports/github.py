@@ -12,8 +12,9 @@ from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports import markdown, summary
 from pytest_cka_memory.reports.escapes import one_line, shorten
 from pytest_cka_memory.reports.legend import provenance_of
-from pytest_cka_memory.reports.summary import Problem, counted
+from pytest_cka_memory.reports.summary import Problem
 from pytest_cka_memory.reports.terminal import why_incomplete
+from pytest_cka_memory.units import counted
 
 MOST_PER_KIND = 10
 """GitHub shows only the first ten of each kind per step."""

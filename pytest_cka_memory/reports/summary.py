@@ -8,6 +8,7 @@ from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Breach, Result
 from pytest_cka_memory.reports.failure import explanation
 from pytest_cka_memory.reports.terminal import why_incomplete
+from pytest_cka_memory.units import counted
 
 VERDICTS = ("BREACH", "not judged", "no limit", "ok")
 """As in :attr:`Result.verdict`, the most urgent first."""
@@ -57,11 +58,6 @@ def verdict(report: Report) -> str:
     parts += [f"{counted(len(report.missing), 'test')} without a result"] if report.missing else []
     parts += [f"{sum(report.unmeasured.values())} not measured"] if report.unmeasured else []
     return ", ".join(parts)
-
-
-def counted(count: int, noun: str) -> str:
-    """Return ``1 region``, ``12,000 regions``."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def problems(results: Sequence[Result]) -> Iterator[Problem]:

@@ -10,7 +10,7 @@ from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.legend import LEGEND
-from pytest_cka_memory.units import format_size
+from pytest_cka_memory.units import counted, format_size
 
 _BARS = "▁▂▃▄▅▆▇█"
 _NAME_WIDTH = 16
@@ -182,5 +182,6 @@ def missing(nodeids: Sequence[str]) -> list[Line]:
     named = [Line(f"  {one_line(nodeid)}", "yellow") for nodeid in nodeids[:_MAX_NAMED]]
     more = [Line(f"  ... and {len(nodeids) - _MAX_NAMED} more", "yellow")]
     why = "the session stopped early, or a worker died"
-    head = Line(f"{len(nodeids)} collected tests have no result ({why})", "yellow")
+    verb = "has" if len(nodeids) == 1 else "have"
+    head = Line(f"{counted(len(nodeids), 'collected test')} {verb} no result ({why})", "yellow")
     return [head, *named, *(more if len(nodeids) > _MAX_NAMED else [])]

@@ -46,5 +46,5 @@ def _redraw(page: Path, shown: list[Shown]) -> None:
 def test_every_language_is_one_that_the_tests_know() -> None:
     """A block in another language needs a test first."""
     found: list[Block] = [block for page in pages() for block in blocks(page)]
-    known = {"python", "sh", "text", "yaml", "toml", "json"}
+    known = {"python", "sh", "text", "yaml", "toml", "ini", "json"}
     assert {block.language for block in found} <= known

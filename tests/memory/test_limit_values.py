@@ -155,7 +155,7 @@ def test_a_growth_limit_without_batches_is_broken_and_says_how_to_report_them(
     ("count", "warmup", "words"),
     [
         (4, 1, "4 full batches were seen and 5 are needed (1 to warm up, 4 to judge): add 1 more"),
-        (1, 0, "1 full batches were seen and 4 are needed (0 to warm up, 4 to judge): add 3 more"),
+        (1, 0, "1 full batch was seen and 4 are needed (0 to warm up, 4 to judge): add 3 more"),
         (4, 6, "4 full batches were seen and 10 are needed"),
     ],
 )

@@ -1,12 +1,20 @@
-"""Memory sizes: text to bytes and back, and values that are not sizes."""
+"""Memory sizes and counts: text to bytes and back, plurals, and values that are not sizes."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 
+from pytest_cka_memory import Holding, MemoryProbe, RegionRecord
 from pytest_cka_memory.errors import CkaMemoryError, SizeError
+from pytest_cka_memory.limits import Breach, flat_per_batch
+from pytest_cka_memory.measure.loaders import FirstBatches
+from pytest_cka_memory.reports.failure import holding_lines
+from pytest_cka_memory.reports.terminal import missing
+from pytest_cka_memory.testing import ScriptedMeter
 from pytest_cka_memory.units import (
     MB,
+    counted,
     format_exact,
     format_size,
     megabytes,
@@ -154,3 +162,37 @@ def test_format_size_returns_a_short_text_for_table_cells(size: float | None, te
 def test_format_exact_returns_every_byte(size: int, text: str) -> None:
     """One byte can break a limit, so messages show every byte."""
     assert format_exact(size) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "text"),
+    [
+        (1, "batch", "1 batch"),
+        (0, "batch", "0 batches"),
+        (2, "full batch", "2 full batches"),
+        (1, "region", "1 region"),
+        (12_000, "region", "12,000 regions"),
+    ],
+)
+def test_counts_have_the_right_plural(count: int, noun: str, text: str) -> None:
+    """``1 batches`` looks as if nobody had tried it."""
+    assert counted(count, noun) == text
+
+
+def test_messages_write_one_batch_and_one_region_in_the_singular(
+    record: Callable[..., RegionRecord],
+) -> None:
+    """Each of these said ``1 batches``, ``1 collected tests`` or ``1 smaller groups``."""
+    breach = flat_per_batch().judge(record(levels=[0]))
+    assert isinstance(breach, Breach)
+    assert "because 1 full batch was seen and 5 are needed" in breach.message
+    assert missing(["one"])[0].text.startswith("1 collected test has no result")
+    holding = Holding(bytes=4, count=1, batches=1)
+    assert list(holding_lines(holding)) == [
+        "  1 tensor, 4 bytes, allocated in 1 batch",
+        "    no Python reference to it was found",
+    ]
+    with pytest.raises(ValueError, match="the loader has 1 batch, batch_counts asks for 2"):
+        MemoryProbe(meter=ScriptedMeter()).sweep(list, [0], batch_counts=(1, 2))
+    with pytest.raises(ValueError, match="the loader ended after 0 of 1 batch;"):
+        list(FirstBatches(iter(()), 1))
