@@ -82,11 +82,12 @@ def compare(operator: Any, dtype: Any, samples: int, values: bool) -> dict[str, 
             if len(inputs) == samples:
                 break
     for number, sample in enumerate(inputs):
-        try:
-            expected = run(operator, sample, "cpu", differentiable)
-        except Exception:
-            skipped += 1
-            continue
+        if values:
+            try:
+                expected = run(operator, sample, "cpu", differentiable)
+            except Exception:
+                skipped += 1
+                continue
         shutdown.wait_for_backward_threads()
         gc.collect()  # so that every sample starts without memory of the one before
         torch.cuda.empty_cache()
@@ -209,25 +210,29 @@ def difference_of_two(expected: Any, found: Any, tolerance: float) -> str:
 # ---- All processes ----
 
 
-def collect(values: bool, samples: int, names: list[str] | None) -> tuple[dict[str, Any], set[str]]:
-    """Return the results of every operator, and the operators in which a process crashed."""
+def collect(
+    folder: Path, values: bool, samples: int, names: list[str] | None
+) -> tuple[dict[str, Any], set[str]]:
+    """Return the results of every operator, and the operators in which a process crashed.
+
+    Operators whose results are in `folder` do not run again.
+    """
     crashed: set[str] = set()
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "lines.json"
-        out.touch()
-        while True:
-            done = set(results_in(out)) | crashed
-            command = [sys.executable, __file__, "--worker", "on" if values else "off"]
-            command += ["--out", str(out), "--samples", str(samples)]
-            command += ["--skip", json.dumps(sorted(done)), *(names or [])]
-            ended = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
-            begun = [json.loads(line).get("begin") for line in out.read_text().splitlines()]
-            last = [name for name in begun if name is not None][-1:]
-            if ended.returncode == 0:
-                return results_in(out), crashed
-            if not last or last[0] in done:
-                raise SystemExit(f"a process ended before its first operator: {ended.stderr}")
-            crashed.update(last)
+    out = folder / f"values-{'on' if values else 'off'}.jsonl"
+    out.touch()
+    while True:
+        done = set(results_in(out)) | crashed
+        command = [sys.executable, __file__, "--worker", "on" if values else "off"]
+        command += ["--lines", str(out), "--samples", str(samples)]
+        command += ["--skip", json.dumps(sorted(done)), *(names or [])]
+        ended = subprocess.run(command, check=False, stderr=subprocess.PIPE, text=True)
+        begun = [json.loads(line).get("begin") for line in out.read_text().splitlines()]
+        last = [name for name in begun if name is not None][-1:]
+        if ended.returncode == 0:
+            return results_in(out), crashed
+        if not last or last[0] in done:
+            raise SystemExit(f"a process ended before its first operator: {ended.stderr}")
+        crashed.update(last)
 
 
 def results_in(out: Path) -> dict[str, Any]:
@@ -240,15 +245,22 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="operators; all if none is given")
     parser.add_argument("--samples", type=int, default=10)
     parser.add_argument("--worker", choices=["on", "off"], help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, help="write every problem to this file")
+    parser.add_argument(
+        "--keep", type=Path, help="keep results in this folder, and continue an interrupted run"
+    )
+    parser.add_argument("--json", type=Path, help="write all results to this file")
+    parser.add_argument("--lines", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--skip", type=json.loads, default=[], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         on = options.worker == "on"
-        work(options.names, options.samples, options.out, on, set(options.skip))
+        work(options.names, options.samples, options.lines, on, set(options.skip))
         return
-    with_values, crashed = collect(True, options.samples, options.names)
-    without, crashed_without = collect(False, options.samples, options.names)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.keep or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        with_values, crashed = collect(folder, True, options.samples, options.names)
+        without, crashed_without = collect(folder, False, options.samples, options.names)
     report(with_values, without, crashed, crashed_without, options.out)
 
 

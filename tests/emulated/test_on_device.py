@@ -1,4 +1,4 @@
-"""Runs the tests of other files, each in one process that has an emulated device."""
+"""Runs the tests of other files in two processes that have an emulated device."""
 
 import ast
 import re
@@ -7,10 +7,16 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parent
-FILES = ("on_device.py", "on_device_values.py")
+WITHOUT_VALUES = ("on_device.py",)
+WITH_VALUES = (
+    "on_device_forms.py",
+    "on_device_equivalents.py",
+    "on_device_reads.py",
+    "on_device_contexts.py",
+)
 NAMES = [
     (file, node.name)
-    for file in FILES
+    for file in (*WITHOUT_VALUES, *WITH_VALUES)
     for node in ast.parse((FOLDER / file).read_text("utf-8")).body
     if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
 ]
@@ -18,10 +24,14 @@ NAMES = [
 
 @pytest.fixture(scope="module")
 def outputs(python) -> dict[str, str]:
-    """Return the output of one session for each file, which runs all its tests."""
+    """Return, for each file, the output of the session that runs all its tests."""
     options = ("-pno:cacheprovider", "-pno:randomly", "-rA", "--tb=short")
-    runs = {file: python("-m", "pytest", str(FOLDER / file), *options) for file in FILES}
-    return {file: run.stdout + run.stderr for file, run in runs.items()}
+    found = {}
+    for files, plugins in ((WITHOUT_VALUES, ()), (WITH_VALUES, ("-p", "values_on_both"))):
+        paths = [str(FOLDER / file) for file in files]
+        run = python("-m", "pytest", *plugins, *paths, *options, PYTHONPATH=str(FOLDER))
+        found.update(dict.fromkeys(files, run.stdout + run.stderr))
+    return found
 
 
 @pytest.mark.parametrize(("file", "name"), NAMES)

@@ -1,0 +1,182 @@
+"""Tests of computed values in threads, transforms, modes and other libraries, and of their cost.
+
+``test_on_device.py`` runs them in a new process with the plugin ``values_on_both``.
+"""
+
+import gc
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
+from values_on_both import MB, on_both
+
+from pytest_cka_memory.emulated.values import activation, operators
+
+# ---- Random numbers ----
+
+
+def test_random_numbers_repeat_with_the_generator_of_the_device():
+    """By seed, by state, and by a generator of the user's."""
+    torch.cuda.manual_seed(3)
+    state = torch.cuda.get_rng_state()
+    first = torch.randn(5, device="cuda")
+    second = F.dropout(torch.ones(20, device="cuda"))
+    torch.cuda.set_rng_state(state)
+    assert torch.equal(torch.randn(5, device="cuda"), first)
+    assert torch.equal(F.dropout(torch.ones(20, device="cuda")), second)
+    assert not torch.equal(torch.randn(5, device="cuda"), first)
+    own = [torch.Generator("cuda").manual_seed(7) for _ in range(2)]
+    one, other = (torch.rand(5, device="cuda", generator=generator) for generator in own)
+    assert torch.equal(one, other)
+
+
+def test_random_numbers_do_not_change_those_of_the_cpu():
+    """The two have generators of their own."""
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    F.dropout(torch.ones(20, device="cuda"))
+    torch.randperm(100, device="cuda")
+    assert torch.equal(torch.rand(3), expected)
+
+
+# ---- Threads and transforms ----
+
+
+def test_values_are_computed_in_every_thread():
+    """In threads of the user's, and in torch's backward threads."""
+    found = []
+
+    class Doubled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            found.append((threading.current_thread().name, (gradient * 3).sum().item()))
+            return gradient * 2
+
+    def work():
+        leaf = torch.ones(3, device="cuda", requires_grad=True)
+        Doubled.apply(leaf).sum().backward()
+        found.append(("", leaf.grad.sum().item()))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert [value for _, value in found] == [9.0, 6.0]
+
+
+def test_transforms_give_the_cpus_results():
+    """``torch.func`` and checkpointing, which run operators in other contexts."""
+    x = torch.randn(4, 3)
+    on_both(lambda t: torch.func.vmap(torch.func.grad(lambda r: r.sin().sum()))(t), x)
+    on_both(lambda t: torch.func.jacrev(lambda r: r.square().cumsum(0))(t[0]), x)
+    on_both(lambda t: torch.func.jvp(lambda r: r.exp(), (t,), (t,)), x)
+    on_both(lambda t: checkpoint(lambda r: r.tanh() * 2, t, use_reentrant=False), x, gradients=True)
+    leaf = x.cuda().requires_grad_()
+    checkpoint(lambda r: r.tanh() * 2, leaf, use_reentrant=True).sum().backward()
+    torch.testing.assert_close(leaf.grad.cpu(), 2 - 2 * x.tanh().square())
+
+
+def test_modes_of_the_user_and_the_meter_see_operators_once():
+    """No mode sees the operators that compute values."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = []
+
+    class Names(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    leaf = torch.ones(3, device="cuda", requires_grad=True)
+    with Names():
+        total = (leaf * 2).sum()
+        total.backward()
+        assert total.item() == 6
+    assert seen.count("aten.mul.Tensor") == 2
+    assert not any("as_strided" in name for name in seen)
+    with torch.device("cuda"):
+        assert (torch.ones(2) + torch.arange(2)).tolist() == [1, 2]
+
+
+def test_autocast_and_gradient_scaling_work():
+    """Values of half precision, and the scale that infinite gradients reduce."""
+    model = nn.Linear(4, 4).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cuda", init_scale=2.0**4)
+    before = model.weight.detach().clone()
+    with torch.autocast("cuda"):
+        loss = model(torch.ones(2, 4, device="cuda")).square().sum()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert not torch.equal(model.weight, before)
+    model.weight.grad.fill_(float("inf"))
+    scaler.scale(torch.ones((), device="cuda"))
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0**3
+
+
+def test_library_with_its_own_operators_is_computed():
+    """Torchvision is imported after the device was loaded."""
+    torchvision = pytest.importorskip("torchvision")
+    boxes = torch.rand(20, 4) * 10
+    boxes[:, 2:] += boxes[:, :2]
+    on_both(lambda b: torchvision.ops.nms(b, b[:, 0], 0.3), boxes)
+    on_both(lambda b: torchvision.ops.box_iou(b, b), boxes)
+    image, regions = torch.rand(1, 2, 16, 16), torch.tensor([[0.0, 0, 0, 8, 8]])
+    on_both(lambda i, r: torchvision.ops.roi_align(i, r, 4), image, regions)
+
+
+def test_operators_of_the_user_in_python_compute_what_they_call():
+    """Also if a library is loaded after they were defined."""
+
+    @torch.library.custom_op("emulated_tests::twice", mutates_args=(), device_types="cuda")
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    activation.register_new_operators()
+    assert twice(torch.ones(3, device="cuda")).tolist() == [2, 2, 2]
+
+
+# ---- Memory ----
+
+
+def test_no_alias_is_found_among_live_tensors():
+    """The CPU meter would count the storage of all addresses."""
+    (torch.ones(3, device="cuda") + 1).sum().item()
+    gc.collect()
+    sizes = [
+        value.untyped_storage().nbytes()
+        for value in gc.get_objects()
+        if type(value) is torch.Tensor and value.device.type == "cpu"
+    ]
+    assert max(sizes, default=0) < 2**40
+
+
+def test_zeros_take_no_memory_of_the_machine():
+    """Large zero tensors are not committed."""
+    before = resident_bytes()
+    kept = torch.zeros(512 * MB, dtype=torch.uint8, device="cuda")
+    assert resident_bytes() - before < 64 * MB
+    assert kept[::MB].sum().item() == 0
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[1]) * 4096
+
+
+def test_library_reads_answers_in_order_and_forgets_them():
+    """Numbers that an operator did not read must not reach the next one."""
+    library = operators.library()
+    library.announce(5)
+    library.forget_answers()
+    assert torch.nonzero(torch.tensor([0, 1], device="cuda")).tolist() == [[1]]

@@ -1,0 +1,242 @@
+"""Tests of computed values of operators that only CUDA has, or that the library cannot run.
+
+``test_on_device.py`` runs them in a new process with the plugin ``values_on_both``.
+"""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from values_on_both import on_both
+
+# ---- Operators that only CUDA has ----
+
+
+def test_convolutions_and_their_gradients_are_the_cpus():
+    """Of cuDNN: with groups, dilation, transposed, depthwise."""
+    x, w = torch.randn(2, 4, 9, 9), torch.randn(8, 4, 3, 3)
+    on_both(lambda a, b: F.conv2d(a, b, stride=2, padding=1), x, w, gradients=True, tolerance=1e-3)
+    on_both(lambda a, b: F.conv2d(a, b, dilation=2), x, w, gradients=True, tolerance=1e-3)
+    on_both(lambda a, b: F.conv2d(a, b, groups=4), x, torch.randn(4, 1, 3, 3), gradients=True)
+    back = torch.randn(4, 2, 3, 3)
+    on_both(
+        lambda a, b: F.conv_transpose2d(a, b, stride=2, output_padding=1),
+        *(x, back),
+        gradients=True,
+        tolerance=1e-3,
+    )
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_normalization_is_the_cpus(training):
+    """Of cuDNN and of torch, with the running statistics."""
+    for enabled in (True, False):
+        mean, variance = torch.zeros(3), torch.ones(3)
+
+        def normalize(x, weight, mean=mean, variance=variance):
+            own = mean.to(x.device, copy=True), variance.to(x.device, copy=True)
+            return F.batch_norm(x, *own, weight, training=training), *own
+
+        with torch.backends.cudnn.flags(enabled=enabled):
+            on_both(
+                lambda x, w: normalize(x, w)[0],
+                *(torch.randn(4, 3, 5, 5), torch.rand(3)),
+                gradients=True,
+                tolerance=1e-4,
+            )
+            on_both(normalize, torch.randn(4, 3, 5, 5), torch.rand(3), tolerance=1e-4)
+
+
+def test_parts_of_synchronized_batch_normalization_are_its_plain_form():
+    """They run on the data of one process each."""
+    x, gradient = torch.randn(6, 3, 4), torch.randn(6, 3, 4)
+    weight, bias = torch.rand(3), torch.rand(3)
+    halves = [half.cuda() for half in x.split(3)]
+    statistics = [torch.batch_norm_stats(half, 1e-5) for half in halves]
+    means, stds = (torch.stack(parts) for parts in zip(*statistics, strict=True))
+    counts = torch.full((2,), 12.0, device="cuda")
+    running = torch.zeros(3, device="cuda"), torch.ones(3, device="cuda")
+    mean, std = torch.batch_norm_gather_stats_with_counts(
+        halves[0], means, stds, *running, 0.1, 1e-5, counts
+    )
+    own = torch.zeros(3), torch.ones(3)
+    leaf, w = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    expected = F.batch_norm(leaf, *own, w, bias, training=True)
+    expected.backward(gradient)
+    found = torch.batch_norm_elemt(x.cuda(), weight.cuda(), bias.cuda(), mean, std, 1e-5)
+    sums = torch.batch_norm_backward_reduce(
+        gradient.cuda(), x.cuda(), mean, std, weight.cuda(), True, True, True
+    )
+    of_input = torch.batch_norm_backward_elemt(
+        gradient.cuda(), x.cuda(), mean, std, weight.cuda(), sums[0], sums[1], counts.int()
+    )
+    for one, other in (
+        (found, expected.detach()),
+        (running[0], own[0]),
+        (running[1], own[1]),
+        (sums[2], w.grad),
+        (of_input, leaf.grad),
+    ):
+        torch.testing.assert_close(one.cpu(), other, rtol=1e-4, atol=1e-4)
+
+
+def test_other_normalizations_are_the_cpus():
+    """Layer, group and RMS, with gradients."""
+    x, weight = torch.randn(4, 6, 5), torch.rand(5)
+    on_both(lambda a, w: F.layer_norm(a, (5,), w), x, weight, gradients=True, tolerance=1e-4)
+    on_both(lambda a: F.group_norm(a, 3), x, gradients=True, tolerance=1e-4)
+    on_both(lambda a, w: F.rms_norm(a, (5,), w), x, weight, gradients=True, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", ["plain", "causal", "mask", "short"])
+def test_attention_and_its_gradients_are_the_cpus(dtype, case):
+    """Memory-efficient in single precision, flash in half precision without a mask."""
+    q, k, v = (torch.randn(2, 4, 16, 32, dtype=dtype) for _ in range(3))
+    mask = torch.randn(2, 1, 16, 16, dtype=dtype)
+    if case == "short":
+        k, v, mask = k[:, :, :8], v[:, :, :8], mask[..., :8]
+
+    def attend(q, k, v, mask):
+        chosen = mask if case in ("mask", "short") else mask.sum() * 0 + mask
+        kwargs = {"attn_mask": chosen} if case in ("mask", "short") else {}
+        result = F.scaled_dot_product_attention(q, k, v, is_causal=case == "causal", **kwargs)
+        return result if kwargs else (result, mask)
+
+    low = dtype == torch.bfloat16
+    on_both(attend, q, k, v, mask, gradients=True, tolerance=5e-2 if low else 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_drops_the_same_elements_in_its_backward_pass(dtype):
+    """The gradient of v times v is the sum of the output, with the same mask."""
+    q, k, v = (torch.randn(1, 2, 8, 16, dtype=dtype, device="cuda") for _ in range(3))
+    v.requires_grad_()
+    output = F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
+    (gradient,) = torch.autograd.grad(output.sum(), v)
+    total, again = (gradient.float() * v.float()).sum().item(), output.float().sum().item()
+    assert total == pytest.approx(again, rel=0.1, abs=0.3)
+    plain = F.scaled_dot_product_attention(q, k, v)
+    assert not torch.allclose(output, plain)
+
+
+def test_varying_lengths_in_attention_are_separate_sequences():
+    """The flash form for sequences one behind the other."""
+    q = torch.randn(5, 2, 16, dtype=torch.bfloat16, device="cuda")
+    starts = torch.tensor([0, 2, 5], dtype=torch.int32, device="cuda")
+    flash = torch.ops.aten._flash_attention_forward
+    output = flash(q, q, q, starts, starts, 3, 3, 0.0, False, False)[0]
+    for first, last in ((0, 2), (2, 5)):
+        part = q[first:last].transpose(0, 1)[None].float()
+        expected = F.scaled_dot_product_attention(part, part, part)[0].transpose(0, 1)
+        torch.testing.assert_close(output[first:last].float(), expected, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize("options", [{}, {"bidirectional": True, "num_layers": 2}, {"bias": False}])
+def test_recurrent_layers_and_their_gradients_are_the_cpus(kind, options):
+    """CuDNN's form, in one buffer of weights."""
+    layer = kind(4, 5, batch_first=True, **options)
+    on_device = copy.deepcopy(layer).cuda()
+    x = torch.randn(2, 3, 4)
+    for one, values in ((layer, x), (on_device, x.cuda())):
+        one(values)[0].square().sum().backward()
+    torch.testing.assert_close(on_device(x.cuda())[0].cpu(), layer(x)[0])
+    for one, other in zip(layer.parameters(), on_device.parameters(), strict=True):
+        torch.testing.assert_close(other.grad.cpu(), one.grad)
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
+def test_recurrent_cells_and_their_gradients_are_the_cpus(kind):
+    """Fused kernels on CUDA."""
+    cell = kind(4, 5)
+    on_device = copy.deepcopy(cell).cuda()
+    x = torch.randn(3, 4)
+    for one, values in ((cell, x), (on_device, x.cuda())):
+        found = one(values)
+        (found[0] if isinstance(found, tuple) else found).square().sum().backward()
+    for one, other in zip(cell.parameters(), on_device.parameters(), strict=True):
+        torch.testing.assert_close(other.grad.cpu(), one.grad)
+
+
+def test_recurrent_layer_drops_the_same_elements_in_its_backward_pass():
+    """The same seed gives the same output and the same gradients."""
+    layer = nn.LSTM(4, 5, 2, dropout=0.5).cuda()
+    found = []
+    x = torch.randn(3, 2, 4, device="cuda")
+    for _ in range(2):
+        torch.cuda.manual_seed(3)
+        output = layer(x)[0]
+        found.append((output.detach(), *torch.autograd.grad(output.sum(), layer.weight_ih_l0)))
+    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(found[0][1], found[1][1])
+    assert not torch.equal(layer(x)[0], layer(x)[0])
+
+
+def test_samplers_embeddings_and_losses_are_the_cpus():
+    """Of cuDNN, or with other internal results than on the CPU."""
+    image, grid = torch.randn(1, 2, 5, 5), torch.rand(1, 3, 3, 2) * 2 - 1
+    on_both(
+        lambda i, g: F.grid_sample(i, g, align_corners=True), image, grid, gradients=True,
+        tolerance=1e-4,
+    )  # fmt: skip
+    on_both(lambda t: F.affine_grid(t, (2, 1, 3, 3), align_corners=True), torch.randn(2, 2, 3))
+    on_both(F.logsigmoid, torch.randn(7), gradients=True)
+    table = torch.randn(9, 4)
+    for mode in ("sum", "mean", "max"):
+        indices, starts = torch.tensor([1, 1, 5, 8]), torch.tensor([0, 2])
+        on_both(lambda w, i, s, m=mode: F.embedding_bag(i, w, s, mode=m), table, indices, starts)
+    logits = torch.randn(6, 2, 5).log_softmax(2)
+    on_both(
+        lambda t: F.ctc_loss(t, torch.tensor([[1, 2], [3, 3]]).to(t.device), (6, 5), (2, 1)), logits
+    )
+
+
+def test_products_with_another_result_type_are_the_cpus():
+    """``out_dtype`` exists on CUDA only."""
+    a = torch.randn(4, 4).bfloat16()
+    found = torch.mm(a.cuda(), a.cuda(), out_dtype=torch.float32)
+    torch.testing.assert_close(found.cpu(), a.float() @ a.float())
+
+
+def test_optimizers_take_the_cpus_steps():
+    """Foreach and fused implementations work on lists."""
+    for kind, options in (
+        (torch.optim.SGD, {"momentum": 0.9}),
+        (torch.optim.Adam, {}),
+        (torch.optim.AdamW, {"fused": True}),
+        (torch.optim.SGD, {"fused": True}),
+    ):
+        weights = []
+        for device in ("cpu", "cuda"):
+            weight = nn.Parameter(torch.linspace(-1, 1, 7, device="cpu").to(device))
+            optimizer = kind([weight], lr=0.1, **options)
+            for _ in range(3):
+                optimizer.zero_grad()
+                weight.square().sum().backward()
+                optimizer.step()
+            weights.append(weight.detach().cpu())
+        torch.testing.assert_close(weights[1], weights[0])
+
+
+# ---- What the library cannot run ----
+
+
+def test_libraries_that_are_not_there_have_the_cpus_results():
+    """cuSOLVER, cuFFT and cuSPARSE."""
+    x = torch.randn(4, 4) + 4 * torch.eye(4)
+    spd = x @ x.T
+    on_both(lambda t: torch.linalg.inv(t), x, gradients=True, tolerance=1e-3)
+    on_both(lambda t: torch.linalg.cholesky(t), spd, tolerance=1e-3)
+    on_both(lambda t: torch.linalg.eigvalsh(t), spd, tolerance=1e-3)
+    on_both(lambda t: torch.linalg.svdvals(t), x, tolerance=1e-3)
+    on_both(lambda t: torch.linalg.solve(t, t[:, :1]), x, tolerance=1e-3)
+    on_both(lambda t: torch.fft.rfft(t).abs(), x, tolerance=1e-3)
+    on_both(lambda t: torch.linalg.matrix_exp(t / 9), x, tolerance=1e-3)
+    out = torch.empty(0, device="cuda")
+    torch.linalg.inv(spd.cuda(), out=out)
+    torch.testing.assert_close(out.cpu(), torch.linalg.inv(spd), rtol=1e-3, atol=1e-3)
+    with pytest.raises(torch.linalg.LinAlgError):
+        torch.linalg.inv(torch.zeros(2, 2, device="cuda"))

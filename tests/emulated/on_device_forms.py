@@ -1,0 +1,129 @@
+"""Tests of computed values in any form: layouts, types, sparse and nested tensors, subclasses.
+
+``test_on_device.py`` runs them in a new process with the plugin ``values_on_both``.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+from values_on_both import on_both
+
+HALF = torch.float16, torch.bfloat16
+
+
+def test_ordinary_assertions_hold():
+    """What a GPU test of a user's asserts."""
+    model = nn.Linear(8, 1).cuda()
+    x = torch.randn(16, 8, device="cuda")
+    loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert loss.item() > 0
+    assert (model.weight.grad != 0).all()
+    assert torch.allclose(x.softmax(1).sum(1), torch.ones(16, device="cuda"))
+    assert x[x > 0].numel() + x[x <= 0].numel() == x.numel()
+    assert sorted(torch.randperm(9, device="cuda").tolist()) == list(range(9))
+    assert "tensor([1.5000, 2.0000], device='cuda:0')" in repr(torch.tensor([1.5, 2.0]).cuda())
+
+
+def test_memory_layouts_are_kept():
+    """Strided, expanded, transposed, channels-last and overlapping tensors."""
+    x = torch.randn(4, 3, 6, 6)
+    on_both(lambda t: t.transpose(1, 2)[::2, 1:, ::3] * 2, x)
+    on_both(lambda t: t.to(memory_format=torch.channels_last).mul(3).contiguous(), x)
+    on_both(lambda t: t[:, :1].expand(4, 5, 6, 6).sum(1), x)
+    on_both(lambda t: t.flatten().unfold(0, 8, 3).cumsum(1), x)
+    target = torch.zeros(10, device="cuda")
+    target[::2].copy_(torch.arange(5.0))
+    assert target.tolist() == [0, 0, 1, 0, 2, 0, 3, 0, 4, 0]
+
+
+def test_results_are_written_in_place_and_into_out():
+    """Also where ``out`` has to grow, and in lists."""
+    out = torch.empty(0, device="cuda")
+    torch.add(torch.ones(3, device="cuda"), 2, out=out)
+    assert out.tolist() == [3, 3, 3]
+    values = [torch.ones(2, device="cuda"), torch.ones(3, device="cuda")]
+    torch._foreach_mul_(values, 5)
+    assert [value.tolist() for value in values] == [[5, 5], [5, 5, 5]]
+    assert values[0].clamp_(max=2).tolist() == [2, 2]
+    found = torch.empty(0, dtype=torch.long, device="cuda")
+    torch.nonzero(torch.tensor([0, 1, 1]).cuda(), out=found)
+    assert found.tolist() == [[1], [2]]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int64, torch.float64, torch.complex64, *HALF]
+)
+def test_types_are_kept(dtype):
+    """Comparisons, conversions and numbers in place of tensors."""
+    x = torch.arange(6).reshape(2, 3).to(dtype)
+    on_both(lambda t: (t + 1, t * 2.5, t.to(torch.float32) if not t.is_complex() else t, t == 1), x)
+
+
+def test_float8_and_views_of_bits_are_converted():
+    """They have no arithmetic; copies convert."""
+    x = torch.randn(5)
+    on_both(lambda t: t.to(torch.float8_e4m3fn).float(), x)
+    on_both(lambda t: t.view(torch.int32) >> 3, x)
+
+
+def test_conjugate_and_negative_views_are_read():
+    """They share memory with their base."""
+    x = torch.randn(3, 3, dtype=torch.complex64)
+    on_both(lambda t: (t.conj() @ t, t.conj().imag + 1, t.mH.resolve_conj()), x)
+
+
+def test_empty_tensors_are_accepted():
+    """No address has their values."""
+    on_both(lambda t: (t + 1, t.sum(), t @ t.T, torch.cat([t, t])), torch.ones(0, 4))
+
+
+def test_sparse_tensors_have_values():
+    """COO and CSR."""
+    x = torch.tensor([[0.0, 2, 0], [1, 0, 3]])
+    on_both(lambda t: t.to_sparse().mul(2).to_dense(), x)
+    on_both(lambda t: t.to_sparse_csr() @ torch.ones(3, 2, device=t.device), x)
+    summed = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (2,), device="cuda").coalesce()
+    assert (summed.values().tolist(), summed.indices().tolist()) == ([3.0], [[0]])
+
+
+def test_jagged_tensors_have_values():
+    """They are a tensor subclass around one buffer."""
+    parts = [torch.ones(2, 3, device="cuda"), torch.ones(1, 3, device="cuda")]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged, device="cuda")
+    assert (nested * 2).values().sum().item() == 18
+
+
+def test_tensor_subclasses_have_values():
+    """Of those that wrap a tensor, the operators on the inner one are computed."""
+    from torch.utils._python_dispatch import return_and_correct_aliasing  # noqa: F401
+    from torch.utils._pytree import tree_map
+
+    class Wrapped(torch.Tensor):
+        @staticmethod
+        def __new__(cls, inner):
+            return torch.Tensor._make_wrapper_subclass(cls, inner.shape, device=inner.device)
+
+        def __init__(self, inner):
+            self.inner = inner
+
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            bare = tree_map(lambda a: a.inner if isinstance(a, Wrapped) else a, (args, kwargs))
+            return tree_map(
+                lambda r: Wrapped(r) if isinstance(r, torch.Tensor) else r,
+                func(*bare[0], **(bare[1] or {})),
+            )
+
+    wrapped = Wrapped(torch.ones(3, device="cuda")) * 2 + 1
+    assert wrapped.inner.tolist() == [3, 3, 3]
+    assert (nn.Parameter(torch.ones(2, device="cuda")) + 1).tolist() == [2, 2]
+
+
+def test_lazy_parameters_are_loaded_and_materialized():
+    """Their shape raises as long as they have none."""
+    layer = nn.LazyLinear(2).cuda()
+    layer.load_state_dict(nn.LazyLinear(2).cuda().state_dict())
+    assert layer(torch.ones(3, 4, device="cuda")).isfinite().all()

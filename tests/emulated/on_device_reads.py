@@ -1,0 +1,131 @@
+"""Tests of what a program reads back: sizes, errors, and values that were not computed.
+
+``test_on_device.py`` runs them in a new process with the plugin ``values_on_both``.
+"""
+
+import ctypes
+import gc
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812
+from values_on_both import MB, on_both
+
+from pytest_cka_memory.errors import DeviceAssertError, StaleValueError
+
+# ---- Sizes that depend on values ----
+
+
+def test_sizes_that_depend_on_values_are_the_cpus():
+    """The operator on the device reads the computed size back."""
+    x = torch.tensor([3, 1, 2, 2, 0, 5])
+    mask = x > 1
+    for function in (
+        torch.nonzero,
+        torch.bincount,
+        lambda t: torch.unique(t, return_inverse=True, return_counts=True),
+        lambda t: torch.unique(torch.stack([t, t], 1), dim=0),
+        lambda t: torch.unique_consecutive(t, return_counts=True),
+        lambda t: t[mask.to(t.device)],
+        lambda t: t.masked_select(t > 1),
+        lambda t: torch.repeat_interleave(t),
+        lambda t: torch.histc(t.float(), 4),
+        lambda t: t.clone().index_put_((t > 1,), t[t > 1] * 2),
+        lambda t: torch.argwhere(t),
+    ):
+        on_both(function, x)
+
+
+def test_selected_elements_have_their_memory():
+    """Without values the result is empty, and so is its memory."""
+    x = torch.randn(MB, device="cuda")
+    wanted = int((x.cpu() > 0).sum()) * 4
+    gc.collect()
+    before = torch.cuda.memory_allocated()
+    selected = x[x > 0]
+    allocated = torch.cuda.memory_allocated() - before
+    assert selected.numel() * 4 == wanted
+    assert wanted <= allocated < wanted + 1024
+
+
+# ---- Never stale ----
+
+
+def test_read_of_a_value_that_was_not_computed_raises_and_names_the_operator():
+    """Also of what was computed from it, but not of what replaces it."""
+    weight = torch.zeros(64, 64, dtype=torch.uint8, device="cuda")
+    packed = torch.ops.aten._convert_weight_to_int4pack(weight, 2)
+    derived = packed + 1
+    for read in (
+        lambda: packed.cpu(),
+        lambda: derived.sum().item(),
+        lambda: derived[derived > 0],
+        lambda: repr(derived),
+        lambda: torch.equal(derived, derived),
+    ):
+        with pytest.raises(StaleValueError, match="aten::_convert_weight_to_int4pack"):
+            read()
+    derived.zero_()
+    assert derived.sum().item() == 0
+    assert torch.ones(2, device="cuda").sum().item() == 2
+
+
+def test_read_after_an_unknown_kernel_raises_and_names_it():
+    """It may have written anything that was there; later results are known."""
+    before = torch.ones(4, device="cuda")
+    library = ctypes.CDLL("libcuda.so.1")
+    function = ctypes.c_void_p()
+    library.cuModuleGetFunction(ctypes.byref(function), None, b"my_kernel")
+    assert library.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, None, None, None) == 0
+    with pytest.raises(StaleValueError, match=r"the kernel my_kernel was launched outside"):
+        before.cpu()
+    with pytest.raises(StaleValueError, match="my_kernel"):
+        (before * 2).sum().item()
+    assert torch.ones(3, device="cuda").sum().item() == 3
+    before.fill_(2)
+    assert before.tolist() == [2, 2, 2, 2]
+
+
+# ---- Errors ----
+
+
+def test_index_out_of_range_raises_at_once():
+    """On a card it is an assert of the kernel, which is reported later."""
+    x = torch.zeros(3, device="cuda")
+    for use in (
+        lambda: x[torch.tensor([5], device="cuda")],
+        lambda: x.gather(0, torch.tensor([5], device="cuda")),
+        lambda: F.embedding(torch.tensor([7], device="cuda"), torch.ones(3, 2, device="cuda")),
+        lambda: F.cross_entropy(x[None], torch.tensor([9], device="cuda")),
+    ):
+        with pytest.raises(DeviceAssertError, match="On a card this is a device-side assert"):
+            use()
+    assert issubclass(DeviceAssertError, IndexError)
+    assert issubclass(DeviceAssertError, RuntimeError)
+
+
+def test_tensors_on_two_devices_are_refused():
+    """As on a card."""
+    for other in (torch.ones(2), torch.ones(2, device="cuda:1")):
+        with pytest.raises(RuntimeError, match="on the same device"):
+            torch.ones(2, device="cuda") + other
+
+
+def test_failed_operators_keep_nothing():
+    """An error that is kept in a frame would keep the arguments."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = torch.cuda.memory_allocated()
+        for use in (
+            lambda: torch.zeros(3, device="cuda")[torch.tensor([5], device="cuda")],
+            lambda: torch.linalg.inv(torch.zeros(2, 2, device="cuda")),
+        ):
+            with pytest.raises(RuntimeError):
+                use()
+        torch.linalg.inv(torch.eye(2, device="cuda"))
+        torch.fft.fft(torch.ones(4, device="cuda"))
+        torch.histc(torch.ones(4, device="cuda"))
+        assert torch.cuda.memory_allocated() == before
+    finally:
+        gc.enable()
