@@ -32,14 +32,14 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pytest_cka_memory.core.cards import CONTEXT_BYTES, Card, card_of
-from pytest_cka_memory.emulated import children, shutdown
+from pytest_cka_memory.emulated import after_torch, children, cudnn_attention, shutdown
 from pytest_cka_memory.emulated.specification import EMULATED, MOST_DEVICES, Specification
 from pytest_cka_memory.emulated.values import activation
 from pytest_cka_memory.errors import DeviceError
@@ -162,8 +162,7 @@ def load(
     _follow_libraries(is_late)
     _loaded = wanted
     _prepare_environment(paths[0])
-    if wanted.values:
-        activation.compute_values(paths[0], required=values is True)
+    after_torch.call(partial(_prepare_torch, paths[0], wanted.values, values is True))
     children.call_in_children(load, wanted_card.name, devices, total, values)
     atexit.register(shutdown.wait_for_backward_threads)
 
@@ -360,6 +359,13 @@ def _then_follow(function: Callable[..., Any], is_late: bool) -> Callable[..., A
         return result
 
     return load_and_follow
+
+
+def _prepare_torch(path: str, values: bool, required: bool) -> None:
+    """Change what torch, which is imported now, does with the emulated device."""
+    cudnn_attention.switch_off()
+    if not (values and activation.turn_on(path, required=required)):
+        cudnn_attention.refuse_calls()
 
 
 def _torch_folder() -> Path:

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from pathlib import Path
 
+from pytest_cka_memory.core import threads
+
+_BACKWARD_THREAD = "pt_autograd"
 _kept: list[object] = []
 
 
 def wait_for_backward_threads() -> None:
     """Return when the backward thread of each device holds nothing of earlier passes."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized() or not _have_begun():
+    if torch is None or not torch.cuda.is_initialized():
+        return
+    if not threads.may_exist(_BACKWARD_THREAD):
         return
     for index in range(torch.cuda.device_count()):
         # A pass over nothing goes through the queue of the device's thread, behind earlier passes.
@@ -26,15 +30,3 @@ def wait_for_backward_threads() -> None:
             tensors = (leaf, leaf.view(0), torch.empty(0, device=f"cuda:{index}"))
             _kept.append(tensors)  # so that the thread is never the last to release them
             _kept.append(torch.autograd.grad(tensors[1], leaf, tensors[2]))
-
-
-def _have_begun() -> bool:
-    """Whether torch's backward threads are running."""
-    return any(_name(task).startswith("pt_autograd") for task in Path("/proc/self/task").iterdir())
-
-
-def _name(task: Path) -> str:
-    try:
-        return (task / "comm").read_text("utf-8", errors="replace")
-    except OSError:  # the thread has ended in the meantime
-        return ""

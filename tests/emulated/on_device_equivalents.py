@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from values_on_both import on_both
 
 # ---- Operators that only CUDA has ----
@@ -107,6 +108,19 @@ def test_attention_and_its_gradients_are_the_cpus(dtype, case):
 
     low = dtype == torch.bfloat16
     on_both(attend, q, k, v, mask, gradients=True, tolerance=5e-2 if low else 1e-4)
+
+
+def test_attention_of_cudnn_is_the_cpus_if_it_is_asked_for():
+    """CuDNN cannot plan it here, so PyTorch does not choose it by itself."""
+
+    def attend(q, k, v):
+        chosen = SDPBackend.CUDNN_ATTENTION if q.is_cuda else SDPBackend.MATH
+        with sdpa_kernel(chosen):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+    tensors = [torch.randn(2, 4, 16, 32, dtype=torch.bfloat16) for _ in range(3)]
+    on_both(attend, *tensors, gradients=True, tolerance=5e-2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

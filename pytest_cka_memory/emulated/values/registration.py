@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pytest_cka_memory.emulated import torch_private
+from pytest_cka_memory.emulated import cudnn_attention, torch_private
 from pytest_cka_memory.emulated.values import copies, sizes, sparse
 from pytest_cka_memory.emulated.values.computing import (
     compute_after,
@@ -121,6 +121,8 @@ def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
     if _is_users(name, torchs):
         return None
     original = accepting_numbers(operator, torchs.call_boxed)
+    if name in cudnn_attention.OPERATORS:
+        original = cudnn_attention.refuse
     if name in _SUBSTITUTES:
         original = _SUBSTITUTES[name](original)
     if name == "aten::copy_":

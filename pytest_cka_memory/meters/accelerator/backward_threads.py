@@ -7,13 +7,12 @@ it next gets the GIL: within about 1 ms, but possibly after a reading.
 
 import threading
 from contextlib import suppress
-from pathlib import Path
 
 import torch
 
+from pytest_cka_memory.core import threads
 from pytest_cka_memory.meters import torch_private
 
-_THREADS = Path("/proc/self/task")
 _LONGEST_WAIT_SECONDS = 1
 
 
@@ -23,8 +22,10 @@ def wait_until_ended(device: torch.device) -> None:
     To do so it runs a backward pass over an empty tensor in the queue of that thread. Neither the
     pass nor its tensors allocate memory.
     """
-    # Inside a backward pass, waiting for its thread would be a deadlock.
-    if torch_private.graph_task_id() != -1 or not _may_be_running():
+    # Inside a backward pass, waiting for its thread would be a deadlock. The threads must not be
+    # started here: once they run, a forked child process cannot run backward passes.
+    is_inside = torch_private.graph_task_id() != -1
+    if is_inside or not threads.may_exist(torch_private.BACKWARD_THREAD):
         return
     # In a new thread: no dispatch mode is active there, and its node is the last in the queue.
     waiting = threading.Thread(target=_run_empty_pass, args=(device,), daemon=True)
@@ -36,22 +37,3 @@ def _run_empty_pass(device: torch.device) -> None:
     with suppress(RuntimeError):  # a device that cannot run this is measured without it
         leaf = torch.empty(0, device=device, requires_grad=True)
         torch.autograd.grad(leaf.view(0), leaf, torch.empty(0, device=device))
-
-
-def _may_be_running() -> bool:
-    """Whether torch's backward threads are running; True if the system cannot tell.
-
-    They must not be started here: once they run, a forked child process cannot run backward passes.
-    """
-    if not _THREADS.is_dir():
-        return True
-    return any(
-        _name(thread).startswith(torch_private.BACKWARD_THREAD) for thread in _THREADS.iterdir()
-    )
-
-
-def _name(thread: Path) -> str:
-    try:
-        return (thread / "comm").read_text("utf-8", errors="replace")
-    except OSError:  # the thread has ended meanwhile
-        return ""

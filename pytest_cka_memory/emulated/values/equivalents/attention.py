@@ -117,7 +117,7 @@ def cudnn(
     options = Options(scale, int(is_causal), dropout_p, new_seed(dropout_p))
     output, denominator = forward(query, key, value, attn_bias, options)
     seeds = Everywhere(options.seed), Everywhere(0)
-    return output, Fitted(denominator), None, None, 0, 0, *seeds, None
+    return output, Fitted(denominator[..., None]), None, None, 0, 0, *seeds, None
 
 
 def cudnn_backward(
