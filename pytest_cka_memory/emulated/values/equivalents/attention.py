@@ -117,6 +117,8 @@ def cudnn(
     options = Options(scale, int(is_causal), dropout_p, new_seed(dropout_p))
     output, denominator = forward(query, key, value, attn_bias, options)
     seeds = Everywhere(options.seed), Everywhere(0)
+    # Torch's operator does not run, so nothing else gives the results their type.
+    output = output.to(query.dtype)
     return output, Fitted(denominator[..., None]), None, None, 0, 0, *seeds, None
 
 
@@ -141,7 +143,8 @@ def cudnn_backward(
 ) -> Any:
     bias = attn_bias if attn_bias is not None and attn_bias.numel() else None
     options = Options(scale, int(is_causal), dropout_p, seed_in(philox_seed))
-    return backward(grad_out, query, key, value, bias, options)[:3]
+    gradients = backward(grad_out, query, key, value, bias, options)[:3]
+    return tuple(gradient.to(query.dtype) for gradient in gradients)
 
 
 def cudnn_forward(
