@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -24,12 +24,13 @@ from cka.running.estimators import Estimator, Exact, Minibatch
 from cka.running.model_runner import Feed, ModelRunner
 from cka.running.placement import device_for, eager, evaluation_mode, moved_to, unwrap
 from cka.running.run import Outcome, Run
+from cka.running.simultaneous import SimultaneousRuns
 
 EstimatorName: TypeAlias = Literal["unbiased", "biased", "exact"]
 
 
 @dataclass(frozen=True)
-class _ComparedModel:
+class ComparedModel:
     """One model of a comparison, with its selected layers and its name."""
 
     module: nn.Module
@@ -119,9 +120,9 @@ class CKA:
         if second is first and model2_layers is None:
             model2_layers = model1_layers
         names = _names(first, second, model1_name, model2_name)
-        self._models: tuple[_ComparedModel, _ComparedModel] | None = (
-            _ComparedModel(first, select(first, model1_layers), names[0]),
-            _ComparedModel(second, select(second, model2_layers), names[1]),
+        self._models: Sequence[ComparedModel] | None = (
+            ComparedModel(first, select(first, model1_layers), names[0]),
+            ComparedModel(second, select(second, model2_layers), names[1]),
         )
         self._device = None if device is None else torch.device(device)
         self._estimator = estimator
@@ -169,10 +170,15 @@ class CKA:
         loaders = (dataloader,)
         if dataloader2 is not None and dataloader2 is not dataloader:
             loaders = (dataloader, dataloader2)  # type: ignore[assignment]
-        outcome = self._run(self._models, loaders, progress)
+        (outcome,) = self._run(self._models, [(0, 1)], loaders, progress)
         for message in outcome.warnings:
             warnings.warn(message, CKAWarning, stacklevel=2)
         first, second = self._models
+        return self._result(first, second, outcome, len(loaders))
+
+    def _result(
+        self, first: ComparedModel, second: ComparedModel, outcome: Outcome, loaders: int
+    ) -> CKAResult:
         return CKAResult(
             matrix=outcome.matrix,
             standard_error=outcome.standard_error,
@@ -184,16 +190,18 @@ class CKA:
             batches=outcome.batches,
             estimator=self._estimator,
             kernel=self._kernel_name,
-            self_comparison=first.module is second.module and len(loaders) == 1,
+            self_comparison=first.module is second.module and loaders == 1,
         )
 
     def _run(
         self,
-        models: tuple[_ComparedModel, _ComparedModel],
+        models: Sequence[ComparedModel],
+        pairs: Sequence[tuple[int, int]],
         loaders: tuple[Iterable[Any], ...],
         progress: bool,
-    ) -> Outcome:
-        estimator = self._make_estimator(loaders[0])
+    ) -> list[Outcome]:
+        """Run every model on every batch, and return the outcome of each pair of models."""
+        estimators = [self._make_estimator(loaders[0]) for _ in pairs]
         modules = list(dict.fromkeys(model.module for model in models))
         with ExitStack() as stack:
             # Not inference_mode: its tensors have no version counter, so an output changed in place
@@ -201,33 +209,41 @@ class CKA:
             stack.enter_context(torch.no_grad())
             stack.enter_context(eager(modules))
             stack.enter_context(evaluation_mode(modules))
-            runners = self._make_runners(models, len(loaders), estimator, stack)
-            selections = (models[0].selection, models[1].selection)
-            run = Run(runners, selections, estimator, over_ranks=self._over_ranks)
-            stack.callback(run.close)
+            runners = self._make_runners(models, len(loaders), estimators[0], stack)
+            runs = [
+                Run(
+                    runners if len(runners) == 1 else [runners[one], runners[other]],
+                    (models[one].selection, models[other].selection),
+                    estimator,
+                    over_ranks=self._over_ranks,
+                )
+                for (one, other), estimator in zip(pairs, estimators, strict=True)
+            ]
+            several = SimultaneousRuns(runners, pairs, runs)
+            stack.callback(several.close)
             bar = stack.enter_context(Progress(batch_count(loaders[0]), shown=progress))
-            for batches in batch_tuples(loaders, estimator.min_samples):
-                run.add(batches)
-                bar.batch_done(run.samples)
+            for batches in batch_tuples(loaders, estimators[0].min_samples):
+                several.add(batches)
+                bar.batch_done(runs[0].samples)
                 del batches  # otherwise they stay alive while the next ones are fetched
             # The caller may be in inference mode, but the result must be an ordinary tensor.
             with torch.inference_mode(False), torch.no_grad():
-                return run.outcome()
+                return [run.outcome() for run in runs]
 
     def _make_runners(
         self,
-        models: tuple[_ComparedModel, _ComparedModel],
+        models: Sequence[ComparedModel],
         loaders: int,
         estimator: Estimator,
         stack: ExitStack,
     ) -> list[ModelRunner]:
         """Return one runner for a self-comparison on the same data, otherwise one per model."""
-        first, second = models
-        groups = [[first], [second]]
-        if first.module is second.module and loaders == 1:
-            groups = [[first, second]]
+        groups = [[model] for model in models]
+        if loaders == 1 and len({model.module for model in models}) == 1:
+            groups = [list(models)]
         runners = []
-        for group, name in zip(groups, ("model1", "model2"), strict=False):
+        for number, group in enumerate(groups, start=1):
+            name = f"model{number}"
             module = group[0].module
             device = device_for(module, self._device, name)
             stack.enter_context(moved_to(module, device))

@@ -1,4 +1,4 @@
-"""One comparison: add batches, then compute the result and its warnings."""
+"""One comparison: add measurements of batches, then compute the result and its warnings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from cka.capture.hooks import PassRecord
 from cka.capture.layers import Selection, format_labels
-from cka.capture.outputs import tensors_in
 from cka.data.batches import samples_in
 from cka.errors import InputError, LayerError
 from cka.functional.precision import sum_dtype
@@ -69,29 +68,20 @@ class Run:
         self._result_dtype = torch.float32
         self._device = torch.device("cpu")
 
-    def add(self, batches: Sequence[Any]) -> None:
-        """Run one batch, or one for each model; skip it if it has too few samples.
+    def skips(self, batch: Any) -> bool:
+        """Whether a batch has too few samples; if it has, note its size."""
+        size = samples_in(batch)
+        if size is None or size >= self._estimator.min_samples:
+            return False
+        self._skipped_sizes.append(size)
+        return True
+
+    def add(self, records: Sequence[PassRecord[Measurement]]) -> None:
+        """Add one batch: the measurements of one model, or of two.
 
         Raises:
-            InputError: if the models get different inputs, or different numbers of samples.
-            LayerError: if no selected layer returned a tensor with the batch in front.
+            InputError: if the models returned outputs for different numbers of samples.
         """
-        size = samples_in(batches[0])
-        if size is not None and size < self._estimator.min_samples:
-            self._skipped_sizes.append(size)
-            return
-        before = _versions(batches[0])
-        records = [self._runners[0].run(batches[0])]
-        if len(self._runners) > 1:
-            if batches[0] is batches[-1] and _versions(batches[0]) != before:
-                raise InputError(
-                    "model1 changes its input in place, so model2 would get a different input; "
-                    "pass a second data loader, or feed= with a copy of the batch"
-                )
-            records.append(self._runners[1].run(batches[-1]))
-        self._add_records(records)
-
-    def _add_records(self, records: list[PassRecord[Measurement]]) -> None:
         counts = [record.samples or 0 for record in records]
         if len(set(counts)) > 1:
             raise InputError(
@@ -205,11 +195,6 @@ class Run:
                 ),
             ]
         )
-
-
-def _versions(batch: Any) -> int:
-    """Return a number that grows when a tensor of the batch is changed in place."""
-    return sum(tensor._version for tensor in tensors_in(batch) if not tensor.is_inference())
 
 
 def _nan_warnings(labels: Sequence[Sequence[str]], self_terms: Sequence[Tensor]) -> list[str]:
