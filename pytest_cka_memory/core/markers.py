@@ -69,5 +69,11 @@ _ROWS = (
 MARKERS: Mapping[str, Marker] = {marker.name: marker for marker in _ROWS}
 """The registry: name -> row, in the order in which limits are judged."""
 
+NO_ALLOCATIONS = "allow_no_allocations"
+"""A marker that is no limit: it permits a test to allocate nothing on a measured accelerator."""
+NO_ALLOCATIONS_HELP = (
+    "limits of this test hold although it allocates nothing on the accelerator that is measured."
+)
+
 FIXTURE = "cka_memory"
 """The fixture; a test that uses it is measured, like one with a marker."""

@@ -38,6 +38,9 @@ class Unjudged:
     reason: str
 
 
+KNOWN = "known (xfail)"
+"""The verdict on a broken limit of a test that is marked to fail, and does."""
+
 Verdict = Breach | Unjudged | None
 """None means that the limit was kept."""
 
@@ -91,9 +94,9 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """One of ok, BREACH, no limit, not judged."""
+        """One of ok, BREACH, known (xfail), no limit, not judged."""
         if self.breaches:
-            return "BREACH"
+            return KNOWN if self.outcome == "xfailed" else "BREACH"
         if not self.record.completed:
             return "not judged"
         if not self.limits:

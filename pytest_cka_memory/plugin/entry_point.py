@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_cka_memory import hookspecs
-from pytest_cka_memory.core.markers import MARKERS
+from pytest_cka_memory.core.markers import MARKERS, NO_ALLOCATIONS, NO_ALLOCATIONS_HELP
 from pytest_cka_memory.integrations import xdist
 from pytest_cka_memory.plugin import activation, options
 from pytest_cka_memory.plugin.narrowing import narrowed_key
@@ -39,6 +39,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for marker in MARKERS.values():
         config.addinivalue_line("markers", f"{marker.example}: {marker.help}")
+    config.addinivalue_line("markers", f"{NO_ALLOCATIONS}: {NO_ALLOCATIONS_HELP}")
     if activation.is_asked_for(config):
         activation.start(config)
     elif xdist.is_controller(config):

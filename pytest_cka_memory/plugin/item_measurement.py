@@ -18,6 +18,7 @@ from pytest_cka_memory.plugin.narrowing import is_narrowed
 from pytest_cka_memory.plugin.session_meter import meter_of
 from pytest_cka_memory.plugin.settings import settings_key
 from pytest_cka_memory.plugin.snapshots import history_recorded, write_snapshot
+from pytest_cka_memory.plugin.untouched_device import is_untouched, without_kept_limits
 from pytest_cka_memory.reports import failure, junit
 
 
@@ -39,6 +40,8 @@ class ItemMeasurement:
         """What other plugins returned that cannot be reported."""
         self._returned = False
         """Whether the call has ended without an exception."""
+        self._is_untouched = False
+        """Whether the call has allocated nothing on the measured accelerator."""
 
     @contextmanager
     def measured_call(self) -> Iterator[None]:
@@ -56,6 +59,8 @@ class ItemMeasurement:
             finally:
                 if len(self.probe.records) == in_fixtures:
                     self.probe.records.extend(replace(r, label="") for r in whole.records)
+                untouched = (is_untouched(record, whole.meter) for record in whole.records)
+                self._is_untouched = all(untouched)
                 results = self._collect()
                 failed = not self._returned or any(result.breaches for result in results)
                 if failed and snapshots is not None:
@@ -117,7 +122,10 @@ class ItemMeasurement:
     def _collect(self) -> list[Result]:
         limits = limits_or_fail(self._item)
         records: list[RegionRecord] = self.probe.records[self._judged :]
-        results = [self._extended(judge(self._item.nodeid, r, limits)) for r in records]
+        judged = [judge(self._item.nodeid, record, limits) for record in records]
+        if self._is_untouched and all(is_untouched(r, self.probe.meter) for r in records):
+            judged = without_kept_limits(self._item, judged, self.probe.meter)
+        results = [self._extended(result) for result in judged]
         self._judged = len(self.probe.records)
         self._results += results
         self._properties += (figures := junit.of_results(results, self.probe.meter.facts()))

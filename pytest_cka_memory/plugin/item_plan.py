@@ -26,6 +26,8 @@ class ItemPlan:
     """Every limit that its regions are judged by."""
     own_limits: tuple[Limit, ...] = ()
     """Those of its markers and of other plugins, without those of the session's options."""
+    marker_limits: tuple[str, ...] = ()
+    """Those of its markers, as users write them."""
     error: LimitError | BaselineError | None = None
     """A marker, a plugin's limit or a baseline file that cannot be used; then it has no limits."""
 
@@ -98,13 +100,19 @@ def _compute(item: pytest.Item) -> ItemPlan:
     try:
         if not _is_measured(item, settings):
             return ItemPlan(is_measured=False)
-        own = _own_limits(item, settings)
+        of_markers = _marker_limits(item, settings)
+        own = [*of_markers, *extensions.limits_of(item)]
         limits = own + default_limits(own, settings.max_retained_bytes, settings.max_peak_bytes)
         if settings.baseline.named and item.get_closest_marker(BASELINE_MARKER) is None:
             limits += _baseline_limits(item, settings)
     except (LimitError, BaselineError) as error:
         return ItemPlan(is_measured=True, error=error)
-    return ItemPlan(is_measured=True, limits=tuple(limits), own_limits=tuple(own))
+    return ItemPlan(
+        is_measured=True,
+        limits=tuple(limits),
+        own_limits=tuple(own),
+        marker_limits=tuple(limit.text for limit in of_markers),
+    )
 
 
 def _is_measured(item: pytest.Item, settings: Settings) -> bool:
@@ -117,13 +125,12 @@ def _is_measured(item: pytest.Item, settings: Settings) -> bool:
     )
 
 
-def _own_limits(item: pytest.Item, settings: Settings) -> list[Limit]:
+def _marker_limits(item: pytest.Item, settings: Settings) -> list[Limit]:
     limits: list[Limit] = []
     for name in MARKERS:
         mark = _closest(item, name)
         if mark is not None and name != BASELINE_MARKER:
             limits.append(limit_from_marker(name, mark.args, mark.kwargs))
-    limits += extensions.limits_of(item)
     if item.get_closest_marker(BASELINE_MARKER) is not None:
         limits += _baseline_limits(item, settings)
     return limits

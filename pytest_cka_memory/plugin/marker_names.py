@@ -5,7 +5,7 @@ from difflib import get_close_matches
 
 import pytest
 
-from pytest_cka_memory.core.markers import MARKERS
+from pytest_cka_memory.core.markers import MARKERS, NO_ALLOCATIONS
 from pytest_cka_memory.integrations import xdist
 
 _SIMILARITY = 0.8
@@ -33,7 +33,7 @@ def check(session: pytest.Session, unregistered: Collection[str]) -> None:
 
 
 def _nearest(name: str) -> list[str]:
-    return get_close_matches(name.lower(), MARKERS, n=1, cutoff=_SIMILARITY)
+    return get_close_matches(name.lower(), (*MARKERS, NO_ALLOCATIONS), n=1, cutoff=_SIMILARITY)
 
 
 def _found(items: Collection[pytest.Item], name: str, meant: str) -> str:
@@ -43,8 +43,9 @@ def _found(items: Collection[pytest.Item], name: str, meant: str) -> str:
 
 
 def _message(name: str, meant: str) -> str:
+    example = meant if meant == NO_ALLOCATIONS else MARKERS[meant].example
     return (
-        f"there is no marker {name!r}; did you mean @pytest.mark.{MARKERS[meant].example}? If "
+        f"there is no marker {name!r}; did you mean @pytest.mark.{example}? If "
         f"{name!r} is a marker of your own, add it to the ini key 'markers'"
     )
 

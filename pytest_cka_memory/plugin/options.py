@@ -13,6 +13,10 @@ _FLAGS = (
     ("report", "measure every test and print a table of memory figures"),
     ("explain", "find what references retained memory in every region, not only if a limit broke"),
     ("update-baseline", "write the figures of every measured test that passes as its baseline"),
+    (
+        "allow-no-allocations",
+        "let limits of tests hold that allocate nothing on the accelerator that is measured",
+    ),
     ("require-baseline", "fail regions that have no baseline on this device although one applies"),
 )
 _VALUED = (

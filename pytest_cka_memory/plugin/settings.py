@@ -24,6 +24,8 @@ class Settings:
     """Measure every test and print the table."""
     explain: bool
     """Find what references retained memory in every region, not only if a limit broke."""
+    allow_no_allocations: bool
+    """Whether limits hold for tests that allocate nothing on the measured accelerator."""
     device: str
     """As the user named it; ``auto`` by default."""
     snapshots: Path | None
@@ -75,6 +77,7 @@ def resolve(config: pytest.Config) -> Settings:
     return Settings(
         report=_flag(config, "report"),
         explain=_flag(config, "explain"),
+        allow_no_allocations=_flag(config, "allow-no-allocations"),
         device=_device(config),
         snapshots=_path(config, "snapshots", folder=True),
         files={name: path for name in FILES if (path := _path(config, name)) is not None},

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pytest_cka_memory.core.report import Report
-from pytest_cka_memory.core.verdicts import Breach, Result
+from pytest_cka_memory.core.verdicts import KNOWN, Breach, Result
 from pytest_cka_memory.reports.failure import explanation
 from pytest_cka_memory.reports.terminal import why_incomplete
 from pytest_cka_memory.units import counted
 
-VERDICTS = ("BREACH", "not judged", "no limit", "ok")
+VERDICTS = ("BREACH", "not judged", KNOWN, "no limit", "ok")
 """As in :attr:`Result.verdict`, the most urgent first."""
 _MOST_LISTED = 10
 
@@ -54,6 +54,9 @@ def verdict(report: Report) -> str:
     elif found["ok"]:
         kept = "" if found["ok"] == total else f"{found['ok']:,} of "
         parts.append(f"{kept}{regions} kept every limit")
+    elif not found["not judged"]:
+        parts.append(f"{regions} measured")
+    parts += [f"{found[KNOWN]:,} {KNOWN}"] if found[KNOWN] else []
     parts += [f"{found['not judged']:,} not judged"] if found["not judged"] else []
     parts += [f"{counted(len(report.missing), 'test')} without a result"] if report.missing else []
     parts += [f"{sum(report.unmeasured.values())} not measured"] if report.unmeasured else []
@@ -61,14 +64,14 @@ def verdict(report: Report) -> str:
 
 
 def problems(results: Sequence[Result]) -> Iterator[Problem]:
-    """Yield the broken limits of every region, then what was not judged and why."""
-    for result in results:
+    """Yield the broken limits of every region, known ones last, then what was not judged."""
+    for result in sorted(results, key=lambda result: result.verdict == KNOWN):
         explained = set()
         for breach in result.breaches:
             known = breach.measured_bytes is None or breach.figure in explained
             explained.add(breach.figure)
             explains = None if known else breach
-            yield Problem("BREACH", result, breach.limit, breach.message, explains)
+            yield Problem(result.verdict, result, breach.limit, breach.message, explains)
     for result in results:
         for unjudged in result.unjudged:
             yield Problem("not judged", result, unjudged.limit, unjudged.reason)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.figures import COLUMNS, Figure, RegionRecord
 from pytest_cka_memory.core.report import Report
-from pytest_cka_memory.core.verdicts import Result
+from pytest_cka_memory.core.verdicts import KNOWN, Result
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.legend import LEGEND
 from pytest_cka_memory.units import counted, format_size
@@ -125,7 +125,9 @@ def sparkline(levels: Sequence[int], width: int = 8) -> str:
 
 
 def _colour(result: Result) -> str | None:
-    return {"ok": "green", "BREACH": "red", "not judged": "yellow"}.get(result.verdict)
+    return {"ok": "green", "BREACH": "red", "not judged": "yellow", KNOWN: "yellow"}.get(
+        result.verdict
+    )
 
 
 def legend(session: Mapping[str, Any]) -> list[Line]:
@@ -145,9 +147,10 @@ def findings(results: Sequence[Result], width: int = 100) -> list[Line]:
     lines = []
     for result in results:
         for breach in result.breaches:
-            lines.append(Line(f"BREACH {one_line(result.name)}", "red"))
+            colour = _colour(result)
+            lines.append(Line(f"{result.verdict} {one_line(result.name)}", colour))
             sentence = textwrap.wrap(one_line(f"{breach.limit}: {breach.message}"), width - 2)
-            lines += [Line(f"  {part}", "red") for part in sentence]
+            lines += [Line(f"  {part}", colour) for part in sentence]
         for unjudged in result.unjudged:
             lines.append(Line(f"not judged {one_line(result.name)}", "yellow"))
             lines.append(Line(one_line(f"  {unjudged.limit}: {unjudged.reason}"), "yellow"))

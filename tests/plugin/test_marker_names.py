@@ -11,6 +11,7 @@ NEARLY_OURS = {
     "max_retained": "max_retained_mb(1)",
     "max_reserve_mb": "max_reserved_mb(1024)",
     "flat_per_batches": "flat_per_batch(tolerance_mb=0.0, warmup=1)",
+    "allow_no_allocation": "allow_no_allocations",
     "memory_baselines": 'memory_baseline(tolerance="5%")',
 }
 SOURCE = """

@@ -182,20 +182,20 @@ def test_wrong_marker_added_by_a_fixture_fails_the_test_in_one_line(scripted):
 
 
 @pytest.mark.parametrize(
-    ("marker", "outcome", "region_outcome"),
+    ("marker", "outcome", "region_outcome", "verdict"),
     [
-        ("xfail", {"xfailed": 1}, "xfailed"),
-        ("xfail(strict=True)", {"xfailed": 1}, "xfailed"),
-        ("xfail(raises=ValueError)", {"failed": 1}, "failed"),
+        ("xfail", {"xfailed": 1}, "xfailed", "known (xfail)"),
+        ("xfail(strict=True)", {"xfailed": 1}, "xfailed", "known (xfail)"),
+        ("xfail(raises=ValueError)", {"failed": 1}, "failed", "BREACH"),
     ],
 )
-def test_breach_counts_as_a_failure_for_xfail(scripted, marker, outcome, region_outcome):
+def test_breach_counts_as_a_failure_for_xfail(scripted, marker, outcome, region_outcome, verdict):
     """An expected breach is an expected failure, unless xfail expects another exception."""
     source = f"import pytest\n@pytest.mark.{marker}\n@pytest.mark.zero_retention\n"
     run = scripted(source + "def test_it(meter):\n" + ALLOCATE_TWO_MB)
     run.assert_outcomes(**outcome)
     assert run.region["outcome"] == region_outcome
-    assert run.region["verdict"] == "BREACH"
+    assert run.region["verdict"] == verdict
 
 
 @pytest.mark.parametrize(
@@ -208,6 +208,31 @@ def test_kept_limit_under_xfail_is_an_unexpected_pass(scripted, marker, outcome)
     run = scripted(source + "def test_it(meter): pass\n")
     run.assert_outcomes(**outcome)
     assert run.region["verdict"] == "ok"
+
+
+def test_known_breach_is_no_broken_limit_in_any_report(scripted, job_summary, pytester):
+    """It used to be a red BREACH in the table, and '1 of 2 regions broke a limit' on GitHub."""
+    source = """
+        import pytest
+
+        pytestmark = pytest.mark.zero_retention
+
+        @pytest.mark.xfail(reason="issue 5")
+        def test_known(meter): meter.allocate(7)
+
+        def test_kept(meter): pass
+        """
+    run = scripted(source, "--cka-memory-report", "--cka-memory-html=r.html")
+    run.assert_outcomes(passed=1, xfailed=1)
+    run.result.stdout.fnmatch_lines(["test_known *known (xfail)", "known (xfail) *::test_known"])
+    summary = job_summary.read_text("utf-8")
+    assert "1 of 2 regions kept every limit, 1 known (xfail)" in summary.splitlines()[0]
+    assert "| known (xfail) | `test_it.py::test_known` |" in summary
+    page = (pytester.path / "r.html").read_text("utf-8")
+    assert "<span class='verdict known-xfail'>known (xfail)</span>" in page
+    assert "broke a limit" not in summary + page
+    assert "BREACH" not in run.text + summary
+    assert "::error" not in run.text
 
 
 def test_skipped_tests_are_not_judged(scripted):

@@ -193,14 +193,16 @@ def test_leak(cka_memory, index):
 
 @pytest.mark.emulates
 def test_xdist_workers_have_all_emulated_devices_and_measure_the_first(session, monkeypatch):
-    """A leak on another device is not counted; the report says so."""
+    """A leak on another device is not counted; the report says so, and its limit says nothing."""
     pytest.importorskip("xdist")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     device = "--cka-memory-device=emulate:cuda:t4,devices=2"
     run = session(ON_TWO_CARDS, device, "--cka-memory-report", "-n2", subprocess=True)
-    run.assert_outcomes(passed=1, failed=1)
+    run.assert_outcomes(failed=2)
     leak, other = (run.region_of(f"test_leak[{index}]") for index in range(2))
     assert (leak["retained_bytes"], other["retained_bytes"]) == (2**20, 0)
+    (breach,) = other["breaches"]
+    assert "because nothing was allocated on cuda:0 during the test" in breach["message"]
     assert {leak["worker"], other["worker"]} == {"gw0", "gw1"}
     assert run.report["session"]["device"] == "emulate:cuda:t4, device 0 of 2"
     run.result.stdout.fnmatch_lines(

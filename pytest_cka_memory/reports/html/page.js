@@ -104,7 +104,7 @@
   }
 
   function badge(row) {
-    return make("span", { className: `verdict ${row.verdict.replace(" ", "-").toLowerCase()}`, textContent: row.verdict });
+    return make("span", { className: `verdict ${row.verdict.replace(/\W+/g, "-").replace(/-$/, "").toLowerCase()}`, textContent: row.verdict });
   }
 
   function detail(row) {

@@ -5,6 +5,7 @@ timelines on demand. Template, style and script are the files ``page.*`` beside 
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
@@ -90,7 +91,7 @@ def _problem(problem: Problem) -> str:
 
 
 def _class(verdict: str) -> str:
-    return verdict.replace(" ", "-").lower()
+    return re.sub(r"\W+", "-", verdict).strip("-").lower()
 
 
 def _data(report: Report, adjective: str) -> dict[str, Any]:

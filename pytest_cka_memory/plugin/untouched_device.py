@@ -1,0 +1,57 @@
+"""Limits of a test that allocated nothing on the measured accelerator: they were kept by chance.
+
+A forgotten ``.to(device)`` would otherwise pass every limit. On the CPU nothing can be forgotten,
+and many tests with ``zero_retention`` allocate nothing there, so only accelerators are treated so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.core.markers import NO_ALLOCATIONS
+from pytest_cka_memory.core.verdicts import Breach, Result, Unjudged
+from pytest_cka_memory.meters.base import Meter
+from pytest_cka_memory.plugin.item_plan import plan_of
+from pytest_cka_memory.plugin.settings import settings_key
+
+
+def is_untouched(record: RegionRecord, meter: Meter) -> bool:
+    """Whether nothing was ever live on an accelerator between the start and end of `record`."""
+    return meter.device != "cpu" and record.completed and record.peak_bytes == 0
+
+
+def without_kept_limits(item: pytest.Item, results: Sequence[Result], meter: Meter) -> list[Result]:
+    """Return the results of a test that allocated nothing on the device, with other verdicts.
+
+    Its markers break their limits, because the test asks for them. The limits of options, which
+    may be meant for other tests, are not judged.
+    """
+    allowed = item.config.stash[settings_key].allow_no_allocations
+    if allowed or item.get_closest_marker(NO_ALLOCATIONS) is not None:
+        return list(results)
+    nothing = f"nothing was allocated on {meter.torch_device}"
+    return [
+        _rejudged(result, plan_of(item).marker_limits if number == 0 else (), nothing)
+        for number, result in enumerate(results)
+    ]
+
+
+def _rejudged(result: Result, broken: Sequence[str], nothing: str) -> Result:
+    known = {breach.limit for breach in result.breaches}
+    known.update(unjudged.limit for unjudged in result.unjudged)
+    kept = [limit for limit in result.limits if limit not in known]
+    new = [limit for limit in kept if limit in broken]
+    message = (
+        f"cannot be judged because {nothing} during the test (a forgotten .to(device)?): create "
+        "models and data on cka_memory.device, or, if the test is not meant to use it, add "
+        f"@pytest.mark.{NO_ALLOCATIONS}"
+    )
+    breaches = [Breach(", ".join(new), 0, None, message, "peak_increase_bytes")] if new else []
+    unjudged = [Unjudged(limit, nothing) for limit in kept if limit not in new]
+    return replace(
+        result,
+        breaches=(*result.breaches, *breaches),
+        unjudged=(*result.unjudged, *unjudged),
+    )

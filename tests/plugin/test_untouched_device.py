@@ -1,0 +1,103 @@
+"""A limit on an accelerator that the test never touched fails: a ``.to(device)`` was forgotten."""
+
+import pytest
+
+CUDA = """
+
+METER.device = "cuda:0"
+"""
+SOURCE = """
+import pytest
+
+pytestmark = pytest.mark.zero_retention
+
+def free(meter):
+    meter.free(meter.allocate(8))
+
+def test_forgotten(meter): pass
+
+@pytest.mark.max_peak_mb(1)
+def test_forgotten_in_two_regions(cka_memory):
+    with cka_memory.measure("one"): pass
+    with cka_memory.measure("two"): pass
+
+def test_used(meter): free(meter)
+
+def test_used_in_one_region_of_two(cka_memory, meter):
+    with cka_memory.measure("no allocation"): pass
+    with cka_memory.measure("used"): free(meter)
+
+@pytest.fixture
+def model(meter):
+    block = meter.allocate(100)
+    yield
+    meter.free(block)
+
+def test_uses_only_what_a_fixture_allocated(model): pass
+
+@pytest.mark.allow_no_allocations
+def test_permitted(meter): pass
+
+def test_fails_for_its_own_reason(meter): assert 0
+
+@pytest.mark.skip
+def test_skipped(meter): pass
+"""
+MESSAGE = (
+    "cannot be judged because nothing was allocated on cuda:0 during the test (a forgotten "
+    ".to(device)?): create models and data on cka_memory.device, or, if the test is not meant to "
+    "use it, add @pytest.mark.allow_no_allocations"
+)
+UNMARKED = """
+def test_on_the_cpu(): pass
+def test_used(meter): meter.free(meter.allocate(8))
+"""
+
+
+@pytest.fixture
+def on_cuda(scripted, extend_conftest):
+    """Run sessions whose scripted meter is that of an accelerator."""
+    extend_conftest(CUDA)
+    return scripted
+
+
+def test_limit_of_a_marker_breaks_if_nothing_was_allocated(on_cuda):
+    """It used to be ok. Once for each test, however many regions and limits it has."""
+    run = on_cuda(SOURCE)
+    run.assert_outcomes(passed=4, failed=3, skipped=1)
+    broken = {
+        region["nodeid"].partition("::")[2]: [breach["limit"] for breach in region["breaches"]]
+        for region in run.regions
+        if region["breaches"]
+    }
+    assert broken == {
+        "test_forgotten": ["zero_retention"],
+        "test_forgotten_in_two_regions": ["zero_retention, max_peak_mb(1)"],
+    }
+    (region,) = [r for r in run.regions if r["nodeid"].endswith("::test_forgotten")]
+    assert region["breaches"][0]["message"] == MESSAGE
+    assert region["breaches"][0]["measured_bytes"] is None
+    assert " ".join(run.text.split()).count("nothing was allocated on cuda:0 during") == 2
+    again = on_cuda(SOURCE, "--cka-memory-allow-no-allocations")
+    again.assert_outcomes(passed=6, failed=1, skipped=1)
+    assert "nothing was allocated" not in again.text
+
+
+def test_limit_of_an_option_is_not_judged_if_nothing_was_allocated(on_cuda, pytester):
+    """Tests that are not meant for the device do not fail, and the report counts them."""
+    run = on_cuda(UNMARKED, "--cka-memory-max-peak-mb=1")
+    run.assert_outcomes(passed=2)
+    verdicts = [(r["verdict"], [u["reason"] for u in r["unjudged"]]) for r in run.regions]
+    assert verdicts == [("not judged", ["nothing was allocated on cuda:0"]), ("ok", [])]
+    line = "not judged: --cka-memory-max-peak-mb=1, nothing was allocated on cuda:0 (regions: 1)"
+    assert line in run.text
+    pytester.makeini("[pytest]\ncka_memory_allow_no_allocations = true\n")
+    allowed = on_cuda(UNMARKED, "--cka-memory-max-peak-mb=1")
+    assert [region["verdict"] for region in allowed.regions] == ["ok", "ok"]
+
+
+def test_limit_on_the_cpu_holds_without_allocations(scripted):
+    """The device is always used there."""
+    run = scripted("import pytest\n@pytest.mark.zero_retention\ndef test_it(meter): pass\n")
+    run.assert_outcomes(passed=1)
+    assert run.region["verdict"] == "ok"
