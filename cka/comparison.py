@@ -22,7 +22,14 @@ from cka.result import CKAResult
 from cka.running import distributed
 from cka.running.estimators import Estimator, Exact, Minibatch
 from cka.running.model_runner import Feed, ModelRunner
-from cka.running.placement import device_for, eager, evaluation_mode, moved_to, unwrap
+from cka.running.placement import (
+    device_for,
+    eager,
+    evaluation_mode,
+    layer_by_layer,
+    moved_to,
+    unwrap,
+)
 from cka.running.run import Outcome, Run
 from cka.running.simultaneous import SimultaneousRuns
 
@@ -78,7 +85,8 @@ class CKA:
             model2: the model whose layers become the columns. None, or model1 again, compares
                 model1 with itself and runs it once.
             model1_layers: names, indices, globs, module types or predicates, or a sequence of
-                these; None for every layer. A module that is called twice gives two rows.
+                these; None for every layer. In a glob, ``*`` is within one level of names and
+                ``**`` is any number of levels. A module that is called twice gives two rows.
             model2_layers: the same for model2; in a self-comparison, None means model1_layers.
             model1_name: name of model1 in the result; by default its class.
             model2_name: name of model2 in the result; by default its class.
@@ -107,7 +115,7 @@ class CKA:
                 means the memory that is free.
 
         Raises:
-            InputError: if a model is not a torch.nn.Module.
+            InputError: if a model is not a torch.nn.Module, or is scripted or traced.
             LayerError: if a layer selection matches nothing.
             SettingError: if a setting is unknown or out of range.
         """
@@ -208,6 +216,7 @@ class CKA:
             # could not be distinguished from one that is returned unchanged.
             stack.enter_context(torch.no_grad())
             stack.enter_context(eager(modules))
+            stack.enter_context(layer_by_layer())
             stack.enter_context(evaluation_mode(modules))
             runners = self._make_runners(models, len(loaders), estimators[0], stack)
             runs = [
@@ -301,6 +310,12 @@ def _check_model(model: object, name: str) -> None:
         raise InputError(
             f"{name} must be a torch.nn.Module, got {type(model).__name__}; "
             "write a Module whose forward calls it"
+        )
+    if isinstance(unwrap(model), torch.jit.ScriptModule):
+        raise InputError(
+            f"{name} is a scripted or traced model ({type(unwrap(model)).__name__}): torch.jit "
+            "calls no hooks of its layers, so their outputs cannot be read; pass the nn.Module "
+            "from which it was made, with the same weights"
         )
 
 

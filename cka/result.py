@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
 
 import torch
 from torch import Tensor
 
 from cka import plots
-from cka.errors import InputError
+from cka.capture.layers import format_labels
+from cka.errors import InputError, LayerError
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
 _SCHEMA = "cka-result/1"
+
+Index: TypeAlias = int | str | slice | Sequence[int | str]
+"""Rows or columns: a label, a position, a slice of labels or positions, or a list of these."""
 
 
 class Match(NamedTuple):
@@ -67,6 +73,42 @@ class CKAResult:
     """Name of the kernel."""
     self_comparison: bool
     """Whether one model was compared with itself on the same data."""
+
+    @overload
+    def __getitem__(  # type: ignore[overload-overlap]  # a pair is a number, as documented
+        self, key: tuple[int | str, int | str]
+    ) -> float: ...
+
+    @overload
+    def __getitem__(self, key: Index | tuple[Index, Index]) -> CKAResult: ...
+
+    def __getitem__(self, key: Any) -> float | CKAResult:
+        """Return the CKA of two layers, or a part of the result.
+
+        ``result["conv1", "layer1"]`` is a number, NaN included. With a slice or a list, or with
+        rows only, it is a CKAResult: ``result["conv1"]``, ``result[:, 2:5]``,
+        ``result[["conv1", "fc"], :]``. As in pandas, a slice of labels contains its last label:
+        ``result["layer1.0":"layer1.1"]``. Labels are taken literally, not as globs.
+
+        Raises:
+            LayerError: if a label or position does not exist.
+            InputError: if the index is of another type.
+        """
+        row, column = key if isinstance(key, tuple) and len(key) == 2 else (key, slice(None))
+        rows = _positions(row, self.model1_layers, "row")
+        columns = _positions(column, self.model2_layers, "column")
+        if isinstance(row, (int, str)) and isinstance(column, (int, str)):
+            return float(self.matrix[rows[0], columns[0]])
+        return replace(
+            self,
+            matrix=self.matrix[rows][:, columns],
+            standard_error=self.standard_error[rows][:, columns],
+            model1_layers=[self.model1_layers[at] for at in rows],
+            model2_layers=[self.model2_layers[at] for at in columns],
+        )
+
+    # Python would otherwise iterate by result[0], result[1], ... until an IndexError.
+    __iter__ = None
 
     def best_matches(self) -> list[Match]:
         """Return the most similar column of each row, without rows in which all values are NaN.
@@ -189,6 +231,47 @@ class CKAResult:
                 for row in fields[name].tolist()
             ]
         return {"dtype": str(self.matrix.dtype).removeprefix("torch."), **fields}
+
+
+def _positions(index: Any, labels: Sequence[str], kind: str) -> list[int]:
+    """Return the positions of the rows or columns that an index selects."""
+    if isinstance(index, slice):
+        start, stop = index.start, index.stop
+        if isinstance(start, str):
+            start = _position(start, labels, kind)
+        if isinstance(stop, str):
+            stop = _position(stop, labels, kind) + 1
+        return list(range(len(labels)))[start : stop : index.step]
+    if isinstance(index, list):
+        return [_position(one, labels, kind) for one in index]
+    return [_position(index, labels, kind)]
+
+
+def _position(index: Any, labels: Sequence[str], kind: str) -> int:
+    """Return the position of one row or column, from 0."""
+    if isinstance(index, str):
+        if index in labels:
+            return labels.index(index)
+        close = difflib.get_close_matches(index, labels, n=3)
+        raise LayerError(
+            f"the result has no {kind} {index!r}; "
+            + (
+                f"did you mean {' or '.join(map(repr, close))}?"
+                if close
+                else f"it has {format_labels(labels)}"
+            )
+        )
+    if not isinstance(index, int) or isinstance(index, bool):
+        raise InputError(
+            f"cannot select {kind}s by {index!r}; write a label, a position, a slice or a list, "
+            'e.g. result["conv1", "fc"] or result[:, 2:5]'
+        )
+    if not -len(labels) <= index < len(labels):
+        raise LayerError(
+            f"{kind} {index} is out of range for a result with {len(labels)} {kind}s; "
+            f"write a position from {-len(labels)} to {len(labels) - 1}"
+        )
+    return index % len(labels)
 
 
 def _tensor(rows: list[list[float | None]], dtype: torch.dtype) -> Tensor:

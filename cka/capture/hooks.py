@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from cka.capture.layers import Call
-from cka.capture.outputs import OutputReader
+from cka.capture.outputs import LeftOut, OutputReader
 
 T = TypeVar("T")
 
@@ -33,8 +33,8 @@ class PassRecord(Generic[T]):
     """One measurement for each distinct output."""
     rows: dict[Call, int] = field(default_factory=dict)
     """Position in ``values`` of each call's measurement, in order of execution."""
-    without_batch: list[Call] = field(default_factory=list)
-    """Calls whose output has no tensor with n as its first dimension."""
+    left_out: dict[Call, LeftOut] = field(default_factory=dict)
+    """Calls whose output cannot be measured, and why."""
 
 
 class Capture(Generic[T]):
@@ -71,6 +71,9 @@ class Capture(Generic[T]):
         handles = []
         try:
             for name, module in self._modules.items():
+                if isinstance(module, torch.jit.ScriptModule):
+                    self._record.left_out[Call(name, 0)] = LeftOut.SCRIPTED
+                    continue
                 handles.append(module.register_forward_hook(partial(self._hook, name)))
             yield
         except BaseException:
@@ -99,24 +102,24 @@ class Capture(Generic[T]):
         # A model may enable gradients in its own forward.
         with torch.no_grad():
             position = self._position(name, module, output)
-        if position is None:
-            self._record.without_batch.append(call)
+        if isinstance(position, LeftOut):
+            self._record.left_out[call] = position
         else:
             self._record.rows[call] = position
 
-    def _position(self, name: str, module: nn.Module, output: Any) -> int | None:
-        """Measure an output and return its position; None if it has no batch dimension."""
+    def _position(self, name: str, module: nn.Module, output: Any) -> int | LeftOut:
+        """Measure an output and return its position, or the reason why it cannot be measured."""
         tensor = self._reader.find(name, output)
         if tensor is None:
-            return None
+            return LeftOut.NO_BATCH
         measured = self._measured_position(tensor)
         if measured is not None:
             return measured
         if self._record.samples is None and tensor.ndim:
             self._record.samples = tensor.shape[0]
         features = self._reader.features(module, tensor, self._record.samples or 0)
-        if features is None:
-            return None
+        if isinstance(features, LeftOut):
+            return features
         self._record.values.append(self._measure(features.detach()))
         position = len(self._record.values) - 1
         # Inference tensors have no version counter, so a later change could not be detected.

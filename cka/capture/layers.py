@@ -78,9 +78,11 @@ def select(model: nn.Module, layers: Layers) -> Selection:
     Args:
         model: the model whose modules are selected.
         layers: a name (``"layer1.0.relu"``, or ``"layer1.0.relu:1"`` for its second call only),
-            an index into the model's layers, a glob (``"layer?.*.conv1"``), a module type, a
-            predicate of ``(module)`` or ``(name, module)``, or a sequence of these. None selects
-            every module except the model itself.
+            an index into the model's layers, a glob, a module type, a predicate of ``(module)``
+            or ``(name, module)``, or a sequence of these. None selects every module except the
+            model itself. In a glob, ``*`` is within one level and ``**`` is any number of levels:
+            ``"encoder.layers.*"`` selects the blocks, ``"encoder.layers.**"`` everything inside
+            them too, ``"**.attn"`` all modules of this name.
 
     Raises:
         LayerError: if a selector matches nothing; the message suggests close matches.
@@ -147,17 +149,48 @@ def _matching_names(
 ) -> list[tuple[str, int | None]]:
     if text in named:
         return [(text, None)]
-    name, _, number = text.rpartition(":")
-    if name in named and number.isdecimal():
+    name, colon, number = text.rpartition(":")
+    if colon and name in named and number.isdecimal():
         return [(name, int(number))]
     is_glob = bool(set(text) & set("*?["))
-    found = [name for name in layer_names if is_glob and fnmatchcase(name, text)]
+    found = [name for name in layer_names if is_glob and matches_glob(name, text)]
+    if not found and is_glob:
+        raise LayerError(f"the model has no layer {text!r}; {_glob_hint(text, layer_names)}")
     if not found:
         close = difflib.get_close_matches(text, list(named), n=3)
         examples = f"the model has e.g. {_first(layer_names)}"
         hint = f"did you mean {_first(close)}?" if close else examples
         raise LayerError(f"the model has no layer {text!r}; {hint}")
     return [(name, None) for name in found]
+
+
+def matches_glob(name: str, pattern: str) -> bool:
+    """Whether a dotted name matches: ``*`` is within one level, ``**`` is any number of levels.
+
+    At the end of a pattern, ``**`` is one level or more.
+    """
+    return _levels_match(name.split("."), pattern.split("."))
+
+
+def _levels_match(levels: Sequence[str], patterns: Sequence[str]) -> bool:
+    if not patterns:
+        return not levels
+    if patterns[0] == "**":
+        if len(patterns) == 1:
+            return bool(levels)
+        return any(_levels_match(levels[at:], patterns[1:]) for at in range(len(levels) + 1))
+    matches_first = bool(levels) and fnmatchcase(levels[0], patterns[0])
+    return matches_first and _levels_match(levels[1:], patterns[1:])
+
+
+def _glob_hint(pattern: str, layer_names: Sequence[str]) -> str:
+    """Return what to write instead of a glob that matches nothing."""
+    rule = "'*' is within one level and '**' is any number of levels"
+    deeper = ".".join("**" if level == "*" else level for level in pattern.split("."))
+    for candidate in (deeper, f"**.{pattern}", f"{pattern}.**"):
+        if any(matches_glob(name, candidate) for name in layer_names):
+            return f"{rule}: write {candidate!r}"
+    return f"{rule}; the model has e.g. {_first(layer_names)}"
 
 
 def _selects(predicate: Callable[..., bool], name: str, module: nn.Module) -> bool:

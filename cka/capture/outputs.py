@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -14,6 +15,38 @@ from cka.errors import SettingError
 
 Pooling: TypeAlias = Literal["flatten", "mean", "cls"]
 Pick: TypeAlias = Callable[[str, Any], Tensor | None]
+
+
+# Packed and opaque dtypes (4 bits and less) have no arithmetic.
+_DTYPES = frozenset(
+    {
+        *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+        *(torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz),
+        *(torch.float8_e8m0fnu, torch.complex32, torch.complex64, torch.complex128),
+    }
+)
+
+
+class LeftOut(Enum):
+    """Why a layer is left out of a comparison; the value is the text of the warning."""
+
+    NOT_IN_EVERY_BATCH = "layers that did not run in every batch are left out"
+    NO_BATCH = (
+        "layers whose output has no tensor with the batch in its first dimension are left out "
+        "(pass pick= to choose one)"
+    )
+    NO_VALUES = (
+        "layers whose output has no values to compare (sparse, nested, on the meta device, or of "
+        "a dtype without arithmetic) are left out (pass pick= to convert it)"
+    )
+    SCRIPTED = "layers that are scripted or traced are left out, because torch.jit calls no hooks"
+    WIDTH_VARIES = (
+        "layers with another number of features per sample in another batch are left out, because "
+        'the exact estimator needs the same number in all (pass pooling="mean", pad all batches '
+        'to one length, or use estimator="unbiased")'
+    )
 
 
 @dataclass(frozen=True)
@@ -46,15 +79,19 @@ class OutputReader:
             return self.pick(name, output)
         return next((tensor for tensor in tensors_in(output) if tensor.ndim), None)
 
-    def features(self, module: nn.Module, tensor: Tensor, samples: int) -> Tensor | None:
-        """Return a tensor's features (n, ...), or None if its first dimension is not n."""
-        if tensor.layout != torch.strided or tensor.is_nested:
-            return None
+    def features(self, module: nn.Module, tensor: Tensor, samples: int) -> Tensor | LeftOut:
+        """Return a tensor's features (n, ...), or the reason why it has none."""
+        if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
+            return LeftOut.NO_VALUES
+        if tensor.is_quantized:
+            tensor = tensor.dequantize()
+        if tensor.dtype not in _DTYPES:
+            return LeftOut.NO_VALUES
         # nn.MultiheadAttention, nn.LSTM and nn.TransformerEncoderLayer have this attribute.
         if tensor.ndim == 3 and getattr(module, "batch_first", True) is False:
             tensor = tensor.transpose(0, 1)
         if tensor.ndim == 0 or tensor.shape[0] != samples:
-            return None
+            return LeftOut.NO_BATCH
         if tensor.ndim == 3 and self.pooling == "mean":
             # The sum of half-precision tokens could overflow before it is divided.
             wide = torch.float32 if tensor.dtype.itemsize < 4 else None

@@ -71,7 +71,22 @@ def _as_list(features: Any) -> list[Tensor]:
     if not several:
         raise InputError("got an empty sequence of features; pass at least one (n, p) tensor")
     # torch.as_tensor would move a tensor to the default device.
-    return [one if isinstance(one, Tensor) else torch.as_tensor(one) for one in several]
+    return [_readable(one if isinstance(one, Tensor) else torch.as_tensor(one)) for one in several]
+
+
+def _readable(features: Tensor) -> Tensor:
+    """Return features whose values can be read as numbers.
+
+    Raises:
+        InputError: if they are sparse, nested or on the meta device.
+    """
+    if features.layout != torch.strided or features.is_nested or features.is_meta:
+        kind = "nested" if features.is_nested else f"{features.layout} on {features.device}"
+        raise InputError(
+            f"features must be dense tensors with values, got a tensor that is {kind}; "
+            "pass (n, p) tensors, e.g. features.to_dense()"
+        )
+    return features.dequantize() if features.is_quantized else features
 
 
 def _check_samples(features: Sequence[Tensor], estimator: HSICEstimator) -> None:

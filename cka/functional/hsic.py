@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cka.errors import InputError, SettingError
-from cka.functional.precision import full_precision, sum_dtype
+from cka.functional.precision import full_precision, real_float, sum_dtype
 
 HSICEstimator: TypeAlias = Literal["unbiased", "biased"]
 
@@ -32,7 +32,7 @@ def hsic(gram_x: Tensor, gram_y: Tensor, *, estimator: HSICEstimator = "unbiased
     """Return HSIC of two (n, n) Gram matrices of the same n samples.
 
     Args:
-        gram_x: Gram matrix (n, n); it need not be centred.
+        gram_x: Gram matrix (n, n) of any real dtype; it need not be centred.
         gram_y: Gram matrix (n, n) of the same samples in the same order.
         estimator: ``"unbiased"`` (Song et al. 2012, n ≥ 4) or ``"biased"`` (Gretton et al. 2005,
             n ≥ 2).
@@ -41,7 +41,7 @@ def hsic(gram_x: Tensor, gram_y: Tensor, *, estimator: HSICEstimator = "unbiased
         A 0-d float64 tensor on the CPU. Gradients are propagated.
 
     Raises:
-        InputError: if the matrices are not square, differ in size, or are too small.
+        InputError: if the matrices are not real, not square, differ in size, or are too small.
         SettingError: if the estimator is unknown.
     """
     if estimator not in get_args(HSICEstimator):
@@ -60,7 +60,8 @@ def hsic(gram_x: Tensor, gram_y: Tensor, *, estimator: HSICEstimator = "unbiased
             "compute both from the same samples"
         )
     check_sample_count(len(gram_x), estimator)
-    return hsic_products([gram_x], [gram_y], estimator)[0][0, 0].to("cpu", torch.float64)
+    one, other = real_float(gram_x), real_float(gram_y)
+    return hsic_products([one], [other], estimator)[0][0, 0].to("cpu", torch.float64)
 
 
 def check_sample_count(samples: int, estimator: HSICEstimator) -> None:

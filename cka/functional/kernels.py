@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cka.errors import InputError, SettingError
 from cka.functional import native
-from cka.functional.precision import gram_dtype, sum_dtype
+from cka.functional.precision import gram_dtype, real_float, sum_dtype
 
 Kernel: TypeAlias = Callable[[Tensor], Tensor]
 Block: TypeAlias = tuple[int, int]
@@ -44,10 +44,7 @@ def as_rows(features: Tensor) -> Tensor:
     The columns are in memory order: a Gram matrix does not depend on their order, and flattening
     a channels-last image in its logical order would copy it.
     """
-    if features.dtype == torch.bool:
-        features = features.to(torch.uint8)  # torch cannot subtract booleans
-    if features.is_complex():
-        features = torch.view_as_real(features)  # gives Re<x, y>, the real inner product
+    features = _arithmetic(features)
     if features.ndim == 1:
         return features.unsqueeze(1)
     if features.is_contiguous():
@@ -57,11 +54,22 @@ def as_rows(features: Tensor) -> Tensor:
     return features.permute(0, *inner).reshape(features.shape[0], -1)
 
 
+def _arithmetic(features: Tensor) -> Tensor:
+    """Return features with a dtype that torch can subtract, without a loss of digits."""
+    if features.dtype == torch.bool:
+        return features.to(torch.uint8)
+    if features.is_complex():  # real and imaginary part: gives Re<x, y>, the real inner product
+        return torch.view_as_real(features.resolve_conj())
+    if features.is_floating_point() and features.itemsize == 1:  # float8
+        return features.to(torch.bfloat16)
+    return features
+
+
 def flattened(features: Tensor, kernel: Kernel) -> Tensor:
     """Return (n, ...) features as (n, p) for a kernel; in logical order for a user's function."""
     if kernel is linear_gram or isinstance(kernel, RBF):
         return as_rows(features)
-    return features.reshape(features.shape[0], -1)
+    return _arithmetic(features).reshape(features.shape[0], -1)
 
 
 def linear_gram(rows: Tensor) -> Tensor:
@@ -232,4 +240,4 @@ class _UserKernel:
                 f"the kernel must map features {tuple(rows.shape)} to a Gram matrix {expected}, "
                 f"it returned {given}; write e.g. lambda x: x @ x.T"
             )
-        return gram
+        return real_float(gram)

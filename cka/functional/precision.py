@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from cka.errors import InputError
 
 
 def gram_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -21,6 +24,22 @@ def gram_dtype(dtype: torch.dtype) -> torch.dtype:
 def sum_dtype(device: torch.device) -> torch.dtype:
     """Return the dtype of HSIC sums: float64, or float32 if the device has no float64 (MPS)."""
     return torch.float32 if device.type == "mps" else torch.float64
+
+
+def real_float(gram: Tensor) -> Tensor:
+    """Return a Gram matrix in float32 or float64: the dtypes in which it can be centred.
+
+    Raises:
+        InputError: if its values are complex, or cannot be read.
+    """
+    if gram.is_complex() or gram.layout != torch.strided or gram.is_meta:
+        raise InputError(
+            f"a Gram matrix must be dense and real, got {gram.dtype} ({gram.layout}) on "
+            f"{gram.device}; pass real similarities, e.g. (x @ x.conj().T).real"
+        )
+    if gram.is_quantized:
+        gram = gram.dequantize()
+    return gram if gram.dtype in (torch.float32, torch.float64) else gram.to(sum_dtype(gram.device))
 
 
 @contextmanager

@@ -15,8 +15,8 @@ from torch import Tensor
 from cka.errors import DoesNotFitError
 from cka.functional.hsic import HSICEstimator, hsic_products, min_samples
 from cka.functional.kernels import Kernel, flattened
-from cka.functional.precision import full_precision, gram_dtype
-from cka.functional.sums import Sums, batch_sums, merge_sums, select_sums
+from cka.functional.precision import full_precision, gram_dtype, sum_dtype
+from cka.functional.sums import Sums, batch_sums, merge_sums, select_sums, zero_sums
 
 Measurement = tuple[Tensor, ...]
 """Measurement of one output: the Gram matrix of each part of the batch, or (exact) its features."""
@@ -26,9 +26,12 @@ _COPIES_OF_A_GRAM = 5
 
 
 class BatchMeasurements:
-    """One model's distinct measurements of a batch, and the position of each row's measurement."""
+    """One model's distinct measurements of a batch, and the position of each row's measurement.
 
-    def __init__(self, values: Sequence[Measurement], positions: Sequence[int]) -> None:
+    The position is None for a row that the batch lacks; it is left out of the result.
+    """
+
+    def __init__(self, values: Sequence[Measurement], positions: Sequence[int | None]) -> None:
         self.values = values
         self.positions = tuple(positions)
 
@@ -38,6 +41,8 @@ class Estimator(Protocol):
 
     min_samples: int
     """Smallest number of samples in a batch."""
+    uneven: Sequence[set[int]]
+    """Rows of each model that cannot be estimated, because their width is not that of before."""
 
     def measure(self, features: Tensor) -> Measurement:
         """Return what is kept of an output (n, ...)."""
@@ -60,8 +65,9 @@ class Minibatch:
         self._estimator = estimator
         self._part_size = part_size
         self._sums: Sums | None = None
-        self._index: dict[tuple[tuple[int, ...], torch.device], Tensor] = {}
+        self._index: dict[tuple[tuple[int | None, ...], torch.device], Tensor] = {}
         self.min_samples = min_samples(estimator)
+        self.uneven: Sequence[set[int]] = ()
 
     def measure(self, features: Tensor) -> Measurement:
         """Return one (m, m) Gram matrix for each part of the (n, ...) features."""
@@ -99,7 +105,9 @@ class Minibatch:
         key = (model.positions, device)
         if key not in self._index:
             self._index = {k: v for k, v in self._index.items() if len(self._index) < 8}
-            self._index[key] = torch.tensor(model.positions, device=device)
+            # The sums of a row that is left out do not matter.
+            found = [position or 0 for position in model.positions]
+            self._index[key] = torch.tensor(found, device=device)
         return self._index[key]
 
     def sums(self) -> Sums | None:
@@ -126,7 +134,9 @@ class Exact:
         self._kernel = kernel
         self._expected = expected
         self._limit_bytes = limit_bytes
-        self._features: list[list[list[Tensor]]] = []
+        # Chunks of each row of each model; None for a row that is left out.
+        self._features: list[list[list[Tensor] | None]] = []
+        self.uneven: Sequence[set[int]] = ()
         self._devices: list[torch.device] = []
         self._samples = 0
 
@@ -145,15 +155,25 @@ class Exact:
         """
         if not self._features:
             self._features = [[[] for _ in model.positions] for model in models]
-        for stored, model in zip(self._features, models, strict=True):
-            for chunks, position in zip(stored, model.positions, strict=True):
-                chunks.append(model.values[position][0])
+            self.uneven = [set() for _ in models]
+        for stored, model, uneven in zip(self._features, models, self.uneven, strict=True):
+            for row, position in enumerate(model.positions):
+                chunks = stored[row]
+                if chunks is None or position is None:
+                    stored[row] = None
+                elif chunks and chunks[0].shape[1] != model.values[position][0].shape[1]:
+                    stored[row] = None
+                    uneven.add(row)
+                else:
+                    chunks.append(model.values[position][0])
         self._samples += len(models[0].values[0][0])
         self._check_size()
 
     def _check_size(self) -> None:
         samples = max(self._samples, self._expected or 0)
         distinct = [chunks for stored in self._features for chunks in _distinct(stored)[0]]
+        if not distinct:
+            return
         per_sample = sum(chunks[0][0].numel() * chunks[0].itemsize for chunks in distinct)
         features = samples * per_sample
         widest = samples * max(chunks[0][0].numel() * chunks[0].itemsize for chunks in distinct)
@@ -177,9 +197,12 @@ class Exact:
         if not self._features or self._samples < min_samples("unbiased"):
             return None
         grams, positions = [], []
+        sizes = (len(self._features[0]), len(self._features[-1]))
         for stored in self._features:
             distinct, where = _distinct(stored)
             stored.clear()
+            if not distinct:
+                return zero_sums(*sizes, sum_dtype(self._devices[0]), self._devices[0])
             grams.append([self._gram(chunks) for chunks in distinct])
             positions.append(torch.tensor(where, device=self._devices[0]))
         terms = hsic_products(grams[0], grams[1] if len(grams) > 1 else None, "unbiased")
@@ -196,14 +219,25 @@ class Exact:
         self._features.clear()
 
 
-def _distinct(stored: list[list[Tensor]]) -> tuple[list[list[Tensor]], list[int]]:
+def _distinct(stored: list[list[Tensor] | None]) -> tuple[list[list[Tensor]], list[int]]:
     """Return the distinct lists of chunks, and the position in them of every row's list.
 
-    Rows share their chunks if their modules returned the same tensor.
+    Rows share their chunks if their modules returned the same tensor. The position of a row that
+    is left out is 0; its sums do not matter.
     """
     found: dict[tuple[int, ...], int] = {}
-    where = [found.setdefault(tuple(map(id, chunks)), len(found)) for chunks in stored]
-    return [stored[where.index(number)] for number in range(len(found))], where
+    distinct: list[list[Tensor]] = []
+    where = []
+    for chunks in stored:
+        if chunks is None:
+            where.append(0)
+            continue
+        key = tuple(map(id, chunks))
+        if key not in found:
+            found[key] = len(distinct)
+            distinct.append(chunks)
+        where.append(found[key])
+    return distinct, where
 
 
 def _megabytes(size: int) -> str:

@@ -38,6 +38,8 @@ def eager(models: list[nn.Module]) -> AbstractContextManager[object]:
 # The private names _orig_mod and _compiled_call_impl of torch are used only in this module.
 def _original(model: nn.Module) -> nn.Module | None:
     """Return the module that ``torch.compile`` wrapped, by its name in state dicts, or None."""
+    if isinstance(model, torch.jit.ScriptModule):  # its _modules is not a dict
+        return None
     original = model.__dict__.get("_modules", {}).get("_orig_mod")
     return original if isinstance(original, nn.Module) else None
 
@@ -48,6 +50,22 @@ def _has_compiled_parts(model: nn.Module) -> bool:
         _original(module) is not None or getattr(module, "_compiled_call_impl", True) is not None
         for module in model.modules()
     )
+
+
+@contextmanager
+def layer_by_layer() -> Iterator[None]:
+    """Run transformer layers by their own modules instead of torch's fused fast path.
+
+    In evaluation mode ``nn.TransformerEncoder`` computes each layer in one operator, on nested
+    tensors if there is a padding mask: its modules are not called, and nested outputs cannot be
+    compared. The setting belongs to the process, and is restored.
+    """
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 @contextmanager

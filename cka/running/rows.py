@@ -8,6 +8,7 @@ from typing import Any
 
 from cka.capture.hooks import PassRecord
 from cka.capture.layers import Call, format_labels
+from cka.capture.outputs import LeftOut
 from cka.errors import InputError
 
 
@@ -17,29 +18,30 @@ class Rows:
 
     calls: list[Call] = field(default_factory=list)
     """Calls of the first batch, in order of execution."""
-    not_in_every_batch: set[Call] = field(default_factory=set)
-    """Calls that ran in some batches but not in all."""
-    without_batch: set[Call] = field(default_factory=set)
-    """Calls whose output had no tensor with the batch in its first dimension at least once."""
+    left_out: dict[Call, LeftOut] = field(default_factory=dict)
+    """Calls that cannot be rows, and why: what they returned, or that some batch lacks them."""
 
-    def positions(self, record: PassRecord[Any]) -> list[int]:
-        """Return the position of each row's measurement in ``record``; 0 if a row is missing.
+    def positions(self, record: PassRecord[Any]) -> list[int | None]:
+        """Return the position of each row's measurement in ``record``; None if a row is missing.
 
-        A row that is missing from a batch is excluded from the result, so its sums do not matter.
+        A row that is missing from a batch is left out of the result.
         """
-        self.without_batch.update(record.without_batch)
+        self.left_out.update(record.left_out)
         if not self.calls:
             self.calls = list(record.rows)
-        differing = set(self.calls).symmetric_difference(record.rows)
-        self.not_in_every_batch.update(differing - self.without_batch)
-        return [record.rows.get(call, 0) for call in self.calls]
+        for call in set(self.calls).symmetric_difference(record.rows):
+            self.left_out.setdefault(call, LeftOut.NOT_IN_EVERY_BATCH)
+        return [record.rows.get(call) for call in self.calls]
+
+    def labels_left_out(self, reason: LeftOut) -> list[str]:
+        """Return the labels of the calls that are left out for this reason."""
+        return [call.label for call in sorted(self.left_out) if self.left_out[call] is reason]
 
     def to_builtin(self) -> dict[str, Any]:
         """Return the rows as builtin types, for other ranks."""
         return {
             "calls": [list(call) for call in self.calls],
-            "not_in_every_batch": [list(call) for call in sorted(self.not_in_every_batch)],
-            "without_batch": [list(call) for call in sorted(self.without_batch)],
+            "left_out": [[*call, self.left_out[call].name] for call in sorted(self.left_out)],
         }
 
     @classmethod
@@ -47,13 +49,8 @@ class Rows:
         """Rebuild rows from :meth:`to_builtin`."""
         return cls(
             [Call(*call) for call in data["calls"]],
-            {Call(*call) for call in data["not_in_every_batch"]},
-            {Call(*call) for call in data["without_batch"]},
+            {Call(name, number): LeftOut[why] for name, number, why in data["left_out"]},
         )
-
-    def excluded(self) -> set[Call]:
-        """Return the calls that cannot be rows."""
-        return self.not_in_every_batch | self.without_batch
 
 
 def merge_rows(rows_of_ranks: Sequence[Rows]) -> Rows:
@@ -73,6 +70,5 @@ def merge_rows(rows_of_ranks: Sequence[Rows]) -> Rows:
             )
     return Rows(
         first.calls,
-        set().union(*(one.not_in_every_batch for one in rows_of_ranks)),
-        set().union(*(one.without_batch for one in rows_of_ranks)),
+        {call: why for one in rows_of_ranks for call, why in one.left_out.items()},
     )

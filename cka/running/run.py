@@ -12,6 +12,7 @@ from torch import Tensor
 
 from cka.capture.hooks import PassRecord
 from cka.capture.layers import Selection, format_labels
+from cka.capture.outputs import LeftOut
 from cka.data.batches import samples_in
 from cka.errors import InputError, LayerError
 from cka.functional.precision import sum_dtype
@@ -116,6 +117,9 @@ class Run:
             LayerError: if one model has no row left.
         """
         sums = self._estimator.sums()
+        for runner, uneven in zip(self._runners, self._estimator.uneven, strict=False):
+            for row in uneven:
+                runner.rows.left_out.setdefault(runner.rows.calls[row], LeftOut.WIDTH_VARIES)
         if self._over_ranks and distributed.is_active():
             sums = self._sum_over_ranks(sums)
         if sums is None:
@@ -143,7 +147,7 @@ class Run:
     def _outcome_of(self, sums: Sums) -> Outcome:
         rows_of_models = (self._runners[0].rows, self._runners[-1].rows)
         orders = [
-            [at for at in chosen.order(rows.calls) if rows.calls[at] not in rows.excluded()]
+            [at for at in chosen.order(rows.calls) if rows.calls[at] not in rows.left_out]
             for chosen, rows in zip(self._selections, rows_of_models, strict=True)
         ]
         warnings = self._warnings()
@@ -169,25 +173,18 @@ class Run:
 
     def _warnings(self) -> list[str]:
         """Return warnings about layers and batches that were left out."""
-        never_ran, without_batch, not_in_every_batch = [], [], []
+        never_ran = []
+        left_out: dict[LeftOut, list[str]] = {reason: [] for reason in LeftOut}
         for chosen, runner in zip(
             self._selections, (self._runners[0], self._runners[-1]), strict=True
         ):
-            rows = runner.rows
-            seen = [*rows.calls, *rows.not_in_every_batch, *rows.without_batch]
-            never_ran += chosen.never_ran(seen)
-            without_batch += [call.label for call in sorted(rows.without_batch)]
-            partly = rows.not_in_every_batch - rows.without_batch
-            not_in_every_batch += [call.label for call in sorted(partly)]
+            never_ran += chosen.never_ran([*runner.rows.calls, *runner.rows.left_out])
+            for reason, labels in left_out.items():
+                labels += runner.rows.labels_left_out(reason)
         return _named(
             [
                 ("layers that never ran are left out", never_ran),
-                (
-                    "layers whose output has no tensor with the batch in its first dimension are "
-                    "left out (pass pick= to choose one)",
-                    without_batch,
-                ),
-                ("layers that did not run in every batch are left out", not_in_every_batch),
+                *((reason.value, labels) for reason, labels in left_out.items()),
                 (
                     f"batches with fewer than {self._estimator.min_samples} samples are left out, "
                     "of sizes",

@@ -235,11 +235,13 @@ def test_first_tensor_of_an_output_is_compared(make):
             id="nested-tensor",
             marks=pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors"),
         ),
+        pytest.param(lambda x: x.to("meta"), id="meta"),
+        pytest.param(lambda x: torch.empty(x.shape, dtype=torch.bits8), id="no-arithmetic"),
     ],
 )
-def test_sparse_and_nested_outputs_are_left_out_with_a_warning(make):
-    """Only dense tensors have features."""
-    with pytest.warns(CKAWarning, match=r"no tensor with the batch in its first.*: odd$"):
+def test_outputs_without_values_are_left_out_with_a_warning(make):
+    """Sparse, nested and meta tensors have no features, nor have dtypes without arithmetic."""
+    with pytest.warns(CKAWarning, match=r"no values to compare \(sparse, nested.*: odd$"):
         result = compared(CustomOutput(make), batches_of(8))
     assert result.model1_layers == ["fc"]
 

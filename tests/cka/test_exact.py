@@ -10,7 +10,15 @@ from cka_nets import Aliases, batches_of, mlp
 from cka_reference import cloned_outputs
 from torch.utils.data import DataLoader, TensorDataset
 
-from cka import CKA, DoesNotFitError, InputError, SettingError, cka_from_features
+from cka import (
+    CKA,
+    CKAWarning,
+    DoesNotFitError,
+    InputError,
+    LayerError,
+    SettingError,
+    cka_from_features,
+)
 from cka.functional import native
 from cka.running.estimators import available_bytes
 from pytest_cka_memory import MemoryProbe
@@ -119,6 +127,70 @@ def test_there_is_no_limit_if_the_free_memory_is_unknown(monkeypatch):
 
     monkeypatch.setattr("os.sysconf", sysconf)
     assert CKA(mlp(), estimator="exact").compare(batches_of(8), progress=False).samples == 8
+
+
+class EverySecond(torch.nn.Module):
+    """One layer runs in every second batch only, before the layer that always runs."""
+
+    def __init__(self, first):
+        super().__init__()
+        self.sometimes = torch.nn.Linear(6, 3)
+        self.always = torch.nn.Linear(6, 4)
+        self.runs = not first
+
+    def forward(self, x):
+        self.runs = not self.runs
+        if self.runs:
+            self.sometimes(x)
+        return self.always(x)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["in-the-first", "not-in-the-first"])
+def test_layer_that_is_missing_from_a_batch_is_left_out_with_a_warning(first):
+    """The other layers have the result of all samples."""
+    batches = batches_of(8, 8, 8)
+    model = EverySecond(first)
+    with pytest.warns(CKAWarning, match="not run in every batch are left out: sometimes$"):
+        result = CKA(model, estimator="exact").compare(batches, progress=False)
+    assert result.model1_layers == ["always"]
+    assert result["always", "always"] == 1
+    assert result.samples == 24
+
+
+class Tokens(torch.nn.Module):
+    """A layer with features for each token, then one with features for each sample."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.token = torch.nn.Linear(6, 4)
+        self.sample = torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.sample(self.token(x).mean(1))
+
+
+def test_layer_of_varying_width_is_left_out_with_a_warning():
+    """Batches of texts have different numbers of tokens; pooled tokens can be compared."""
+    model, batches = Tokens(), [torch.randn(8, tokens, 6) for tokens in (5, 7, 5)]
+    with pytest.warns(CKAWarning, match=r'pooling="mean".*"unbiased"\): token$'):
+        result = CKA(model, estimator="exact").compare(batches, progress=False)
+    assert result.model1_layers == ["sample"]
+    outputs = torch.cat(cloned_outputs(model, batches)["sample"])
+    pooled = CKA(model, estimator="exact", pooling="mean").compare(batches, progress=False)
+    assert pooled.model1_layers == ["token", "sample"]
+    tokens = torch.cat([model.token(one).mean(1) for one in batches]).detach()
+    expected = cka_from_features(tokens, outputs)
+    assert pooled["token", "sample"] == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_error_says_why_if_every_layer_has_varying_width():
+    """The features of the layer are released at the first batch that differs."""
+    batches = [torch.randn(8, tokens, 6) for tokens in (5, 7)]
+    with pytest.raises(LayerError, match=r"no layer is left to compare.*left out, because .*token"):
+        CKA(Tokens(), Tokens(), "token", "token", estimator="exact").compare(
+            batches, progress=False
+        )
 
 
 def test_fewer_than_four_samples_are_an_error():

@@ -102,6 +102,71 @@ def test_biased_cka_of_wide_random_features_tends_to_one():
     assert abs(float(cka_from_features(x, y))) < 0.1
 
 
+def of_dtype(dtype: torch.dtype) -> torch.Tensor:
+    """Return small whole numbers, which every dtype represents exactly."""
+    whole = torch.randint(0, 2, (8, 6), generator=torch.Generator().manual_seed(1))
+    return whole.to(dtype)
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2),
+        *(torch.bool, torch.uint8, torch.uint32, torch.int8, torch.int64),
+    ],
+    ids=str,
+)
+def test_features_and_gram_matrices_may_have_any_real_dtype(dtype):
+    """Features, HSIC and a kernel's result are computed from their values in float64."""
+    x, y = of_dtype(dtype), features(1, 8)
+    expected = float(cka_from_features(x.double(), y))
+    assert float(cka_from_features(x, y)) == pytest.approx(expected, abs=1e-14)
+    gram = (x.double() @ x.double().T).clamp(max=1).to(dtype)
+    value = float(hsic(gram.double(), y @ y.T))
+    assert float(hsic(gram, y @ y.T)) == pytest.approx(value, abs=1e-14)
+    found = cka_from_features(x, x, kernel=lambda rows: gram)
+    assert float(found) == pytest.approx(1, abs=1e-14)
+
+
+def test_conjugated_and_quantised_features_are_read():
+    """A lazily conjugated complex tensor counts as real and imaginary parts."""
+    z, y = torch.randn(8, 3, dtype=torch.complex64), features(1, 8)
+    parts = torch.cat([z.real, -z.imag], dim=1)
+    assert z.conj().is_conj()
+    assert float(cka_from_features(z.conj(), y)) == pytest.approx(
+        float(cka_from_features(parts, y)), abs=1e-12
+    )
+    quantised = torch.quantize_per_tensor(parts, 0.1, 0, torch.qint8)
+    assert cka_from_features(quantised, y) == cka_from_features(quantised.dequantize(), y)
+
+
+def test_user_kernel_gets_real_and_imaginary_parts_of_complex_features():
+    """A conversion to float32 would drop the imaginary part."""
+    seen = []
+    z = torch.randn(8, 3, dtype=torch.complex64)
+    cka_from_features(z, z, kernel=lambda rows: seen.append(rows.shape) or rows @ rows.T)
+    assert seen == [(8, 6), (8, 6)]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda x: x.to_sparse(), lambda x: x.to("meta")],
+    ids=["sparse", "meta"],
+)
+def test_features_without_values_are_an_error(make):
+    """The error says what the tensor is and how to convert it."""
+    with pytest.raises(InputError, match=r"dense tensors with values, got .*; pass"):
+        cka_from_features(make(features(0)), features(1))
+    with pytest.raises(InputError, match=r"must be dense and real, got torch\.float64"):
+        hsic(make(torch.eye(5, dtype=torch.float64)), torch.eye(5))
+
+
+def test_complex_gram_matrix_is_an_error():
+    """HSIC is defined for real similarities."""
+    with pytest.raises(InputError, match=r"dense and real, got torch\.complex64.*\.real"):
+        hsic(torch.eye(5, dtype=torch.complex64), torch.eye(5))
+
+
 seeds = st.integers(0, 2**32 - 1)
 sizes = st.integers(4, 16)
 widths = st.integers(1, 20)

@@ -37,6 +37,28 @@ def names(layers):
         pytest.param(-1, ["heads.0"], id="last-index"),
         pytest.param("layer?", ["layer1", "layer2"], id="glob"),
         pytest.param("layer?.0", ["layer1.0", "layer2.0"], id="glob-inside"),
+        pytest.param("layer1.*", ["layer1.0", "layer1.1"], id="glob-of-children"),
+        pytest.param("*", ["conv1", "layer1", "layer2"], id="glob-of-one-level"),
+        pytest.param("*.1", ["layer1.1", "layer2.1"], id="one-level-above"),
+        pytest.param("layer[12]", ["layer1", "layer2"], id="glob-of-characters"),
+        pytest.param("layer2.**", ["layer2.0", "layer2.1"], id="any-level-inside"),
+        pytest.param("**.0", ["layer1.0", "layer2.0", "heads.0"], id="any-level-above"),
+        pytest.param("**.conv1", ["conv1"], id="no-level-above"),
+        pytest.param("layer1.**.1", ["layer1.1"], id="no-level-between"),
+        pytest.param(
+            "**",
+            [
+                "conv1",
+                "layer1",
+                "layer1.0",
+                "layer1.1",
+                "layer2",
+                "layer2.0",
+                "layer2.1",
+                "heads.0",
+            ],
+            id="every-layer",
+        ),
         pytest.param(nn.ReLU, ["layer1.1", "layer2.1"], id="type"),
         pytest.param(lambda module: isinstance(module, nn.ReLU), ["layer1.1", "layer2.1"], id="p1"),
         pytest.param(lambda name, module: name.endswith("2"), ["layer2"], id="predicate-of-name"),
@@ -69,7 +91,10 @@ def test_none_selects_all_layers_except_containers_and_the_model():
     [
         pytest.param("conv2", "no layer 'conv2'; did you mean 'conv1'", id="close-match"),
         pytest.param("attention", "no layer 'attention'; the model has e.g. 'conv1'", id="far-off"),
-        pytest.param("block*", r"no layer 'block\*'", id="glob-of-nothing"),
+        pytest.param("block*", r"no layer 'block\*'.*any number of levels; the", id="nothing"),
+        pytest.param("*.*.1", r"one level and .* levels: write '\*\*\.\*\*\.1'", id="too-deep"),
+        pytest.param("0", r"no layer '0'", id="number-as-text"),
+        pytest.param("?", r"any number of levels: write '\*\*\.\?'", id="not-at-the-top"),
         pytest.param(8, "index 8 is out of range for .* 8 layers; write", id="one-past-the-end"),
         pytest.param(-9, "index -9 is out of range", id="one-before-the-start"),
         pytest.param(nn.LSTM, "no layer matches LSTM", id="type"),
@@ -84,6 +109,19 @@ def test_selector_that_matches_nothing_is_an_error(layers, message):
     """The error is raised when the CKA is created, and names layers of the model."""
     with pytest.raises(LayerError, match=message):
         CKA(TwoBlocks(), model1_layers=layers)
+
+
+def test_star_selects_blocks_and_two_stars_also_what_is_inside_them():
+    """``encoder.layers.*`` is the list of blocks, whatever they contain."""
+    layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+    model = nn.Module()
+    model.encoder = nn.TransformerEncoder(layer, 2)
+    assert list(select(model, "encoder.layers.*").modules) == [
+        "encoder.layers.0", "encoder.layers.1",
+    ]  # fmt: skip
+    inside = list(select(model, "encoder.layers.**").modules)
+    assert "encoder.layers.0" in inside
+    assert "encoder.layers.1.self_attn.out_proj" in inside
 
 
 def test_rows_have_the_order_of_the_selectors():

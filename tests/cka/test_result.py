@@ -9,7 +9,7 @@ import pytest
 import torch
 from cka_nets import Constant, batches_of, mlp
 
-from cka import CKA, CKAResult, InputError, MissingExtraError
+from cka import CKA, CKAResult, InputError, LayerError, MissingExtraError
 
 
 @pytest.fixture
@@ -186,3 +186,63 @@ def test_progress_bar_shows_batches_samples_and_rate(capsys):
     assert "samples/s" in shown
     CKA(mlp()).compare(batches_of(8, 8), progress=False)
     assert capsys.readouterr().err == ""
+
+
+def test_two_labels_or_positions_give_the_cka_of_two_layers(result):
+    """Rows are layers of the first model, columns those of the second."""
+    assert result["0", "2"] == float(result.matrix[0, 2])
+    assert result[1, -1] == result["1", "2"]
+    assert result["2", 0] != result["0", 2]
+
+
+@pytest.mark.parametrize(
+    ("key", "rows", "columns"),
+    [
+        pytest.param("1", [1], [0, 1, 2], id="label"),
+        pytest.param(-1, [2], [0, 1, 2], id="position"),
+        pytest.param(slice(1, None), [1, 2], [0, 1, 2], id="rows"),
+        pytest.param((slice(None), slice(None, None, 2)), [0, 1, 2], [0, 2], id="columns"),
+        pytest.param((slice("0", "1"), "2"), [0, 1], [2], id="last-label-included"),
+        pytest.param((["2", 0], [1]), [2, 0], [1], id="lists"),
+        pytest.param(slice(3, 9), [], [0, 1, 2], id="nothing"),
+    ],
+)
+def test_index_with_a_slice_or_list_gives_a_part_of_the_result(result, key, rows, columns):
+    """Matrix, standard errors and labels are those of the selected layers."""
+    part = result[key]
+    assert torch.equal(part.matrix, result.matrix[rows][:, columns])
+    assert torch.equal(part.standard_error, result.standard_error[rows][:, columns])
+    assert part.model1_layers == [str(row) for row in rows]
+    assert part.model2_layers == [str(column) for column in columns]
+    assert (part.model1_name, part.samples) == ("ours", 32)
+
+
+def test_best_matches_of_a_part_are_among_its_columns(result):
+    """A part of a result has every method of a result."""
+    (match,) = result["0", ["1", "2"]].best_matches()
+    assert (match.layer, match.match in {"1", "2"}) == ("0", True)
+    assert match.value == max(result["0", "1"], result["0", "2"])
+
+
+@pytest.mark.parametrize(
+    ("key", "error", "message"),
+    [
+        pytest.param("10", LayerError, "no row '10'; did you mean '1' or '0'", id="close"),
+        pytest.param(("0", "fc"), LayerError, "no column 'fc'; it has 0, 1, 2", id="far-off"),
+        pytest.param(3, LayerError, "row 3 is out of range .* 3 rows; write", id="after-the-end"),
+        pytest.param(("0", -4), LayerError, "column -4 is out of range", id="before-the-start"),
+        pytest.param((0, 1.5), InputError, "cannot select columns by 1.5; write", id="float"),
+        pytest.param(("0", "1", "2"), InputError, "cannot select rows by", id="three"),
+        pytest.param(True, InputError, "cannot select rows by True", id="bool"),
+    ],
+)
+def test_index_of_a_layer_that_does_not_exist_is_an_error(result, key, error, message):
+    """The error suggests labels, or gives the range."""
+    with pytest.raises(error, match=message):
+        result[key]
+
+
+def test_result_is_not_iterable(result):
+    """Iteration would otherwise yield one-row results until the error of the last position."""
+    with pytest.raises(TypeError, match="not iterable"):
+        list(result)
