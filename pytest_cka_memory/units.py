@@ -70,6 +70,12 @@ def format_size(size: float | None) -> str:
     return f"{megabytes:.{digits}f}"
 
 
+def format_with_unit(size: float | None) -> str:
+    """Format bytes in a few characters, with a unit also if it is MB: ``42.66 MB``, ``4 B``."""
+    text = format_size(size)
+    return f"{text} MB" if size and text[-1].isdigit() else text
+
+
 def format_fraction(size: float) -> str:
     """Format with one decimal, ``4.0``; below 0.05 with one significant digit, ``0.03``."""
     return f"{size:,.1f}" if size == 0 or abs(size) >= 0.05 else f"{size:.1g}"

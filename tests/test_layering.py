@@ -193,6 +193,7 @@ PRIVATE_HOMES = {
 NOT_TORCHS = {
     "_asdict": "named tuples'",
     "_fields": "named tuples'",
+    "_replace": "named tuples'",
     "_current_frames": "Python's",
     "_getframe": "Python's",
     "_lru_cache_wrapper": "Python's",

@@ -95,24 +95,26 @@ class BaselinePlan:
     """Whether the user named the file: then every measured test is compared with it."""
     updating: bool = False
     """Whether this session writes baselines; then it compares no test with them."""
+    pruning: bool = False
+    """Whether this session removes the lines of tests that no longer exist."""
     required: bool = False
     """Whether a region without a baseline fails."""
 
     @property
     def asked_for(self) -> bool:
         """Whether an option, not only a marker, asks for baselines."""
-        return self.named or self.updating
+        return self.named or self.updating or self.pruning
 
     @cached_property
     def entries(self) -> Entries:
         """Regions of the file, read on first use.
 
         Raises:
-            BaselineError: if the file cannot be used, or was named and does not exist.
+            BaselineError: if the file cannot be used, or does not exist and an option needs it.
         """
         if self.path.exists():
             return baseline_file.read(self.path)
-        if self.named and not self.updating:
+        if (self.named or self.pruning) and not self.updating:
             raise BaselineError(f"{self.path} does not exist; {_REMEDY}")
         return {}
 

@@ -1,17 +1,26 @@
-"""The baseline file at the end of a session: write it on request, and list its stale lines."""
+"""The baseline file at the end of a session: update it or prune it on request, list stale lines."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pytest_cka_memory.baseline import changes, renames
 from pytest_cka_memory.baseline import file as baseline_file
-from pytest_cka_memory.baseline.file import BaselineKey, Figures
+from pytest_cka_memory.baseline.file import BaselineKey, Entries, Figures
 from pytest_cka_memory.baseline.limit import BaselinePlan
-from pytest_cka_memory.baseline.update import Update, gone_regions, updated
+from pytest_cka_memory.baseline.update import (
+    Update,
+    gone_regions,
+    measured_entries,
+    seen_regions,
+    updated,
+)
+from pytest_cka_memory.core.collection import file_of
 from pytest_cka_memory.core.fingerprint import Fingerprint, fingerprint_of
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports import files
+from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.units import counted
 
 _MOST_NAMED = 10
@@ -37,70 +46,129 @@ class BaselineOutput:
             ReportError: if it cannot be written.
         """
         _ = self.plan.entries
-        if self.plan.updating:
+        if self.plan.updating or self.plan.pruning:
             files.check_writable(self.plan.path)
 
     def write(self, report: Report) -> str:
-        """Update the file if that was requested; return lines for the terminal.
+        """Update and prune the file if that was requested; return lines for the terminal.
 
         Raises:
             BaselineError: if the file has changed and cannot be read any more.
             ReportError: if the file cannot be written.
         """
         measured = _by_device(report)
-        if not self.plan.updating:
+        if not (self.plan.updating or self.plan.pruning):
             return "\n".join(self._stale(self.plan.entries, report, measured))
         # Read again, because it may have changed: a file that cannot be read must not be replaced.
         old = baseline_file.read(self.plan.path) if self.plan.path.exists() else {}
-        update = updated(old, measured)
-        if update.entries != old:
-            files.write_whole(self.plan.path, baseline_file.render(update.entries))
-        return "\n".join([self._counted(update), *self._stale(update.entries, report, measured)])
+        update = updated(old, measured) if self.plan.updating else Update(old)
+        lines = [*self._counted(update)] if self.plan.updating else []
+        renamed = self._renamed(old, report, measured)
+        entries = update.entries
+        if self.plan.pruning:
+            pruned = self._gone(entries, report, measured)
+            lines += self._pruned(pruned, renamed)
+            kept = {key: figures for key, figures in entries.items() if key not in pruned}
+            entries = {**renames.moved({key: entries[key] for key in pruned}, renamed), **kept}
+        lines += _named_renames(renamed)
+        if entries != old:
+            files.write_whole(self.plan.path, baseline_file.render(entries))
+        return "\n".join([*lines, *self._stale(entries, report, measured)])
 
-    def _counted(self, update: Update) -> str:
+    def _counted(self, update: Update) -> Iterator[str]:
         if not update.added + update.changed + update.unchanged:
-            return "baseline: not written, because no measured test passed"
+            yield "baseline: not written, because no measured test passed"
+            return
         dropped = f", {update.dropped} dropped" if update.dropped else ""
-        return (
+        yield (
             f"baseline: {counted(update.added, 'region')} added, {update.changed} changed, "
             f"{update.unchanged} unchanged{dropped} in {self.plan.path}"
         )
+        yield from changes.as_lines(update.changes)
+
+    def _gone(
+        self,
+        entries: Mapping[BaselineKey, Figures],
+        report: Report,
+        measured: Sequence[tuple[Fingerprint, Result]],
+    ) -> set[BaselineKey]:
+        """Return the entries that the session has shown to be gone, for the devices it measured."""
+        devices = {fingerprint for fingerprint, _ in measured}
+        gone = {
+            key
+            for key in entries
+            if key.fingerprint in devices
+            and key.nodeid not in report.collected
+            and report.collection.shows_gone(key.nodeid, self.plan.root)
+        }
+        return gone | gone_regions(entries, seen_regions(measured))
+
+    def _pruned(self, pruned: Iterable[BaselineKey], renamed: Mapping[str, str]) -> Iterator[str]:
+        removed = sorted({key[:2] for key in pruned if key.nodeid not in renamed})
+        if not removed:
+            yield f"baseline: no line removed from {self.plan.path}"
+            return
+        lines = counted(len(removed), "region")
+        yield f"baseline: {lines} removed from {self.plan.path}, because they no longer exist:"
+        yield from _named(removed)
+
+    def _renamed(
+        self, old: Entries, report: Report, measured: Sequence[tuple[Fingerprint, Result]]
+    ) -> dict[str, str]:
+        """Return old name -> new name of tests that were renamed."""
+        if self.plan.pruning:
+            gone = {key.nodeid for key in self._gone(old, report, measured)} - report.collected
+        else:
+            gone = self._lost({key.nodeid for key in old}, report)
+        return renames.renames(old, gone, measured_entries(measured))
 
     def _stale(
         self,
         entries: Mapping[BaselineKey, Figures],
         report: Report,
-        measured: Iterable[tuple[Fingerprint, Result]],
+        measured: Sequence[tuple[Fingerprint, Result]],
     ) -> list[str]:
         """Name the entries whose tests no longer exist, as far as this session can know."""
-        seen = [
-            BaselineKey(result.nodeid, result.record.label, fingerprint)
-            for fingerprint, result in measured
-            if result.outcome == "passed"
-        ]
         devices = {fingerprint for fingerprint, _ in measured}
         lost = self._lost({key.nodeid for key in entries if key.fingerprint in devices}, report)
         gone = {key for key in entries if key.fingerprint in devices and key.nodeid in lost}
-        stale = sorted(key[:2] for key in gone | gone_regions(entries, seen))
+        stale = sorted({key[:2] for key in gone | gone_regions(entries, seen_regions(measured))})
         if not stale:
             return []
-        named = [f"  {nodeid} {label}".rstrip() for nodeid, label in stale[:_MOST_NAMED]]
-        more = [f"  ... and {len(stale) - _MOST_NAMED} more"] if len(stale) > _MOST_NAMED else []
-        head = f"{len(stale)} regions of {self.plan.path} no longer exist; delete their lines:"
-        return [head, *named, *more]
+        regions = counted(len(stale), "region")
+        if self.plan.pruning:
+            head = (
+                f"{regions} not removed from {self.plan.path}, because this session did not "
+                "collect everything beside them; run it without paths, names of tests and "
+                "--last-failed:"
+            )
+        else:
+            head = (
+                f"{regions} of {self.plan.path} no longer exist; remove them with "
+                "--cka-memory-prune-baseline:"
+            )
+        return [head, *_named(stale)]
 
     def _lost(self, nodeids: Iterable[str], report: Report) -> set[str]:
         """Return tests that no longer exist: without a file, or not in a file collected whole."""
-        files_seen = set() if report.narrowed else set(map(_file_of, report.collected))
+        files_seen = set() if report.narrowed else set(map(file_of, report.collected))
         return {
             nodeid
             for nodeid in set(nodeids) - report.collected
-            if _file_of(nodeid) in files_seen or not (self.plan.root / _file_of(nodeid)).exists()
+            if file_of(nodeid) in files_seen or not (self.plan.root / file_of(nodeid)).exists()
         }
 
 
-def _file_of(nodeid: str) -> str:
-    return nodeid.partition("::")[0]
+def _named(regions: Sequence[tuple[str, str]]) -> Iterator[str]:
+    for nodeid, label in regions[:_MOST_NAMED]:
+        yield f"  {one_line(f'{nodeid} {label}'.rstrip())}"
+    if len(regions) > _MOST_NAMED:
+        yield f"  ... and {len(regions) - _MOST_NAMED} more"
+
+
+def _named_renames(renamed: Mapping[str, str]) -> Iterator[str]:
+    for old, new in sorted(renamed.items()):
+        yield f"baseline: renamed, because all figures are equal: {one_line(f'{old} -> {new}')}"
 
 
 def _by_device(report: Report) -> list[tuple[Fingerprint, Result]]:

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+from pytest_cka_memory.baseline.changes import Change, changes
 from pytest_cka_memory.baseline.file import BaselineKey, Entries, Figures
 from pytest_cka_memory.core.figures import rounded_figures
 from pytest_cka_memory.core.fingerprint import Fingerprint
@@ -18,6 +19,8 @@ class Update:
     changed: int = 0
     unchanged: int = 0
     dropped: int = 0
+    changes: tuple[Change, ...] = ()
+    """Every figure of the changed regions that rose or fell."""
 
 
 def updated(
@@ -28,25 +31,35 @@ def updated(
     A region that such a test no longer opens is dropped, for the same fingerprint only. If a region
     was measured more than once, as with ``--dist=each``, the highest figures count.
     """
-    passed = [(key, result) for key, result in _keyed(measured) if result.outcome == "passed"]
-    fresh: Entries = {}
-    for key, result in passed:
-        if result.record.completed:
-            fresh[key] = _highest(fresh.get(key, {}), rounded_figures(result.record))
-    gone = gone_regions(old, [key for key, _ in passed])
+    results = list(measured)
+    fresh = measured_entries(results)
+    gone = gone_regions(old, seen_regions(results))
     return Update(
         {**{key: figures for key, figures in old.items() if key not in gone}, **fresh},
         added=len(fresh.keys() - old.keys()),
         changed=sum(key in old and old[key] != figures for key, figures in fresh.items()),
         unchanged=sum(old.get(key) == figures for key, figures in fresh.items()),
         dropped=len(gone),
+        changes=changes(old, fresh),
     )
 
 
-def _keyed(measured: Iterable[tuple[Fingerprint, Result]]) -> list[tuple[BaselineKey, Result]]:
+def measured_entries(measured: Iterable[tuple[Fingerprint, Result]]) -> Entries:
+    """Return the figures of every region that ran to its end in a test that passed."""
+    entries: Entries = {}
+    for fingerprint, result in measured:
+        if result.outcome == "passed" and result.record.completed:
+            key = BaselineKey(result.nodeid, result.record.label, fingerprint)
+            entries[key] = _highest(entries.get(key, {}), rounded_figures(result.record))
+    return entries
+
+
+def seen_regions(measured: Iterable[tuple[Fingerprint, Result]]) -> list[BaselineKey]:
+    """Return the regions of tests that passed, also those that an exception ended."""
     return [
-        (BaselineKey(result.nodeid, result.record.label, fingerprint), result)
+        BaselineKey(result.nodeid, result.record.label, fingerprint)
         for fingerprint, result in measured
+        if result.outcome == "passed"
     ]
 
 

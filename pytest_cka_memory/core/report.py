@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from pytest_cka_memory._version import __version__
+from pytest_cka_memory.core.collection import Collection
 from pytest_cka_memory.core.verdicts import Result
 
 Payload = dict[str, Any]
@@ -35,6 +36,8 @@ class Report:
     """Every test of the session, measured or not."""
     narrowed: bool = False
     """Whether tests of a file may have been left out, by -k, -m, ``file.py::test`` and the like."""
+    collection: Collection = field(default_factory=Collection)
+    """Which tests exist; recorded only for ``--cka-memory-prune-baseline``."""
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Worker -> facts about its device; the cards of one machine may differ."""
     locations: Mapping[str, tuple[str, int | None]] = field(default_factory=dict)
@@ -147,8 +150,8 @@ class ReportBuilder:
             dict(self.unmeasured),
             frozenset(self._expected),
             self.narrowed,
-            dict(self.facts_of_workers),
-            dict(self.locations),
+            facts=dict(self.facts_of_workers),
+            locations=dict(self.locations),
         )
 
     def _description(self) -> Mapping[str, Any]:

@@ -82,6 +82,10 @@ def start(config: pytest.Config) -> "Reporter | None":
 
     config.stash[settings.settings_key] = settings.resolve(config)
     config.pluginmanager.register(hooks, _HOOKS)
+    if config.stash[settings.settings_key].baseline.pruning:
+        from pytest_cka_memory.plugin import collecting
+
+        collecting.record(config)
     if xdist.is_worker(config):
         return None
     reporter = torchrun_reporter.reporter(config)

@@ -17,6 +17,7 @@ _FLAGS = (
         "allow-no-allocations",
         "let limits of tests hold that allocate nothing on the accelerator that is measured",
     ),
+    ("prune-baseline", "remove the baselines of tests and regions that no longer exist"),
     ("require-baseline", "fail regions that have no baseline on this device although one applies"),
 )
 _VALUED = (

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_cka_memory.core.report import ReportBuilder
 from pytest_cka_memory.errors import ReportError
-from pytest_cka_memory.plugin import outputs
+from pytest_cka_memory.plugin import collecting, outputs
 from pytest_cka_memory.plugin.options import given_by, name_of
 from pytest_cka_memory.plugin.settings import describe, settings_key
 from pytest_cka_memory.reports import terminal
@@ -97,7 +97,8 @@ class Reporter:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if exitstatus == pytest.ExitCode.OK:  # pytest.exit(returncode=0) has left the loop early
             self._gate(session)
-        report = self.builder.report()
+        collection = collecting.collection_of(session.config)
+        report = replace(self.builder.report(), collection=collection)
         for output in self.outputs if self._ran else ():
             try:
                 current = replace(report, problems=tuple(self.problems))

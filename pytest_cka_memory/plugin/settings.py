@@ -157,6 +157,7 @@ def _baseline(config: pytest.Config) -> BaselinePlan:
         tolerance=tolerance,
         named=named is not None,
         updating=_flag(config, "update-baseline"),
+        pruning=_flag(config, "prune-baseline"),
         required=_flag(config, "require-baseline"),
     )
 
@@ -202,7 +203,7 @@ def describe(settings: Settings) -> str:
     parts += [f"{name} {format_exact(size)}" for name, size in limits.items() if size is not None]
     parts += [f"at least {counted(settings.min_regions, 'region')}"] if settings.min_regions else []
     plan = settings.baseline
-    verb = "writing" if plan.updating else "compared with"
+    verb = "writing" if plan.updating else "compared with" if plan.named else "pruning"
     parts += [f"{verb} {plan.path}"] if plan.asked_for else []
     parts += [f"{name} to {path}" for name, path in settings.files.items()]
     parts += ["annotated for GitHub"] if settings.github and settings.github.asked_for else []

@@ -81,15 +81,15 @@ def as_json(found: Comparison) -> str:
     return json.dumps(plain, indent=1) + "\n"
 
 
+def share_of_change(old: float, new: float) -> str:
+    """Return ``+6.9%``; if there is nothing to compare with, the new size: ``+900 B``."""
+    return f"{(new - old) / abs(old):+.1%}" if old else f"+{format_size(new)}"
+
+
 def _cells(change: Change) -> tuple[str, str, str, str, str]:
     difference = change.difference
     old, new = difference.old_bytes, difference.new_bytes
-    if new is None:
-        step = "-"
-    elif old:
-        step = f"{(new - old) / abs(old):+.1%}"
-    else:
-        step = f"+{format_size(new)}"
+    step = "-" if new is None else share_of_change(old, new)
     result = "REGRESSION" if difference.broken else "within" if new is None or new > old else "less"
     noun = COMPARED[difference.figure].noun
     return noun, format_size(old), format_size(new), step, result

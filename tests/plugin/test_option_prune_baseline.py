@@ -26,7 +26,9 @@ def written(scripted, pytester, baseline_path):
 
 def _gone(run):
     """Return the lines that the summary lists as gone."""
-    found = run.text.partition(" no longer exist; delete their lines:\n")[2]
+    found = run.text.partition(" no longer exist; remove them with --cka-memory-prune-baseline:\n")[
+        2
+    ]
     return [line[2:] for line in found.splitlines() if line.startswith("  test_")]
 
 
@@ -75,3 +77,125 @@ def test_lines_of_another_device_are_not_listed_as_gone(scripted, extend_conftes
     """Another device may run other tests."""
     extend_conftest(OTHER_DEVICE)
     assert _gone(scripted(ONE, GATE)) == []
+
+
+PRUNE = "--cka-memory-prune-baseline"
+
+
+def _names(path):
+    return [f"{line['nodeid']} {line['label']}".rstrip() for line in regions_in(path)]
+
+
+@pytest.mark.usefixtures("written")
+def test_prune_removes_the_lines_that_were_listed(scripted, baseline_path, worker):
+    """The file, which is named by default, is compared with nothing; the rest stays."""
+    run = scripted(ONE, PRUNE, *worker)
+    run.assert_outcomes(passed=1)
+    assert _names(baseline_path) == ["test_it.py::test_stays stays"]
+    run.result.stdout.fnmatch_lines(
+        [
+            f"cka-memory: pruning {baseline_path}, json to *",
+            f"baseline: 3 regions removed from {baseline_path}, because they no longer exist:",
+            "  test_it.py::test_goes",
+            "  test_it.py::test_stays goes",
+            "  test_other.py::test_other",
+        ]
+    )
+    again = scripted(ONE, PRUNE, *worker)
+    assert f"baseline: no line removed from {baseline_path}" in again.text
+
+
+NOT_COLLECTED = {
+    "by name": ("", ["test_it.py::test_stays", "test_more.py::test_more"]),
+    "by file": ("", ["test_it.py::test_stays", "test_more.py"]),
+    "skipped file": ("pytest.importorskip('no_such_module')", []),
+    "file that fails": ("import no_such_module", ["--continue-on-collection-errors"]),
+    "ignored": ("", ["--ignore=test_it.py"]),
+}
+
+
+@pytest.mark.usefixtures("written")
+@pytest.mark.parametrize(("line", "options"), NOT_COLLECTED.values(), ids=NOT_COLLECTED)
+def test_lines_of_tests_that_were_not_collected_are_kept(
+    scripted, pytester, baseline_path, line, options
+):
+    """Their file was not collected completely, so that they may exist."""
+    pytester.makepyfile(test_more="def test_more(cka_memory, meter): pass")
+    lines = _names(baseline_path)
+    source = ONE.replace("import pytest", f"import pytest\n{line}", 1)
+    scripted(source, PRUNE, *options)
+    kept = set(_names(baseline_path))
+    assert {name for name in lines if "test_it.py::test_goes" in name} <= kept
+
+
+@pytest.mark.usefixtures("written")
+def test_prune_keeps_lines_of_deselected_tests(scripted, pytester, baseline_path, worker):
+    """Neither -k nor a path hides a test; a file outside that path may exist elsewhere."""
+    source = ONE + "\ndef test_goes(cka_memory): pass"
+    run = scripted(source, PRUNE, "-k", "stays", "test_it.py", *worker)
+    run.assert_outcomes(passed=1)
+    assert _names(baseline_path) == [
+        "test_it.py::test_goes",
+        "test_it.py::test_stays stays",
+        "test_other.py::test_other",
+    ]
+    kept = (
+        f"1 region of {baseline_path} were kept, because not all around them was collected; prune"
+    )
+    assert kept in run.text
+
+
+@pytest.mark.usefixtures("written")
+def test_prune_needs_a_file(scripted, baseline_path):
+    """A wrong path would otherwise look like a file without stale lines."""
+    baseline_path.unlink()
+    scripted(ONE, PRUNE).assert_refused("does not exist; write one with --cka-memory-update-")
+
+
+@pytest.mark.usefixtures("written")
+def test_prune_leaves_lines_of_other_devices(scripted, extend_conftest, baseline_path):
+    """Another device may run other tests."""
+    extend_conftest(OTHER_DEVICE)
+    scripted(ONE, PRUNE).assert_outcomes(passed=1)
+    assert len(regions_in(baseline_path)) == 4
+
+
+RENAMED = """
+import pytest
+@pytest.mark.memory_baseline
+def test_{}(meter): meter.free(meter.allocate({}))
+def test_plain(cka_memory): pass
+"""
+
+
+def test_renamed_test_is_named_and_keeps_its_line(scripted, baseline_path):
+    """An update names it; with --cka-memory-prune-baseline the line gets the new name."""
+    scripted(RENAMED.format("old", 1000), UPDATE)
+    run = scripted(RENAMED.format("new", 1000), PRUNE)
+    told = "baseline: renamed, because all figures are equal: "
+    assert f"{told}test_it.py::test_old -> test_it.py::test_new" in run.text
+    assert f"no line removed from {baseline_path}" in run.text
+    assert _names(baseline_path) == ["test_it.py::test_new", "test_it.py::test_plain"]
+    run = scripted(RENAMED.format("newer", 1000), UPDATE)
+    assert f"{told}test_it.py::test_new -> test_it.py::test_newer" in run.text
+    assert len(regions_in(baseline_path)) == 3
+    run = scripted(RENAMED.format("newest", 1000), UPDATE, PRUNE)
+    assert "baseline: 1 region added, 0 changed, 1 unchanged in" in run.text
+    assert _names(baseline_path) == ["test_it.py::test_newest", "test_it.py::test_plain"]
+
+
+def test_update_prints_what_rose_and_what_fell(scripted):
+    """The largest rise first."""
+    source = """
+def test_rises(cka_memory, meter): meter.free(meter.allocate({}))
+def test_falls(cka_memory, meter): meter.free(meter.allocate({}))
+"""
+    scripted(source.format(1000, 500), UPDATE)
+    run = scripted(source.format(1060, 400), UPDATE)
+    run.result.stdout.fnmatch_lines(
+        [
+            "baseline: 0 regions added, 2 changed, 0 unchanged in *",
+            "  test_it.py::test_rises  peak increase  1000 B  ->  1.0 KB   +6.0%  up",
+            "  test_it.py::test_falls  peak increase  500 B  ->   400 B  -20.0%  down",
+        ]
+    )

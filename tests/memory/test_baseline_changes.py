@@ -1,0 +1,125 @@
+"""What an update of a baseline file prints: figures that rose or fell, and renamed tests."""
+
+import pytest
+from reports_made import CPU, GPU
+
+from pytest_cka_memory.baseline import renames
+from pytest_cka_memory.baseline.changes import as_lines, changes
+from pytest_cka_memory.baseline.file import BaselineKey, Figures
+from pytest_cka_memory.units import MB
+
+
+def figures(
+    peak: int = 0, retained: int = 0, growth: int | None = None, reserved: int | None = None
+) -> Figures:
+    return {
+        "peak_increase_bytes": peak,
+        "retained_bytes": retained,
+        "growth_bytes_per_batch": growth,
+        "reserved_increase_bytes": reserved,
+    }
+
+
+def test_changes_are_listed_with_the_largest_rise_first() -> None:
+    """Each line has the old and the new figure, the share, and the direction."""
+    old = {
+        BaselineKey("t.py::test_a", "part", CPU): figures(100 * MB, 4, 0),
+        BaselineKey("t.py::test_b", "", CPU): figures(growth=4),
+        BaselineKey("t.py::test_same", "", CPU): figures(9),
+        BaselineKey("t.py::test_gone", "", CPU): figures(9),
+    }
+    new = {
+        BaselineKey("t.py::test_a", "part", CPU): figures(96 * MB, 0, 0),
+        BaselineKey("t.py::test_b", "", CPU): figures(3 * MB, growth=None),
+        BaselineKey("t.py::test_same", "", CPU): figures(9),
+        BaselineKey("t.py::test_new", "", CPU): figures(9),
+    }
+    assert as_lines(changes(old, new)) == [
+        "  t.py::test_b       peak increase           0  ->   3.00 MB  +3.00    up",
+        "  t.py::test_a part  retained              4 B  ->         0  -100.0%  down",
+        "  t.py::test_b       growth per batch      4 B  ->         -           not known now",
+        "  t.py::test_a part  peak increase   100.00 MB  ->  96.00 MB  -4.0%    down",
+    ]
+
+
+def test_middle_of_many_changes_is_left_out() -> None:
+    """The largest rises and the largest falls are what a reader looks for."""
+    keys = [BaselineKey(f"t.py::test_{n:02}", "", CPU) for n in range(40)]
+    new = {key: figures(20 - n if n < 20 else 19 - n + 100) for n, key in enumerate(keys)}
+    lines = as_lines(changes(dict.fromkeys(keys, figures(50)), new))
+    assert len(lines) == 31
+    assert "test_20" in lines[0]
+    assert lines[15] == "  ... and 10 more"
+    assert "test_19" in lines[30]
+
+
+def test_nothing_changed_prints_nothing() -> None:
+    key = BaselineKey("t.py::test_a", "", CPU)
+    assert as_lines(changes({key: figures(1)}, {key: figures(1)})) == []
+
+
+A, B = figures(1000, 8), figures(2000)
+RENAMES = {
+    "test renamed": ({"a.py::test_old": A}, {"a.py::test_new": A}, True),
+    "test moved to another file": ({"a.py::test_x": A}, {"b/c.py::test_x": A}, True),
+    "both": ({"a.py::test_old": A}, {"b.py::test_new": A}, True),
+    "other figures": ({"a.py::test_old": A}, {"a.py::test_new": B}, False),
+    "all figures 0, name and file changed": (
+        {"a.py::test_old": figures()},
+        {"b.py::test_new": figures()},
+        False,
+    ),
+    "two new tests that could be it": (
+        {"a.py::test_old": A},
+        {"a.py::test_new": A, "a.py::test_newer": A},
+        False,
+    ),
+    "two old tests that could be it": (
+        {"a.py::test_old": A, "a.py::test_older": A},
+        {"a.py::test_new": A},
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize(("gone", "new", "found"), RENAMES.values(), ids=RENAMES)
+def test_renamed_test_is_recognised_by_equal_figures(
+    gone: dict[str, Figures], new: dict[str, Figures], found: bool
+) -> None:
+    """If more than one test could be meant, none is named."""
+    old = {BaselineKey(nodeid, "", CPU): sizes for nodeid, sizes in gone.items()}
+    measured = {BaselineKey(nodeid, "", CPU): sizes for nodeid, sizes in new.items()}
+    expected = {next(iter(gone)): next(iter(new))} if found else {}
+    assert renames.renames(old, gone.keys(), measured) == expected
+
+
+def test_moved_test_is_found_among_tests_with_equal_figures() -> None:
+    """The name decides first, then the file."""
+    names = {"a.py::test_x": "b.py::test_x", "a.py::test_y": "b.py::test_y", "c.py::t": "c.py::u"}
+    old = {BaselineKey(nodeid, "", CPU): figures() for nodeid in names}
+    measured = {BaselineKey(nodeid, "", CPU): figures() for nodeid in names.values()}
+    assert renames.renames(old, names.keys(), measured) == names
+
+
+def test_renamed_test_must_have_the_same_regions() -> None:
+    """One region of two is not enough; regions on other devices are not looked at."""
+    old = {
+        BaselineKey("a.py::test_old", "one", CPU): A,
+        BaselineKey("a.py::test_old", "two", CPU): B,
+        BaselineKey("a.py::test_old", "one", GPU): B,
+    }
+    one = {BaselineKey("a.py::test_new", "one", CPU): A}
+    both = {**one, BaselineKey("a.py::test_new", "two", CPU): B}
+    gone = {"a.py::test_old"}
+    assert renames.renames(old, gone, one) == {}
+    assert renames.renames(old, gone, both) == {"a.py::test_old": "a.py::test_new"}
+    assert renames.moved(old, {"a.py::test_old": "b.py::t"}).keys() == {
+        key._replace(nodeid="b.py::t") for key in old
+    }
+
+
+def test_test_that_had_a_baseline_is_not_a_new_name() -> None:
+    """It has existed beside the one that is gone."""
+    old = {BaselineKey("a.py::test_old", "", CPU): A, BaselineKey("a.py::test_new", "", CPU): B}
+    measured = {BaselineKey("a.py::test_new", "", CPU): A}
+    assert renames.renames(old, {"a.py::test_old"}, measured) == {}
