@@ -65,9 +65,10 @@ def _cells(change: Change) -> Iterator[str]:
     old, new = change.old_bytes, change.new_bytes
     yield one_line(f"{change.key.nodeid} {change.key.label}".rstrip())
     yield COMPARED[change.figure].noun
-    yield format_with_unit(old)
-    yield "->"
-    yield format_with_unit(new)
+    sizes = [format_with_unit(old), format_with_unit(new)]
+    if sizes[0] == sizes[1]:  # the change is too small for two decimals
+        sizes = [f"{old:,} B", f"{new:,} B"]
+    yield from (sizes[0], "->", sizes[1])
     if old is None or new is None:
         yield from ("", "known now" if old is None else "not known now")
     else:

@@ -106,7 +106,7 @@ class BaselineOutput:
     def _pruned(self, pruned: Iterable[BaselineKey], renamed: Mapping[str, str]) -> Iterator[str]:
         removed = sorted({key[:2] for key in pruned if key.nodeid not in renamed})
         if not removed:
-            yield f"baseline: no line removed from {self.plan.path}"
+            yield from [] if renamed else [f"baseline: no line removed from {self.plan.path}"]
             return
         lines = counted(len(removed), "region")
         yield f"baseline: {lines} removed from {self.plan.path}, because they no longer exist:"
@@ -168,7 +168,7 @@ def _named(regions: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 def _named_renames(renamed: Mapping[str, str]) -> Iterator[str]:
     for old, new in sorted(renamed.items()):
-        yield f"baseline: renamed, because all figures are equal: {one_line(f'{old} -> {new}')}"
+        yield f"baseline: renamed (all figures are equal): {one_line(f'{old} -> {new}')}"
 
 
 def _by_device(report: Report) -> list[tuple[Fingerprint, Result]]:

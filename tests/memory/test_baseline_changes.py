@@ -35,10 +35,10 @@ def test_changes_are_listed_with_the_largest_rise_first() -> None:
         BaselineKey("t.py::test_new", "", CPU): figures(9),
     }
     assert as_lines(changes(old, new)) == [
-        "  t.py::test_b       peak increase           0  ->   3.00 MB  +3.00    up",
-        "  t.py::test_a part  retained              4 B  ->         0  -100.0%  down",
-        "  t.py::test_b       growth per batch      4 B  ->         -           not known now",
-        "  t.py::test_a part  peak increase   100.00 MB  ->  96.00 MB  -4.0%    down",
+        "  t.py::test_b       peak increase             0  ->   3.00 MB           up",
+        "  t.py::test_a part  retained                4 B  ->         0  -100.0%  down",
+        "  t.py::test_b       growth per batch        4 B  ->         -           not known now",
+        "  t.py::test_a part  peak increase     100.00 MB  ->  96.00 MB    -4.0%  down",
     ]
 
 
@@ -51,6 +51,12 @@ def test_middle_of_many_changes_is_left_out() -> None:
     assert "test_20" in lines[0]
     assert lines[15] == "  ... and 10 more"
     assert "test_19" in lines[30]
+
+
+def test_change_that_two_decimals_hide_is_shown_in_bytes() -> None:
+    key = BaselineKey("t.py::t", "", CPU)
+    (line,) = as_lines(changes({key: figures(100 * MB)}, {key: figures(100 * MB + 1)}))
+    assert line == "  t.py::t  peak increase  104,857,600 B  ->  104,857,601 B  +0.0%  up"
 
 
 def test_nothing_changed_prints_nothing() -> None:
