@@ -6,7 +6,7 @@ advice in failure messages all follow from it.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any, get_type_hints
 
@@ -32,6 +32,8 @@ class Figure:
     """Its place among the columns of tables and the figures of baselines, from left to right."""
     only_if_known: bool = False
     """Whether tables drop its column if no region has a value."""
+    only_if_not_zero: bool = False
+    """Whether tables drop its column if no region has a value other than 0."""
     never_negative: bool = False
     in_baselines: bool = False
     """Whether baselines keep it and comparisons look at it."""
@@ -128,6 +130,19 @@ class RegionRecord:
             "Allocated by a first run only, such as library workspaces; null if not determined.",
         ),
     ] = None
+    host_retained_bytes: Annotated[
+        int | None,
+        Figure(
+            "retained on the host",
+            "Of tensors on the host while another device is measured: allocated inside the region "
+            "and still live at its exit. No limit judges it; null if the host was not counted.",
+            column="host",
+            legend="retained by tensors on the host, which no limit judges",
+            position=9,
+            only_if_not_zero=True,
+            explained_by="host_retained",
+        ),
+    ] = None
     timeline: tuple[Sample, ...] = ()
     """One sample per batch boundary."""
     retained: tuple[Holding, ...] = ()
@@ -136,6 +151,8 @@ class RegionRecord:
     """What was allocated and kept in several batches; searched for if a growth limit broke."""
     at_peak: tuple[Holding, ...] = ()
     """What was live at the peak, by the line that allocated it; listed if a peak limit broke."""
+    host_retained: tuple[Holding, ...] = ()
+    """What ``host_retained_bytes`` counts and what references it; searched for if a limit broke."""
 
     @property
     def peak_increase_bytes(
@@ -249,7 +266,7 @@ class RegionRecord:
         return record
 
 
-HOLDINGS = ("retained", "grown", "at_peak")
+HOLDINGS = ("retained", "grown", "at_peak", "host_retained")
 """Fields of the record that list the storages whose bytes a figure counts."""
 
 
@@ -284,6 +301,19 @@ COLUMNS = tuple(figure for figure in _BY_POSITION if figure.column)
 """Figures that tables show, from left to right."""
 COMPARED: Mapping[str, Figure] = {row.name: row for row in _BY_POSITION if row.in_baselines}
 """Figures that baselines keep and comparisons look at."""
+def shown_columns(records: Iterable[RegionRecord]) -> tuple[Figure, ...]:
+    """Return the columns of a table of `records`; some are left out if no region has a value."""
+    known = list(records)
+    return tuple(row for row in COLUMNS if _is_shown(row, known))
+
+
+def _is_shown(row: Figure, records: Sequence[RegionRecord]) -> bool:
+    values = [getattr(record, row.name) for record in records]
+    if row.only_if_not_zero:
+        return any(values)
+    return not row.only_if_known or any(value is not None for value in values)
+
+
 READABLE = tuple(dict.fromkeys((*(field.name for field in fields(RegionRecord)), *FIGURES)))
 """Everything that can be read from a record by name."""
 

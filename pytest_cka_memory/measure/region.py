@@ -43,6 +43,7 @@ class Region:
         self._stack = stack
         self._explainer = explainer
         self._survivors: Sequence[Allocation] = ()
+        self._host_survivors: Sequence[Allocation] = ()
         self._grown: tuple[Holding, ...] = ()
         self._record: RegionRecord | None = None
         self._open_region = stack.open()
@@ -79,6 +80,20 @@ class Region:
         if not self.record.retained and self.record.retained_bytes:
             self._record = replace(self.record, retained=self._retained_holdings(self.record))
         return self.record.retained
+
+    @property
+    def host_retained(self) -> tuple[Holding, ...]:
+        """The same of tensors on the host that ``host_retained_bytes`` counts.
+
+        Found at the region's end if any limit is broken; otherwise as :attr:`retained`.
+
+        Raises:
+            RegionError: while the region is open.
+        """
+        if not self.record.host_retained and self.record.host_retained_bytes:
+            holdings = self._holdings(self._host_survivors)
+            self._record = replace(self.record, host_retained=holdings)
+        return self.record.host_retained
 
     def batches(self, loader: Iterable[Any]) -> Any:
         """Return a wrapper of `loader` that behaves the same and samples at each batch boundary."""
@@ -134,7 +149,7 @@ class Region:
         self._samples.check()
         with self._stack.closing(self._open_region) as closed:
             record = self._record_of(closed, first_run_retained_bytes)
-            self._survivors = closed.survivors
+            self._survivors, self._host_survivors = closed.survivors, closed.host_survivors
             self._record = replace(record, completed=False)
             if completed:
                 self._record = self._with_explanations(record)
@@ -150,6 +165,7 @@ class Region:
             self._unfinished_record(closed.end),
             retained_bytes=closed.retained_bytes,
             one_time_bytes=one_time_bytes,
+            host_retained_bytes=closed.host_retained_bytes,
         )
 
     def _with_explanations(self, record: RegionRecord) -> RegionRecord:
@@ -164,6 +180,8 @@ class Region:
 
             at_peak = survivors.group_by_site(self._open_region.peaks.allocations())
             record = replace(record, at_peak=at_peak)
+        if to_explain and record.host_retained_bytes:
+            record = replace(record, host_retained=self._holdings(self._host_survivors))
         return record
 
     def _retained_holdings(self, record: RegionRecord) -> tuple[Holding, ...]:

@@ -29,6 +29,9 @@ class ClosedRegion:
     retained_bytes: int
     survivors: Sequence[Allocation]
     """The retained allocations, as far as the meter knows them; they keep nothing alive."""
+    host_retained_bytes: int | None
+    host_survivors: Sequence[Allocation]
+    """The same of tensors on the host, while another device is measured."""
 
 
 class RegionStack:
@@ -85,10 +88,14 @@ class RegionStack:
         try:
             region.peaks.read()
             self._add_workspaces(self.meter.clean_after(region.peaks.mark))
+            mark = region.peaks.mark
+            host_bytes = self.meter.host_retained_since(mark)
             yield ClosedRegion(
                 end=region.peaks.read(),  # cleaning may run finalizers, which raise the peak
-                retained_bytes=self.meter.retained_since(region.peaks.mark),
-                survivors=self.meter.allocations_since(region.peaks.mark),
+                retained_bytes=self.meter.retained_since(mark),
+                survivors=self.meter.allocations_since(mark),
+                host_retained_bytes=host_bytes,
+                host_survivors=self.meter.host_allocations_since(mark) if host_bytes else (),
             )
         finally:
             try:

@@ -136,6 +136,17 @@ class Meter(ABC):
     def retained_since(self, mark: Any) -> int:
         """Return the bytes that were allocated after `mark` and are live now."""
 
+    def host_retained_since(self, mark: Any) -> int | None:
+        """Return the bytes of tensors on the host that were allocated after `mark` and are live.
+
+        None if this meter measures the host itself, or does not count it beside its device.
+        """
+        return None
+
+    def host_allocations_since(self, mark: Any) -> Sequence[Allocation]:
+        """Return the allocations that :meth:`host_retained_since` counts."""
+        return []
+
     def record_history(self) -> bool:
         """Make the allocator record where blocks are allocated; return False if it cannot."""
         return False

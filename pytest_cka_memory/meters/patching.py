@@ -15,6 +15,10 @@ class Patch:
         self._owner, self._name, self._function = owner, name, function
         self._before = vars(owner).get(name)  # None if the attribute is inherited
 
+    def fits(self) -> bool:
+        """Whether the attribute is what it was when this was created, so that it can be applied."""
+        return vars(self._owner).get(self._name) is self._before
+
     def apply(self) -> None:
         """Replace the attribute."""
         setattr(self._owner, self._name, self._function)

@@ -119,7 +119,7 @@ class Reporter:
         if settings.report and report.results:
             yield from terminal.table(report.results, max(width, 100))
             yield Line("")
-            yield from terminal.legend(report.session)
+            yield from terminal.legend(report.session, report.results)
             yield from terminal.findings(report.results, max(width, 100))
         else:
             yield from terminal.unjudged(report.results)

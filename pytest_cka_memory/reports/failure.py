@@ -74,6 +74,10 @@ def explanation(breach: Breach, record: RegionRecord) -> Iterator[str]:
     hinted = any(holding.hint for holding in inside[:_MOST_GROUPS])
     if not hinted and figure is not None and figure.advice:
         yield f"  what to do: {figure.advice}"
+    if breach.figure == "retained_bytes" and record.host_retained_bytes:
+        yield f"  also retained on the host: {format_exact(record.host_retained_bytes)}, not judged"
+        for holding in record.host_retained[:_MOST_GROUPS]:
+            yield from holding_lines(holding)
 
 
 def holding_lines(holding: Holding, *, traced: bool = True) -> Iterator[str]:

@@ -1,15 +1,23 @@
 """What the columns of tables mean, and how figures that were not measured are labelled."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from pytest_cka_memory.core.figures import COLUMNS
+from pytest_cka_memory.core.figures import COLUMNS, Figure, RegionRecord, shown_columns
 
-LEGEND = (
-    "Sizes are in MB (2**20 bytes) unless a unit is given. "
-    + "; ".join(f"{figure.column}: {figure.legend}" for figure in COLUMNS if figure.legend)
-    + "."
-)
+
+def legend_of(records: Iterable[RegionRecord]) -> str:
+    """Return the unit and the meaning of the columns in a table of `records`.
+
+    A column that is rarely shown is explained only if it is.
+    """
+    shown = shown_columns(records)
+    columns = [row for row in COLUMNS if not row.only_if_not_zero or row in shown]
+    return f"Sizes are in MB (2**20 bytes) unless a unit is given. {_meanings(columns)}."
+
+
+def _meanings(columns: Iterable[Figure]) -> str:
+    return "; ".join(f"{row.column}: {row.legend}" for row in columns if row.legend)
 
 
 class Provenance(NamedTuple):

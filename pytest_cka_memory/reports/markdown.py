@@ -7,7 +7,7 @@ from itertools import chain
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.reports import summary, terminal
 from pytest_cka_memory.reports.escapes import cell, code, fence, one_line, sentence, shorten
-from pytest_cka_memory.reports.legend import LEGEND, heading, provenance_of
+from pytest_cka_memory.reports.legend import heading, legend_of, provenance_of
 from pytest_cka_memory.reports.summary import Problem
 
 COMMENT_CHARACTERS = 65_000
@@ -124,4 +124,4 @@ def _regions(report: Report, room: int) -> list[str]:
 def _facts(report: Report) -> Iterator[str]:
     for name, fact in summary.facts(report):
         yield f"- {name}: {sentence(fact, _MOST_NAME)}"
-    yield f"\n{LEGEND}"
+    yield f"\n{legend_of(result.record for result in report.results)}"

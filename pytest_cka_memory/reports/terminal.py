@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pytest_cka_memory.core.figures import COLUMNS, Figure, RegionRecord
+from pytest_cka_memory.core.figures import Figure, RegionRecord, shown_columns
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import KNOWN, Result
 from pytest_cka_memory.reports.escapes import one_line
-from pytest_cka_memory.reports.legend import LEGEND
+from pytest_cka_memory.reports.legend import legend_of
 from pytest_cka_memory.units import counted, format_size
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -44,12 +44,7 @@ def table(results: Sequence[Result], width: int = 100) -> list[Line]:
 
 def known_columns(results: Sequence[Result]) -> list[Figure]:
     """Return the figures to show; some are left out if no region has a value."""
-    return [
-        figure
-        for figure in COLUMNS
-        if not figure.only_if_known
-        or any(getattr(result.record, figure.name) is not None for result in results)
-    ]
+    return list(shown_columns(result.record for result in results))
 
 
 def section(report: Report, width: int = 100) -> list[Line]:
@@ -58,7 +53,7 @@ def section(report: Report, width: int = 100) -> list[Line]:
     counts = report.unmeasured.items()
     return [
         *rows,
-        *(Line(one_line(line.text), line.colour) for line in legend(report.session)),
+        *(Line(one_line(line.text), line.colour) for line in legend(report.session, report.results)),
         *findings(report.results, width),
         *(Line(one_line(f"{count} not measured: {why}"), "yellow") for why, count in counts),
         *missing(report.missing),
@@ -130,15 +125,16 @@ def _colour(result: Result) -> str | None:
     )
 
 
-def legend(session: Mapping[str, Any]) -> list[Line]:
-    """Return device, meter, what the figures leave out, and the meaning of the columns."""
+def legend(session: Mapping[str, Any], results: Sequence[Result] = ()) -> list[Line]:
+    """Return device, meter, what the figures leave out, and the meaning of the table's columns."""
     versions = [f"torch {session['torch'] or 'not imported'}"]
+    meanings = legend_of(result.record for result in results)
     versions += [f"CUDA {session['cuda']}"] if session["cuda"] else []
     return [
         Line(f"device: {session['device']} ({session['device_name']}), {', '.join(versions)}"),
         Line(f"meter: {session['meter']}"),
         *(Line(f"  {note}") for note in session["notes"]),
-        *map(Line, textwrap.wrap(LEGEND, _LEGEND_WIDTH)),
+        *map(Line, textwrap.wrap(meanings, _LEGEND_WIDTH)),
     ]
 
 

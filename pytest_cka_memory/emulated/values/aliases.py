@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 import torch
+from torch import frombuffer  # at import, because a region counts what torch.frombuffer returns
 
 from pytest_cka_memory.emulated import torch_private
 
@@ -21,7 +22,7 @@ def _memory_of(dtype: torch.dtype) -> torch.Tensor:
     """Return all addresses as elements of a type."""
     if not _memory:
         every_byte = (ctypes.c_char * _SIZE).from_address(_FIRST)
-        _memory[torch.uint8] = torch.frombuffer(every_byte, dtype=torch.uint8)
+        _memory[torch.uint8] = frombuffer(every_byte, dtype=torch.uint8)
     found = _memory.get(dtype)
     if found is None:
         storage = _memory[torch.uint8].untyped_storage()
@@ -64,7 +65,7 @@ def _unaligned(tensor: torch.Tensor) -> torch.Tensor:
         elements = 0
     size = elements * tensor.element_size()
     block = (ctypes.c_char * max(size, 1)).from_address(tensor.data_ptr() or _FIRST)
-    storage = torch.frombuffer(block, dtype=torch.uint8).untyped_storage()
+    storage = frombuffer(block, dtype=torch.uint8).untyped_storage()
     return torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.shape, tensor.stride())
 
 

@@ -61,6 +61,14 @@ class Counting(ABC):
     def retained_since(self, mark: Any) -> int:
         """Return the requested bytes of blocks that were allocated after `mark` and are live."""
 
+    def host_retained_since(self, mark: Any) -> int | None:
+        """As :meth:`~pytest_cka_memory.meters.base.Meter.host_retained_since`."""
+        return None
+
+    def host_allocations_since(self, mark: Any) -> Sequence[Allocation]:
+        """As :meth:`~pytest_cka_memory.meters.base.Meter.host_allocations_since`."""
+        return []
+
     @abstractmethod
     def serial(self) -> int:
         """Return the number of allocations so far."""

@@ -110,6 +110,12 @@ class AcceleratorMeter(Meter):
     def retained_since(self, mark: Any) -> int:
         return self._counting.retained_since(mark)
 
+    def host_retained_since(self, mark: Any) -> int | None:
+        return self._counting.host_retained_since(mark)
+
+    def host_allocations_since(self, mark: Any) -> Sequence[Allocation]:
+        return self._counting.host_allocations_since(mark)
+
     def record_history(self) -> bool:
         return self._history.record()
 

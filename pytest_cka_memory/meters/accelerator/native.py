@@ -11,6 +11,7 @@ from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters.accelerator import backward_threads, blocks_in_use
 from pytest_cka_memory.meters.accelerator.counting import Counting
+from pytest_cka_memory.meters.accelerator.host_memory import HostMemory, host_memory
 from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, Levels
 from pytest_cka_memory.meters.base import Peaks, Reading
 from pytest_cka_memory.meters.cpu import SWITCH
@@ -42,6 +43,7 @@ class NativeCounting(Counting):
         self._device, self._stats, self._counter = device, stats, counter
         self._garbage = Garbage(self._level)
         self._emptied = EmptiedStorages(counter, device)
+        self._host = host_memory()
 
     def start(self) -> None:
         """Do nothing: blocks are always counted."""
@@ -57,9 +59,13 @@ class NativeCounting(Counting):
 
     def collect_after(self, mark: _Mark) -> None:
         self._check()
-        if self._counter.retained_since(mark.serial):
-            backward_threads.wait_until_ended(self._device)
-            self._garbage.collect_after(lambda: self._counter.retained_since(mark.serial))
+        if not (self._counter.retained_since(mark.serial) or self.host_retained_since(mark)):
+            return
+        backward_threads.wait_until_ended(self._device)
+        self._garbage.collect_after(lambda: self._counter.retained_since(mark.serial))
+        # If the device retains something, all garbage has just been freed, also the host's.
+        if self._host is not None and not self._counter.retained_since(mark.serial):
+            self._host.collect_after(mark.serial)
 
     def dropping_workspaces(self) -> AbstractContextManager[None]:
         return self._counter.dropping_workspaces()
@@ -85,7 +91,7 @@ class NativeCounting(Counting):
         return _Mark(self._counter.figures().serial, levels.allocated, levels.requested)
 
     def open_peaks(self) -> Peaks:
-        return _RegionPeaks(self._counter, self._emptied, self._stats)
+        return _RegionPeaks(self._counter, self._emptied, self._stats, self._host)
 
     def retained_since(self, mark: _Mark) -> int:
         """Return what was requested, which the allocator's reports do not contain."""
@@ -96,6 +102,12 @@ class NativeCounting(Counting):
         if levels.allocated - block_bytes == mark.allocated_bytes:  # all older blocks are live
             return max(0, levels.requested - mark.requested_bytes)
         return sum(allocation.bytes for allocation in self.allocations_since(mark))
+
+    def host_retained_since(self, mark: _Mark) -> int | None:
+        return None if self._host is None else self._host.retained_since(mark.serial)
+
+    def host_allocations_since(self, mark: _Mark) -> Sequence[Allocation]:
+        return [] if self._host is None else self._host.allocations_since(mark.serial)
 
     def serial(self) -> int:
         return self._counter.figures().serial
@@ -124,9 +136,17 @@ class NativeCounting(Counting):
 class _RegionPeaks(Peaks):
     """The peaks that the counter keeps for one region; users' resets of torch's do not matter."""
 
-    def __init__(self, counter: Counter, emptied: EmptiedStorages, stats: AllocatorStats) -> None:
+    def __init__(
+        self,
+        counter: Counter,
+        emptied: EmptiedStorages,
+        stats: AllocatorStats,
+        host: HostMemory | None,
+    ) -> None:
         emptied.start(self)
-        self._emptied, self._stats = emptied, stats
+        if host is not None:
+            host.start(self)
+        self._emptied, self._stats, self._host = emptied, stats, host
         self._region = counter.open()
         levels = stats.levels()
         self.mark = _Mark(self._region.serial, levels.allocated, levels.requested)
@@ -161,6 +181,8 @@ class _RegionPeaks(Peaks):
 
     def close(self) -> None:
         self._region.close()
+        if self._host is not None:
+            self._host.stop(self)
         self._emptied.stop(self)
 
 

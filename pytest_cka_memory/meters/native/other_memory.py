@@ -45,6 +45,9 @@ class OtherMemory:
         self._lock = threading.RLock()
         self._users: list[weakref.ref[Any]] = []
         self._patches: list[Patch] = []
+        self._last: dict[tuple[Any, str], Patch] = {}
+        """The last patch of each function, to be applied again: a new one takes ten times as long.
+        """
         self._is_patched = False
         """Whether all functions are patched; False if patching them was interrupted."""
         self._hidden: list[Patch] = []
@@ -100,7 +103,10 @@ class OtherMemory:
 
     def _replace(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
         if hasattr(owner, name):
-            patch = Patch(owner, name, wrapper(getattr(owner, name)))
+            patch = self._last.get((owner, name))
+            if patch is None or not patch.fits():
+                patch = Patch(owner, name, wrapper(getattr(owner, name)))
+                self._last[owner, name] = patch
             self._patches.append(patch)
             patch.apply()
 

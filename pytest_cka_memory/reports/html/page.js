@@ -8,11 +8,10 @@
     Object.fromEntries([["index", index], ...data.columns.map((name, i) => [name, row[i]])]));
   if (!rows.length) return;
 
-  const has = (name) => rows.some((row) => row[name] !== null);
   const VERDICTS = Object.keys(data.verdicts);
   const COLUMNS = [
     { key: "name", title: "Region", word: true },
-    ...data.figures.filter((figure) => !figure.onlyIfKnown || has(figure.key)),
+    ...data.figures,
     { key: "timeline", title: "Timeline", word: true, unsorted: true },
     { key: "verdict", title: "Verdict", word: true },
   ];

@@ -11,14 +11,14 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pytest_cka_memory.core.figures import COLUMNS, RegionRecord
+from pytest_cka_memory.core.figures import COLUMNS, RegionRecord, shown_columns
 from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports import summary
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.failure import holding_lines
-from pytest_cka_memory.reports.legend import LEGEND, heading, provenance_of
+from pytest_cka_memory.reports.legend import heading, legend_of, provenance_of
 from pytest_cka_memory.reports.summary import Problem
 
 _FOLDER = Path(__file__).parent
@@ -38,7 +38,7 @@ def render(report: Report) -> str:
         "NAVIGATION": '<a href="#regions">All regions</a> ' if report.results else "",
         "PROBLEMS": "\n".join(_problems(list(summary.problems(report.results)))),
         "FACTS": "\n".join(_facts(report)),
-        "LEGEND": escape(LEGEND),
+        "LEGEND": escape(legend_of(result.record for result in report.results)),
         "STYLE": _file("page.css"),
         "DATA": _embedded(_data(report, provenance.adjective)),
         "SCRIPT": _file("page.js"),
@@ -99,8 +99,8 @@ def _data(report: Report, adjective: str) -> dict[str, Any]:
         "notMeasured": adjective,
         "verdicts": summary.counts(report.results),
         "figures": [
-            {"key": row.name, "title": row.column.capitalize(), "onlyIfKnown": row.only_if_known}
-            for row in COLUMNS
+            {"key": row.name, "title": row.column.capitalize()}
+            for row in shown_columns(result.record for result in report.results)
         ],
         "columns": _FIELDS,
         "rows": [_row(result) for result in report.results],
@@ -140,6 +140,7 @@ def _held(record: RegionRecord) -> Iterator[str]:
         "retained:": record.retained,
         "allocated and kept in several batches:": record.grown,
         "live at the peak:": record.at_peak,
+        "retained on the host:": record.host_retained,
     }
     for title, holdings in groups.items():
         yield from [title] if holdings else []

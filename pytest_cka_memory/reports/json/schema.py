@@ -8,7 +8,7 @@ from pytest_cka_memory.core.figures import DERIVED, MEASURED, Figure
 
 _TEMPLATE = Path(__file__).with_name("schema.json")
 _MEASURED_AFTER = "completed"
-_DERIVED_AFTER = "at_peak"
+_DERIVED_AFTER = "host_retained"
 
 
 def report_schema() -> dict[str, Any]:
