@@ -301,6 +301,10 @@ COLUMNS = tuple(figure for figure in _BY_POSITION if figure.column)
 """Figures that tables show, from left to right."""
 COMPARED: Mapping[str, Figure] = {row.name: row for row in _BY_POSITION if row.in_baselines}
 """Figures that baselines keep and comparisons look at."""
+READABLE = tuple(dict.fromkeys((*(field.name for field in fields(RegionRecord)), *FIGURES)))
+"""Everything that can be read from a record by name."""
+
+
 def shown_columns(records: Iterable[RegionRecord]) -> tuple[Figure, ...]:
     """Return the columns of a table of `records`; some are left out if no region has a value."""
     known = list(records)
@@ -312,10 +316,6 @@ def _is_shown(row: Figure, records: Sequence[RegionRecord]) -> bool:
     if row.only_if_not_zero:
         return any(values)
     return not row.only_if_known or any(value is not None for value in values)
-
-
-READABLE = tuple(dict.fromkeys((*(field.name for field in fields(RegionRecord)), *FIGURES)))
-"""Everything that can be read from a record by name."""
 
 
 def rounded_figures(record: RegionRecord) -> dict[str, int | None]:

@@ -53,7 +53,10 @@ def section(report: Report, width: int = 100) -> list[Line]:
     counts = report.unmeasured.items()
     return [
         *rows,
-        *(Line(one_line(line.text), line.colour) for line in legend(report.session, report.results)),
+        *(
+            Line(one_line(line.text), line.colour)
+            for line in legend(report.session, report.results)
+        ),
         *findings(report.results, width),
         *(Line(one_line(f"{count} not measured: {why}"), "yellow") for why, count in counts),
         *missing(report.missing),

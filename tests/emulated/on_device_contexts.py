@@ -13,6 +13,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 from values_on_both import MB, on_both
 
+from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.emulated.values import activation, operators
 
 # ---- Random numbers ----
@@ -159,6 +160,34 @@ def test_no_alias_is_found_among_live_tensors():
         if type(value) is torch.Tensor and value.device.type == "cpu"
     ]
     assert max(sizes, default=0) < 2**40
+
+
+def test_computing_on_the_cpu_retains_nothing_on_the_host():
+    """The user's code allocates nothing there; only what it copies to the host counts."""
+    kept = []
+
+    def compute():
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout())
+        model.append(nn.Linear(144, 5)).cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(2):
+            x = torch.randn(8, 3, 8, 8, device="cuda")
+            F.cross_entropy(model(x), torch.arange(8, device="cuda") % 5).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        nn.LSTM(4, 4).cuda()(x.reshape(-1, 2, 4))
+        torch.linalg.svd(x[0, 0])
+        x.reshape(-1)[1:].view(torch.uint8)[1:].sort()
+        torch.eye(5, device="cuda").to_sparse().sum().item()
+        x.unique(), x.nonzero(), x.to(torch.float8_e4m3fn)
+        kept.append(x.mean((0, 2, 3)))
+
+    with MemoryProbe("cuda").measure() as region:
+        compute()
+    assert (region.retained_bytes, region.host_retained_bytes) == (12, 0)
+    with MemoryProbe("cuda").measure() as region:
+        kept.append(kept[0].cpu())
+    assert (region.retained_bytes, region.host_retained_bytes) == (0, 12)
 
 
 def test_zeros_take_no_memory_of_the_machine():

@@ -147,6 +147,18 @@ def test_reading_has_block_bytes_and_requested_bytes(
     )
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_host_has_no_figures_of_its_own_on_the_cpu_or_beside_a_ledger(
+    gpu: AcceleratorMeter, device: str
+) -> None:
+    """The CPU's are those of the host; a ledger would have to record every tensor on the host."""
+    kept = []
+    with MemoryProbe(meter=gpu if device == "cuda" else meter_for("cpu")).measure() as region:
+        kept.append(torch.ones(10))
+    assert (region.retained_bytes, region.host_retained_bytes) == (40, None)
+    assert region.host_retained == ()
+
+
 def test_clean_empties_the_cache_last(
     gpu: AcceleratorMeter, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,8 @@ FULL = RegionRecord(
     reserved_peak_bytes=20 * MB,
     reserved_end_bytes=4 * MB,
     one_time_bytes=7,
+    host_retained_bytes=3,
+    host_retained=(Holding(bytes=3, count=1, held_by="net.outputs[0]"),),
     retained=(
         Holding(
             bytes=5,

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from reports_made import SESSION
 
 from pytest_cka_memory import RegionRecord
 from pytest_cka_memory.core.growth import Sample
@@ -82,6 +83,24 @@ def test_the_table_of_a_gpu_has_a_column_for_the_reserve(record: MakeRecord) -> 
         "test_cpu           -      0       0         0         0         -         -          "
         "  no limit",
     ]
+
+
+@pytest.mark.parametrize("host_bytes", [None, 0], ids=["not-counted", "nothing"])
+def test_column_of_the_host_is_shown_and_explained_only_if_it_is_not_zero(
+    record: MakeRecord, host_bytes: int | None
+) -> None:
+    """A region that retains nothing there needs no column for it."""
+    rows = [judge("t.py::test_a", record(host_retained_bytes=host_bytes), [ZERO])]
+    head, *_ = terminal.table(rows)
+    assert "host" not in head.text
+    assert "host" not in " ".join(line.text for line in terminal.legend(SESSION, rows))
+    rows.append(judge("t.py::test_b", record(host_retained_bytes=3 * MB), [ZERO]))
+    head, _, one, other = terminal.table(rows)
+    assert head.text.split()[-3:] == ["host", "timeline", "verdict"]
+    assert one.text.split()[-2:] == ["-" if host_bytes is None else "0", "ok"]
+    assert other.text.split()[-2:] == ["3.00", "ok"]
+    legend = " ".join(line.text for line in terminal.legend(SESSION, rows))
+    assert "host: retained by tensors on the host, which no limit judges." in legend
 
 
 @pytest.mark.parametrize(
