@@ -55,7 +55,8 @@ def _escape_unprintable() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pytest_cka_memory",
-        description="Show and compare reports that pytest wrote with --cka-memory-json.",
+        description="Show and compare reports that pytest wrote with --cka-memory-json, "
+        "and histories of --cka-memory-history.",
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -78,6 +79,15 @@ def _parser() -> argparse.ArgumentParser:
     page.add_argument("file", type=Path, metavar="FILE")
     page.add_argument("-o", "--output", type=Path, required=True, metavar="OUT")
     page.set_defaults(run=_html)
+
+    trend = commands.add_parser(
+        "trend", help="print how the figures of a history developed, and the commits they rose at"
+    )
+    trend.add_argument("file", type=Path, metavar="FILE", help="written by --cka-memory-history")
+    trend.add_argument("--tolerance", default="1%", help="1%% (default), 64KiB, '1%% + 64 KiB'")
+    trend.add_argument("--all", action="store_true", help="print figures that never changed too")
+    trend.add_argument("-o", "--output", type=Path, metavar="OUT", help="draw an SVG file too")
+    trend.set_defaults(run=_trend)
 
     schema = commands.add_parser("schema", help="print the JSON Schema of reports")
     schema.set_defaults(run=_schema)
@@ -112,6 +122,24 @@ def _html(args: argparse.Namespace) -> int:
     report = read(args.file)
     _refuse_same(args.file, args.output)
     files.write_whole(args.output, html_page.render(report))
+    return OK
+
+
+def _trend(args: argparse.Namespace) -> int:
+    from pytest_cka_memory.history import drawing
+    from pytest_cka_memory.history import file as history_file
+
+    tolerance = parse_tolerance(args.tolerance)
+    sessions = history_file.read(args.file)
+    if not sessions:
+        raise ReportError(
+            f"cannot use {args.file}: it has no session; add one with pytest "
+            "--cka-memory-history=PATH"
+        )
+    if args.output is not None:
+        _refuse_same(args.file, args.output)
+        files.write_whole(args.output, drawing.as_svg(sessions, tolerance))
+    sys.stdout.write(drawing.as_text(sessions, tolerance, every=args.all))
     return OK
 
 

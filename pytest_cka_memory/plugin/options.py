@@ -30,6 +30,7 @@ _VALUED = (
     ("json", "PATH", "write the figures of every region to this JSON file"),
     ("markdown", "PATH", "write a summary for a pull request to this Markdown file"),
     ("html", "PATH", "write everything, with charts, to this HTML file"),
+    ("history", "PATH", "add a line with the figures of this session to this file"),
     (
         "github",
         "WHEN",

@@ -123,7 +123,7 @@ class Reporter:
             yield from terminal.findings(report.results, max(width, 100))
         else:
             yield from terminal.unjudged(report.results)
-        if settings.report or settings.files or settings.baseline.asked_for:
+        if settings.reports_something:
             if not report.results:
                 yield Line(_NOTHING, "yellow")
             for reason, count in report.unmeasured.items():

@@ -40,6 +40,10 @@ class Settings:
     """Fewer measured regions than this fail the session."""
     baseline: BaselinePlan
     """How this session uses baselines."""
+    history: Path | None
+    """The file to which this session adds a line, if any."""
+    root: Path
+    """pytest's root folder."""
     github: JobStep | None
     """The step of a GitHub Actions job to report to, if any."""
     rank_timeout_s: float
@@ -60,6 +64,12 @@ class Settings:
         """Whether tests without a marker or the fixture are measured too."""
         limits = (self.max_retained_bytes, self.max_peak_bytes)
         return self.report or any(limit is not None for limit in limits)
+
+    @property
+    def reports_something(self) -> bool:
+        """Whether an option asks for figures, so that a session without any must say so."""
+        asked_for = (self.report, self.files, self.history, self.baseline.asked_for)
+        return any(map(bool, asked_for))
 
 
 settings_key = pytest.StashKey[Settings]()
@@ -85,6 +95,8 @@ def resolve(config: pytest.Config) -> Settings:
         max_peak_bytes=_size(config, "max-peak-mb"),
         min_regions=_count(config, "min-regions"),
         baseline=_baseline(config),
+        history=_path(config, "history"),
+        root=config.rootpath,
         github=step_of(_github(config), os.environ, config.rootpath),
         rank_timeout_s=_seconds(config, "rank-timeout", 300.0),
     )
@@ -206,5 +218,6 @@ def describe(settings: Settings) -> str:
     verb = "writing" if plan.updating else "compared with" if plan.named else "pruning"
     parts += [f"{verb} {plan.path}"] if plan.asked_for else []
     parts += [f"{name} to {path}" for name, path in settings.files.items()]
+    parts += [f"history in {settings.history}"] if settings.history else []
     parts += ["annotated for GitHub"] if settings.github and settings.github.asked_for else []
     return ", ".join(parts)

@@ -7,7 +7,11 @@ and files whose owner cannot be given to a new one.
 
 import os
 import secrets
-from contextlib import suppress
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from errno import ENOSPC
+from io import FileIO
 from pathlib import Path
 from stat import S_IMODE, S_ISREG
 
@@ -60,6 +64,46 @@ def write_whole(path: Path, text: str) -> None:
             path.write_bytes(data)
     except (OSError, ValueError) as error:
         raise _refusal(path, error) from error
+
+
+def append_line(path: Path, text: str) -> None:
+    """Add a line to `path`, whole or not at all, also while another process adds one.
+
+    If the last line there has no end, because its writer was killed, the new line begins on a line
+    of its own.
+
+    Raises:
+        ReportError: if that fails; names the path and the reason. The file is unchanged.
+    """
+    data = text.encode("utf-8", errors="backslashreplace") + b"\n"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b", buffering=0) as file, _locked(file):
+            size = file.seek(0, os.SEEK_END)
+            if size and file.seek(size - 1) >= 0 and file.read(1) != b"\n":
+                data = b"\n" + data
+            try:
+                if file.write(data) != len(data):
+                    raise OSError(ENOSPC, os.strerror(ENOSPC))
+                os.fsync(file.fileno())
+            except BaseException:
+                file.truncate(size)
+                raise
+    except (OSError, ValueError) as error:
+        raise _refusal(path, error) from error
+
+
+@contextmanager
+def _locked(file: FileIO) -> Iterator[None]:
+    """Keep other processes out that add a line too; on Windows a single write has to do."""
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    with suppress(OSError):  # a network file system without locks
+        fcntl.flock(file, fcntl.LOCK_EX)
+    yield  # closing the file ends the lock
 
 
 def same_file(path: Path, other: Path) -> bool:

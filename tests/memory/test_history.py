@@ -1,0 +1,148 @@
+"""The file of a history: what a session adds, and how lines that are wrong are refused."""
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from reports_made import SESSION, kept, record
+
+from pytest_cka_memory.cli.main import UNUSABLE, main
+from pytest_cka_memory.core.fingerprint import fingerprint_of
+from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.verdicts import Result
+from pytest_cka_memory.errors import ReportError
+from pytest_cka_memory.history import file as history_file
+from pytest_cka_memory.history.file import SCHEMA, HistorySession
+from pytest_cka_memory.history.output import HistoryOutput
+from pytest_cka_memory.reports import files
+
+SESSIONS = [
+    HistorySession("a" * 40, False, "2026-01-02T00:00:00+00:00", ()),
+    HistorySession(None, False, "2026-01-01T00:00:00+00:00", ()),
+]
+OTHER_CARD = {**SESSION, "device_name": "H200"}
+REPORT = Report(
+    SESSION,
+    (
+        kept("t.py::test_a", "part", retained_bytes=7),
+        replace(kept("t.py::test_b"), worker="gw1"),
+        Result("t.py::test_fails", record(completed=False), outcome="failed"),
+    ),
+    facts={"main": SESSION, "gw1": OTHER_CARD},
+)
+
+
+def test_session_is_one_line_with_the_figures_of_each_device() -> None:
+    """A region that an exception ended has no figures; cards of workers may differ."""
+    session = history_file.session_of(REPORT, "c" * 40, uncommitted=True)
+    line = session.to_line()
+    assert "\n" not in line
+    data = json.loads(line)
+    assert data["schema"] == SCHEMA
+    assert (data["commit"], data["uncommitted"]) == ("c" * 40, True)
+    assert data["date"] == SESSION["started"]
+    assert [device["device"] for device in data["devices"]] == ["A100", "H200"]
+    assert data["devices"][0]["torch"] == fingerprint_of(SESSION).torch
+    (region,) = data["devices"][0]["regions"]
+    assert (region["nodeid"], region["label"]) == ("t.py::test_a", "part")
+    assert region["figures"]["retained_bytes"] == 7
+    assert region["figures"]["reserved_increase_bytes"] is None
+
+
+def test_written_lines_are_read_back_by_date(tmp_path: Path) -> None:
+    """Branches that were merged may have left them in another order; empty lines do not matter."""
+    path = tmp_path / "h.jsonl"
+    session = history_file.session_of(REPORT, None, uncommitted=False)
+    for each in (*SESSIONS, session):
+        files.append_line(path, each.to_line())
+    path.write_text(path.read_text("utf-8") + "\n", "utf-8")
+    assert history_file.read(path) == [SESSIONS[1], *sorted([SESSIONS[0], session], key=_date)]
+
+
+def _date(session: HistorySession) -> str:
+    return session.date
+
+
+GOOD = SESSIONS[0].to_line()
+WRONG = {
+    "cut off": (GOOD[:30], "not valid JSON: "),
+    "foreign": ('{"a": 1}', "is not a session of a history, which has 'pytest-cka-memory-hist"),
+    "a report": ('{"schema": "pytest-cka-memory/1"}', "is not a session of a history"),
+    "a number": ("1", "1 is not a session of a history"),
+    "newer": (
+        '{"schema": "pytest-cka-memory-history/9"}',
+        "schema pytest-cka-memory-history/9, but this plugin reads pytest-cka-memory-history/1",
+    ),
+    "no date": (json.dumps({"schema": SCHEMA, "commit": None}), "uncommitted is missing; expected"),
+    "text as figure": (
+        GOOD.replace('"devices": []', '"devices": [{"device": 5}]'),
+        "devices[0].device is 5; expected a text",
+    ),
+    "merge": ("<<<<<<< HEAD", "an unresolved merge conflict ('<<<<<<< HEAD'); keep the lines of"),
+    "nested": ("[" * 100_000, "no session has such values"),
+}
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG.values(), ids=WRONG)
+def test_wrong_line_is_named_and_nothing_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
+    """Neither a session nor the trend uses a file with a line that is not a session."""
+    path = tmp_path / "h.jsonl"
+    path.write_text(f"{GOOD}\n{line}\n{GOOD}\n", "utf-8")
+    with pytest.raises(ReportError) as error:
+        HistoryOutput(path, tmp_path).check()
+    assert str(error.value).startswith(f"cannot use {path}, line 2: ")
+    assert message in str(error.value)
+    assert main(["trend", str(path)]) == UNUSABLE
+    assert "line 2: " in capsys.readouterr().err
+    assert path.read_text("utf-8") == f"{GOOD}\n{line}\n{GOOD}\n"
+
+
+def test_line_that_is_not_text_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "h.jsonl"
+    path.write_bytes(b"\xff\n")
+    with pytest.raises(ReportError, match="line 1: not UTF-8"):
+        history_file.read(path)
+    with pytest.raises(ReportError, match=r"cannot read .*no\.jsonl: No such file"):
+        history_file.read(tmp_path / "no.jsonl")
+    with pytest.raises(ReportError, match="not a regular file"):
+        history_file.read(tmp_path)
+
+
+def test_lines_of_sessions_at_the_same_time_are_all_there(tmp_path: Path) -> None:
+    """Each is added whole, whoever else writes."""
+    path = tmp_path / "new" / "h.jsonl"
+    lines = [f"{number}:" + "x" * 10_000 for number in range(100)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda line: files.append_line(path, line), lines))
+    assert sorted(path.read_text("utf-8").splitlines()) == sorted(lines)
+
+
+def test_line_is_added_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk leaves the file as it was; a line that was cut off earlier stays alone."""
+    path = tmp_path / "h.jsonl"
+    path.write_text("cut off", "utf-8")
+    files.append_line(path, "whole")
+    assert path.read_text("utf-8") == "cut off\nwhole\n"
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ReportError, match=r"cannot write .*h\.jsonl: No space left on device"):
+        files.append_line(path, "lost")
+    assert path.read_text("utf-8") == "cut off\nwhole\n"
+
+
+def test_session_that_measured_nothing_adds_no_line(tmp_path: Path) -> None:
+    """It would hide nothing and tell nothing."""
+    output = HistoryOutput(tmp_path / "h.jsonl", tmp_path)
+    output.check()
+    assert output.write(Report(SESSION, ())) == (
+        "history: not written, because no region was measured"
+    )
+    assert not output.path.exists()
