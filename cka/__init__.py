@@ -19,13 +19,16 @@ from cka.errors import (
 from cka.functional.features import cka_from_features
 from cka.functional.hsic import hsic
 from cka.functional.kernels import RBF
+from cka.many import compare_many
 from cka.result import CKAResult, Match
+from cka.result_mapping import CKAResults
 
 __all__ = [
     "CKA",
     "RBF",
     "CKAError",
     "CKAResult",
+    "CKAResults",
     "CKAWarning",
     "DoesNotFitError",
     "InputError",
@@ -34,5 +37,6 @@ __all__ = [
     "MissingExtraError",
     "SettingError",
     "cka_from_features",
+    "compare_many",
     "hsic",
 ]

@@ -120,10 +120,10 @@ class CKA:
             SettingError: if a setting is unknown or out of range.
         """
         _check_settings(estimator, hsic_batch_size)
-        _check_model(model1, "model1")
+        check_model(model1, "model1")
         first = unwrap(model1)
         if model2 is not None:
-            _check_model(model2, "model2")
+            check_model(model2, "model2")
         second = first if model2 is None else unwrap(model2)
         if second is first and model2_layers is None:
             model2_layers = model1_layers
@@ -305,7 +305,12 @@ def _check_settings(estimator: str, hsic_batch_size: int | None) -> None:
         )
 
 
-def _check_model(model: object, name: str) -> None:
+def check_model(model: object, name: str) -> None:
+    """Check that hooks can be registered on a model.
+
+    Raises:
+        InputError: if it is not a torch.nn.Module; the message contains ``name``.
+    """
     if not isinstance(model, nn.Module):
         raise InputError(
             f"{name} must be a torch.nn.Module, got {type(model).__name__}; "

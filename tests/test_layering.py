@@ -25,7 +25,8 @@ PICTURES = {
         errors         _version
     """,
     "cka": """
-        comparison
+        many
+        comparison     result_mapping
         running        result
         data           plots        progress
         capture        functional

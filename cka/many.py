@@ -1,0 +1,121 @@
+"""`compare_many`: compares more than two models, such as the checkpoints of a training run."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from itertools import combinations
+from typing import Any, Literal, TypeAlias, get_args
+
+from torch import nn
+
+from cka.capture.layers import Layers, select
+from cka.comparison import CKA, ComparedModel, check_model
+from cka.errors import CKAWarning, InputError, SettingError
+from cka.result_mapping import CKAResults
+from cka.running.placement import unwrap
+
+Pairs: TypeAlias = Literal["all", "first"]
+
+
+def compare_many(
+    models: Mapping[str, nn.Module],
+    dataloader: Iterable[Any],
+    *,
+    layers: Layers = None,
+    pairs: Pairs = "all",
+    progress: bool = True,
+    **settings: Any,
+) -> CKAResults:
+    """Compare several models with each other in one pass over the data.
+
+    Every model runs once on each batch, and the results equal those of a ``CKA(one, other)`` for
+    each pair. All models are on the device during the whole comparison. Of a batch, only the Gram
+    matrices are kept, n² numbers for each of the L layers of a model with n samples, and never
+    features. The peak is therefore that of the models' weights, one forward pass of the largest
+    model, and these matrices: 4 n² L bytes for each model in float32 (8 in float64), or for two
+    models only with ``pairs="first"``. The sums of a pair take about 50 L² bytes.
+
+    Args:
+        models: at least two models by name; the names appear in the results.
+        dataloader: yields batches for all models, as for :meth:`cka.CKA.compare`.
+        layers: the layers of every model, as ``model1_layers`` of :class:`cka.CKA`.
+        pairs: "all" compares every model with every later one, "first" compares the first model
+            with every other one.
+        progress: show a progress bar.
+        **settings: further settings of :class:`cka.CKA`, such as ``device``, ``kernel``,
+            ``pooling`` or ``hsic_batch_size``. The estimator is "unbiased" or "biased".
+
+    Returns:
+        The results by pair of names: ``results["epoch 1", "epoch 2"]``. A CKAWarning names what
+        was left out and what is NaN.
+
+    Raises:
+        InputError: if there are fewer than two models, or one module has two names; and as
+            :meth:`cka.CKA.compare`.
+        LayerError: if a layer selection matches nothing, or no layer is left to compare.
+        SettingError: if ``pairs`` or a setting is unknown, or the estimator is "exact".
+    """
+    _check(models, pairs, settings)
+    comparison = _ComparisonOfMany(models, layers, settings)
+    return comparison.compare_pairs(dataloader, pairs, progress)
+
+
+class _ComparisonOfMany(CKA):
+    """A CKA with more than two models; the settings are checked by CKA."""
+
+    def __init__(
+        self, models: Mapping[str, nn.Module], layers: Layers, settings: Mapping[str, Any]
+    ) -> None:
+        (name1, model1), (name2, model2), *_ = models.items()
+        super().__init__(
+            model1, model2, layers, layers, model1_name=name1, model2_name=name2, **settings
+        )
+        inner = {name: unwrap(model) for name, model in models.items()}
+        self._compared = [
+            ComparedModel(module, select(module, layers), name) for name, module in inner.items()
+        ]
+
+    def compare_pairs(self, dataloader: Iterable[Any], pairs: Pairs, progress: bool) -> CKAResults:
+        models = self._compared
+        numbers = list(combinations(range(len(models)), 2))
+        if pairs == "first":
+            numbers = [(one, other) for one, other in numbers if one == 0]
+        outcomes = self._run(models, numbers, (dataloader,), progress)
+        messages = dict.fromkeys(message for outcome in outcomes for message in outcome.warnings)
+        for message in messages:
+            warnings.warn(message, CKAWarning, stacklevel=3)
+        return CKAResults(
+            {
+                (models[one].name, models[other].name): self._result(
+                    models[one], models[other], outcome, loaders=1
+                )
+                for (one, other), outcome in zip(numbers, outcomes, strict=True)
+            }
+        )
+
+
+def _check(models: Mapping[str, nn.Module], pairs: str, settings: Mapping[str, Any]) -> None:
+    if not isinstance(models, Mapping) or len(models) < 2:
+        given = f"{len(models)}" if isinstance(models, Mapping) else type(models).__name__
+        raise InputError(
+            f"compare_many needs a mapping of at least two models, got {given}; "
+            'write e.g. {"epoch 1": model1, "epoch 2": model2}'
+        )
+    if pairs not in get_args(Pairs):
+        raise SettingError(f"cannot use {pairs!r} as pairs; write 'all' or 'first'")
+    if settings.get("estimator") == "exact":
+        raise SettingError(
+            "compare_many keeps Gram matrices of batches only, but estimator='exact' needs the "
+            "features of all samples; use 'unbiased', or CKA(one, other, estimator='exact') for "
+            "each pair"
+        )
+    names: dict[nn.Module, str] = {}
+    for name, model in models.items():
+        check_model(model, f"models[{name!r}]")
+        other = names.setdefault(unwrap(model), name)
+        if other != name:
+            raise InputError(
+                f"{other!r} and {name!r} are the same module, so they have the same weights; "
+                "load each checkpoint into a model of its own, e.g. a copy.deepcopy"
+            )

@@ -1,0 +1,152 @@
+"""compare_many: several models in one pass give the results of separate comparisons."""
+
+from __future__ import annotations
+
+import copy
+from weakref import ref
+
+import pytest
+import torch
+from cka_nets import Constant, InPlace, batches_of, mlp
+from torch import nn
+
+from cka import CKA, CKAResults, CKAWarning, InputError, LayerError, SettingError, compare_many
+
+
+def three_models():
+    """Return an MLP, and two others of it with other weights."""
+    return {"epoch 1": mlp(0), "epoch 2": mlp(1), "epoch 3": mlp(2)}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"kernel": "rbf", "estimator": "biased"},
+        {"hsic_batch_size": 4, "layers": ["2", "0"]},
+    ],
+    ids=["default", "rbf-biased", "parts-and-layers"],
+)
+def test_results_equal_those_of_separate_comparisons(settings):
+    """Matrices and standard errors are equal to the bit; names and counts are equal too."""
+    models, batches = three_models(), batches_of(8, 12, 3)
+    results = compare_many(models, batches, progress=False, **settings)
+    assert list(results) == [
+        ("epoch 1", "epoch 2"), ("epoch 1", "epoch 3"), ("epoch 2", "epoch 3"),
+    ]  # fmt: skip
+    layers = settings.pop("layers", None)
+    for (one, other), found in results.items():
+        cka = CKA(
+            models[one], models[other], layers, layers, model1_name=one, model2_name=other,
+            **settings,
+        )  # fmt: skip
+        expected = cka.compare(batches, progress=False)
+        assert torch.equal(found.matrix, expected.matrix)
+        assert torch.equal(found.standard_error, expected.standard_error)
+        assert found.lines() == expected.lines()
+        assert not found.self_comparison
+
+
+def test_every_model_runs_once_on_every_batch(count_passes):
+    """Also with three pairs, and with one pair for each model after the first."""
+    models = three_models()
+    passes = [count_passes(model) for model in models.values()]
+    compare_many(models, batches_of(8, 8), progress=False)
+    first = compare_many(models, batches_of(8, 8), pairs="first", progress=False)
+    assert [len(one) for one in passes] == [4, 4, 4]
+    assert list(first) == [("epoch 1", "epoch 2"), ("epoch 1", "epoch 3")]
+
+
+def test_models_with_different_layers_are_compared():
+    """Each has its own rows and its own modes, which are restored."""
+    images = batches_of(8, 8, features=(2, 6, 6))
+    flat = nn.Sequential(nn.Flatten(), nn.Linear(72, 4)).train()
+    models = {"a": InPlace(), "b": flat, "c": copy.deepcopy(flat).eval()}
+    results = compare_many(models, images, progress=False)
+    assert results["a", "b"].matrix.shape == (3, 2)
+    assert torch.equal(results["a", "b"].matrix, results["a", "c"].matrix)
+    assert [model.training for model in models.values()] == [True, True, False]
+    assert not any(module._forward_hooks for model in models.values() for module in model.modules())
+
+
+def test_warnings_name_each_layer_once():
+    """The constant layer is in two pairs; the small batch is in all."""
+    models = {"a": Constant(), "b": mlp(0), "c": mlp(1)}
+    with pytest.warns(CKAWarning) as caught:
+        compare_many(models, iter(batches_of(2, 8)), progress=False)
+    texts = [str(one.message) for one in caught]
+    assert len(texts) == 2
+    assert sum("same for every sample: constant" in text for text in texts) == 1
+    assert sum("are left out, of sizes: 2" in text for text in texts) == 1
+    assert {one.filename for one in caught} == {__file__}
+
+
+def test_features_of_earlier_models_are_not_kept():
+    """While a later model runs, no output of an earlier one is alive."""
+    models = {name: nn.Sequential(nn.Linear(6, 1000)) for name in "abc"}
+    alive = []
+
+    def note(module, args):
+        alive.extend(one for one in outputs if one() is not None)
+
+    outputs = []
+    for model in models.values():
+        model.register_forward_pre_hook(note)
+        model.register_forward_hook(lambda module, args, output: outputs.append(ref(output)))
+    compare_many(models, batches_of(8, 8), progress=False)
+    assert len(outputs) == 6
+    assert alive == []
+
+
+@pytest.mark.parametrize(
+    ("models", "settings", "error", "message"),
+    [
+        pytest.param({"a": mlp()}, {}, InputError, r"at least two models, got 1; write", id="one"),
+        pytest.param([mlp(), mlp()], {}, InputError, r"mapping .*, got list; write", id="list"),
+        pytest.param(
+            {"a": mlp(), "b": 3}, {}, InputError, r"models\['b'\] must be .* got int", id="type"
+        ),
+        pytest.param(
+            three_models(), {"pairs": "last"}, SettingError, "cannot use 'last' as pairs; write",
+            id="pairs",
+        ),
+        pytest.param(
+            three_models(), {"estimator": "exact"}, SettingError, "keeps Gram matrices", id="exact"
+        ),
+        pytest.param(
+            three_models(), {"layers": "conv"}, LayerError, "has no layer 'conv'", id="layers"
+        ),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_errors(models, settings, error, message):
+    """The error says what to write."""
+    with pytest.raises(error, match=message):
+        compare_many(models, batches_of(8), progress=False, **settings)
+
+
+def test_one_model_under_two_names_is_an_error():
+    """Loading two checkpoints into one module is a common mistake."""
+    model = mlp()
+    with pytest.raises(
+        InputError, match=r"'a' and 'c' are the same module.*; load each checkpoint"
+    ):
+        compare_many({"a": model, "b": mlp(1), "c": model}, batches_of(8), progress=False)
+
+
+def test_model_that_changes_its_input_in_place_is_an_error():
+    """The next model would get another input."""
+    models = {"a": mlp(), "b": nn.Sequential(nn.ReLU(inplace=True)), "c": mlp(1)}
+    with pytest.raises(InputError, match="model2 changes its input in place, so model3"):
+        compare_many(models, batches_of(8), progress=False)
+
+
+def test_mapping_of_results_names_its_pairs():
+    """A pair that was not compared is a KeyError with the pairs that were."""
+    results = compare_many(three_models(), batches_of(8), pairs="first", progress=False)
+    assert isinstance(results, CKAResults)
+    assert len(results) == 2
+    assert ("epoch 2", "epoch 3") not in results
+    with pytest.raises(KeyError, match=r"was not compared; write one of .*'epoch 1', 'epoch 2'"):
+        results["epoch 2", "epoch 1"]
+    assert repr(results) == "<CKAResults: epoch 1 and epoch 2, epoch 1 and epoch 3>"
+    assert str(results).splitlines()[1].startswith("CKA of epoch 1 (3 layers) and epoch 3 (3 ")
