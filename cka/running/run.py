@@ -131,10 +131,13 @@ class Run:
 
     def _sum_over_ranks(self, sums: Sums | None) -> Sums | None:
         rows = [runner.rows.to_builtin() for runner in self._runners]
-        own = {"samples": self.samples, "batches": self.batches, "rows": rows}
+        dtype = str(self._result_dtype).removeprefix("torch.")
+        own = {"samples": self.samples, "batches": self.batches, "rows": rows, "dtype": dtype}
         used = [rank for rank in distributed.gather(own) if rank["batches"]]
         if not used:
             return None
+        # A rank without batches does not know in which dtype the models compute.
+        self._result_dtype = getattr(torch, used[0]["dtype"])
         self.samples = sum(rank["samples"] for rank in used)
         self.batches = sum(rank["batches"] for rank in used)
         for index, runner in enumerate(self._runners):

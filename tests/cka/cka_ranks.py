@@ -12,7 +12,7 @@ from cka_nets import batches_of, mlp
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from cka import CKA, CKAResult, InputError, SettingError
+from cka import CKA, CKAResult, InputError, SettingError, compare_many
 
 
 def dataset(samples):
@@ -33,11 +33,29 @@ def run_rank(rank, world, folder, samples):
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world,
         timeout=timedelta(seconds=60),
     )  # fmt: skip
+    refuse_pickle()
     try:
         for name, result in results_of_rank(rank, world, samples).items():
             result.save(f"{folder}/{name}-{rank}.json")
     finally:
         dist.destroy_process_group()
+
+
+def refuse_pickle():
+    """Replace the functions of torch.distributed that exchange objects, which they pickle."""
+
+    def refuse(*args, **kwargs):
+        raise AssertionError("an object was pickled for another rank")
+
+    names = [name for name in dir(dist) if name.endswith(("_object", "_object_list"))]
+    assert {"all_gather_object", "broadcast_object_list"} <= set(names)
+    for name in names:
+        setattr(dist, name, refuse)
+
+
+def unequal_batches(rank):
+    """Return one rank's batches: two of 8 and 12 samples, one of 16, or none."""
+    return [batches_of(8, 12, seed=1), batches_of(16, seed=2), []][rank]
 
 
 def results_of_rank(rank, world, samples) -> dict[str, CKAResult]:
@@ -53,6 +71,14 @@ def results_of_rank(rank, world, samples) -> dict[str, CKAResult]:
         warnings.simplefilter("ignore")
         uneven = batches_of(8, 8) if rank == 0 else batches_of(2)
         results["uneven"] = CKA(model).compare(iter(uneven), progress=False)
+        shard = [batch.double() for batch in unequal_batches(rank)]
+        pair = CKA(mlp(0).double(), mlp(1).double())
+        results["unequal"] = pair.compare(iter(shard), progress=False)
+        shard = [batch.double() for batch in unequal_batches(2 * rank)]
+        results["empty"] = CKA(mlp(0).double(), kernel="rbf").compare(iter(shard), progress=False)
+        many = {"a": mlp(0), "b": mlp(1), "c": mlp(2)}
+        found = compare_many(many, iter(unequal_batches(rank)), progress=False)
+        results |= {f"many-{one}-{other}": result for (one, other), result in found.items()}
         with pytest.raises(InputError, match="no batch had at least 4 samples"):
             CKA(model).compare(iter(batches_of(2)), progress=False)
     with pytest.raises(InputError, match=r"ranks ran different layers.*\(0, 1\); compare"):

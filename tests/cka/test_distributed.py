@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from cka_nets import batches_of, mlp
-from cka_ranks import run_rank, sharded_loader
+from cka_ranks import run_rank, sharded_loader, unequal_batches
 
 from cka import CKA, CKAResult
 
@@ -20,7 +20,7 @@ def results(tmp_path_factory):
     mp.spawn(run_rank, args=(2, str(folder), SAMPLES), nprocs=2)
     return {
         name: [CKAResult.load(folder / f"{name}-{rank}.json") for rank in range(2)]
-        for name in ("self", "pair", "alone", "uneven")
+        for name in {path.name.rsplit("-", 1)[0] for path in folder.glob("*.json")}
     }
 
 
@@ -43,6 +43,34 @@ def test_ranks_give_the_result_of_one_process_on_the_same_batches(results, name)
         assert (found.matrix - expected.matrix).abs().max() < 1e-6
         torch.testing.assert_close(found.standard_error, expected.standard_error)
         assert found.batches == expected.batches
+
+
+@pytest.mark.parametrize(
+    ("name", "seeds"),
+    [("unequal", (0, 1)), ("many-a-b", (0, 1)), ("many-a-c", (0, 2)), ("many-b-c", (1, 2))],
+)
+def test_ranks_with_different_numbers_of_batches_give_the_result_of_one_process(
+    results, name, seeds
+):
+    """One rank has two batches, the other has one, of another size."""
+    dtype = torch.float64 if name == "unequal" else torch.float32
+    batches = [batch.to(dtype) for rank in range(2) for batch in unequal_batches(rank)]
+    models = [mlp(seed).to(dtype) for seed in seeds]
+    expected = CKA(*models).compare(batches, progress=False)
+    for found in results[name]:
+        torch.testing.assert_close(found.matrix, expected.matrix, rtol=0, atol=1e-6)
+        torch.testing.assert_close(found.standard_error, expected.standard_error)
+        assert (found.samples, found.batches) == (36, 3)
+
+
+def test_rank_without_any_batch_has_the_result_of_the_others(results):
+    """Its result is also in the dtype of the others, although its model never ran."""
+    batches = [batch.double() for batch in unequal_batches(0)]
+    expected = CKA(mlp(0).double(), kernel="rbf").compare(batches, progress=False)
+    for found in results["empty"]:
+        torch.testing.assert_close(found.matrix, expected.matrix, rtol=0, atol=1e-6)
+        assert found.model1_layers == expected.model1_layers
+        assert (found.samples, found.batches) == (20, 2)
 
 
 def test_padding_samples_are_not_counted(results):
