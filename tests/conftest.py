@@ -37,7 +37,11 @@ def imports_excluded_from_collection() -> Iterator[None]:
 
 @pytest.fixture
 def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """Run inner sessions without the other pytest plugins and outside of a GitHub job."""
+    """Run inner sessions without the other pytest plugins and outside of a GitHub job.
+
+    Their terminal has 100 columns, so that lines do not depend on the terminal of this session.
+    """
+    monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(f"-p no:{name}" for name in _OTHER_PLUGINS))
     for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"):
         monkeypatch.delenv(

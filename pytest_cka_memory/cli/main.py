@@ -23,7 +23,7 @@ OK, REGRESSION, UNUSABLE = 0, 1, 2
 """Exit statuses; argparse also exits with 2 if the command line is wrong."""
 
 _COMPARISONS = {
-    "table": comparison.as_table,
+    "table": lambda found: comparison.as_table(found, shutil.get_terminal_size().columns),
     "markdown": comparison.as_markdown,
     "json": comparison.as_json,
 }
@@ -99,7 +99,7 @@ def _show(args: argparse.Namespace) -> int:
     if args.format == "markdown":
         sys.stdout.write(markdown.render(report))
     else:
-        width = max(100, shutil.get_terminal_size().columns)
+        width = shutil.get_terminal_size().columns
         sys.stdout.write("".join(f"{line.text}\n" for line in terminal.section(report, width)))
     return OK
 

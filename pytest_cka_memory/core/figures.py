@@ -30,6 +30,10 @@ class Figure:
     """What the column means, in a few words."""
     position: int = 0
     """Its place among the columns of tables and the figures of baselines, from left to right."""
+    importance: int = 0
+    """How long its column stays in a table that is too wide: the lowest are left out first."""
+    shown_as: str = ""
+    """The figure whose column shows it, if it has none of its own."""
     only_if_known: bool = False
     """Whether tables drop its column if no region has a value."""
     only_if_not_zero: bool = False
@@ -68,6 +72,7 @@ class RegionRecord:
             column="start",
             legend="live at entry",
             position=2,
+            importance=1,
             never_negative=True,
         ),
     ]
@@ -83,6 +88,7 @@ class RegionRecord:
             column="peak",
             legend="highest live level",
             position=3,
+            importance=4,
             never_negative=True,
         ),
     ]
@@ -94,6 +100,7 @@ class RegionRecord:
             column="retained",
             legend="allocated inside and still live at the end",
             position=5,
+            importance=7,
             never_negative=True,
             in_baselines=True,
             explained_by="retained",
@@ -116,6 +123,7 @@ class RegionRecord:
             column="reserved",
             legend="most that the allocator held",
             position=7,
+            importance=3,
             only_if_known=True,
         ),
     ] = None
@@ -139,6 +147,7 @@ class RegionRecord:
             column="host",
             legend="retained by tensors on the host, which no limit judges",
             position=9,
+            importance=4,
             only_if_not_zero=True,
             explained_by="host_retained",
         ),
@@ -165,6 +174,7 @@ class RegionRecord:
             column="increase",
             legend="peak - start",
             position=4,
+            importance=6,
             in_baselines=True,
             explained_by="at_peak",
             advice="free or detach tensors earlier, use torch.no_grad(), or a smaller batch",
@@ -195,6 +205,7 @@ class RegionRecord:
             "reserve increase",
             "reserved_peak_bytes minus reserved_start_bytes.",
             position=8,
+            shown_as="reserved_peak_bytes",
             in_baselines=True,
             explained_by="at_peak",
             advice="blocks of changing sizes fragment the reserve: keep batch sizes equal",
@@ -215,6 +226,7 @@ class RegionRecord:
             "Number of batch boundaries.",
             column="batches",
             position=1,
+            importance=2,
             never_negative=True,
         ),
     ]:
@@ -232,6 +244,7 @@ class RegionRecord:
             column="growth/b",
             legend="rise of the highest level per batch, from 5 full batches on",
             position=6,
+            importance=5,
             in_baselines=True,
             explained_by="grown",
             advice="something is kept in every batch: append loss.item(), not loss",

@@ -18,6 +18,7 @@ from pytest_cka_memory.plugin.narrowing import is_narrowed
 from pytest_cka_memory.plugin.session_meter import meter_of
 from pytest_cka_memory.plugin.settings import settings_key
 from pytest_cka_memory.plugin.snapshots import history_recorded, write_snapshot
+from pytest_cka_memory.plugin.terminal_width import terminal_width
 from pytest_cka_memory.plugin.untouched_device import is_untouched, without_kept_limits
 from pytest_cka_memory.reports import failure, junit
 
@@ -142,7 +143,8 @@ class ItemMeasurement:
 
     def _fail_on_breach(self, results: Sequence[Result]) -> None:
         broken = any(result.breaches for result in results)
-        messages = [failure.render(results, self.probe.meter.facts())] if broken else []
+        width = min(failure.WIDTH, terminal_width(self._item.config))
+        messages = [failure.render(results, self.probe.meter.facts(), width)] if broken else []
         unused = [context.mistake for context in self.probe.unused] if self._returned else []
         self.probe.unused.clear()
         messages, self._wrong = [*messages, *self._wrong, *unused], []

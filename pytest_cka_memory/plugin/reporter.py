@@ -117,21 +117,21 @@ class Reporter:
     def _lines(self, width: int) -> Iterator[Line]:
         settings, report = self.settings, self.builder.report()
         if settings.report and report.results:
-            yield from terminal.table(report.results, max(width, 100))
+            yield from terminal.table(report.results, width)
             yield Line("")
-            yield from terminal.legend(report.session, report.results)
-            yield from terminal.findings(report.results, max(width, 100))
+            yield from terminal.legend(report.session, report.results, width)
+            yield from terminal.findings(report.results, width)
         else:
-            yield from terminal.unjudged(report.results)
+            yield from terminal.unjudged(report.results, width)
         if settings.reports_something:
             if not report.results:
-                yield Line(_NOTHING, "yellow")
+                yield from terminal.sentence(_NOTHING, width, "yellow")
             for reason, count in report.unmeasured.items():
-                yield Line(f"{count} not measured: {reason}", "yellow")
+                yield from terminal.sentence(f"{count} not measured: {reason}", width, "yellow")
             yield from terminal.missing(report.missing)
         yield from map(Line, self.written)
         for problem in self.problems:
-            yield Line(f"FAILED: {problem}", "red")
+            yield from terminal.sentence(f"FAILED: {problem}", width, "red")
 
     def _gate(self, session: pytest.Session) -> None:
         measured, wanted = self.builder.measured, self.settings.min_regions

@@ -10,11 +10,13 @@ from pytest_cka_memory.core.comparison import Change, Comparison, RegionKey
 from pytest_cka_memory.core.figures import COMPARED
 from pytest_cka_memory.reports import markdown
 from pytest_cka_memory.reports.escapes import code, one_line, sentence
+from pytest_cka_memory.reports.names import fitted
 from pytest_cka_memory.units import counted, format_size
 
 _HEAD = ("figure", "old", "new", "change", "verdict")
 _MOST_ROWS = 200
 _MOST_NAMED = 10
+_LEAST_NAME = 16
 
 
 def verdict(found: Comparison) -> str:
@@ -30,11 +32,19 @@ def verdict(found: Comparison) -> str:
     return ", ".join([outcome, *(f"{len(keys):,} {what}" for what, keys in lists.items() if keys)])
 
 
-def as_table(found: Comparison) -> str:
-    """Return lines for a terminal: every change, regressions first."""
-    rows = [(one_line(change.key.name), *_cells(change)) for change in found.changes[:_MOST_ROWS]]
+def as_table(found: Comparison, width: int = 100) -> str:
+    """Return lines for a terminal: every change, regressions first.
+
+    Names of regions are shortened where the table would be wider than `width`.
+    """
+    changes = found.changes[:_MOST_ROWS]
+    figures = [_cells(change) for change in changes]
     lines = []
-    if rows:
+    if changes:
+        others = sum(2 + max(map(len, column)) for column in zip(_HEAD, *figures, strict=True))
+        room = max(_LEAST_NAME, width - others)
+        names = fitted([one_line(change.key.name) for change in changes], room)
+        rows = [(name, *row) for name, row in zip(names, figures, strict=True)]
         align = ("left", "left", "right", "right", "right", "left")
         lines = tabulate(
             [("region", *_HEAD), *rows], tablefmt="plain", disable_numparse=True, colalign=align

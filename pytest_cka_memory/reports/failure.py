@@ -1,7 +1,5 @@
 """The text of a failing test: the limits it broke, what holds the memory, and what to do."""
 
-import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,41 +8,44 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Breach, Result
 from pytest_cka_memory.reports.legend import provenance_of
 from pytest_cka_memory.reports.terminal import sparkline
+from pytest_cka_memory.reports.wrapping import wrapped
 from pytest_cka_memory.units import counted, format_exact, format_size
 
-_WIDTH = 100
-_LONG_WORD = re.compile(rf"\S{{{_WIDTH // 2},}}")
-_JOINT = re.compile(r"(?=[.[])")
-_BREAK = "\v"
-"""A character that textwrap takes for a space and that no name has."""
+WIDTH = 100
+"""Longer lines are hard to read, however wide the terminal is."""
+_BARS = 40
 _MOST_GROUPS = 4
 _MOST_FRAMES = 4
 
 
-def render(results: Sequence[Result], facts: Mapping[str, Any]) -> str:
+def render(results: Sequence[Result], facts: Mapping[str, Any], width: int = WIDTH) -> str:
     """Return the text about every broken limit of one test.
 
     Args:
         results: the regions of the test.
         facts: device and meter, as :meth:`pytest_cka_memory.meters.Meter.facts` returns them.
+        width: characters of a line.
     """
     lines: list[str] = []
     for result in results:
         for number, breach in enumerate(result.breaches):
             already = {other.figure for other in result.breaches[:number]}
-            lines += _headline(breach, result, facts)
+            lines += _headline(breach, result, facts, width)
             if breach.measured_bytes is not None and breach.figure not in already:
-                lines += explanation(breach, result.record)
+                lines += explanation(breach, result.record, width)
     return "\n".join(lines)
 
 
-def _headline(breach: Breach, result: Result, facts: Mapping[str, Any]) -> Iterator[str]:
+def _headline(
+    breach: Breach, result: Result, facts: Mapping[str, Any], width: int
+) -> Iterator[str]:
     region = f"region {result.record.label!r}" if result.record.label else "the whole test"
-    yield from textwrap.wrap(f"{breach.limit} broken: {breach.message}", _WIDTH)
-    yield f"  in {region}, {provenance_of(facts).verb} {facts['device']} ({facts['meter']})"
+    yield from wrapped(f"{breach.limit} broken: {breach.message}", width, hanging="")
+    where = f"in {region}, {provenance_of(facts).verb} {facts['device']} ({facts['meter']})"
+    yield from wrapped(where, width, "  ")
 
 
-def explanation(breach: Breach, record: RegionRecord) -> Iterator[str]:
+def explanation(breach: Breach, record: RegionRecord, width: int = WIDTH) -> Iterator[str]:
     """Yield lines about what holds the memory of a broken limit, and what to do."""
     figure = FIGURES.get(breach.figure)  # another plugin's limit may name a figure of its own
     field = figure.explained_by if figure is not None else ""
@@ -55,36 +56,39 @@ def explanation(breach: Breach, record: RegionRecord) -> Iterator[str]:
         first = record.timeline[0].requested_bytes
         rises = [sample.requested_bytes - first for sample in record.timeline]
         span = f"{format_size(min(rises))} to {format_size(max(rises))}"
-        yield f"  {sparkline(rises, 40)}  {span} above the first batch"
+        bars = sparkline(rises, min(_BARS, width - len(span) - 28))
+        yield f"  {bars}  {span} above the first batch"
     if at_peak and holdings:
         yield "  live at the peak:"
     given = None
     inside = [holding for holding in holdings if not holding.before_region]
     for holding in inside[:_MOST_GROUPS]:
-        yield from holding_lines(holding, traced=not at_peak)
+        yield from holding_lines(holding, width, traced=not at_peak)
         if holding.hint not in (None, given):
             given = holding.hint
-            yield from _wrapped(f"what to do: {given}", "    ")
+            yield from wrapped(f"what to do: {given}", width, "    ")
     rest = inside[_MOST_GROUPS:]
     if rest:
         rest_bytes = sum(holding.bytes for holding in rest)
         yield f"  and {counted(len(rest), 'smaller group')}, {format_exact(rest_bytes)}"
     for holding in holdings[len(inside) :]:
-        yield from holding_lines(holding, traced=not at_peak)
+        yield from holding_lines(holding, width, traced=not at_peak)
     hinted = any(holding.hint for holding in inside[:_MOST_GROUPS])
     if not hinted and figure is not None and figure.advice:
-        yield f"  what to do: {figure.advice}"
+        yield from wrapped(f"what to do: {figure.advice}", width, "  ")
     if breach.figure == "retained_bytes" and record.host_retained_bytes:
-        yield f"  also retained on the host: {format_exact(record.host_retained_bytes)}, not judged"
+        also = f"also retained on the host: {format_exact(record.host_retained_bytes)}, not judged"
+        yield from wrapped(also, width, "  ")
         for holding in record.host_retained[:_MOST_GROUPS]:
-            yield from holding_lines(holding)
+            yield from holding_lines(holding, width)
 
 
-def holding_lines(holding: Holding, *, traced: bool = True) -> Iterator[str]:
+def holding_lines(holding: Holding, width: int = WIDTH, *, traced: bool = True) -> Iterator[str]:
     """Yield lines about one group: what it is, where it was allocated, what references it.
 
     Args:
         holding: the group.
+        width: characters of a line.
         traced: whether references to it were searched for.
     """
     noun = "tensor" if traced or holding.shape is not None else "allocation"
@@ -103,11 +107,11 @@ def holding_lines(holding: Holding, *, traced: bool = True) -> Iterator[str]:
         kind.append("allocated before the region or by unknown code")
     if traced and holding.batches is not None:
         kind.append(f"allocated in {counted(holding.batches, 'batch')}")
-    yield from _wrapped(", ".join(kind), "  ")
+    yield from wrapped(", ".join(kind), width, "  ")
     if holding.created_at:
-        yield from _wrapped(f"made at {_created_at(holding)}", "    ")
+        yield from wrapped(f"made at {_created_at(holding)}", width, "    ")
     if holding.held_by is not None:
-        yield from _wrapped(f"held by {holding.held_by}", "    ")
+        yield from wrapped(f"held by {holding.held_by}", width, "    ")
     elif traced and holding.hint is None:
         yield "    no Python reference to it was found"
 
@@ -117,17 +121,3 @@ def _created_at(holding: Holding) -> str:
     innermost, *outer = holding.created_at[:_MOST_FRAMES]
     code = "" if holding.code is None else f": `{holding.code}`"
     return ", from ".join([f"{innermost}{code}", *outer])
-
-
-def _wrapped(text: str, indent: str) -> list[str]:
-    """Wrap `text`; a word too long for a line is broken before its dots and brackets."""
-    marked = _LONG_WORD.sub(lambda word: _JOINT.sub(_BREAK, word[0]), text)
-    lines = textwrap.wrap(
-        marked,
-        _WIDTH,
-        initial_indent=indent,
-        subsequent_indent=f"{indent}  ",
-        break_on_hyphens=False,
-        replace_whitespace=False,
-    )
-    return [line.replace(_BREAK, "") for line in lines]

@@ -1,23 +1,28 @@
 """The section of the terminal summary, as lines with a colour each."""
 
-import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
-from pytest_cka_memory.core.figures import Figure, RegionRecord, shown_columns
+from pytest_cka_memory.core.figures import FIGURES, Figure, RegionRecord, shown_columns
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import KNOWN, Result
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.legend import legend_of
+from pytest_cka_memory.reports.names import fitted, row_name
+from pytest_cka_memory.reports.wrapping import wrapped
 from pytest_cka_memory.units import counted, format_size
 
 _BARS = "▁▂▃▄▅▆▇█"
-_NAME_WIDTH = 16
-_LEGEND_WIDTH = 90
+_NAME_WIDTH = 24
+"""Columns are left out until names have this room."""
+_LEAST_NAME = 12
+_PROSE_WIDTH = 100
 _MAX_NAMED = 10
 _LEFT = ("region", "timeline", "verdict")
 _NOTHING = "nothing was measured"
+_COLOURS = {"ok": "green", "BREACH": "red", "not judged": "yellow", KNOWN: "yellow"}
 
 
 class Line(NamedTuple):
@@ -28,18 +33,52 @@ class Line(NamedTuple):
 
 
 def table(results: Sequence[Result], width: int = 100) -> list[Line]:
-    """Return one row per region; names are shortened on the left to fit `width` columns."""
+    """Return one row per region below the name of its file, in at most `width` columns.
+
+    What does not fit is left out and named in the last line: first columns without a value, then
+    the least important ones, but never a figure that broke a limit. Then names are shortened.
+    """
     columns = known_columns(results)
     rows = [cells(result, columns) for result in results]
-    room = width - _width(rows) - 2
-    if room < _NAME_WIDTH:  # a name is more useful than a chart
-        rows = [{key: text for key, text in row.items() if key != "timeline"} for row in rows]
-        room = max(_NAME_WIDTH, width - _width(rows) - 2)
-    names = [_shortened(one_line(name), room) for name in _names(results)]
-    rows = [{"region": name, **row} for name, row in zip(names, rows, strict=True)]
-    head, *body = _lay_out(rows)
-    coloured = [Line(row, _colour(result)) for row, result in zip(body, results, strict=True)]
-    return [Line(head), Line("-" * max(map(len, [head, *body]))), *coloured]
+    names = [row_name(result) for result in results]
+    indent = "  " if any(name.heading for name in names) else ""
+    room = width - len(indent)
+    longest = max(len(name.row) for name in names)
+    left_out = _left_out(rows, _dispensable(results, columns), room - min(_NAME_WIDTH, longest) - 2)
+    rows = [{key: row[key] for key in row if key not in left_out} for row in rows]
+    shown = fitted([name.row for name in names], max(_LEAST_NAME, room - _width(rows) - 2))
+    head, *body = _lay_out([{"region": name, **row} for name, row in zip(shown, rows, strict=True)])
+    head = f"{head[: len('region')]}{indent}{head[len('region') :]}"
+    body = [f"{indent}{row}" for row in body]
+    lines = [Line(head), Line("-" * max(map(len, [head, *body])))]
+    headings = fitted([name.heading for name in names], width)
+    for heading, group in groupby(
+        zip(headings, body, results, strict=True), key=lambda row: row[0]
+    ):
+        lines += [Line(heading)] if heading else []
+        lines += [Line(row, _colour(result)) for _, row, result in group]
+    missing_columns = f"(no room for: {', '.join(left_out)})" if left_out else ""
+    return lines + [Line(text) for text in wrapped(missing_columns, width)]
+
+
+def _dispensable(results: Sequence[Result], columns: Sequence[Figure]) -> list[str]:
+    """Return the columns that may be left out, the least important first."""
+    broken = {breach.figure for result in results for breach in result.breaches}
+    broken |= {FIGURES[name].shown_as for name in broken if name in FIGURES}
+    others = [figure for figure in columns if figure.name not in broken]
+    others.sort(key=lambda figure: figure.importance)
+    return ["timeline", *(figure.column for figure in others)]
+
+
+def _left_out(rows: Sequence[dict[str, str]], dispensable: Sequence[str], room: int) -> list[str]:
+    """Return the columns without which `rows` fit in `room` characters."""
+    empty = [key for key in dispensable if all(row[key] in ("", "-") for row in rows)]
+    found: list[str] = []
+    for key in dict.fromkeys([*empty, *dispensable]):
+        if _width([{k: v for k, v in row.items() if k not in found} for row in rows]) <= room:
+            break
+        found.append(key)
+    return found
 
 
 def known_columns(results: Sequence[Result]) -> list[Figure]:
@@ -53,15 +92,26 @@ def section(report: Report, width: int = 100) -> list[Line]:
     counts = report.unmeasured.items()
     return [
         *rows,
-        *(
-            Line(one_line(line.text), line.colour)
-            for line in legend(report.session, report.results)
-        ),
+        *legend(report.session, report.results, width),
         *findings(report.results, width),
-        *(Line(one_line(f"{count} not measured: {why}"), "yellow") for why, count in counts),
+        *(
+            line
+            for why, count in counts
+            for line in sentence(f"{count} not measured: {why}", width, "yellow")
+        ),
         *missing(report.missing),
-        *(Line(one_line(f"FAILED: {problem}"), "red") for problem in report.problems),
+        *(
+            line
+            for problem in report.problems
+            for line in sentence(f"FAILED: {problem}", width, "red")
+        ),
     ]
+
+
+def sentence(text: str, width: int, colour: str | None = None, indent: str = "") -> list[Line]:
+    """Return a text as lines of at most `width` characters, and of at most 100."""
+    width = min(width, _PROSE_WIDTH)
+    return [Line(line, colour) for line in wrapped(one_line(text), width, indent)]
 
 
 def _lay_out(rows: Sequence[dict[str, str]]) -> list[str]:
@@ -94,22 +144,6 @@ def _cell(record: RegionRecord, figure: Figure) -> str:
     return str(value or "-") if figure.name == "batches" else format_size(value)
 
 
-def _names(results: Sequence[Result]) -> list[str]:
-    """Return test, label and rank; with the file if two files have a test of that name."""
-    tests = [result.nodeid.partition("::")[2] for result in results]
-    owners: dict[str, set[str]] = {}
-    for test, result in zip(tests, results, strict=True):
-        owners.setdefault(test, set()).add(result.nodeid)
-    return [
-        result.name[0 if len(owners[test]) > 1 else len(result.nodeid) - len(test) :]
-        for test, result in zip(tests, results, strict=True)
-    ]
-
-
-def _shortened(name: str, room: int) -> str:
-    return name if len(name) <= room else "…" + name[1 - room :]
-
-
 def sparkline(levels: Sequence[int], width: int = 8) -> str:
     """Return levels as a line of at most `width` bars, evenly sampled."""
     if not levels:
@@ -123,40 +157,49 @@ def sparkline(levels: Sequence[int], width: int = 8) -> str:
 
 
 def _colour(result: Result) -> str | None:
-    return {"ok": "green", "BREACH": "red", "not judged": "yellow", KNOWN: "yellow"}.get(
-        result.verdict
-    )
+    return _COLOURS.get(result.verdict)
 
 
-def legend(session: Mapping[str, Any], results: Sequence[Result] = ()) -> list[Line]:
+def legend(
+    session: Mapping[str, Any], results: Sequence[Result] = (), width: int = 100
+) -> list[Line]:
     """Return device, meter, what the figures leave out, and the meaning of the table's columns."""
     versions = [f"torch {session['torch'] or 'not imported'}"]
     meanings = legend_of(result.record for result in results)
     versions += [f"CUDA {session['cuda']}"] if session["cuda"] else []
+    device = f"device: {session['device']} ({session['device_name']}), {', '.join(versions)}"
     return [
-        Line(f"device: {session['device']} ({session['device_name']}), {', '.join(versions)}"),
-        Line(f"meter: {session['meter']}"),
-        *(Line(f"  {note}") for note in session["notes"]),
-        *map(Line, textwrap.wrap(meanings, _LEGEND_WIDTH)),
+        *sentence(device, width),
+        *sentence(f"meter: {session['meter']}", width),
+        *(line for note in session["notes"] for line in sentence(note, width, indent="  ")),
+        *map(Line, wrapped(meanings, min(width, _PROSE_WIDTH), hanging="")),
     ]
 
 
 def findings(results: Sequence[Result], width: int = 100) -> list[Line]:
-    """Return every broken limit, and what was not judged and why."""
+    """Return every broken limit, and what was not judged and why.
+
+    A sentence that is the same for several regions follows the names of all of them. Names are not
+    wrapped, so that they can be copied.
+    """
+    width = min(width, _PROSE_WIDTH)
     lines = []
+    for (verdict, text), group in groupby(_found(results), key=lambda found: found[:2]):
+        colour = _COLOURS[verdict]
+        lines += [Line(f"{verdict} {one_line(name)}", colour) for *_, name in group]
+        lines += [Line(line, colour) for line in wrapped(one_line(text), width, "  ", hanging="  ")]
+    return lines
+
+
+def _found(results: Sequence[Result]) -> Iterator[tuple[str, str, str]]:
+    """Yield verdict, sentence and region of every finding."""
     for result in results:
         for breach in result.breaches:
-            colour = _colour(result)
-            lines.append(Line(f"{result.verdict} {one_line(result.name)}", colour))
-            sentence = textwrap.wrap(one_line(f"{breach.limit}: {breach.message}"), width - 2)
-            lines += [Line(f"  {part}", colour) for part in sentence]
+            yield result.verdict, f"{breach.limit}: {breach.message}", result.name
         for unjudged in result.unjudged:
-            lines.append(Line(f"not judged {one_line(result.name)}", "yellow"))
-            lines.append(Line(one_line(f"  {unjudged.limit}: {unjudged.reason}"), "yellow"))
+            yield "not judged", f"{unjudged.limit}: {unjudged.reason}", result.name
         if not result.record.completed:
-            why = f"{one_line(result.name)}: {why_incomplete(result)}"
-            lines.append(Line(f"not judged {why}", "yellow"))
-    return lines
+            yield "not judged", "", f"{result.name}: {why_incomplete(result)}"
 
 
 def why_incomplete(result: Result) -> str:
@@ -166,12 +209,13 @@ def why_incomplete(result: Result) -> str:
     return "the test was skipped" if result.outcome == "skipped" else "the test failed"
 
 
-def unjudged(results: Sequence[Result]) -> list[Line]:
-    """Return one line per limit that was not judged, for sessions without the table."""
+def unjudged(results: Sequence[Result], width: int = 100) -> list[Line]:
+    """Return a text per limit that was not judged, for sessions without the table."""
     counts = Counter((u.limit, u.reason) for result in results for u in result.unjudged)
     lines = [
-        Line(f"not judged: {limit}, {reason} (regions: {count})", "yellow")
+        line
         for (limit, reason), count in counts.items()
+        for line in sentence(f"not judged: {limit}, {reason} (regions: {count})", width, "yellow")
     ]
     left = [r for r in results if r.limits and not r.record.completed and r.outcome == "passed"]
     return lines + [Line(f"not judged {r.name}: {why_incomplete(r)}", "yellow") for r in left]

@@ -37,11 +37,12 @@ def region(nodeid, **figures):
     return judge(nodeid, record(**figures), [])
 
 
-def test_show_prints_the_table_again(write, capsys):
+def test_show_prints_the_table_again(write, capsys, monkeypatch):
     """The output has the table of the session's terminal and all that options can add to it."""
+    monkeypatch.setenv("COLUMNS", "110")
     assert main(["show", write("r", one_of_each())]) == OK
     lines = capsys.readouterr().out.splitlines()
-    assert lines == [line.text for line in terminal.section(one_of_each())]
+    assert lines == [line.text for line in terminal.section(one_of_each(), 110)]
     head = "region batches start peak increase retained growth/b timeline verdict"
     assert " ".join(lines[0].split()) == head
     assert "BREACH t.py::test_leak[64] train" in lines

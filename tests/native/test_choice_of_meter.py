@@ -64,4 +64,4 @@ def test_the_ledger_takes_over_and_one_note_says_why(
     """Its figures are right as well."""
     meter, notes = run_code(before + NOTES, CKA_MEMORY_NATIVE=native).splitlines()
     assert meter == "LedgerMeter"
-    assert notes == str([f"torch's allocator is not counted: {reason};"])
+    assert notes == str([f"torch's allocator is not counted: {reason}"])

@@ -42,12 +42,14 @@ def test_no_line_is_wider_than_100_columns(request, reserve):
     run = run_scripted(SOURCE, "--cka-memory-report")
     table = _table(run)
     rows = table[: table.index("")]
-    assert len(rows) == 2 + 6
+    assert len(rows) == 2 + 1 + 6 + 1
     assert max(map(len, rows)) <= 100
     assert ("reserved" in rows[0]) is reserve
-    head = rows[0].split()
-    for column in ("region", "batches", "start", "peak", "increase", "retained", "verdict"):
+    head, left_out = rows[0].split(), rows[-1] if rows[-1].startswith("(no room for: ") else ""
+    for column in ("region", "peak", "increase", "retained", "verdict"):
         assert column in head
+    for column in ("batches", "start", "timeline"):
+        assert (column in head) is not (column in left_out)
 
 
 def test_every_verdict_is_in_the_table(scripted):
@@ -58,10 +60,10 @@ def test_every_verdict_is_in_the_table(scripted):
         [
             "*BREACH*",
             "*BREACH*",
-            "test_clean * 43.00 * 0 *ok*",
-            "test_unlimited *17 B*no limit*",
-            "test_reserve *not judged*",
-            "test_fails *not judged*",
+            "  test_clean * 43.00 * 0 *ok*",
+            "  test_unlimited *17 B*no limit*",
+            "  test_reserve *not judged*",
+            "  test_fails *not judged*",
         ]
     )
 
@@ -111,13 +113,13 @@ def test_colours_are_used_only_in_terminals_or_if_requested(scripted, monkeypatc
     assert ("\x1b[" in run.text) is escapes
 
 
-def test_rows_name_the_file_if_tests_have_the_same_name(scripted, pytester):
-    """Rows of other tests do not name their file."""
+def test_rows_follow_the_name_of_their_file(scripted, pytester):
+    """Tests of the same name in two files are told apart."""
     for name in ("test_a.py", "test_b.py"):
         (pytester.path / name).write_text("def test_same(meter): pass\n")
     run = scripted("def test_own(meter): pass", "--cka-memory-report")
     run.result.stdout.fnmatch_lines(
-        ["test_a.py::test_same *", "test_b.py::test_same *", "test_own *"]
+        ["test_a.py", "  test_same *", "test_b.py", "  test_same *", "test_it.py", "  test_own *"]
     )
 
 
@@ -136,11 +138,21 @@ def test_session_without_options_prints_nothing(scripted):
     assert "cka-memory" not in run.text.split("collected")[1]
 
 
-def test_narrow_terminal_gets_the_same_table(scripted, monkeypatch):
-    """A terminal narrower than the table causes no error."""
-    monkeypatch.setenv("COLUMNS", "20")
+@pytest.mark.parametrize(("columns", "width"), [(80, 80), (60, 60), (20, 80)])
+def test_table_and_failures_fit_the_terminal(scripted, monkeypatch, columns, width):
+    """Only names of tests are not wrapped. pytest takes a terminal under 40 columns for unknown."""
+    monkeypatch.setenv("COLUMNS", str(columns))
     run = scripted(SOURCE, "--cka-memory-report")
     run.assert_outcomes(passed=3, failed=3)
+    names = ("BREACH ", "not judged ", "figures written to ")
+    rows = [line for line in _table(run) if not line.startswith(names)]
+    assert max(map(len, rows)) <= width
+    lines = run.result.outlines
+    start = next(n for n, line in enumerate(lines) if line.startswith("max_retained_mb(1) broken"))
+    end = next(n for n, line in enumerate(lines) if n > start and line.startswith("___"))
+    failure = lines[start:end]
+    assert any(line.startswith("    what to do: ") for line in failure)
+    assert max(map(len, failure)) <= width
 
 
 def test_negative_and_undetermined_growth_are_reported(scripted):

@@ -8,11 +8,11 @@ from pytest_cka_memory.emulated.values import activation
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 
 _COMPUTED = (
-    "values on the device are computed by torch on the CPU: not by a card's kernels, and not in",
+    "values on the device are computed by torch on the CPU: not by a card's kernels, and not in "
     "its time",
 )
 _NOT_COMPUTED = (
-    "no values are computed: those on the device are zeros or stale, and so are sizes that depend",
+    "no values are computed: those on the device are zeros or stale, and so are sizes that depend "
     "on them (nonzero, unique, boolean masks)",
 )
 
@@ -26,8 +26,8 @@ class EmulatedMeter(AcceleratorMeter):
     """
 
     notes = (
-        "EMULATED, not measured on a GPU: torch's CUDA build and its allocator ran, no kernel did;",
-        "assumed: batch normalization takes no cuDNN workspace; not known: workspaces of cuFFT,",
+        "EMULATED, not measured on a GPU: torch's CUDA build and its allocator ran, no kernel did",
+        "assumed: batch normalization takes no cuDNN workspace; not known: workspaces of cuFFT, "
         "cuSOLVER, cuSPARSE and cuDNN's recurrent layers, and the latter's reserve",
         *AcceleratorMeter.notes,
     )

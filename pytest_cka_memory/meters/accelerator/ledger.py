@@ -24,7 +24,7 @@ class LedgerCounting(Counting):
     """A dispatch mode records storages; the allocator has one peak counter for all regions."""
 
     notes = (
-        "what was live at the peak leaves out memory inside operators, because this allocator's",
+        "what was live at the peak leaves out memory inside operators, because this allocator's "
         "blocks cannot be counted natively",
     )
 

@@ -26,7 +26,7 @@ class AcceleratorMeter(Meter):
     """
 
     notes: tuple[str, ...] = (
-        "start and peak count the allocator's blocks; retained and growth count requested bytes;",
+        "start and peak count the allocator's blocks; retained and growth count requested bytes",
         "memory outside PyTorch's allocator (CUDA context, NCCL, other libraries) is not counted",
     )
 

@@ -30,12 +30,12 @@ class LedgerMeter(Meter):
     device = "cpu"
     name = "exact accounting of tensor storages"
     notes: tuple[str, ...] = (
-        "the peak counts tensors, not temporaries inside one operator (a lower bound);",
+        "the peak counts tensors, not temporaries inside one operator (a lower bound)",
         "memory of DataLoader workers and temporaries of compiled code are not counted",
     )
 
     def __init__(self, reason: str = "chosen by hand") -> None:
-        self.notes = (f"torch's allocator is not counted: {reason};", *self.notes)
+        self.notes = (f"torch's allocator is not counted: {reason}", *self.notes)
         self.notes = (*self.notes, *torch_private.LOST)
         self.device_name = processor_name()
         self._tracker = StorageTracker(torch.device("cpu"))

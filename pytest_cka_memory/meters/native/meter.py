@@ -27,9 +27,9 @@ class NativeMeter(Meter):
     def __init__(self) -> None:
         self.device_name = processor_name()
         self.notes = (
-            "the peak includes temporaries inside operators, which depend on how many threads run;",
-            "memory of other libraries counts if it is lent to a tensor inside the region; packed",
-            "weights of quantised layers and pinned memory are not counted",
+            "the peak includes temporaries inside operators, which depend on how many threads run",
+            "memory of other libraries counts if it is lent to a tensor inside the region",
+            "packed weights of quantised layers and pinned memory are not counted",
             *torch_private.LOST,
         )
         self._counter = Counter()

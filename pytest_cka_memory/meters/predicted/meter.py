@@ -41,9 +41,9 @@ class PredictedMeter(Meter):
 
     name = "predicted: fake tensors and a simulated CUDA caching allocator"
     notes = (
-        "PREDICTED, not measured: no GPU ran. Blocks, segments and cuBLAS workspaces are modelled;",
-        "cuDNN workspaces, most temporaries inside an operator and fused attention are not, so a",
-        "peak may be too low or too high",
+        "PREDICTED, not measured: no GPU ran",
+        "blocks, segments and cuBLAS workspaces are modelled; cuDNN workspaces, most temporaries "
+        "inside an operator and fused attention are not, so a peak may be too low or too high",
     )
 
     def __init__(self, card: Card) -> None:
