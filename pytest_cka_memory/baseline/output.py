@@ -32,6 +32,8 @@ class BaselineOutput:
 
     plan: BaselinePlan
     option: str = "--cka-memory-baseline"
+    is_public = False
+    """It names tests as later sessions do, and no file besides."""
 
     @property
     def path(self) -> Path:

@@ -3,12 +3,12 @@
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from pathlib import Path
+from functools import cached_property
 from types import CodeType, FrameType
 from typing import NamedTuple, Protocol
 
 from pytest_cka_memory.core.libraries import is_foreign, is_foreign_file, pytest_folders
+from pytest_cka_memory.core.places import short
 from pytest_cka_memory.core.source_code import expression_at, line_at
 
 _MAX_FRAMES_SEARCHED = 100
@@ -151,11 +151,5 @@ def _shown(frames: RawFrames) -> Iterator[tuple[CodeType, int]]:
 
 
 def format_frame(filename: str, line: int, name: str) -> str:
-    """Return a frame as text, with the last folder and the name of its file."""
+    """Return a frame as text; see :func:`.places.short` for the name of its file."""
     return f"{short(filename)}:{line} in {name}"
-
-
-@lru_cache(maxsize=1024)
-def short(filename: str) -> str:
-    """Return the last folder and the name of a file."""
-    return "/".join(Path(filename).parts[-2:])

@@ -18,6 +18,7 @@ class HistoryOutput:
     root: Path
     """A folder of the repository whose commit is recorded."""
     option: str = "--cka-memory-history"
+    is_public = True
     _commit: tuple[str | None, bool] = field(default=(None, False), init=False)
 
     def check(self) -> None:

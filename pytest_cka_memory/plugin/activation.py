@@ -6,6 +6,7 @@ Other sessions import nothing but the declarations of options, markers and the f
 import os
 import sys
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import ExitStack
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -77,9 +78,13 @@ def start(config: pytest.Config) -> "Reporter | None":
         pytest.UsageError: if an option cannot be used.
     """
     _drop_stale_modules()
+    from pytest_cka_memory.core import places
     from pytest_cka_memory.integrations import xdist
     from pytest_cka_memory.plugin import hooks, settings, torchrun_reporter
 
+    named_from_root = ExitStack()
+    named_from_root.enter_context(places.root(config.rootpath))
+    config.add_cleanup(named_from_root.close)
     config.stash[settings.settings_key] = settings.resolve(config)
     config.pluginmanager.register(hooks, _HOOKS)
     if config.stash[settings.settings_key].baseline.pruning:

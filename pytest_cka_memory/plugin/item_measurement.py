@@ -129,7 +129,8 @@ class ItemMeasurement:
         results = [self._extended(result) for result in judged]
         self._judged = len(self.probe.records)
         self._results += results
-        self._properties += (figures := junit.of_results(results, self.probe.meter.facts()))
+        facts, root = self.probe.meter.facts(), self._item.config.rootpath
+        self._properties += (figures := junit.of_results(results, facts, root))
         self._item.user_properties += figures
         return results
 

@@ -27,6 +27,10 @@ class Output(Protocol):
     def path(self) -> Path | None:
         """The file that it replaces; None if it replaces none."""
 
+    @property
+    def is_public(self) -> bool:
+        """Whether others read it, so that it must name no user, host or folder of this machine."""
+
     def check(self) -> None:
         """Raise ReportError if it cannot be written; called before any test has run."""
 
@@ -42,6 +46,7 @@ class FileOutput:
     path: Path
     renderer: str
     """The module that renders it; imported when it is written."""
+    is_public = True
 
     def check(self) -> None:
         files.check_writable(self.path)

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from pytest_cka_memory.core.places import anonymizer
 from pytest_cka_memory.core.report import ReportBuilder
 from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.plugin import collecting, outputs
 from pytest_cka_memory.plugin.options import given_by, name_of
 from pytest_cka_memory.plugin.settings import describe, settings_key
 from pytest_cka_memory.reports import terminal
+from pytest_cka_memory.reports.anonymous import anonymous
 from pytest_cka_memory.reports.terminal import Line
 from pytest_cka_memory.units import counted
 
@@ -97,11 +99,15 @@ class Reporter:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if exitstatus == pytest.ExitCode.OK:  # pytest.exit(returncode=0) has left the loop early
             self._gate(session)
-        collection = collecting.collection_of(session.config)
+        if not self._ran:
+            return
+        collection, root = collecting.collection_of(session.config), session.config.rootpath
         report = replace(self.builder.report(), collection=collection)
-        for output in self.outputs if self._ran else ():
+        public = anonymous(report, root) if self.outputs else report
+        for output in self.outputs:
+            shown, change = (public, anonymizer(root)) if output.is_public else (report, str)
             try:
-                current = replace(report, problems=tuple(self.problems))
+                current = replace(shown, problems=tuple(map(change, self.problems)))
                 self.written += filter(None, [output.write(current)])
             except ReportError as error:
                 self._fail(session, str(error))
@@ -131,7 +137,7 @@ class Reporter:
             yield from terminal.missing(report.missing)
         yield from map(Line, self.written)
         for problem in self.problems:
-            yield from terminal.sentence(f"FAILED: {problem}", width, "red")
+            yield Line(f"FAILED: {problem}", "red")  # in one piece, because it may name a path
 
     def _gate(self, session: pytest.Session) -> None:
         measured, wanted = self.builder.measured, self.settings.min_regions

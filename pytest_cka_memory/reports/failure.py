@@ -47,10 +47,10 @@ def _headline(
 
 def explanation(breach: Breach, record: RegionRecord, width: int = WIDTH) -> Iterator[str]:
     """Yield lines about what holds the memory of a broken limit, and what to do."""
-    figure = FIGURES.get(breach.figure)  # another plugin's limit may name a figure of its own
-    field = figure.explained_by if figure is not None else ""
-    holdings: tuple[Holding, ...] = getattr(record, field) if field else record.at_peak
-    at_peak = holdings is record.at_peak
+    figure = FIGURES.get(breach.figure)
+    field = _explaining_field(breach)
+    holdings = holdings_of(breach, record)
+    at_peak = field == "at_peak"
     if field == "grown" and record.timeline:
         # Relative to the first batch: the level at entry is in blocks, these are requested bytes.
         first = record.timeline[0].requested_bytes
@@ -81,6 +81,22 @@ def explanation(breach: Breach, record: RegionRecord, width: int = WIDTH) -> Ite
         yield from wrapped(also, width, "  ")
         for holding in record.host_retained[:_MOST_GROUPS]:
             yield from holding_lines(holding, width)
+
+
+def holdings_of(breach: Breach, record: RegionRecord) -> tuple[Holding, ...]:
+    """Return the storages whose bytes the figure of a broken limit counts, largest group first."""
+    found: tuple[Holding, ...] = getattr(record, _explaining_field(breach))
+    return found
+
+
+def is_traced(breach: Breach) -> bool:
+    """Whether references to these storages were searched for: not to those at the peak."""
+    return _explaining_field(breach) != "at_peak"
+
+
+def _explaining_field(breach: Breach) -> str:
+    figure = FIGURES.get(breach.figure)  # another plugin's limit may name a figure of its own
+    return figure.explained_by if figure is not None and figure.explained_by else "at_peak"
 
 
 def holding_lines(holding: Holding, width: int = WIDTH, *, traced: bool = True) -> Iterator[str]:

@@ -1,9 +1,11 @@
 """A region's figures as properties of its test, for JUnit XML and similar reports."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
+from pytest_cka_memory.core.places import anonymizer
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports.legend import provenance_of
 
@@ -16,22 +18,27 @@ A device that was not measured is named too: ``cka_memory.device``.
 _PREFIX = "cka_memory."
 
 
-def of_results(results: Sequence[Result], facts: Mapping[str, Any]) -> list[Property]:
+def of_results(
+    results: Sequence[Result], facts: Mapping[str, Any], root: Path | None = None
+) -> list[Property]:
     """Return every figure of every region that was determined.
 
     Args:
         results: regions of one test.
         facts: device and meter, as :meth:`pytest_cka_memory.meters.Meter.facts` returns them.
+        root: labels name files relative to this folder, and none outside it; None changes nothing.
     """
-    figures = [pair for result in results for pair in _of_record(result.record)]
+    change = str if root is None else anonymizer(root)
+    records = [result.record for result in results]
+    figures = [pair for record in records for pair in _of_record(record, change(record.label))]
     if figures and provenance_of(facts).adjective:
-        return [(f"{_PREFIX}device", facts["device_name"]), *figures]
+        return [(f"{_PREFIX}device", change(facts["device_name"])), *figures]
     return figures
 
 
-def _of_record(record: RegionRecord) -> list[Property]:
+def _of_record(record: RegionRecord, label: str) -> list[Property]:
     # XML cannot hold control characters, and pytest does not escape those in a name.
-    label = "".join(char if char.isprintable() else "?" for char in record.label)
+    label = "".join(char if char.isprintable() else "?" for char in label)
     start = f"{_PREFIX}{label}." if label else _PREFIX
     numbers = ((name, getattr(record, name)) for name in FIGURES)
     return [(f"{start}{name}", number) for name, number in numbers if number is not None]

@@ -45,6 +45,7 @@ def table(results: Sequence[Result], width: int = 100) -> list[Line]:
     room = width - len(indent)
     longest = max(len(name.row) for name in names)
     left_out = _left_out(rows, _dispensable(results, columns), room - min(_NAME_WIDTH, longest) - 2)
+    lost = [key for key in left_out if any(_has_value(row[key]) for row in rows)]
     rows = [{key: row[key] for key in row if key not in left_out} for row in rows]
     shown = fitted([name.row for name in names], max(_LEAST_NAME, room - _width(rows) - 2))
     head, *body = _lay_out([{"region": name, **row} for name, row in zip(shown, rows, strict=True)])
@@ -57,7 +58,7 @@ def table(results: Sequence[Result], width: int = 100) -> list[Line]:
     ):
         lines += [Line(heading)] if heading else []
         lines += [Line(row, _colour(result)) for _, row, result in group]
-    missing_columns = f"(no room for: {', '.join(left_out)})" if left_out else ""
+    missing_columns = f"(no room for: {', '.join(lost)})" if lost else ""
     return lines + [Line(text) for text in wrapped(missing_columns, width)]
 
 
@@ -70,9 +71,13 @@ def _dispensable(results: Sequence[Result], columns: Sequence[Figure]) -> list[s
     return ["timeline", *(figure.column for figure in others)]
 
 
+def _has_value(cell: str) -> bool:
+    return cell not in ("", "-")
+
+
 def _left_out(rows: Sequence[dict[str, str]], dispensable: Sequence[str], room: int) -> list[str]:
     """Return the columns without which `rows` fit in `room` characters."""
-    empty = [key for key in dispensable if all(row[key] in ("", "-") for row in rows)]
+    empty = [key for key in dispensable if not any(_has_value(row[key]) for row in rows)]
     found: list[str] = []
     for key in dict.fromkeys([*empty, *dispensable]):
         if _width([{k: v for k, v in row.items() if k not in found} for row in rows]) <= room:
@@ -100,11 +105,7 @@ def section(report: Report, width: int = 100) -> list[Line]:
             for line in sentence(f"{count} not measured: {why}", width, "yellow")
         ),
         *missing(report.missing),
-        *(
-            line
-            for problem in report.problems
-            for line in sentence(f"FAILED: {problem}", width, "red")
-        ),
+        *(Line(one_line(f"FAILED: {problem}"), "red") for problem in report.problems),
     ]
 
 

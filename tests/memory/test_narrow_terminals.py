@@ -60,7 +60,7 @@ def test_columns_without_a_value_are_left_out_first():
     assert lines[0].split() == [
         *("region", "start", "peak", "increase", "retained", "growth/b", "verdict")
     ]
-    assert lines[-1] == "(no room for: timeline, batches)"
+    assert not lines[-1].startswith("(no room for")
 
 
 def test_column_of_the_reserve_stays_if_the_limit_on_its_increase_broke():

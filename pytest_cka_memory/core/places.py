@@ -1,0 +1,149 @@
+"""Names of files for people who read a report elsewhere: no user, host, or folder of this machine.
+
+Files below the root, which is pytest's root folder, are named relative to it. Of others only what
+is the same on every machine is named: the path inside site-packages or Python's library, or the
+name of the file.
+"""
+
+import os
+import platform
+import re
+import sysconfig
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+_LIBRARY_FOLDERS = ("site-packages", "dist-packages")
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+_HOMES = ("/home", "/Users", "C:/Users")
+_NOT_A_PATH = r"\s'\"`<>|:;,()\[\]{}*?"
+_PATH = re.compile(
+    rf"(?:file://)?(?<![\w.:/~…>)\]-])/(?![/\s])[^{_NOT_A_PATH}]+"
+    rf"|(?<=:)/(?!/)[^{_NOT_A_PATH}]+"
+    rf"|(?<!\w)file:///[^{_NOT_A_PATH}]+"
+    rf"|(?<!\w)[A-Za-z]:[\\/][^{_NOT_A_PATH}]+"
+    rf"|(?<![\w/])(?:\.\./)+[^{_NOT_A_PATH}]+"
+)
+"""An absolute path, or one that leaves the current folder."""
+_USUAL_FOLDERS = frozenset(
+    ("home", "Users", "root", "tmp", "var", "opt", "mnt", "data", "scratch", "private", "usr")
+)
+"""At the top of other machines, from which a worker may report."""
+_LEAST_HOST = 4
+_MOST_REMEMBERED = 4096
+
+_roots: list[Path] = []
+"""The roots of this session and of those around it."""
+
+
+@contextmanager
+def root(folder: Path) -> Iterator[None]:
+    """Name files relative to `folder` while this context is open."""
+    _roots.append(folder)
+    short.cache_clear()
+    try:
+        yield
+    finally:
+        _roots.remove(folder)
+        short.cache_clear()
+
+
+@lru_cache(maxsize=1024)
+def short(filename: str) -> str:
+    """Return a file as frames name it, with at most two parts and the library it belongs to.
+
+    ``tests/test_net.py`` below the root, ``timm/…/resnet.py`` in site-packages,
+    ``<python>/threading.py``, and ``…/name.py`` elsewhere. Outside pytest there is no root, and no
+    report: then it is the last folder and the name.
+    """
+    if not _roots or not os.path.isabs(filename):
+        return "/".join(Path(filename).parts[-2:])
+    parts = named(filename, _roots[-1]).split("/")
+    if parts[0] in _LIBRARY_FOLDERS:
+        library, *inner = parts[1:] or parts
+        return "/".join([library, *["…"][: len(inner) - 1], *inner[-1:]]) if inner else parts[-1]
+    return f"<python>/{parts[-1]}" if parts[0] == "<python>" else "/".join(parts[-2:])
+
+
+def named(path: str, root: Path) -> str:
+    """Return what of an absolute path, or of one relative to `root`, may be read by anyone."""
+    of_windows = PureWindowsPath(path)
+    full = path if of_windows.drive else os.path.normpath(root / path)
+    pure = of_windows if of_windows.drive else PurePosixPath(full)
+    for folder in _LIBRARY_FOLDERS:
+        if folder in pure.parts:
+            return "/".join(pure.parts[pure.parts.index(folder) :])
+    for start, name in ((str(root), ""), (_STANDARD_LIBRARY, "<python>/")):
+        if full == start:
+            return name.rstrip("/") or "."
+        if full.startswith(f"{start}{os.sep}"):
+            return f"{name}{full[len(start) + 1 :]}".replace(os.sep, "/")
+    is_home = pure.parent.as_posix() in _HOMES or full == os.path.expanduser("~")
+    return "~" if is_home else f"…/{pure.name}" if _user() not in pure.name else "…"
+
+
+@lru_cache(maxsize=8)
+def anonymizer(root: Path) -> Callable[[str], str]:
+    """Return a function that replaces paths and the name of this machine in a text."""
+    prefixes = [
+        (f"{start}{end}", name)
+        for start, name in ((str(root), ""), (os.path.expanduser("~"), "~/"))
+        if " " in start  # the pattern of paths ends at a space
+        for end in (os.sep,)
+    ]
+    hosts = re.compile("|".join(rf"(?<![\w.-]){re.escape(host)}(?![\w-])" for host in _hosts()))
+
+    def replaced(match: re.Match[str]) -> str:
+        path = match[0].removeprefix("file://")
+        return named(path, root) if _is_of_a_machine(path) else match[0]
+
+    @lru_cache(maxsize=_MOST_REMEMBERED)
+    def change(text: str) -> str:
+        for start, name in prefixes:
+            text = text.replace(start, name)
+        if "/" in text or "\\" in text:
+            text = _PATH.sub(replaced, text)
+        return hosts.sub("<host>", text) if hosts.pattern else text
+
+    return change
+
+
+def in_plain_values(value: Any, change: Callable[[str], str]) -> Any:
+    """Return builtin values with every text in them changed, also the keys of dicts."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(str(k)): in_plain_values(v, change) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(in_plain_values(item, change) for item in value)
+    return value
+
+
+def _is_of_a_machine(path: str) -> bool:
+    """Whether a path begins in a folder of this machine, unlike the route of a web page."""
+    first = path.partition("/")[2].partition("/")[0] if path.startswith("/") else ""
+    return not path.startswith("/") or first in _USUAL_FOLDERS or os.path.isdir(f"/{first}")
+
+
+def _user() -> str:
+    """Return the name of the user; if it is unknown or says nothing, a text that no file has."""
+    name = os.environ.get("USER") or os.environ.get("LOGNAME") or os.environ.get("USERNAME") or ""
+    return name if len(name) > 2 and name != "root" else "/"
+
+
+def _hosts() -> list[str]:
+    """Return the names of this machine, and of torchrun's first, that are not ordinary words."""
+    full = [platform.node(), os.environ.get("MASTER_ADDR", "")]
+    names = {*full, *(name.partition(".")[0] for name in full)}
+    local = ("127.0.0.1", "0.0.0.0")
+    return sorted(
+        (
+            name
+            for name in names
+            if len(name) >= _LEAST_HOST and re.search(r"[\d.-]", name) and name not in local
+        ),
+        key=len,
+        reverse=True,
+    )
