@@ -15,6 +15,7 @@ from torch import nn
 from cka.capture.layers import Layers, Selection, select
 from cka.capture.outputs import OutputReader, Pick, Pooling
 from cka.data.loaders import batch_count, batch_tuples, sample_count
+from cka.data.masks import Mask, check_masks
 from cka.errors import CKAError, CKAWarning, InputError, SettingError
 from cka.functional.kernels import Kernel, resolve_kernel
 from cka.progress import Progress
@@ -71,6 +72,7 @@ class CKA:
         kernel: str | Kernel = "linear",
         hsic_batch_size: int | None = None,
         pooling: Pooling | None = None,
+        mask: Mask | tuple[Mask, Mask] = "auto",
         pick: Pick | None = None,
         feed: Feed | None = None,
         distributed: bool = True,
@@ -103,6 +105,16 @@ class CKA:
                 error is larger.
             pooling: how (n, t, d) outputs become features: "flatten" (default) keeps all tokens,
                 "mean" averages them, "cls" keeps the first.
+            mask: which tokens of a batch are padding. It is left out of (n, t, d) outputs whose t
+                is that of the mask: "mean" averages the other tokens, "cls" takes the first of
+                them, and "flatten" puts the mean of the batch's tokens at the same position in its
+                place, which adds nothing to the product of two samples. "auto" (default) uses
+                ``attention_mask``, and ``decoder_attention_mask`` for the tokens of a decoder, if
+                the batch has them as entries or attributes; of torch's own transformers
+                ``src_key_padding_mask`` and ``tgt_key_padding_mask``, in which True is padding.
+                Otherwise a name in the batch, or a function of the batch that returns a mask
+                (n, t) with 1 for tokens and 0 for padding; None for no mask. A pair gives each
+                model its own.
             pick: a function ``pick(layer_name, output)`` that returns the tensor to compare, or
                 None to leave the layer out. By default it is the first tensor of the output.
             feed: a function ``feed(model, batch)`` that runs the model on a whole batch, which is
@@ -139,6 +151,8 @@ class CKA:
         self._part_size = hsic_batch_size
         self._reader = OutputReader(pooling or "flatten", pick)
         self._feed = feed
+        self._masks = check_masks(mask)
+        self._one_mask = self._masks[0] == self._masks[1]
         self._over_ranks = distributed
         self._limit_bytes = memory_limit_bytes
 
@@ -198,7 +212,7 @@ class CKA:
             batches=outcome.batches,
             estimator=self._estimator,
             kernel=self._kernel_name,
-            self_comparison=first.module is second.module and loaders == 1,
+            self_comparison=first.module is second.module and loaders == 1 and self._one_mask,
         )
 
     def _run(
@@ -248,7 +262,7 @@ class CKA:
     ) -> list[ModelRunner]:
         """Return one runner for a self-comparison on the same data, otherwise one per model."""
         groups = [[model] for model in models]
-        if loaders == 1 and len({model.module for model in models}) == 1:
+        if loaders == 1 and len({model.module for model in models}) == 1 and self._one_mask:
             groups = [list(models)]
         runners = []
         for number, group in enumerate(groups, start=1):
@@ -257,8 +271,9 @@ class CKA:
             device = device_for(module, self._device, name)
             stack.enter_context(moved_to(module, device))
             selections = [model.selection for model in group]
+            mask = self._masks[min(number, 2) - 1]
             runners.append(
-                ModelRunner(module, selections, self._reader, estimator, device, self._feed)
+                ModelRunner(module, selections, self._reader, estimator, device, self._feed, mask)
             )
         return runners
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -18,9 +18,22 @@ import torch
 from torch import Tensor, nn
 
 from cka.capture.layers import Call
-from cka.capture.outputs import LeftOut, OutputReader
+from cka.capture.outputs import LeftOut, OutputReader, Pooling
+from cka.capture.tokens import (
+    BatchMasks,
+    TokenTracker,
+    first_of_tokens,
+    mean_of_tokens,
+    without_padding,
+)
 
 T = TypeVar("T")
+
+_POOLED: Mapping[Pooling, Callable[[Tensor, Tensor | None], Tensor]] = {
+    "flatten": without_padding,
+    "mean": mean_of_tokens,
+    "cls": first_of_tokens,
+}
 
 
 @dataclass
@@ -35,6 +48,8 @@ class PassRecord(Generic[T]):
     """Position in ``values`` of each call's measurement, in order of execution."""
     left_out: dict[Call, LeftOut] = field(default_factory=dict)
     """Calls whose output cannot be measured, and why."""
+    other_tokens: set[Call] = field(default_factory=set)
+    """Calls whose output has another number of tokens than the mask of a batch with padding."""
 
 
 class Capture(Generic[T]):
@@ -49,10 +64,12 @@ class Capture(Generic[T]):
         modules: Mapping[str, nn.Module],
         reader: OutputReader,
         measure: Callable[[Tensor], T],
+        tokens: TokenTracker | None = None,
     ) -> None:
         self._modules = modules
         self._reader = reader
         self._measure = measure
+        self._tokens = tokens
         self._record: PassRecord[T] = PassRecord()
         self._calls: Counter[str] = Counter()
         # Weak references: strong ones would keep every activation of the batch alive.
@@ -64,12 +81,15 @@ class Capture(Generic[T]):
         return list(self._modules)
 
     @contextmanager
-    def recording(self, samples: int | None) -> Iterator[None]:
+    def recording(self, samples: int | None, masks: BatchMasks | None = None) -> Iterator[None]:
         """Register hooks for one forward pass of n samples, and always remove them afterwards."""
         self.clear()
         self._record.samples = samples
         handles = []
+        stack = ExitStack()
         try:
+            if self._tokens is not None and masks is not None:
+                stack.enter_context(self._tokens.following(masks))
             for name, module in self._modules.items():
                 if isinstance(module, torch.jit.ScriptModule):
                     self._record.left_out[Call(name, 0)] = LeftOut.SCRIPTED
@@ -80,6 +100,7 @@ class Capture(Generic[T]):
             self.clear()
             raise
         finally:
+            stack.close()
             for handle in handles:
                 handle.remove()
             self._measured.clear()
@@ -101,15 +122,15 @@ class Capture(Generic[T]):
         self._calls[name] += 1
         # A model may enable gradients in its own forward.
         with torch.no_grad():
-            position = self._position(name, module, output)
+            position = self._position(call, module, args, output)
         if isinstance(position, LeftOut):
             self._record.left_out[call] = position
         else:
             self._record.rows[call] = position
 
-    def _position(self, name: str, module: nn.Module, output: Any) -> int | LeftOut:
+    def _position(self, call: Call, module: nn.Module, args: Any, output: Any) -> int | LeftOut:
         """Measure an output and return its position, or the reason why it cannot be measured."""
-        tensor = self._reader.find(name, output)
+        tensor = self._reader.find(call.name, output)
         if tensor is None:
             return LeftOut.NO_BATCH
         measured = self._measured_position(tensor)
@@ -117,7 +138,8 @@ class Capture(Generic[T]):
             return measured
         if self._record.samples is None and tensor.ndim:
             self._record.samples = tensor.shape[0]
-        features = self._reader.features(module, tensor, self._record.samples or 0)
+        aligned = self._reader.aligned(module, tensor, self._record.samples or 0)
+        features = self._features(call, args, aligned) if isinstance(aligned, Tensor) else aligned
         if isinstance(features, LeftOut):
             return features
         self._record.values.append(self._measure(features.detach()))
@@ -126,6 +148,21 @@ class Capture(Generic[T]):
         if not tensor.is_inference():
             self._measured[id(tensor)] = (weakref.ref(tensor), tensor._version, position)
         return position
+
+    def _features(self, call: Call, args: Any, tensor: Tensor) -> Tensor | LeftOut:
+        """Return the features (n, ...) of a (n, ...) tensor: its real tokens, pooled."""
+        masks = [] if self._tokens is None else self._tokens.masks_for(args)
+        if tensor.ndim != 3:
+            inner = tensor.shape[1:] if tensor.ndim > 3 else ()
+            hides_padding = any(mask.count in inner for mask in masks)
+            return LeftOut.PADDED_DIMENSIONS if hides_padding else tensor
+        fitting = next((mask for mask in masks if mask.count == tensor.shape[1]), None)
+        if masks and fitting is None:
+            self._record.other_tokens.add(call)
+        real = None if fitting is None else fitting.checked()
+        if real is not None:
+            real = real.to(tensor.device)
+        return _POOLED[self._reader.pooling](tensor, real)
 
     def _measured_position(self, tensor: Tensor) -> int | None:
         """Return the position of a tensor's measurement if it has not changed since then."""

@@ -37,6 +37,11 @@ class LeftOut(Enum):
         "layers whose output has no tensor with the batch in its first dimension are left out "
         "(pass pick= to choose one)"
     )
+    PADDED_DIMENSIONS = (
+        "layers whose output has more than three dimensions, one of them as long as the mask, are "
+        "left out, because padding cannot be found in it (pass pick= to choose a tensor of "
+        "(samples, tokens, features), or mask=None)"
+    )
     NO_VALUES = (
         "layers whose output has no values to compare (sparse, nested, on the meta device, or of "
         "a dtype without arithmetic) are left out (pass pick= to convert it)"
@@ -51,14 +56,15 @@ class LeftOut(Enum):
 
 @dataclass(frozen=True)
 class OutputReader:
-    """Selects the tensor of an output and reduces its tokens.
+    """Selects the tensor of an output, and says how its tokens are reduced.
 
     Raises:
         SettingError: if the pooling is unknown.
     """
 
     pooling: Pooling = "flatten"
-    """For (n, t, d) outputs: keep all tokens, average them, or keep only the first."""
+    """For (n, t, d) outputs: keep all tokens, average them, or keep only the first. Padding is
+    left out."""
     pick: Pick | None = None
     """The user's function ``pick(layer_name, output)``; it returns None to skip the layer."""
 
@@ -79,8 +85,8 @@ class OutputReader:
             return self.pick(name, output)
         return next((tensor for tensor in tensors_in(output) if tensor.ndim), None)
 
-    def features(self, module: nn.Module, tensor: Tensor, samples: int) -> Tensor | LeftOut:
-        """Return a tensor's features (n, ...), or the reason why it has none."""
+    def aligned(self, module: nn.Module, tensor: Tensor, samples: int) -> Tensor | LeftOut:
+        """Return a tensor with its n samples in the first dimension, or why it cannot be used."""
         if tensor.layout != torch.strided or tensor.is_nested or tensor.is_meta:
             return LeftOut.NO_VALUES
         if tensor.is_quantized:
@@ -92,12 +98,6 @@ class OutputReader:
             tensor = tensor.transpose(0, 1)
         if tensor.ndim == 0 or tensor.shape[0] != samples:
             return LeftOut.NO_BATCH
-        if tensor.ndim == 3 and self.pooling == "mean":
-            # The sum of half-precision tokens could overflow before it is divided.
-            wide = torch.float32 if tensor.dtype.itemsize < 4 else None
-            return tensor.mean(1, dtype=wide)
-        if tensor.ndim == 3 and self.pooling == "cls":
-            return tensor[:, 0]
         return tensor
 
 

@@ -39,9 +39,15 @@ def model_input(batch: Any) -> Any:
     return batch
 
 
-def run_model(model: nn.Module, inputs: Any) -> Any:
-    """Call the model with a mapping as keyword arguments, or with anything else as one argument."""
-    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs)
+def run_model(model: nn.Module, inputs: Any, keywords: Mapping[str, Any]) -> Any:
+    """Call the model with a mapping as keyword arguments, or with anything else as one argument.
+
+    Args:
+        model: the model.
+        inputs: its input.
+        keywords: keyword arguments that are added to an input that is not a mapping.
+    """
+    return model(**inputs) if isinstance(inputs, Mapping) else model(inputs, **keywords)
 
 
 def to_device(batch: Any, device: torch.device, dtype: torch.dtype | None = None) -> Any:

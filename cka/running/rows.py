@@ -21,12 +21,16 @@ class Rows:
     left_out: dict[Call, LeftOut] = field(default_factory=dict)
     """Calls that cannot be rows, and why: what they returned, or that some batch lacks them."""
 
+    other_tokens: set[Call] = field(default_factory=set)
+    """Calls to which the mask of a batch with padding did not apply."""
+
     def positions(self, record: PassRecord[Any]) -> list[int | None]:
         """Return the position of each row's measurement in ``record``; None if a row is missing.
 
         A row that is missing from a batch is left out of the result.
         """
         self.left_out.update(record.left_out)
+        self.other_tokens.update(record.other_tokens)
         if not self.calls:
             self.calls = list(record.rows)
         for call in set(self.calls).symmetric_difference(record.rows):
@@ -42,6 +46,7 @@ class Rows:
         return {
             "calls": [list(call) for call in self.calls],
             "left_out": [[*call, self.left_out[call].name] for call in sorted(self.left_out)],
+            "other_tokens": [list(call) for call in sorted(self.other_tokens)],
         }
 
     @classmethod
@@ -50,6 +55,7 @@ class Rows:
         return cls(
             [Call(*call) for call in data["calls"]],
             {Call(name, number): LeftOut[why] for name, number, why in data["left_out"]},
+            {Call(*call) for call in data["other_tokens"]},
         )
 
 
@@ -71,4 +77,5 @@ def merge_rows(rows_of_ranks: Sequence[Rows]) -> Rows:
     return Rows(
         first.calls,
         {call: why for one in rows_of_ranks for call, why in one.left_out.items()},
+        set().union(*(one.other_tokens for one in rows_of_ranks)),
     )

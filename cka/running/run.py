@@ -176,18 +176,25 @@ class Run:
 
     def _warnings(self) -> list[str]:
         """Return warnings about layers and batches that were left out."""
-        never_ran = []
+        never_ran, other_tokens = [], []
         left_out: dict[LeftOut, list[str]] = {reason: [] for reason in LeftOut}
         for chosen, runner in zip(
             self._selections, (self._runners[0], self._runners[-1]), strict=True
         ):
             never_ran += chosen.never_ran([*runner.rows.calls, *runner.rows.left_out])
+            used = [call for call in runner.rows.calls if call not in runner.rows.left_out]
+            other_tokens += [call.label for call in used if call in runner.rows.other_tokens]
             for reason, labels in left_out.items():
                 labels += runner.rows.labels_left_out(reason)
         return _named(
             [
                 ("layers that never ran are left out", never_ran),
                 *((reason.value, labels) for reason, labels in left_out.items()),
+                (
+                    "the mask is not applied to layers with another number of tokens; all their "
+                    "positions are used (pass mask= for their tokens, or mask=None)",
+                    other_tokens,
+                ),
                 (
                     f"batches with fewer than {self._estimator.min_samples} samples are left out, "
                     "of sizes",
