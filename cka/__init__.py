@@ -19,6 +19,7 @@ from cka.errors import (
 from cka.functional.features import cka_from_features
 from cka.functional.hsic import hsic
 from cka.functional.kernels import RBF
+from cka.functional.null import NullDistribution, null_distribution
 from cka.many import compare_many
 from cka.result import CKAResult, Match
 from cka.result_mapping import CKAResults
@@ -35,8 +36,10 @@ __all__ = [
     "LayerError",
     "Match",
     "MissingExtraError",
+    "NullDistribution",
     "SettingError",
     "cka_from_features",
     "compare_many",
     "hsic",
+    "null_distribution",
 ]

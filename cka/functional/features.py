@@ -42,15 +42,7 @@ def cka_from_features(
         InputError: if the sample counts differ or are too small for the estimator.
         SettingError: if the kernel or estimator is unknown.
     """
-    if estimator not in ("unbiased", "biased"):
-        raise SettingError(
-            f"cannot use {estimator!r} as an estimator; write 'unbiased' or 'biased'"
-        )
-    gram = resolve_kernel(kernel)
-    left, right = _as_list(x), _as_list(y)
-    _check_samples([*left, *right], estimator)
-    grams_x = [gram(_rows(features)) for features in left]
-    grams_y = [gram(_rows(features)) for features in right]
+    grams_x, grams_y = checked_grams(x, y, kernel, estimator)
     matrix, _ = cka_with_error(batch_sums(*hsic_products(grams_x, grams_y, estimator)))
     if bool(matrix.detach().isnan().any()):
         warnings.warn(
@@ -60,6 +52,28 @@ def cka_from_features(
         )
     pair = not _is_sequence(x) and not _is_sequence(y)
     return (matrix[0, 0] if pair else matrix).to(torch.float64)
+
+
+def checked_grams(
+    x: Tensor | Sequence[Tensor],
+    y: Tensor | Sequence[Tensor],
+    kernel: str | Kernel,
+    estimator: HSICEstimator,
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the Gram matrices (n, n) of the L1 features ``x`` and the L2 features ``y``.
+
+    Raises:
+        InputError: if the sample counts differ or are too small for the estimator.
+        SettingError: if the kernel or estimator is unknown.
+    """
+    if estimator not in ("unbiased", "biased"):
+        raise SettingError(
+            f"cannot use {estimator!r} as an estimator; write 'unbiased' or 'biased'"
+        )
+    gram = resolve_kernel(kernel)
+    left, right = _as_list(x), _as_list(y)
+    _check_samples([*left, *right], estimator)
+    return [gram(_rows(one)) for one in left], [gram(_rows(one)) for one in right]
 
 
 def _is_sequence(features: Any) -> bool:

@@ -153,3 +153,8 @@ def _centred_slabs(grams: Sequence[Tensor], estimator: HSICEstimator) -> Iterato
         if estimator == "unbiased":
             slab.diagonal(offset=start, dim1=1, dim2=2).zero_()
         yield slab.flatten(1)
+
+
+def centred(gram: Tensor, estimator: HSICEstimator) -> Tensor:
+    """Return the whole centred matrix (n, n), of which HSIC is the inner product."""
+    return torch.cat([slab.view(-1, len(gram)) for slab in _centred_slabs([gram], estimator)])
