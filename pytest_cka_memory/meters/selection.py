@@ -42,7 +42,7 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
             current device is used.
 
     Raises:
-        DeviceError: for a device that is unknown, not available, or without memory counters.
+        DeviceError: for a device that is unknown or not available.
     """
     if _is_predicted(name):
         return _predicted_meter(card_of(name[len(_PREDICTED) + 1 :]).name)
@@ -122,8 +122,17 @@ def _accelerator_meter(kind: str, index: int) -> Meter:
 
         return EmulatedMeter(emulated, index)
     from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
+    from pytest_cka_memory.meters.accelerator.stats import NoCountersError
 
-    return AcceleratorMeter(kind, index)
+    try:
+        return AcceleratorMeter(kind, index)
+    except NoCountersError as error:
+        reason = str(error)
+    import torch
+
+    from pytest_cka_memory.meters.accelerator.tensor_meter import TensorMeter
+
+    return TensorMeter(torch.device(kind, index), reason)
 
 
 def _is_predicted(name: str) -> bool:

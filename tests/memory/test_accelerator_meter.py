@@ -14,9 +14,10 @@ import torch
 from pytest_cka_memory import DeviceError, MemoryProbe
 from pytest_cka_memory.meters.accelerator.ledger import LedgerCounting
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
+from pytest_cka_memory.meters.accelerator.tensor_meter import TensorMeter
 from pytest_cka_memory.meters.base import Reading
 from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
-from pytest_cka_memory.meters.selection import check_device_name, meter_for
+from pytest_cka_memory.meters.selection import _accelerator_meter, check_device_name, meter_for
 
 BLOCK = 512
 
@@ -266,13 +267,47 @@ def test_block_bytes_are_used_if_the_allocator_counts_no_requested_bytes(
     assert meter.read().requested_bytes == 512
 
 
-def test_allocator_without_peak_counters_is_refused(allocator: Allocator) -> None:
-    """Some backends have no peak counters; the zero that they return is not a measurement."""
-    allocator.has_peaks = False
-    with pytest.raises(
-        DeviceError, match=r"cuda:0 keeps no peak counters in torch .*; write --cka-memory-device="
-    ):
-        AcceleratorMeter("cuda", 0)
+class TestWithoutCounters:
+    """Tensors are counted on a device whose allocator counts nothing: a Mac's, other backends'."""
+
+    @pytest.fixture
+    def found(self, allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Let torch find a device of a Mac's type."""
+        mps = torch.device("mps")
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: mps)
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+        monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)
+
+    @pytest.mark.parametrize("missing", ["no-peaks", "zeros", "not-implemented"])
+    def test_its_tensors_are_counted_and_the_notes_say_why(
+        self,
+        found: None,
+        allocator: Allocator,
+        monkeypatch: pytest.MonkeyPatch,
+        missing: str,
+    ) -> None:
+        """The counters are absent, zero whatever is allocated, or raise when they are read."""
+
+        def stats(device: torch.device) -> dict[str, int]:
+            if missing == "not-implemented":
+                raise NotImplementedError("no stats")
+            return {"allocated_bytes.all.peak": 0} if missing == "zeros" else {}
+
+        monkeypatch.setattr(torch.accelerator, "memory_stats", stats)
+        _accelerator_meter.cache_clear()
+        meter = meter_for("auto")
+        _accelerator_meter.cache_clear()
+        assert meter.name == "tensors counted, allocator not seen"
+        assert (meter.device, meter.device_name) == ("mps:0", "Scripted 0")
+        assert meter.notes[0].startswith("mps:0 has no memory counters in torch ")
+        assert any("(a lower bound)" in note for note in meter.notes)
+
+    def test_running_kernels_end_before_a_region_begins(
+        self, allocator: Allocator
+    ) -> None:
+        """Until then they hold tensors."""
+        TensorMeter(torch.device("cpu", 0), "no counters").clean()
+        assert allocator.calls == ["synchronize"]
 
 
 def test_unusable_device_is_refused(allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from pytest_cka_memory.meters.accelerator.allocator_history import AllocatorHist
 from pytest_cka_memory.meters.accelerator.counting import Counting
 from pytest_cka_memory.meters.accelerator.ledger import LedgerCounting
 from pytest_cka_memory.meters.accelerator.native import native_counting
-from pytest_cka_memory.meters.accelerator.stats import AllocatorStats
+from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, device_name
 from pytest_cka_memory.meters.base import Meter, Peaks, Reading
 from pytest_cka_memory.meters.device_names import AFTER_PREDICTING
 
@@ -22,7 +22,8 @@ class AcceleratorMeter(Meter):
     """Reads the counters of ``torch.accelerator``: CUDA, ROCm, XPU and out-of-tree backends.
 
     Raises:
-        DeviceError: if the device's allocator has no such counters.
+        DeviceError: if the device cannot be used.
+        NoCountersError: if its allocator has no such counters.
     """
 
     notes: tuple[str, ...] = (
@@ -36,24 +37,10 @@ class AcceleratorMeter(Meter):
         self._stats = AllocatorStats(self._device)
         self._drop_workspaces = torch_private.workspace_dropper(kind)
         self._history = AllocatorHistory(kind)
-        try:
-            torch.empty(1, device=self._device)  # the counters exist after the first allocation
-            stats = self._stats.all()
-        except (RuntimeError, AssertionError, ValueError) as error:
-            raise DeviceError(f"{self.device} cannot be measured: {error}") from error
-        if "allocated_bytes.all.peak" not in stats:
-            raise DeviceError(
-                f"{self.device} keeps no peak counters in torch {torch.__version__}; "
-                "write --cka-memory-device=cpu to measure on the CPU"
-            )
-        if not stats["allocated_bytes.all.peak"]:
-            raise DeviceError(
-                f"{self.device} cannot be measured: its allocator counts nothing; if "
-                "PYTORCH_NO_CUDA_MEMORY_CACHING is set, unset it"
-            )
-        self.device_name = _device_name(self._device)
+        self._stats.check()
+        self.device_name = device_name(self._device)
         self.name = "PyTorch's caching allocator"
-        if not stats.get("requested_bytes.all.allocated"):  # e.g. backend:cudaMallocAsync
+        if not self._stats.all().get("requested_bytes.all.allocated"):  # e.g. backend:cudaMallocAsync
             self.name += ", whole blocks only"
         self._counting: Counting = native_counting(self._device, self._stats) or LedgerCounting(
             self._device, self._stats
@@ -150,9 +137,3 @@ class AcceleratorMeter(Meter):
     def _empty_cache(self) -> None:
         torch.accelerator.empty_cache()
         self._counting.note_empty_cache()
-
-
-def _device_name(device: torch.device) -> str:
-    module = torch.get_device_module(device)
-    name = getattr(module, "get_device_name", None)
-    return str(name(device.index)) if name is not None else device.type

@@ -1,11 +1,20 @@
 """The counters that an accelerator's allocator keeps."""
 
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
+from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import torch_private
+
+_NO_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING"
+_CANNOT = (RuntimeError, AssertionError, ValueError)  # what torch raises about devices
+
+
+class NoCountersError(DeviceError):
+    """The device's allocator has no counters; the message says so."""
 
 
 class Levels(NamedTuple):
@@ -28,6 +37,33 @@ class AllocatorStats:
     def all(self) -> dict[str, int]:
         """Return all counters, as ``torch.accelerator.memory_stats`` does."""
         return torch.accelerator.memory_stats(self._device)
+
+    def check(self) -> None:
+        """Find out whether the device can be used, and what it allocates can be counted.
+
+        Raises:
+            DeviceError: if no tensor can be allocated on it.
+            NoCountersError: if its allocator counts nothing.
+        """
+        try:
+            torch.empty(1, device=self._device)  # the counters exist after the first allocation
+        except _CANNOT as error:
+            raise DeviceError(f"{self._device} cannot be measured: {error}") from error
+        missing = f"{self._device} has no memory counters in torch {torch.__version__}"
+        try:
+            peak = self.all().get("allocated_bytes.all.peak")
+        except _CANNOT as error:  # NotImplementedError too
+            raise NoCountersError(missing) from error
+        if peak is None:
+            raise NoCountersError(missing)
+        if peak:
+            return
+        if os.environ.get(_NO_CACHING):
+            raise DeviceError(
+                f"{self._device} cannot be measured: its allocator counts nothing; if "
+                f"{_NO_CACHING} is set, unset it"
+            )
+        raise NoCountersError(f"{missing}: they stay at 0")
 
     def levels(self) -> Levels:
         """Return the levels now."""
@@ -54,3 +90,9 @@ class AllocatorStats:
             requested["current"] if requested["allocated"] else allocated,
             stats["reserved_bytes"]["all"]["current"],
         )
+
+
+def device_name(device: torch.device) -> str:
+    """Return the model of a device; its type if the backend does not name it."""
+    name = getattr(torch.get_device_module(device), "get_device_name", None)
+    return str(name(device.index)) if name is not None else device.type

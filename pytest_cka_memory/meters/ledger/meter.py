@@ -1,4 +1,4 @@
-"""The meter for the CPU where torch's allocator cannot be counted: it records every storage."""
+"""The meter for a device whose allocator cannot be counted: it records every storage there."""
 
 import threading
 from gc import collect  # at import, because a test may patch gc.collect
@@ -19,26 +19,29 @@ _OLDER_THREADS = (
 
 
 class LedgerMeter(Meter):
-    """Counts the bytes of all CPU tensor storages exactly, while started.
+    """Counts the bytes of all tensor storages on one device exactly, while started.
 
     Its peak counts tensors; temporaries that an operator allocates and frees are not counted.
 
     Args:
         reason: why the allocator is not counted instead; part of the notes.
+        device: the CPU, or an accelerator with its index.
     """
 
-    device = "cpu"
     name = "exact accounting of tensor storages"
     notes: tuple[str, ...] = (
         "the peak counts tensors, not temporaries inside one operator (a lower bound)",
         "memory of DataLoader workers and temporaries of compiled code are not counted",
     )
 
-    def __init__(self, reason: str = "chosen by hand") -> None:
+    def __init__(
+        self, reason: str = "chosen by hand", device: torch.device = torch.device("cpu")
+    ) -> None:
+        self.device = str(device)
         self.notes = (f"torch's allocator is not counted: {reason}", *self.notes)
         self.notes = (*self.notes, *torch_private.LOST)
         self.device_name = processor_name()
-        self._tracker = StorageTracker(torch.device("cpu"))
+        self._tracker = StorageTracker(device)
         self._older_threads = False
         """Whether a region began while another thread was alive."""
 

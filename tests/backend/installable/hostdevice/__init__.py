@@ -2,7 +2,8 @@
 
 It is an out-of-tree backend for PrivateUse1 with an entry point of the group ``torch.backends``.
 Operators run on the CPU and copy their results. Its caching allocator has blocks of 512 bytes and
-counts allocated, reserved and requested bytes and their peaks; it keeps no history.
+counts allocated, reserved and requested bytes and their peaks; it keeps no history. With
+HOSTDEVICE_COUNTERS=0 in the environment, torch finds an allocator that counts nothing.
 """
 
 import importlib.util

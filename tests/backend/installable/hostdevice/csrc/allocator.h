@@ -134,4 +134,14 @@ inline void Allocator::free_block(void* data) {
   if (data != nullptr) allocator().give_back(data);
 }
 
+// The same memory by an allocator without counters: torch has no functions to ask it.
+class UncountedAllocator final : public c10::Allocator {
+ public:
+  c10::DataPtr allocate(size_t bytes) override { return allocator().allocate(bytes); }
+  c10::DeleterFnPtr raw_deleter() const override { return allocator().raw_deleter(); }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+};
+
 }  // namespace hostdevice

@@ -3,6 +3,8 @@
 
 #include "allocator.h"
 
+#include <string_view>
+
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
@@ -39,8 +41,12 @@ struct Hooks final : at::PrivateUse1HooksInterface {
 
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
 
+// With HOSTDEVICE_COUNTERS=0 in the environment torch finds an allocator that counts nothing.
 inline void register_device() {
-  c10::SetAllocator(kType, &allocator());
+  static UncountedAllocator uncounted;
+  const char* counters = std::getenv("HOSTDEVICE_COUNTERS");
+  const bool counted = counters == nullptr || std::string_view(counters) != "0";
+  c10::SetAllocator(kType, counted ? static_cast<c10::Allocator*>(&allocator()) : &uncounted);
   at::RegisterPrivateUse1HooksInterface(new Hooks());
 }
 
