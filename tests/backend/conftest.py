@@ -58,7 +58,8 @@ def builder_environment() -> dict[str, str]:
 @pytest.fixture(scope="session")
 def device_environment(builder_environment: dict[str, str]) -> dict[str, str]:
     """Return the environment of a process in which torch loads the device."""
-    environment = {**builder_environment, "PYTHONPATH": str(INSTALLABLE)}
+    path = os.pathsep.join([str(INSTALLABLE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**builder_environment, "PYTHONPATH": path}
     built = subprocess.run(
         [sys.executable, "-c", BUILD],
         env={**environment, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},

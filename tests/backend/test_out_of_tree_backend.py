@@ -127,6 +127,95 @@ def test_workers_measure_it(on_device):
     assert {r["start_bytes"] for r in run.report["regions"]} == {0}
 
 
+UNCOUNTED = """
+import pytest
+import torch
+
+MB = 2**20
+KEPT = []
+
+def allocate(size):
+    return torch.empty(size, dtype=torch.uint8, device="privateuseone")
+
+@pytest.mark.zero_retention
+def test_retained():
+    KEPT.append(allocate(3))
+
+@pytest.mark.zero_retention
+def test_garbage(cka_memory):
+    cycle = [allocate(MB)]
+    cycle.append(cycle)
+
+@pytest.mark.max_peak_mb(2)
+def test_peak():
+    allocate(MB) + allocate(MB)
+
+@pytest.mark.max_peak_mb(3)
+def test_peak_at_the_limit():
+    allocate(MB) + allocate(MB)
+
+@pytest.mark.max_reserved_mb(1)
+def test_reserved():
+    allocate(MB)
+
+@pytest.mark.flat_per_batch
+def test_growth(cka_memory):
+    with cka_memory.measure("loop") as region:
+        for _ in region.batches([torch.ones(1)] * 8):
+            KEPT.append(allocate(4))
+
+@pytest.mark.zero_retention
+def test_training(cka_memory):
+    model = torch.nn.Linear(8, 8).to(cka_memory.device)
+    with cka_memory.measure():
+        model(torch.ones(2, 8, device=cka_memory.device)).sum().backward()
+"""
+
+
+@pytest.fixture(scope="module")
+def uncounted(on_device):
+    """Return a session on the device, whose allocator counts nothing for torch."""
+    options = ("--cka-memory-report", "--cka-memory-snapshots=snapshots")
+    return on_device(UNCOUNTED, *options, HOSTDEVICE_COUNTERS="0")
+
+
+def test_report_says_that_tensors_are_counted_if_the_allocator_has_no_counters(uncounted):
+    """The device is found by itself; its peak is a lower bound, and there is no reserve."""
+    session = uncounted.report["session"]
+    assert (session["device"], session["device_name"]) == ("privateuseone:0", "Host Device 0")
+    assert session["meter"] == "tensors counted, allocator not seen"
+    assert "meter: tensors counted, allocator not seen" in uncounted.text
+    assert "privateuseone:0 has no memory counters in torch" in uncounted.text
+    assert "(a lower bound)" in uncounted.text
+
+
+@pytest.mark.parametrize(
+    ("test", "verdict"),
+    [
+        ("test_retained", "BREACH"),
+        ("test_garbage", "ok"),
+        ("test_peak", "BREACH"),
+        ("test_peak_at_the_limit", "ok"),
+        ("test_reserved", "not judged"),
+        ("test_growth", "BREACH"),
+        ("test_training", "BREACH"),
+    ],
+)
+def test_markers_judge_tensors_exactly_if_the_allocator_has_no_counters(uncounted, test, verdict):
+    """To the byte; a limit on the reserve is not judged."""
+    assert uncounted.of(test)["verdict"] == verdict, uncounted.text
+
+
+def test_tensors_are_described_if_the_allocator_has_no_counters(uncounted):
+    """By line and reference, as on the CPU; gradients are 64 and 8 numbers of 4 bytes."""
+    (held,) = uncounted.of("test_retained")["retained"]
+    assert (held["bytes"], held["held_by"]) == (3, "test_it.KEPT[0]")
+    assert held["created_at"][0].endswith("test_it.py:9 in allocate")
+    training = uncounted.of("test_training")
+    assert training["retained_bytes"] == 72 * 4
+    assert training["reserved_peak_bytes"] is training["host_retained_bytes"] is None
+
+
 FORKING = """
 import os
 import torch

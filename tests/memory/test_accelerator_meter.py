@@ -302,9 +302,22 @@ class TestWithoutCounters:
         assert meter.notes[0].startswith("mps:0 has no memory counters in torch ")
         assert any("(a lower bound)" in note for note in meter.notes)
 
-    def test_running_kernels_end_before_a_region_begins(
-        self, allocator: Allocator
+    def test_peaks_that_cannot_be_reset_are_not_used(
+        self, found: None, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        """A region would otherwise have the highest peak of the whole process."""
+
+        def fail(device: torch.device) -> None:
+            raise RuntimeError("not implemented")
+
+        monkeypatch.setattr(torch.accelerator, "reset_peak_memory_stats", fail)
+        _accelerator_meter.cache_clear()
+        meter = meter_for("mps")
+        _accelerator_meter.cache_clear()
+        assert isinstance(meter, TensorMeter)
+        assert meter.notes[0].startswith("mps:0 has no peaks that torch ")
+
+    def test_running_kernels_end_before_a_region_begins(self, allocator: Allocator) -> None:
         """Until then they hold tensors."""
         TensorMeter(torch.device("cpu", 0), "no counters").clean()
         assert allocator.calls == ["synchronize"]

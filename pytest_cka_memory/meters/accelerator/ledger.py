@@ -29,6 +29,7 @@ class LedgerCounting(Counting):
     )
 
     def __init__(self, device: torch.device, stats: AllocatorStats) -> None:
+        stats.check_reset()
         self._device, self._stats = device, stats
         self._tracker = StorageTracker(device)
         self._erased_peaks = PeaksBeforeResets(device, self._allocator_peaks)

@@ -40,7 +40,9 @@ class AcceleratorMeter(Meter):
         self._stats.check()
         self.device_name = device_name(self._device)
         self.name = "PyTorch's caching allocator"
-        if not self._stats.all().get("requested_bytes.all.allocated"):  # e.g. backend:cudaMallocAsync
+        if not self._stats.all().get(
+            "requested_bytes.all.allocated"
+        ):  # e.g. backend:cudaMallocAsync
             self.name += ", whole blocks only"
         self._counting: Counting = native_counting(self._device, self._stats) or LedgerCounting(
             self._device, self._stats

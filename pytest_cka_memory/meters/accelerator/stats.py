@@ -65,6 +65,19 @@ class AllocatorStats:
             )
         raise NoCountersError(f"{missing}: they stay at 0")
 
+    def check_reset(self) -> None:
+        """Find out whether the device's peaks can be reset, as its only counters require.
+
+        Raises:
+            NoCountersError: if they cannot.
+        """
+        try:
+            torch.accelerator.reset_peak_memory_stats(self._device)
+        except _CANNOT as error:
+            raise NoCountersError(
+                f"{self._device} has no peaks that torch {torch.__version__} can reset"
+            ) from error
+
     def levels(self) -> Levels:
         """Return the levels now."""
         return self._flat_levels() if self._nested is None else self._nested_levels(self._nested)

@@ -13,6 +13,7 @@ from pytest_cka_memory.meters.ledger import live_objects
 from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
 from pytest_cka_memory.meters.processor import processor_name
 
+_CPU = torch.device("cpu")
 _OLDER_THREADS = (
     "threads were alive before regions began: tensors that they made and freed are not counted"
 )
@@ -34,9 +35,7 @@ class LedgerMeter(Meter):
         "memory of DataLoader workers and temporaries of compiled code are not counted",
     )
 
-    def __init__(
-        self, reason: str = "chosen by hand", device: torch.device = torch.device("cpu")
-    ) -> None:
+    def __init__(self, reason: str = "chosen by hand", device: torch.device = _CPU) -> None:
         self.device = str(device)
         self.notes = (f"torch's allocator is not counted: {reason}", *self.notes)
         self.notes = (*self.notes, *torch_private.LOST)
