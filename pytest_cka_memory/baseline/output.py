@@ -17,6 +17,7 @@ from pytest_cka_memory.baseline.update import (
 )
 from pytest_cka_memory.core.collection import file_of
 from pytest_cka_memory.core.fingerprint import Fingerprint, fingerprint_of
+from pytest_cka_memory.core.fixture_names import is_fixture
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports import files
@@ -100,6 +101,7 @@ class BaselineOutput:
             key
             for key in entries
             if key.fingerprint in devices
+            and not is_fixture(key.nodeid)
             and key.nodeid not in report.collected
             and report.collection.shows_gone(key.nodeid, self.plan.root)
         }
@@ -157,6 +159,7 @@ class BaselineOutput:
         return {
             nodeid
             for nodeid in set(nodeids) - report.collected
+            if not is_fixture(nodeid)
             if file_of(nodeid) in files_seen or not (self.plan.root / file_of(nodeid)).exists()
         }
 

@@ -77,3 +77,5 @@ NO_ALLOCATIONS_HELP = (
 
 FIXTURE = "cka_memory"
 """The fixture; a test that uses it is measured, like one with a marker."""
+SESSION_FIXTURE = "cka_memory_session"
+"""The fixture for fixtures; a test that uses it is not measured for that."""

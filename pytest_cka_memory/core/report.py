@@ -16,7 +16,8 @@ Payload = dict[str, Any]
 """What one test report carries, in builtin types.
 
 ``facts`` about the meter, ``regions`` as :meth:`Result.to_dict` returns them, the reasons why the
-test is ``unmeasured``, and whether the session is ``narrowed``.
+test is ``unmeasured``, whether the session is ``narrowed``, and regions of ``fixtures`` that ended
+meanwhile.
 """
 
 
@@ -64,6 +65,8 @@ class ReportBuilder:
     _expected: dict[str, int] = field(default_factory=dict)
     _finished: set[str] = field(default_factory=set)
     _results: dict[str, list[Result]] = field(default_factory=dict)
+    _of_fixtures: dict[str, dict[str, list[Result]]] = field(default_factory=dict)
+    """Fixture -> worker -> its regions; each worker sets up a session's fixture of its own."""
 
     def expect(self, nodeids: Iterable[str]) -> None:
         """Record the tests of this session, in their order."""
@@ -82,6 +85,13 @@ class ReportBuilder:
         self._results.setdefault(nodeid, []).extend(
             replace(result, worker=worker, outcome=outcome) for result in results
         )
+
+        for result in map(Result.from_dict, payload.get("fixtures", ())):
+            if result.nodeid == nodeid:  # a fixture of this test alone
+                self._results[nodeid].append(replace(result, worker=worker, outcome=outcome))
+            else:
+                of_workers = self._of_fixtures.setdefault(result.nodeid, {})
+                of_workers.setdefault(worker, []).append(replace(result, worker=worker))
 
     def locate(self, nodeid: str, file: str, line: int | None) -> None:
         """Record the file and line of a test; `line` counts from 0, like pytest's."""
@@ -102,9 +112,19 @@ class ReportBuilder:
 
     @property
     def results(self) -> list[Result]:
-        """Every region in the order of collection, whichever process ran it."""
+        """Every region in the order of collection, whichever process ran it; fixtures are last."""
         order = sorted(self._results, key=lambda nodeid: self._expected.get(nodeid, sys.maxsize))
-        return [result for nodeid in order for result in self._results[nodeid]]
+        tests = [result for nodeid in order for result in self._results[nodeid]]
+        return [*tests, *self.of_fixtures]
+
+    @property
+    def of_fixtures(self) -> list[Result]:
+        """The regions of fixtures: of several workers those that needed most."""
+        return [
+            result
+            for of_workers in self._of_fixtures.values()
+            for result in max(of_workers.values(), key=_memory_needed)
+        ]
 
     @property
     def missing(self) -> list[str]:
@@ -163,6 +183,11 @@ class ReportBuilder:
             "workers": len(self.workers),
             "started": self.started,
         }
+
+
+def _memory_needed(results: Iterable[Result]) -> int:
+    records = [result.record for result in results]
+    return sum(record.peak_increase_bytes + record.retained_bytes for record in records)
 
 
 def _joined(facts: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:

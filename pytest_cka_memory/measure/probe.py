@@ -180,6 +180,9 @@ class MemoryProbe:
         region._close(completed, first_run_retained_bytes)
         if record:
             self.records.append(region.record)
+            if self._explainer is None:
+                for observer in observers:
+                    observer(self, region.record)
 
     def _unique_label(self, label: str) -> str:
         self._labels[label] += 1
@@ -187,6 +190,11 @@ class MemoryProbe:
             return label
         # Recursive, because the user may have used the numbered label too.
         return self._unique_label(f"{label} #{self._labels[label]}")
+
+
+observers: list[Callable[[MemoryProbe, RegionRecord], None]] = []
+"""Called with every region that has ended of a probe without an explainer; pytest's plugin reports
+those of fixtures."""
 
 
 def _label_text(label: object) -> str:

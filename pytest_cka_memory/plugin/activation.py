@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_cka_memory.core.markers import FIXTURE, MARKERS
+from pytest_cka_memory.core.markers import FIXTURE, MARKERS, SESSION_FIXTURE
 from pytest_cka_memory.plugin import options
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def is_asked_for(config: pytest.Config) -> bool:
 def asks(item: pytest.Item) -> bool:
     """Whether `item` may have to be measured although no option asks for it."""
     return (
-        FIXTURE in getattr(item, "fixturenames", ())
+        not {FIXTURE, SESSION_FIXTURE}.isdisjoint(getattr(item, "fixturenames", ()))
         or is_marked(item)
         or bool(item.config.hook.pytest_cka_memory_limits.get_hookimpls())
     )
@@ -91,6 +91,10 @@ def start(config: pytest.Config) -> "Reporter | None":
         from pytest_cka_memory.plugin import collecting
 
         collecting.record(config)
+    if not xdist.is_controller(config):
+        from pytest_cka_memory.plugin import fixture_regions
+
+        fixture_regions.collect(config)
     if xdist.is_worker(config):
         return None
     reporter = torchrun_reporter.reporter(config)
@@ -115,6 +119,11 @@ def _drop_stale_modules() -> None:
                 package.__name__
             )
             if is_module and sys.modules.get(value.__name__) is not value:
+                delattr(package, name)
+            # A class such as MemoryProbe, which the package has imported on first use.
+            home = str(getattr(value, "__module__", ""))
+            is_ours = home.startswith("pytest_cka_memory.")
+            if is_ours and getattr(sys.modules.get(home), name, None) is not value:
                 delattr(package, name)
 
 

@@ -74,6 +74,18 @@ def cka_memory(request: pytest.FixtureRequest) -> "Iterator[MemoryProbe]":
     measurement.judge_late_regions()
 
 
+@pytest.fixture(scope="session")
+def cka_memory_session(request: pytest.FixtureRequest) -> "Iterator[MemoryProbe]":
+    """Measure regions in fixtures of any scope, such as one that builds a model."""
+    if not activation.is_started(request.config):  # by request.getfixturevalue()
+        activation.start_late(request.config, [])
+    from pytest_cka_memory.plugin.fixture_regions import session_probe
+
+    probe = session_probe(request.config)
+    yield probe
+    probe.end_open()
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     if activation.is_started(item.config):

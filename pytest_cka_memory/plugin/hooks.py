@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pytest_cka_memory.core.markers import SESSION_FIXTURE
 from pytest_cka_memory.emulated.specification import is_emulated
 from pytest_cka_memory.integrations import torchrun, xdist
 from pytest_cka_memory.meters.base import Meter
@@ -59,12 +60,17 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if xdist.is_worker(config):  # it cannot refuse to start: its tests report what is wrong
         # An emulated device belongs to its worker alone, and "cuda:1" counts all visible GPUs.
         can_choose = config.stash[settings_key].can_choose_gpu
-        if can_choose and any(plan_of(item).is_measured for item in session.items):
+        if can_choose and any(map(_may_use_device, session.items)):
             xdist.take_gpu(config)
         return
     check(session.items)
     if config.stash[settings_key].names_accelerator:
         meter_of(config)
+
+
+def _may_use_device(item: pytest.Item) -> bool:
+    """Whether the test, or a fixture of it, is measured."""
+    return plan_of(item).is_measured or SESSION_FIXTURE in getattr(item, "fixturenames", ())
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -148,6 +148,10 @@ class Reporter:
                 "for skipped or deselected tests, or lower the minimum",
             )
 
+        for result in self.builder.of_fixtures if self._ran else ():
+            for breach in result.breaches:
+                self._fail(session, f"{result.name}: {breach.limit}: {breach.message}")
+
     def _fail(self, session: pytest.Session, problem: str) -> None:
         self.problems.append(problem)
         session.testsfailed += 1

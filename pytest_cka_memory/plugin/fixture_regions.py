@@ -1,0 +1,220 @@
+"""Regions that fixtures measure, with ``cka_memory_session`` or a ``MemoryProbe`` of their own.
+
+Those of a fixture for one test belong to that test. Others get a name of their own and travel on
+the report of the test during which they ended, so that pytest-xdist delivers them too.
+"""
+
+import inspect
+import os
+from collections import Counter
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.core.fingerprint import fingerprint_of
+from pytest_cka_memory.core.fixture_names import fixture_nodeid
+from pytest_cka_memory.core.report import Payload
+from pytest_cka_memory.core.verdicts import Limit, Result, judge
+from pytest_cka_memory.errors import BaselineError
+from pytest_cka_memory.measure import probe as probes
+from pytest_cka_memory.measure.probe import MemoryProbe
+from pytest_cka_memory.plugin.narrowing import is_narrowed
+from pytest_cka_memory.plugin.session_meter import known_meter, meter_of
+from pytest_cka_memory.plugin.settings import settings_key
+
+
+class SessionProbe(MemoryProbe):
+    """The probe of ``cka_memory_session``: labels are numbered for each fixture, not for all."""
+
+    def _unique_label(self, label: str) -> str:
+        return label
+
+
+_Ended = list[tuple[MemoryProbe, RegionRecord]]
+
+
+class FixtureRegions:
+    """Collects the regions of fixtures; registered in every process that runs tests."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._probe: SessionProbe | None = None
+        self._setting_up: list[_Ended] = []
+        """The regions of each fixture that is being set up, the innermost last."""
+        self._pending: _Ended = []
+        """Regions that ended while no fixture was set up: in the teardown of one, or in a test."""
+        self._results: list[Result] = []
+        """What the next report takes along."""
+        self._labels: Counter[tuple[str, str]] = Counter()
+        self._unmeasured: list[str] = []
+        self._is_running = False
+        """Whether a test is being set up, called or torn down."""
+        self._is_called = False
+        """Whether the test itself runs, not a fixture."""
+
+    def session_probe(self) -> MemoryProbe:
+        """Return the probe of ``cka_memory_session``.
+
+        Raises:
+            pytest.UsageError: if the device is not available.
+        """
+        if self._probe is None:
+            self._probe = SessionProbe(meter=meter_of(self._config))
+        return self._probe
+
+    def pytest_configure(self) -> None:
+        probes.observers.append(self._observe)
+
+    def pytest_unconfigure(self) -> None:
+        probes.observers.remove(self._observe)
+
+    def _observe(self, probe: MemoryProbe, record: RegionRecord) -> None:
+        if self._setting_up:
+            self._setting_up[-1].append((probe, record))
+        elif probe is self._probe or (self._is_running and not self._is_called):
+            self._pending.append((probe, record))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self) -> Generator[None, Any, Any]:
+        self._is_running = True
+        try:
+            return (yield)
+        finally:
+            self._is_running = False
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self) -> Generator[None, Any, Any]:
+        self._is_called = True
+        try:
+            return (yield)
+        finally:
+            self._is_called = False
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> Generator[None, Any, Any]:
+        ended: _Ended = []
+        self._setting_up.append(ended)
+        try:
+            return (yield)
+        finally:
+            self._setting_up.pop()
+            self._add(ended, fixturedef, request)
+
+    def pytest_fixture_post_finalizer(
+        self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> None:
+        ended, self._pending = self._pending, []
+        self._add(ended, fixturedef, request)
+
+    # Outermost, so that it adds to the report what it has when all others are done with it.
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        ended, self._pending = self._pending, []
+        self._add_results(item.nodeid, [record for probe, record in ended if probe is self._probe])
+        if self._results or self._unmeasured:
+            payload = getattr(report, "cka_memory", None) or self._empty_payload()
+            payload["fixtures"] = [result.to_dict() for result in self._results]
+            payload["unmeasured"] = [*payload["unmeasured"], *self._unmeasured]
+            report.cka_memory = payload  # type: ignore[attr-defined]
+            self._results, self._unmeasured = [], []
+        return report
+
+    def _empty_payload(self) -> Payload:
+        return {
+            "facts": meter_of(self._config).facts(),
+            "regions": [],
+            "unmeasured": [],
+            "narrowed": is_narrowed(self._config),
+        }
+
+    def _add(
+        self, ended: _Ended, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+    ) -> None:
+        """Add regions of a fixture under its name, or under that of its only test."""
+        records = [record for probe, record in ended if self._is_ours(probe, fixturedef, record)]
+        if not records:
+            return
+        if fixturedef.scope == "function":
+            named = f"(fixture {fixturedef.argname})"
+            self._add_results(
+                request.node.nodeid, [replace(r, label=f"{r.label} {named}") for r in records]
+            )
+        else:
+            self._add_results(self._nodeid(fixturedef, request), records)
+
+    def _is_ours(
+        self, probe: MemoryProbe, fixturedef: pytest.FixtureDef[Any], record: RegionRecord
+    ) -> bool:
+        """Whether the probe measures what the session measures; otherwise it is counted."""
+        meter = known_meter(self._config)
+        if meter is None:
+            try:
+                meter = meter_of(self._config)
+            except pytest.UsageError:  # the device of the session is not available
+                return False
+        if fingerprint_of(probe.meter.facts()) == fingerprint_of(meter.facts()):
+            return True
+        self._unmeasured.append(
+            f"region {record.label!r} of a MemoryProbe on {probe.meter.device} in fixture "
+            f"{fixturedef.argname}, because this session measures {meter.device}"
+        )
+        return False
+
+    def _nodeid(self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> str:
+        in_session = fixturedef.scope == "session"
+        place = "" if in_session else request.node.nodeid
+        name = fixturedef.argname
+        if hasattr(request, "param"):
+            name += f"[{getattr(request, 'param_index', '')}]"
+        return fixture_nodeid(place or self._file_of(fixturedef), name, fixturedef.scope)
+
+    def _file_of(self, fixturedef: pytest.FixtureDef[Any]) -> str:
+        """Return the file that defines a fixture, relative to pytest's root."""
+        try:
+            file = inspect.getfile(inspect.unwrap(fixturedef.func))
+            return Path(os.path.relpath(file, self._config.rootpath)).as_posix()
+        except (TypeError, ValueError):  # a callable object, or a file on another drive
+            return fixturedef.baseid or "conftest.py"
+
+    def _add_results(self, nodeid: str, records: Sequence[RegionRecord]) -> None:
+        for record in records:
+            self._labels[nodeid, record.label] += 1
+            number = self._labels[nodeid, record.label]
+            label = f"{record.label} #{number}" if number > 1 else record.label
+            result = judge(nodeid, replace(record, label=label), self._limits(nodeid))
+            outcome = "passed" if record.completed else "error"
+            self._results.append(replace(result, outcome=outcome))
+
+    def _limits(self, nodeid: str) -> list[Limit]:
+        """Return the limit of the baseline, if the session compares with one; no other applies."""
+        plan = self._config.stash[settings_key].baseline
+        if not plan.named or plan.updating:
+            return []
+        fingerprint = fingerprint_of(meter_of(self._config).facts())
+        try:
+            return [plan.limit("--cka-memory-baseline", nodeid, fingerprint, plan.tolerance)]
+        except BaselineError:  # every measured test fails with it
+            return []
+
+
+_regions_key = pytest.StashKey[FixtureRegions]()
+
+
+def collect(config: pytest.Config) -> None:
+    """Collect the regions of fixtures from now on."""
+    regions = config.stash[_regions_key] = FixtureRegions(config)
+    config.pluginmanager.register(regions, "cka_memory_fixture_regions")
+
+
+def session_probe(config: pytest.Config) -> MemoryProbe:
+    """Return what ``cka_memory_session`` gives; raises as :func:`meter_of` does."""
+    return config.stash[_regions_key].session_probe()
