@@ -75,7 +75,8 @@ def test_table_and_baseline_have_the_regions_of_fixtures(scripted, extend_confte
     run = scripted(model, *gate, "--cka-memory-report", "--cka-memory-max-retained-mb=0")
     run.assert_outcomes(passed=1)
     assert run.result.ret == pytest.ExitCode.OK
-    run.result.stdout.fnmatch_lines(["*(session fixture) load *1000 B * ok", "*no line removed from*"])
+    lines = ["*(session fixture) load *1000 B * ok", "*no line removed from*"]
+    run.result.stdout.fnmatch_lines(lines)
     extend_conftest("_allocate = METER.allocate\nMETER.allocate = lambda n: _allocate(2 * n)\n")
     run = scripted(model, *gate)
     run.assert_outcomes(passed=1)
