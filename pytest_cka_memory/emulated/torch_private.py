@@ -127,6 +127,62 @@ def compressed_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tensor.ccol_indices(), tensor.row_indices()
 
 
+def nested_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """Return the buffer of a nested tensor, and its sizes, strides and offsets on the CPU."""
+    shape = (
+        tensor._nested_tensor_size(),
+        tensor._nested_tensor_strides(),
+        tensor._nested_tensor_storage_offsets(),
+    )
+    return tensor.values(), shape
+
+
+def nested_from_parts(values: torch.Tensor, shape: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Return the nested tensor with a buffer and what :func:`nested_parts` returned."""
+    return torch._nested_view_from_buffer(values, *shape)
+
+
+def empty_quantized_like(
+    tensor: torch.Tensor, on_device: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Return an empty quantized tensor with the type, scales and zero points of another.
+
+    ``on_device`` gets scales and zero points, and returns those to use.
+    """
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return torch._empty_affine_quantized(
+            (0,), scale=tensor.q_scale(), zero_point=tensor.q_zero_point(), dtype=tensor.dtype
+        )
+    return torch._empty_per_channel_affine_quantized(
+        tensor.size(),
+        scales=on_device(tensor.q_per_channel_scales()).clone(),
+        zero_points=on_device(tensor.q_per_channel_zero_points()).clone(),
+        axis=tensor.q_per_channel_axis(),
+        dtype=tensor.dtype,
+    )
+
+
+QUANTIZED_PARTS = (
+    *("_empty_affine_quantized", "_empty_per_channel_affine_quantized", "empty_quantized"),
+    *("empty", "empty_like", "empty_strided", "set_", "qscheme", "q_scale", "q_zero_point"),
+    *("q_per_channel_axis", "q_per_channel_scales", "q_per_channel_zero_points"),
+)
+"""Operators that only create a quantized tensor, or return how it is quantized."""
+
+
+NESTED_PARTS = (
+    *("_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets"),
+    *("_fused_sdp_choice", "_scaled_dot_product_cudnn_attention", "is_same_size", "values"),
+    "_scaled_dot_product_cudnn_attention_backward",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_backward",
+    *("_to_copy", "clone", "copy_", "empty_like", "matmul", "matmul_backward", "normal_"),
+    *("_native_multi_head_attention", "_transformer_encoder_layer_fwd"),
+)
+"""Operators that return the parts of a nested tensor, or only call others for it."""
+
+
 def disable_fusion() -> None:
     """Keep TorchScript from launching kernels of its own for several operators at once."""
     disable = getattr(torch._C, "_jit_override_can_fuse_on_gpu", None)

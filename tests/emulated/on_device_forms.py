@@ -96,6 +96,60 @@ def test_jagged_tensors_have_values():
     assert (nested * 2).values().sum().item() == 18
 
 
+def test_strided_nested_tensors_have_values():
+    """Operators on the buffer, those with a kernel of their own, and their gradients."""
+    parts = [torch.randn(2, 4), torch.randn(3, 4)]
+    layer, norm = nn.Linear(4, 4), nn.LayerNorm(4)
+    found = []
+    for device in ("cpu", "cuda"):
+        layer, norm = layer.to(device), norm.to(device)
+        leaves = [part.to(device).requires_grad_() for part in parts]
+        nested = norm(layer(torch.nested.as_nested_tensor(leaves))).relu() * 2
+        attended = F.scaled_dot_product_attention(*[nested.unsqueeze(1)] * 3).squeeze(1)
+        padded = (attended + nested).to_padded_tensor(-1.0)
+        gradients = torch.autograd.grad(padded.square().sum(), leaves)
+        rows = nested.transpose(1, 2).contiguous().unbind()
+        found.append([value.detach().cpu() for value in (padded, *gradients, *rows)])
+    for expected, value in zip(*found, strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_nested_tensors_inside_a_transformer_leave_out_padding():
+    """PyTorch asks the device whether the mask is one of padding at the end."""
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 1).eval()
+    x, padding = torch.randn(2, 4, 8), torch.tensor([[False] * 4, [False] * 2 + [True] * 2])
+    with torch.no_grad():
+        expected = model(x, src_key_padding_mask=padding)
+        found = model.cuda()(x.cuda(), src_key_padding_mask=padding.cuda()).cpu()
+    assert found[1, 2:].count_nonzero() == 0
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["tensor", "channel", "dynamic"])
+def test_quantized_tensors_have_values(kind):
+    """Their scale may be a number, one for each channel, or chosen by the values."""
+
+    def quantized(values):
+        if kind == "tensor":
+            return torch.quantize_per_tensor(values, 0.1, 3, torch.qint8)
+        if kind == "dynamic":
+            return torch.quantize_per_tensor_dynamic(values, torch.qint8, False)
+        scales = torch.tensor([0.1, 0.2], device=values.device)
+        zeros = torch.tensor([0, 1], device=values.device)
+        return torch.quantize_per_channel(values, scales, zeros, 0, torch.qint8)
+
+    def described(values):
+        own = quantized(values)
+        one = own.clone() if kind == "channel" else own[:, 1:].relu()
+        return own.int_repr(), own.dequantize(), one.dequantize()
+
+    x = torch.linspace(-1, 1, 8).view(2, 4)
+    on_both(described, x)
+    assert torch.equal(quantized(x).cuda().cpu().int_repr(), quantized(x).int_repr())
+    assert torch.equal(quantized(x.cuda()).cpu().int_repr(), quantized(x).int_repr())
+
+
 def test_tensor_subclasses_have_values():
     """Of those that wrap a tensor, the operators on the inner one are computed."""
     from torch.utils._python_dispatch import return_and_correct_aliasing  # noqa: F401

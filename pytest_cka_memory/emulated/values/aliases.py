@@ -42,12 +42,14 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     dtype = tensor.dtype
     memory = _memory.get(dtype)
     if memory is None:
+        if tensor.is_quantized:
+            return _quantized_alias(tensor)
         memory = _memory_of(dtype)
     # Without elements the address may be 0, and nothing is read there.
     distance = (tensor.data_ptr() or _FIRST) - _FIRST
     index, odd = divmod(distance, tensor.element_size())
     if odd:
-        return _unaligned(tensor)
+        return _with_own_storage(tensor)
     # size(), because subclasses may redefine shape: that of a lazy parameter raises.
     result = torch.as_strided(memory, tensor.size(), tensor.stride(), index)
     if tensor.is_neg():
@@ -57,8 +59,8 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     return result
 
 
-def _unaligned(tensor: torch.Tensor) -> torch.Tensor:
-    """Return an alias of a tensor whose address is not a multiple of its element size."""
+def _with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an alias of any address, whose storage ends where the tensor does."""
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     elements = 1 + sum((length - 1) * stride for length, stride in steps)
     if tensor.numel() == 0:
@@ -67,6 +69,21 @@ def _unaligned(tensor: torch.Tensor) -> torch.Tensor:
     block = (ctypes.c_char * max(size, 1)).from_address(tensor.data_ptr() or _FIRST)
     storage = frombuffer(block, dtype=torch.uint8).untyped_storage()
     return torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.shape, tensor.stride())
+
+
+def _quantized_alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an alias with a copy of the scales and zero points."""
+    empty = torch_private.empty_quantized_like(tensor, alias)
+    start = (tensor.data_ptr() or _FIRST) - _FIRST
+    storage = _memory_of(torch.uint8).untyped_storage()
+    return empty.set_(storage, start // tensor.element_size(), tensor.size(), tensor.stride())
+
+
+def nested_alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a nested CPU tensor in the strided layout with the memory of one on the device."""
+    values, shape = torch_private.nested_parts(tensor)
+    # Operators on nested tensors take the whole storage for the buffer.
+    return torch_private.nested_from_parts(_with_own_storage(values), shape)
 
 
 def sparse_alias(tensor: torch.Tensor) -> torch.Tensor:
@@ -91,7 +108,9 @@ def on_cpu(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if not value.is_cuda:
             return value
-        return alias(value) if value.layout is torch.strided else sparse_alias(value)
+        if value.layout is not torch.strided:
+            return sparse_alias(value)
+        return nested_alias(value) if value.is_nested else alias(value)
     if isinstance(value, (list, tuple)):
         return [on_cpu(item) for item in value]
     if isinstance(value, torch.device):

@@ -14,8 +14,8 @@ from pytest_cka_memory.emulated.values import errors_on_device, operators, rando
 from pytest_cka_memory.emulated.values.aliases import alias, on_cpu
 from pytest_cka_memory.emulated.values.operators import Kernel, Unavailable, tensors_in, thread
 from pytest_cka_memory.emulated.values.results import (
+    FormError,
     ShapeError,
-    SparseError,
     replace,
     upload,
     write,
@@ -103,7 +103,7 @@ def compute_after(name: str, operator: Any, original: Kernel, compute: Kernel) -
                     unwritten = write(results, computed)
                     if unwritten:
                         staleness.mark(unwritten, reason(name, "the CPU has no such result"))
-            except SparseError:
+            except FormError:
                 results = upload(computed, _device_of(args, kwargs))
             except ShapeError as error:
                 staleness.mark(results, f"{name} was not computed: {error}")

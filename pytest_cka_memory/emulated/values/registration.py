@@ -28,6 +28,14 @@ from pytest_cka_memory.emulated.values.numbers_as_tensors import (
 from pytest_cka_memory.emulated.values.operators import Kernel
 
 _KEY = "CUDA"
+_QUANTIZED = "QuantizedCUDA"
+_NESTED = "NestedTensorCUDA"
+_PARTS = {
+    **dict.fromkeys(sparse.KEYS, torch_private.SPARSE_PARTS),
+    _QUANTIZED: torch_private.QUANTIZED_PARTS,
+    _NESTED: torch_private.NESTED_PARTS,
+}
+"""For each key the operators that need no computation of their own."""
 _LEFT_ALONE = {
     "aten::empty.memory_format",
     "aten::empty_strided",
@@ -47,6 +55,8 @@ _LEFT_ALONE = {
 }
 """Operators that write no values: they allocate, or look at shapes."""
 _COMPOSITES = {
+    "aten::_nested_tensor_from_mask",
+    "aten::_nested_tensor_from_mask_left_aligned",
     "aten::isin.Tensor_Tensor",
     "aten::isin.Tensor_Tensor_out",
 }
@@ -73,12 +83,13 @@ def register_all() -> None:
     on_cpu = {*torch_private.registered("CPU")}
     on_cpu.update(torch_private.registered("CompositeExplicitAutograd"))
     found = [(_KEY, name) for name in (*torch_private.registered(_KEY), *_WITHOUT_CUDA_KERNEL)]
-    found += [(key, name) for key in sparse.KEYS for name in torch_private.registered(key)]
+    found += [(key, name) for key in _PARTS for name in torch_private.registered(key)]
+    found.append((_QUANTIZED, "aten::copy_"))
     new = [entry for entry in found if entry not in _known]
     _known.update(new)
     # All kernels are made before the first is registered: some call torch's kernel of another.
     kernels = [
-        (key, name, _kernel_of(name, name in on_cpu) if key == _KEY else _sparse_kernel(key, name))
+        (key, name, _kernel_of(name, name in on_cpu) if key == _KEY else _other_kernel(key, name))
         for key, name in new
     ]
     kernels += [
@@ -95,14 +106,20 @@ def register_all() -> None:
             _library(namespace).impl(rest, kernel, key, with_keyset=True, allow_override=True)
 
 
-def _sparse_kernel(key: str, name: str) -> Kernel | None:
+def _other_kernel(key: str, name: str) -> Kernel | None:
+    """Return the kernel for sparse, quantized or nested tensors."""
     operator = torch_private.operator_of(name)
     if operator is None or name.partition("::")[0] in _OTHER_PACKAGES or _returns_views(operator):
         return None
-    if sparse.is_about_parts(name) or name in _LEFT_ALONE:
+    base = name.partition("::")[2].partition(".")[0]
+    if base in _PARTS[key] or name in _LEFT_ALONE:
         return None
-    original = torch.library.get_kernel(name, key).call_boxed
-    return sparse.computing(name, operator, accepting_numbers(operator, original))
+    original = accepting_numbers(operator, torch.library.get_kernel(name, key).call_boxed)
+    if key in sparse.KEYS:
+        return sparse.computing(name, operator, original)
+    if name == "aten::copy_":
+        return copies.copying(original)
+    return compute_after(name, operator, original, if_refused(operator))
 
 
 def _library(namespace: str) -> torch.library.Library:

@@ -7,8 +7,13 @@ from typing import Any
 
 import torch
 
-from pytest_cka_memory.emulated.torch_private import compressed_parts, sparse_parts
-from pytest_cka_memory.emulated.values.aliases import alias
+from pytest_cka_memory.emulated.torch_private import (
+    compressed_parts,
+    nested_from_parts,
+    nested_parts,
+    sparse_parts,
+)
+from pytest_cka_memory.emulated.values.aliases import alias, nested_alias
 
 
 @dataclass(frozen=True)
@@ -25,8 +30,8 @@ class Fitted:
     tensor: torch.Tensor | None
 
 
-class SparseError(RuntimeError):
-    """The result is sparse, so its parts have sizes that depend on values."""
+class FormError(RuntimeError):
+    """The form of the result depends on values: how many elements a sparse one has, for example."""
 
 
 class ShapeError(RuntimeError):
@@ -38,7 +43,7 @@ def write(results: Any, computed: Any) -> list[torch.Tensor]:
 
     Raises:
         ShapeError: if their shapes differ.
-        SparseError: if they are sparse.
+        FormError: if they are sparse, or quantized with a scale that depends on values.
     """
     if isinstance(results, torch.Tensor):
         return [] if _is_written(results, computed) or not results.numel() else [results]
@@ -85,14 +90,37 @@ def _write_fitted(target: torch.Tensor, computed: torch.Tensor) -> None:
 
 def _write_tensor(result: torch.Tensor, computed: torch.Tensor) -> bool:
     if result.layout is not torch.strided:
-        raise SparseError
+        raise FormError
+    if result.is_nested:
+        return _write_nested(result, computed)
     if result.shape != computed.shape:
         if result.numel() == 0 or computed.numel() == 0:
             return result.numel() == 0  # only one of the two returns it
         raise ShapeError(f"{tuple(computed.shape)} computed for {tuple(result.shape)}")
+    if result.is_quantized:
+        return _write_quantized(result, computed)
     target = alias(result)
     if target.data_ptr() != computed.data_ptr() or target.stride() != computed.stride():
         target.copy_(computed)
+    return True
+
+
+def _write_quantized(result: torch.Tensor, computed: torch.Tensor) -> bool:
+    if result.qscheme() is torch.per_channel_affine:
+        alias(result.q_per_channel_scales()).copy_(computed.q_per_channel_scales())
+        alias(result.q_per_channel_zero_points()).copy_(computed.q_per_channel_zero_points())
+    elif (result.q_scale(), result.q_zero_point()) != (computed.q_scale(), computed.q_zero_point()):
+        raise FormError
+    alias(result).copy_(computed)
+    return True
+
+
+def _write_nested(result: torch.Tensor, computed: torch.Tensor) -> bool:
+    parts = nested_alias(result).unbind(), computed.unbind()
+    if [part.shape for part in parts[0]] != [part.shape for part in parts[1]]:
+        raise ShapeError("its parts have other shapes on the CPU")
+    for target, part in zip(*parts, strict=True):
+        target.copy_(part)
     return True
 
 
@@ -108,6 +136,11 @@ def upload(value: Any, device: torch.device) -> Any:
 
 def upload_tensor(value: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return one tensor on the device."""
+    if value.is_quantized:
+        return value.to(device)
+    if value.is_nested:
+        values, parts = nested_parts(value)
+        return nested_from_parts(upload_tensor(values, device), parts)
     if value.layout is torch.sparse_coo:
         indices, values = (upload_tensor(part, device) for part in sparse_parts(value))
         return torch.sparse_coo_tensor(

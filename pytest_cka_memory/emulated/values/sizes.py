@@ -94,7 +94,12 @@ BY_VALUES: dict[str, Answers] = {
     "torchvision::nms": _nothing,
 }
 """Operator -> what it reads back."""
-GUIDED = ("aten::linalg_matrix_exp", "aten::linalg_eig", "aten::_linalg_eigvals")
+GUIDED = (
+    "aten::linalg_matrix_exp",
+    "aten::linalg_eig",
+    "aten::_linalg_eigvals",
+    "aten::_nested_from_padded",
+)
 """Operators that call others, but launch kernels too."""
 _ONLY_WITH_MASKS = ("aten::index.Tensor", "aten::index.Tensor_out", "aten::_index_put_impl_")
 
@@ -192,9 +197,14 @@ def _fit(results: Any, computed: Any) -> bool:
     """Whether all results have the computed shape; further ones may be left out, so are empty."""
     pairs = enumerate(zip(tensors_in(results), tensors_in(computed), strict=True))
     return all(
-        result.shape == value.shape or (position > 0 and result.numel() == 0)
+        _shape_of(result) == _shape_of(value) or (position > 0 and result.numel() == 0)
         for position, (result, value) in pairs
     )
+
+
+def _shape_of(tensor: torch.Tensor) -> Any:
+    """Return the shape of a tensor, or those of its parts if it is nested."""
+    return [part.shape for part in tensor.unbind()] if tensor.is_nested else tensor.shape
 
 
 def _has_mask(indices: Any) -> bool:

@@ -21,11 +21,6 @@ from pytest_cka_memory.emulated.values.results import upload
 KEYS = ("SparseCUDA", "SparseCsrCUDA")
 
 
-def is_about_parts(name: str) -> bool:
-    """Whether an operator needs no computation of its own."""
-    return name.partition("::")[2].partition(".")[0] in torch_private.SPARSE_PARTS
-
-
 def computing(name: str, operator: Any, original: Kernel) -> Kernel:
     """Return a kernel that computes an operator with sparse arguments."""
     schema = torch_private.schema_of(operator)
