@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cka.errors import CKAWarning, InputError, SettingError
 from cka.functional.hsic import HSICEstimator, check_sample_count, hsic_products
-from cka.functional.kernels import Kernel, as_rows, resolve_kernel
+from cka.functional.kernels import Kernel, as_rows, resolve_kernel, scaled_gram
 from cka.functional.precision import sum_dtype
 from cka.functional.sums import batch_sums, cka_with_error
 
@@ -24,6 +24,8 @@ def cka_from_features(
     estimator: HSICEstimator = "unbiased",
 ) -> Tensor:
     """Return CKA between features of the same n samples, computed in float64.
+
+    Features may have any scale that their dtype can represent.
 
     Args:
         x: features (n, p), a tensor or an array, or a sequence of L1 of them. Further dimensions
@@ -62,6 +64,9 @@ def checked_grams(
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the Gram matrices (n, n) of the L1 features ``x`` and the L2 features ``y``.
 
+    A matrix whose entries or their fourth powers would leave the range of float64 is multiplied by
+    a power of two, which changes no CKA.
+
     Raises:
         InputError: if the sample counts differ or are too small for the estimator.
         SettingError: if the kernel or estimator is unknown.
@@ -73,7 +78,9 @@ def checked_grams(
     gram = resolve_kernel(kernel)
     left, right = _as_list(x), _as_list(y)
     _check_samples([*left, *right], estimator)
-    return [gram(_rows(one)) for one in left], [gram(_rows(one)) for one in right]
+    grams_x = [scaled_gram(gram, _rows(one))[0] for one in left]
+    grams_y = [scaled_gram(gram, _rows(one))[0] for one in right]
+    return grams_x, grams_y
 
 
 def _is_sequence(features: Any) -> bool:

@@ -1,5 +1,9 @@
 """Kernels: functions from (n, p) features to the (n, n) Gram matrix of their samples.
 
+CKA does not change if features are multiplied by a number, but their squares may leave the range of
+the dtype: 1e-25 has no square in float32, and 1e160 none in float64. Such features are multiplied
+by a power of two first, which is exact.
+
 The linear and RBF kernels first shift features to near their centre. The shift changes neither CKA,
 for which :mod:`cka.functional.hsic` later centres exactly in float64, nor a distance. Without it, a
 common offset of 1000 would cost every digit of a float32 Gram matrix.
@@ -7,6 +11,7 @@ common offset of 1000 would cost every digit of a float32 Gram matrix.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -34,6 +39,12 @@ _BLOCK_SAMPLES = 96
 # The shift need not be exact: the mean of 8 samples is on average an eighth of a variance away from
 # the mean of all samples.
 _SAMPLES_FOR_CENTRE = 8
+# Largest entries between 2**-60 and 2**60 are in range, also in sums of their fourth powers, and
+# features between 2**-40 and 2**40 have such entries for any width.
+_GRAM_EXPONENT = 60
+_FEATURE_EXPONENT = 40
+# The exponent of a matrix that is zero: lower than any other, so that it never sets the scale.
+ZERO_EXPONENT = -(10**6)
 # The longest sum in float32; sums over pieces of this width are added in float64.
 _PIECE_COLUMNS = 16384
 
@@ -80,6 +91,67 @@ def linear_gram(rows: Tensor) -> Tensor:
     """
     gram = native.gram(rows, _SAMPLES_FOR_CENTRE)
     return gram if gram is not None else _gram_by_torch(rows)
+
+
+def scaled_gram(kernel: Kernel, rows: Tensor, *, check: bool = True) -> tuple[Tensor, int]:
+    """Return a matrix K and an exponent e: the kernel's Gram matrix of (n, p) rows is K * 2**e.
+
+    The exponent is 0 unless the matrix, or its fourth power in sums of HSIC, would leave the range
+    of the dtype. It is ``ZERO_EXPONENT`` if all features are zero, and 0 for an RBF kernel, which
+    does not depend on the scale of its features.
+
+    Args:
+        kernel: a kernel from :func:`resolve_kernel`.
+        rows: features (n, p).
+        check: False skips the check of the range, for which an accelerator has to be waited for.
+    """
+    if not check:
+        return kernel(rows), 0
+    if kernel is linear_gram:
+        return _scaled_linear_gram(rows)
+    gram = kernel(rows)
+    return _scaled_matrix(gram) if isinstance(kernel, _UserKernel) else (gram, 0)
+
+
+def _scaled_linear_gram(rows: Tensor) -> tuple[Tensor, int]:
+    gram = linear_gram(rows)
+    if type(gram) is not Tensor or _in_range(gram.detach().diagonal(), _GRAM_EXPONENT):
+        return gram, 0  # the largest entry is on the diagonal; a fake tensor has no values
+    wide = rows.detach().to(gram.dtype)
+    largest = _largest(wide)
+    if largest == 0:
+        return gram, ZERO_EXPONENT
+    if not math.isfinite(largest) or _in_range(wide, _FEATURE_EXPONENT):
+        return gram, 0
+    # The power of two must itself be in the range of the dtype.
+    limit = 126 if gram.dtype == torch.float32 else 1022
+    exponent = max(-limit, min(limit, 1 - math.frexp(largest)[1]))
+    return linear_gram(rows.to(gram.dtype) * 2.0**exponent), -2 * exponent
+
+
+def _scaled_matrix(gram: Tensor) -> tuple[Tensor, int]:
+    """Return a user's matrix with a largest entry near 1 if it is not in range."""
+    if type(gram) is not Tensor or _in_range(gram.detach(), 2 * _GRAM_EXPONENT):
+        return gram, 0
+    largest = _largest(gram.detach())
+    if largest == 0 or not math.isfinite(largest):
+        return gram, ZERO_EXPONENT if largest == 0 else 0
+    limit = 126 if gram.dtype == torch.float32 else 1022
+    exponent = max(-limit, min(limit, 1 - math.frexp(largest)[1]))
+    return gram * 2.0**exponent, -exponent
+
+
+def _largest(values: Tensor) -> float:
+    """Return the largest absolute value; 0 if there is none."""
+    if values.numel() == 0:
+        return 0.0
+    low, high = torch.aminmax(values)  # unlike abs(), without a copy
+    return max(-low.item(), high.item()) if not low.isnan() else math.nan
+
+
+def _in_range(values: Tensor, exponent: int) -> bool:
+    """Whether the largest absolute value is between 2**-exponent and 2**exponent."""
+    return 2.0**-exponent <= _largest(values) <= 2.0**exponent
 
 
 def _gram_by_torch(rows: Tensor) -> Tensor:
@@ -184,7 +256,7 @@ class RBF:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the Gram matrix (n, n) of (n, p) rows."""
-        distances = squared_distances(rows)
+        distances = _distances(_scaled_linear_gram(rows)[0])
         width = 2 * self.threshold**2 * _median(distances)
         # If the median is 0, equal samples have similarity 1 and others 0; 0 / 0 would be NaN.
         return torch.exp(-torch.where(distances == 0, distances, distances / width))
@@ -192,7 +264,11 @@ class RBF:
 
 def squared_distances(rows: Tensor) -> Tensor:
     """Return squared Euclidean distances (n, n) between (n, p) rows, from their Gram matrix."""
-    gram = linear_gram(rows)
+    return _distances(linear_gram(rows))
+
+
+def _distances(gram: Tensor) -> Tensor:
+    """Return the squared distances (n, n) between samples with this linear Gram matrix."""
     norms = gram.diagonal()
     distances = (norms[:, None] + norms[None, :] - 2 * gram).clamp(min=0)
     return distances.masked_fill(torch.eye(len(gram), dtype=torch.bool, device=gram.device), 0)

@@ -1,12 +1,15 @@
 """Sums of HSIC terms over batches, and CKA with its standard error from these sums.
 
 Nguyen et al. 2020, eq. 2: HSIC is summed over batches first, and the ratio is taken of the sums.
-Every field is a plain sum, so batches, parts of batches and ranks are added in the same way.
+Every field is a plain sum, so batches, parts of batches and ranks are added in the same way. Sums
+of matrices with different exponents are first multiplied by powers of two.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -36,11 +39,20 @@ class Sums:
     """Σ s22², (L2,)."""
     estimates: Tensor
     """Number of batches, a 0-d tensor on the same device, so that it is added over ranks too."""
+    exponents: Exponents | None = None
+    """Exponents e (L1) and f (L2) of the Gram matrices; None if all are 0. The true Σ s12 is
+    Σ s12 2**(e + f), and so on. They cancel in CKA, and matter only when sums are added."""
 
 
-def batch_sums(cross: Tensor, self1: Tensor, self2: Tensor) -> Sums:
+Exponents: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def batch_sums(
+    cross: Tensor, self1: Tensor, self2: Tensor, exponents: Exponents | None = None
+) -> Sums:
     """Return the sums of one batch with the terms s12 (L1, L2), s11 (L1,) and s22 (L2,)."""
     return Sums(
+        exponents=exponents if exponents and any(map(any, exponents)) else None,
         cross=cross,
         self1=self1,
         self2=self2,
@@ -63,11 +75,60 @@ def zero_sums(rows: int, columns: int, dtype: torch.dtype, device: torch.device)
 
 def merge_sums(left: Sums, right: Sums) -> Sums:
     """Add two sums of the same layers."""
-    return Sums(*(a + b for a, b in zip(_values(left), _values(right), strict=True)))
+    exponents = highest_exponents([left.exponents, right.exponents])
+    left, right = with_exponents(left, exponents), with_exponents(right, exponents)
+    added = (a + b for a, b in zip(_values(left), _values(right), strict=True))
+    return _sums_of(added, exponents)
+
+
+def highest_exponents(several: Sequence[Exponents | None]) -> Exponents | None:
+    """Return the highest exponent of each layer; None if all are None, which stands for zeros."""
+    known = [one for one in several if one is not None]
+    if not known:
+        return None
+    if len(known) < len(several):
+        known.append(((0,) * len(known[0][0]), (0,) * len(known[0][1])))
+    first, second = (tuple(map(max, zip(*side, strict=True))) for side in zip(*known, strict=True))
+    return first, second
+
+
+def with_exponents(sums: Sums, exponents: Exponents | None) -> Sums:
+    """Return the same sums with other exponents, none of which is lower."""
+    if exponents is None or exponents == sums.exponents:
+        return sums
+    before = sums.exponents or ((0,) * len(sums.self1), (0,) * len(sums.self2))
+    one, two = (_powers(*side, like=sums.cross) for side in zip(before, exponents, strict=True))
+    rows, columns = one[:, None], two[None, :]
+    return Sums(
+        cross=sums.cross * rows * columns,
+        self1=sums.self1 * one**2,
+        self2=sums.self2 * two**2,
+        cross_cross=sums.cross_cross * rows**2 * columns**2,
+        cross_self1=sums.cross_self1 * rows**3 * columns,
+        cross_self2=sums.cross_self2 * rows * columns**3,
+        self1_self1=sums.self1_self1 * one**4,
+        self1_self2=sums.self1_self2 * rows**2 * columns**2,
+        self2_self2=sums.self2_self2 * two**4,
+        estimates=sums.estimates,
+        exponents=exponents,
+    )
+
+
+def _powers(before: Sequence[int], after: Sequence[int], *, like: Tensor) -> Tensor:
+    """Return 2**(before - after) for each layer; 0 where that is below the range of float64."""
+    powers = [2.0 ** max(e - f, -1100) for e, f in zip(before, after, strict=True)]
+    return torch.tensor(powers, dtype=torch.float64, device="cpu").to(like.dtype).to(like.device)
 
 
 def select_sums(sums: Sums, rows: Tensor, columns: Tensor) -> Sums:
     """Return the sums of the rows at indices (R,) and columns at indices (C,), repeats allowed."""
+    exponents = None
+    if sums.exponents is not None:
+        one, two = sums.exponents
+        exponents = (
+            tuple(one[at] for at in rows.tolist()),
+            tuple(two[at] for at in columns.tolist()),
+        )
     return Sums(
         cross=sums.cross[rows][:, columns],
         self1=sums.self1[rows],
@@ -79,6 +140,7 @@ def select_sums(sums: Sums, rows: Tensor, columns: Tensor) -> Sums:
         self1_self2=sums.self1_self2[rows][:, columns],
         self2_self2=sums.self2_self2[columns],
         estimates=sums.estimates,
+        exponents=exponents,
     )
 
 
@@ -119,12 +181,22 @@ def sums_to_vector(sums: Sums) -> Tensor:
 
 
 def vector_to_sums(vector: Tensor, like: Sums) -> Sums:
-    """Undo :func:`sums_to_vector`, with the shapes of ``like``."""
+    """Undo :func:`sums_to_vector`, with the shapes and exponents of ``like``."""
     shapes = [value.shape for value in _values(like)]
     parts = vector.split([shape.numel() for shape in shapes])
-    return Sums(*(part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)))
+    values = (part.reshape(shape) for part, shape in zip(parts, shapes, strict=True))
+    return _sums_of(values, like.exponents)
 
 
 def _values(sums: Sums) -> list[Tensor]:
+    """Return the tensors, in the order of the fields."""
     # dataclasses.astuple would copy every tensor.
-    return [getattr(sums, field.name) for field in fields(Sums)]
+    return [getattr(sums, name) for name in _TENSORS]
+
+
+def _sums_of(values: Iterable[Tensor], exponents: Exponents | None) -> Sums:
+    """Undo :func:`_values`."""
+    return Sums(**dict(zip(_TENSORS, values, strict=True)), exponents=exponents)
+
+
+_TENSORS = [field.name for field in fields(Sums) if field.name != "exponents"]

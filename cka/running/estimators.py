@@ -7,19 +7,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from cka.errors import DoesNotFitError
 from cka.functional.hsic import HSICEstimator, hsic_products, min_samples
-from cka.functional.kernels import Kernel, flattened
+from cka.functional.kernels import Kernel, flattened, scaled_gram
 from cka.functional.precision import full_precision, gram_dtype, sum_dtype
 from cka.functional.sums import Sums, batch_sums, merge_sums, select_sums, zero_sums
 
-Measurement = tuple[Tensor, ...]
-"""Measurement of one output: the Gram matrix of each part of the batch, or (exact) its features."""
+
+class Measurement(NamedTuple):
+    """Measurement of one output."""
+
+    parts: tuple[Tensor, ...]
+    """Gram matrix of each part of the batch; of the exact estimator, the features (n, p)."""
+    exponents: tuple[int, ...] = (0,)
+    """Exponent e of each part: its Gram matrix is the one in ``parts`` times 2**e."""
+
 
 # While a kernel runs, it holds up to this many copies of its result: float64 sums, distances.
 _COPIES_OF_A_GRAM = 5
@@ -66,6 +73,8 @@ class Minibatch:
         self._part_size = part_size
         self._sums: Sums | None = None
         self._index: dict[tuple[tuple[int | None, ...], torch.device], Tensor] = {}
+        self._batches = 0
+        self._in_range = True
         self.min_samples = min_samples(estimator)
         self.uneven: Sequence[set[int]] = ()
 
@@ -74,8 +83,21 @@ class Minibatch:
         rows = flattened(features, self._kernel)
         sizes = self._sizes(rows.shape[0])
         parts = rows.split(sizes) if len(sizes) > 1 else [rows]
+        check = self._checks_range(rows.device)
         with full_precision(rows.device):
-            return tuple(self._kernel(part) for part in parts)
+            grams, exponents = zip(
+                *(scaled_gram(self._kernel, part, check=check) for part in parts), strict=True
+            )
+        self._in_range = self._in_range and not any(exponents)
+        return Measurement(grams, exponents)
+
+    def _checks_range(self, device: torch.device) -> bool:
+        """Whether features may need another scale; on an accelerator the answer has to be awaited.
+
+        There, two batches are checked, and all batches if any output was not in range: the scale
+        of a layer hardly changes, and an overflow is not silent, because it gives NaN.
+        """
+        return device.type == "cpu" or self._batches < 2 or not self._in_range
 
     def _sizes(self, samples: int) -> list[int]:
         """Return the sizes of the parts; a remainder that is too small joins the last part."""
@@ -93,15 +115,18 @@ class Minibatch:
         """Add the HSIC terms of every part of a batch."""
         rows = self._indices(models[0])
         columns = self._indices(models[-1])
-        for part in range(len(models[0].values[0])):
+        self._batches += 1
+        for part in range(len(models[0].values[0].parts)):
             grams = [_grams_on(model, part, rows.device) for model in models]
             terms = hsic_products(grams[0], grams[1] if len(grams) > 1 else None, self._estimator)
-            sums = select_sums(batch_sums(*terms), rows, columns)
+            exponents = [tuple(one.exponents[part] for one in model.values) for model in models]
+            sums = batch_sums(*terms, exponents=(exponents[0], exponents[-1]))
+            sums = select_sums(sums, rows, columns)
             self._sums = sums if self._sums is None else merge_sums(self._sums, sums)
 
     def _indices(self, model: BatchMeasurements) -> Tensor:
         # Cached, because a new index tensor for every batch would be a copy to the device.
-        device = model.values[0][0].device
+        device = model.values[0].parts[0].device
         key = (model.positions, device)
         if key not in self._index:
             self._index = {k: v for k, v in self._index.items() if len(self._index) < 8}
@@ -122,7 +147,7 @@ class Minibatch:
 
 def _grams_on(model: BatchMeasurements, part: int, device: torch.device) -> list[Tensor]:
     # If a model is spread over devices, so are its Gram matrices.
-    return [parts[part].to(device) for parts in model.values]
+    return [value.parts[part].to(device) for value in model.values]
 
 
 class Exact:
@@ -145,7 +170,7 @@ class Exact:
         rows = flattened(features, self._kernel)
         if not self._devices:
             self._devices.append(rows.device)
-        return (rows.to("cpu", gram_dtype(rows.dtype), copy=True),)
+        return Measurement((rows.to("cpu", gram_dtype(rows.dtype), copy=True),))
 
     def add(self, models: Sequence[BatchMeasurements]) -> None:
         """Store a batch if the projected total fits in memory.
@@ -161,12 +186,12 @@ class Exact:
                 chunks = stored[row]
                 if chunks is None or position is None:
                     stored[row] = None
-                elif chunks and chunks[0].shape[1] != model.values[position][0].shape[1]:
+                elif chunks and chunks[0].shape[1] != model.values[position].parts[0].shape[1]:
                     stored[row] = None
                     uneven.add(row)
                 else:
-                    chunks.append(model.values[position][0])
-        self._samples += len(models[0].values[0][0])
+                    chunks.append(model.values[position].parts[0])
+        self._samples += len(models[0].values[0].parts[0])
         self._check_size()
 
     def _check_size(self) -> None:
@@ -212,7 +237,7 @@ class Exact:
         rows = torch.cat(chunks).to(self._devices[0])
         chunks.clear()
         with full_precision(rows.device):
-            return self._kernel(rows)
+            return scaled_gram(self._kernel, rows)[0]
 
     def clear(self) -> None:
         """Drop the features."""

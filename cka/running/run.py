@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,9 +19,11 @@ from cka.functional.precision import sum_dtype
 from cka.functional.sums import (
     Sums,
     cka_with_error,
+    highest_exponents,
     select_sums,
     sums_to_vector,
     vector_to_sums,
+    with_exponents,
     zero_sums,
 )
 from cka.running import distributed
@@ -92,7 +94,7 @@ class Run:
         if counts[0] < self._estimator.min_samples:
             self._skipped_sizes.append(counts[0])
             return
-        first = records[0].values[0][0]
+        first = records[0].values[0].parts[0]
         self._result_dtype, self._device = first.dtype, first.device
         self._estimator.add(
             [
@@ -132,7 +134,13 @@ class Run:
     def _sum_over_ranks(self, sums: Sums | None) -> Sums | None:
         rows = [runner.rows.to_builtin() for runner in self._runners]
         dtype = str(self._result_dtype).removeprefix("torch.")
-        own = {"samples": self.samples, "batches": self.batches, "rows": rows, "dtype": dtype}
+        own = {
+            "samples": self.samples,
+            "batches": self.batches,
+            "rows": rows,
+            "dtype": dtype,
+            "exponents": None if sums is None else sums.exponents,
+        }
         used = [rank for rank in distributed.gather(own) if rank["batches"]]
         if not used:
             return None
@@ -142,9 +150,12 @@ class Run:
         self.batches = sum(rank["batches"] for rank in used)
         for index, runner in enumerate(self._runners):
             runner.rows = merge_rows([Rows.from_builtin(rank["rows"][index]) for rank in used])
+        exponents = highest_exponents([rank["exponents"] for rank in used])
         if sums is None:
             shape = (len(self._runners[0].rows.calls), len(self._runners[-1].rows.calls))
             sums = zero_sums(*shape, sum_dtype(self._device), self._device)
+            sums = replace(sums, exponents=exponents)
+        sums = with_exponents(sums, exponents)
         return vector_to_sums(distributed.sum_over_ranks(sums_to_vector(sums)), sums)
 
     def _outcome_of(self, sums: Sums) -> Outcome:

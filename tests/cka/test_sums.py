@@ -128,3 +128,36 @@ def test_number_of_rows_centred_at_a_time_does_not_change_hsic(monkeypatch, slab
         found = hsic_products(grams, grams_y, "unbiased")
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("first", [None, ((3, -2), (0, 5, 1))], ids=["zeros", "exponents"])
+def test_sums_with_exponents_are_added_by_their_true_size(first):
+    """The exponents of the sum are the highest of each layer."""
+    terms = [terms_of(seed) for seed in range(2)]
+    second = ((1, 4), (2, -6, 0))
+    added = merge_sums(
+        batch_sums(*terms[0], exponents=first), batch_sums(*terms[1], exponents=second)
+    )
+    assert added.exponents == (((3, 4), (2, 5, 1)) if first else ((1, 4), (2, 0, 0)))
+    true = merge_sums(
+        *(
+            batch_sums(*true_terms(*one, *(exponents or ((0, 0), (0, 0, 0)))))
+            for one, exponents in zip(terms, (first, second), strict=True)
+        )
+    )
+    for found, expected in zip(cka_with_error(added), cka_with_error(true), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-13, atol=0)
+
+
+def terms_of(seed):
+    """Return positive terms s12 (2, 3), s11 (2,) and s22 (3,)."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((2, 3), (2,), (3,))
+    return [torch.rand(s, generator=generator, dtype=torch.float64) + 0.5 for s in shapes]
+
+
+def true_terms(cross, self1, self2, exponents1, exponents2):
+    """Return the terms of the Gram matrices times 2**exponent."""
+    one = 2.0 ** torch.tensor(exponents1, dtype=torch.float64)
+    two = 2.0 ** torch.tensor(exponents2, dtype=torch.float64)
+    return cross * one[:, None] * two, self1 * one**2, self2 * two**2
