@@ -21,6 +21,10 @@ class RegionError(CkaMemoryError, RuntimeError):
     """A region used in the wrong state, for example read before it has ended."""
 
 
+class MissingPackageError(CkaMemoryError, ImportError):
+    """An optional package that is needed and not installed."""
+
+
 class ReportError(CkaMemoryError, RuntimeError):
     """A report file that cannot be read or written."""
 

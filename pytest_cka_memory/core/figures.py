@@ -247,7 +247,8 @@ class RegionRecord:
             importance=5,
             in_baselines=True,
             explained_by="grown",
-            advice="something is kept in every batch: append loss.item(), not loss",
+            advice="something is kept in every batch: empty or bound the list, dict or cache that "
+            "holds it",
         ),
     ]:
         """Growth per batch after one batch of warm-up; see :mod:`pytest_cka_memory.core.growth`."""

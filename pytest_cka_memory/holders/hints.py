@@ -1,13 +1,26 @@
-"""Advice on how to free a retained tensor, chosen by what references it."""
+"""Advice on how to free a retained tensor, chosen by what references it.
 
+The rules look at the objects on the path to the tensor, not at their names: an attribute that the
+user has called ``grad`` or ``my_hooks`` is no gradient and no hook.
+"""
+
+import functools
 import logging
-import re
-from collections.abc import Sequence
-from typing import Any
+import math
+import types
+from collections import deque
+from collections.abc import Callable, Sequence
 
 from pytest_cka_memory.core.allocations import Allocation
+from pytest_cka_memory.holders.keepers import keeper_of
 from pytest_cka_memory.holders.search import Reference
-from pytest_cka_memory.holders.torch_references import grad_fn_of, is_part_of_its_storage
+from pytest_cka_memory.holders.torch_references import (
+    dtype_and_shape_of,
+    grad_fn_of,
+    is_gradient,
+    is_node,
+    is_part_of_its_storage,
+)
 
 UNOWNED = (
     "no tensor that a Python object references owns these bytes: they may be a library's "
@@ -26,11 +39,19 @@ _PERHAPS_AUTOCAST = (
     "it has cast until its block ends; measure around the block, or write torch.autocast(..., "
     "cache_enabled=False)"
 )
-_ATTACHED = "attached to its autograd graph: keep loss.item() or loss.detach() instead"
-_ATTACHED_PART = (
+_LOSS = "attached to its autograd graph: keep loss.item() or loss.detach() instead"
+_LOSS_PART = (
     "attached to its autograd graph, and it uses only part of its storage: keep loss.item() or "
     "loss.detach().clone() instead"
 )
+_ATTACHED = (
+    "attached to its autograd graph: keep its detach() instead, or compute it in torch.no_grad()"
+)
+_ATTACHED_PART = (
+    "attached to its autograd graph, and it uses only part of its storage: keep "
+    "detach().clone() of it instead"
+)
+_GRAPH = "part of an autograd graph: keep detach() of its results, or compute it in torch.no_grad()"
 _LOGGED = (
     "a log record keeps its arguments alive, and pytest keeps the record until the test ends: "
     "log loss.item() instead"
@@ -39,36 +60,28 @@ _PART = (
     "the tensor uses only part of its storage and keeps all of it alive, as views and the results "
     "of some losses do: keep a clone() of it instead"
 )
-_EXCEPTION = "a stored exception keeps its frames alive: store its text instead"
+_NUMBER = "a tensor with one element: keep the number, its item(), instead"
+_HOOK = "a hook was never removed: keep its handle and call handle.remove()"
 _CACHE = "a cache keeps its results alive: call cache_clear(), or do not cache tensors"
-_PATTERNS = (
-    (r"_hooks\b", "a hook was never removed: keep its handle and call handle.remove()"),
-    (r"\.__traceback__|\.tb_frame", _EXCEPTION),
-    (r"\.<functools.lru_cache>", _CACHE),
-    (
-        r"\.gi_frame",
-        "a suspended generator keeps its local variables alive: exhaust it, or close() it",
-    ),
-    (
-        r"\.cr_frame",
-        "a suspended coroutine keeps its local variables alive: await it, or close() it",
-    ),
-    (
-        r"\.ag_frame",
-        "a suspended generator keeps its local variables alive: exhaust it, or aclose() it",
-    ),
-    (r"\.grad_fn\b|\._saved_", _ATTACHED),
-    (
-        r"\.state\[<",
-        "an optimizer allocates its state in its first step: take one before measuring",
-    ),
-    (r"\.grad\b", "gradients stay allocated until optimizer.zero_grad() sets them to None"),
+_GENERATOR = "a suspended generator keeps its local variables alive: exhaust it, or close() it"
+_COROUTINE = "a suspended coroutine keeps its local variables alive: await it, or close() it"
+_ASYNC = "a suspended generator keeps its local variables alive: exhaust it, or aclose() it"
+_GRADIENT = "gradients stay allocated until optimizer.zero_grad() sets them to None"
+_OPTIMIZER = "an optimizer allocates its state in its first step: take one before measuring"
+_EXCEPTION = "a stored exception keeps its frames alive: store its text instead"
+_EXCEPTION_OF = (
+    "{} stores an exception, which keeps its frames and their variables alive: run without it "
+    "(-p no:NAME for a plugin of pytest), and report it to its authors"
 )
-"""Pairs of a regular expression for the holder's expression and the advice if it matches."""
+_CONTAINERS = (list, tuple, dict, deque, set, frozenset)
+
+Path = Sequence[Reference]
+Rule = Callable[[Path], str | None]
+"""Returns the advice if it fits a path from a root to a holder, otherwise None."""
 
 
 def hint_for(
-    allocation: Allocation, path: Sequence[Reference] | None, held_by: str | None
+    allocation: Allocation, path: Path | None, held_by: str | None, *, in_batches: bool = False
 ) -> str | None:
     """Return the advice for one live storage; None if there is no particular advice.
 
@@ -76,15 +89,21 @@ def hint_for(
         allocation: the storage.
         path: the references from a root to its holder; None if the search found none.
         held_by: `path` as an expression.
+        in_batches: whether the region has batches, so that a loop may have kept it in each.
     """
     if path is None or held_by is None:
         return _hint_without_holder(allocation)
-    if any(issubclass(type(step.value), logging.LogRecord) for step in path):
-        return _LOGGED
-    for pattern, advice in _PATTERNS:
-        if re.search(pattern, held_by):
-            return advice
-    return _hint_for_holder(path[-1].value)
+    found = (rule(path) for rule in _rules(in_batches))
+    return next((advice for advice in found if advice is not None), None)
+
+
+def _rules(in_batches: bool) -> Sequence[Rule]:
+    """Return the rules, those for the rarest holders first."""
+    rarest = (_logged, _hook, _exception, _suspended, _gradient)
+    if in_batches:
+        # A local that a loop adds to holds the earlier batches, so to delete it would be too late.
+        return (*rarest, _plain_local, _of_tensor)
+    return (*rarest, _local_tensor, _of_tensor, _local_object)
 
 
 def _hint_without_holder(allocation: Allocation) -> str:
@@ -104,16 +123,136 @@ def _autocast_is_caching() -> bool:
     return blocks > 0 and torch.is_autocast_cache_enabled()
 
 
-def _hint_for_holder(holder: Any) -> str | None:
-    """Return advice that follows from the last object of the path, if that is a tensor."""
+def _has(path: Path, *kinds: type) -> bool:
+    return any(issubclass(type(step.value), kinds) for step in path)
+
+
+def _logged(path: Path) -> str | None:
+    return _LOGGED if _has(path, logging.LogRecord) else None
+
+
+def _hook(path: Path) -> str | None:
+    """Match the dicts in which modules and tensors, and torch itself, keep hooks."""
+    import torch
+
+    first, name = path[0], path[0].text or ""
+    if first.root is not None and first.root.prefix.startswith("torch."):
+        return _HOOK if name.startswith("_global_") and name.endswith("_hooks") else None
+    dicts = [step for step in path[1:] if issubclass(type(step.value), dict)]
+    if any(issubclass(type(step.parent), torch.Tensor) for step in dicts):
+        return _HOOK  # tensors reference no other dicts in such a way
+    modules = [step.value for step in path if issubclass(type(step.value), torch.nn.Module)]
+    hooks = {id(vars(module).get(name)) for module in modules for name in _names_of_hooks()}
+    return _HOOK if any(id(step.value) in hooks for step in dicts) else None
+
+
+@functools.cache
+def _names_of_hooks() -> frozenset[str]:
+    """Return the names of the attributes in which a module keeps its hooks."""
+    import torch
+
+    return frozenset(name for name in vars(torch.nn.Module()) if name.endswith("_hooks"))
+
+
+def _exception(path: Path) -> str | None:
+    if not _has(path, types.TracebackType):
+        return None
+    keeper = keeper_of(path)
+    return _EXCEPTION if keeper is None else _EXCEPTION_OF.format(keeper)
+
+
+def _suspended(path: Path) -> str | None:
+    """Match caches of functions, and code that waits to be continued."""
+    for kind, advice in (
+        (functools._lru_cache_wrapper, _CACHE),
+        (types.GeneratorType, _GENERATOR),
+        (types.CoroutineType, _COROUTINE),
+        (types.AsyncGeneratorType, _ASYNC),
+    ):
+        if _has(path, kind):
+            return advice
+    return None
+
+
+def _gradient(path: Path) -> str | None:
+    import torch
+
+    if any(is_gradient(step.value, step.parent) for step in path):
+        return _GRADIENT
+    return _OPTIMIZER if _has(path, torch.optim.Optimizer) else None
+
+
+def _plain_local(path: Path) -> str | None:
+    """Match a tensor that is itself a local variable of the user's code."""
+    return _local_tensor(path) if len(path) == 1 else None
+
+
+def _local_tensor(path: Path) -> str | None:
+    """Match such a tensor, and what only its autograd graph holds."""
+    import torch
+
+    inside = all(issubclass(type(step.value), torch.Tensor) or _is_node(step) for step in path)
+    name, function = _local(path)
+    if not function or not inside or not issubclass(type(path[0].value), torch.Tensor):
+        return None
+    return (
+        f"`{name}` is a local variable of {function}: `del {name}` in the block, or move the body "
+        "of the block into a function"
+    )
+
+
+def _local_object(path: Path) -> str | None:
+    """Match what an object holds that is a local variable, such as a list or a module."""
+    name, function = _local(path)
+    if not function or len(path) == 1:
+        return None
+    return (
+        f"`{name}` is a local variable of {function}: if the block makes it, `del {name}` there; "
+        "otherwise do not keep the tensor in it"
+    )
+
+
+def _local(path: Path) -> tuple[str, str]:
+    """Return the name of the variable in which a path begins, and of its function if it is local.
+
+    Locals of installed code are not the user's to delete.
+    """
+    root = path[0].root
+    if root is None or root.is_library or path[0].text == "self":
+        return "", ""
+    return path[0].text or "", root.function
+
+
+def _is_node(step: Reference) -> bool:
+    return is_node(type(step.value))
+
+
+def _of_tensor(path: Path) -> str | None:
+    """Return advice that follows from the holder, if that is a tensor, or from its graph."""
     import torch
 
     from pytest_cka_memory.meters import torch_private
 
+    nodes = [number for number, step in enumerate(path) if _is_node(step)]
+    holder = path[nodes[0] - 1 if nodes else -1].value
     if not issubclass(type(holder), torch.Tensor):
-        return None
+        return _GRAPH if nodes else None
+    _, shape = dtype_and_shape_of(holder)
+    is_number = shape is not None and math.prod(shape) == 1
     with torch_private.no_subclass_function():
         is_attached = grad_fn_of(holder) is not None
-    if is_part_of_its_storage(holder):
-        return _ATTACHED_PART if is_attached else _PART
-    return _ATTACHED if is_attached else None
+    is_part = not nodes and is_part_of_its_storage(holder)
+    if is_attached:
+        part, whole = (_LOSS_PART, _LOSS) if is_number else (_ATTACHED_PART, _ATTACHED)
+        return part if is_part else whole
+    if is_part:
+        return _PART
+    return _NUMBER if is_number and _is_in_container(path) else None
+
+
+def _is_in_container(path: Path) -> bool:
+    """Whether the holder is an entry of a container, but not a parameter or buffer of a module."""
+    import torch
+
+    near = path[-4:-1]
+    return issubclass(type(path[-1].parent), _CONTAINERS) and not _has(near, torch.nn.Module)

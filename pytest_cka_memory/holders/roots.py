@@ -8,6 +8,7 @@ import os
 import sys
 import sysconfig
 import threading
+import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ class Root:
     names: Mapping[str, Any]
     is_library: bool = False
     """Whether the names belong to installed code, which users rarely type."""
+    function: str = ""
+    """The function of this thread whose locals these are; empty for other names."""
 
 
 def locals_of(frame: types.FrameType) -> dict[str, Any]:
@@ -76,15 +79,25 @@ def frame_roots(is_own: Callable[[str], bool]) -> Iterator[Root]:
     # This generator's own frame is replaced by its caller's: its locals would hold it, and through
     # it the locals of all its callers.
     stacks[threading.get_ident()] = sys._getframe(1)
-    for top in stacks.values():
+    for thread, top in stacks.items():
         frame: types.FrameType | None = top
         while frame is not None:
-            yield from _roots_of(frame, is_own, known)
+            yield from _roots_of(frame, is_own, known, thread == threading.get_ident())
             frame = frame.f_back
 
 
+def traceback_roots(error: BaseException, is_own: Callable[[str], bool]) -> Iterator[Root]:
+    """Yield the locals of the frames of a traceback, which have ended, innermost first."""
+    known = {id(globals_of(module)) for module in modules().values()}
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        yield from _roots_of(frame, is_own, known, is_of_this_thread=True)
+
+
 def _roots_of(
-    frame: types.FrameType, is_own: Callable[[str], bool], known: set[int]
+    frame: types.FrameType,
+    is_own: Callable[[str], bool],
+    known: set[int],
+    is_of_this_thread: bool,
 ) -> Iterator[Root]:
     code, outside = frame.f_code, frame.f_globals
     if is_own(code.co_filename):
@@ -92,7 +105,8 @@ def _roots_of(
     where = f" in {code.co_name} ({_base(code.co_filename)}:{frame.f_lineno})"
     is_library = code.co_filename.startswith(_INSTALLED_FOLDERS)
     if code.co_flags & CO_OPTIMIZED:
-        yield Root("", where, locals_of(frame), is_library)
+        function = code.co_name if is_of_this_thread else ""
+        yield Root("", where, locals_of(frame), is_library, function)
     if id(outside) not in known:  # code run by exec() belongs to no module
         known.add(id(outside))
         yield Root("", f", a global{where}", dict(outside), is_library)

@@ -9,7 +9,13 @@ from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, Allo
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.libraries import PACKAGE_FOLDER
 from pytest_cka_memory.holders import expressions, hints
-from pytest_cka_memory.holders.roots import Root, context_root, frame_roots, module_roots
+from pytest_cka_memory.holders.roots import (
+    Root,
+    context_root,
+    frame_roots,
+    module_roots,
+    traceback_roots,
+)
 from pytest_cka_memory.holders.search import Reference, search
 from pytest_cka_memory.holders.torch_references import dtype_and_shape_of, tensor_rules
 
@@ -27,6 +33,7 @@ def holdings(
     allocations: Iterable[Allocation],
     named_values: Mapping[str, Any],
     boundaries: Sequence[int] = (),
+    error: BaseException | None = None,
 ) -> tuple[Holding, ...]:
     """Group live `allocations` by allocation site and holder, largest group first.
 
@@ -34,6 +41,7 @@ def holdings(
         allocations: storages to describe; those that have been freed are left out.
         named_values: values that the user knows by name, such as a test's fixtures.
         boundaries: the number of allocations before each batch boundary.
+        error: an exception; the frames of its traceback have ended, but the user knows their names.
     """
     # In the order of allocation, so that of equally large ones the same is described every time.
     ordered = sorted(allocations, key=lambda found: found.serial)
@@ -41,7 +49,7 @@ def holdings(
     was_enabled = gc.isenabled()
     gc.disable()  # a collection during the search would only cost time
     try:
-        paths = _search(live, named_values)
+        paths = _search(live, named_values, error)
         return _grouped([_entry(found, paths.get(key), boundaries) for key, found in live.items()])
     finally:
         if was_enabled:
@@ -88,7 +96,7 @@ def _entry(
     allocation: Allocation, path: Sequence[Reference] | None, boundaries: Sequence[int]
 ) -> _Entry:
     held_by = expressions.expression_of(path) if path else None
-    hint = hints.hint_for(allocation, path, held_by)
+    hint = hints.hint_for(allocation, path, held_by, in_batches=bool(boundaries))
     count = 0 if allocation.may_be_unowned and not path else 1
     holding = _described(allocation.bytes, count, allocation.site)
     holding = replace(holding, held_by=held_by, hint=hint)
@@ -125,14 +133,17 @@ def _site_key(site: AllocationSite | None) -> tuple[object, ...]:
     return () if site is None else (site.frames[:1], site.code, site.operator)
 
 
-def _search(keys: Collection[int], named_values: Mapping[str, Any]) -> dict[int, list[Reference]]:
+def _search(
+    keys: Collection[int], named_values: Mapping[str, Any], error: BaseException | None
+) -> dict[int, list[Reference]]:
     if not keys:
         return {}
     named_roots = [
         Root("", " (the test's)" if name == "self" else " (a fixture)", {name: value})
         for name, value in named_values.items()
     ]
-    roots = [*frame_roots(_is_own), context_root(), *module_roots()]
+    ended = [] if error is None else traceback_roots(error, _is_own)
+    roots = [*ended, *frame_roots(_is_own), context_root(), *module_roots()]
     early = [*named_roots, *(root for root in roots if not root.is_library)]
     return search(tensor_rules(), keys, early, [root for root in roots if root.is_library])
 

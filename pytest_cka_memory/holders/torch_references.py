@@ -41,7 +41,7 @@ def tensor_rules() -> RulesForType:
     def rules_for(kind: type) -> TypeRules | None:
         if kind in tensor_types:
             return TypeRules(keys_of_tensor, _references_of_tensor)
-        if _is_node(kind):
+        if is_node(kind):
             return _node_rules(kind)
         if array in mro(kind):
             return TypeRules(extra_references=lambda value: _references_of_array(value, array))
@@ -145,6 +145,19 @@ def _references_of_tensor(tensor: "torch.Tensor") -> Iterator[tuple[str, Any]]:
                 yield f".{name}", hooks
 
 
+def is_gradient(value: Any, tensor: Any) -> bool:
+    """Whether `value` is the ``.grad`` of `tensor`, if that is a tensor."""
+    import torch
+
+    from pytest_cka_memory.meters import torch_private
+    from pytest_cka_memory.meters.ledger.live_objects import gradient_of
+
+    if not issubclass(type(tensor), torch.Tensor):
+        return False
+    with torch_private.no_subclass_function():
+        return gradient_of(tensor) is value
+
+
 def grad_fn_of(tensor: "torch.Tensor") -> Any:
     """Return the autograd node that computed a tensor; None if it has none or cannot be asked."""
     from pytest_cka_memory.meters import torch_private
@@ -156,7 +169,7 @@ def grad_fn_of(tensor: "torch.Tensor") -> Any:
             return None
 
 
-def _is_node(kind: type) -> bool:
+def is_node(kind: type) -> bool:
     found = (type.__dict__["__dict__"].__get__(cls).get("next_functions") for cls in mro(kind))
     return any(type(item) is types.GetSetDescriptorType for item in found)
 

@@ -1,5 +1,6 @@
 """Measure regions of code: in a test through the ``cka_memory`` fixture, anywhere else directly."""
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -8,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.measure import display
 from pytest_cka_memory.measure.loaders import FirstBatches, length_of
 from pytest_cka_memory.measure.region import Explainer, Region
 from pytest_cka_memory.measure.region_context import RegionContext
@@ -33,6 +35,11 @@ class Snapshot:
     """Highest live level so far in the innermost open region, or since the last region."""
     peak_reserved_bytes: int | None
     """Highest reserve in the same time."""
+
+    def _repr_html_(self) -> str:
+        """Return a table of the figures, which notebooks show."""
+        figures = {name.removesuffix("_bytes"): value for name, value in vars(self).items()}
+        return display.table(figures, [map(display.size, figures.values())], "memory now")
 
 
 class MemoryProbe:
@@ -66,6 +73,7 @@ class MemoryProbe:
         self._explainer = explainer
         self._labels: Counter[str] = Counter()
         self._open_regions: list[Region] = []
+        self._regions: list[weakref.ref[Region]] = []
 
     @property
     def device(self) -> "torch.device":
@@ -155,6 +163,32 @@ class MemoryProbe:
             self._end(region, completed=False)
         return [region.label for region in still_open]
 
+    def _explain_comparisons(self, error: BaseException) -> list[tuple[str, RegionRecord]]:
+        """Explain the figures of regions that the user has read before `error` was raised.
+
+        Only for a probe with an explainer, and for regions that are still referenced.
+
+        Returns:
+            For each such figure that is not 0: its name, and the region's figures.
+        """
+        explained = []
+        known = [region for reference in self._regions if (region := reference()) is not None]
+        for region in (region for region in known if region not in self._open_regions):
+            old = region.record
+            explained += [(figure, region) for figure in region._explain_comparison(error)]
+            self.records[:] = [region.record if it is old else it for it in self.records]
+        return [(figure, region.record) for figure, region in explained]
+
+    def __repr__(self) -> str:
+        ended = counted(len(self.records), "region")
+        return f"<MemoryProbe of {self.meter.device} ({self.meter.name}), {ended}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the regions that have ended, which notebooks show."""
+        return display.table_of_regions(
+            self.records, f"{self.meter.device}, measured by {self.meter.name}"
+        )
+
     @contextmanager
     def _ending(
         self, region: Region, *, record: bool = True, first_run_retained_bytes: int | None = None
@@ -162,6 +196,8 @@ class MemoryProbe:
         completed = False
         try:
             self._open_regions.append(region)
+            if self._explainer is not None:
+                self._regions.append(weakref.ref(region))
             yield
             completed = True
         finally:

@@ -2,20 +2,35 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from html import escape
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_cka_memory.core.allocations import Allocation
+from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.core.figures import FIGURES, READABLE, RegionRecord
 from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.errors import RegionError
+from pytest_cka_memory.measure import display
 from pytest_cka_memory.measure.batches import BatchSamples
 from pytest_cka_memory.measure.loaders import SampledLoader
 from pytest_cka_memory.measure.region_stack import ClosedRegion, RegionStack
 from pytest_cka_memory.meters.base import Reading
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 _IN_MB = {row.mb_name: row.name for row in FIGURES.values() if row.mb_name != row.name}
 """Name of a figure in MB -> its name in bytes."""
+
+
+_EXPLAINED_WITH = {
+    **dict.fromkeys(("retained_bytes", "net_bytes", "end_bytes"), "retained_bytes"),
+    **dict.fromkeys(("peak_bytes", "peak_increase_bytes"), "peak_increase_bytes"),
+    **dict.fromkeys(("reserved_peak_bytes", "reserved_increase_bytes"), "reserved_increase_bytes"),
+    "growth_bytes_per_batch": "growth_bytes_per_batch",
+    "host_retained_bytes": "host_retained_bytes",
+}
+"""Figure -> the figure whose storages explain it."""
 
 
 class Explainer(Protocol):
@@ -46,6 +61,8 @@ class Region:
         self._host_survivors: Sequence[Allocation] = ()
         self._grown: tuple[Holding, ...] = ()
         self._record: RegionRecord | None = None
+        self._live_at_peak: list[AllocationGroup] = []
+        self._figures_read: set[str] = set()
         self._open_region = stack.open()
         self._samples = BatchSamples(self._open_region.peaks)
 
@@ -152,6 +169,8 @@ class Region:
             self._survivors, self._host_survivors = closed.survivors, closed.host_survivors
             self._record = replace(record, completed=False)
             if completed:
+                if self._explainer is not None:
+                    self._live_at_peak = self._open_region.peaks.allocations()
                 self._record = self._with_explanations(record)
 
     def _record_of(
@@ -169,45 +188,103 @@ class Region:
         )
 
     def _with_explanations(self, record: RegionRecord) -> RegionRecord:
-        to_explain = self._figures_to_explain(record)
-        if "retained_bytes" in to_explain:
-            record = replace(record, retained=self._retained_holdings(record))
-        if "growth_bytes_per_batch" in to_explain:
-            grown = _in_several_batches(self._holdings(self._survivors)) or self._grown
+        return self._explained(record, self._figures_to_explain(record))
+
+    def _explained(
+        self,
+        record: RegionRecord,
+        figures: Collection[str],
+        error: BaseException | None = None,
+    ) -> RegionRecord:
+        """Return `record` with what explains `figures`.
+
+        Args:
+            record: the figures of this region.
+            figures: names of those to trace to allocation and holder.
+            error: an exception whose traceback holds objects that the user can name.
+        """
+        if "retained_bytes" in figures:
+            record = replace(record, retained=self._retained_holdings(record, error))
+        if "growth_bytes_per_batch" in figures:
+            grown = _in_several_batches(self._holdings(self._survivors, error)) or self._grown
             record = replace(record, grown=grown)
-        if {"peak_increase_bytes", "reserved_increase_bytes"} & set(to_explain):
+        if {"peak_increase_bytes", "reserved_increase_bytes"} & set(figures):
             from pytest_cka_memory.holders import survivors
 
-            at_peak = survivors.group_by_site(self._open_region.peaks.allocations())
-            record = replace(record, at_peak=at_peak)
-        if to_explain and record.host_retained_bytes:
-            record = replace(record, host_retained=self._holdings(self._host_survivors))
+            record = replace(record, at_peak=survivors.group_by_site(self._live_at_peak))
+        if figures and record.host_retained_bytes:
+            host_retained = self._holdings(self._host_survivors, error)
+            record = replace(record, host_retained=host_retained)
         return record
 
-    def _retained_holdings(self, record: RegionRecord) -> tuple[Holding, ...]:
+    def _explain_comparison(self, error: BaseException) -> Collection[str]:
+        """Explain the figures that the user has read and that are not 0; return their names.
+
+        Args:
+            error: what the comparison of a figure raised.
+        """
+        if self._record is None or not self._record.completed:
+            return ()
+        figures = {_EXPLAINED_WITH[name] for name in self._figures_read if name in _EXPLAINED_WITH}
+        figures = {name for name in figures if (getattr(self._record, name) or 0) > 0}
+        self._record = self._explained(self._record, figures, error)
+        return sorted(figures)
+
+    def _retained_holdings(
+        self, record: RegionRecord, error: BaseException | None = None
+    ) -> tuple[Holding, ...]:
         """Return what tensors own and what nothing owns; both add up to the retained bytes."""
         from pytest_cka_memory.holders import survivors  # only where there is something to explain
 
         owned_bytes = sum(allocation.bytes for allocation in self._survivors)
         unowned = survivors.unowned(record.retained_bytes - owned_bytes)
-        return (*self._holdings(self._survivors), *unowned)
+        return (*self._holdings(self._survivors, error), *unowned)
 
     def _figures_to_explain(self, record: RegionRecord) -> Collection[str]:
         return () if self._explainer is None else self._explainer.figures_to_explain(record)
 
-    def _holdings(self, allocations: Iterable[Allocation]) -> tuple[Holding, ...]:
+    def _holdings(
+        self, allocations: Iterable[Allocation], error: BaseException | None = None
+    ) -> tuple[Holding, ...]:
         named_values = {} if self._explainer is None else self._explainer.named_values()
         from pytest_cka_memory.holders import survivors
 
-        return survivors.holdings(allocations, named_values, self._samples.serials)
+        return survivors.holdings(allocations, named_values, self._samples.serials, error)
+
+    def plot(self, ax: "Axes | None" = None, *, limit_mb: object = None) -> "Axes":
+        """Draw what was live over the batches, the peak and, if given, a limit on the peak.
+
+        Args:
+            ax: where to draw; by default a new figure of matplotlib.
+            limit_mb: a limit as the marker ``max_peak_mb`` takes it.
+
+        Raises:
+            MissingPackageError: if matplotlib is not installed.
+            RegionError: while the region is open.
+        """
+        from pytest_cka_memory.measure.plots import plot_timeline
+
+        return plot_timeline(self.record, self._stack.meter.device, ax=ax, limit_mb=limit_mb)
+
+    def __repr__(self) -> str:
+        record = self._record
+        text = ", open" if record is None else f": {display.summary(record)}"
+        return f"<Region {self.label!r}{text}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table of the figures, which notebooks show."""
+        if self._record is None:
+            return f"<p>{escape(repr(self))}</p>"
+        return display.table_of_regions([self._record], self._stack.meter.device)
 
     def __getattr__(self, name: str) -> Any:
         # Called only for names that are not ordinary attributes: what its record contains.
-        if name in _IN_MB:
-            return self.record.in_mb(_IN_MB[name])
-        if name not in READABLE:
+        if name not in READABLE and name not in _IN_MB:
             raise AttributeError(f"a region has no {name!r}; its figures are {', '.join(FIGURES)}")
-        return getattr(self.record, name)
+        figure = _IN_MB.get(name, name)
+        value = self.record.in_mb(figure) if name in _IN_MB else getattr(self.record, name)
+        self._figures_read.add(figure)
+        return value
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *READABLE, *_IN_MB})

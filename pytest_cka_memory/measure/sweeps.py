@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pytest_cka_memory.core.figures import FIGURES
 from pytest_cka_memory.errors import RegionError
+from pytest_cka_memory.measure import display
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.units import MB, format_size
 
@@ -19,7 +20,7 @@ _COLUMNS = tuple(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sweep:
     """One region per batch count, each with a fresh set-up. ``print(sweep)`` shows a table."""
 
@@ -56,11 +57,22 @@ class Sweep:
         rise = self.retained_mb[-1] - self.retained_mb[0]
         return rise / (self.batch_counts[-1] - self.batch_counts[0])
 
+    def __repr__(self) -> str:
+        counts = ", ".join(map(str, self.batch_counts))
+        retained = ", ".join(display.size(region.record.retained_bytes) for region in self.regions)
+        return f"<Sweep over {counts} batches: retained {retained}>"
+
+    def _repr_html_(self) -> str:
+        """Return a table with one row for each batch count, which notebooks show."""
+        return display.table_of_regions(
+            [region.record for region in self.regions], "; ".join(self._notes())
+        )
+
     def __str__(self) -> str:
         from tabulate import tabulate  # takes 20 ms, which only a printed table is worth
 
         rows = [
-            [str(count), *(format_size(getattr(region, figure.name)) for figure in _COLUMNS)]
+            [str(count), *(format_size(getattr(region.record, figure.name)) for figure in _COLUMNS)]
             for count, region in zip(self.batch_counts, self.regions, strict=True)
         ]
         head = ["batches", *(figure.column for figure in _COLUMNS)]

@@ -140,6 +140,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
     measurement = item.stash.get(_measuring(item.config).measurement_key, None)
+    if measurement is not None and call.when == "call":
+        measurement.add_compared_figures(report)
     if measurement is not None and call.when != "setup":
         # A plain attribute of builtin types: it reaches the controller together with the report,
         # and so it survives a worker that dies later.

@@ -11,7 +11,7 @@ from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.report import Payload
 from pytest_cka_memory.core.verdicts import Limit, Result, judge
 from pytest_cka_memory.measure.probe import MemoryProbe
-from pytest_cka_memory.plugin import extensions
+from pytest_cka_memory.plugin import comparisons, extensions
 from pytest_cka_memory.plugin.item_kinds import unseen_reason
 from pytest_cka_memory.plugin.item_plan import limits_or_fail, plan_of
 from pytest_cka_memory.plugin.narrowing import is_narrowed
@@ -41,6 +41,8 @@ class ItemMeasurement:
         """What other plugins returned that cannot be reported."""
         self._returned = False
         """Whether the call has ended without an exception."""
+        self._compared: list[tuple[str, RegionRecord]] = []
+        """The figures that the failed test has compared itself, each with its region."""
         self._is_untouched = False
         """Whether the call has allocated nothing on the measured accelerator."""
 
@@ -57,6 +59,10 @@ class ItemMeasurement:
                 with whole.measure():
                     yield
                 self._returned = True
+            except AssertionError as error:
+                if comparisons.is_of_figures(error):
+                    self._compared = self.probe._explain_comparisons(error)
+                raise
             finally:
                 if len(self.probe.records) == in_fixtures:
                     self.probe.records.extend(replace(r, label="") for r in whole.records)
@@ -115,6 +121,19 @@ class ItemMeasurement:
             "narrowed": is_narrowed(self._item.config),
         }
 
+    def add_compared_figures(self, report: pytest.TestReport) -> None:
+        """Add to the text of a failed test what explains the figures that it has compared."""
+        compared, self._compared = self._compared, []
+        add_section = getattr(report.longrepr, "addsection", None)
+        if compared and add_section is not None:
+            lines = failure.compared(compared, self.probe.meter.facts(), self._width)
+            add_section("cka-memory", "\n".join(lines))
+
+    @property
+    def _width(self) -> int:
+        """Characters of a line in the text of a failure."""
+        return min(failure.WIDTH, terminal_width(self._item.config))
+
     def take_back_properties(self) -> None:
         """Remove the figures of a run that does not count from the item's properties."""
         ours = set(map(id, self._properties))
@@ -144,8 +163,8 @@ class ItemMeasurement:
 
     def _fail_on_breach(self, results: Sequence[Result]) -> None:
         broken = any(result.breaches for result in results)
-        width = min(failure.WIDTH, terminal_width(self._item.config))
-        messages = [failure.render(results, self.probe.meter.facts(), width)] if broken else []
+        facts = self.probe.meter.facts()
+        messages = [failure.render(results, facts, self._width)] if broken else []
         unused = [context.mistake for context in self.probe.unused] if self._returned else []
         self.probe.unused.clear()
         messages, self._wrong = [*messages, *self._wrong, *unused], []

@@ -15,6 +15,7 @@ WIDTH = 100
 """Longer lines are hard to read, however wide the terminal is."""
 _BARS = 40
 _MOST_GROUPS = 4
+_MOST_COMPARED = 3
 _MOST_FRAMES = 4
 
 
@@ -36,11 +37,35 @@ def render(results: Sequence[Result], facts: Mapping[str, Any], width: int = WID
     return "\n".join(lines)
 
 
+def compared(
+    explained: Sequence[tuple[str, RegionRecord]], facts: Mapping[str, Any], width: int = WIDTH
+) -> Iterator[str]:
+    """Yield lines about figures that a failed test has compared itself.
+
+    Args:
+        explained: name of a figure, and the region with what explains it.
+        facts: as for :func:`render`.
+        width: characters of a line.
+    """
+    largest_first = sorted(explained, key=lambda it: -getattr(it[1], it[0]))
+    for name, record in largest_first[:_MOST_COMPARED]:
+        value = getattr(record, name)
+        yield f"{FIGURES[name].noun} {format_exact(value)}"
+        yield from _place(record, facts, width)
+        yield from explanation(Breach("", 0, value, "", name), record, width)
+    if len(explained) > _MOST_COMPARED:
+        yield f"and {counted(len(explained) - _MOST_COMPARED, 'smaller figure')} of other regions"
+
+
 def _headline(
     breach: Breach, result: Result, facts: Mapping[str, Any], width: int
 ) -> Iterator[str]:
-    region = f"region {result.record.label!r}" if result.record.label else "the whole test"
     yield from wrapped(f"{breach.limit} broken: {breach.message}", width, hanging="")
+    yield from _place(result.record, facts, width)
+
+
+def _place(record: RegionRecord, facts: Mapping[str, Any], width: int) -> Iterator[str]:
+    region = f"region {record.label!r}" if record.label else "the whole test"
     where = f"in {region}, {provenance_of(facts).verb} {facts['device']} ({facts['meter']})"
     yield from wrapped(where, width, "  ")
 

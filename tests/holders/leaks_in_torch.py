@@ -50,7 +50,13 @@ def graph_retained_after_backward() -> None:
     KEEP.append(loss)
 
 
-@leak(TORCH, "planted.KEEP[0].grad_fn._saved_indices[0]", hint=ATTACHED, size=1500, made="dtype=")
+@leak(
+    TORCH,
+    "planted.KEEP[0].grad_fn._saved_indices[0]",
+    hint="keep its detach()",
+    size=1500,
+    made="dtype=",
+)
 def indices_saved_by_a_graph() -> None:
     KEEP.append(WEIGHT[torch.ones(125, dtype=torch.int64)])
 

@@ -1,0 +1,60 @@
+"""How regions, sweeps and probes show themselves: one line of text, and a table in notebooks."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from pytest_cka_memory.core.figures import COLUMNS, Figure, RegionRecord
+from pytest_cka_memory.units import counted, format_size
+
+
+def size(value: float | None) -> str:
+    """Return a size with its unit, as short as possible: ``4.00 MB``, ``12 B``, ``0``."""
+    text = format_size(value)
+    return f"{text} MB" if text[-1].isdigit() and text != "0" else text
+
+
+def summary(record: RegionRecord) -> str:
+    """Return the main figures of a region that has ended, in one line."""
+    if not record.completed:
+        return "ended by an exception"
+    parts = [
+        f"peak increase {size(record.peak_increase_bytes)}",
+        f"retained {size(record.retained_bytes)}",
+    ]
+    if record.growth_bytes_per_batch is not None:
+        parts.append(f"growth per batch {size(record.growth_bytes_per_batch)}")
+    parts += [counted(record.batches, "batch")] if record.batches else []
+    return ", ".join(parts)
+
+
+def table_of_regions(records: Sequence[RegionRecord], caption: str) -> str:
+    """Return an HTML table with one row for each region, and the columns of the terminal's."""
+    columns = [
+        column
+        for column in COLUMNS
+        if not column.only_if_known
+        or any(getattr(record, column.name) is not None for record in records)
+    ]
+    rows = [
+        [record.label or "the whole test", *(_cell(record, column) for column in columns)]
+        for record in records
+    ]
+    return table(["region", *(column.column for column in columns)], rows, caption)
+
+
+def _cell(record: RegionRecord, column: Figure) -> str:
+    value = getattr(record, column.name)
+    return str(value) if column.name == "batches" else size(value)
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str) -> str:
+    """Return an HTML table of texts, which are escaped."""
+    body = "".join(f"<tr>{_cells(row, 'td')}</tr>" for row in rows)
+    return (
+        f"<table><caption>{escape(caption)}</caption><thead><tr>{_cells(head, 'th')}</tr></thead>"
+        f"<tbody>{body}</tbody></table>"
+    )
+
+
+def _cells(texts: Iterable[str], tag: str) -> str:
+    return "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts)

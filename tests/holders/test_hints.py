@@ -1,0 +1,197 @@
+"""The advice for each kind of holder, and that it is not given for anything else."""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from planted import KEEP, cleaned_up
+from torch import nn
+
+from pytest_cka_memory import Holding, MemoryProbe, Region, RegionRecord
+from pytest_cka_memory.core.verdicts import judge
+from pytest_cka_memory.holders.keepers import keeper_of
+from pytest_cka_memory.holders.roots import Root
+from pytest_cka_memory.holders.search import Reference
+from pytest_cka_memory.limits import flat_per_batch
+from pytest_cka_memory.meters.selection import meter_for
+from pytest_cka_memory.reports import failure
+
+WEIGHT = nn.Parameter(torch.ones(250))
+LOCAL = (
+    "`{0}` is a local variable of {1}: `del {0}` in the block, or move the body of the block into "
+    "a function"
+)
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    with cleaned_up():
+        yield
+
+
+class Namespace:
+    """An object of the user's, with any attributes."""
+
+
+class CachedDataset:
+    """A data set that keeps every item."""
+
+    def __init__(self) -> None:
+        self.cache: dict[int, torch.Tensor] = {}
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.cache.setdefault(index, torch.ones(250) * index)
+
+
+def hints(region: Region) -> dict[str, str | None]:
+    """Return the hint of each group, by the start of the holder's expression."""
+    return {re.split(r" in |\(", str(found.held_by))[0]: found.hint for found in region.retained}
+
+
+def test_locals_of_a_test_are_to_be_deleted() -> None:
+    """The commonest first failure; it was told to look for a list, a hook or a cache."""
+    function = "test_locals_of_a_test_are_to_be_deleted"
+    with MemoryProbe("cpu").measure() as region:
+        ids = torch.ones(250)
+        output = (WEIGHT * 2).exp()
+        losses = [torch.ones(300)]
+    found = hints(region)
+    assert found["ids"] == LOCAL.format("ids", function)
+    assert found["output"] == LOCAL.format("output", function)
+    assert found["losses[0]"] == (
+        f"`losses` is a local variable of {function}: if the block makes it, `del losses` there; "
+        "otherwise do not keep the tensor in it"
+    )
+    graph = [path for path in found if path.startswith("output.grad_fn")]
+    assert {found[path] for path in graph} == {found["output"]}
+    assert len(found) == 3 + len(graph)
+    del ids, output, losses
+
+
+class GrowthExplainer:
+    """Asks for what is kept in several batches, as a limit on growth does."""
+
+    def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
+        return ("growth_bytes_per_batch",)
+
+    def named_values(self) -> Mapping[str, Any]:
+        return {}
+
+
+def growth(step: Any) -> tuple[tuple[Holding, ...], str]:
+    """Return what `step`, called in each of 8 batches, keeps, and the text of the failure."""
+    with MemoryProbe("cpu", explainer=GrowthExplainer()).measure() as region:
+        for number in range(8):
+            step(number)
+            region.batch_done(4)
+    result = judge("t.py::test", region.record, [flat_per_batch()])
+    text = " ".join(failure.render([result], meter_for("cpu").facts()).split())
+    return region.record.grown, text
+
+
+def test_losses_are_told_from_other_tensors_that_grow() -> None:
+    """Only what has one element can be a loss."""
+    dataset = KEEP.append(CachedDataset()) or KEEP[0]
+    grown, text = growth(dataset.__getitem__)
+    assert [holding.hint for holding in grown] == [None]
+    assert ".cache[0]" in text
+    assert text.endswith("empty or bound the list, dict or cache that holds it")
+    grown, _ = growth(lambda _: KEEP.append((WEIGHT * 2).detach().sum()))
+    assert grown[0].hint == "a tensor with one element: keep the number, its item(), instead"
+    grown, _ = growth(lambda _: KEEP.append(WEIGHT.sum()))
+    assert grown[0].hint == (
+        "attached to its autograd graph: keep loss.item() or loss.detach() instead"
+    )
+    grown, text = growth(lambda _: KEEP.append(WEIGHT * 2))
+    assert grown[0].hint == (
+        "attached to its autograd graph: keep its detach() instead, or compute it in "
+        "torch.no_grad()"
+    )
+    assert "loss" not in text
+
+
+def test_a_local_that_sums_losses_is_told_to_detach_them() -> None:
+    """``del total`` after the loop would not stop the growth inside it."""
+    total: Any = 0.0
+    with MemoryProbe("cpu", explainer=GrowthExplainer()).measure() as region:
+        for _ in range(8):
+            total = total + WEIGHT.exp().sum()
+            region.batch_done(4)
+    assert {holding.hint for holding in region.record.grown} == {
+        "attached to its autograd graph: keep loss.item() or loss.detach() instead"
+    }
+    del total
+
+
+def test_a_part_of_a_larger_storage_wants_a_clone() -> None:
+    """But not a tensor that uses all of its storage, nor a buffer with one element."""
+    with MemoryProbe("cpu").measure() as region:
+        KEEP.append(torch.ones(250)[:5])
+        KEEP.append((torch.ones(260),))
+        KEEP.append(nn.BatchNorm1d(1))
+    found = hints(region)
+    assert "keep a clone() of it instead" in str(found.pop("planted.KEEP[0]"))
+    assert "planted.KEEP[1][0]" in found
+    assert "planted.KEEP[2].num_batches_tracked" in found
+    assert set(found.values()) == {None}
+
+
+def test_attributes_that_are_only_named_like_those_of_torch_have_no_hint() -> None:
+    """A user's ``grad`` is no gradient, and ``_my_hooks`` of a module are no hooks."""
+    stats, module = Namespace(), nn.Module()
+    KEEP.extend([stats, module])
+    with MemoryProbe("cpu").measure() as region:
+        stats.grad = torch.ones(250)  # type: ignore[attr-defined]
+        stats._saved_outputs = [torch.ones(251)]  # type: ignore[attr-defined]
+        stats.state = {stats: torch.ones(252)}  # type: ignore[attr-defined]
+        stats._forward_hooks = {1: torch.ones(253)}  # type: ignore[attr-defined]
+        module._my_hooks = {1: torch.ones(254)}  # type: ignore[assignment]
+    assert len(region.retained) == 5
+    assert {str(holding.hint).partition(" of ")[0] for holding in region.retained} == {
+        "`stats` is a local variable",
+        "`module` is a local variable",
+    }
+
+
+def raised_with(values: torch.Tensor) -> ValueError:
+    try:
+        raise ValueError(len(values))
+    except ValueError as error:
+        return error
+
+
+def test_exception_kept_by_a_plugin_names_the_attribute_of_the_test(
+    request: pytest.FixtureRequest,
+) -> None:
+    """As pytest-rerunfailures keeps it."""
+    with MemoryProbe("cpu").measure() as region:
+        request.node._kept_by_a_plugin = raised_with(torch.ones(250))
+    (holding,) = region.retained
+    assert holding.hint is not None
+    assert holding.hint.startswith(
+        "a plugin that sets the attribute _kept_by_a_plugin of a test stores an exception, which "
+        "keeps its frames and their variables alive: run without it (-p no:NAME for a plugin of"
+    )
+    del request.node._kept_by_a_plugin
+
+
+@pytest.mark.parametrize(
+    ("prefix", "value", "keeper"),
+    [
+        pytest.param("pytest_rerunfailures.", {}, "the package pytest_rerunfailures", id="global"),
+        pytest.param("planted.", {}, None, id="own-module"),
+        pytest.param("_pytest.runner.", {}, None, id="pytest-itself"),
+        pytest.param("torch.", ModuleType("x"), None, id="torch"),
+    ],
+)
+def test_keeper_of_an_exception_is_the_package_that_stores_it(
+    prefix: str, value: Any, keeper: str | None
+) -> None:
+    """By the module in which the path begins; the user's code and pytest itself do not count."""
+    if keeper is not None:
+        pytest.importorskip("pytest_rerunfailures")
+    path = [Reference(value, None, Root(prefix, "", {"STORE": value}, True), "STORE")]
+    assert keeper_of(path) == keeper

@@ -1,0 +1,114 @@
+"""Regions, sweeps, snapshots and probes print figures, and show tables and plots in notebooks."""
+
+import re
+import sys
+
+import pytest
+
+from pytest_cka_memory import MemoryProbe, Region
+from pytest_cka_memory.errors import MissingPackageError, SizeError
+from pytest_cka_memory.testing import ScriptedMeter
+from pytest_cka_memory.units import MB
+
+
+@pytest.fixture
+def meter() -> ScriptedMeter:
+    """A meter without a reserve."""
+    return ScriptedMeter()
+
+
+@pytest.fixture
+def probe(meter: ScriptedMeter) -> MemoryProbe:
+    """A probe whose figures are scripted."""
+    return MemoryProbe(meter=meter)
+
+
+@pytest.fixture
+def region(probe: MemoryProbe, meter: ScriptedMeter) -> Region:
+    """A region of six batches that grows by 1 MB per batch."""
+    with probe.measure("a <loop>") as region:
+        for _ in range(6):
+            meter.allocate(MB)
+            meter.free(meter.allocate(12))
+            region.batch_done(4)
+    return region
+
+
+def cells(html: str) -> list[list[str]]:
+    """Return the texts of a table's rows."""
+    rows = re.findall(r"<tr>(.*?)</tr>", html)
+    return [re.findall(r"<t[hd]>(.*?)</t[hd]>", row) for row in rows]
+
+
+def test_region_prints_its_figures(probe: MemoryProbe, region: Region) -> None:
+    """Not its address, which says nothing."""
+    assert repr(region) == (
+        "<Region 'a <loop>': peak increase 6.00 MB, retained 6.00 MB, growth per batch 1.00 MB, "
+        "6 batches>"
+    )
+    with probe.measure() as still_open:
+        assert repr(still_open) == "<Region 'region', open>"
+        assert "open" in still_open._repr_html_()
+    assert repr(still_open) == "<Region 'region': peak increase 0, retained 0>"
+    with pytest.raises(ValueError, match="of the user"), probe.measure("failed") as failed:
+        raise ValueError("of the user")
+    assert repr(failed) == "<Region 'failed': ended by an exception>"
+
+
+def test_probe_and_sweep_print_their_figures(probe: MemoryProbe, meter: ScriptedMeter) -> None:
+    """In one line each, as the explanation of a failed assertion needs it."""
+    sweep = probe.sweep(lambda loader: [meter.allocate(8) for _ in loader], [0] * 4, (1, 4))
+    assert repr(sweep) == "<Sweep over 1, 4 batches: retained 8 B, 32 B>"
+    assert repr(probe) == "<MemoryProbe of cpu (scripted figures), 2 regions>"
+    assert [row[0] for row in cells(sweep._repr_html_())] == [
+        "region",
+        "&lt;lambda&gt; x1",
+        "&lt;lambda&gt; x4",
+    ]
+
+
+def test_notebooks_show_tables_with_escaped_labels(probe: MemoryProbe, region: Region) -> None:
+    """The columns of the terminal's table; the reserve only where a device has one."""
+    head = ["region", "batches", "start", "peak", "increase", "retained", "growth/b"]
+    row = ["a &lt;loop&gt;", "6", "0", "6.00 MB", "6.00 MB", "6.00 MB", "1.00 MB"]
+    assert cells(region._repr_html_()) == [head, row]
+    assert cells(probe._repr_html_()) == [head, row]
+    assert cells(probe.snapshot()._repr_html_()) == [
+        ["allocated", "reserved", "peak", "peak_reserved"],
+        ["6.00 MB", "-", "6.00 MB", "-"],
+    ]
+
+
+def test_plot_draws_timeline_peak_and_limit(region: Region) -> None:
+    """With units on the axis."""
+    figure = pytest.importorskip("matplotlib.figure").Figure()
+    ax = region.plot(figure.subplots(), limit_mb=7)
+    live, highest, peak, limit = ax.get_lines()
+    assert list(live.get_xdata()) == list(range(7))
+    assert list(live.get_ydata()) == list(range(7))
+    assert [round(level, 4) for level in highest.get_ydata()] == [1, 2, 3, 4, 5, 6]
+    assert (peak.get_label(), limit.get_label()) == ("peak 6.00 MB", "limit 7.00 MB")
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("batch", "live on cpu (MB)")
+    with pytest.raises(SizeError, match="2KBanana"):
+        region.plot(ax, limit_mb="2KBanana")
+
+
+def test_plot_of_a_region_without_batches_has_three_points(
+    probe: MemoryProbe, meter: ScriptedMeter
+) -> None:
+    """Its start, its peak and its end."""
+    pytest.importorskip("matplotlib").use("agg")
+    with probe.measure() as region:
+        meter.free(meter.allocate(2 * MB))
+    ax = region.plot()
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["start", "peak", "end"]
+    assert list(ax.get_lines()[0].get_ydata()) == [0, 2, 0]
+
+
+def test_plot_without_matplotlib_says_what_to_install(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an optional package."""
+    monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
+    with pytest.raises(MissingPackageError, match=r'pip install "pytest-cka-memory\[plot\]"'):
+        region.plot()
