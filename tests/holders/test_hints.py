@@ -110,7 +110,7 @@ def test_losses_are_told_from_other_tensors_that_grow() -> None:
         "attached to its autograd graph: keep its detach() instead, or compute it in "
         "torch.no_grad()"
     )
-    assert "loss" not in text
+    assert "loss.item()" not in text
 
 
 def test_a_local_that_sums_losses_is_told_to_detach_them() -> None:
