@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from pytest_cka_memory.core.figures import COLUMNS, Figure, RegionRecord
+from pytest_cka_memory.core.figures import Figure, RegionRecord, shown_columns
 from pytest_cka_memory.units import counted, format_size
 
 
@@ -29,12 +29,7 @@ def summary(record: RegionRecord) -> str:
 
 def table_of_regions(records: Sequence[RegionRecord], caption: str) -> str:
     """Return an HTML table with one row for each region, and the columns of the terminal's."""
-    columns = [
-        column
-        for column in COLUMNS
-        if not column.only_if_known
-        or any(getattr(record, column.name) is not None for record in records)
-    ]
+    columns = shown_columns(records)
     rows = [
         [record.label or "the whole test", *(_cell(record, column) for column in columns)]
         for record in records
