@@ -200,6 +200,8 @@ NOT_TORCHS = {
     "_lru_cache_wrapper": "Python's",
     "_tw": "pytest's",
     "_close": "our regions'",
+    "_explain_comparison": "our regions'",
+    "_explain_comparisons": "our probes'",
     "_version": "torch's, but its manual explains it (torch.autograd.graph.increment_version)",
 }
 """Names with a leading underscore that may be used on other objects."""
