@@ -1,0 +1,16 @@
+"""Accelerate: the batches of a prepared loader become the batches of a region."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from pytest_cka_memory.measure.region import Region
+
+
+def batches(region: Region, accelerator: Any, loader: Iterable[Any]) -> Any:
+    """Return ``region.batches(accelerator.prepare(loader))``: the loader, prepared and sampled.
+
+    The other order does not work: ``prepare`` builds a new loader from the data set of the one that
+    it is given, and nothing of that one remains. A loader that has been prepared already is used
+    as it is.
+    """
+    return region.batches(accelerator.prepare(loader))

@@ -1,0 +1,37 @@
+"""Mark a batch of a region from a callback of a training framework."""
+
+from contextlib import suppress
+from typing import Any
+
+from pytest_cka_memory.errors import RegionError
+from pytest_cka_memory.measure.loaders import size_of
+from pytest_cka_memory.measure.region import Region
+
+
+class BatchMarks:
+    """Samples a region at the end of each batch; after the region has ended, it does nothing."""
+
+    def __init__(self, region: Region) -> None:
+        """Mark the batches of `region`.
+
+        Raises:
+            TypeError: if it is not a region.
+        """
+        if not isinstance(region, Region):
+            raise TypeError(
+                f"MemoryCallback needs a region, not {type(region).__name__}; write: with "
+                "cka_memory.measure() as region: ..., MemoryCallback(region)"
+            )
+        self._region = region
+
+    @property
+    def have_ended(self) -> bool:
+        """Whether the region has ended, so that nothing is sampled any more."""
+        with suppress(RegionError):
+            return bool(self._region.record)
+        return False
+
+    def done(self, batch: Any = None, *, size: int | None = None) -> None:
+        """Sample after `batch`, or after a batch of `size` items; the batch is not kept."""
+        with suppress(RegionError):  # the trainer is used again after the region
+            self._region.batch_done(size_of(batch) if size is None else size)
