@@ -52,7 +52,7 @@ class Session:
             kind, _, argument = block.note.partition(": ")
             if kind == "file":
                 file = Path(argument)
-                file.parent.mkdir(exist_ok=True)
+                file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(block.text, "utf-8")
             elif block.language == "sh" and kind in ("", "fails"):
                 self._run_all(block, expected=1 if kind == "fails" else 0)

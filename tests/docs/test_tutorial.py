@@ -1,0 +1,45 @@
+"""The workflow at the end of the tutorial runs what the page has installed and tried before."""
+
+import pytest
+from docs_pages import ROOT, Block, blocks, commands
+from packaging.requirements import Requirement
+
+yaml = pytest.importorskip("yaml")
+PAGE = blocks(ROOT / "docs" / "tutorial.md")
+
+
+def written(name: str) -> Block:
+    """Return the last block that writes a file."""
+    return [block for block in PAGE if block.note == f"file: {name}"][-1]
+
+
+def steps() -> list[dict[str, object]]:
+    (job,) = yaml.safe_load(written(".github/workflows/memory.yml").text)["jobs"].values()
+    found: list[dict[str, object]] = job["steps"]
+    return found
+
+
+def test_workflow_of_the_tutorial_runs_the_command_that_the_page_has_run() -> None:
+    """The last command of the page, which is run on the files as they are committed."""
+    installs, gate = [step["run"] for step in steps() if "run" in step]
+    run = [block for block in PAGE if block.language == "sh" and not block.note]
+    assert [gate] == list(commands(run[-1]))
+    assert installs == "python -m pip install -r requirements-dev.txt"
+    code = PAGE.index(written("training.py"))
+    assert code < PAGE.index(run[-1])
+
+
+def test_workflow_of_the_tutorial_keeps_the_report_that_its_command_writes() -> None:
+    """Also if the gate has failed."""
+    upload = steps()[-1]
+    assert upload["if"] == "${{ !cancelled() }}"
+    assert f"--cka-memory-html={upload['with']['path']}" in str(steps()[-2]["run"])  # type: ignore[index]
+
+
+def test_job_of_the_tutorial_installs_what_the_page_has_installed() -> None:
+    """The same address; and torch, with a version."""
+    torch, plugin = written("requirements-dev.txt").text.splitlines()
+    installed = [command for block in PAGE if block.language == "sh" for command in commands(block)]
+    assert f'python -m pip install "{plugin}"' in installed
+    assert Requirement(torch).name == "torch"
+    assert str(Requirement(torch).specifier).startswith("==")
