@@ -1,17 +1,58 @@
-"""Heat maps of results, drawn with matplotlib if it is installed."""
+"""Plots of results, drawn with matplotlib if it is installed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
-from cka.errors import MissingExtraError
+import torch
+from torch import Tensor
+
+from cka.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from torch import Tensor
+    from matplotlib.figure import Figure
 
-_MAX_LABELS = 80
+SavePath = str | os.PathLike[str]
+
+# Sizes in inches, unless something else is said.
+_LABEL_PITCH = 1.4  # space for each label, relative to its font
+_CHARACTER = 0.58  # mean width of a character, relative to its font
+_MARGIN = 0.9  # for title, names of models and colour bar
+_MIN_SIDE = 3.0
+_MAX_SIDE_OF_PANEL = 8.0
+_PANELS_PER_ROW = 4
+_WIDTH_OF_BAR = 0.25
+_DOTS_PER_INCH = 150
+
+
+class Drawable(Protocol):
+    """The part of a CKAResult that is drawn."""
+
+    @property
+    def matrix(self) -> Tensor:
+        """CKA, (L1, L2)."""
+
+    @property
+    def model1_layers(self) -> list[str]:
+        """Labels of the L1 rows."""
+
+    @property
+    def model2_layers(self) -> list[str]:
+        """Labels of the L2 columns."""
+
+    @property
+    def model1_name(self) -> str:
+        """Name of the rows' model."""
+
+    @property
+    def model2_name(self) -> str:
+        """Name of the columns' model."""
+
+    def best_matches(self) -> Sequence[Any]:
+        """Return the best match of each row."""
 
 
 def missing_extra(package: str, needed_for: str) -> MissingExtraError:
@@ -23,14 +64,7 @@ def missing_extra(package: str, needed_for: str) -> MissingExtraError:
 
 
 def heat_map(
-    matrix: Tensor,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    *,
-    row_model: str,
-    column_model: str,
-    ax: Axes | None = None,
-    cmap: str = "magma",
+    result: Drawable, *, ax: Axes | None = None, cmap: str = "magma", save_path: SavePath | None
 ) -> Axes:
     """Draw (L1, L2) values with the first layers in the lower left corner, as the papers do.
 
@@ -39,29 +73,229 @@ def heat_map(
     Raises:
         MissingExtraError: if matplotlib is not installed.
     """
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise missing_extra("matplotlib", "plot()") from error
-    if ax is None:
-        side = min(24.0, 4.0 + 0.17 * max(len(rows), len(columns)))
-        _, ax = plt.subplots(figsize=(side + 1, side), layout="constrained")
-    values = matrix.double().numpy()
-    # Unbiased estimates may be negative, so the colour scale starts at the lowest one.
-    low = min(0.0, float(matrix.nan_to_num(0).min()))
-    image = ax.imshow(values, origin="lower", cmap=cmap, vmin=low, vmax=1.0, aspect="auto")
-    _label_ticks(ax.xaxis, columns, rotation=90)
-    _label_ticks(ax.yaxis, rows, rotation=0)
-    ax.set_xlabel(column_model)
-    ax.set_ylabel(row_model)
-    ax.set_title(f"CKA: {row_model} and {column_model}")
-    ax.figure.colorbar(image, ax=ax, label="CKA")
+    ax = ax or _new_axes(_size(result), save_path)
+    _draw_matrix(ax, result, result.matrix, _colours([result]), cmap)
+    title = f"CKA: {result.model1_name} and {result.model2_name}"
+    ax.set_title(title, size=1.2 * _size_of_names(ax))
+    _add_colour_bar(ax.get_figure(root=True), [ax], "CKA")
+    _save(ax.get_figure(root=True), save_path)
     return ax
 
 
-def _label_ticks(axis: Any, names: Sequence[str], rotation: int) -> None:
-    """Label every layer, or every second, third, … if there are more than ``_MAX_LABELS``."""
-    step = -(-len(names) // _MAX_LABELS)
-    shown = range(0, len(names), step)
-    size = 9 if len(names) <= 30 else 7 if len(names) <= 50 else 6
-    axis.set_ticks(list(shown), [names[at] for at in shown], rotation=rotation, fontsize=size)
+def difference_map(
+    result: Drawable, other: Drawable, *, ax: Axes | None, cmap: str, save_path: SavePath | None
+) -> Axes:
+    """Draw the matrix of ``result`` minus that of ``other``; zero is the middle of the colours.
+
+    Raises:
+        InputError: if the results have different layers.
+        MissingExtraError: if matplotlib is not installed.
+    """
+    for one, another in (
+        (result.model1_layers, other.model1_layers),
+        (result.model2_layers, other.model2_layers),
+    ):
+        if one != another:
+            differing = sorted(set(one) ^ set(another))[:3]
+            raise InputError(
+                f"the results have different layers ({len(one)} and {len(another)}"
+                f"{', e.g. ' if differing else ', in another order'}{', '.join(differing)}); "
+                "compare the same layers in both, with model1_layers= and model2_layers="
+            )
+    ax = ax or _new_axes(_size(result), save_path)
+    difference = result.matrix.double() - other.matrix.double()
+    limit = max(float(difference.nan_to_num(0).abs().max()), 1e-6)
+    _draw_matrix(ax, result, difference, (-limit, limit), cmap)
+    ax.set_ylabel(_common_name(result.model1_name, other.model1_name), size=_size_of_names(ax))
+    ax.set_xlabel(_common_name(result.model2_name, other.model2_name), size=_size_of_names(ax))
+    names = [f"{one.model1_name} and {one.model2_name}" for one in (result, other)]
+    ax.set_title(f"CKA: ({names[0]}) − ({names[1]})", size=1.2 * _size_of_names(ax))
+    _add_colour_bar(ax.get_figure(root=True), [ax], "difference of CKA")
+    _save(ax.get_figure(root=True), save_path)
+    return ax
+
+
+def _common_name(one: str, other: str) -> str:
+    return one if one == other else f"{one}, {other}"
+
+
+def heat_maps(results: Mapping[str, Drawable], *, cmap: str, save_path: SavePath | None) -> Figure:
+    """Draw several results by title, side by side and with one colour scale.
+
+    Raises:
+        InputError: if there are no results.
+        MissingExtraError: if matplotlib is not installed.
+    """
+    if not results:
+        raise InputError("there are no results to plot; pass at least one")
+    columns = min(_PANELS_PER_ROW, len(results))
+    rows = -(-len(results) // columns)
+    sizes = [_size(result, _MAX_SIDE_OF_PANEL) for result in results.values()]
+    width, height = (max(one) for one in zip(*sizes, strict=True))
+    figure = _new_figure((columns * width, rows * height), save_path)
+    panels = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    layers = [result.model1_layers for result in results.values()]
+    label_once = all(names == layers[0] for names in layers)
+    for unused in panels[len(results) :]:
+        unused.remove()
+    colours = _colours(list(results.values()))
+    for panel, (title, result) in zip(panels, results.items(), strict=False):
+        _draw_matrix(panel, result, result.matrix, colours, cmap)
+        panel.set_title(title, size=1.2 * _size_of_names(panel))
+        panel.tick_params(axis="y", labelleft=not label_once or panel in panels[::columns])
+    _add_colour_bar(figure, panels[: len(results)], "CKA")
+    _save(figure, save_path)
+    return figure
+
+
+def best_match_lines(
+    results: Mapping[str, Drawable], *, ax: Axes | None, save_path: SavePath | None
+) -> Axes:
+    """Draw the highest CKA of each row as a line with its standard error, one line per result.
+
+    The axis below has the rows. If there is one result, the axis above has the matches.
+
+    Raises:
+        InputError: if there are no results, or if their rows differ.
+        MissingExtraError: if matplotlib is not installed.
+    """
+    if not results:
+        raise InputError("there are no results to plot; pass at least one")
+    layers = next(iter(results.values())).model1_layers
+    if any(result.model1_layers != layers for result in results.values()):
+        raise InputError(
+            "the results have different rows; plot results of which the first model has the same "
+            "layers, or one result at a time"
+        )
+    font = _font_size(len(layers))
+    longest = max(len(name) for result in results.values() for name in _names(result))
+    label = longest * _CHARACTER * font / 72
+    width = max(2 * _MIN_SIDE, len(layers) * _LABEL_PITCH * font / 72) + _MARGIN
+    ax = ax or _new_axes((width, _MIN_SIDE + 2 * label + _MARGIN), save_path)
+    for title, result in results.items():
+        _draw_line(ax, result, title)
+    from cka.layer_ticks import label_layers
+
+    ax.set_xlim(-0.5, len(layers) - 0.5)
+    label_layers(ax.xaxis, layers, font)
+    ax.grid(axis="y", alpha=0.3)
+    ax.set_ylabel("CKA of the best match")
+    first = next(iter(results.values()))
+    ax.set_xlabel(first.model1_name)
+    if len(results) == 1:
+        _label_matches(ax, first, font)
+    else:
+        ax.legend()
+    _save(ax.get_figure(root=True), save_path)
+    return ax
+
+
+def _draw_line(ax: Axes, result: Drawable, title: str) -> None:
+    position = {layer: at for at, layer in enumerate(result.model1_layers)}
+    matches = result.best_matches()
+    at = [position[match.layer] for match in matches]
+    values = torch.tensor([match.value for match in matches], dtype=torch.float64)
+    errors = torch.tensor([match.standard_error for match in matches], dtype=torch.float64)
+    (line,) = ax.plot(at, values.numpy(), "o-", markersize=3, linewidth=1, label=title)
+    errors = errors.nan_to_num(0)
+    ax.fill_between(
+        at,
+        (values - errors).numpy(),
+        (values + errors).numpy(),
+        color=line.get_color(),
+        alpha=0.2,
+        linewidth=0,
+    )
+
+
+def _label_matches(ax: Axes, result: Drawable, font: float) -> None:
+    """Write the best match of each row at the upper edge."""
+    from cka.layer_ticks import label_layers
+
+    matched = {match.layer: match.match for match in result.best_matches()}
+    upper = ax.secondary_xaxis("top")
+    label_layers(upper.xaxis, [matched.get(name, "") for name in result.model1_layers], font)
+    upper.set_xlabel(f"best match in {result.model2_name}")
+
+
+def _draw_matrix(
+    ax: Axes, result: Drawable, values: Tensor, colours: tuple[float, float], cmap: str
+) -> None:
+    from cka.layer_ticks import label_layers
+
+    low, high = colours
+    ax.imshow(
+        values.double().numpy(), origin="lower", cmap=cmap, vmin=low, vmax=high, aspect="auto"
+    )
+    font = _font_size(max(values.shape))
+    label_layers(ax.xaxis, result.model2_layers, font)
+    label_layers(ax.yaxis, result.model1_layers, font)
+    ax.set_xlabel(result.model2_name, size=_size_of_names(ax))
+    ax.set_ylabel(result.model1_name, size=_size_of_names(ax))
+
+
+def _colours(results: Sequence[Drawable]) -> tuple[float, float]:
+    # Unbiased estimates may be negative, so the colour scale starts at the lowest one.
+    return min(0.0, *(float(one.matrix.nan_to_num(0).min()) for one in results)), 1.0
+
+
+def _add_colour_bar(figure: Any, axes: Sequence[Axes], label: str) -> None:
+    width, height = figure.get_size_inches()
+    bar = figure.colorbar(
+        axes[0].images[0],
+        ax=list(axes),
+        fraction=min(0.15, 0.45 / width),  # of the width of the axes
+        pad=0.01,
+        aspect=max(20, height / _WIDTH_OF_BAR),
+    )
+    bar.set_label(label, size=_size_of_names(axes[0]))
+
+
+def _size_of_names(ax: Axes) -> float:
+    """Return the font size of titles and models' names, which is larger in a large figure."""
+    side = min(ax.get_figure(root=True).get_size_inches())  # type: ignore[union-attr]
+    return max(10.0, min(20.0, 1.1 * float(side)))
+
+
+def _font_size(layers: int) -> float:
+    return 9 if layers <= 30 else 8 if layers <= 80 else 7
+
+
+def _names(result: Drawable) -> list[str]:
+    return [*result.model1_layers, *result.model2_layers]
+
+
+def _size(result: Drawable, max_side: float = float("inf")) -> tuple[float, float]:
+    """Return width and height of a heat map in which every label has enough space."""
+    rows, columns = result.model1_layers, result.model2_layers
+    font = _font_size(max(len(rows), len(columns))) / 72
+
+    def side(count: int) -> float:
+        return min(max_side, max(_MIN_SIDE, count * _LABEL_PITCH * font))
+
+    def label(names: Sequence[str]) -> float:
+        return max(map(len, names)) * _CHARACTER * font
+
+    width = side(len(columns)) + label(rows) + _MARGIN
+    return 1.04 * width + _MARGIN / 2, side(len(rows)) + label(columns) + _MARGIN
+
+
+def _new_axes(size: tuple[float, float], save_path: SavePath | None) -> Axes:
+    axes: Axes = _new_figure(size, save_path).subplots()
+    return axes
+
+
+def _new_figure(size: tuple[float, float], save_path: SavePath | None) -> Figure:
+    """Return a figure; one that is saved is not shown, and pyplot does not keep it."""
+    try:
+        import matplotlib.pyplot as plt
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise missing_extra("matplotlib", "plot()") from error
+    new = plt.figure if save_path is None else Figure
+    return new(figsize=size, layout="constrained")
+
+
+def _save(figure: Any, save_path: SavePath | None) -> None:
+    if save_path is not None:
+        figure.savefig(save_path, dpi=_DOTS_PER_INCH)

@@ -169,25 +169,65 @@ class CKAResult:
         )
         return frame
 
-    def plot(self, *, ax: Axes | None = None, cmap: str = "magma") -> Axes:
+    def plot(
+        self,
+        *,
+        ax: Axes | None = None,
+        cmap: str = "magma",
+        save_path: str | os.PathLike[str] | None = None,
+    ) -> Axes:
         """Draw a heat map and return its axes: first model vertical, second model horizontal.
 
         Args:
-            ax: the axes to draw in; None creates a new figure.
+            ax: the axes to draw in; None creates a new figure in which every layer is labelled. In
+                smaller axes, every second, third, … layer is.
             cmap: name of a matplotlib colour map.
+            save_path: write the figure to this file, in the format of its suffix (.png, .pdf,
+                .svg). A new figure is then not shown.
 
         Raises:
             MissingExtraError: if matplotlib is not installed.
+            OSError: if the file cannot be written.
         """
-        return plots.heat_map(
-            self.matrix,
-            self.model1_layers,
-            self.model2_layers,
-            row_model=self.model1_name,
-            column_model=self.model2_name,
-            ax=ax,
-            cmap=cmap,
-        )
+        return plots.heat_map(self, ax=ax, cmap=cmap, save_path=save_path)
+
+    def plot_best_matches(
+        self, *, ax: Axes | None = None, save_path: str | os.PathLike[str] | None = None
+    ) -> Axes:
+        """Draw a line of the highest CKA of each row with its standard error, and the match's name.
+
+        Args:
+            ax: the axes to draw in; None creates a new figure.
+            save_path: as for :meth:`plot`.
+
+        Raises:
+            MissingExtraError: if matplotlib is not installed.
+            OSError: if the file cannot be written.
+        """
+        return plots.best_match_lines({self.model2_name: self}, ax=ax, save_path=save_path)
+
+    def plot_difference(
+        self,
+        other: CKAResult,
+        *,
+        ax: Axes | None = None,
+        cmap: str = "RdBu_r",
+        save_path: str | os.PathLike[str] | None = None,
+    ) -> Axes:
+        """Draw this matrix minus that of ``other`` as a heat map, with zero in the middle colour.
+
+        Args:
+            other: a result with the same layers, e.g. of a later checkpoint.
+            ax: the axes to draw in; None creates a new figure.
+            cmap: name of a diverging matplotlib colour map.
+            save_path: as for :meth:`plot`.
+
+        Raises:
+            InputError: if the results have different layers.
+            MissingExtraError: if matplotlib is not installed.
+            OSError: if the file cannot be written.
+        """
+        return plots.difference_map(self, other, ax=ax, cmap=cmap, save_path=save_path)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the result to a JSON file, with NaN as null.

@@ -29,7 +29,7 @@ PICTURES = {
         comparison     result_mapping
         running        result
         data           plots        progress
-        capture        functional
+        capture        functional  layer_ticks
         errors
     """,
 }

@@ -73,17 +73,6 @@ def test_plot_has_the_names_of_models_and_layers(result, pyplot):
     assert result.plot(ax=axes) is axes
 
 
-def test_plot_of_many_layers_labels_every_third_tick(pyplot):
-    """At most 80 labels are drawn, because more would not be readable."""
-    names = [f"layer{number}" for number in range(161)]
-    big = CKAResult(
-        torch.eye(161), torch.zeros(161, 161), names, names, "a", "b", 8, 2, "unbiased", "linear",
-        False,
-    )  # fmt: skip
-    shown = [label.get_text() for label in big.plot().get_xticklabels()]
-    assert shown == names[::3]
-
-
 @pytest.mark.parametrize(
     ("method", "package"), [("plot", "matplotlib.pyplot"), ("to_dataframe", "pandas")]
 )

@@ -1,0 +1,179 @@
+"""Plots: every label can be read, results share one colour scale, and files are written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cka import CKAResult, CKAResults, InputError
+
+matplotlib = pytest.importorskip("matplotlib")
+matplotlib.use("Agg")
+plt = pytest.importorskip("matplotlib.pyplot")
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    """Close all figures after each test."""
+    yield
+    plt.close("all")
+
+
+def made_up(rows, columns, seed=0, name="theirs", low=-0.1):
+    """Return a result with random values and long names of layers."""
+    generator = torch.Generator().manual_seed(seed)
+    matrix = low + (0.9 - low) * torch.rand(rows, columns, generator=generator)
+    names = [f"encoder.layers.{at // 8}.attention.{at % 8}" for at in range(max(rows, columns))]
+    return CKAResult(
+        matrix, torch.full_like(matrix, 0.05), names[:rows], names[:columns], "ours", name, 64, 2,
+        "unbiased", "linear", False,
+    )  # fmt: skip
+
+
+def assert_readable(axis):
+    """Check that no labels overlap, and that all are inside the figure. Returns their texts.
+
+    The figure must have been drawn.
+    """
+    figure = axis.get_figure(root=True)
+    drawn = [label for label in axis.get_ticklabels() if label.get_text()]
+    boxes = [label.get_window_extent() for label in drawn]
+    for number, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[number + 1 :])
+        assert min(box.x0, box.y0) >= 0
+        assert box.x1 <= figure.bbox.x1
+        assert box.y1 <= figure.bbox.y1
+    return [label.get_text() for label in drawn]
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(3, 2), (66, 150)])
+def test_every_layer_is_labelled_and_no_labels_overlap(rows, columns):
+    """The new figure is as large as the labels need, also if there are 150."""
+    result = made_up(rows, columns)
+    axes = result.plot()
+    axes.figure.canvas.draw()
+    assert assert_readable(axes.yaxis) == result.model1_layers
+    assert assert_readable(axes.xaxis) == result.model2_layers
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("ours", "theirs")
+
+
+def test_small_axes_label_some_of_the_layers():
+    """Labels do not overlap; more appear if the axes show a part of the matrix."""
+    result = made_up(150, 20)
+    figure, axes = plt.subplots(figsize=(3, 8), layout="constrained")
+    result.plot(ax=axes)
+    figure.canvas.draw()
+    shown = assert_readable(axes.yaxis)
+    assert 20 < len(shown) < 80
+    assert set(assert_readable(axes.xaxis)) < set(result.model2_layers)
+    axes.set_ylim(9.5, 29.5)
+    figure.canvas.draw()
+    assert assert_readable(axes.yaxis) == result.model1_layers[10:30]
+
+
+def test_results_side_by_side_have_one_colour_scale():
+    """It starts at the lowest value of all and ends at 1; there is one colour bar."""
+    results = CKAResults(
+        {
+            "epoch 1": made_up(12, 9, name="epoch 1", low=0.2),
+            ("a", "b"): made_up(12, 5, seed=1, low=-0.3),
+            "epoch 9": made_up(12, 70, seed=2),
+        }
+    )
+    figure = results.plot()
+    figure.canvas.draw()
+    *panels, bar = figure.axes
+    assert [panel.get_title() for panel in panels] == ["epoch 1", "a and b", "epoch 9"]
+    lowest = min(float(result.matrix.min()) for result in results.values())
+    assert {panel.images[0].get_clim() for panel in panels} == {(lowest, 1.0)}
+    assert bar.get_ylabel() == "CKA"
+    for panel, result in zip(panels, results.values(), strict=True):
+        assert torch.equal(torch.tensor(panel.images[0].get_array()).float(), result.matrix)
+        assert assert_readable(panel.xaxis)
+        # The rows are the same layers, so only the first panel names them.
+        assert bool(assert_readable(panel.yaxis)) == (panel is panels[0])
+
+
+def test_panels_with_different_rows_are_all_labelled():
+    """Five results are in two rows of panels."""
+    results = {f"epoch {number}": made_up(4 + number % 2, 3, seed=number) for number in range(5)}
+    figure = CKAResults(results).plot()
+    figure.canvas.draw()
+    panels = figure.axes[:-1]
+    assert len(panels) == 5
+    for panel, result in zip(panels, results.values(), strict=True):
+        assert assert_readable(panel.yaxis) == result.model1_layers
+
+
+def test_difference_of_two_results_has_zero_in_the_middle():
+    """The values are those of the first result minus those of the second one."""
+    one, other = made_up(6, 4, seed=0, name="epoch 1"), made_up(6, 4, seed=1, name="epoch 9")
+    axes = one.plot_difference(other)
+    shown = torch.tensor(axes.images[0].get_array())
+    assert torch.equal(shown, one.matrix.double() - other.matrix.double())
+    low, high = axes.images[0].get_clim()
+    assert -low == high == float(shown.abs().max())
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("ours", "epoch 1, epoch 9")
+    assert axes.get_title() == "CKA: (ours and epoch 1) − (ours and epoch 9)"
+    assert one.plot_difference(one).images[0].get_clim() == (-1e-6, 1e-6)
+
+
+def test_difference_of_different_layers_is_an_error():
+    """The message gives the number of layers, and examples."""
+    with pytest.raises(InputError, match=r"\(6 and 7, e\.g\. encoder\.layers\.0\.attention\.6\);"):
+        made_up(6, 4).plot_difference(made_up(7, 4))
+    turned = made_up(6, 4)
+    turned.model2_layers.reverse()
+    with pytest.raises(InputError, match="4 and 4, in another order"):
+        made_up(6, 4).plot_difference(turned)
+
+
+def test_best_matches_are_a_line_with_the_names_of_layers_and_matches():
+    """Rows are below, their matches above; a row in which all values are NaN has no point."""
+    result = made_up(66, 70)
+    result.matrix[3] = torch.nan
+    axes = result.plot_best_matches()
+    axes.figure.canvas.draw()
+    (line,) = axes.lines
+    matches = result.best_matches()
+    assert list(line.get_ydata()) == [match.value for match in matches]
+    assert list(line.get_xdata()) == [at for at in range(66) if at != 3]
+    assert assert_readable(axes.xaxis) == result.model1_layers
+    (upper,) = axes.child_axes
+    assert assert_readable(upper.xaxis) == [match.match for match in matches]
+    assert (axes.get_xlabel(), upper.get_xlabel()) == ("ours", "best match in theirs")
+
+
+def test_best_matches_of_several_results_are_lines_with_their_names():
+    """All results must have the same rows."""
+    results = {f"epoch {number}": made_up(8, 5, seed=number) for number in range(3)}
+    axes = CKAResults(results).plot_best_matches()
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == list(results)
+    for line, result in zip(axes.lines, results.values(), strict=True):
+        assert list(line.get_ydata()) == [match.value for match in result.best_matches()]
+    with pytest.raises(InputError, match="have different rows; plot results"):
+        CKAResults({"a": made_up(8, 5), "b": made_up(7, 5)}).plot_best_matches()
+
+
+def test_no_results_are_an_error():
+    """There is nothing to draw."""
+    for plot in (CKAResults({}).plot, CKAResults({}).plot_best_matches):
+        with pytest.raises(InputError, match="no results to plot; pass at least one"):
+            plot()
+
+
+def test_save_path_writes_a_file_and_leaves_no_open_figure(tmp_path):
+    """A figure that is shown stays open until it is closed; one that is saved does not."""
+    one = made_up(3, 4)
+    one.plot(save_path=tmp_path / "map.png")
+    one.plot_difference(made_up(3, 4, seed=1), save_path=str(tmp_path / "difference.svg"))
+    one.plot_best_matches(save_path=tmp_path / "matches.pdf")
+    CKAResults({"a": one, "b": one}).plot(save_path=tmp_path / "several.png")
+    starts = {path.name: path.read_bytes()[:5] for path in tmp_path.iterdir()}
+    assert starts == {
+        "map.png": b"\x89PNG\r", "difference.svg": b"<?xml", "matches.pdf": b"%PDF-",
+        "several.png": b"\x89PNG\r",
+    }  # fmt: skip
+    assert plt.get_fignums() == []
+    one.plot()
+    assert len(plt.get_fignums()) == 1
