@@ -174,12 +174,13 @@ class CKA:
 
         Returns:
             The result, on the CPU. A CKAWarning names what was left out (batches that are too
-            small, layers that never ran or whose output has no batch dimension) and what is NaN.
+            small, layers that never ran or whose output cannot be compared), to which layers the
+            mask does not apply, and what is NaN.
 
         Raises:
             CKAError: if the ``with`` block has ended.
             InputError: if the two data loaders differ in their batches, if no batch was large
-                enough, or if ranks ran different layers.
+                enough, if a mask cannot be used, or if ranks ran different layers.
             LayerError: if no layer is left to compare.
             SettingError: if the exact estimator is used on several ranks.
             DoesNotFitError: if the exact estimator would need too much memory.

@@ -68,12 +68,13 @@ def mask_keywords(batch: Any, model: nn.Module) -> dict[str, Any]:
 
     The model gets only the first field of a dataclass. Without its mask, it would read padding.
     """
+    entries = ((name, entry(batch, name)) for name in (*_NAMES, *_DECODER_NAMES))
+    found = {name: value for name, value in entries if isinstance(value, Tensor)}
     try:
-        taken = inspect.signature(model.forward).parameters
-    except (TypeError, ValueError):
+        taken = inspect.signature(model.forward).parameters if found else {}
+    except (TypeError, ValueError):  # a function without a signature
         return {}
-    found = {name: entry(batch, name) for name in (*_NAMES, *_DECODER_NAMES) if name in taken}
-    return {name: value for name, value in found.items() if isinstance(value, Tensor)}
+    return {name: value for name, value in found.items() if name in taken}
 
 
 def entry(batch: Any, name: str) -> Any:

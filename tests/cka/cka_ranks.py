@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from cka_nets import batches_of, mlp
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -58,6 +59,17 @@ def unequal_batches(rank):
     return [batches_of(8, 12, seed=1), batches_of(16, seed=2), []][rank]
 
 
+def linear_network():
+    """Return layers without a bias, whose outputs have the scale of their inputs."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5, bias=False), nn.ReLU(), nn.Linear(5, 4, bias=False))
+
+
+def scaled_batches(rank):
+    """Return one rank's batches, with features whose squares are too small for float32."""
+    return [batch * 2.0 ** (rank - 90) for batch in unequal_batches(rank)]
+
+
 def results_of_rank(rank, world, samples) -> dict[str, CKAResult]:
     """Return the results of all comparisons, and check those that must fail on every rank."""
     model, other = DistributedDataParallel(mlp(0)), mlp(1)
@@ -76,6 +88,9 @@ def results_of_rank(rank, world, samples) -> dict[str, CKAResult]:
         results["unequal"] = pair.compare(iter(shard), progress=False)
         shard = [batch.double() for batch in unequal_batches(2 * rank)]
         results["empty"] = CKA(mlp(0).double(), kernel="rbf").compare(iter(shard), progress=False)
+        results["scaled"] = CKA(linear_network()).compare(
+            iter(scaled_batches(rank)), progress=False
+        )
         many = {"a": mlp(0), "b": mlp(1), "c": mlp(2)}
         found = compare_many(many, iter(unequal_batches(rank)), progress=False)
         results |= {f"many-{one}-{other}": result for (one, other), result in found.items()}

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from cka_nets import batches_of, mlp
-from cka_ranks import run_rank, sharded_loader, unequal_batches
+from cka_ranks import linear_network, run_rank, scaled_batches, sharded_loader, unequal_batches
 
 from cka import CKA, CKAResult
 
@@ -71,6 +71,15 @@ def test_rank_without_any_batch_has_the_result_of_the_others(results):
         torch.testing.assert_close(found.matrix, expected.matrix, rtol=0, atol=1e-6)
         assert found.model1_layers == expected.model1_layers
         assert (found.samples, found.batches) == (20, 2)
+
+
+def test_ranks_with_features_of_another_scale_give_the_result_of_one_process(results):
+    """The sums of the ranks have different exponents; those of rank 1 are twice as large."""
+    batches = [batch * 2.0**89 for rank in range(2) for batch in scaled_batches(rank)]
+    expected = CKA(linear_network()).compare(batches, progress=False)
+    for found in results["scaled"]:
+        torch.testing.assert_close(found.matrix, expected.matrix, rtol=0, atol=1e-6)
+        torch.testing.assert_close(found.standard_error, expected.standard_error)
 
 
 def test_padding_samples_are_not_counted(results):

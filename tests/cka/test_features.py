@@ -128,6 +128,7 @@ def test_features_and_gram_matrices_may_have_any_real_dtype(dtype):
     assert float(found) == pytest.approx(1, abs=1e-14)
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 def test_conjugated_and_quantised_features_are_read():
     """A lazily conjugated complex tensor counts as real and imaginary parts."""
     z, y = torch.randn(8, 3, dtype=torch.complex64), features(1, 8)

@@ -334,3 +334,29 @@ def test_decoder_has_its_own_mask_even_if_it_has_as_many_tokens(masked_decoder):
         )
     hooks = [module._forward_pre_hooks for module in model.modules()]
     assert not any(hooks)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_transformer_of_torch_has_the_padding_masks_of_both_sides():
+    """True is padding in them; encoder and decoder have the same number of tokens here."""
+    torch.manual_seed(0)
+    model = nn.Transformer(8, 2, 2, 2, 16, batch_first=True).eval()
+    padding = {"src_key_padding_mask": ~RIGHT, "memory_key_padding_mask": ~RIGHT}
+    batch = {"src": torch.randn(8, 5, 8), "tgt": torch.randn(8, 5, 8), **padding}
+    batch["tgt_key_padding_mask"] = ~LEFT
+    layers = ["encoder.layers.1", "encoder", "decoder.layers.0.linear1", "decoder"]
+    result = CKA(model, model1_layers=layers, pooling="mean").compare([batch], progress=False)
+    outputs = {}
+    for name in layers:
+        mask = RIGHT if name.startswith("encoder") else LEFT
+        model.get_submodule(name).register_forward_hook(
+            lambda module, args, out, name=name, mask=mask: outputs.update(
+                {name: pooled(out.detach().double(), mask, "mean")}
+            )
+        )
+    with torch.no_grad():
+        model(**batch)
+    for name in layers:
+        assert result["encoder.layers.1", name] == pytest.approx(
+            minibatch_cka([outputs["encoder.layers.1"]], [outputs[name]]), abs=1e-6
+        )
