@@ -130,7 +130,7 @@ def as_svg(sessions: Sequence[HistorySession], tolerance: Tolerance) -> str:
 def _row(number: int, series: Series, tolerance: Tolerance) -> Iterator[str]:
     top = _LEFT + number * _ROW
     low, high = min(series.sizes), max(series.sizes)
-    left, right = _LEFT + _PLOT, _WIDTH - 130
+    left, right = _LEFT + _PLOT, _WIDTH - 160
     places = [
         (
             left + (right - left) * index / (len(series.sizes) - 1),

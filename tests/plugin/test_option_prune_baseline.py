@@ -142,6 +142,15 @@ def test_prune_keeps_lines_of_deselected_tests(scripted, pytester, baseline_path
     assert f"1 region not removed from {baseline_path}, because this session did not" in run.text
 
 
+def test_prune_keeps_what_last_failed_left_out(scripted, baseline_path):
+    """Then pytest collects only a part of the file, and reports it as complete."""
+    source = "def test_passes(cka_memory): pass\ndef test_fails(cka_memory): assert {}"
+    scripted(source.format(True), UPDATE).assert_outcomes(passed=2)
+    scripted(source.format(False)).assert_outcomes(passed=1, failed=1)
+    scripted(source.format(True), PRUNE, "--last-failed").assert_outcomes(passed=1)
+    assert _names(baseline_path) == ["test_it.py::test_fails", "test_it.py::test_passes"]
+
+
 @pytest.mark.usefixtures("written")
 def test_prune_needs_a_file(scripted, baseline_path):
     """A wrong path would otherwise look like a file without stale lines."""

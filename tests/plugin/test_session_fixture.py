@@ -68,9 +68,9 @@ def test_regions_of_fixtures_are_reported(scripted, extend_conftest, workers):
 def test_table_and_baseline_have_the_regions_of_fixtures(scripted, extend_conftest, baseline_path):
     """The baseline is their only limit: a region above it fails the session, not a test."""
     extend_conftest(CONFTEST)
-    model = "def test_model(model): pass"
+    model = "def test_model(model, data): pass"
     scripted(model, "--cka-memory-update-baseline")
-    assert len(json.loads(baseline_path.read_text("utf-8"))) == 3
+    assert len(json.loads(baseline_path.read_text("utf-8"))) == 1 + 4
     gate = (f"--cka-memory-baseline={baseline_path}", "--cka-memory-prune-baseline")
     run = scripted(model, *gate, "--cka-memory-report", "--cka-memory-max-retained-mb=0")
     run.assert_outcomes(passed=1)
