@@ -21,6 +21,8 @@ def summary(record: RegionRecord) -> str:
         f"peak increase {size(record.peak_increase_bytes)}",
         f"retained {size(record.retained_bytes)}",
     ]
+    if record.host_retained_bytes:
+        parts.append(f"on the host {size(record.host_retained_bytes)}")
     if record.growth_bytes_per_batch is not None:
         parts.append(f"growth per batch {size(record.growth_bytes_per_batch)}")
     parts += [counted(record.batches, "batch")] if record.batches else []

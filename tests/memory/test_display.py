@@ -2,11 +2,13 @@
 
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 
 from pytest_cka_memory import MemoryProbe, Region
 from pytest_cka_memory.errors import MissingPackageError, SizeError
+from pytest_cka_memory.measure import display
 from pytest_cka_memory.testing import ScriptedMeter
 from pytest_cka_memory.units import MB
 
@@ -53,6 +55,8 @@ def test_region_prints_its_figures(probe: MemoryProbe, region: Region) -> None:
     with pytest.raises(ValueError, match="of the user"), probe.measure("failed") as failed:
         raise ValueError("of the user")
     assert repr(failed) == "<Region 'failed': ended by an exception>"
+    beside = replace(still_open.record, host_retained_bytes=3 * MB)
+    assert display.summary(beside) == "peak increase 0, retained 0, on the host 3.00 MB"
 
 
 def test_probe_and_sweep_print_their_figures(probe: MemoryProbe, meter: ScriptedMeter) -> None:

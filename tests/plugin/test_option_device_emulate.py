@@ -2,6 +2,7 @@
 
 import html
 import json
+import re
 import sys
 from types import ModuleType
 from xml.etree import ElementTree
@@ -53,6 +54,12 @@ def test_next(cka_memory):
     values = torch.ones(2**18, device="cuda")
     assert values.device == cka_memory.device == torch.device("cuda:0")
     del values
+
+
+def test_outputs_kept_on_the_host(cka_memory):
+    with cka_memory.measure() as region:
+        KEPT.append(torch.ones(1000, device=cka_memory.device).cpu())
+    assert region.host_retained_mb == 0
 """
 """Tests of a user; each names its device as ``cuda``."""
 
@@ -86,7 +93,7 @@ def users_session(session, pytester, finished_sessions):
 def test_users_tests_run_on_the_emulated_card(users_session):
     """Autocast, an optimiser and item() work; the ini file names the device."""
     run, _ = users_session
-    run.assert_outcomes(passed=2, failed=2)
+    run.assert_outcomes(passed=2, failed=3)
     training = run.region_of("test_training")
     assert training["outcome"] == "passed"
     assert training["peak_increase_bytes"] > 2**20
@@ -103,8 +110,7 @@ def test_leak_is_named_with_its_holder_and_line(users_session):
             "zero_retention broken: retained 1,048,576 bytes*",
             "  in the whole test, emulated as emulate:cuda:t4 (*, emulated device)",
             "  1 tensor, 1,048,576 bytes (1.00 MB), uint8 (1048576,)",
-            f"    made at *test_it.py:{line - 1} in test_leak:*",
-            "*torch.ones(2[*][*]20, dtype*`",
+            f"    made at test_it.py:{line - 1} in test_leak: `torch.ones(2[*][*]20, dtype*`",
             "    held by test_it.KEPT[[]0]",
         ]
     )
@@ -121,6 +127,28 @@ def test_out_of_memory_fails_its_test_only(users_session):
     found = run.region_of("test_next")
     figures = ("start_bytes", "peak_increase_bytes", "retained_bytes", "verdict")
     assert [found[name] for name in figures] == [2**20, 2**20, 0, "ok"]
+
+
+@pytest.mark.emulates
+def test_reports_show_what_is_retained_on_the_host_and_its_holder(users_session):
+    """Computing values on the CPU retains nothing there, so other regions have 0."""
+    run, files = users_session
+    region = run.region_of("test_outputs_kept_on_the_host")
+    assert (region["retained_bytes"], region["host_retained_bytes"]) == (0, 4000)
+    assert {r["host_retained_bytes"] for r in run.report["regions"]} == {0, 4000}
+    run.result.stdout.fnmatch_lines(
+        [
+            "retained on the host 4,000 bytes",
+            "    made at test_it.py:* in test_outputs_kept_on_the_host:*",
+            "    held by test_it.KEPT[[]1]",
+        ]
+    )
+    assert "host: retained by tensors on the host" in " ".join(run.text.split())
+    assert "| host |" in files["markdown"]
+    names = r"cka_memory\.region\.host_retained_bytes"
+    values = re.findall(rf'name="{names}" value="(\d+)"', files["junit"])
+    assert values == ["4000"]
+    assert "host_retained_bytes" not in files["baseline"], "no limit judges it"
 
 
 @pytest.mark.emulates
