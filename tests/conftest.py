@@ -1,11 +1,13 @@
 """Fixtures for every test, and skips for tests that this machine or torch version cannot run."""
 
 import gc
+import itertools
 import os
 import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -88,6 +90,56 @@ def fail_late() -> Iterator[Callable[[Any], None]]:
     for thread in threads:
         os.sched_setscheduler(thread, os.SCHED_OTHER, os.sched_param(0))
         os.sched_setaffinity(thread, all_cores)
+
+
+class StopError(BaseException):
+    """The exception of a signal handler, such as that of pytest-timeout."""
+
+
+@pytest.fixture
+def interrupted() -> Callable[..., bool]:
+    """Return a function that runs another with an exception at a line, in place of a signal's.
+
+    It takes the function, and one that is called with the frame before each line that is traced,
+    and returns whether to raise the exception there. It returns whether that was raised. Lines of
+    the file of the function do not count.
+    """
+
+    def run(function: Callable[[], object], is_interrupted: Callable[[FrameType], bool]) -> bool:
+        left_out = {function.__code__.co_filename, __file__}
+        was_interrupted = False
+
+        def trace(frame: FrameType, event: str, argument: object) -> Any:
+            nonlocal was_interrupted
+            if frame.f_code.co_filename in left_out or event != "line":
+                return trace
+            if is_interrupted(frame):
+                was_interrupted = True
+                raise StopError
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            function()
+        except StopError:
+            pass
+        finally:
+            sys.settrace(before)
+        return was_interrupted
+
+    return run
+
+
+@pytest.fixture
+def at_line() -> Callable[[int], Callable[[FrameType], bool]]:
+    """Return a function that makes `interrupted` raise at the line with a number, from 1."""
+
+    def at_line(number: int) -> Callable[[FrameType], bool]:
+        lines = itertools.count(1)
+        return lambda frame: next(lines) == number
+
+    return at_line
 
 
 @pytest.fixture(scope="session")

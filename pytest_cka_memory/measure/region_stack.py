@@ -17,8 +17,13 @@ class OpenRegion:
 
     start: Reading
     peaks: Peaks
+    user: "_User"
     workspace_bytes: int | None = None
     """Bytes of library workspaces dropped by cleaning so far; only a first run allocates them."""
+
+
+class _User:
+    """What a meter counts for; it is freed with its region."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +58,12 @@ class RegionStack:
         self._add_workspaces(self.meter.clean())
         peaks = None
         started = False
+        user = _User()
         try:
-            self.meter.start()
+            self.meter.start_for(user)
             started = True
             peaks = self.meter.open_peaks() or _SharedPeaks(self)
-            region = OpenRegion(peaks.start(), peaks)
+            region = OpenRegion(peaks.start(), peaks, user)
             with self._lock:
                 self._open.append(weakref.ref(region))
             return region
@@ -65,7 +71,7 @@ class RegionStack:
             if peaks is not None:
                 peaks.close()
             if started:
-                self.meter.stop()
+                self.meter.stop_for(user)
             raise
 
     def snapshot(self) -> Reading:
@@ -73,11 +79,12 @@ class RegionStack:
         still_open = _still_live(self._open)
         if still_open:
             return still_open[-1].peaks.read()
-        self.meter.start()
+        user = _User()
+        self.meter.start_for(user)
         try:
             return self.meter.read()
         finally:
-            self.meter.stop()
+            self.meter.stop_for(user)
 
     @contextmanager
     def closing(self, region: OpenRegion) -> Iterator[ClosedRegion]:
@@ -103,7 +110,7 @@ class RegionStack:
                 with self._lock:
                     self._open = [known for known in self._open if known() not in (None, region)]
             finally:
-                self.meter.stop()
+                self.meter.stop_for(region.user)
 
     def merge_peaks(self) -> Reading | None:
         """Raise the peaks of regions that share the device's one counter, and reset that counter.

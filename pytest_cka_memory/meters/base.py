@@ -93,6 +93,19 @@ class Meter(ABC):
     def stop(self) -> None:
         """Undo the matching :meth:`start`."""
 
+    def start_for(self, user: object) -> None:
+        """Start counting for an open region, or for another object that can be referenced weakly.
+
+        A signal handler may raise an exception at any line, so :meth:`stop_for` may never be
+        called. A meter that changes the process should therefore end what it has started when it
+        finds, at the next start or stop, that all its users were freed.
+        """
+        self.start()
+
+    def stop_for(self, user: object) -> None:
+        """Undo the matching :meth:`start_for`."""
+        self.stop()
+
     @abstractmethod
     def clean(self) -> int | None:
         """Free what is not in use: collect garbage, drop library workspaces and empty caches.

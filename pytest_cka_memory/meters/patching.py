@@ -1,7 +1,21 @@
-"""Replace an attribute of a module or class, and restore it without harm to other patches."""
+"""Replace attributes of modules and classes, and restore them without harm to other patches."""
 
-from collections.abc import Callable
-from typing import Any
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from pytest_cka_memory.meters.users import Users
+
+
+class Undoable(Protocol):
+    """A change that can be undone at any time: before it is applied, half applied, or twice."""
+
+    def apply(self) -> None:
+        """Make the change."""
+
+    def undo(self) -> bool:
+        """Undo the change; return False if that has to wait."""
 
 
 class Patch:
@@ -38,6 +52,58 @@ class Patch:
         else:
             setattr(self._owner, self._name, self._before)
         return True
+
+
+class SharedPatches(ABC):
+    """Patches that are applied while any object uses them.
+
+    An exception at any line leaves at most what the next start or stop repairs.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._users = Users()
+        self._patches: list[Undoable] = []
+        """Those that are not undone yet, for example because a user's own patch hides them."""
+        self._are_complete = False
+        """Whether all are applied; False if applying them was interrupted."""
+        self._last: dict[tuple[Any, str], Patch] = {}
+        """The last patch of each function, to be applied again: a new one takes ten times as long.
+        """
+
+    def patch(self, owner: Any, name: str, wrapper: Callable[..., Callable[..., Any]]) -> Patch:
+        """Return a patch of an attribute by what `wrapper` returns for it; the last if it fits."""
+        patch = self._last.get((owner, name))
+        if patch is None or not patch.fits():
+            patch = self._last[owner, name] = Patch(owner, name, wrapper(getattr(owner, name)))
+        return patch
+
+    @abstractmethod
+    def make_patches(self) -> Iterable[Undoable]:
+        """Return the patches; each is applied before the next one is made."""
+
+    def start(self, user: object) -> None:
+        """Apply the patches until `user` stops them or is freed."""
+        with self._lock:
+            if not (self._users and self._are_complete):
+                self._undo()
+                for patch in self.make_patches():
+                    self._patches.append(patch)
+                    patch.apply()
+                self._are_complete = True
+            self._users.add(user)
+
+    def stop(self, user: object) -> None:
+        """Undo what `user` has started; do nothing if it has started nothing."""
+        with self._lock:
+            self._users.remove(user)
+            if not self._users:
+                self._undo()
+
+    def _undo(self) -> None:
+        self._are_complete = False
+        newest_first = self._patches[::-1]
+        self._patches = [patch for patch in newest_first if not patch.undo()][::-1]
 
 
 def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], bool]:

@@ -175,10 +175,10 @@ TRACERS = ("trace", "trace_module") + (
 )
 """Functions of ``torch.jit`` that trace; ``torch.onnx`` uses the last one."""
 
-innermost_mode = _found("torch.utils._python_dispatch._get_current_dispatch_mode", None)
+active_modes = _found("torch.utils._python_dispatch._get_current_dispatch_mode_stack", None)
 pop_mode = _found("torch.utils._python_dispatch._pop_mode", None)
 push_mode = _found("torch.utils._python_dispatch._push_mode", None)
-KNOWS_MODES = None not in (innermost_mode, pop_mode, push_mode)
+KNOWS_MODES = None not in (active_modes, pop_mode, push_mode)
 """Whether these three exist, so that the active dispatch modes are known and can be reordered."""
 if not KNOWS_MODES:
     LOST.append(

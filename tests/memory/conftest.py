@@ -7,10 +7,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+import scripted_allocator
+import torch
 
 from pytest_cka_memory import MemoryProbe, RegionRecord, Sample
 from pytest_cka_memory.meters import Meter
+from pytest_cka_memory.meters.accelerator.ledger import LedgerCounting
+from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 from pytest_cka_memory.meters.cpu import cpu_meter
+from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
 from pytest_cka_memory.meters.ledger.meter import LedgerMeter
 from pytest_cka_memory.meters.native import library
 from pytest_cka_memory.meters.native.meter import NativeMeter
@@ -122,3 +127,18 @@ def record(samples: Callable[..., list[Sample]]) -> Callable[..., RegionRecord]:
         return RegionRecord(timeline=tuple(samples(levels)), **given)
 
     return build
+
+
+@pytest.fixture
+def allocator(monkeypatch: pytest.MonkeyPatch) -> scripted_allocator.Allocator:
+    """Replace torch's functions for ``cuda`` by a scripted allocator."""
+    return scripted_allocator.install(monkeypatch)
+
+
+@pytest.fixture
+def gpu(allocator: scripted_allocator.Allocator) -> AcceleratorMeter:
+    """A meter with scripted counters that watches the tensors on the CPU."""
+    meter = AcceleratorMeter("cuda", 1)
+    assert isinstance(meter._counting, LedgerCounting)
+    meter._counting._tracker = StorageTracker(torch.device("cpu"))
+    return meter

@@ -35,7 +35,7 @@ EXPECTED_NOTES = {
     "torch.Tensor._backward_hooks": "are not recognized as hooks",
     "torch.Tensor._post_accumulate_grad_hooks": "are not recognized as hooks",
     "torch.jit._get_trace_graph": "torch.onnx may trace code wrongly",
-    "torch.utils._python_dispatch._get_current_dispatch_mode": MODES,
+    "torch.utils._python_dispatch._get_current_dispatch_mode_stack": MODES,
     "torch.utils._python_dispatch._pop_mode": MODES,
     "torch.utils._python_dispatch._push_mode": MODES,
 }

@@ -197,13 +197,13 @@ def test_a_thread_may_start_while_two_devices_are_measured() -> None:
     trackers = [StorageTracker(torch.device(name)) for name in ("cpu", "meta")]
     ran = []
     for tracker in trackers:
-        tracker.start()
+        tracker.start(tracker)
     try:
         thread = threading.Thread(target=ran.append, args=(1,))
         thread.start()
         thread.join()
     finally:
         for tracker in reversed(trackers):
-            tracker.stop()
+            tracker.stop(tracker)
     assert ran == [1]
     assert "run" not in vars(thread)

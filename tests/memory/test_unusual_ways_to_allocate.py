@@ -1,8 +1,10 @@
 """Code that allocates in unusual places is counted to the byte, by either meter."""
 
 import _thread
+import asyncio
 import contextvars
 import gc
+import queue
 import signal
 import sys
 import threading
@@ -146,21 +148,99 @@ def test_what_is_kept_is_retained_to_the_byte(
     assert (later.retained_bytes, later.peak_increase_bytes) == (0, 0)
 
 
+def by_executor() -> Iterator[Callable[..., object]]:
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda work: pool.submit(work).result()
+
+
+def by_executor_map() -> Iterator[Callable[..., object]]:
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda work: list(pool.map(lambda _: work(), [0]))
+
+
+def by_to_thread() -> Iterator[Callable[..., object]]:
+    loop = asyncio.new_event_loop()
+    yield lambda work: loop.run_until_complete(asyncio.to_thread(work))
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+
+
+def by_thread_pool() -> Iterator[Callable[..., object]]:
+    with ThreadPool(1) as pool:
+        yield pool.apply
+
+
+def by_thread_pool_map() -> Iterator[Callable[..., object]]:
+    with ThreadPool(1) as pool:
+        yield lambda work: pool.map(func=lambda _: work(), iterable=[0])
+
+
+def by_lazy_thread_pool() -> Iterator[Callable[..., object]]:
+    with ThreadPool(1) as pool:
+        yield lambda work: next(pool.imap(lambda _: work(), [0]))
+
+
+@pytest.mark.parametrize(
+    "pools",
+    [
+        by_executor,
+        by_executor_map,
+        by_to_thread,
+        by_thread_pool,
+        by_thread_pool_map,
+        by_lazy_thread_pool,
+    ],
+)
+def test_function_given_to_an_older_thread_pool_is_in_the_peak(
+    cpu: MemoryProbe, pools: Callable[[], Iterator[Callable[..., object]]]
+) -> None:
+    """Its thread was started before the region, and no dispatch mode is active there."""
+    for run in pools():
+        run(int)  # the thread exists
+        with cpu.measure() as region:
+            run(lambda: make().sum().item())
+    assert BYTES <= region.peak_increase_bytes <= BYTES + 8
+    assert region.retained_bytes == 0
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
 def test_older_thread_is_in_the_peak_or_the_notes_say_that_it_is_not(
     cpu: MemoryProbe, is_native: bool
 ) -> None:
-    """The ledger sees only threads that were started in a region."""
-    pool = ThreadPoolExecutor(1)
-    pool.submit(int).result()
+    """The ledger sees only threads that were started in a region, and those of pools."""
+    work, done = queue.SimpleQueue[Callable[[], object] | None](), threading.Event()
+
+    def run() -> None:
+        while (function := work.get()) is not None:
+            function()
+            done.set()
+
+    thread = threading.Thread(target=run)
+    thread.start()
     with cpu.measure() as region:
-        pool.submit(lambda: make().sum().item()).result()
-    pool.shutdown()
+        work.put(lambda: make().sum().item())
+        assert done.wait(60)
+    work.put(None)
+    thread.join()
     notes = [note for note in cpu.meter.facts()["notes"] if note.startswith("threads were alive")]
     if is_native:
         assert region.peak_increase_bytes >= BYTES
         assert notes == []
     else:
+        assert region.peak_increase_bytes == 0
         assert len(notes) == 1
+
+
+def test_notes_do_not_name_the_threads_of_an_executor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it runs in the region is counted."""
+    meter = LedgerMeter()
+    with ThreadPoolExecutor(1) as pool:
+        worker = pool.submit(threading.current_thread).result()
+        monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread(), worker])
+        with MemoryProbe(meter=meter).measure():
+            pass
+    assert threading.active_count() > 1
+    assert not any(note.startswith("threads were alive") for note in meter.facts()["notes"])
 
 
 def test_notes_name_no_threads_if_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:

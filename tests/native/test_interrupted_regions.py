@@ -1,12 +1,11 @@
 """An exception at any line of opening or closing a region, as a signal handler may raise it.
 
-``pytest-timeout`` and Ctrl-C do so. A trace function stands in for the signal.
+``pytest-timeout`` and Ctrl-C do so. ``tests/memory/test_interrupted_starts.py`` does this to the
+meters that patch more of the process.
 """
 
-import sys
 import weakref
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -21,41 +20,9 @@ from pytest_cka_memory.meters.torch_private import LOADER_ITERATOR
 FUNCTIONS = (*_LENDERS, (torch.UntypedStorage, "resize_"), (LOADER_ITERATOR, "__next__"))
 
 
-class StopError(BaseException):
-    """The exception of the signal handler."""
-
-
 def functions() -> list[Any]:
     """Return the functions that regions patch."""
     return [vars(owner).get(name) for owner, name in FUNCTIONS]
-
-
-def interrupted(run: Callable[[], object], at: int) -> bool:
-    """Run with an exception at the traced line number `at`; return whether there was such a line.
-
-    The lines of the user's code, here of this file, are not counted.
-    """
-    lines = 0
-
-    def trace(frame: FrameType, event: str, argument: object) -> Any:
-        nonlocal lines
-        if frame.f_code.co_filename == __file__:
-            return trace
-        if event == "line":
-            lines += 1
-            if lines == at:
-                raise StopError
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        run()
-    except StopError:
-        return True
-    finally:
-        sys.settrace(before)
-    return lines >= at
 
 
 def one_region(meter: NativeMeter) -> Callable[[], None]:
@@ -92,6 +59,8 @@ def region_with_a_leak(meter: NativeMeter) -> Callable[[], None]:
 def test_an_exception_at_any_line_leaves_nothing_behind(
     meter: NativeMeter,
     open_regions: Callable[[], int],
+    interrupted: Callable[..., bool],
+    at_line: Callable[[int], object],
     make: Callable[[NativeMeter], Callable[[], None]],
 ) -> None:
     """The next region is right, and after it no region is open and no function is patched."""
@@ -99,8 +68,8 @@ def test_an_exception_at_any_line_leaves_nothing_behind(
     run()
     before, stack = functions(), region_stack_for(meter)
     wrong: list[tuple[int, str]] = []
-    at = 0
-    while interrupted(run, at := at + 1):
+    at = 1
+    while interrupted(run, at_line(at)):
         with MemoryProbe(meter=meter).measure() as region:
             kept = [torch.zeros(5), torch.frombuffer(bytearray(7), dtype=torch.uint8)]
         figures = region.retained_bytes, region.net_bytes, region.peak_increase_bytes
@@ -111,6 +80,7 @@ def test_an_exception_at_any_line_leaves_nothing_behind(
             wrong.append((at, "a region is open"))
         if functions() != before:
             wrong.append((at, "a function is patched"))
+        at += 1
     assert wrong == []
     assert at > 100
 

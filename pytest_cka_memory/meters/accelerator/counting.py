@@ -10,18 +10,16 @@ from pytest_cka_memory.meters.base import Peaks
 
 
 class Counting(ABC):
-    """What one device's allocator does not count itself, between start and stop, which nest."""
+    """What one device's allocator does not count itself, while any object uses it."""
 
     notes: tuple[str, ...] = ()
     """What its figures leave out."""
 
-    @abstractmethod
-    def start(self) -> None:
-        """Start counting."""
+    def start_for(self, user: object) -> None:  # noqa: B027  # nothing to do where all is counted
+        """Start counting until `user` stops it or is freed."""
 
-    @abstractmethod
-    def stop(self) -> None:
-        """Undo the matching :meth:`start`."""
+    def stop_for(self, user: object) -> None:  # noqa: B027
+        """Undo the matching :meth:`start_for`, if there was one."""
 
     @abstractmethod
     def collect_before(self) -> None:

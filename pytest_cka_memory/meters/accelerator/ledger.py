@@ -34,13 +34,13 @@ class LedgerCounting(Counting):
         self._tracker = StorageTracker(device)
         self._erased_peaks = PeaksBeforeResets(device, self._allocator_peaks)
 
-    def start(self) -> None:
-        self._tracker.start()  # the allocator always counts; the tracker knows the storages
-        self._erased_peaks.start()
+    def start_for(self, user: object) -> None:
+        self._tracker.start(user)  # the allocator always counts; the tracker knows the storages
+        self._erased_peaks.start(user)
 
-    def stop(self) -> None:
-        self._erased_peaks.stop()
-        self._tracker.stop()
+    def stop_for(self, user: object) -> None:
+        self._erased_peaks.stop(user)
+        self._tracker.stop(user)
 
     def collect_before(self) -> None:
         # Objects that a backward pass holds may be in a cycle.

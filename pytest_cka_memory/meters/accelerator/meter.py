@@ -50,10 +50,16 @@ class AcceleratorMeter(Meter):
         self.notes = (*self.notes, *self._counting.notes, *torch_private.LOST)
 
     def start(self) -> None:
-        self._counting.start()
+        self.start_for(self)
 
     def stop(self) -> None:
-        self._counting.stop()
+        self.stop_for(self)
+
+    def start_for(self, user: object) -> None:
+        self._counting.start_for(user)
+
+    def stop_for(self, user: object) -> None:
+        self._counting.stop_for(user)
 
     def clean(self) -> int | None:
         self._check_available()

@@ -45,12 +45,6 @@ class NativeCounting(Counting):
         self._emptied = EmptiedStorages(counter, device)
         self._host = host_memory()
 
-    def start(self) -> None:
-        """Do nothing: blocks are always counted."""
-
-    def stop(self) -> None:
-        """Do nothing; each region ends with its peaks."""
-
     def collect_before(self) -> None:
         self._check()
         if self._garbage.is_possible():

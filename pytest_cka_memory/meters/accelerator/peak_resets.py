@@ -1,16 +1,16 @@
 """Keep the device's peaks when measured code resets them, because there is only one counter."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from pytest_cka_memory.meters.patching import replaced
+from pytest_cka_memory.meters.patching import Patch, SharedPatches
 
 _RESET = "reset_peak_memory_stats"
 
 
-class PeaksBeforeResets:
+class PeaksBeforeResets(SharedPatches):
     """The highest peaks in bytes that resets have erased since :meth:`forget`, while started.
 
     It patches the reset functions of ``torch.accelerator`` and of the device's module. Resets by a
@@ -18,27 +18,16 @@ class PeaksBeforeResets:
     """
 
     def __init__(self, device: torch.device, read: Callable[[], tuple[int, int]]) -> None:
+        super().__init__()
         self.allocated_bytes = self.reserved_bytes = 0
         module = torch.get_device_module(device)
         self._modules = torch.accelerator, module, getattr(module, "memory", None)
         self._read = read
-        self._depth = 0
-        self._undo: list[Callable[[], Any]] = []
 
-    def start(self) -> None:
-        """Patch the reset functions; starts nest."""
-        if self._depth == 0:
-            self._undo = [
-                _patched(module, self.save) for module in self._modules if hasattr(module, _RESET)
-            ]
-        self._depth += 1
-
-    def stop(self) -> None:
-        """Undo the matching :meth:`start`."""
-        self._depth -= 1
-        if self._depth == 0:
-            for undo in reversed(self._undo):
-                undo()
+    def make_patches(self) -> Iterator[Patch]:
+        for module in self._modules:
+            if hasattr(module, _RESET):
+                yield Patch(module, _RESET, _saving_before(getattr(module, _RESET), self.save))
 
     def save(self) -> None:
         """Keep the current peaks if they are the highest so far."""
@@ -51,12 +40,9 @@ class PeaksBeforeResets:
         self.allocated_bytes = self.reserved_bytes = 0
 
 
-def _patched(module: Any, save: Callable[[], None]) -> Callable[[], Any]:
-    """Call `save` before each reset by `module`; return a function that undoes this."""
-    original = getattr(module, _RESET)
-
+def _saving_before(original: Callable[..., Any], save: Callable[[], None]) -> Callable[..., Any]:
     def reset_peak_memory_stats(*args: Any, **kwargs: Any) -> Any:
         save()
         return original(*args, **kwargs)
 
-    return replaced(module, _RESET, reset_peak_memory_stats)
+    return reset_peak_memory_stats

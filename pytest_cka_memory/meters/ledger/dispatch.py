@@ -2,12 +2,13 @@
 
 import gc
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import torch
 
 from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters.ledger import generations, patches
 from pytest_cka_memory.meters.ledger.ledger import Ledger
 from pytest_cka_memory.meters.ledger.live_objects import (
     live_storages,
@@ -15,12 +16,14 @@ from pytest_cka_memory.meters.ledger.live_objects import (
     storages_of,
 )
 from pytest_cka_memory.meters.ledger.loader_batches import LoaderBatches, may_be_prefetched
-from pytest_cka_memory.meters.ledger.patches import Patches
 from pytest_cka_memory.meters.ledger.tracing import is_refused_number, numbers_as_tensors
+from pytest_cka_memory.meters.patching import SharedPatches, Undoable
 from pytest_cka_memory.meters.torch_private import TorchDispatchMode
 
 _ALWAYS_NEW = torch.ops.aten.lift_fresh.default  # torch.tensor, torch.from_numpy
 _UNPICKLES = torch.ops.aten.set_.source_Storage_storage_offset
+
+T = TypeVar("T")
 
 _NO_TENSORS = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device))
 
@@ -30,7 +33,7 @@ class CountingMode(TorchDispatchMode):
 
     def __init__(self, owner: "StorageTracker") -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._owner = owner
+        self.owner = owner
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -45,7 +48,7 @@ class CountingMode(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        owner = self._owner
+        owner = self.owner
         if not owner.counting:  # a thread that outlived the region
             return func(*args, **kwargs)
         # A backward pass uses tensors that only the graph held, live since before the region.
@@ -68,83 +71,99 @@ class CountingMode(TorchDispatchMode):
 class _ThreadMode(threading.local):
     """The mode of each thread: regions of different threads may overlap, modes may not."""
 
-    depth = 0
-    mode: CountingMode
+    def __init__(self, owner: "StorageTracker") -> None:
+        self.mode = CountingMode(owner)
+        self.was_entered = False
+        """Used only if this torch version does not tell which modes are active."""
 
-    def enter(self, owner: "StorageTracker") -> None:
-        if self.depth == 0:
-            self.mode = CountingMode(owner)
-            self.mode.__enter__()
-        self.depth += 1
+    def switch(self, *, on: bool) -> None:
+        """Activate or end it in this thread, whatever an interrupted call has left."""
+        if not torch_private.KNOWS_MODES:
+            if on != self.was_entered:
+                self.was_entered = on
+                self.mode.__enter__() if on else self.mode.__exit__(None, None, None)
+            return
+        # Not by the mode's own methods, which also set flags that an interruption would leave set.
+        if on != (is_on := self.mode in torch_private.active_modes()):
+            if is_on:
+                self._remove()
+            else:
+                torch_private.push_mode(self.mode)
 
-    def leave(self) -> None:
-        if self.depth == 0:
-            return  # entered in another thread, where an idle mode remains
-        self.depth -= 1
-        if self.depth == 0:
-            _remove_mode(self.mode)
-
-
-def _remove_mode(mode: CountingMode) -> None:
-    """Exit `mode` even if a test has left other modes active; exiting pops the innermost mode."""
-    if not torch_private.KNOWS_MODES:
-        mode.__exit__(None, None, None)
-        return
-    left_on = []
-    while (innermost := torch_private.innermost_mode()) not in (mode, None):
-        left_on.append(innermost)
-        torch_private.pop_mode()
-    if innermost is mode:
-        mode.__exit__(None, None, None)
-    for other in reversed(left_on):
-        torch_private.push_mode(other)
+    def _remove(self) -> None:
+        """Remove the mode even if a test has left others active, which are above it."""
+        active = torch_private.active_modes()
+        others = active[active.index(self.mode) + 1 :]
+        try:
+            for _ in (*others, self.mode):
+                torch_private.pop_mode()
+        finally:
+            for other in others:
+                torch_private.push_mode(other)
 
 
-class StorageTracker:
-    """Keeps a ledger of the storages on one device while started; starts nest."""
+class StorageTracker(SharedPatches):
+    """Keeps a ledger of the storages on one device while any object uses it."""
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self.device = device
         self.counting = False
         self.counts_unknown_storages = True
         self.ledger = Ledger()
         self._loaders = LoaderBatches()
-        self._depth = 0
-        self._thread_mode = _ThreadMode()
-        self._patches: Patches
-        self._hidden_patches: list[Callable[[], bool]] = []
-        """Functions that undo patches which a user's patch hid when their region ended."""
+        self._thread_mode = _ThreadMode(self)
 
-    def start(self) -> None:
-        """Record the live storages, and from now on every new one."""
-        if self._depth == 0:
-            self._begin()
-        self._depth += 1  # only now: if the search was interrupted, nothing has started
-        self._thread_mode.enter(self)
+    def start(self, user: object) -> None:
+        """Record the live storages, and from now on every new one, until `user` stops or is freed.
 
-    def stop(self) -> None:
-        """End what the matching :meth:`start` began."""
-        self._depth -= 1
-        if self._depth == 0:
-            self.counting = False
-            self._hidden_patches += self._patches.undo()
-            self.ledger = Ledger()
-        self._thread_mode.leave()
+        Storages of this thread, and of those started from now on, are recorded at once.
+        """
+        super().start(user)
+        self._thread_mode.switch(on=self._users.in_this_thread())
 
-    def _begin(self) -> None:
+    def stop(self, user: object) -> None:
+        """End what `user` has started; do nothing if it has started nothing."""
+        super().stop(user)
+        self._thread_mode.switch(on=self._users.in_this_thread())
+
+    def make_patches(self) -> Iterator[Undoable]:
+        generations.repair()
+        yield _Counting(self)
+        yield from patches.resizing(self.record_storage)
+        yield from patches.threads(self.run_counted)
+        yield from patches.collections(self.note_collection)
+        yield from patches.tracing(CountingMode)
+        yield from patches.loading(self._loaders.add)
+
+    def begin(self) -> None:
+        """Record the live storages, and then count."""
         self.ledger = Ledger()
         self._loaders = LoaderBatches()
         self._record_live()
         # That search does not find objects under gc.freeze(), which must not count as new later.
         self.counts_unknown_storages = gc.get_freeze_count() == 0
         self.counting = True
-        self._hidden_patches = [undo for undo in self._hidden_patches if not undo()]
-        self._patches = Patches(
-            self.record_storage,
-            self.note_collection,
-            lambda: CountingMode(self),
-            CountingMode,
-            self._loaders.add,
+
+    def end(self) -> None:
+        """Stop counting, and forget all storages."""
+        self.counting = False
+        self.ledger = Ledger()
+
+    def run_counted(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+        """Call `function`, and record the storages of its operators in whichever thread it runs."""
+        __tracebackhide__ = True
+        # A user's patch that is undone after the region puts back a function that calls this.
+        if not self.counting or self._is_active_here():
+            return function(*args, **kwargs)
+        with CountingMode(self):
+            return function(*args, **kwargs)
+
+    def _is_active_here(self) -> bool:
+        """Whether a mode of this tracker is active in this thread."""
+        return torch_private.KNOWS_MODES and any(
+            isinstance(mode, CountingMode) and mode.owner is self
+            for mode in torch_private.active_modes()
         )
 
     def note_collection(self, phase: str, info: Mapping[str, int]) -> None:
@@ -204,3 +223,17 @@ class StorageTracker:
             # At the end of a region all count, because no later search would find them.
             for storage in self._loaders.yielded(found, collecting=collecting) if young else found:
                 self.ledger.record(storage)
+
+
+class _Counting(Undoable):
+    """The counting of a tracker, which begins and ends as a patch is applied and undone."""
+
+    def __init__(self, tracker: StorageTracker) -> None:
+        self._tracker = tracker
+
+    def apply(self) -> None:
+        self._tracker.begin()
+
+    def undo(self) -> bool:
+        self._tracker.end()
+        return True

@@ -14,10 +14,13 @@ import gc
 import operator
 import sys
 import sysconfig
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain, compress, repeat
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 LEAVE_AT_ONCE = sys.version_info < (3, 14) and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
@@ -55,18 +58,15 @@ class Generations:
         False proves nothing. Old garbage is not collected: it contains no such object, but its
         finalizers, which might create one, do not run.
         """
-        enabled = gc.isenabled()
-        gc.disable()  # a collection during the search would invalidate the proof
-        try:
-            if not self._all_are_young() or _any(self.young()):
-                return False
-            gc.collect(1)
-            if len(sys._current_frames()) == 1:  # another thread's objects may have been promoted
-                self._witness = []  # objects created by finalizers are young
-            return not _any(self.all())
-        finally:
-            if enabled:
-                gc.enable()
+        return _without_collections(self._is_none_left)  # one would invalidate the proof
+
+    def _is_none_left(self) -> bool:
+        if not self._all_are_young() or _any(self.young()):
+            return False
+        gc.collect(1)
+        if len(sys._current_frames()) == 1:  # another thread's objects may have been promoted
+            self._witness = []  # objects created by finalizers are young
+        return not _any(self.all())
 
     def _all_are_young(self) -> bool:
         if self._witness is None or not LEAVE_AT_ONCE:
@@ -85,15 +85,37 @@ def _of(kinds: set[type], generation: int) -> list[Any]:
     # By type and not isinstance, which reads __class__: a dead weak proxy raises. By the type's
     # number, because a type's metaclass may compare and hash it in Python.
     numbers = frozenset(map(id, kinds))
-    enabled = gc.isenabled()
-    gc.disable()  # both lists must have the same objects in the same order
-    try:
+
+    def search() -> list[Any]:
         chosen = map(numbers.__contains__, map(id, map(type, _objects(generation))))
         # The second list of the youngest generation has the first one too, at its end.
         return list(compress(chain(_objects(generation), repeat(None)), chosen))
+
+    return _without_collections(search)  # both lists must have the same objects in the same order
+
+
+_off_in: int | None = None
+"""The number of the thread in which :func:`_without_collections` has disabled the collector."""
+
+
+def _without_collections(call: Callable[[], T]) -> T:
+    """Call a function while the garbage collector does not run by itself."""
+    global _off_in
+    if not gc.isenabled():
+        return call()
+    try:
+        _off_in = threading.get_ident()
+        gc.disable()
+        return call()
     finally:
-        if enabled:
-            gc.enable()
+        gc.enable()
+        _off_in = None
+
+
+def repair() -> None:
+    """Enable the collector if an exception has kept an earlier search in this thread from it."""
+    if _off_in == threading.get_ident():
+        gc.enable()
 
 
 def _any(objects: Iterator[Any]) -> bool:

@@ -4,9 +4,9 @@ import sys
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -24,6 +24,8 @@ from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.torch_private import (
     storage_key,
 )  # by name, because it is called often
+
+T = TypeVar("T")
 
 
 class OperatorSite(NamedTuple):
@@ -103,7 +105,8 @@ class Ledger:
         # Re-entrant: a collection inside record() may run a __del__ that computes with tensors. Its
         # storages wait in the list below until the ledger is consistent again.
         self._lock = threading.RLock()
-        self._busy = False
+        self._busy: int | None = None
+        """Identifies the frame of the call that changes the ledger; it stays after an exception."""
         self._waiting: list[tuple[torch.UntypedStorage, bool, torch.Tensor | None, object]] = []
 
     def record(
@@ -128,25 +131,51 @@ class Ledger:
         if known is not None and known.size == size and known() is storage:
             return  # the usual case, so it takes no lock
         with self._lock:
-            if self._busy:
+            if self._is_changing(sys._getframe()):
                 self._waiting.append((storage, counted, tensor, operator))
-                return
-            with self._exclusive():
-                self._record(storage, counted, tensor, operator)
+            else:
+                self._exclusively(self._record, storage, counted, tensor, operator)
 
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        """Keep out other threads, and delay storages that a collection reports meanwhile."""
+    def _exclusively(self, call: Callable[..., T], *args: Any) -> T:
+        """Call a function while other threads wait, as do storages that a collection reports."""
         with self._lock:
-            was_busy, self._busy = self._busy, True
-            try:
-                if not was_busy:
-                    self._process_frees()
-                yield
-                while self._waiting and not was_busy:
-                    self._record(*self._waiting.pop())
-            finally:
-                self._busy = was_busy
+            if self._is_changing(sys._getframe(1)):
+                return call(*args)
+            if self._busy is not None:
+                self._repair()
+            self._busy = id(sys._getframe())  # a variable for the frame would keep all others alive
+            self._process_frees()
+            result = call(*args)
+            while self._waiting:
+                self._record(*self._waiting.pop())
+            self._busy = None
+            return result
+
+    def _is_changing(self, frame: FrameType | None) -> bool:
+        """Whether `frame` was called, perhaps through others, by a call that changes the ledger.
+
+        There is no flag that such a call resets at its end, because an exception of a signal
+        handler may keep it from that.
+        """
+        while self._busy is not None and frame is not None:
+            # By its code too, because the frame of another call may have the same address now.
+            if id(frame) == self._busy and frame.f_code is Ledger._exclusively.__code__:
+                return True
+            frame = frame.f_back
+        return False
+
+    def _repair(self) -> None:
+        """Make all figures fit the storages again, after an exception at any line of a call."""
+        for entry in self._live.values():
+            weight = max(0, entry.size - entry.excluded_bytes)
+            if entry.weight != weight:
+                self.serial += 1
+                entry.history.append((self.serial, weight))
+        self.level = sum(entry.weight for entry in self._live.values())
+        freed = [e for e in self._freed_since_peak if self._live.get(e.key) is not e]
+        self._freed_since_peak = list({id(entry): entry for entry in freed}.values())
+        if self.level > self.peak:
+            self._note_peak()
 
     def _record(
         self,
@@ -185,14 +214,11 @@ class Ledger:
     def retained_since(self, serial: int) -> int:
         """Return the bytes that were allocated after the mark `serial` and are live now."""
         self.settle()
-        with self._exclusive():
-            return sum(max(0, b.weight - b.weight_at(serial)) for b in self._live.values())
+        return sum(max(0, b.weight - b.weight_at(serial)) for b in self._known())
 
     def settle(self) -> None:
         """Subtract every storage freed so far from :attr:`level`."""
-        with self._exclusive():
-            if sys.version_info < (3, 11):
-                self._process_unreported_frees()
+        self._exclusively(self._process_unreported_frees)
 
     def is_empty(self) -> bool:
         """Whether no recorded storage is live."""
@@ -201,28 +227,27 @@ class Ledger:
 
     def allocations_since(self, serial: int) -> list[Allocation]:
         """Return the allocations whose bytes :meth:`retained_since` sums up."""
-        with self._exclusive():
-            live = list(self._live.values())
-        grown = ((entry, entry.weight - entry.weight_at(serial)) for entry in live)
+        grown = ((entry, entry.weight - entry.weight_at(serial)) for entry in self._known())
         return [entry.allocation(size) for entry, size in grown if size > 0]
 
     def addresses(self) -> set[int]:
         """Return the address of every live storage."""
-        with self._exclusive():
-            storages = [entry() for entry in self._live.values()]
+        storages = [entry() for entry in self._known()]
         return {storage.data_ptr() for storage in storages if storage is not None}
 
     def alive_at_peak(self) -> list[AllocationGroup]:
         """Return every storage live at the peak since :meth:`reset_peak`, with its bytes then."""
-        with self._exclusive():
-            candidates = [*self._live.values(), *self._freed_since_peak]
+        candidates = self._exclusively(lambda: [*self._live.values(), *self._freed_since_peak])
         weighed = ((entry, entry.weight_at(self._peak_serial)) for entry in candidates)
         return [AllocationGroup(size, 1, entry.site) for entry, size in weighed if size > 0]
 
     def reset_peak(self) -> None:
         """Set the peak to the current level."""
-        with self._exclusive():
-            self._note_peak()
+        self._exclusively(self._note_peak)
+
+    def _known(self) -> list[_Entry]:
+        """Return every live storage's entry."""
+        return self._exclusively(lambda: list(self._live.values()))
 
     def _enter(
         self,
@@ -280,6 +305,8 @@ class Ledger:
 
     def _process_unreported_frees(self) -> None:
         """Remove freed storages that Python 3.10 did not report because the stack was exhausted."""
+        if sys.version_info >= (3, 11):
+            return
         freed = [entry for entry in self._live.values() if entry() is None]
         self._process_frees()  # first those that were reported
         for entry in freed:

@@ -1,5 +1,6 @@
 """The meter for a device whose allocator cannot be counted: it records every storage there."""
 
+import sys
 import threading
 from gc import collect  # at import, because a test may patch gc.collect
 from typing import Any
@@ -15,7 +16,8 @@ from pytest_cka_memory.meters.processor import processor_name
 
 _CPU = torch.device("cpu")
 _OLDER_THREADS = (
-    "threads were alive before regions began: tensors that they made and freed are not counted"
+    "threads were alive before regions began: tensors that they made and freed are not counted, "
+    "unless a thread pool ran a function that it was given in the region"
 )
 
 
@@ -49,11 +51,17 @@ class LedgerMeter(Meter):
         return {**super().facts(), "notes": [*self.notes, *threads, *live_objects.notes()]}
 
     def start(self) -> None:
-        self._older_threads |= threading.active_count() > 1
-        self._tracker.start()
+        self.start_for(self)
 
     def stop(self) -> None:
-        self._tracker.stop()
+        self.stop_for(self)
+
+    def start_for(self, user: object) -> None:
+        self._older_threads |= _are_other_threads_alive()
+        self._tracker.start(user)
+
+    def stop_for(self, user: object) -> None:
+        self._tracker.stop(user)
 
     def clean(self) -> int | None:
         if not self._tracker.nothing_is_live():
@@ -87,3 +95,12 @@ class LedgerMeter(Meter):
 
     def allocations_at_peak(self) -> list[AllocationGroup]:
         return self._tracker.ledger.alive_at_peak()
+
+
+def _are_other_threads_alive() -> bool:
+    """Whether there are threads whose work is not counted: not idle ones of an executor."""
+    if threading.active_count() == 1:
+        return False
+    executors = sys.modules.get("concurrent.futures.thread")
+    counted = {threading.current_thread(), *getattr(executors, "_threads_queues", ())}
+    return not counted.issuperset(threading.enumerate())

@@ -1,10 +1,10 @@
-"""Patch functions of torch and Python, and undo that: their effects reach no dispatch mode."""
+"""Patch functions of torch and Python whose effects reach no dispatch mode."""
 
+import functools
 import gc
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,80 +12,101 @@ import torch
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.ledger import interrupts
 from pytest_cka_memory.meters.ledger.tracing import without_mode
-from pytest_cka_memory.meters.patching import replaced
+from pytest_cka_memory.meters.patching import Patch, Undoable
 
+_Call = Callable[..., Any]
 _Collection = Callable[[str, Mapping[str, int]], None]
+_POOLS = {
+    ("concurrent.futures.thread", "ThreadPoolExecutor"): ("submit",),  # asyncio.to_thread too
+    ("multiprocessing.pool", "ThreadPool"): ("apply_async", "_map_async", "imap", "imap_unordered"),
+}
+"""Classes with threads that may be older than a region -> methods that take a function to run."""
 
 
-class Patches:
-    """Patches for storages that are resized in place, for threads, tracing and collections.
+class CollectionCallback(Undoable):
+    """A callback of the garbage collector."""
+
+    def __init__(self, callback: _Collection) -> None:
+        self._callback = callback
+
+    def apply(self) -> None:
+        gc.callbacks.append(self._callback)
+
+    def undo(self) -> bool:
+        if self._callback in gc.callbacks:  # a test may clear or restore the list
+            gc.callbacks.remove(self._callback)
+        return True
+
+
+def resizing(record_storage: Callable[[torch.UntypedStorage], None]) -> Iterator[Patch]:
+    """Call `record_storage` before and after a storage is resized in place."""
+    original = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        record_storage(storage)
+        result = original(storage, size)
+        record_storage(storage)
+        return result
+
+    yield Patch(torch.UntypedStorage, "resize_", resize_)
+
+
+def threads(run_counted: _Call) -> Iterator[Patch]:
+    """Let new threads, and what thread pools are given to run, call their functions by another.
 
     Args:
-        record_storage: called with a storage before and after it is resized.
-        on_collection: called by the garbage collector, as ``gc.callbacks`` describes.
-        new_mode: returns the dispatch mode in which a new thread runs.
-        mode_type: the type of these modes, which ``torch.jit`` must not see.
-        on_next: called with an iterator over a loader with workers before it yields a batch.
+        run_counted: is called with a function, which it calls with the other arguments.
     """
+    original_start = threading.Thread.start
 
-    def __init__(
-        self,
-        record_storage: Callable[[torch.UntypedStorage], None],
-        on_collection: _Collection,
-        new_mode: Callable[[], AbstractContextManager[object]],
-        mode_type: type,
-        on_next: Callable[[object], None],
-    ) -> None:
-        self._on_collection = on_collection
-        self._active = True
-        original_resize = torch.UntypedStorage.resize_
-        original_start = threading.Thread.start
+    def start(thread: threading.Thread) -> None:
+        run = thread.run
 
-        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-            record_storage(storage)
-            result = original_resize(storage, size)
-            record_storage(storage)
-            return result
+        def run_in_mode() -> None:
+            # Otherwise the thread and this closure would reference each other. Regions on two
+            # devices wrap it twice, so it may be gone already.
+            vars(thread).pop("run", None)
+            run_counted(run)
 
-        def start(thread: threading.Thread) -> None:
-            # A user's patch that is undone after the region puts this function back.
-            if not self._active:
-                original_start(thread)
-                return
-            run = thread.run
+        thread.run = run_in_mode  # type: ignore[method-assign]
+        original_start(thread)
 
-            def run_in_mode() -> None:
-                # Otherwise the thread and this closure would reference each other. Regions on two
-                # devices wrap it twice, so it may be gone already.
-                vars(thread).pop("run", None)
-                with new_mode():
-                    run()
+    yield Patch(threading.Thread, "start", start)
+    for (module, kind), methods in _POOLS.items():
+        owner = getattr(sys.modules.get(module), kind, None)  # not imported: no threads yet
+        for method in methods if owner is not None else ():
+            yield Patch(owner, method, _running_by(run_counted, getattr(owner, method)))
 
-            thread.run = run_in_mode  # type: ignore[method-assign]
-            original_start(thread)
 
-        self._undo = [
-            replaced(torch.UntypedStorage, "resize_", resize_),
-            replaced(threading.Thread, "start", start),
-            replaced(sys, "unraisablehook", interrupts.hook_for(on_collection)),
-            *(
-                replaced(torch.jit, name, without_mode(getattr(torch.jit, name), mode_type))
-                for name in torch_private.TRACERS
-            ),
-        ]
-        iterator = torch_private.LOADER_ITERATOR
-        if iterator is not None:
-            self._undo.append(
-                replaced(iterator, "__next__", _calling_before(iterator.__next__, on_next))
-            )
-        gc.callbacks.append(on_collection)
+def collections(on_collection: _Collection) -> Iterator[Undoable]:
+    """Call `on_collection` as ``gc.callbacks`` describes; signals' exceptions in it are raised."""
+    yield Patch(sys, "unraisablehook", interrupts.hook_for(on_collection))
+    yield CollectionCallback(on_collection)
 
-    def undo(self) -> list[Callable[[], bool]]:
-        """Undo all patches; return the functions that undo those which a user's patch hides."""
-        self._active = False
-        if self._on_collection in gc.callbacks:  # a test may clear or restore the list
-            gc.callbacks.remove(self._on_collection)
-        return [undo for undo in self._undo if not undo()]
+
+def tracing(mode_type: type) -> Iterator[Patch]:
+    """Hide modes of a type from ``torch.jit`` while it traces."""
+    for name in torch_private.TRACERS:
+        yield Patch(torch.jit, name, without_mode(getattr(torch.jit, name), mode_type))
+
+
+def loading(on_next: Callable[[object], None]) -> Iterator[Patch]:
+    """Call `on_next` with an iterator over a loader with workers before it yields a batch."""
+    iterator = torch_private.LOADER_ITERATOR
+    if iterator is not None:
+        yield Patch(iterator, "__next__", _calling_before(iterator.__next__, on_next))
+
+
+def _running_by(run_counted: _Call, original: _Call) -> _Call:
+    @functools.wraps(original)
+    def method(pool: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if args:
+            args = (functools.partial(run_counted, args[0]), *args[1:])
+        elif "func" in kwargs:
+            kwargs["func"] = functools.partial(run_counted, kwargs["func"])
+        return original(pool, *args, **kwargs)
+
+    return method
 
 
 def _calling_before(

@@ -20,7 +20,8 @@ def without_mode(function: Callable[..., Any], kind: type) -> Callable[..., Any]
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        if not torch_private.KNOWS_MODES or type(torch_private.innermost_mode()) is not kind:
+        modes = torch_private.active_modes() if torch_private.KNOWS_MODES else []
+        if not modes or type(modes[-1]) is not kind:
             return function(*args, **kwargs)
         mode = torch_private.pop_mode()
         try:

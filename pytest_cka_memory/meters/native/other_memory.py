@@ -6,9 +6,8 @@ received early are counted, but they are no growth.
 """
 
 import functools
-import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from pytest_cka_memory.meters.ledger.live_objects import storages_in
 from pytest_cka_memory.meters.native.counter import Counter
 from pytest_cka_memory.meters.native.emptied import EmptiedStorages
 from pytest_cka_memory.meters.native.library import NOT_LIVE
-from pytest_cka_memory.meters.patching import Patch
+from pytest_cka_memory.meters.patching import Patch, SharedPatches
 from pytest_cka_memory.meters.torch_private import LOADER_ITERATOR
 
 _LENDERS = (
@@ -33,58 +32,24 @@ _LENDERS = (
 """Functions that return a tensor or storage on memory which another library has allocated."""
 
 
-class OtherMemory:
-    """Reports lent memory to a counter while any object that has started it is live.
-
-    An exception at any line, as a signal handler may raise it, leaves at most what the next start
-    repairs.
-    """
+class OtherMemory(SharedPatches):
+    """Reports lent memory to a counter, and takes note of data loaders with workers."""
 
     def __init__(self, counter: Counter) -> None:
+        super().__init__()
         self._counter = counter
-        self._lock = threading.RLock()
-        self._users: list[weakref.ref[Any]] = []
-        self._patches: list[Patch] = []
-        self._last: dict[tuple[Any, str], Patch] = {}
-        """The last patch of each function, to be applied again: a new one takes ten times as long.
-        """
-        self._is_patched = False
-        """Whether all functions are patched; False if patching them was interrupted."""
-        self._hidden: list[Patch] = []
-        """Patches that a user's own patch hid."""
         self._lent: dict[int, list[weakref.ref[torch.UntypedStorage]]] = {}
         """Address -> the storages on it: the same memory may be lent more than once."""
         self._emptied = EmptiedStorages(counter, torch.device("cpu"))
         self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def start(self, user: object) -> None:
-        """Patch the functions that lend memory, until `user` stops it or is freed."""
-        with self._lock:
-            others = [known for known in self._users if known() is not None]
-            self._users = [*others, weakref.ref(user)]
-            if not (others and self._is_patched):
-                self._unpatch()  # what interrupted calls have left
-                self._patch()
-
-    def stop(self, user: object) -> None:
-        """Undo what `user` has started; do nothing if it has started nothing."""
-        with self._lock:
-            self._users = [known for known in self._users if known() not in (None, user)]
-            if not self._users:
-                self._unpatch()
-
-    def _patch(self) -> None:
+    def make_patches(self) -> Iterator[Patch]:
         for owner, name in _LENDERS:
-            self._replace(owner, name, self._lending)
-        self._replace(torch.UntypedStorage, "resize_", self._emptied.watching)
+            if hasattr(owner, name):
+                yield self.patch(owner, name, self._lending)
+        yield self.patch(torch.UntypedStorage, "resize_", self._emptied.watching)
         if LOADER_ITERATOR is not None:
-            self._replace(LOADER_ITERATOR, "__next__", self._loading)
-        self._is_patched = True
-
-    def _unpatch(self) -> None:
-        self._is_patched = False
-        self._hidden = [patch for patch in (*self._patches, *self._hidden) if not patch.undo()]
-        self._patches = []
+            yield self.patch(LOADER_ITERATOR, "__next__", self._loading)
 
     def prefetched_bytes(self) -> int:
         """Return the bytes of batches that data loaders have received but not yielded yet.
@@ -100,15 +65,6 @@ class OtherMemory:
             for storage in storages_in(batch)
         }
         return sum(storages.values())
-
-    def _replace(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-        if hasattr(owner, name):
-            patch = self._last.get((owner, name))
-            if patch is None or not patch.fits():
-                patch = Patch(owner, name, wrapper(getattr(owner, name)))
-                self._last[owner, name] = patch
-            self._patches.append(patch)
-            patch.apply()
 
     def _lending(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)

@@ -23,6 +23,7 @@ from pytest_cka_memory.meters.predicted.expandable_allocator import ExpandableAl
 from pytest_cka_memory.meters.predicted.fake_storages import FakeStorages
 from pytest_cka_memory.meters.predicted.hidden_allocations import temporaries
 from pytest_cka_memory.meters.predicted.workspaces import Workspaces
+from pytest_cka_memory.meters.users import Users
 from pytest_cka_memory.units import format_exact
 
 
@@ -58,7 +59,7 @@ class PredictedMeter(Meter):
         self._kept_workspaces: dict[tuple[str, int], Block] = {}
         """By library and thread: torch gives each thread, such as a backward thread, its own."""
         self._ledger = Ledger()
-        self._depth = 0
+        self._users = Users()
         self._torch_device = device.register_device(self._on_operator)
 
     @property
@@ -66,15 +67,21 @@ class PredictedMeter(Meter):
         return str(self._torch_device)
 
     def start(self) -> None:
-        if self._depth == 0:
+        self.start_for(self)
+
+    def stop(self) -> None:
+        self.stop_for(self)
+
+    def start_for(self, user: object) -> None:
+        if not self._users:
             self._ledger = Ledger()
             for storage in self._storages.live():
                 self._ledger.record(storage)
-        self._depth += 1
+        self._users.add(user)
 
-    def stop(self) -> None:
-        self._depth -= 1
-        if self._depth == 0:
+    def stop_for(self, user: object) -> None:
+        self._users.remove(user)
+        if not self._users:
             self._ledger = Ledger()
 
     def clean(self) -> int | None:
@@ -128,7 +135,7 @@ class PredictedMeter(Meter):
         try:
             for tensor in results:
                 for storage in storages_of(tensor):
-                    if self._storages.add(storage) and self._depth:
+                    if self._storages.add(storage) and self._users:
                         self._ledger.record(storage, tensor=tensor, operator=operator)
             self._take_temporaries(operator.name(), args, results[0])
         except CapacityError as error:

@@ -1,0 +1,189 @@
+"""An exception at any line of opening or closing a region, with meters that use a dispatch mode.
+
+Such an exception is raised by the handler of a signal, as pytest-timeout's or Ctrl-C's.
+"""
+
+import concurrent.futures.thread
+import gc
+import linecache
+import multiprocessing.pool
+import re
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import count
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.measure.region_stack import region_stack_for
+from pytest_cka_memory.meters import Meter, torch_private
+from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
+from pytest_cka_memory.meters.ledger import generations
+from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
+from pytest_cka_memory.meters.ledger.ledger import Ledger
+from pytest_cka_memory.meters.ledger.meter import LedgerMeter
+
+FUNCTIONS = (
+    (torch.UntypedStorage, "resize_"),
+    (threading.Thread, "start"),
+    (sys, "unraisablehook"),
+    (concurrent.futures.thread.ThreadPoolExecutor, "submit"),
+    (multiprocessing.pool.ThreadPool, "imap"),
+    (torch.accelerator, "reset_peak_memory_stats"),
+    (torch_private.LOADER_ITERATOR, "__next__"),
+    *((torch.jit, name) for name in torch_private.TRACERS),
+)
+"""What regions patch."""
+CHANGING = re.compile(
+    r"/(patching|users|dispatch|generations|ledger|peak_resets|region_stack|_python_dispatch)\.py$"
+)
+"""The files whose lines can leave something behind."""
+Line = tuple[str, int]
+"""File and number."""
+
+
+def patched() -> list[Any]:
+    """Return the functions that regions patch, as they are now."""
+    return [*(vars(owner).get(name) for owner, name in FUNCTIONS), *gc.callbacks]
+
+
+def trackers_of(meter: Any) -> list[StorageTracker]:
+    return [getattr(meter, "_counting", meter)._tracker]
+
+
+def left_behind(meter: Meter, before: list[Any]) -> list[str]:
+    """Return what an interrupted region has left, although another region came after it."""
+    stack = region_stack_for(meter)
+    locks = [stack._lock]
+    for tracker in trackers_of(meter):
+        locks += [tracker._lock, tracker.ledger._lock]
+    found = {
+        "a dispatch mode": torch._C._len_torch_dispatch_stack(),
+        "the collector is off": not gc.isenabled(),
+        "a patch": patched() != before,
+        "an open region": stack._open,
+        "a user": any(tracker._users for tracker in trackers_of(meter)),
+        "a lock": any(lock._is_owned() for lock in locks),  # type: ignore[attr-defined]
+        "torch functions are off": not torch._C._is_torch_function_enabled(),
+    }
+    return [what for what, is_left in found.items() if is_left]
+
+
+def may_be_interrupted(line: Line) -> bool:
+    """Whether a signal handler can run at this line.
+
+    Python traces the line of a ``with`` again when its block has ended, before it calls
+    ``__exit__``, but runs no signal handler there.
+    """
+    return not linecache.getline(*line).lstrip().startswith("with ")
+
+
+@pytest.fixture(params=["ledger", "accelerator"])
+def patching_meter(request: pytest.FixtureRequest) -> Meter:
+    """A meter for the CPU, and one for an accelerator, that record storages in a ledger."""
+    if request.param == "ledger":
+        return LedgerMeter()
+    meter: AcceleratorMeter = request.getfixturevalue("gpu")
+    return meter
+
+
+@pytest.fixture
+def few_objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Hide the modules of torch from the garbage collector, and from the ledger that it does."""
+    with MemoryProbe(meter=LedgerMeter()).measure():
+        torch.zeros(1)  # imports modules
+    gc.collect()
+    gc.freeze()
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: 0)
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("few_objects")
+def test_an_exception_at_any_line_leaves_nothing_after_the_next_region(
+    patching_meter: Meter, interrupted: Callable[..., bool]
+) -> None:
+    """Each line is interrupted the first and the last time that it runs."""
+
+    def run() -> None:
+        with MemoryProbe(meter=patching_meter).measure():
+            torch.zeros(3)
+
+    def next_figures() -> tuple[int, int, int]:
+        with MemoryProbe(meter=patching_meter).measure() as region:
+            kept = torch.zeros(5), torch.zeros(100).sum()
+        assert len(kept) == 2
+        return region.retained_bytes, region.net_bytes, region.peak_increase_bytes
+
+    run()
+    expected, before = next_figures(), patched()
+    often: Counter[Line] = Counter()
+
+    def note(frame: FrameType) -> bool:
+        if CHANGING.search(frame.f_code.co_filename):
+            often[frame.f_code.co_filename, frame.f_lineno] += 1
+        return False
+
+    def at(line: Line, time: int) -> Callable[[FrameType], bool]:
+        times = count(1)
+
+        def is_there(frame: FrameType) -> bool:
+            is_line = frame.f_lineno == line[1] and frame.f_code.co_filename == line[0]
+            return is_line and next(times) == time
+
+        return is_there
+
+    assert not interrupted(run, note)
+    wrong = {}
+    for line, times in often.items():
+        for time in {1, times} if may_be_interrupted(line) else ():
+            interrupted(run, at(line, time))
+            figures, left = next_figures(), left_behind(patching_meter, before)
+            if left or figures != expected:
+                wrong[line] = left, figures
+    assert wrong == {}
+    assert len(often) > 100
+
+
+def test_the_collector_is_enabled_again_by_the_next_region(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An exception may come before the call that enables it."""
+    monkeypatch.setattr(generations, "_off_in", threading.get_ident())
+    gc.disable()
+    try:
+        with MemoryProbe(meter=LedgerMeter()).measure():
+            assert gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_figures_fit_the_storages_after_an_exception_at_any_line_of_recording(
+    interrupted: Callable[..., bool], at_line: Callable[[int], object]
+) -> None:
+    """A test may catch the exception, and continue in the same region."""
+    at, wrong = 1, []
+    while True:
+        ledger, old, new = Ledger(), torch.UntypedStorage(10), torch.UntypedStorage(30)
+        ledger.record(old)
+        del old  # recorded as freed with the next call
+
+        def record(ledger: Ledger = ledger, new: torch.UntypedStorage = new) -> None:
+            ledger.record(new)
+
+        if not interrupted(record, at_line(at)):
+            break
+        record()
+        figures = [ledger.retained_since(0), ledger.level]
+        del record, new
+        ledger.settle()
+        if (*figures, ledger.level) != (30, 30, 0):
+            wrong.append((at, *figures, ledger.level))
+        at += 1
+    assert wrong == []
+    assert at > 30
