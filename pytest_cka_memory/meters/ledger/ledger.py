@@ -159,7 +159,7 @@ class Ledger:
         """
         while self._busy is not None and frame is not None:
             # By its code too, because the frame of another call may have the same address now.
-            if id(frame) == self._busy and frame.f_code is Ledger._exclusively.__code__:
+            if id(frame) == self._busy and frame.f_code is self._exclusively.__code__:
                 return True
             frame = frame.f_back
         return False
