@@ -12,6 +12,7 @@ from reports_made import HOSTILE, LOSSES, SESSION, hostile, kept, many, one_of_e
 
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import judge
+from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports.html import page as html_page
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
@@ -20,7 +21,7 @@ BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 class Page(HTMLParser):
     """A parser that collects the elements of a page, and the text in each element."""
 
-    VOID = ("meta", "input", "br", "img", "link", "hr")
+    VOID = ("meta", "input", "br", "img", "link", "hr", "wbr")
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -170,9 +171,12 @@ def test_problem_of_the_session_is_a_notice():
 
 def test_page_lists_fifty_problems_and_counts_the_rest():
     """The first fifty are listed in full; the others are in the table."""
-    page = Page(html_page.render(many(600)))
-    assert page.tags.count("li") == 50
-    assert "And 150 more, in the table below." in page.texts["section"]
+    limits = [limit_from_marker("max_retained_mb", (n / 2**20,), {}) for n in range(1, 61)]
+    leak = record(retained_bytes=99)
+    results = [judge(f"t.py::test_{n}", leak, [limit]) for n, limit in enumerate(limits)]
+    page = Page(html_page.render(Report(SESSION, tuple(results))))
+    assert page.elements.count(("div", {"class": "text"})) == 50
+    assert "And 10 more, in the table above." in page.texts["section"]
 
 
 @pytest.fixture
@@ -217,8 +221,8 @@ def test_script_draws_sorts_and_opens_rows(drawn):
         document.title = JSON.stringify({
           rows: document.querySelectorAll("tbody tr").length,
           sorted: retained.parentElement.getAttribute("aria-sort"),
-          first: document.querySelector("tbody td.name").textContent,
-          charts: document.querySelectorAll("svg.chart path").length,
+          first: document.querySelector("tbody td.name button").textContent,
+          charts: document.querySelectorAll("td.detail .chart path:not(.grid)").length,
           pre: document.querySelector("td.detail pre").textContent,
           more: document.getElementById("more").textContent,
           wide: document.documentElement.scrollWidth > innerWidth,
@@ -229,7 +233,7 @@ def test_script_draws_sorts_and_opens_rows(drawn):
     assert title["rows"] == 201
     assert title["sorted"] == "descending"
     assert title["first"] == "tests/test_1.py::TestNet::test_training_step[1-resnet18] epoch 1"
-    assert title["charts"] == 2
+    assert title["charts"] == 4
     assert "held by train.LOSSES[0]" in title["pre"]
     assert title["more"] == "Show 200 more"
     assert title["wide"] is False

@@ -3,7 +3,7 @@
 // Text is inserted as textContent, never as markup, because test names may hold anything.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const MB = 1048576, PAGE = 200, SVG = "http://www.w3.org/2000/svg";
+  const MB = 1048576, FIRST = innerWidth < 960 ? 4 : 10, PAGE = 200, SVG = "http://www.w3.org/2000/svg";
   const rows = data.rows.map((row, index) =>
     Object.fromEntries([["index", index], ...data.columns.map((name, i) => [name, row[i]])]));
   if (!rows.length) return;
@@ -19,7 +19,7 @@
   for (const row of rows)
     for (const key of Object.keys(most)) most[key] = Math.max(most[key], row[key]);
 
-  const state = { filter: "", verdict: "", sort: "index", down: false, shown: PAGE };
+  const state = { filter: "", verdict: "", sort: "verdict", down: false, grouped: true, shown: FIRST };
   const byId = (id) => document.getElementById(id);
 
   function make(tag, properties, ...children) {
@@ -70,16 +70,33 @@
     return drawing("spark", label, line(levels, low, high));
   }
 
+  // The same figure as in the problems; the axis, its ticks and the limits come with the data.
   function chart(row) {
-    const levels = row.timeline.map((point) => point[0]), peaks = row.timeline.map((point) => point[1]);
-    const low = Math.min(...levels), high = Math.max(...peaks, ...levels);
-    const label = `${row.batches} batches, live ${size(low)} to ${size(Math.max(...levels))}, peak ${size(high)}`;
-    const every = row.step > 1 ? `, the highest of every ${row.step}` : "";
-    return [
-      make("p", { textContent: `Live after each batch (line) and peak within it (dashed)${every}; from ${size(low)} to ${size(high)}` }),
-      drawing("chart", label, line(peaks, low, high, "peak"), line(levels, low, high)),
-      make("p", { className: "axis" }, make("span", { textContent: "batch 1" }), make("span", { textContent: `batch ${row.batches}` })),
-    ];
+    const [title, low, high, ticks, limits] = row.chart;
+    const levels = row.timeline.map((point) => point[0] - row.start_bytes);
+    const peaks = row.timeline.map((point) => point[1] - row.start_bytes);
+    const straight = (name, left, first, last) => {
+      const path = document.createElementNS(SVG, "path");
+      path.setAttribute("class", name);
+      path.setAttribute("d", `M${left},${100 - first}L100,${100 - last}`);
+      return path;
+    };
+    const label = `${row.batches} batches, ${size(Math.min(...levels))} to ${size(Math.max(...levels))} above the level at entry`;
+    const plot = make("div", { className: "plot" }, drawing("", label,
+      ...ticks.map(([share]) => straight("grid", 0, share, share)),
+      line(peaks, low, high, "peak"), line(levels, low, high, "level"),
+      ...limits.map(([left, first, last]) => straight("limit", left, first, last))));
+    for (const [share, text] of ticks) {
+      const tick = make("span", { className: "tick", textContent: text });
+      tick.style.bottom = `${share}%`;
+      plot.append(tick);
+    }
+    const every = row.step > 1 ? `, highest of every ${row.step}` : "";
+    const key = (name, textContent) => make("span", { className: `key ${name}`, textContent });
+    return make("figure", { className: "chart" }, make("p", { className: "unit", textContent: title }), plot,
+      make("p", { className: "axis" }, make("span", { textContent: "batch 1" }), make("span", { textContent: `batch ${row.batches.toLocaleString("en")}` })),
+      make("figcaption", {}, key("level", `live after each batch${every}`), " ", key("peak", "peak within it"), " ",
+        ...limits.flatMap((limit) => [key("limit", limit[3]), " "])));
   }
 
   function bar(...parts) {
@@ -111,7 +128,7 @@
     cell.append(make("p", { textContent: `Test ${row.outcome}, measured in ${row.worker}. Start to peak: ${row.start_bytes.toLocaleString("en")} to ${row.peak_bytes.toLocaleString("en")} bytes; retained: ${row.retained_bytes.toLocaleString("en")} bytes.` }));
     for (const fact of row.extra) cell.append(make("p", { textContent: fact }));
     for (const problem of row.problems) cell.append(make("p", { textContent: problem }));
-    if (row.timeline.length) cell.append(...chart(row));
+    if (row.chart) cell.append(chart(row));
     if (row.holders.length)
       cell.append(make("pre", { textContent: row.holders.join("\n") }));
     return make("tr", {}, cell);
@@ -135,9 +152,18 @@
         button.addEventListener("click", () => toggle(button, tr, row));
         cell.className = "name";
         cell.append(button);
-      } else if (column.key === "timeline") cell.append(spark(row));
+        if (row.equal > 1) cell.append(make("span", { className: "same", textContent: `${row.equal.toLocaleString("en")} equal regions` }));
+        if (row.culprit) cell.append(make("p", { className: "culprit", textContent: row.culprit }));
+      } else if (column.key === "timeline") {
+        cell.append(spark(row));
+        if (!row.timeline.length) cell.classList.add("none");
+      }
       else if (column.key === "verdict") cell.append(badge(row));
-      else cell.append(figure(row, column.key));
+      else {
+        cell.append(figure(row, column.key));
+        if (row[column.key] === null || (column.key === "batches" && !row.batches)) cell.classList.add("none");
+        if (row.broken.includes(column.key)) cell.classList.add("broke");
+      }
       tr.append(cell);
     }
     return tr;
@@ -155,13 +181,21 @@
     const found = rows.filter((row) =>
       (!state.verdict || row.verdict === state.verdict) && row.name.toLowerCase().includes(wanted));
     const sign = state.down ? -1 : 1;
-    return found.sort((a, b) => sign * compared(a, b) || a.index - b.index);
+    found.sort((a, b) => sign * compared(a, b) || a.index - b.index);
+    const first = new Map();
+    for (const row of found) {
+      row.equal = 1;
+      if (row.group !== null && state.grouped)
+        if (first.has(row.group)) first.get(row.group).equal += 1;
+        else first.set(row.group, row);
+    }
+    return found.filter((row) => row.group === null || !state.grouped || first.get(row.group) === row);
   }
 
   function render() {
     const found = chosen(), left = Math.max(0, found.length - state.shown);
     byId("body").replaceChildren(...found.slice(0, state.shown).map(draw));
-    byId("shown").textContent = `${(found.length - left).toLocaleString("en")} of ${found.length.toLocaleString("en")} shown${found.length < rows.length ? `, ${rows.length.toLocaleString("en")} in all` : ""}`;
+    byId("shown").textContent = `${(found.length - left).toLocaleString("en")} of ${found.length.toLocaleString("en")} shown${found.length < rows.length ? `, ${rows.length.toLocaleString("en")} in all` : ""}. Sizes are in MB (2**20 bytes) unless a unit is given.`;
     byId("more").hidden = !left;
     byId("more").textContent = `Show ${Math.min(PAGE, left)} more`;
     for (const th of byId("head").children) {
@@ -203,6 +237,8 @@
     const [sort, way] = event.target.value.split(" ");
     change({ sort: sort || "index", down: way === "down" });
   });
+  byId("grouped").addEventListener("change", (event) => change({ grouped: event.target.checked }));
+  byId("grouping").hidden = !rows.some((row) => row.group !== null);
   byId("more").addEventListener("click", () => { state.shown += PAGE; render(); });
   byId("controls").addEventListener("submit", (event) => event.preventDefault());
   byId("regions").hidden = false;

@@ -1,46 +1,44 @@
 """The report as one HTML page that loads nothing from elsewhere and is readable without scripts.
 
-The summary is plain HTML. The regions are embedded as JSON, and the script draws rows, bars and
-timelines on demand. Template, style and script are the files ``page.*`` beside this one.
+The problems are plain HTML with their charts. The regions are embedded as JSON, and the script
+draws the table and further charts. Template, style and script are the files ``page.*`` beside this.
 """
 
 import json
-import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from pytest_cka_memory.core.figures import COLUMNS, RegionRecord, shown_columns
-from pytest_cka_memory.core.growth import Sample
+from pytest_cka_memory.core.figures import COLUMNS, FIGURES, RegionRecord, shown_columns
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
-from pytest_cka_memory.reports import summary
+from pytest_cka_memory.reports import culprits, summary
+from pytest_cka_memory.reports.culprits import Entry
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.failure import holding_lines
+from pytest_cka_memory.reports.html import entries
+from pytest_cka_memory.reports.html.charts import chart_of, points
 from pytest_cka_memory.reports.legend import heading, legend_of, provenance_of
-from pytest_cka_memory.reports.summary import Problem
 
 _FOLDER = Path(__file__).parent
-_MOST_PROBLEMS = 50
 _MOST_EXTRA = 400
-_MOST_POINTS = 200
-"""Points of a timeline: more than a line on a screen can show."""
 
 
 def render(report: Report) -> str:
     """Return the page as HTML."""
     provenance = provenance_of(report.session)
+    found = culprits.entries(report.results)
     parts = {
         "TITLE": heading(provenance),
         "VERDICT": escape(summary.verdict(report)),
         "NOTICES": "\n".join(_notices(report, provenance.notice)),
         "NAVIGATION": '<a href="#regions">All regions</a> ' if report.results else "",
-        "PROBLEMS": "\n".join(_problems(list(summary.problems(report.results)))),
+        "PROBLEMS": "\n".join(entries.section(found)),
         "FACTS": "\n".join(_facts(report)),
         "LEGEND": escape(legend_of(result.record for result in report.results)),
         "STYLE": _file("page.css"),
-        "DATA": _embedded(_data(report, provenance.adjective)),
+        "DATA": _embedded(_data(report, found, provenance.adjective)),
         "SCRIPT": _file("page.js"),
     }
     head, *rest = _file("page.html").split("{{")
@@ -67,34 +65,14 @@ def _facts(report: Report) -> Iterator[str]:
         yield f"<dt>{escape(name)}</dt><dd>{escape(one_line(fact))}</dd>"
 
 
-def _problems(problems: Sequence[Problem]) -> Iterator[str]:
-    if not problems:
-        return
-    yield "<section aria-labelledby='look'><h2 id='look'>Problems</h2>"
-    yield "<ul class='problems'>"
-    yield from map(_problem, problems[:_MOST_PROBLEMS])
-    yield "</ul>"
-    if len(problems) > _MOST_PROBLEMS:
-        yield f"<p>And {len(problems) - _MOST_PROBLEMS:,} more, in the table below.</p>"
-    yield "</section>"
-
-
-def _problem(problem: Problem) -> str:
-    limit = f"<code>{escape(one_line(problem.limit))}</code>: " if problem.limit else ""
-    lines = escape("\n".join(map(one_line, problem.holders)))
-    held = f"<details><summary>Who holds it</summary><pre>{lines}</pre></details>" if lines else ""
-    return (
-        f"<li><p><span class='verdict {_class(problem.verdict)}'>{problem.verdict}</span> "
-        f"<code class='name'>{escape(one_line(problem.result.name))}</code></p>"
-        f"<p>{limit}{escape(one_line(problem.sentence))}</p>{held}</li>"
-    )
-
-
-def _class(verdict: str) -> str:
-    return re.sub(r"\W+", "-", verdict).strip("-").lower()
-
-
-def _data(report: Report, adjective: str) -> dict[str, Any]:
+def _data(report: Report, found: Sequence[Entry], adjective: str) -> dict[str, Any]:
+    # By identity, because a test may have measured the same region twice.
+    groups = {
+        id(result): number
+        for number, entry in enumerate(found)
+        for result in entry.results
+        if entry.breaches and len(entry.results) > 1
+    }
     return {
         "notMeasured": adjective,
         "verdicts": summary.counts(report.results),
@@ -103,28 +81,34 @@ def _data(report: Report, adjective: str) -> dict[str, Any]:
             for row in shown_columns(result.record for result in report.results)
         ],
         "columns": _FIELDS,
-        "rows": [_row(result) for result in report.results],
+        "rows": [_row(result, groups.get(id(result))) for result in report.results],
     }
 
 
 _FIELDS = (
     *("name", "verdict", "outcome", "worker"),
     *(figure.name for figure in COLUMNS),
-    *("timeline", "step", "problems", "holders", "extra"),
+    *("timeline", "step", "chart", "culprit", "broken", "group", "problems", "holders", "extra"),
 )
 
 
-def _row(result: Result) -> list[Any]:
+def _row(result: Result, group: int | None) -> list[Any]:
     record = result.record
-    points, step = _points(record.timeline)
+    found = points(record.timeline)
+    chart = chart_of(record, result.breaches)
+    culprit = culprits.first_culprit(result)
     return [
         one_line(result.name),
         result.verdict,
         one_line(result.outcome),
         one_line(result.worker),
         *(getattr(record, figure.name) for figure in COLUMNS),
-        points,
-        step,
+        list(zip(found.levels, found.peaks, strict=True)),
+        found.step,
+        None if chart is None else chart.data,
+        "" if culprit is None else one_line(culprit.line),
+        sorted(_broken(result)),
+        group,
         [one_line(f"{one.limit}: {one.message}") for one in result.breaches]
         + [one_line(f"{one.limit}: {one.reason}") for one in result.unjudged],
         list(_held(record)),
@@ -133,6 +117,12 @@ def _row(result: Result) -> list[Any]:
             for name, value in result.extra.items()
         ],
     ]
+
+
+def _broken(result: Result) -> set[str]:
+    """Return the columns whose figure broke a limit."""
+    rows = (FIGURES.get(breach.figure) for breach in result.breaches)
+    return {row.shown_as or row.name for row in rows if row is not None}
 
 
 def _held(record: RegionRecord) -> Iterator[str]:
@@ -147,18 +137,6 @@ def _held(record: RegionRecord) -> Iterator[str]:
         for holding in holdings:
             lines = holding_lines(holding, traced=holdings is not record.at_peak)
             yield from map(one_line, lines)
-
-
-def _points(samples: Sequence[Sample]) -> tuple[list[list[int]], int]:
-    """Return the highest live level and peak of every `step` batches, and that step."""
-    step = -(-len(samples) // _MOST_POINTS) or 1
-    if step == 1:
-        return [[sample.allocated_bytes, sample.peak_bytes] for sample in samples], step
-    groups = (samples[start : start + step] for start in range(0, len(samples), step))
-    return [
-        [max(s.allocated_bytes for s in group), max(s.peak_bytes for s in group)]
-        for group in groups
-    ], step
 
 
 def _embedded(data: Any) -> str:

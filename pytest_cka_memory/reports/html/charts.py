@@ -1,0 +1,241 @@
+"""Charts as HTML and SVG: a timeline with axes and limits, and bytes by their owners.
+
+Labels are HTML beside the SVG, so that they keep their size on a narrow page.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.core.growth import Sample
+from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.verdicts import Breach
+from pytest_cka_memory.reports.culprits import with_unit
+from pytest_cka_memory.reports.escapes import one_line
+from pytest_cka_memory.reports.failure import holdings_of
+from pytest_cka_memory.units import MB, counted
+
+_MOST_POINTS = 200
+"""Points of a timeline: more than a line on a screen can show."""
+_TICKS = 4
+_MOST_OWNERS = 6
+_UNITS = (("GB", 2**30), ("MB", MB), ("KB", 2**10), ("B", 1))
+
+
+class Points(NamedTuple):
+    """A timeline with few enough points to draw."""
+
+    levels: list[int]
+    """Highest live level after a batch, of every `step` batches."""
+    peaks: list[int]
+    """Highest peak within a batch, of the same."""
+    step: int
+
+
+class Axis(NamedTuple):
+    """The vertical axis of a timeline, in bytes above the level at entry."""
+
+    low: float
+    high: float
+    ticks: list[tuple[float, str]]
+    """Position and label."""
+    unit: str
+
+    def share(self, value: float) -> float:
+        """Return how far up the axis a value is, from 0 to 100."""
+        return round(100 * (value - self.low) / (self.high - self.low), 2)
+
+
+class LimitLine(NamedTuple):
+    """A limit as a line over the batches."""
+
+    text: str
+    first: float
+    """Bytes above the level at entry, at batch `start`."""
+    last: float
+    """The same at the last batch."""
+    start: int = 0
+    """Index of a batch, from 0."""
+
+
+def points(samples: Sequence[Sample]) -> Points:
+    """Reduce a timeline to the highest level and peak of every few batches."""
+    step = -(-len(samples) // _MOST_POINTS) or 1
+    groups = [samples[start : start + step] for start in range(0, len(samples), step)]
+    return Points(
+        [max(s.allocated_bytes for s in group) for group in groups],
+        [max(s.peak_bytes for s in group) for group in groups],
+        step,
+    )
+
+
+def limit_lines(breaches: Sequence[Breach], record: RegionRecord) -> list[LimitLine]:
+    """Return the limits that can be drawn over a timeline: those on levels and on growth."""
+    found = []
+    count = len(record.timeline)
+    for breach in breaches:
+        allowed = breach.allowed_bytes
+        text = f"allowed by {breach.limit}: {with_unit(allowed)}"
+        if breach.measured_bytes is None:
+            continue
+        if breach.figure in ("peak_increase_bytes", "retained_bytes"):
+            found.append(LimitLine(text, allowed, allowed))
+        elif breach.figure == "growth_bytes_per_batch" and count:
+            start = min(1, count - 1)  # the first batch is warm-up
+            base = record.timeline[start].allocated_bytes - record.start_bytes
+            rise = allowed * (count - 1 - start)
+            found.append(LimitLine(f"{text} per batch", base, base + rise, start))
+    return found
+
+
+def axis(values: Iterable[float]) -> Axis:
+    """Return an axis from 0 or the lowest value to the highest, with ticks at round numbers."""
+    known = [0.0, *values]
+    low, high = min(known), max(known)
+    high = high if high > low else low + 1
+    unit, factor = next(row for row in _UNITS if max(abs(low), high) >= row[1] or row[1] == 1)
+    step = _round_step((high - low) / factor / _TICKS)
+    first, last = math.floor(low / factor / step), math.ceil(high / factor / step)
+    digits = max(0, -math.floor(math.log10(step)))
+    ticks = [(n * step * factor, f"{n * step:.{digits}f}") for n in range(first, last + 1)]
+    return Axis(first * step * factor, last * step * factor, ticks, unit)
+
+
+def _round_step(step: float) -> float:
+    """Return the next of 1, 2, 5, 10, 20, 50 and so on."""
+    power = 10.0 ** math.floor(math.log10(step))
+    return next(n * power for n in (1, 2, 5, 10) if n * power >= step * 0.999)
+
+
+class Chart(NamedTuple):
+    """What a timeline is drawn from, here and by the page's script."""
+
+    axis: Axis
+    points: Points
+    limits: list[LimitLine]
+    start_bytes: int
+    count: int
+
+    def heights(self, sizes: Iterable[float]) -> list[float]:
+        """Return how far up the axis these sizes are, which are above the level at entry."""
+        return [self.axis.share(size) for size in sizes]
+
+    def spots(self, line: LimitLine) -> tuple[float, float, float]:
+        """Return where a limit begins, from 0 to 100, and its heights there and at the end."""
+        left = round(100 * line.start / max(1, self.count - 1), 2)
+        return (left, self.axis.share(line.first), self.axis.share(line.last))
+
+    @property
+    def data(self) -> list[Any]:
+        """What the page's script needs besides the points."""
+        ticks = [[self.axis.share(value), text] for value, text in self.axis.ticks]
+        limits = [[*self.spots(line), one_line(line.text)] for line in self.limits]
+        return [self.title, self.axis.low, self.axis.high, ticks, limits]
+
+    @property
+    def title(self) -> str:
+        """What the vertical axis has."""
+        return f"{self.axis.unit} above the level at entry ({with_unit(self.start_bytes)})"
+
+
+def chart_of(record: RegionRecord, breaches: Sequence[Breach]) -> Chart | None:
+    """Return the chart of a region's timeline; None for a region without batches."""
+    if not record.timeline:
+        return None
+    found = points(record.timeline)
+    lines = limit_lines(breaches, record)
+    sizes = [size - record.start_bytes for size in (*found.levels, *found.peaks)]
+    ends = (size for line in lines for size in (line.first, line.last))
+    scale = axis([*sizes, *ends])
+    return Chart(scale, found, lines, record.start_bytes, len(record.timeline))
+
+
+def timeline(chart: Chart) -> Iterator[str]:
+    """Yield a figure of levels and peaks per batch, with the limits."""
+    levels = [level - chart.start_bytes for level in chart.points.levels]
+    peaks = [peak - chart.start_bytes for peak in chart.points.peaks]
+    live = f"live {with_unit(min(levels))} to {with_unit(max(levels))} above the level at entry"
+    yield f"<figure class='chart'><p class='unit'>{chart.title}</p><div class='plot'>"
+    yield "<svg viewBox='0 0 100 100' preserveAspectRatio='none' role='img' "
+    yield f"aria-label='{counted(chart.count, 'batch')}, {live}'>"
+    for value, _ in chart.axis.ticks:
+        yield f"<path class='grid' d='M0,{100 - chart.axis.share(value):.2f}h100'/>"
+    yield _path(chart.heights(peaks), "peak")
+    yield _path(chart.heights(levels), "level")
+    for line in chart.limits:
+        left, first, last = chart.spots(line)
+        yield f"<path class='limit' d='M{left},{100 - first:.2f}L100,{100 - last:.2f}'/>"
+    yield "</svg>"
+    for value, text in chart.axis.ticks:
+        yield f"<span class='tick' style='bottom:{chart.axis.share(value)}%'>{text}</span>"
+    yield "</div>"
+    yield f"<p class='axis'><span>batch 1</span><span>batch {chart.count:,}</span></p>"
+    step = chart.points.step
+    every = f", highest of every {step}" if step > 1 else ""
+    yield f"<figcaption><span class='key level'>live after each batch{every}</span> "
+    yield "<span class='key peak'>peak within it</span> "
+    for line in chart.limits:
+        yield f"<span class='key limit'>{escape(one_line(line.text))}</span> "
+    yield "</figcaption></figure>"
+
+
+def _path(shares: Sequence[float], name: str) -> str:
+    across = 100 / max(1, len(shares) - 1)
+    spots = "L".join(f"{n * across:.2f},{100 - share:.2f}" for n, share in enumerate(shares))
+    return f"<path class='{name}' d='M{spots}{'h100' if len(shares) == 1 else ''}'/>"
+
+
+def owners(breach: Breach, record: RegionRecord) -> Iterator[str]:
+    """Yield a figure of the bytes that a limit counts, as a bar with a part for each owner."""
+    holdings = holdings_of(breach, record)
+    is_peak = holdings is record.at_peak
+    if not holdings or breach.measured_bytes is None:
+        return
+    start = record.start_bytes if is_peak else 0
+    total = max(start + breach.measured_bytes, sum(holding.bytes for holding in holdings))
+    limit = start + breach.allowed_bytes
+    end = max(total, limit, 1)
+    title = "Live at the peak" if is_peak else "Retained"
+    yield f"<figure class='owners'><p class='unit'>{title}: {with_unit(total)}, by owner</p>"
+    yield "<div class='stack' aria-hidden='true'>"
+    rows = list(_owner_rows(holdings, total))
+    for number, (size, _, name) in enumerate(rows):
+        yield f"<i class='{name or f'c{number}'}' style='width:{100 * size / end:.2f}%'></i>"
+    yield f"<b style='left:{100 * limit / end:.2f}%'></b></div><ul>"
+    for number, (size, text, name) in enumerate(rows):
+        yield (
+            f"<li><i class='{name or f'c{number}'}'></i><span>{with_unit(size)}</span>"
+            f"<code>{escape(one_line(text))}</code></li>"
+        )
+    on_entry = f", {with_unit(start)} of them live at entry" if start else ""
+    yield (
+        f"<li><i class='limit'></i><span>{with_unit(limit)}</span>"
+        f"<span>allowed by <code>{escape(one_line(breach.limit))}</code>{on_entry}</span></li>"
+    )
+    yield "</ul></figure>"
+
+
+def _owner_rows(holdings: Sequence[Holding], total: float) -> Iterator[tuple[float, str, str]]:
+    """Yield size, text and style of the largest owners, of the others together, and of the rest."""
+    inside = [holding for holding in holdings if not holding.before_region]
+    for holding in inside[:_MOST_OWNERS]:
+        yield holding.bytes, owner(holding), ""
+    others = inside[_MOST_OWNERS:]
+    if others:
+        yield sum(h.bytes for h in others), f"{counted(len(others), 'smaller group')}", "others"
+    before = sum(holding.bytes for holding in holdings[len(inside) :])
+    if before:
+        yield before, "live before the region", "before"
+    rest = total - sum(holding.bytes for holding in holdings)
+    if rest > 0:
+        yield rest, "not recorded", "others"
+
+
+def owner(holding: Holding) -> str:
+    """Return line, expression and operator of a group, or what else is known of it."""
+    site = holding.created_at[0] if holding.created_at else holding.inside or "unknown code"
+    code = f": {holding.code}" if holding.code else ""
+    by = f" ({holding.operator})" if holding.operator else ""
+    return f"{site}{code}{by}"
