@@ -224,7 +224,7 @@ def test_known_breach_is_no_broken_limit_in_any_report(scripted, job_summary, py
         """
     run = scripted(source, "--cka-memory-report", "--cka-memory-html=r.html")
     run.assert_outcomes(passed=1, xfailed=1)
-    run.result.stdout.fnmatch_lines(["test_known *known (xfail)", "known (xfail) *::test_known"])
+    run.result.stdout.fnmatch_lines(["  test_known *known (xfail)", "known (xfail) *::test_known"])
     summary = job_summary.read_text("utf-8")
     assert "1 of 2 regions kept every limit, 1 known (xfail)" in summary.splitlines()[0]
     assert "| known (xfail) | `test_it.py::test_known` |" in summary

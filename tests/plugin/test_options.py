@@ -29,7 +29,7 @@ def test_report_option_measures_every_test(scripted, pytester, by):
         (3, "no limit"),
         (0, "no limit"),
     ]
-    run.result.stdout.fnmatch_lines(["region *batches *start *peak*", "test_a *", "test_b *"])
+    run.result.stdout.fnmatch_lines(["region *batches *start *peak*", "  test_a *", "  test_b *"])
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ class Chart(NamedTuple):
     points: Points
     limits: list[LimitLine]
     start_bytes: int
-    count: int
+    batches: int
 
     def heights(self, sizes: Iterable[float]) -> list[float]:
         """Return how far up the axis these sizes are, which are above the level at entry."""
@@ -124,7 +124,7 @@ class Chart(NamedTuple):
 
     def spots(self, line: LimitLine) -> tuple[float, float, float]:
         """Return where a limit begins, from 0 to 100, and its heights there and at the end."""
-        left = round(100 * line.start / max(1, self.count - 1), 2)
+        left = round(100 * line.start / max(1, self.batches - 1), 2)
         return (left, self.axis.share(line.first), self.axis.share(line.last))
 
     @property
@@ -159,7 +159,7 @@ def timeline(chart: Chart) -> Iterator[str]:
     live = f"live {with_unit(min(levels))} to {with_unit(max(levels))} above the level at entry"
     yield f"<figure class='chart'><p class='unit'>{chart.title}</p><div class='plot'>"
     yield "<svg viewBox='0 0 100 100' preserveAspectRatio='none' role='img' "
-    yield f"aria-label='{counted(chart.count, 'batch')}, {live}'>"
+    yield f"aria-label='{counted(chart.batches, 'batch')}, {live}'>"
     for value, _ in chart.axis.ticks:
         yield f"<path class='grid' d='M0,{100 - chart.axis.share(value):.2f}h100'/>"
     yield _path(chart.heights(peaks), "peak")
@@ -171,7 +171,7 @@ def timeline(chart: Chart) -> Iterator[str]:
     for value, text in chart.axis.ticks:
         yield f"<span class='tick' style='bottom:{chart.axis.share(value)}%'>{text}</span>"
     yield "</div>"
-    yield f"<p class='axis'><span>batch 1</span><span>batch {chart.count:,}</span></p>"
+    yield f"<p class='axis'><span>batch 1</span><span>batch {chart.batches:,}</span></p>"
     step = chart.points.step
     every = f", highest of every {step}" if step > 1 else ""
     yield f"<figcaption><span class='key level'>live after each batch{every}</span> "
