@@ -63,9 +63,18 @@ class Capture(Generic[T]):
         self,
         modules: Mapping[str, nn.Module],
         reader: OutputReader,
-        measure: Callable[[Tensor], T],
+        measure: Callable[..., T],
         tokens: TokenTracker | None = None,
     ) -> None:
+        """Prepare to measure these modules.
+
+        Args:
+            modules: the modules by name.
+            reader: selects the tensor of an output.
+            measure: a function of the features (n, ...), and of the mask (n, t) if they are tokens
+                (n, t, d) some of which are padding.
+            tokens: knows which tokens are padding; None if none are.
+        """
         self._modules = modules
         self._reader = reader
         self._measure = measure
@@ -139,30 +148,34 @@ class Capture(Generic[T]):
         if self._record.samples is None and tensor.ndim:
             self._record.samples = tensor.shape[0]
         aligned = self._reader.aligned(module, tensor, self._record.samples or 0)
-        features = self._features(call, args, aligned) if isinstance(aligned, Tensor) else aligned
-        if isinstance(features, LeftOut):
-            return features
-        self._record.values.append(self._measure(features.detach()))
+        if isinstance(aligned, LeftOut):
+            return aligned
+        real = self._real(call, args, aligned)
+        if isinstance(real, LeftOut):
+            return real
+        features = aligned
+        if aligned.ndim == 3:
+            features = _POOLED[self._reader.pooling](aligned, real)
+        masks = () if real is None or features.ndim != 3 else (real,)
+        self._record.values.append(self._measure(features.detach(), *masks))
         position = len(self._record.values) - 1
         # Inference tensors have no version counter, so a later change could not be detected.
         if not tensor.is_inference():
             self._measured[id(tensor)] = (weakref.ref(tensor), tensor._version, position)
         return position
 
-    def _features(self, call: Call, args: Any, tensor: Tensor) -> Tensor | LeftOut:
-        """Return the features (n, ...) of a (n, ...) tensor: its real tokens, pooled."""
+    def _real(self, call: Call, args: Any, tensor: Tensor) -> Tensor | LeftOut | None:
+        """Return the mask (n, t) of the real tokens of a (n, ...) tensor; None if all are real."""
         masks = [] if self._tokens is None else self._tokens.masks_for(args)
         if tensor.ndim != 3:
             inner = tensor.shape[1:] if tensor.ndim > 3 else ()
             hides_padding = any(mask.count in inner for mask in masks)
-            return LeftOut.PADDED_DIMENSIONS if hides_padding else tensor
+            return LeftOut.PADDED_DIMENSIONS if hides_padding else None
         fitting = next((mask for mask in masks if mask.count == tensor.shape[1]), None)
         if masks and fitting is None:
             self._record.other_tokens.add(call)
         real = None if fitting is None else fitting.checked()
-        if real is not None:
-            real = real.to(tensor.device)
-        return _POOLED[self._reader.pooling](tensor, real)
+        return None if real is None else real.to(tensor.device)
 
     def _measured_position(self, tensor: Tensor) -> int | None:
         """Return the position of a tensor's measurement if it has not changed since then."""

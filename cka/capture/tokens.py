@@ -179,7 +179,7 @@ def without_padding(tensor: Tensor, real: Tensor | None) -> Tensor:
     dtype = _mean_dtype(tensor.dtype)
     # float8 and integers have no exact mean of their own dtype.
     has_mean = tensor.is_complex() or (tensor.is_floating_point() and tensor.itemsize > 1)
-    filled = tensor.clone() if has_mean else tensor.to(dtype)
+    filled = (tensor.clone() if has_mean else tensor.to(dtype)).contiguous()
     size = _part_size(tensor.shape[1])
     for part, kept in zip(filled.split(size, 1), real.split(size, 1), strict=True):
         sample = kept.to(torch.uint8).argmax(0)

@@ -121,7 +121,7 @@ def _named(value: Any, name: str, samples: int | None) -> TokenMask:
 def _checked(value: Any, name: str, samples: int | None, *, inverted: bool = False) -> TokenMask:
     """Return a mask as bool, with the reason if it cannot be used."""
     try:
-        found = torch.as_tensor(value) if not isinstance(value, Tensor) else value
+        found = value if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise InputError(f"{name} is a {type(value).__name__}, not a mask; {_WRITE}") from None
     count = int(found.shape[-1]) if found.ndim else 0

@@ -12,6 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from cka.capture.tokens import without_padding
 from cka.errors import DoesNotFitError
 from cka.functional.hsic import HSICEstimator, hsic_products, min_samples
 from cka.functional.kernels import Kernel, flattened, scaled_gram
@@ -26,6 +27,8 @@ class Measurement(NamedTuple):
     """Gram matrix of each part of the batch; of the exact estimator, the features (n, p)."""
     exponents: tuple[int, ...] = (0,)
     """Exponent e of each part: its Gram matrix is the one in ``parts`` times 2**e."""
+    real: Tensor | None = None
+    """Of the exact estimator, for tokens with padding: which tokens are real, (n, t)."""
 
 
 # While a kernel runs, it holds up to this many copies of its result: float64 sums, distances.
@@ -51,8 +54,8 @@ class Estimator(Protocol):
     uneven: Sequence[set[int]]
     """Rows of each model that cannot be estimated, because their width is not that of before."""
 
-    def measure(self, features: Tensor) -> Measurement:
-        """Return what is kept of an output (n, ...)."""
+    def measure(self, features: Tensor, real: Tensor | None = None) -> Measurement:
+        """Return what is kept of an output (n, ...); ``real`` is the mask (n, t) of its tokens."""
 
     def add(self, models: Sequence[BatchMeasurements]) -> None:
         """Add a batch of one model, compared with itself, or of two models."""
@@ -78,7 +81,7 @@ class Minibatch:
         self.min_samples = min_samples(estimator)
         self.uneven: Sequence[set[int]] = ()
 
-    def measure(self, features: Tensor) -> Measurement:
+    def measure(self, features: Tensor, real: Tensor | None = None) -> Measurement:
         """Return one (m, m) Gram matrix for each part of the (n, ...) features."""
         rows = flattened(features, self._kernel)
         sizes = self._sizes(rows.shape[0])
@@ -160,17 +163,18 @@ class Exact:
         self._expected = expected
         self._limit_bytes = limit_bytes
         # Chunks of each row of each model; None for a row that is left out.
-        self._features: list[list[list[Tensor] | None]] = []
+        self._features: list[list[list[Measurement] | None]] = []
         self.uneven: Sequence[set[int]] = ()
         self._devices: list[torch.device] = []
         self._samples = 0
 
-    def measure(self, features: Tensor) -> Measurement:
-        """Return the features as (n, p), copied to the host."""
+    def measure(self, features: Tensor, real: Tensor | None = None) -> Measurement:
+        """Return the features as (n, p), copied to the host, with the mask of their tokens."""
         rows = flattened(features, self._kernel)
         if not self._devices:
             self._devices.append(rows.device)
-        return Measurement((rows.to("cpu", gram_dtype(rows.dtype), copy=True),))
+        stored = rows.to("cpu", gram_dtype(rows.dtype), copy=True)
+        return Measurement((stored,), real=None if real is None else real.to("cpu"))
 
     def add(self, models: Sequence[BatchMeasurements]) -> None:
         """Store a batch if the projected total fits in memory.
@@ -186,11 +190,11 @@ class Exact:
                 chunks = stored[row]
                 if chunks is None or position is None:
                     stored[row] = None
-                elif chunks and chunks[0].shape[1] != model.values[position].parts[0].shape[1]:
+                elif chunks and _width_bytes(chunks[:1]) != _width_bytes([model.values[position]]):
                     stored[row] = None
                     uneven.add(row)
                 else:
-                    chunks.append(model.values[position].parts[0])
+                    chunks.append(model.values[position])
         self._samples += len(models[0].values[0].parts[0])
         self._check_size()
 
@@ -199,10 +203,12 @@ class Exact:
         distinct = [chunks for stored in self._features for chunks in _distinct(stored)[0]]
         if not distinct:
             return
-        per_sample = sum(chunks[0][0].numel() * chunks[0].itemsize for chunks in distinct)
+        per_sample = sum(map(_width_bytes, distinct))
         features = samples * per_sample
-        widest = samples * max(chunks[0][0].numel() * chunks[0].itemsize for chunks in distinct)
-        grams = [samples**2 * chunks[0].itemsize for chunks in distinct]
+        widest = samples * max(map(_width_bytes, distinct))
+        if any(one.real is not None for chunks in distinct for one in chunks):
+            widest *= 2  # padding is replaced in a copy
+        grams = [samples**2 * chunks[0].parts[0].itemsize for chunks in distinct]
         needed = features + widest + sum(grams) + _COPIES_OF_A_GRAM * max(grams)
         stored = self._samples * per_sample
         allowed = available_bytes(stored) if self._limit_bytes is None else self._limit_bytes
@@ -233,9 +239,13 @@ class Exact:
         terms = hsic_products(grams[0], grams[1] if len(grams) > 1 else None, "unbiased")
         return select_sums(batch_sums(*terms), positions[0], positions[-1])
 
-    def _gram(self, chunks: list[Tensor]) -> Tensor:
-        rows = torch.cat(chunks).to(self._devices[0])
+    def _gram(self, chunks: list[Measurement]) -> Tensor:
+        real = _joined_masks(chunks)
+        rows = torch.cat([one.parts[0] for one in chunks]).to(self._devices[0])
         chunks.clear()
+        if real is not None:  # each batch has its own means in the place of padding
+            tokens = rows.unflatten(1, (real.shape[1], -1))
+            rows = without_padding(tokens, real.to(rows.device)).flatten(1)
         with full_precision(rows.device):
             return scaled_gram(self._kernel, rows)[0]
 
@@ -244,14 +254,38 @@ class Exact:
         self._features.clear()
 
 
-def _distinct(stored: list[list[Tensor] | None]) -> tuple[list[list[Tensor]], list[int]]:
+def _width_bytes(chunks: list[Measurement]) -> int:
+    """Return the bytes of one sample's features."""
+    rows = chunks[0].parts[0]
+    return rows.shape[1] * rows.itemsize
+
+
+def _joined_masks(chunks: list[Measurement]) -> Tensor | None:
+    """Return the mask (N, t) of all samples; None if no token is padding."""
+    tokens = next((one.real.shape[1] for one in chunks if one.real is not None), None)
+    if tokens is None:
+        return None
+    all_real = [
+        torch.ones(len(one.parts[0]), tokens, dtype=torch.bool, device="cpu") for one in chunks
+    ]
+    return torch.cat(
+        [
+            every if one.real is None else one.real
+            for one, every in zip(chunks, all_real, strict=True)
+        ]
+    )
+
+
+def _distinct(
+    stored: list[list[Measurement] | None],
+) -> tuple[list[list[Measurement]], list[int]]:
     """Return the distinct lists of chunks, and the position in them of every row's list.
 
     Rows share their chunks if their modules returned the same tensor. The position of a row that
     is left out is 0; its sums do not matter.
     """
     found: dict[tuple[int, ...], int] = {}
-    distinct: list[list[Tensor]] = []
+    distinct: list[list[Measurement]] = []
     where = []
     for chunks in stored:
         if chunks is None:

@@ -169,7 +169,7 @@ def deterministic() -> Iterator[None]:
 def test_results_do_not_depend_on_process_wide_settings(
     setting: Callable[[], AbstractContextManager[object]], tmp_path: Path
 ) -> None:
-    """Every estimator and kernel, features, and a saved result are tested."""
+    """Every estimator, kernel and pooling, features, and a saved result are tested."""
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 4))
     batches, other = torch.randn(4, 16, 6), torch.randn(16, 3)
 
@@ -180,6 +180,12 @@ def test_results_do_not_depend_on_process_wide_settings(
                 cka = CKA(model, model, kernel=kernel, estimator=estimator)
                 found.append(cka.compare(list(batches), progress=False).matrix)
             found.append(cka_from_features([batches[0], other], other, kernel=kernel))
+        # Texts of five tokens, with padding given as a list.
+        masked = {"mask": lambda batch: [[1, 1, 1, 0, 0]] * 5 + [[0, 1, 1, 1, 1]] * 11}
+        text = [batch[:, None] * torch.arange(5, device="cpu")[:, None] for batch in batches]
+        for pooling, estimator in (("mean", "unbiased"), ("cls", "biased"), ("flatten", "exact")):
+            cka = CKA(model, model, pooling=pooling, estimator=estimator, **masked)
+            found.append(cka.compare(text, progress=False).matrix)
         result = CKA(model, model).compare(list(batches), progress=False)
         result.save(tmp_path / "cka.json")
         return [*found, CKAResult.load(tmp_path / "cka.json").matrix]

@@ -86,6 +86,19 @@ def test_padding_counts_without_a_mask():
     assert abs(first - expected("mean")) > 1e-3
 
 
+@pytest.mark.parametrize("pooling", ["mean", "flatten"])
+def test_exact_estimate_with_padding_does_not_depend_on_the_batches(pooling):
+    """The place of padding gets the mean over all samples, also if a batch has no padding."""
+    order = LENGTHS.argsort(descending=True)
+    whole = {name: value[order] for name, value in batch_of(0).items()}
+    parts = [{name: value[at] for name, value in whole.items()} for at in (slice(2), slice(2, 8))]
+    assert parts[0]["attention_mask"].all()
+    cka = CKA(Text(), pooling=pooling, estimator="exact")
+    for batches in ([whole], parts):
+        found = cka.compare(batches, progress=False)
+        assert found["embedding", "mlp"] == pytest.approx(expected(pooling), abs=1e-6)
+
+
 @dataclass
 class Record:
     input_ids: Tensor
