@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pytest_cka_memory.core.figures import rounded_figures
-from pytest_cka_memory.core.fingerprint import fingerprint_of
+from pytest_cka_memory.core.figures import COMPARED, rounded_figures
+from pytest_cka_memory.core.fingerprint import Fingerprint, fingerprint_of
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.tolerance import Difference, Tolerance, differences
 from pytest_cka_memory.core.verdicts import Result
@@ -51,7 +51,9 @@ class Comparison:
     appeared: tuple[RegionKey, ...]
     vanished: tuple[RegionKey, ...]
     devices: tuple[tuple[str, str], ...]
-    """Device, meter, torch and CUDA versions that differ, as (old, new) pairs."""
+    """Device, meter, torch and CUDA versions that differ, with their names, as (old, new) pairs."""
+    not_on_both: tuple[str, ...] = ()
+    """Figures that no region of one report has, because its device has no such memory."""
 
     @property
     def regressions(self) -> tuple[Change, ...]:
@@ -66,12 +68,16 @@ def compare(old: Report, new: Report, tolerance: Tolerance) -> Comparison:
     judged = {
         key: None for key in both if before[key].record.completed and after[key].record.completed
     }
+    figures = [
+        (key, rounded_figures(before[key].record), rounded_figures(after[key].record))
+        for key in judged
+    ]
+    not_on_both = _figures_of_one(old, new)
     changes = [
         Change(key, difference)
-        for key in judged
-        for difference in differences(
-            rounded_figures(before[key].record), rounded_figures(after[key].record), tolerance
-        )
+        for key, former, latter in figures
+        for difference in differences(former, latter, tolerance)
+        if difference.figure not in not_on_both
     ]
     return Comparison(
         tolerance,
@@ -81,7 +87,28 @@ def compare(old: Report, new: Report, tolerance: Tolerance) -> Comparison:
         appeared=tuple(key for key in after if key not in before),
         vanished=tuple(key for key in before if key not in after),
         devices=tuple(_differing(old.session, new.session)),
+        not_on_both=not_on_both,
     )
+
+
+def _figures_of_one(old: Report, new: Report) -> tuple[str, ...]:
+    """Return figures that one report has and no region of the other, measured on another device.
+
+    A CPU has no reserve, for example. On the same device a figure that is missing may hide a rise.
+    """
+    one, other = fingerprint_of(old.session), fingerprint_of(new.session)
+    if (one.device, one.meter) == (other.device, other.meter):
+        return ()
+    known = [
+        {
+            figure
+            for result in report.results
+            for figure, value in rounded_figures(result.record).items()
+            if value is not None
+        }
+        for report in (old, new)
+    ]
+    return tuple(figure for figure in COMPARED if figure in known[0] ^ known[1])
 
 
 def _keyed(results: Iterable[Result]) -> dict[RegionKey, Result]:
@@ -95,6 +122,15 @@ def _keyed(results: Iterable[Result]) -> dict[RegionKey, Result]:
 
 
 def _differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    for before, after in zip(fingerprint_of(old), fingerprint_of(new), strict=True):
+    one, other = fingerprint_of(old), fingerprint_of(new)
+    for name, before, after in zip(Fingerprint._fields, one, other, strict=True):
         if before != after:
-            yield before or "unknown", after or "unknown"
+            yield _named(name, before), _named(name, after)
+
+
+def _named(name: str, value: str | None) -> str:
+    """Return a device or meter as it is, and a version with the name of what has it."""
+    versioned = {"torch": "torch", "cuda": "CUDA"}
+    if name not in versioned:
+        return value or "unknown"
+    return f"{versioned[name]} {value}" if value else f"no {versioned[name]}"

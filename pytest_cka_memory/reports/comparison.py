@@ -86,6 +86,7 @@ def as_json(found: Comparison) -> str:
         "not_judged": [key._asdict() for key in found.incomplete],
         "appeared": [key._asdict() for key in found.appeared],
         "vanished": [key._asdict() for key in found.vanished],
+        "figures_not_compared": list(found.not_on_both),
         "differing": [{"old": old, "new": new} for old, new in found.devices],
     }
     return json.dumps(plain, indent=1) + "\n"
@@ -113,6 +114,9 @@ def _left_out(found: Comparison) -> list[str]:
 def _remarks(found: Comparison) -> Iterator[str]:
     for old, new in found.devices:
         yield f"warning: the reports differ in more than the code: measured on {old}, now on {new}"
+    if found.not_on_both:
+        nouns = ", ".join(COMPARED[figure].noun for figure in found.not_on_both)
+        yield f"not compared, because only one of the devices has it: {nouns}"
     yield from _named("only in the new report", found.appeared)
     yield from _named("only in the old report", found.vanished)
     yield from _named("not compared, because an exception ended it", found.incomplete)

@@ -214,8 +214,8 @@ def test_compare_ignores_which_worker_ran_a_region(write):
     ("fact", "value", "message"),
     [
         ("device_name", "H200", "measured on A100, now on H200"),
-        ("torch", "2.16.1", "measured on 2.15, now on 2.16"),
-        ("cuda", "12.8", "measured on 13.2, now on 12.8"),
+        ("torch", "2.16.1", "measured on torch 2.15, now on torch 2.16"),
+        ("cuda", "12.8", "measured on CUDA 13.2, now on CUDA 12.8"),
         ("meter", "another", "measured on PyTorch's caching allocator, now on another"),
     ],
 )
@@ -227,6 +227,21 @@ def test_compare_warns_about_another_device_or_version(write, capsys, fact, valu
     assert (
         f"warning: the reports differ in more than the code: {message}\n" in capsys.readouterr().out
     )
+
+
+@pytest.mark.parametrize("kept_more", [0, 10 * MB])
+def test_compare_leaves_out_a_figure_that_only_one_device_has(write, capsys, kept_more):
+    """A CPU has no reserve; figures that both have are compared."""
+    cuda = region("n", reserved_start_bytes=0, reserved_peak_bytes=2 * MB, reserved_end_bytes=0)
+    cpu = {**SESSION, "device": "cpu", "device_name": "EPYC", "meter": "m", "cuda": None}
+    new = Report(cpu, (region("n", retained_bytes=kept_more),))
+    files = write("old", Report(SESSION, (cuda,))), write("new", new)
+    assert main(["compare", *files]) == (REGRESSION if kept_more else OK)
+    shown = capsys.readouterr().out
+    assert "not compared, because only one of the devices has it: reserve increase\n" in shown
+    assert "measured on CUDA 13.2, now on no CUDA\n" in shown
+    assert main(["compare", *files[::-1]]) == OK
+    assert main(["compare", files[0], write("same", [region("n")])]) == REGRESSION
 
 
 def test_compare_does_not_warn_about_a_patch_release(write, capsys):

@@ -7,6 +7,7 @@ import torch
 
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.core.report import ReportBuilder
+from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 from pytest_cka_memory.meters.ledger import live_objects
 from pytest_cka_memory.meters.ledger.meter import LedgerMeter
 
@@ -35,9 +36,14 @@ class Refusing(torch.Tensor):
 
 
 @pytest.fixture
-def probe(monkeypatch: pytest.MonkeyPatch) -> MemoryProbe:
-    """A probe with a ledger, without the notes of earlier tests."""
+def no_notes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the notes of earlier tests."""
     monkeypatch.setattr(live_objects, "_incomplete", {})
+
+
+@pytest.fixture
+def probe(no_notes: None) -> MemoryProbe:
+    """A probe with a ledger, without the notes of earlier tests."""
     return MemoryProbe(meter=LedgerMeter())
 
 
@@ -57,6 +63,17 @@ def test_its_type_is_named_in_the_notes(probe: MemoryProbe) -> None:
     expected = "Refusing: only tensors in its attributes are counted, because its "
     assert [expected in note for note in notes].count(True) == 1
     assert "__tensor_flatten__ raised ValueError" in notes[-1]
+    del kept
+
+
+@pytest.mark.usefixtures("no_notes")
+def test_its_type_is_named_in_the_notes_of_an_accelerator(gpu: AcceleratorMeter) -> None:
+    """Where its allocator cannot be counted, a ledger records its tensors."""
+    assert gpu.facts()["notes"] == list(gpu.notes)
+    with MemoryProbe(meter=gpu).measure():
+        kept = Refusing(torch.ones(10))
+    (added,) = gpu.facts()["notes"][len(gpu.notes) :]
+    assert "Refusing: only tensors in its attributes are counted" in added
     del kept
 
 

@@ -116,7 +116,7 @@ def test_crashed_worker_loses_only_the_test_it_ran(scripted, crash):
     assert run.report["missing"] == ["test_it.py::test_crashes"]
     run.result.stdout.fnmatch_lines(
         [
-            "1 collected tests have no result (the session stopped early, or a worker died)",
+            "1 collected test has no result (the session stopped early, or a worker died)",
             "  test_it.py::test_crashes",
         ]
     )

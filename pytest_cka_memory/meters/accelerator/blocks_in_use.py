@@ -8,12 +8,13 @@ import inspect
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import torch
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationSite, format_frame
 from pytest_cka_memory.core.libraries import is_foreign
+from pytest_cka_memory.meters.lazy_allocations import LazyAllocations
 
 _MAX_FRAMES = 6
 
@@ -34,29 +35,18 @@ class _Block(NamedTuple):
     site: HistorySite | None
 
 
-class RequestedAllocations(Sequence[Allocation]):
+class RequestedAllocations(LazyAllocations[Allocation]):
     """Allocations with their requested bytes; the snapshot is taken when one is first read."""
 
     def __init__(self, allocations: Sequence[Allocation], device: torch.device) -> None:
-        self._allocations, self._device = allocations, device
-
-    def __len__(self) -> int:
-        return len(self._allocations)
-
-    @overload
-    def __getitem__(self, index: int) -> Allocation: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Allocation]: ...
-    def __getitem__(self, index: int | slice) -> Allocation | list[Allocation]:
-        if isinstance(index, slice):
-            return [self._requested(allocation) for allocation in self._allocations[index]]
-        return self._requested(self._allocations[index])
+        super().__init__(allocations)
+        self._device = device
 
     @cached_property
     def _blocks(self) -> dict[int, _Block]:
         return _blocks_in_use(self._device)
 
-    def _requested(self, allocation: Allocation) -> Allocation:
+    def described(self, allocation: Allocation) -> Allocation:
         block = self._blocks.get(allocation.key)
         if block is None:  # freed meanwhile, or this allocator has no snapshot
             return replace(allocation, may_be_unowned=True)

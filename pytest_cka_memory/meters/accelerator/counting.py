@@ -15,6 +15,10 @@ class Counting(ABC):
     notes: tuple[str, ...] = ()
     """What its figures leave out."""
 
+    def seen_notes(self) -> tuple[str, ...]:
+        """Return notes about what was seen so far, which the figures leave out."""
+        return ()
+
     def start_for(self, user: object) -> None:  # noqa: B027  # nothing to do where all is counted
         """Start counting until `user` stops it or is freed."""
 

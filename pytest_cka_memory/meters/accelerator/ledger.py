@@ -10,6 +10,7 @@ from pytest_cka_memory.meters.accelerator import backward_threads
 from pytest_cka_memory.meters.accelerator.counting import Counting
 from pytest_cka_memory.meters.accelerator.peak_resets import PeaksBeforeResets
 from pytest_cka_memory.meters.accelerator.stats import AllocatorStats
+from pytest_cka_memory.meters.ledger import live_objects
 from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
 
 
@@ -33,6 +34,9 @@ class LedgerCounting(Counting):
         self._device, self._stats = device, stats
         self._tracker = StorageTracker(device)
         self._erased_peaks = PeaksBeforeResets(device, self._allocator_peaks)
+
+    def seen_notes(self) -> tuple[str, ...]:
+        return live_objects.notes()
 
     def start_for(self, user: object) -> None:
         self._tracker.start(user)  # the allocator always counts; the tracker knows the storages

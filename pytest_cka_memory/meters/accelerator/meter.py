@@ -49,6 +49,9 @@ class AcceleratorMeter(Meter):
         )
         self.notes = (*self.notes, *self._counting.notes, *torch_private.LOST)
 
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "notes": [*self.notes, *self._counting.seen_notes()]}
+
     def start(self) -> None:
         self.start_for(self)
 

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import NamedTuple, cast, overload
+from typing import NamedTuple, cast
 
 import torch
 
@@ -18,6 +18,7 @@ from pytest_cka_memory.core.allocations import (
     RawFrames,
 )
 from pytest_cka_memory.core.libraries import foreign_prefixes, pytest_folders
+from pytest_cka_memory.meters.lazy_allocations import LazyAllocations
 from pytest_cka_memory.meters.native import library
 from pytest_cka_memory.meters.native.library import Block, Figures, byref
 
@@ -140,28 +141,16 @@ class Counter:
         self._functions.counter_set_level(self._number, level, reserved)
 
 
-class _Allocations(Sequence[Allocation]):
-    """Blocks as allocations. They are many, so each is described only when it is asked for."""
+class _Allocations(LazyAllocations[Block]):
+    """Blocks as allocations."""
 
     def __init__(self, counter: Counter, blocks: list[Block]) -> None:
+        super().__init__(blocks)
         self._counter = counter
-        self._blocks = blocks
         # At once, because stacks are forgotten when the last region ends.
         self._sites = {stack: _site_of(stack) for stack in {block.stack for block in blocks}}
 
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    @overload
-    def __getitem__(self, index: int) -> Allocation: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Allocation]: ...
-    def __getitem__(self, index: int | slice) -> Allocation | list[Allocation]:
-        if isinstance(index, slice):
-            return [self._allocation(block) for block in self._blocks[index]]
-        return self._allocation(self._blocks[index])
-
-    def _allocation(self, block: Block) -> Allocation:
+    def described(self, block: Block) -> Allocation:
         return Allocation(
             key=block.address,
             bytes=block.bytes,

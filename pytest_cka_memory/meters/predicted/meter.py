@@ -15,6 +15,7 @@ from pytest_cka_memory.core.cards import Card
 from pytest_cka_memory.errors import CapacityError
 from pytest_cka_memory.meters.accelerator import backward_threads
 from pytest_cka_memory.meters.base import Meter, Reading
+from pytest_cka_memory.meters.ledger import live_objects
 from pytest_cka_memory.meters.ledger.ledger import Ledger
 from pytest_cka_memory.meters.ledger.live_objects import storages_of
 from pytest_cka_memory.meters.predicted import device
@@ -65,6 +66,9 @@ class PredictedMeter(Meter):
     @property
     def torch_device(self) -> str:
         return str(self._torch_device)
+
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "notes": [*self.notes, *live_objects.notes()]}
 
     def start(self) -> None:
         self.start_for(self)
