@@ -141,6 +141,7 @@ def _encoder_and_decoder(model: nn.Module) -> tuple[nn.Module | None, nn.Module 
 def mean_of_tokens(tensor: Tensor, real: Tensor | None) -> Tensor:
     """Return the mean (n, d) over the real tokens of a (n, t, d) tensor; None means all tokens.
 
+    With the mask m it is Σ_t m_it x_it / Σ_t m_it, as in Reimers & Gurevych 2019 (Sentence-BERT).
     The sum of half-precision tokens could overflow before it is divided, so it is in float32.
     Values of padding do not matter; they may be NaN.
     """
@@ -170,9 +171,11 @@ def first_of_tokens(tensor: Tensor, real: Tensor | None) -> Tensor:
 def without_padding(tensor: Tensor, real: Tensor | None) -> Tensor:
     """Return a (n, t, d) tensor in which padding has the mean of the real tokens at its position.
 
-    After centring, padding is then zero: it adds nothing to the product of two samples, and an
-    offset of all tokens does not change CKA. Zeros before centring would make the number of tokens
-    itself a feature.
+    This is mean imputation (Little & Rubin 2019, ch. 4). With the mask m and the means
+    μ_t = Σ_i m_it x_it / Σ_i m_it, the centred linear Gram matrix is then
+    K_ij = Σ_t m_it m_jt ⟨x_it - μ_t, x_jt - μ_t⟩: padding adds nothing to the product of two
+    samples, and an offset of all tokens does not change CKA. Zeros before centring would make the
+    number of tokens itself a feature.
     """
     if real is None:
         return tensor

@@ -98,7 +98,8 @@ def scaled_gram(kernel: Kernel, rows: Tensor, *, check: bool = True) -> tuple[Te
 
     The exponent is 0 unless the matrix, or its fourth power in sums of HSIC, would leave the range
     of the dtype. It is ``ZERO_EXPONENT`` if all features are zero, and 0 for an RBF kernel, which
-    does not depend on the scale of its features.
+    does not depend on the scale of its features. A product with a power of two is exact, barring
+    underflow (Higham 2002, "Accuracy and Stability of Numerical Algorithms", ch. 2).
 
     Args:
         kernel: a kernel from :func:`resolve_kernel`.
