@@ -139,6 +139,8 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
+    if call.when == "call" and report.failed:
+        kept_tracebacks.note_failure(item)
     measurement = item.stash.get(_measuring(item.config).measurement_key, None)
     if measurement is not None and call.when == "call":
         measurement.add_compared_figures(report)

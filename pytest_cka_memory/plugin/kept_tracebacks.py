@@ -5,14 +5,18 @@ exception as an attribute of the test, as pytest-rerunfailures does, keeps every
 failed code until the session ends, with all the memory that these refer to.
 """
 
+import gc
+import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from types import FrameType, FunctionType
 from typing import Any
 
 import pytest
 
 _previous_key = pytest.StashKey[pytest.Item]()
+_failed_key = pytest.StashKey[bool]()
 _NOT_SEARCHED = frozenset({"funcargs"})
 """Attributes of a test that contain the user's values."""
 _MOST_NESTED = 3
@@ -29,16 +33,59 @@ def release_at_setup(item: pytest.Item) -> bool:
     found = [] if previous is None else list(_errors_kept_by(previous))
     for error in found:
         _clear_variables(error)
-    return bool(found)
+    # Not before the test is run again, because a plugin may have wrapped its method.
+    has_failed = previous is not None and previous.stash.get(_failed_key, False)
+    if previous is not None and has_failed and previous is not item:
+        _drop_instance(previous)
+    return bool(found) or has_failed
+
+
+def note_failure(item: pytest.Item) -> None:
+    """Record that the call of `item` has failed."""
+    item.stash[_failed_key] = True
+
+
+def _drop_instance(item: pytest.Item) -> None:
+    """Drop the object of the test's class, which pytest keeps with ``self.model`` and the like."""
+    for name in ("_obj", "_instance"):  # pytest makes them again if they are needed
+        vars(item).pop(name, None)
 
 
 def _clear_variables(error: BaseException) -> None:
-    for frame, _ in traceback.walk_tb(error.__traceback__):
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for frame in frames:
         with suppress(RuntimeError):  # it is still running, such as the frames of pytest
             frame.clear()
             # Up to Python 3.12, pytest's reading of f_locals has copied the variables into a
             # dictionary that the frame keeps. Reading it again removes those that are gone.
             _ = frame.f_locals
+    for frame in frames:
+        _clear_closures(frame)
+
+
+def _clear_closures(frame: FrameType) -> None:
+    """Clear what the function of a frame has in its closure, if nothing else can reach it.
+
+    A frame keeps its function. torch calls a module with hooks in a function whose closure has the
+    module's arguments.
+    """
+    held = gc.get_referents(frame)
+    for value, references in zip(held, _references(held), strict=True):
+        if type(value) is not FunctionType or references > _ALONE + 1:  # the frame and our list
+            continue
+        cells = value.__closure__ or ()
+        for cell, others in zip(cells, _references(cells), strict=True):
+            if others <= _ALONE:
+                with suppress(ValueError):  # it is empty
+                    del cell.cell_contents
+
+
+def _references(values: Sequence[Any]) -> list[int]:
+    return [sys.getrefcount(value) for value in values]
+
+
+_ALONE = _references((object(),))[0]
+"""What this counts for a value to which only the sequence refers; differs between Pythons."""
 
 
 def _errors_kept_by(item: pytest.Item) -> Iterator[BaseException]:

@@ -1,9 +1,12 @@
 """A plugin that keeps the tracebacks of failed tests does not keep their memory."""
 
+import gc
 import traceback
+import weakref
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from pytest_cka_memory.plugin import kept_tracebacks
 
@@ -48,8 +51,15 @@ def test_memory_of_a_failed_run_is_freed_before_the_next(session, error, mark, r
     assert (found["passed"], found["failed"], found.get("rerun", 0)) == (1, 1, runs - 1), run.text
 
 
-@pytest.mark.predicts
-def test_predicted_card_is_not_full_after_an_out_of_memory_error(session):
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param("--cka-memory-device=predict:cuda:t4", marks=pytest.mark.predicts),
+        pytest.param("--cka-memory-device=emulate:cuda:t4,values=off", marks=pytest.mark.emulates),
+    ],
+    ids=["predicted", "emulated"],
+)
+def test_card_is_not_full_after_an_out_of_memory_error(session, device):
     """Otherwise every later test would run out of memory too, and nothing would say why."""
     run = session(
         """
@@ -63,12 +73,32 @@ def test_predicted_card_is_not_full_after_an_out_of_memory_error(session):
         def test_after(cka_memory):
             assert cka_memory.snapshot().allocated_bytes == 0
             torch.empty(2**33, dtype=torch.uint8, device=cka_memory.device)
+
+        class TestClass:
+            def test_fills_an_attribute(self, cka_memory):
+                self.kept = []
+                while True:
+                    values = torch.empty(2**31, dtype=torch.uint8, device=cka_memory.device)
+                    self.kept.append(values)
+
+            def test_after(self, cka_memory):
+                assert cka_memory.snapshot().allocated_bytes == 0
+
+        def test_hook_keeps_outputs(cka_memory):
+            model = torch.nn.Linear(8, 8).to(cka_memory.device)
+            model.cache = []
+            model.register_forward_hook(lambda module, args, out: module.cache.append(out))
+            while True:
+                model(torch.empty(2**25, 8, device=cka_memory.device))
+
+        def test_after_the_hook(cka_memory):
+            assert cka_memory.snapshot().allocated_bytes == 0
         """,
-        "--cka-memory-device=predict:cuda:t4",
+        device,
         subprocess=True,
     )
-    run.assert_outcomes(passed=1, failed=1)
-    assert "Predicted: CUDA out of memory" in run.text
+    run.assert_outcomes(passed=3, failed=3)
+    assert "CUDA out of memory" in run.text
 
 
 def error_that_keeps(values):
@@ -103,7 +133,9 @@ def test_values_are_released_wherever_the_exception_is(attribute):
     """The message and the lines of the traceback stay."""
     error = error_that_keeps([1])
     config = SimpleNamespace(stash=pytest.Stash())
-    item, following = (SimpleNamespace(config=config, funcargs={}) for _ in range(2))
+    item, following = (
+        SimpleNamespace(config=config, stash=pytest.Stash(), funcargs={}) for _ in range(2)
+    )
     item.of_a_plugin = attribute(error)
     assert not kept_tracebacks.release_at_setup(item)
     assert values_kept_by(error) == [1]
@@ -111,16 +143,86 @@ def test_values_are_released_wherever_the_exception_is(attribute):
     assert values_kept_by(error) is None
     assert str(error) == "message"
     assert innermost_frame(error).f_code is error_that_keeps.__code__
-    assert not kept_tracebacks.release_at_setup(SimpleNamespace(config=config))
+    assert not kept_tracebacks.release_at_setup(
+        SimpleNamespace(config=config, stash=pytest.Stash())
+    )
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_object_of_a_failed_test_is_dropped_when_another_test_begins(failed):
+    """Pytest keeps it until the session ends; not before a rerun, which may need the object."""
+    config = SimpleNamespace(stash=pytest.Stash())
+    item, following = (
+        SimpleNamespace(config=config, stash=pytest.Stash(), _instance=[number])
+        for number in range(2)
+    )
+    kept_tracebacks.release_at_setup(item)
+    if failed:
+        kept_tracebacks.note_failure(item)
+    kept_tracebacks.release_at_setup(item)
+    assert item._instance == [0]
+    assert kept_tracebacks.release_at_setup(following) is failed
+    assert hasattr(item, "_instance") is not failed
+    assert following._instance == [1]
 
 
 def test_values_of_fixtures_are_left_alone():
     """An exception that a fixture returns belongs to the user."""
     error = error_that_keeps([1])
     config = SimpleNamespace(stash=pytest.Stash())
-    kept_tracebacks.release_at_setup(SimpleNamespace(config=config, funcargs={"error": error}))
-    assert not kept_tracebacks.release_at_setup(SimpleNamespace(config=config))
+    kept_tracebacks.release_at_setup(
+        SimpleNamespace(config=config, stash=pytest.Stash(), funcargs={"error": error})
+    )
+    assert not kept_tracebacks.release_at_setup(
+        SimpleNamespace(config=config, stash=pytest.Stash())
+    )
     assert values_kept_by(error) == [1]
+
+
+def keep_in_a_hook(values):
+    """Return the exception of a module's hook; torch keeps the arguments in a closure."""
+    module = torch.nn.Identity()
+
+    def fail(module, args, output):
+        raise ValueError("message")
+
+    module.register_forward_hook(fail)
+    try:
+        module(values)
+    except ValueError as error:
+        return error
+
+
+def test_values_in_a_closure_that_only_a_frame_keeps_are_released():
+    """A frame keeps its function, and ``frame.clear()`` leaves the function's closure as it is."""
+    values = torch.ones(5)
+    reference = weakref.ref(values)
+    error = keep_in_a_hook(values)
+    del values
+    assert reference() is not None
+    kept_tracebacks._clear_variables(error)
+    gc.collect()
+    assert reference() is None
+
+
+def test_values_in_a_closure_that_is_still_in_use_are_left_alone():
+    """Another function shares the variable, or the function itself can still be called."""
+    kept = [1]
+
+    def fail():
+        raise ValueError(kept)
+
+    def count():
+        return len(kept)
+
+    try:
+        fail()
+    except ValueError as error:
+        caught = error
+    kept_tracebacks._clear_variables(caught)
+    assert count() == 1
+    with pytest.raises(ValueError, match=r"\[1\]"):
+        fail()
 
 
 def raise_again(error):
