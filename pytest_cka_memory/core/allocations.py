@@ -28,6 +28,8 @@ class AllocationSite(NamedTuple):
     """Of that tensor, if known."""
     shape: tuple[int, ...] | None = None
     """Of that tensor, if known."""
+    module: int = 0
+    """Identity of the innermost ``torch.nn.Module`` that was running; 0 if none or unknown."""
 
 
 class RecordedSite(Protocol):
@@ -109,11 +111,13 @@ class FramesSite(NamedTuple):
 
     frames: RawFrames
     """Innermost first; all of them, or only those of the user's code."""
+    module: int = 0
+    """As in :class:`AllocationSite`."""
 
     def readable(self) -> AllocationSite:
         """Return the frames of the user's code, and the expression at the innermost one."""
         frames = _frames_of_user(self.frames)
-        return AllocationSite(format_frames(frames), innermost_code(frames))
+        return AllocationSite(format_frames(frames), innermost_code(frames), module=self.module)
 
 
 def _frames_of_user(frames: Iterable[tuple[CodeType, int]]) -> RawFrames:

@@ -29,5 +29,7 @@ class Holding:
     """The expression that allocated the largest: ``(weight * batch).sum()``; None if unknown."""
     before_region: bool = False
     """Whether all of them were allocated before the region began; known for the peak only."""
+    module: str | None = None
+    """Paths of the modules that allocated most of them: ``encoder.layers.2.linear1``, if known."""
     inside: str | None = None
     """What allocated it if no tensor owned it, such as ``workspace``; known for the peak only."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, AllocationSite
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.libraries import PACKAGE_FOLDER
-from pytest_cka_memory.holders import expressions, hints
+from pytest_cka_memory.holders import expressions, hints, module_paths
 from pytest_cka_memory.holders.roots import (
     Root,
     context_root,
@@ -27,6 +27,8 @@ class _Entry(NamedTuple):
     group: tuple[object, ...]
     """Equal for storages of the same allocation site and the same pattern of holder."""
     batch: int | None
+    module: int = 0
+    """Identity of the module that allocated it; 0 if unknown."""
 
 
 def holdings(
@@ -82,13 +84,18 @@ def _grouped(entries: Iterable[_Entry]) -> tuple[Holding, ...]:
     groups: dict[object, list[_Entry]] = {}
     for entry in entries:
         groups.setdefault(entry.group, []).append(entry)
+    paths = module_paths.paths_of(
+        {entry.module for members in groups.values() for entry in members if entry.module}
+    )
     merged = []
     for members in groups.values():
         largest = max((entry.holding for entry in members), key=lambda holding: holding.bytes)
         size = sum(entry.holding.bytes for entry in members)
         batches = len({entry.batch for entry in members if entry.batch is not None}) or None
         count = sum(entry.holding.count for entry in members)
-        merged.append(replace(largest, bytes=size, count=count, batches=batches))
+        sizes = ((entry.module, entry.holding.bytes) for entry in members)
+        module = module_paths.most(sizes, paths)
+        merged.append(replace(largest, bytes=size, count=count, batches=batches, module=module))
     return tuple(sorted(merged, key=lambda holding: -holding.bytes))
 
 
@@ -104,14 +111,19 @@ def _entry(
         dtype, shape = dtype_and_shape_of(path[-1].value)
         holding = replace(holding, dtype=dtype, shape=shape)
     batch = sum(serial < allocation.serial for serial in boundaries) if boundaries else None
-    return _Entry(holding, (_site_key(allocation.site), expressions.pattern_of(held_by)), batch)
+    group = _site_key(allocation.site), expressions.pattern_of(held_by)
+    return _Entry(holding, group, batch, _module_of(allocation.site))
 
 
 def _peak_entry(group: AllocationGroup) -> _Entry:
     site = None if group.recorded is None else group.recorded.readable()
     count = group.count if group.inside is None else 0
     holding = replace(_described(group.bytes, count, site), inside=group.inside)
-    return _Entry(holding, (_site_key(site), group.inside), None)
+    return _Entry(holding, (_site_key(site), group.inside), None, _module_of(site))
+
+
+def _module_of(site: AllocationSite | None) -> int:
+    return 0 if site is None else site.module
 
 
 def _described(size: int, count: int, site: AllocationSite | None) -> Holding:

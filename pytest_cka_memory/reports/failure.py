@@ -151,6 +151,8 @@ def holding_lines(holding: Holding, width: int = WIDTH, *, traced: bool = True) 
     yield from wrapped(", ".join(kind), width, "  ")
     if holding.created_at:
         yield from wrapped(f"made at {_created_at(holding)}", width, "    ")
+    if holding.module is not None:
+        yield from wrapped(f"in {holding.module}", width, "    ")
     if holding.held_by is not None:
         yield from wrapped(f"held by {holding.held_by}", width, "    ")
     elif traced and holding.hint is None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pytest_cka_memory.core.allocations import FramesSite
-from pytest_cka_memory.meters.native.counter import Counter, RegionCounter
+from pytest_cka_memory.meters.native.counter import Counter, RegionCounter, notes_modules
 
 
 @pytest.fixture
@@ -80,6 +80,77 @@ def test_frames_deeper_than_a_hundred_are_not_searched(frames_of) -> None:
     """A test in a deep recursion must not become slow."""
     found = frames_of(calling(["deep.py"] * 200))
     assert [file for file, _ in found] == [__file__, "deep.py", "deep.py"]
+
+
+@pytest.fixture
+def module_of(counter: Counter, region: RegionCounter) -> Callable[..., int]:
+    """Return the identity of the module that made the newest block which a function keeps."""
+    if not notes_modules():
+        pytest.skip("the layout of frames is not known in this version of Python")
+
+    def module(make: Callable[[], object]) -> int:
+        since = counter.figures().serial
+        kept = make()
+        newest = counter.allocations_since(since)[0].recorded
+        del kept
+        assert isinstance(newest, FramesSite)
+        return newest.module
+
+    return module
+
+
+class Doubling(nn.Module):
+    """Allocates after an inner module has returned."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        self.inner(values)
+        return values * 2
+
+
+def test_innermost_running_module_is_noted(module_of) -> None:
+    """Only while it runs; also if it has hooks, and in a thread."""
+    outer, values = Doubling(), torch.ones(2, 4)
+    assert module_of(lambda: outer.inner(values)) == id(outer.inner)
+    assert module_of(lambda: outer(values)) == id(outer)
+    assert module_of(lambda: values * 2) == 0
+    outer.register_forward_hook(lambda module, args, output: output + 1)
+    assert module_of(lambda: outer(values)) == id(outer)
+    assert module_of(lambda: nn.Sequential(nn.Sequential(outer.inner))(values)) == id(outer.inner)
+
+    def in_thread() -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        thread = threading.Thread(target=lambda: found.append(outer.inner(values)))
+        thread.start()
+        thread.join()
+        return found
+
+    assert module_of(in_thread) == id(outer.inner)
+
+
+def test_backward_pass_runs_in_no_module(module_of) -> None:
+    """It is started by the user's line, not by a module."""
+    module = nn.Linear(4, 4)
+    loss = module(torch.ones(2, 4)).sum()
+
+    def step() -> torch.Tensor | None:
+        loss.backward()
+        return module.weight.grad
+
+    assert module_of(step) == 0
+
+
+def test_noting_modules_keeps_none_alive(module_of) -> None:
+    """An identity is a number."""
+    modules = [nn.Linear(4, 4)]
+    reference = weakref.ref(modules[0])
+    assert module_of(lambda: modules[0](torch.ones(2, 4))) == id(modules[0])
+    modules.clear()
+    gc.collect()
+    assert reference() is None
 
 
 def test_allocations_of_a_backward_pass_have_frames(frames_of) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+import sysconfig
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -253,7 +255,25 @@ def frames_of(stack: int) -> RawFrames:
 
 def _site_of(stack: int) -> FramesSite | None:
     frames = frames_of(stack)
-    return FramesSite(frames) if frames else None
+    module = library.functions().stacks_module(stack) if notes_modules() else 0
+    return FramesSite(frames, module) if frames else None
+
+
+@cache
+def notes_modules() -> bool:
+    """Note the innermost running module of each stack, if the layout of frames here is known."""
+    functions = library.functions()
+    is_known = (3, 11) <= sys.version_info < (3, 15) and sys.implementation.name == "cpython"
+    if not is_known or sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return False
+    if not hasattr(functions, "stacks_note_modules"):
+        return False
+
+    def trial(first: object) -> bool:
+        code = torch.nn.Module.__call__.__code__
+        return bool(functions.stacks_note_modules(id(code), id(first)))
+
+    return trial(object())
 
 
 @cache
@@ -264,6 +284,7 @@ def prepared_functions() -> ctypes.PyDLL:
         functions.stacks_leave_out(prefix.encode(), False)
     for folder in pytest_folders():
         functions.stacks_leave_out(folder.encode(), True)
+    notes_modules()
     functions.counter_install()
     return cast(ctypes.PyDLL, functions)
 

@@ -50,6 +50,8 @@ typedef struct {
     uint32_t codes[MAX_FRAMES];
     int last[MAX_FRAMES];
     int count;
+    uint32_t unused;
+    uint64_t module; /* identity of the innermost running module of torch.nn; 0 if there is none */
 } Stack;
 
 /* Equal items get the same number, from 1. */
@@ -68,6 +70,10 @@ static uint32_t generation; /* changes when the tables are emptied */
 static char *prefixes[MOST_PREFIXES];
 static int prefix_kinds[MOST_PREFIXES], prefix_count;
 static volatile int ready;
+/* The code of torch.nn.Module.__call__, whose first local is the module, and where that local is in
+   an interpreter frame. Found by a trial, because Python has no function for it that copies no locals. */
+static Object module_code;
+static size_t first_local;
 static __thread int inside;
 /* Of this thread: the stack of its next allocation, that of its last, and in which operator it was. */
 static __thread uint32_t noted, last_taken, last_operator, operator_number;
@@ -186,14 +192,40 @@ static uint32_t number_of_code(Object object) {
     return number;
 }
 
+/* The identity of a local variable. In CPython 3.11 to 3.14 a frame object has a pointer to its
+   interpreter frame after its head and its caller. The lowest bits of a local may be a tag. */
+static uint64_t local_at(Object frame, size_t offset) {
+    const char *interpreter_frame = ((char **)frame)[3];
+    return interpreter_frame ? *(const uint64_t *)(interpreter_frame + offset) & ~(uint64_t)7 : 0;
+}
+
+/* Note the module of each stack from now on. Called by a Python function whose first local is `first`;
+   `code` is the code of torch.nn.Module.__call__. Returns whether the local was found. */
+EXPORT int stacks_note_modules(Object code, uint64_t first) {
+    Object frame = py.ThreadState_GetFrame(py.ThreadState_Get());
+    size_t found = 0;
+    for (size_t offset = 64; frame && offset <= 96 && !found; offset += 8)
+        if (local_at(frame, offset) == first) found = offset;
+    if (frame) py.DecRef(frame);
+    lock_stacks();
+    first_local = found;
+    module_code = found ? code : NULL;
+    unlock_stacks();
+    return found != 0;
+}
+
 /* Collect the innermost frames of the user's code, at most two consecutive ones of one file: a deep
    network runs many frames of one file, which would hide the code that called it. */
 static uint32_t walk(void) {
-    Stack stack = {0};
+    Stack stack;
+    memset(&stack, 0, sizeof stack);
     uint64_t last = 0, before_last = 0;
     Object frame = py.ThreadState_GetFrame(py.ThreadState_Get());
     for (int i = 0; frame && i < MOST_SEARCHED && stack.count < MAX_FRAMES; i++) {
-        uint32_t number = number_of_code(py.Frame_GetCode(frame));
+        Object object = py.Frame_GetCode(frame);
+        if (object == module_code && first_local && !stack.module)
+            stack.module = local_at(frame, first_local);
+        uint32_t number = number_of_code(object);
         const Code *code = number ? item_at(&codes, number) : NULL;
         if (!code || code->kind == END) break;
         if (code->kind == USER && !(code->file == last && last == before_last)) {
@@ -266,6 +298,17 @@ EXPORT int stacks_read(uint32_t stack, Object *out_codes, int *out_last) {
     }
     unlock_stacks();
     return count;
+}
+
+/* Return the identity of the module in which a stack was noted; 0 if there was none. */
+EXPORT uint64_t stacks_module(uint32_t stack) {
+    uint64_t module = 0;
+    uint32_t number = stack & 0xffff;
+    lock_stacks();
+    if (number && number <= stacks.used && stack >> 16 == (generation & 0xffff))
+        module = ((const Stack *)item_at(&stacks, number))->module;
+    unlock_stacks();
+    return module;
 }
 
 /* Release all code objects, unless a region is open. The caller holds the interpreter's lock. */

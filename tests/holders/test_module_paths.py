@@ -1,0 +1,94 @@
+"""Which layer allocated what is kept, or was live at the peak: the paths of modules."""
+
+import gc
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import pytest
+import torch
+from planted import KEEP, cleaned_up
+from torch import nn
+
+from pytest_cka_memory import MemoryProbe, RegionRecord
+from pytest_cka_memory.holders.module_paths import most, paths_of
+from pytest_cka_memory.reports.failure import holding_lines
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    with cleaned_up():
+        yield
+
+
+class PeakExplainer:
+    """Asks for what was live at the peak, as a limit on it does."""
+
+    def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
+        return ("peak_increase_bytes",)
+
+    def named_values(self) -> Mapping[str, Any]:
+        return {}
+
+
+def network() -> nn.Sequential:
+    encoder = nn.Module()
+    first = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+    encoder.layers = nn.Sequential(first, nn.Sequential(nn.Linear(8, 640), nn.Tanh()))
+    encoder.forward = encoder.layers.forward  # type: ignore[method-assign]
+    net = nn.Sequential()
+    net.add_module("encoder", encoder)
+    net.add_module("head", nn.Linear(640, 2))
+    return net
+
+
+def test_paths_lead_from_the_outermost_module() -> None:
+    """Which is named by its class; a module that was freed, and any other object, are left out."""
+    net = network()
+    identities = {id(module) for module in net.modules()}
+    lone = nn.Linear(2, 2)
+    gc.collect()
+    assert paths_of({*identities, id(lone), id(identities)}) == {
+        id(net): "Sequential",
+        id(lone): "Linear",
+        **{id(module): name for name, module in net.named_modules() if name},
+    }
+    assert paths_of(()) == {}
+
+
+def test_a_module_that_contains_itself_has_a_path() -> None:
+    """Torch allows it."""
+    module = nn.Sequential(nn.Sequential())
+    module[0].outer = module
+    assert paths_of({id(module[0])}) == {id(module[0]): "0"}
+    module[0].outer = None
+
+
+def test_of_layers_that_differ_in_their_number_one_is_named() -> None:
+    """The one with most bytes, and how many are like it."""
+    paths = {number: f"layers.{number}.linear1" for number in range(3)}
+    paths |= {3: "head", 4: "stem.conv", 5: "layers.0.norm"}
+    assert most([(0, 8), (0, 8)], paths) == "layers.0.linear1"
+    assert most([(0, 8), (1, 8), (2, 4)], paths) == "layers.0.linear1 (and 2 like it)"
+    assert most([(0, 8), (1, 9), (3, 99)], paths) == "head and layers.1.linear1 (and 1 like it)"
+    sizes = [(0, 8), (1, 8), (3, 99), (4, 1), (5, 2), (7, 1000)]
+    assert most(sizes, paths) == "head, layers.0.linear1 (and 1 like it) and 2 more modules"
+    assert most([(7, 1000)], paths) is None
+
+
+@pytest.mark.native
+def test_failure_names_the_layer_beside_the_line_that_runs_the_network() -> None:
+    """For what is kept and for the peak. Before, one line was all that was known of a network."""
+    from pytest_cka_memory.meters.native.counter import notes_modules
+
+    if not notes_modules():
+        pytest.skip("the layout of frames is not known in this version of Python")
+    net, values = network(), torch.ones(100, 8)
+    with MemoryProbe("cpu", explainer=PeakExplainer()).measure() as region:
+        KEEP.append(net(values))
+    largest = region.retained[0]
+    assert largest.module == "encoder.layers.1.1"  # its result is saved for the backward pass
+    lines = [line.strip() for line in holding_lines(largest)]
+    assert lines.index("in encoder.layers.1.1") > 0
+    assert "head" in {holding.module for holding in region.retained}
+    (peak,) = [holding for holding in region.record.at_peak if not holding.before_region]
+    assert peak.module == "encoder.layers.1.0 (and 2 like it)"
