@@ -69,7 +69,7 @@ def most(modules: Iterable[tuple[int, int]], paths: Mapping[int, str]) -> str | 
             sizes[paths[identity]] += size
     alike: dict[str, list[str]] = {}
     total: Counter[str] = Counter()
-    for path, size in sizes.most_common():
+    for path, size in sorted(sizes.items(), key=lambda item: (-item[1], item[0])):
         pattern = re.sub(r"\b\d+\b", "*", path)
         alike.setdefault(pattern, []).append(path)
         total[pattern] += size
