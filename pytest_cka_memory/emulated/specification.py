@@ -1,9 +1,12 @@
 """The name of an emulated device: ``emulate:cuda[:CARD][,values=off][,devices=N]``."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pytest_cka_memory.core.cards import Card, card_of
 from pytest_cka_memory.errors import DeviceError
+
+if TYPE_CHECKING:  # every session imports this module, and few need a card
+    from pytest_cka_memory.core.cards import Card
 
 EMULATED = "emulate:cuda"
 """The name of the emulated device with the default card."""
@@ -14,7 +17,7 @@ MOST_DEVICES = 16
 class Specification:
     """What an emulated device's name asks for."""
 
-    card: Card
+    card: "Card"
     devices: int = 1
     """Number of such cards."""
     values: bool | None = None
@@ -42,6 +45,8 @@ def parse(name: str) -> Specification:
     Raises:
         DeviceError: if the card or a setting is not known.
     """
+    from pytest_cka_memory.core.cards import card_of
+
     device, *settings = name.split(",")
     if device != EMULATED and not device.startswith(f"{EMULATED}:"):
         raise DeviceError(

@@ -2,13 +2,16 @@
 
 import os
 from functools import cache
+from typing import TYPE_CHECKING
 
-from pytest_cka_memory.core.cards import card_of
 from pytest_cka_memory.emulated import specification
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.meters.cpu import cpu_meter
 from pytest_cka_memory.meters.device_names import AFTER_PREDICTING, KNOWN_DEVICES
+
+if TYPE_CHECKING:
+    from pytest_cka_memory.core.cards import Card
 
 _PREDICTED = "predict:cuda"
 
@@ -45,7 +48,9 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
         DeviceError: for a device that is unknown or not available.
     """
     if _is_predicted(name):
-        return _predicted_meter(card_of(name[len(_PREDICTED) + 1 :]).name)
+        from pytest_cka_memory.core.cards import card_of  # most sessions need no card
+
+        return _predicted_meter(card_of(name[len(_PREDICTED) + 1 :]))
     if specification.is_emulated(name):
         _load_emulated(name)
         name = "cuda"
@@ -140,7 +145,7 @@ def _is_predicted(name: str) -> bool:
 
 
 @cache
-def _predicted_meter(card: str) -> Meter:
+def _predicted_meter(card: "Card") -> Meter:
     from pytest_cka_memory.meters.predicted.meter import PredictedMeter
 
-    return PredictedMeter(card_of(card))
+    return PredictedMeter(card)

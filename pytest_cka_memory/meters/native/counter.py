@@ -117,9 +117,9 @@ class Counter:
         """Return the number of the live block at `address`; ``NOT_LIVE`` if there is none."""
         return cast(int, self._functions.counter_serial_of(address, self._number))
 
-    def add(self, address: int, size: int, *, is_new: bool) -> None:
-        """Count a block that the allocator's calls do not show; known ones are left as they are."""
-        self._functions.counter_add(address, size, self._number, is_new)
+    def add(self, address: int, size: int, *, is_new: bool) -> bool:
+        """Count a block that the allocator's calls do not show; return False if it is known."""
+        return bool(self._functions.counter_add(address, size, self._number, is_new))
 
     def remove(self, address: int) -> None:
         """Count the block at `address` as freed."""

@@ -7,7 +7,19 @@ function is described where it is defined, in ``csrc``.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, Structure, byref, c_char_p, c_int, c_int64, c_uint32, c_uint64, c_void_p
+import gc
+from ctypes import (
+    POINTER,
+    Structure,
+    byref,
+    c_char_p,
+    c_int,
+    c_int64,
+    c_uint32,
+    c_uint64,
+    c_void_p,
+    py_object,
+)
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
@@ -20,7 +32,17 @@ UNKNOWN = -1
 NOT_LIVE = 2**64 - 1
 """The serial number of an address where no block is live."""
 
-__all__ = ["INSIDE", "MAX_FRAMES", "NOT_LIVE", "UNKNOWN", "Block", "Figures", "byref", "functions"]
+__all__ = [
+    "INSIDE",
+    "MAX_FRAMES",
+    "NOT_LIVE",
+    "UNKNOWN",
+    "Block",
+    "Figures",
+    "byref",
+    "functions",
+    "objects_of_types",
+]
 
 
 class Block(Structure):
@@ -58,7 +80,7 @@ _REGION = POINTER(c_void_p)
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "counter_install": (c_int, []),
     "counter_is_intact": (c_int, []),
-    "counter_add": (None, [c_uint64, c_int64, c_int, c_int]),
+    "counter_add": (c_int, [c_uint64, c_int64, c_int, c_int]),
     "counter_remove": (None, [c_uint64, c_int]),
     "counter_inherit": (None, [c_uint64, c_int, c_uint64, c_int64]),
     "counter_set_level": (None, [c_int, c_int64, c_int64]),
@@ -72,6 +94,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "counter_blocks": (c_uint64, [c_int, c_uint64, POINTER(Block), c_uint64]),
     "counter_at_peak": (c_uint64, [c_void_p, POINTER(Block), c_uint64]),
     "counter_at_peak_size": (c_uint64, [c_void_p]),
+    "objects_of_types": (py_object, [py_object, py_object, py_object]),
     "stacks_prepare": (c_int, []),
     "stacks_leave_out": (c_int, [c_char_p, c_int]),
     "stacks_read": (c_int, [c_uint32, POINTER(c_void_p), POINTER(c_int)]),
@@ -82,6 +105,12 @@ _MODULES: dict[str, tuple[Any, list[Any]]] = {
     "stacks_module": (c_uint64, [c_uint32]),
 }
 """Functions that a library from an older checkout lacks; without them no modules are noted."""
+
+
+def objects_of_types(types: set[type]) -> list[Any]:
+    """Return all objects of these types, without their subclasses, that the collector knows."""
+    found: list[Any] = functions().objects_of_types(gc.get_objects, (), tuple(types))
+    return found
 
 
 @cache

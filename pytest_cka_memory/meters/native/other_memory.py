@@ -13,10 +13,9 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.ledger.live_objects import storages_in
+from pytest_cka_memory.meters.ledger.live_objects import storages_in, storages_of
 from pytest_cka_memory.meters.native.counter import Counter
 from pytest_cka_memory.meters.native.emptied import EmptiedStorages
-from pytest_cka_memory.meters.native.library import NOT_LIVE
 from pytest_cka_memory.meters.patching import Patch, SharedPatches
 from pytest_cka_memory.meters.torch_private import LOADER_ITERATOR
 
@@ -30,6 +29,7 @@ _LENDERS = (
     (torch.UntypedStorage, "from_buffer"),
 )
 """Functions that return a tensor or storage on memory which another library has allocated."""
+_CPU = torch.device("cpu")
 
 
 class OtherMemory(SharedPatches):
@@ -70,12 +70,14 @@ class OtherMemory(SharedPatches):
         @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
+            # A tensor that was given may be returned again: its memory is not new.
+            if args and isinstance(args[0], torch.Tensor):
+                return result
             if torch.compiler.is_compiling():  # otherwise the rest would be traced as well
                 return result
-            # A tensor that was given may be returned again: its memory is not new.
-            if not (args and isinstance(args[0], torch.Tensor)):
-                for storage in storages_in(result):
-                    self._add(storage)
+            storages = storages_of(result) if type(result) is torch.Tensor else storages_in(result)
+            for storage in storages:
+                self._add(storage)
             return result
 
         return function
@@ -89,20 +91,19 @@ class OtherMemory(SharedPatches):
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         address = storage.data_ptr()
-        if storage.device.type != "cpu" or not address:
+        if storage.device != _CPU or not address:
             return
         lent = self._lent.get(address)
         if lent is None:
-            if self._counter.serial_of(address) != NOT_LIVE:
+            if not self._counter.add(address, storage.nbytes(), is_new=True):
                 return  # of torch's allocator
-            self._counter.add(address, storage.nbytes(), is_new=True)
             lent = self._lent[address] = []
-
-        def freed(reference: weakref.ref[torch.UntypedStorage]) -> None:
-            lent.remove(reference)
-            if not lent:
-                del self._lent[address]
-                self._counter.remove(address)
-
         if not any(known() is storage for known in lent):
-            lent.append(weakref.ref(storage, freed))
+            lent.append(weakref.ref(storage, functools.partial(self._freed, address)))
+
+    def _freed(self, address: int, reference: weakref.ref[torch.UntypedStorage]) -> None:
+        lent = self._lent[address]
+        lent.remove(reference)
+        if not lent:
+            del self._lent[address]
+            self._counter.remove(address)

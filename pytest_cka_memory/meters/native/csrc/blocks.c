@@ -268,7 +268,8 @@ void block_freed(const void *address, int number, int64_t level, int64_t reserve
 }
 
 /* Add a block that was live before counting began, or that was allocated outside torch. */
-EXPORT void counter_add(uintptr_t address, int64_t bytes, int number, int is_new) {
+/* Return whether it was not known yet. */
+EXPORT int counter_add(uintptr_t address, int64_t bytes, int number, int is_new) {
     uint32_t stack = is_new && open_regions > 0 ? current_stack() : NO_STACK;
     lock_blocks();
     Device *device = device_of(number);
@@ -278,6 +279,7 @@ EXPORT void counter_add(uintptr_t address, int64_t bytes, int number, int is_new
         if (number == CPU_DEVICE) set_level(device, device->level + bytes, UNKNOWN);
     }
     unlock_blocks();
+    return device != NULL;
 }
 
 EXPORT void counter_remove(uintptr_t address, int number) {

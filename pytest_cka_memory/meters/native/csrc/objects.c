@@ -1,0 +1,71 @@
+/* The objects of some types, by the functions of Python's stable API, found at run time.
+
+   Called once per session, to count the tensors that existed before. In Python it would take 50 ms
+   for 300,000 objects. The caller holds the interpreter's lock and does not lose it in between, so
+   no other thread sees a reference from the list of all objects, which breaks e.g. a tuple that it
+   is building. */
+#define _GNU_SOURCE
+#include "counter.h"
+
+#include <dlfcn.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define GROUPS 256 /* of types, by their addresses: most objects belong to a group without a type */
+
+typedef void *Object;
+
+static struct {
+    Object (*Object_CallObject)(Object, Object);
+    Object (*Object_Type)(Object);
+    Object (*List_New)(ptrdiff_t);
+    ptrdiff_t (*List_Size)(Object);
+    Object (*List_GetItem)(Object, ptrdiff_t);
+    int (*List_Append)(Object, Object);
+    ptrdiff_t (*Tuple_Size)(Object);
+    Object (*Tuple_GetItem)(Object, ptrdiff_t);
+    void (*DecRef)(Object);
+} py;
+
+static int find_functions(void) {
+    static const char *const names[] = {
+        "PyObject_CallObject", "PyObject_Type", "PyList_New", "PyList_Size", "PyList_GetItem",
+        "PyList_Append", "PyTuple_Size", "PyTuple_GetItem", "Py_DecRef",
+    };
+    void **functions = (void **)&py;
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++)
+        if (!(functions[i] = dlsym(RTLD_DEFAULT, names[i]))) return 0;
+    return 1;
+}
+
+static unsigned group_of(Object type) { return (uintptr_t)type / 64 % GROUPS; }
+
+static int is_among(Object type, Object types, ptrdiff_t count) {
+    for (ptrdiff_t i = 0; i < count; i++)
+        if (py.Tuple_GetItem(types, i) == type) return 1;
+    return 0;
+}
+
+/* Return a new list of the objects in the list `get(*arguments)` whose type is in the tuple `types`;
+   NULL if that failed, with an exception unless Python's functions were not found. */
+EXPORT Object objects_of_types(Object get, Object arguments, Object types) {
+    if (!find_functions()) return NULL;
+    char groups[GROUPS] = {0};
+    ptrdiff_t kinds = py.Tuple_Size(types);
+    for (ptrdiff_t i = 0; i < kinds; i++) groups[group_of(py.Tuple_GetItem(types, i))] = 1;
+
+    Object found = py.List_New(0);
+    Object all = found ? py.Object_CallObject(get, arguments) : NULL;
+    int failed = !all;
+    ptrdiff_t count = all ? py.List_Size(all) : 0;
+    for (ptrdiff_t i = 0; i < count && !failed; i++) {
+        Object item = py.List_GetItem(all, i);
+        Object type = py.Object_Type(item);
+        if (groups[group_of(type)] && is_among(type, types, kinds))
+            failed = py.List_Append(found, item) != 0;
+        py.DecRef(type);
+    }
+    if (all) py.DecRef(all);
+    if (failed && found) py.DecRef(found);
+    return failed ? NULL : found;
+}
