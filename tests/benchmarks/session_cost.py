@@ -1,13 +1,16 @@
 """Print what measuring costs sessions of empty tests, serially and in one pytest-xdist worker.
 
-    python tests/benchmarks/session_cost.py [--rounds 7]
+    python tests/benchmarks/session_cost.py [--rounds 7] [--tests 201]
 
 Sessions with ``--cka-memory-report`` and with ``-p no:cka_memory`` alternate; both import torch in
-the test file. Times are medians of user CPU time, worker included: of one test, and of each further
-test.
+the test file, and read compiled modules from a cache, as an installed package does. Times are
+medians of CPU time, in milliseconds: what the session with the plugin takes longer until the first
+test starts, in the first test, in each further test, and after the last. In a session with a worker
+only the worker is timed until the end of its tests, and both processes afterwards.
 """
 
 import argparse
+import json
 import os
 import statistics
 import subprocess
@@ -15,10 +18,27 @@ import sys
 import tempfile
 from pathlib import Path
 
-SOURCE = """
+from tabulate import tabulate
+
+TESTS = """
 import pytest, torch
 @pytest.mark.parametrize("number", range({tests}))
 def test_empty(number): pass
+"""
+CLOCK = """
+import json, os, pathlib, time, pytest
+times = []
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session):
+    times.append(time.process_time())
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item):
+    result = yield
+    times.append(time.process_time())
+    return result
+def pytest_unconfigure(config):
+    if len(times) > 1:  # not in a controller, which runs no test
+        pathlib.Path("times.json").write_text(json.dumps(times))
 """
 OTHERS = ("cov", "randomly", "repeat", "asyncio", "hypothesispytest", "timeout", "rerunfailures")
 MEASURED = ("--cka-memory-report", "--cka-memory-device=cpu")
@@ -26,13 +46,22 @@ UNMEASURED = ("-p", "no:cka_memory")
 PARALLEL = {"serial": ("-p", "no:xdist"), "-n 1": ("-n", "1")}
 
 
-def user_seconds(folder: Path, *options: str) -> float:
-    """Return the user CPU time of a session in `folder` and of its worker."""
-    before = os.times().children_user
+def phases_ms(folder: Path, *options: str) -> tuple[float, float, float, float]:
+    """Return the CPU time of a session before, in the first, per further test, and afterwards."""
+    before = os.times()
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
     command += [part for name in OTHERS for part in ("-p", f"no:{name}")]
-    subprocess.run(command, cwd=folder, stdout=subprocess.DEVNULL, check=True)
-    return os.times().children_user - before
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, check=True)
+    after = os.times()
+    total = after.children_user + after.children_system
+    total -= before.children_user + before.children_system
+    start, first, *_, last = json.loads((folder / "times.json").read_text())
+    tests = len(json.loads((folder / "times.json").read_text())) - 1
+    seconds = start, first - start, (last - first) / (tests - 1), total - last
+    start_ms, first_ms, each_ms, rest_ms = (second * 1e3 for second in seconds)
+    return start_ms, first_ms, each_ms, rest_ms
 
 
 def main() -> None:
@@ -41,22 +70,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--tests", type=int, default=201)
     options = parser.parse_args()
+    rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "pytest.ini").write_text("[pytest]\n", "utf-8")
+        (folder / "conftest.py").write_text(CLOCK, "utf-8")
+        (folder / "test_it.py").write_text(TESTS.format(tests=options.tests), "utf-8")
         for how, parallel in PARALLEL.items():
-            more: dict[int, float] = {}
-            for tests in (1, options.tests):
-                (folder / "test_it.py").write_text(SOURCE.format(tests=tests), "utf-8")
-                found: dict[tuple[str, ...], list[float]] = {MEASURED: [], UNMEASURED: []}
-                for _ in range(options.rounds):
-                    for choice, times in found.items():
-                        times.append(user_seconds(folder, *parallel, *choice))
-                with_it, without = (statistics.median(times) for times in found.values())
-                more[tests] = with_it - without
-                print(f"{how}, {tests} tests: {with_it:.2f} s with, {without:.2f} s without")
-            each = (more[options.tests] - more[1]) / (options.tests - 1)
-            print(f"{how}: first test {more[1] * 1e3:+.0f} ms, each further {each * 1e3:+.2f} ms")
+            for choice in (MEASURED, UNMEASURED):
+                phases_ms(folder, *parallel, *choice)  # compiles what is imported
+            differences = []
+            for _ in range(options.rounds):
+                with_it = phases_ms(folder, *parallel, *MEASURED)
+                without = phases_ms(folder, *parallel, *UNMEASURED)
+                differences.append([a - b for a, b in zip(with_it, without, strict=True)])
+            medians = map(statistics.median, zip(*differences, strict=True))
+            rows.append((how, *(round(median, 2) for median in medians)))
+    print(tabulate(rows, headers=("", "start", "first test", "each further", "end")))
 
 
 if __name__ == "__main__":
