@@ -152,6 +152,9 @@ class RegionRecord:
             explained_by="host_retained",
         ),
     ] = None
+    garbage_left: bool = False
+    """Whether its figures may include garbage in reference cycles, because collecting it would have
+    taken too long. Only for whole tests without limits: then retained_bytes is an upper bound."""
     timeline: tuple[Sample, ...] = ()
     """One sample per batch boundary."""
     retained: tuple[Holding, ...] = ()

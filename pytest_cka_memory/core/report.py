@@ -21,6 +21,12 @@ meanwhile.
 """
 
 
+_GARBAGE_LEFT = (
+    "≤ marks tests without limits for which collecting all garbage would have taken too long:",
+    "what they retained may include reference cycles; a limit makes the figure exact",
+)
+
+
 @dataclass(frozen=True)
 class Report:
     """A session: every file, table and page is made from it."""
@@ -176,8 +182,11 @@ class ReportBuilder:
 
     def _description(self) -> Mapping[str, Any]:
         unknown = dict.fromkeys(("device", "device_name", "meter", "torch", "cuda"))
+        facts = self.facts or {**unknown, "notes": []}
+        if any(result.record.garbage_left for result in self.results):
+            facts = _with_notes(facts, {"notes": _GARBAGE_LEFT})
         return {
-            **(self.facts or {**unknown, "notes": []}),
+            **facts,
             "python": platform.python_version(),
             "plugin": __version__,
             "workers": len(self.workers),

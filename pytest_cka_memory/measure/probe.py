@@ -52,6 +52,9 @@ class MemoryProbe:
             :class:`~pytest_cka_memory.testing.ScriptedMeter`.
         explainer: decides which figures to explain when a region ends; by default
             ``region.retained`` is computed when it is first read.
+        is_thorough: asked when a region starts and when it ends, whether all garbage in reference
+            cycles must be freed first. If not, garbage may be left if finding it takes long, and
+            the record says so.
 
     Raises:
         DeviceError: if the device is unknown or not available.
@@ -63,6 +66,7 @@ class MemoryProbe:
         *,
         meter: Meter | None = None,
         explainer: Explainer | None = None,
+        is_thorough: Callable[[], bool] = lambda: True,
     ) -> None:
         self.meter = meter or meter_for("auto" if device is None else str(device))
         self.records: list[RegionRecord] = []
@@ -71,6 +75,7 @@ class MemoryProbe:
         """What :meth:`measure` returned and nobody has used in a ``with`` statement."""
         self._stack = region_stack_for(self.meter)
         self._explainer = explainer
+        self._is_thorough = is_thorough
         self._labels: Counter[str] = Counter()
         self._open_regions: list[Region] = []
         self._regions: list[weakref.ref[Region]] = []
@@ -91,9 +96,7 @@ class MemoryProbe:
 
     @contextmanager
     def _measured(self, label: str | None) -> Iterator[Region]:
-        region = Region(
-            self._unique_label(_label_text(label) or "region"), self._stack, self._explainer
-        )
+        region = self._region(self._unique_label(_label_text(label) or "region"))
         with self._ending(region):
             yield region
 
@@ -109,11 +112,11 @@ class MemoryProbe:
         label = self._unique_label(_function_name(func))
         warmup_retained_bytes = []
         for _ in range(warmup):
-            warmup_region = Region(label, self._stack, self._explainer)
+            warmup_region = self._region(label)
             with self._ending(warmup_region, record=False):
                 func(*args, **kwargs)
             warmup_retained_bytes.append(warmup_region.retained_bytes)
-        region = Region(label, self._stack, self._explainer)
+        region = self._region(label)
         with self._ending(
             region,
             first_run_retained_bytes=warmup_retained_bytes[0] if warmup_retained_bytes else None,
@@ -188,6 +191,9 @@ class MemoryProbe:
         return display.table_of_regions(
             self.records, f"{self.meter.device}, measured by {self.meter.name}"
         )
+
+    def _region(self, label: str) -> Region:
+        return Region(label, self._stack, self._explainer, self._is_thorough)
 
     @contextmanager
     def _ending(

@@ -1,6 +1,6 @@
 """The user's handle to a region: while it is open, and to its figures afterwards."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol
@@ -51,19 +51,26 @@ class Region:
     lists them all; they follow from the registry in :mod:`pytest_cka_memory.core.figures`.
     """
 
-    def __init__(self, label: str, stack: RegionStack, explainer: Explainer | None = None) -> None:
+    def __init__(
+        self,
+        label: str,
+        stack: RegionStack,
+        explainer: Explainer | None = None,
+        is_thorough: Callable[[], bool] = lambda: True,
+    ) -> None:
         self.label = label
         self.result: Any = None
         """What the function returned, if :meth:`MemoryProbe.run` called one."""
         self._stack = stack
         self._explainer = explainer
+        self._is_thorough = is_thorough
         self._survivors: Sequence[Allocation] = ()
         self._host_survivors: Sequence[Allocation] = ()
         self._grown: tuple[Holding, ...] = ()
         self._record: RegionRecord | None = None
         self._live_at_peak: list[AllocationGroup] = []
         self._figures_read: set[str] = set()
-        self._open_region = stack.open()
+        self._open_region = stack.open(thorough=is_thorough())
         self._samples = BatchSamples(self._open_region.peaks)
 
     @property
@@ -164,7 +171,7 @@ class Region:
 
     def _close(self, completed: bool, first_run_retained_bytes: int | None = None) -> None:
         self._samples.check()
-        with self._stack.closing(self._open_region) as closed:
+        with self._stack.closing(self._open_region, thorough=self._is_thorough()) as closed:
             record = self._record_of(closed, first_run_retained_bytes)
             self._survivors, self._host_survivors = closed.survivors, closed.host_survivors
             self._record = replace(record, completed=False)
@@ -184,6 +191,7 @@ class Region:
             self._unfinished_record(closed.end),
             retained_bytes=closed.retained_bytes,
             one_time_bytes=one_time_bytes,
+            garbage_left=closed.garbage_left,
             host_retained_bytes=closed.host_retained_bytes,
         )
 

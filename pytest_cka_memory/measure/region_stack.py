@@ -20,6 +20,8 @@ class OpenRegion:
     user: "_User"
     workspace_bytes: int | None = None
     """Bytes of library workspaces dropped by cleaning so far; only a first run allocates them."""
+    garbage_at_start: bool = False
+    """Whether there may have been garbage at its start."""
 
 
 class _User:
@@ -37,6 +39,8 @@ class ClosedRegion:
     host_retained_bytes: int | None
     host_survivors: Sequence[Allocation]
     """The same of tensors on the host, while another device is measured."""
+    garbage_left: bool
+    """Whether its figures may include garbage in reference cycles."""
 
 
 class RegionStack:
@@ -52,10 +56,11 @@ class RegionStack:
         self._shared: list[weakref.ref[_SharedPeaks]] = []
         self._lock = threading.RLock()
 
-    def open(self) -> OpenRegion:
-        """Clean, then start a region."""
+    def open(self, *, thorough: bool = True) -> OpenRegion:
+        """Clean, then start a region; see :meth:`Meter.clean_before` for `thorough`."""
         self.merge_peaks()
-        self._add_workspaces(self.meter.clean())
+        cleaned = self.meter.clean_before(thorough=thorough)
+        self._add_workspaces(cleaned.workspace_bytes)
         peaks = None
         started = False
         user = _User()
@@ -63,7 +68,8 @@ class RegionStack:
             self.meter.start_for(user)
             started = True
             peaks = self.meter.open_peaks() or _SharedPeaks(self)
-            region = OpenRegion(peaks.start(), peaks, user)
+            garbage_left = cleaned.garbage_left
+            region = OpenRegion(peaks.start(), peaks, user, garbage_at_start=garbage_left)
             with self._lock:
                 self._open.append(weakref.ref(region))
             return region
@@ -87,15 +93,16 @@ class RegionStack:
             self.meter.stop_for(user)
 
     @contextmanager
-    def closing(self, region: OpenRegion) -> Iterator[ClosedRegion]:
+    def closing(self, region: OpenRegion, *, thorough: bool = True) -> Iterator[ClosedRegion]:
         """Free what is not in use and yield the figures of `region`, which ends after the block.
 
         Inside the block, what was live at its peak can still be asked for.
         """
         try:
             region.peaks.read()
-            self._add_workspaces(self.meter.clean_after(region.peaks.mark))
             mark = region.peaks.mark
+            cleaned = self.meter.clean_after(mark, thorough=thorough)
+            self._add_workspaces(cleaned.workspace_bytes)
             host_bytes = self.meter.host_retained_since(mark)
             yield ClosedRegion(
                 end=region.peaks.read(),  # cleaning may run finalizers, which raise the peak
@@ -103,6 +110,7 @@ class RegionStack:
                 survivors=self.meter.allocations_since(mark),
                 host_retained_bytes=host_bytes,
                 host_survivors=self.meter.host_allocations_since(mark) if host_bytes else (),
+                garbage_left=cleaned.garbage_left or region.garbage_at_start,
             )
         finally:
             try:

@@ -26,6 +26,16 @@ class Reading:
     """Highest ``reserved_bytes`` since the last ``reset_peak``."""
 
 
+@dataclass(frozen=True)
+class Cleaned:
+    """What cleaning a device before or after a region did."""
+
+    workspace_bytes: int | None = None
+    """Bytes of the library workspaces dropped; None if the device cannot tell them apart."""
+    garbage_left: bool = False
+    """Whether there may still be garbage in reference cycles."""
+
+
 class Peaks(ABC):
     """The peaks of one open region. It must not keep a tensor alive."""
 
@@ -114,12 +124,20 @@ class Meter(ABC):
         device cannot tell them apart.
         """
 
-    def clean_after(self, mark: Any) -> int | None:
-        """Do what :meth:`clean` does at the end of a region that began at `mark`.
+    def clean_before(self, *, thorough: bool) -> Cleaned:
+        """Do what :meth:`clean` does, before a region.
+
+        Without `thorough` the region will not be judged, and a meter may leave garbage if finding
+        it takes long.
+        """
+        return Cleaned(self.clean())
+
+    def clean_after(self, mark: Any, *, thorough: bool) -> Cleaned:
+        """Do the same at the end of a region that began at `mark`.
 
         A meter that knows that nothing since `mark` is live can save itself the work.
         """
-        return self.clean()
+        return Cleaned(self.clean())
 
     def between_regions(self, *, objects_dropped: bool = False, since: int = 0) -> None:  # noqa: B027
         """Take note of a moment at which no test runs.

@@ -1,19 +1,32 @@
 """When a region needs a garbage collection: rarely, because a full one takes up to a second."""
 
 import gc
+import time
 from collections.abc import Callable
 from gc import collect  # at import, because a test may patch gc.collect
+
+_SHARE = 0.05
+"""The share of a process's time that full collections may take for regions without limits."""
+_SLOW_S = 0.02
+"""A full collection that takes longer is worth avoiding; a collection of young objects is not."""
 
 
 class Garbage:
     """Frees tensors in reference cycles before and after regions, if there may be any.
 
+    A region that is judged gets every full collection that it may need. One that is only reported
+    (`thorough` is False) gets it only within a share of the process's time.
+
     Args:
         level: returns the bytes that are live now.
+        clock: returns the seconds of the processor that the process has used.
     """
 
-    def __init__(self, level: Callable[[], int]) -> None:
+    def __init__(
+        self, level: Callable[[], int], clock: Callable[[], float] = time.process_time
+    ) -> None:
         self._level = level
+        self._clock = clock
         self._clean_levels = {0}
         """Levels that there were without garbage; a process starts without tensors."""
         self._start_level = 0
@@ -27,6 +40,12 @@ class Garbage:
         self._suspected = False
         self._kept = False
         """Whether the last region left something, which may become garbage later."""
+        self._start_promotions = 0
+        """How often objects had become old at the start of the last region."""
+        self._spent_s = 0.0
+        """The time of all full collections so far."""
+        self._is_slow = False
+        """Whether one of them was slow."""
 
     def suspect(self) -> None:
         """Collect before the next region, because objects were dropped that may be garbage."""
@@ -46,44 +65,76 @@ class Garbage:
         # The next test's fixtures may allocate as much as those of the last test.
         self._note_clean(level, self._start_level)
 
-    def collect_before(self) -> None:
+    def collect_before(self, *, thorough: bool = True) -> bool:
         """Free what is garbage, so that the start level does not include it.
 
         While the level is the same as when there was last none, there is none. Garbage that arose
         since among objects that are still young is found by a collection of these alone.
+
+        Returns:
+            False if there may still be garbage, because finding it would take too long.
         """
         level_with_garbage = self._level()
+        is_clean = True
         if self.is_possible():
             has_old = self._promotions != _promotions()
             collect(1)
             was_old = self._suspected or self._kept
             if was_old or (has_old and self._level() not in self._clean_levels):
-                collect()
-            self._suspected = False
+                is_clean = self._collect_all(thorough)
+        elif self._is_slow:
+            collect(1)  # what is young at the end of the region has then been made in it
+        self._start_promotions = _promotions()
         self._start_level = self._level()
-        if self._quiet_level is None:
-            self._quiet_level = self._level_with_garbage - (level_with_garbage - self._start_level)
-        self._note_clean(self._start_level)
+        if is_clean:
+            self._suspected = False
+            if self._quiet_level is None:
+                garbage_bytes = level_with_garbage - self._start_level
+                self._quiet_level = self._level_with_garbage - garbage_bytes
+            self._note_clean(self._start_level)
+        return is_clean
 
     def is_possible(self) -> bool:
         """Whether there may be garbage now."""
         return self._suspected or self._level() not in self._clean_levels
 
-    def collect_after(self, retained: Callable[[], int]) -> None:
+    def collect_after(self, retained: Callable[[], int], *, thorough: bool = True) -> bool:
         """Free what is garbage if anything that a region has allocated is still live.
+
+        Without `thorough`, objects that are older than the region are taken to be in use.
 
         Args:
             retained: returns the bytes of it.
+            thorough: whether to collect all garbage, however long that takes.
+
+        Returns:
+            False if there may still be garbage, because finding it would take too long.
         """
         if not retained():
-            return
+            return True
+        all_young = self._is_slow and self._start_promotions == _promotions()
         collect(1)
-        if retained():
-            collect()
-            kept_bytes = retained()
-            # If exactly what the region left is gone, it has been freed.
-            self._note_clean(self._level() - kept_bytes)
-            self._kept = kept_bytes > 0
+        if not retained():
+            return True
+        if (thorough or not all_young) and not self._collect_all(thorough):
+            self._kept = True
+            return False
+        kept_bytes = retained()
+        # If exactly what the region left is gone, it has been freed.
+        self._note_clean(self._level() - kept_bytes)
+        self._kept = kept_bytes > 0
+        return True
+
+    def _collect_all(self, thorough: bool) -> bool:
+        """Collect all garbage and return True, unless it would take too much of the time."""
+        start_s = self._clock()
+        if not thorough and self._is_slow and self._spent_s > _SHARE * start_s:
+            return False
+        collect()
+        spent_s = self._clock() - start_s
+        self._spent_s += spent_s
+        self._is_slow = spent_s > _SLOW_S
+        return True
 
     def _note_clean(self, *levels: int) -> None:
         self._clean_levels = set(levels)

@@ -52,7 +52,9 @@ class ItemMeasurement:
         self.called = True
         self._limits = limits_or_fail(self._item)
         in_fixtures = len(self.probe.records)
-        whole = MemoryProbe(meter=self.probe.meter, explainer=self)
+        whole = MemoryProbe(
+            meter=self.probe.meter, explainer=self, is_thorough=self._is_whole_test_judged
+        )
         snapshots = self._item.config.stash[settings_key].snapshots
         with history_recorded(snapshots, self.probe.meter):
             try:
@@ -81,6 +83,11 @@ class ItemMeasurement:
         explain = self._item.config.stash[settings_key].explain
         broken = {breach.figure for breach in breaches if breach.measured_bytes is not None}
         return broken | ({"retained_bytes"} if explain else set())
+
+    def _is_whole_test_judged(self) -> bool:
+        """Whether the figures of the whole test are more than a row in the report."""
+        settings = self._item.config.stash[settings_key]
+        return bool(settings.explain or settings.baseline.updating or plan_of(self._item).limits)
 
     def named_values(self) -> Mapping[str, Any]:
         """Return the test's fixtures by name, and ``self`` if it is a method."""

@@ -142,7 +142,10 @@ def cells(result: Result, columns: Sequence[Figure]) -> dict[str, str]:
 
 def _cell(record: RegionRecord, figure: Figure) -> str:
     value = getattr(record, figure.name)
-    return str(value or "-") if figure.name == "batches" else format_size(value)
+    if figure.name == "batches":
+        return str(value or "-")
+    at_most = "≤ " if figure.name == "retained_bytes" and record.garbage_left and value else ""
+    return at_most + format_size(value)
 
 
 def sparkline(levels: Sequence[int], width: int = 8) -> str:

@@ -17,21 +17,31 @@ class Memory:
         self.level = 0
         self.full_collections = 0
         self.at_next_collection: Callable[[], None] | None = None
-        self.garbage = Garbage(lambda: self.level)
+        self.seconds = 0.0
+        self.garbage = Garbage(lambda: self.level, lambda: self.seconds)
 
-    def run_test(self, *, fixture_bytes: int, keeps: int = 0) -> None:
-        """Set up fixtures, open and end a region, tear the fixtures down; `keeps` stays live."""
+    def run_test(
+        self, *, fixture_bytes: int, keeps: int = 0, thorough: bool = True, promotes: bool = False
+    ) -> bool:
+        """Set up fixtures, open and end a region, tear the fixtures down; `keeps` stays live.
+
+        Returns whether all garbage had been collected. With `promotes`, objects become old in it.
+        """
         self.garbage.note_quiet_moment()
         self.level += fixture_bytes
-        self.garbage.collect_before()
+        self.garbage.collect_before(thorough=thorough)
         self.level += keeps
-        self.garbage.collect_after(lambda: keeps)
+        if promotes:
+            gc.collect(1)
+        is_clean = self.garbage.collect_after(lambda: keeps, thorough=thorough)
         gc.collect(1)  # one of those that allocating objects causes: what is live becomes old
         self.level -= fixture_bytes
+        return is_clean
 
     def after_collection(self, phase: str, info: dict[str, int]) -> None:
         if phase == "stop":
             self.full_collections += info["generation"] == 2
+            self.seconds += 1.0 if info["generation"] == 2 else 0.0
             if self.at_next_collection is not None:
                 self.at_next_collection()
                 self.at_next_collection = None
@@ -99,3 +109,57 @@ def test_level_between_tests_is_known_again_after_garbage_was_found(memory: Memo
     memory.run_test(fixture_bytes=10)
     memory.run_test(fixture_bytes=30)
     assert memory.full_collections == 0
+
+
+def kept_by_each_of_three_tests(memory: Memory, **how: bool) -> list[bool]:
+    """Return whether all garbage was collected for each; the last two run without limits."""
+    memory.seconds = 10.0  # of which a full collection takes one
+    first = memory.run_test(fixture_bytes=10, keeps=KEPT)
+    memory.level -= KEPT
+    others = []
+    for _ in range(2):
+        others.append(memory.run_test(fixture_bytes=10, keeps=KEPT, thorough=False, **how))
+        memory.level -= KEPT
+    return [first, *others]
+
+
+def test_region_without_limits_gets_no_full_collection_above_its_share_of_the_time(
+    memory: Memory,
+) -> None:
+    """Something became old in it, and the first collection has used up the share."""
+    assert kept_by_each_of_three_tests(memory, promotes=True) == [True, False, False]
+    assert memory.full_collections == 1
+
+
+def test_region_without_limits_gets_a_full_collection_within_the_share(memory: Memory) -> None:
+    """The process has run for longer meanwhile."""
+    kept_by_each_of_three_tests(memory, promotes=True)
+    memory.seconds = 100.0
+    assert memory.run_test(fixture_bytes=10, keeps=KEPT, thorough=False, promotes=True)
+    assert memory.full_collections == 2
+
+
+def test_objects_made_in_a_region_without_limits_need_no_full_collection(memory: Memory) -> None:
+    """All of them are still young, so that a young collection has found what is garbage."""
+    assert kept_by_each_of_three_tests(memory) == [True, True, True]
+    assert memory.full_collections == 1
+
+
+def test_region_with_limits_gets_every_collection_that_it_needs(memory: Memory) -> None:
+    """Also after the share of the time is used up, and after a region that left garbage."""
+    kept_by_each_of_three_tests(memory, promotes=True)
+    assert memory.run_test(fixture_bytes=10, keeps=KEPT, promotes=True)
+    assert memory.full_collections == 2
+
+
+def test_garbage_that_was_left_is_collected_before_the_next_region_with_limits(
+    memory: Memory,
+) -> None:
+    """Its level at the start must not contain what the region before could not judge."""
+    memory.seconds = 10.0
+    memory.run_test(fixture_bytes=10, keeps=KEPT)
+    memory.level -= KEPT
+    assert not memory.run_test(fixture_bytes=10, keeps=KEPT, thorough=False, promotes=True)
+    memory.garbage.note_quiet_moment()
+    assert memory.garbage.collect_before()
+    assert memory.full_collections == 2

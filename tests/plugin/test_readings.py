@@ -258,3 +258,44 @@ def test_one_byte_above_the_limit_fails_with_real_tensors(session):
     assert [r["retained_bytes"] for r in run.regions] == [2**20, 2**20 + 1]
     run.result.stdout.fnmatch_lines(["max_retained_mb(1) broken: retained 1,048,577 bytes *"])
     assert "allowed 1,048,576 bytes (1.00 MB): 1 byte too much" in " ".join(run.text.split())
+
+
+HASTY = """
+from pytest_cka_memory.meters.base import Cleaned
+
+class HastyMeter(ScriptedMeter):
+    def clean_after(self, mark, *, thorough):
+        return Cleaned(self.clean(), garbage_left=not thorough)
+
+METER = HastyMeter()
+"""
+
+
+def test_only_whole_tests_without_limits_may_be_reported_with_garbage(scripted, extend_conftest):
+    """The report marks them; a limit, or a region that the user opened, is always exact."""
+    extend_conftest(HASTY)
+    run = scripted(
+        """
+        import pytest
+
+        def test_reported(meter):
+            meter.allocate(3 * 2**20)
+
+        @pytest.mark.max_retained_mb(5)
+        def test_limited(meter):
+            meter.allocate(3 * 2**20)
+
+        def test_region(meter, cka_memory):
+            with cka_memory.measure("block") as region:
+                meter.allocate(3 * 2**20)
+            assert not region.garbage_left
+        """,
+        "--cka-memory-report",
+    )
+    run.assert_outcomes(passed=3)
+    left = [run.region_of(f"test_{name}")["garbage_left"] for name in ("reported", "limited")]
+    assert left == [True, False]
+    assert [line.split()[0] for line in run.text.splitlines() if "≤ 3.00" in line] == [
+        "test_reported"
+    ]
+    assert "≤ marks tests without limits" in run.text

@@ -26,12 +26,16 @@ class Counting(ABC):
         """Undo the matching :meth:`start_for`, if there was one."""
 
     @abstractmethod
-    def collect_before(self) -> None:
-        """Free what is garbage before a region, so that its start level does not include it."""
+    def collect_before(self, *, thorough: bool) -> bool:
+        """Free what is garbage before a region, so that its start level does not include it.
+
+        Returns:
+            False if there may still be garbage: only without `thorough`, to save time.
+        """
 
     @abstractmethod
-    def collect_after(self, mark: Any) -> None:
-        """Free what is garbage at the end of a region that began at `mark`."""
+    def collect_after(self, mark: Any, *, thorough: bool) -> bool:
+        """Do the same at the end of a region that began at `mark`."""
 
     def dropping_workspaces(self) -> AbstractContextManager[None]:
         """Return a context in which what is freed is a workspace of a library."""

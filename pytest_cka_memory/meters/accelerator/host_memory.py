@@ -32,9 +32,15 @@ class HostMemory:
         """End what :meth:`start` began for `user`."""
         self._other_memory.stop(user)
 
-    def collect_after(self, serial: int) -> None:
-        """Free what is garbage if anything on the host that is newer than `serial` is live."""
-        self._garbage.collect_after(lambda: self._counter.retained_since(serial))
+    def collect_after(self, serial: int, *, thorough: bool) -> bool:
+        """Free what is garbage if anything on the host that is newer than `serial` is live.
+
+        Returns:
+            False if there may still be garbage: only without `thorough`, to save time.
+        """
+        return self._garbage.collect_after(
+            lambda: self._counter.retained_since(serial), thorough=thorough
+        )
 
     def retained_since(self, serial: int) -> int | None:
         """Return the bytes that were allocated after the allocation `serial` and are live.

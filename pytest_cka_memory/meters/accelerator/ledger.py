@@ -46,14 +46,15 @@ class LedgerCounting(Counting):
         self._erased_peaks.stop(user)
         self._tracker.stop(user)
 
-    def collect_before(self) -> None:
+    def collect_before(self, *, thorough: bool) -> bool:
         # Objects that a backward pass holds may be in a cycle.
         backward_threads.wait_until_ended(self._device)
         gc.collect()
         self._tracker.record_unseen()
+        return True
 
-    def collect_after(self, mark: _Mark) -> None:
-        self.collect_before()
+    def collect_after(self, mark: _Mark, *, thorough: bool) -> bool:
+        return self.collect_before(thorough=thorough)
 
     def peaks(self) -> tuple[int, int]:
         allocated_bytes, reserved_bytes = self._allocator_peaks()

@@ -1,6 +1,6 @@
 """The meter for accelerators: it reads the counters of their caching allocator."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from pytest_cka_memory.meters.accelerator.counting import Counting
 from pytest_cka_memory.meters.accelerator.ledger import LedgerCounting
 from pytest_cka_memory.meters.accelerator.native import native_counting
 from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, device_name
-from pytest_cka_memory.meters.base import Meter, Peaks, Reading
+from pytest_cka_memory.meters.base import Cleaned, Meter, Peaks, Reading
 from pytest_cka_memory.meters.device_names import AFTER_PREDICTING
 
 
@@ -65,21 +65,23 @@ class AcceleratorMeter(Meter):
         self._counting.stop_for(user)
 
     def clean(self) -> int | None:
+        return self.clean_before(thorough=True).workspace_bytes
+
+    def clean_before(self, *, thorough: bool) -> Cleaned:
         self._check_available()
+        return self._clean(lambda: self._counting.collect_before(thorough=thorough))
+
+    def clean_after(self, mark: Any, *, thorough: bool) -> Cleaned:
+        return self._clean(lambda: self._counting.collect_after(mark, thorough=thorough))
+
+    def _clean(self, collect: Callable[[], bool]) -> Cleaned:
         # The order matters: running kernels and reference cycles hold tensors; the cache can
         # release only blocks that no tensor and no library's workspace uses.
         torch.accelerator.synchronize(self._device)
         workspace_bytes = self._without_workspaces()
-        self._counting.collect_before()
+        is_clean = collect()
         self._empty_cache()
-        return workspace_bytes
-
-    def clean_after(self, mark: Any) -> int | None:
-        torch.accelerator.synchronize(self._device)
-        workspace_bytes = self._without_workspaces()
-        self._counting.collect_after(mark)
-        self._empty_cache()
-        return workspace_bytes
+        return Cleaned(workspace_bytes, garbage_left=not is_clean)
 
     def between_regions(self, *, objects_dropped: bool = False, since: int = 0) -> None:
         self._counting.between_regions(objects_dropped=objects_dropped, since=since)

@@ -45,21 +45,24 @@ class NativeCounting(Counting):
         self._emptied = EmptiedStorages(counter, device)
         self._host = host_memory()
 
-    def collect_before(self) -> None:
+    def collect_before(self, *, thorough: bool) -> bool:
         self._check()
         if self._garbage.is_possible():
             backward_threads.wait_until_ended(self._device)
-        self._garbage.collect_before()
+        return self._garbage.collect_before(thorough=thorough)
 
-    def collect_after(self, mark: _Mark) -> None:
+    def collect_after(self, mark: _Mark, *, thorough: bool) -> bool:
         self._check()
         if not (self._counter.retained_since(mark.serial) or self.host_retained_since(mark)):
-            return
+            return True
         backward_threads.wait_until_ended(self._device)
-        self._garbage.collect_after(lambda: self._counter.retained_since(mark.serial))
+        is_clean = self._garbage.collect_after(
+            lambda: self._counter.retained_since(mark.serial), thorough=thorough
+        )
         # If the device retains something, all garbage has just been freed, also the host's.
         if self._host is not None and not self._counter.retained_since(mark.serial):
-            self._host.collect_after(mark.serial)
+            is_clean = self._host.collect_after(mark.serial, thorough=thorough)
+        return is_clean
 
     def dropping_workspaces(self) -> AbstractContextManager[None]:
         return self._counter.dropping_workspaces()

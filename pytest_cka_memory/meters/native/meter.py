@@ -7,10 +7,11 @@ import torch
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.base import Meter, Peaks, Reading
+from pytest_cka_memory.meters.base import Cleaned, Meter, Peaks, Reading
 from pytest_cka_memory.meters.garbage import Garbage
 from pytest_cka_memory.meters.ledger.live_objects import live_storages
 from pytest_cka_memory.meters.native.counter import Counter, is_intact, repair
+from pytest_cka_memory.meters.native.library import objects_of_types
 from pytest_cka_memory.meters.native.other_memory import OtherMemory
 from pytest_cka_memory.meters.processor import processor_name
 
@@ -44,14 +45,16 @@ class NativeMeter(Meter):
         """Do nothing, as :meth:`start`."""
 
     def clean(self) -> int | None:
-        self._check(is_intact() or repair())
-        self._garbage.collect_before()
-        return None
+        return self.clean_before(thorough=True).workspace_bytes
 
-    def clean_after(self, mark: int) -> int | None:
+    def clean_before(self, *, thorough: bool) -> Cleaned:
+        self._check(is_intact() or repair())
+        return Cleaned(garbage_left=not self._garbage.collect_before(thorough=thorough))
+
+    def clean_after(self, mark: int, *, thorough: bool) -> Cleaned:
         self._check(is_intact())
-        self._garbage.collect_after(lambda: self.retained_since(mark))
-        return None
+        is_clean = self._garbage.collect_after(lambda: self.retained_since(mark), thorough=thorough)
+        return Cleaned(garbage_left=not is_clean)
 
     def between_regions(self, *, objects_dropped: bool = False, since: int = 0) -> None:
         if not objects_dropped:
@@ -97,7 +100,7 @@ class NativeMeter(Meter):
     def _add_live(self) -> None:
         """Count what was allocated before counting began, as far as Python objects hold it."""
         with torch_private.no_torch_function():  # the user's modes must not see these calls
-            for storage in live_storages(torch.device("cpu")):
+            for storage in live_storages(torch.device("cpu"), objects_of=objects_of_types):
                 if storage.nbytes():
                     self._counter.add(storage.data_ptr(), storage.nbytes(), is_new=False)
 
