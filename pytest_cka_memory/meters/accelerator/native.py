@@ -59,9 +59,10 @@ class NativeCounting(Counting):
         is_clean = self._garbage.collect_after(
             lambda: self._counter.retained_since(mark.serial), thorough=thorough
         )
-        # If the device retains something, all garbage has just been freed, also the host's.
-        if self._host is not None and not self._counter.retained_since(mark.serial):
-            is_clean = self._host.collect_after(mark.serial, thorough=thorough)
+        # If the device retains something, all garbage may just have been freed, also the host's.
+        all_freed = thorough and self._counter.retained_since(mark.serial)
+        if self._host is not None and not all_freed:
+            is_clean &= self._host.collect_after(mark.serial, thorough=thorough)
         return is_clean
 
     def dropping_workspaces(self) -> AbstractContextManager[None]:
