@@ -34,12 +34,14 @@ def fitted(names: Sequence[str], room: int) -> list[str]:
     """Shorten names to `room` characters, at least 8; names that differ stay different."""
     room = max(8, room)
     shown = {name: name for name in names if len(name) <= room}
+    taken = set(shown.values())
     for name, text in _cut([name for name in dict.fromkeys(names) if len(name) > room], room):
-        taken, number, unique = set(shown.values()), 1, text
+        number, unique = 1, text
         while unique in taken:
             number += 1
             unique = f"{text[: room - len(str(number)) - 1]}~{number}"
         shown[name] = unique
+        taken.add(unique)
     return [shown[name] for name in names]
 
 

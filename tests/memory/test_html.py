@@ -209,7 +209,7 @@ def drawn(tmp_path):
 def test_script_draws_sorts_and_opens_rows(drawn):
     """Of a thousand regions 200 rows are drawn; clicks sort the table and open a row.
 
-    The page does not become wider than the window.
+    The page does not become wider than the window. The chart of a row is that of its problem.
     """
     shown = drawn(
         many(1_000),
@@ -223,6 +223,10 @@ def test_script_draws_sorts_and_opens_rows(drawn):
           sorted: retained.parentElement.getAttribute("aria-sort"),
           first: document.querySelector("tbody td.name button").textContent,
           charts: document.querySelectorAll("td.detail .chart path:not(.grid)").length,
+          same: ["level", "peak", "limit"].map((name) =>
+            ["td.detail", ".problems"].map((place) =>
+              document.querySelector(`${place} .chart path.${name}`).getAttribute("d")
+                .split(/[^0-9.]+/).filter(Boolean).map(Number))),
           pre: document.querySelector("td.detail pre").textContent,
           more: document.getElementById("more").textContent,
           wide: document.documentElement.scrollWidth > innerWidth,
@@ -234,6 +238,8 @@ def test_script_draws_sorts_and_opens_rows(drawn):
     assert title["sorted"] == "descending"
     assert title["first"] == "tests/test_1.py::TestNet::test_training_step[1-resnet18] epoch 1"
     assert title["charts"] == 4
+    for of_row, of_problem in title["same"]:
+        assert of_row == pytest.approx(of_problem, abs=0.02)
     assert "held by train.LOSSES[0]" in title["pre"]
     assert title["more"] == "Show 200 more"
     assert title["wide"] is False
