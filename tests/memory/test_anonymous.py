@@ -121,7 +121,23 @@ def test_paths_and_hosts_in_a_text_are_replaced():
     )
 
 
-def test_root_with_a_space_is_replaced(monkeypatch):
+@pytest.mark.parametrize(
+    ("address", "text", "shown"),
+    [
+        ("node-3.cluster", "the store at node-3.cluster:29500", "the store at <host>:29500"),
+        ("node-3.cluster", "on node-3", "on <host>"),
+        ("192.168.0.7", "at 192.168.0.7:29500", "at <host>:29500"),
+        ("127.0.0.1", "at 127.0.0.1:29500", "at 127.0.0.1:29500"),
+        ("localhost", "at localhost", "at localhost"),
+    ],
+)
+def test_first_host_of_torchrun_is_replaced(monkeypatch, address, text, shown):
+    """A rank that cannot reach the store names it; the own machine's general names may stay."""
+    monkeypatch.setenv("MASTER_ADDR", address)
+    assert places.anonymizer(ROOT)(text) == shown
+
+
+def test_root_with_a_space_is_replaced():
     """A path in a text ends at a space."""
     root = Path("/home/alice/my project")
     assert places.anonymizer(root)("made at /home/alice/my project/net.py:1") == "made at net.py:1"
