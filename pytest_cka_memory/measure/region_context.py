@@ -1,6 +1,6 @@
 """What ``measure()`` returns: a context manager that says so if it is not used in a ``with``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ContextDecorator
 from types import TracebackType
 from typing import Any, NoReturn
@@ -83,3 +83,9 @@ class RegionContext(ContextDecorator, AbstractContextManager[Region]):
             f"{name} of {self._call}: a 'with' block gives the region its name; write "
             f"'with cka_memory.{self._call} as region:', and read region.{name} after the block"
         )
+
+
+def never_closed(labels: Iterable[str]) -> str:
+    """Return a message about regions that were open at the end."""
+    named = ", ".join(map(repr, labels))
+    return f"region {named} was never closed, so it was not judged; open it in a 'with' block"

@@ -120,11 +120,6 @@ def _drop_stale_modules() -> None:
             )
             if is_module and sys.modules.get(value.__name__) is not value:
                 delattr(package, name)
-            # A class such as MemoryProbe, which the package has imported on first use.
-            home = str(getattr(value, "__module__", ""))
-            is_ours = home.startswith("pytest_cka_memory.")
-            if is_ours and getattr(sys.modules.get(home), name, None) is not value:
-                delattr(package, name)
 
 
 def start_collected(session: pytest.Session) -> None:

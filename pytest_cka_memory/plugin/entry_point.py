@@ -79,11 +79,11 @@ def cka_memory_session(request: pytest.FixtureRequest) -> "Iterator[MemoryProbe]
     """Measure regions in fixtures of any scope, such as one that builds a model."""
     if not activation.is_started(request.config):  # by request.getfixturevalue()
         activation.start_late(request.config, [])
-    from pytest_cka_memory.plugin.fixture_regions import session_probe
+    from pytest_cka_memory.plugin.fixture_regions import regions_of
 
-    probe = session_probe(request.config)
-    yield probe
-    probe.end_open()
+    regions = regions_of(request.config)
+    yield regions.session_probe()
+    regions.end_session_probe()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

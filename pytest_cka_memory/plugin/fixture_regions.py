@@ -22,6 +22,7 @@ from pytest_cka_memory.core.verdicts import Limit, Result, judge
 from pytest_cka_memory.errors import BaselineError
 from pytest_cka_memory.measure import probe as probes
 from pytest_cka_memory.measure.probe import MemoryProbe
+from pytest_cka_memory.measure.region_context import never_closed
 from pytest_cka_memory.plugin.narrowing import is_narrowed
 from pytest_cka_memory.plugin.session_meter import known_meter, meter_of
 from pytest_cka_memory.plugin.settings import settings_key
@@ -65,6 +66,16 @@ class FixtureRegions:
         if self._probe is None:
             self._probe = SessionProbe(meter=meter_of(self._config))
         return self._probe
+
+    def end_session_probe(self) -> None:
+        """End the regions of ``cka_memory_session`` that are still open, which is a mistake."""
+        if self._probe is not None:
+            left_open = self._probe.end_open()
+            unused = [context.mistake for context in self._probe.unused]
+            mistakes = [*unused, *([never_closed(left_open)] if left_open else [])]
+            self._probe = None
+            if mistakes:
+                pytest.fail("\n".join(mistakes), pytrace=False)
 
     def pytest_configure(self) -> None:
         probes.observers.append(self._observe)
@@ -178,12 +189,15 @@ class FixtureRegions:
         return fixture_nodeid(place or self._file_of(fixturedef), name, fixturedef.scope)
 
     def _file_of(self, fixturedef: pytest.FixtureDef[Any]) -> str:
-        """Return the file that defines a fixture, relative to pytest's root."""
+        """Return the file that defines a fixture; its module if it is not below pytest's root."""
+        function = inspect.unwrap(fixturedef.func)
         try:
-            file = inspect.getfile(inspect.unwrap(fixturedef.func))
-            return Path(os.path.relpath(file, self._config.rootpath)).as_posix()
+            file = Path(os.path.relpath(inspect.getfile(function), self._config.rootpath))
         except (TypeError, ValueError):  # a callable object, or a file on another drive
-            return fixturedef.baseid or "conftest.py"
+            file = Path(os.pardir)
+        if file.parts[0] == os.pardir:
+            return str(getattr(function, "__module__", None) or fixturedef.baseid)
+        return file.as_posix()
 
     def _add_results(self, nodeid: str, records: Sequence[RegionRecord]) -> None:
         for record in records:
@@ -215,6 +229,6 @@ def collect(config: pytest.Config) -> None:
     config.pluginmanager.register(regions, "cka_memory_fixture_regions")
 
 
-def session_probe(config: pytest.Config) -> MemoryProbe:
-    """Return what ``cka_memory_session`` gives; raises as :func:`meter_of` does."""
-    return config.stash[_regions_key].session_probe()
+def regions_of(config: pytest.Config) -> FixtureRegions:
+    """Return what collects the regions of fixtures in this session."""
+    return config.stash[_regions_key]

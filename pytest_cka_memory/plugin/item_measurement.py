@@ -11,6 +11,7 @@ from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.report import Payload
 from pytest_cka_memory.core.verdicts import Limit, Result, judge
 from pytest_cka_memory.measure.probe import MemoryProbe
+from pytest_cka_memory.measure.region_context import never_closed
 from pytest_cka_memory.plugin import comparisons, extensions
 from pytest_cka_memory.plugin.item_kinds import unseen_reason
 from pytest_cka_memory.plugin.item_plan import limits_or_fail, plan_of
@@ -103,11 +104,7 @@ class ItemMeasurement:
         left_open = self.probe.end_open()
         self._fail_on_breach(self._collect())
         if left_open and self._returned:
-            pytest.fail(
-                f"region {', '.join(map(repr, left_open))} was never closed, so it was not judged; "
-                "open it in a 'with' block",
-                pytrace=False,
-            )
+            pytest.fail(never_closed(left_open), pytrace=False)
 
     def judge_without_limits(self) -> None:
         """Report a test that requested the fixture only while it ran, when it had no limits."""

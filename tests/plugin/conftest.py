@@ -12,6 +12,8 @@ import pytest
 # torch._dynamo cannot be imported a second time.
 import torch._dynamo  # noqa: F401
 
+# The package keeps the class MemoryProbe that it has imported first, so its module must stay too.
+import pytest_cka_memory.measure.probe
 import pytest_cka_memory.meters.cpu
 import pytest_cka_memory.plugin.activation
 

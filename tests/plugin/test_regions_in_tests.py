@@ -218,7 +218,7 @@ def test_labels_are_shown_as_one_line_of_text(scripted):
     )
     run.assert_outcomes(passed=1)
     assert all(isinstance(r["label"], str) for r in run.regions)
-    run.result.stdout.fnmatch_lines(["test_it two lines*", "test_it 7*", "test_it a/b*"])
+    run.result.stdout.fnmatch_lines(["  test_it two lines*", "  test_it 7*", "  test_it a/b*"])
 
 
 def test_batch_sizes_are_converted_to_int(scripted):

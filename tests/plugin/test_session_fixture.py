@@ -95,26 +95,33 @@ def test_region_of_a_fixture_that_fails_is_not_judged(scripted, extend_conftest)
 
 
 def test_region_open_over_all_tests_ends_with_its_fixture(scripted, extend_conftest):
-    """Tests inside it are measured as usual; one that nobody ends is not judged."""
+    """Tests inside it are measured as usual; one that nobody ends or begins is an error."""
     extend_conftest(
         """
+OPEN = []
 @pytest.fixture(scope="session", autouse=True)
 def everything(cka_memory_session):
     with cka_memory_session.measure("everything"):
         yield
 @pytest.fixture(scope="session")
 def forgets(cka_memory_session):
-    cka_memory_session.measure("left open").__enter__()
+    OPEN.append(cka_memory_session.measure("left open"))
+    OPEN[0].__enter__()
+    cka_memory_session.measure("not begun")
 """
     )
     run = scripted(
         "def test_one(cka_memory, meter): meter.allocate(3)\n"
         "def test_two(forgets, cka_memory, meter): meter.allocate(4)"
     )
-    run.assert_outcomes(passed=2)
+    run.assert_outcomes(passed=2, errors=1)
     found = {r["label"]: (r["retained_bytes"], r["completed"]) for r in run.regions if r["label"]}
-    assert found == {"everything": (7, True)} | {"left open": found["left open"]}
+    assert found == {"everything": (7, True), "left open": (4, False)}
     assert [r["retained_bytes"] for r in run.regions if not r["label"]] == [3, 4]
+    assert "region 'left open' was never closed, so it was not judged" in run.text
+    assert "measure('not begun')" in run.text
+    (left,) = [r["nodeid"] for r in run.regions if r["label"] == "left open"]
+    assert left == "pytest_cka_memory.plugin.entry_point::cka_memory_session (session fixture)"
 
 
 def test_probe_on_another_device_is_counted_as_not_measured(scripted, extend_conftest):
