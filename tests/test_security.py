@@ -57,10 +57,29 @@ def test_ranks_exchange_no_objects(package: str) -> None:
     found = {
         f"{name}: {part}"
         for name, file in modules_of(package).items()
-        for used in named_in(ast.parse(file.read_text("utf-8")))
-        if (part := used.rpartition(".")[2]) in UNPICKLING_EXCHANGES
+        for part in exchanges_in(ast.parse(file.read_text("utf-8")))
     }
     assert found == set()
+
+
+def exchanges_in(tree: ast.Module) -> set[str]:
+    """Return the functions of `UNPICKLING_EXCHANGES` that code names, by whatever path."""
+    attributes = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    names = {used.rpartition(".")[2] for used in named_in(tree)}
+    return (names | attributes) & set(UNPICKLING_EXCHANGES)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "torch.distributed.all_gather_object(found, own)",
+        "from torch.distributed import all_gather_object",
+        "dist.all_gather_object(found, own)",
+    ],
+)
+def test_an_exchange_of_objects_is_found(code: str) -> None:
+    """Also by the full path of a function."""
+    assert exchanges_in(ast.parse(code)) == {"all_gather_object"}
 
 
 @pytest.mark.parametrize("package", ["pytest_cka_memory", "cka"])

@@ -1,10 +1,10 @@
 """Replace attributes of modules and classes, and restore them without harm to other patches."""
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
+from pytest_cka_memory.meters.child_locks import Locking
 from pytest_cka_memory.meters.users import Users
 
 
@@ -54,14 +54,14 @@ class Patch:
         return True
 
 
-class SharedPatches(ABC):
+class SharedPatches(Locking, ABC):
     """Patches that are applied while any object uses them.
 
     An exception at any line leaves at most what the next start or stop repairs.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        super().__init__()
         self._users = Users()
         self._patches: list[Undoable] = []
         """Those that are not undone yet, for example because a user's own patch hides them."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from pytest_cka_memory.core import libraries
 from pytest_cka_memory.meters.ledger.ledger import Ledger
 
 
@@ -101,3 +102,13 @@ def test_replay_cache_forgets_the_oldest_shapes() -> None:
         figures.add((region.peak_increase_bytes, region.retained_bytes))
     assert len(cache._entries) <= 1024
     assert len(figures) == 1
+
+
+def test_cache_of_file_names_is_emptied_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Generated code may have a new file name each time."""
+    monkeypatch.setattr(libraries, "_MOST_FILES", 10)
+    monkeypatch.setattr(libraries, "is_foreign_file", type(libraries.is_foreign_file)())
+    own = [libraries.is_foreign(f"/home/me/generated_{number}.py") for number in range(25)]
+    assert len(libraries.is_foreign_file) <= 10
+    assert own == [False] * 25
+    assert libraries.is_foreign(torch.__file__)

@@ -1,6 +1,8 @@
 """The ledger of storages: what it counts as allocated, grown and freed, without a region."""
 
 import gc
+import os
+import signal
 import sys
 import threading
 from types import FrameType
@@ -201,3 +203,29 @@ def test_concurrent_threads_lose_no_bytes(ledger: Ledger) -> None:
         thread.join()
     ledger.settle()
     assert ledger.level == sum(tensor.numel() for tensor in kept) == 4 * 100 * 100
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_child_can_record_although_another_thread_held_the_lock(ledger: Ledger) -> None:
+    """That thread does not exist in the child, so it would never release the lock there."""
+    is_locked, may_release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with ledger._lock:
+            is_locked.set()
+            may_release.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert is_locked.wait(60)
+    storage = torch.UntypedStorage(10)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends a child that hangs
+        ledger.record(storage)
+        os._exit(0 if ledger.level == 10 else 1)
+    _, status = os.waitpid(child, 0)
+    may_release.set()
+    thread.join()
+    assert status == 0

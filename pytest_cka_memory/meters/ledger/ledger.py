@@ -1,7 +1,6 @@
 """Record the storages of one device: allocated, resized, freed, and the highest level so far."""
 
 import sys
-import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -21,6 +20,7 @@ from pytest_cka_memory.core.allocations import (
     user_frames,
 )
 from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters.child_locks import Locking
 from pytest_cka_memory.meters.torch_private import (
     storage_key,
 )  # by name, because it is called often
@@ -79,13 +79,14 @@ class _Entry(weakref.ref[torch.UntypedStorage]):
         )
 
 
-class Ledger:
+class Ledger(Locking):
     """Records when storages are allocated, resized and freed, and the highest level so far.
 
     Callers report allocations to :meth:`record`; weak references report when storages are freed.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.level = 0
         self.peak = 0
         self.serial = 0
@@ -102,9 +103,8 @@ class Ledger:
         # that object was part of a cycle, as in torch.save.
         self._collecting = False
         self._maybe_alive: dict[int, _Entry] = {}
-        # Re-entrant: a collection inside record() may run a __del__ that computes with tensors. Its
-        # storages wait in the list below until the ledger is consistent again.
-        self._lock = threading.RLock()
+        # A collection inside record() may run a __del__ that computes with tensors. Its storages
+        # wait in the list below until the ledger is consistent again; the lock is re-entrant.
         self._busy: int | None = None
         """Identifies the frame of the call that changes the ledger; it stays after an exception."""
         self._waiting: list[tuple[torch.UntypedStorage, bool, torch.Tensor | None, object]] = []
