@@ -63,7 +63,50 @@ class Peaks(ABC):
         """End counting; called once, also after an exception."""
 
 
-class Meter(ABC):
+class AllocationCounts(ABC):
+    """What is asked about the allocations of a device, by the moments at which regions began."""
+
+    @abstractmethod
+    def reset_peak(self) -> None:
+        """Set both peaks to the current level."""
+
+    @abstractmethod
+    def mark(self) -> Any:
+        """Return a token for the current moment; it must not keep a tensor alive."""
+
+    def open_peaks(self) -> Peaks | None:
+        """Return peaks for a region alone; None if the device has one counter for all regions."""
+        return None
+
+    @abstractmethod
+    def retained_since(self, mark: Any) -> int:
+        """Return the bytes that were allocated after `mark` and are live now."""
+
+    def host_retained_since(self, mark: Any) -> int | None:
+        """Return the bytes of tensors on the host that were allocated after `mark` and are live.
+
+        None if this meter measures the host itself, or does not count it beside its device.
+        """
+        return None
+
+    def host_allocations_since(self, mark: Any) -> Sequence[Allocation]:
+        """Return the allocations that :meth:`host_retained_since` counts."""
+        return []
+
+    def serial(self) -> int:
+        """Return the number of allocations so far; 0 if they are not counted."""
+        return 0
+
+    def allocations_since(self, mark: Any) -> Sequence[Allocation]:
+        """Return the allocations that :meth:`retained_since` counts, as far as they are known."""
+        return []
+
+    def allocations_at_peak(self) -> list[AllocationGroup]:
+        """Return what was live at the peak since :meth:`reset_peak`, as far as it is known."""
+        return []
+
+
+class Meter(AllocationCounts):
     """A device's memory counters. Use them between :meth:`start` and :meth:`stop`, which nest.
 
     A meter knows nothing of regions, tests or limits, so a new device is one new subclass.
@@ -139,7 +182,7 @@ class Meter(ABC):
         """
         return Cleaned(self.clean())
 
-    def between_regions(self, *, objects_dropped: bool = False, since: int = 0) -> None:  # noqa: B027
+    def between_regions(self, *, objects_dropped: bool = False, since: int = 0) -> None:
         """Take note of a moment at which no test runs.
 
         With `objects_dropped`, a fixture that several tests used has just been torn down, so
@@ -151,33 +194,6 @@ class Meter(ABC):
     def read(self) -> Reading:
         """Return the current value of all counters."""
 
-    @abstractmethod
-    def reset_peak(self) -> None:
-        """Set both peaks to the current level."""
-
-    @abstractmethod
-    def mark(self) -> Any:
-        """Return a token for the current moment; it must not keep a tensor alive."""
-
-    def open_peaks(self) -> Peaks | None:
-        """Return peaks for a region alone; None if the device has one counter for all regions."""
-        return None
-
-    @abstractmethod
-    def retained_since(self, mark: Any) -> int:
-        """Return the bytes that were allocated after `mark` and are live now."""
-
-    def host_retained_since(self, mark: Any) -> int | None:
-        """Return the bytes of tensors on the host that were allocated after `mark` and are live.
-
-        None if this meter measures the host itself, or does not count it beside its device.
-        """
-        return None
-
-    def host_allocations_since(self, mark: Any) -> Sequence[Allocation]:
-        """Return the allocations that :meth:`host_retained_since` counts."""
-        return []
-
     def record_history(self) -> bool:
         """Make the allocator record where blocks are allocated; return False if it cannot."""
         return False
@@ -186,17 +202,5 @@ class Meter(ABC):
         """Write that record for PyTorch's memory viewer; return False if there is none."""
         return False
 
-    def stop_history(self) -> None:  # noqa: B027  # nothing to stop without a history
+    def stop_history(self) -> None:
         """Stop what :meth:`record_history` has started; the user's own recording goes on."""
-
-    def serial(self) -> int:
-        """Return the number of allocations so far; 0 if they are not counted."""
-        return 0
-
-    def allocations_since(self, mark: Any) -> Sequence[Allocation]:
-        """Return the allocations that :meth:`retained_since` counts, as far as they are known."""
-        return []
-
-    def allocations_at_peak(self) -> list[AllocationGroup]:
-        """Return what was live at the peak since :meth:`reset_peak`, as far as it is known."""
-        return []
