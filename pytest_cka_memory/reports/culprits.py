@@ -30,6 +30,8 @@ class Culprit(NamedTuple):
             found = [("no Python reference was found", "")]
         if made:
             found.append(("made at", made[0]))
+        if self.holding.module:
+            found.append(("in", self.holding.module))
         if self.holding.code:
             found.append(("by", self.holding.code))
         return found

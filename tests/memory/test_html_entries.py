@@ -27,6 +27,7 @@ OWNERS = (
         created_at=("net.py:3 in f",),
         code="a @ b",
         operator="aten.mm",
+        module="encoder.linear1",
     ),
     Holding(bytes=10 * MB, count=1, inside="workspace"),
     *(Holding(bytes=MB, count=1, created_at=(f"net.py:{n} in g",)) for n in range(6)),
@@ -66,7 +67,10 @@ def test_culprit_without_a_reference_says_so():
     result = judge("t.py::t", record(retained_bytes=36, retained=(group,)), [ZERO])
     line = "36 B, no Python reference was found, made at train.py:12 in step"
     assert first_culprit(result).line == line
-    assert first_culprit(peak()).line == "40.00 MB, made at net.py:3 in f, by a @ b"
+    assert (
+        first_culprit(peak()).line
+        == "40.00 MB, made at net.py:3 in f, in encoder.linear1, by a @ b"
+    )
     assert first_culprit(kept()) is None
 
 
@@ -187,7 +191,10 @@ def test_bar_at_the_peak_has_a_part_for_each_owner():
     assert widths == [40.0, 10.0, 1.0, 1.0, 1.0, 1.0, 2.0, 40.0, 4.0]
     assert "left:82.00%" in stack
     rows = [shown(row) for row in re.findall(r"<li><i.*?</li>", text)]
-    assert rows[:2] == ["40.00 MBnet.py:3 in f: a @ b (aten.mm)", "10.00 MBworkspace"]
+    assert rows[:2] == [
+        "40.00 MBnet.py:3 in f: a @ b (aten.mm), in encoder.linear1",
+        "10.00 MBworkspace",
+    ]
     assert rows[6:] == [
         "2.00 MB2 smaller groups",
         "40.00 MBlive before the region",

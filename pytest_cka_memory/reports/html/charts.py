@@ -234,8 +234,9 @@ def _owner_rows(holdings: Sequence[Holding], total: float) -> Iterator[tuple[flo
 
 
 def owner(holding: Holding) -> str:
-    """Return line, expression and operator of a group, or what else is known of it."""
+    """Return line, expression, operator and modules of a group, or what else is known of it."""
     site = holding.created_at[0] if holding.created_at else holding.inside or "unknown code"
     code = f": {holding.code}" if holding.code else ""
     by = f" ({holding.operator})" if holding.operator else ""
-    return f"{site}{code}{by}"
+    inside = f", in {holding.module}" if holding.module else ""
+    return f"{site}{code}{by}{inside}"
