@@ -69,6 +69,12 @@ def test_float8_and_views_of_bits_are_converted():
     on_both(lambda t: t.view(torch.int32) >> 3, x)
 
 
+def test_kernels_that_torch_launches_outside_of_cuda_operators_are_computed():
+    """PyTorch registers ``ldexp`` once for all devices."""
+    on_both(torch.ldexp, torch.rand(3), torch.arange(3))
+    on_both(lambda t, e: t.clone().ldexp_(e), torch.rand(3), torch.arange(3))
+
+
 def test_conjugate_and_negative_views_are_read():
     """They share memory with their base."""
     x = torch.randn(3, 3, dtype=torch.complex64)

@@ -73,10 +73,7 @@ def test_read_of_a_value_that_was_not_computed_raises_and_names_the_operator():
 def test_read_after_an_unknown_kernel_raises_and_names_it():
     """It may have written anything that was there; later results are known."""
     before = torch.ones(4, device="cuda")
-    library = ctypes.CDLL("libcuda.so.1")
-    function = ctypes.c_void_p()
-    library.cuModuleGetFunction(ctypes.byref(function), None, b"my_kernel")
-    assert library.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, None, None, None) == 0
+    launch_unknown_kernel()
     with pytest.raises(StaleValueError, match=r"the kernel my_kernel was launched outside"):
         before.cpu()
     with pytest.raises(StaleValueError, match="my_kernel"):
@@ -84,6 +81,36 @@ def test_read_after_an_unknown_kernel_raises_and_names_it():
     assert torch.ones(3, device="cuda").sum().item() == 3
     before.fill_(2)
     assert before.tolist() == [2, 2, 2, 2]
+
+
+def test_values_that_follow_an_unknown_kernel_are_known():
+    """New results, partly written new tensors, and sizes that depend on values."""
+    old = torch.ones(6, device="cuda")
+    launch_unknown_kernel()
+    left, right = (torch.randn(2, 3).cuda().requires_grad_() for _ in range(2))
+    loss = F.mse_loss(left, right)  # a number in memory for more
+    (gradient,) = torch.autograd.grad(loss, left)
+    assert loss.item() == (left - right).square().mean().item() != 0
+    torch.testing.assert_close(gradient.cpu(), ((left - right) / 3).detach().cpu())
+    parts = torch.empty(4, device="cuda")
+    parts[:2], parts[2:] = 1, 2
+    assert parts[parts > 1].tolist() == [2, 2]
+    assert parts.to_sparse().values().unique().tolist() == [1, 2]
+    old[:2] = 0
+    with pytest.raises(StaleValueError, match="my_kernel"):
+        old.sum().item()
+    packed = torch.ops.aten._convert_weight_to_int4pack(
+        torch.zeros(64, 64, dtype=torch.uint8, device="cuda"), 2
+    )
+    with pytest.raises(StaleValueError, match="aten::_convert_weight_to_int4pack"):
+        packed.cpu()
+
+
+def launch_unknown_kernel() -> None:
+    library = ctypes.CDLL("libcuda.so.1")
+    function = ctypes.c_void_p()
+    library.cuModuleGetFunction(ctypes.byref(function), None, b"my_kernel")
+    assert library.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, None, None, None) == 0
 
 
 # ---- Errors ----

@@ -80,7 +80,7 @@ def compute_after(name: str, operator: Any, original: Kernel, compute: Kernel) -
         if is_random:
             generator = randomness.generator_of(args, kwargs)
             seed = 0 if generator is None else randomness.seed_of(generator)
-        results, is_available = None, True
+        results, is_available, unknown = None, True, None
         try:
             results = operators.run(original, keyset, args, kwargs)
         except Unavailable:  # not kept: its traceback would keep the arguments
@@ -102,18 +102,21 @@ def compute_after(name: str, operator: Any, original: Kernel, compute: Kernel) -
                     )
                     unwritten = write(results, computed)
                     if unwritten:
-                        staleness.mark(unwritten, reason(name, "the CPU has no such result"))
+                        unknown = unwritten, reason(name, "the CPU has no such result")
             except FormError:
                 results = upload(computed, _device_of(args, kwargs))
             except ShapeError as error:
-                staleness.mark(results, f"{name} was not computed: {error}")
+                unknown = results, f"{name} was not computed: {error}"
             except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
                 if not is_available or torch_private.is_singular(error):
                     raise
-                results = _after_error(name, schema, call, args, kwargs, results, error)
+                unknown = _after_error(name, schema, call, args, kwargs, results, error)
         if may_be_stale:
             read = args[1:] if fills else args, {k: v for k, v in kwargs.items() if k not in outs}
-            staleness.propagate(read, (results, _mutated(schema, args, kwargs)))
+            written = results, _mutated(schema, args, kwargs)
+            staleness.propagate(read, written, given=(args, kwargs))
+        if unknown is not None:
+            staleness.mark(*unknown)
         return results
 
     return kernel
@@ -134,8 +137,12 @@ def _after_error(
     kwargs: Any,
     results: Any,
     error: Exception,
-) -> Any:
-    """Compute in single precision, raise what a card would raise, or mark the results as stale."""
+) -> tuple[Any, str] | None:
+    """Compute in single precision, or raise what a card would raise.
+
+    Returns:
+        The tensors that have no value, and why; None if all have been computed.
+    """
     why = str(error)
     if not errors_on_device.is_unsupported(error):
         # Raised without a name for it here: that would keep this frame, and so the arguments.
@@ -147,9 +154,8 @@ def _after_error(
         except (RuntimeError, IndexError, ValueError, TypeError) as second:
             why = str(second)
         else:
-            return results
-    staleness.mark((results, _mutated(schema, args, kwargs)), reason(name, why))
-    return results
+            return None
+    return (results, _mutated(schema, args, kwargs)), reason(name, why)
 
 
 def reason(name: str, why: str) -> str:

@@ -61,7 +61,10 @@ _COMPOSITES = {
     "aten::isin.Tensor_Tensor_out",
 }
 """Operators that only call others, which compute, and choose them by values they read back."""
-_WITHOUT_CUDA_KERNEL = ("aten::copy_", "aten::convolution_backward")
+_WITHOUT_CUDA_KERNEL = (
+    *("aten::copy_", "aten::convolution_backward"),
+    *("aten::ldexp.Tensor", "aten::ldexp.out", "aten::ldexp_"),
+)
 """Operators whose kernel is the same for all devices and launches CUDA kernels itself."""
 _OTHER_PACKAGES = {
     *("symm_mem", "c10d", "fsdp", "quantized", "_native", "quantization", "inductor_prims"),

@@ -143,8 +143,7 @@ def sized(name: str, operator: Any, original: Kernel) -> Kernel:
             results = _results(original, keyset, args, kwargs)
         finally:
             library.forget_answers()
-        with on_the_cpu():
-            return _with_values(results, computed, args, kwargs)
+        return _with_values(results, computed, args, kwargs)
 
     return kernel
 
@@ -168,8 +167,7 @@ def guided(name: str, operator: Any, original: Kernel) -> Kernel:
                 results = original(keyset, *args, **kwargs)
             except (RuntimeError, IndexError, ValueError):  # for what it did not compute
                 results = None
-        with on_the_cpu():
-            return _with_values(results, computed, args, kwargs)
+        return _with_values(results, computed, args, kwargs)
 
     return kernel
 
@@ -183,6 +181,14 @@ def _results(original: Kernel, keyset: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _with_values(results: Any, computed: Any, args: Any, kwargs: Any) -> Any:
+    with on_the_cpu():
+        found = _written(results, computed, args, kwargs)
+        if staleness.is_possible():  # of the arguments it was checked before
+            staleness.propagate((), found, given=(args, kwargs))
+    return found
+
+
+def _written(results: Any, computed: Any, args: Any, kwargs: Any) -> Any:
     if "out" in kwargs:
         replace(kwargs["out"], computed)
         return kwargs["out"]

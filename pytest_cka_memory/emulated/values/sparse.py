@@ -69,7 +69,10 @@ def _numbers_or(computed: Any, results: Any, named: Any) -> Any:
 def _uploaded(computed: Any, named: Any) -> Any:
     device = next(tensor.device for tensor in tensors_in(named) if tensor.is_cuda)
     with on_the_cpu():
-        return upload(computed, device)
+        found = upload(computed, device)
+        if staleness.is_possible():  # of the arguments it was checked before
+            staleness.propagate((), found, given=named)
+    return found
 
 
 def _copy_back(target: torch.Tensor, computed: torch.Tensor) -> None:

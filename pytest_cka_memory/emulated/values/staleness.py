@@ -23,8 +23,10 @@ from pytest_cka_memory.errors import StaleValueError
 _lock = threading.Lock()
 _stale: dict[int, tuple[StorageWeakRef, str]] = {}
 """Address in C++ -> the storage, and why its values are not known."""
-_fresh: dict[int, StorageWeakRef] = {}
-"""After unknown work: storages that were written since."""
+_fresh: set[int] = set()
+"""After unknown work: addresses that were written since, or have been allocated again."""
+_reachable: set[int] = set()
+"""After unknown work: addresses of the blocks that were in use then; empty if not known."""
 _known_work = 0
 _ignoring = 0
 """How many operators run whose results are known, whatever kernels they launch."""
@@ -34,7 +36,9 @@ _unknown: str | None = None
 
 def is_possible() -> bool:
     """Whether any value may be stale; almost always not, so this is fast."""
-    return bool(_stale) or _unknown is not None or _has_new_work()
+    if _has_new_work():
+        _note_new_work()
+    return bool(_stale) or _unknown is not None
 
 
 def _has_new_work() -> bool:
@@ -47,6 +51,7 @@ def forget() -> None:
     with _lock:
         _stale.clear()
         _fresh.clear()
+        _reachable.clear()
         _unknown = None
         _known_work = operators.library().unknown_work.value
 
@@ -55,8 +60,7 @@ def forget() -> None:
 def ignored_work() -> Iterator[None]:
     """Take kernels that run meanwhile for those of an operator whose result is written later."""
     global _ignoring, _known_work
-    if is_possible():
-        _note_new_work()
+    is_possible()  # what has run before counts
     _ignoring += 1
     try:
         yield
@@ -76,12 +80,17 @@ def mark(values: Any, reason: str) -> None:
                     _stale[ref.cdata] = (ref, reason)
 
 
-def propagate(inputs: Any, outputs: Any, *, overwrites: bool = False) -> None:
+def propagate(inputs: Any, outputs: Any, *, given: Any = None, overwrites: bool = False) -> None:
     """Note results as stale if they were computed from stale values, otherwise as fresh.
 
-    With `overwrites`, every element of the results was written, whatever they were before.
+    Args:
+        inputs: what the operator has read.
+        outputs: what it has written.
+        given: all of its arguments; storages of others are new, and fresh as a whole. By default
+            no output is new.
+        overwrites: whether every element of the outputs was written, whatever they were before.
     """
-    _note_new_work()
+    is_possible()
     reason = None
     written = {tensor.data_ptr() for tensor in tensors_in(outputs)} if overwrites else set()
     for tensor in tensors_in(inputs):
@@ -90,16 +99,18 @@ def propagate(inputs: Any, outputs: Any, *, overwrites: bool = False) -> None:
     if reason is not None:
         mark(outputs, reason)
         return
+    old = None if given is None else {address for t in tensors_in(given) for address in _keys(t)}
     with _lock:
         for tensor in tensors_in(outputs):
             for storage in _storages(tensor) if tensor.is_cuda else ():
                 ref = StorageWeakRef(storage)
+                is_new = old is not None and ref.cdata not in old
                 whole = tensor.numel() * tensor.element_size() == storage.nbytes()
-                known = _reason_of_storage(ref) is None
-                if whole or known:
+                known = _reason_of_storage(ref, storage.data_ptr()) is None
+                if is_new or whole or known:
                     _stale.pop(ref.cdata, None)
                     if _unknown is not None:
-                        _fresh[ref.cdata] = ref
+                        _fresh.add(storage.data_ptr())
 
 
 def check(values: Any) -> None:
@@ -108,7 +119,7 @@ def check(values: Any) -> None:
     Raises:
         StaleValueError: names what should have written it.
     """
-    _note_new_work()
+    is_possible()
     for tensor in tensors_in(values):
         if tensor.is_cuda and tensor.numel():
             reason = reason_of(tensor)
@@ -120,31 +131,30 @@ def reason_of(tensor: torch.Tensor) -> str | None:
     """Return why a tensor's values are not known; None if they are."""
     for storage in _storages(tensor):
         with _lock:
-            reason = _reason_of_storage(StorageWeakRef(storage))
+            reason = _reason_of_storage(StorageWeakRef(storage), storage.data_ptr())
         if reason is not None:
             return reason
     return None
 
 
-def _reason_of_storage(ref: StorageWeakRef) -> str | None:
+def _reason_of_storage(ref: StorageWeakRef, address: int) -> str | None:
     found = _stale.get(ref.cdata)
     if found is not None:
         if not found[0].expired():
             return found[1]
         del _stale[ref.cdata]
-    if _unknown is None:
+    if address in _fresh or (_reachable and address not in _reachable):
         return None
-    fresh = _fresh.get(ref.cdata)
-    return _unknown if fresh is None or fresh.expired() else None
+    return _unknown
 
 
 def _note_new_work() -> None:
     global _known_work, _unknown
-    if not _has_new_work():
-        return
     with _lock:
         _known_work = operators.library().unknown_work.value
         _fresh.clear()
+        _reachable.clear()
+        _reachable.update(_blocks_in_use())
         _unknown = (
             f"the kernel {operators.library().unknown_name()} was launched outside of torch's "
             f"operators, and no kernel runs on the emulated device, so values that it may have "
@@ -152,6 +162,23 @@ def _note_new_work() -> None:
             f'backend="eager"; with Triton, TRITON_INTERPRET=1), write ,values=off to measure '
             f"memory only, or use a GPU"
         )
+
+
+def _blocks_in_use() -> list[int]:
+    """Return the addresses of all blocks in use; none if the allocator does not say."""
+    if torch.cuda.get_allocator_backend() != "native":
+        return []
+    return [
+        block["address"]
+        for segment in torch.cuda.memory_snapshot()
+        for block in segment["blocks"]
+        if block["state"].startswith("active")
+    ]
+
+
+def _keys(tensor: torch.Tensor) -> list[int]:
+    storages = _storages(tensor) if tensor.is_cuda else []
+    return [StorageWeakRef(storage).cdata for storage in storages]
 
 
 def _storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
