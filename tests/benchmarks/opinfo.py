@@ -84,7 +84,7 @@ def compare(operator: Any, dtype: Any, samples: int, values: bool) -> dict[str, 
     for number, sample in enumerate(inputs):
         if values:
             try:
-                expected = run(operator, sample, "cpu", differentiable)
+                expected = run(operator, on(sample, operator, "cpu"), "cpu", differentiable)
             except Exception:
                 skipped += 1
                 continue
@@ -93,7 +93,7 @@ def compare(operator: Any, dtype: Any, samples: int, values: bool) -> dict[str, 
         torch.cuda.empty_cache()
         start = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        moved = on_device(sample, operator)
+        moved = on(sample, operator, "cuda")
         before = torch.cuda.memory_allocated()
         try:
             found = run(operator, moved, "cuda", differentiable)
@@ -121,26 +121,26 @@ def is_uninitialized(operator: Any) -> bool:
     return operator.name in UNINITIALIZED
 
 
-def on_device(sample: Any, operator: Any) -> Any:
-    """Return a sample with its tensors on the device."""
+def on(sample: Any, operator: Any, device: str) -> Any:
+    """Return a sample with its tensors on a device; each is a leaf of the autograd graph."""
     import torch
 
     def move(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             if value.layout is not torch.strided or value.is_conj() or value.is_neg():
-                return value.detach().to("cuda").requires_grad_(value.requires_grad)
+                return value.detach().to(device).requires_grad_(value.requires_grad)
             whole = torch.empty(0, dtype=value.dtype).set_(value.untyped_storage())
-            part = whole.to("cuda").as_strided(value.shape, value.stride(), value.storage_offset())
+            part = whole.to(device).as_strided(value.shape, value.stride(), value.storage_offset())
             return part.detach().requires_grad_(value.requires_grad)
         if isinstance(value, torch.device):
-            return torch.device("cuda")
+            return torch.device(device)
         return value
 
     moved = sample.transform(move)
     if operator.name == "tensor_split":  # takes its indices on the CPU only
         moved.args = sample.args
     if "device" in moved.kwargs:
-        moved.kwargs = {**moved.kwargs, "device": "cuda"}
+        moved.kwargs = {**moved.kwargs, "device": device}
     return moved
 
 
@@ -248,7 +248,7 @@ def main() -> None:
     parser.add_argument(
         "--keep", type=Path, help="keep results in this folder, and continue an interrupted run"
     )
-    parser.add_argument("--json", type=Path, help="write all results to this file")
+    parser.add_argument("--json", type=Path, help="write the summary to this file")
     parser.add_argument("--lines", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--skip", type=json.loads, default=[], help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -261,21 +261,21 @@ def main() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with_values, crashed = collect(folder, True, options.samples, options.names)
         without, crashed_without = collect(folder, False, options.samples, options.names)
-    report(with_values, without, crashed, crashed_without, options.out)
+    found = summary(with_values, without, crashed | crashed_without)
+    print_summary(found)
+    if options.json is not None:
+        text = json.dumps({"samples_an_operator": options.samples, **found}, indent=1)
+        options.json.write_text(text + "\n", encoding="utf-8")
 
 
-def report(
-    with_values: dict[str, Any],
-    without: dict[str, Any],
-    crashed: set[str],
-    crashed_without: set[str],
-    out: Path | None,
-) -> None:
+def summary(
+    with_values: dict[str, Any], without: dict[str, Any], crashed: set[str]
+) -> dict[str, Any]:
+    """Return what was compared, and each operator that differs in values or bytes."""
     different = {
         name: [problem for one in found.values() for problem in one["problems"]]
         for name, found in with_values.items()
     }
-    different = {name: problems for name, problems in different.items() if problems}
     other_bytes = collections.defaultdict(list)
     compared = 0
     for name, found in with_values.items():
@@ -286,20 +286,29 @@ def report(
                 if sizes[0] in known:
                     compared += 1
                     if sizes != known[sizes[0]]:
-                        other_bytes[name].append((dtype, sizes, known[sizes[0]]))
-    total = len(with_values) + len(crashed)
-    samples = sum(one["samples"] for found in with_values.values() for one in found.values())
-    print(f"{total} operators, {samples} samples; {total - len(different) - len(crashed)} agree")
-    print(f"bytes: {compared} samples compared, different in {len(other_bytes)} operators")
-    print("crashed:", sorted(crashed), "without values:", sorted(crashed_without))
-    text = [
-        f"{name}: {problem}" for name, problems in different.items() for problem in problems[:2]
-    ]
-    text += [f"bytes of {name}: {found[:2]}" for name, found in other_bytes.items()]
-    if out is not None:
-        out.write_text("\n".join(text) + "\n", encoding="utf-8")
-    print(f"not alike: {', '.join(sorted(different))}")
-    print(f"other bytes: {', '.join(sorted(other_bytes))}")
+                        other_bytes[name].append([dtype, *sizes, *known[sizes[0]][1:]])
+    return {
+        "operators": len(with_values.keys() | crashed),
+        "samples": sum(one["samples"] for found in with_values.values() for one in found.values()),
+        "crashed": sorted(crashed),
+        "different": {name: problems[:1] for name, problems in different.items() if problems},
+        "samples_with_bytes": compared,
+        "other_bytes_columns": [
+            *("dtype", "sample", "start", "left", "peak"),
+            *("start_without_values", "left_without_values", "peak_without_values"),
+        ],
+        "other_bytes": other_bytes,
+    }
+
+
+def print_summary(found: dict[str, Any]) -> None:
+    """Print how many operators agree, and the names of the others."""
+    bad = {*found["different"], *found["crashed"]}
+    agreeing = found["operators"] - len(bad)
+    print(f"{found['operators']} operators, {found['samples']} samples; {agreeing} agree")
+    print(f"not alike: {', '.join(sorted(bad))}; crashed: {found['crashed']}")
+    print(f"bytes: {found['samples_with_bytes']} samples compared")
+    print(f"other bytes: {', '.join(sorted(found['other_bytes']))}")
 
 
 if __name__ == "__main__":

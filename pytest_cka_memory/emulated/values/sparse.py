@@ -13,7 +13,7 @@ import torch
 
 from pytest_cka_memory.emulated import torch_private
 from pytest_cka_memory.emulated.values import operators, staleness
-from pytest_cka_memory.emulated.values.aliases import on_cpu
+from pytest_cka_memory.emulated.values.aliases import alias, on_cpu
 from pytest_cka_memory.emulated.values.computing import on_the_cpu
 from pytest_cka_memory.emulated.values.operators import Kernel, Unavailable, tensors_in, thread
 from pytest_cka_memory.emulated.values.results import upload
@@ -48,8 +48,11 @@ def computing(name: str, operator: Any, original: Kernel) -> Kernel:
                 *[on_host[key] for key in names[: len(args)]],
                 **{key: on_host[key] for key in kwargs},
             )
-            if not isinstance(computed, torch.Tensor) and not written:
-                return _numbers_or(computed, results, named)
+            if not written and _is_written(results, computed):
+                return _known(results, named)
+            results = None  # it has another size than the values ask for
+            if not written and not any(True for _ in tensors_in(computed)):
+                return computed  # a number
             for key in written:
                 if named.get(key) is not None:
                     _copy_back(named[key], on_host[key])
@@ -60,19 +63,41 @@ def computing(name: str, operator: Any, original: Kernel) -> Kernel:
     return kernel
 
 
-def _numbers_or(computed: Any, results: Any, named: Any) -> Any:
-    if any(True for _ in tensors_in(computed)):
-        return _uploaded(computed, named)
-    return computed
-
-
 def _uploaded(computed: Any, named: Any) -> Any:
     device = next(tensor.device for tensor in tensors_in(named) if tensor.is_cuda)
     with on_the_cpu():
-        found = upload(computed, device)
-        if staleness.is_possible():  # of the arguments it was checked before
-            staleness.propagate((), found, given=named)
-    return found
+        return _known(upload(computed, device), named)
+
+
+def _known(results: Any, named: Any) -> Any:
+    """Return new results, of which a kernel that ran earlier has written nothing."""
+    if staleness.is_possible():  # of the arguments it was checked before
+        staleness.propagate((), results, given=named)
+    return results
+
+
+def _is_written(results: Any, computed: Any) -> bool:
+    """Write into the parts of the operator's own result, if they have the sizes to be computed."""
+    if not isinstance(results, torch.Tensor) or not isinstance(computed, torch.Tensor):
+        return False
+    if results.layout is not computed.layout or results.shape != computed.shape:
+        return False
+    pairs = list(zip(_parts(results), _parts(computed), strict=True))
+    if any(one.shape != other.shape or one.dtype != other.dtype for one, other in pairs):
+        return False
+    if results.layout is torch.sparse_coo and results.is_coalesced() != computed.is_coalesced():
+        return False
+    for target, value in pairs:
+        alias(target).copy_(value)
+    return True
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    if tensor.layout is torch.sparse_coo:
+        return torch_private.sparse_parts(tensor)
+    return (*torch_private.compressed_parts(tensor), tensor.values())
 
 
 def _copy_back(target: torch.Tensor, computed: torch.Tensor) -> None:
