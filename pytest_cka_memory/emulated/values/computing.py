@@ -80,7 +80,8 @@ def compute_after(name: str, operator: Any, original: Kernel, compute: Kernel) -
         if is_random:
             generator = randomness.generator_of(args, kwargs)
             seed = 0 if generator is None else randomness.seed_of(generator)
-        results, is_available, unknown = None, True, None
+        results, is_available = None, True
+        unknown: tuple[Any, str] | None = None
         try:
             results = operators.run(original, keyset, args, kwargs)
         except Unavailable:  # not kept: its traceback would keep the arguments
