@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.meters.garbage import Garbage
 from pytest_cka_memory.meters.native.counter import Counter, counts_cpu, is_intact
-from pytest_cka_memory.meters.native.other_memory import OtherMemory
+from pytest_cka_memory.meters.native.other_memory import LentMemory
 
 
 class HostMemory:
@@ -22,15 +22,15 @@ class HostMemory:
     def __init__(self) -> None:
         self._counter = Counter()
         self._garbage = Garbage(lambda: self._counter.figures().level)
-        self._other_memory = OtherMemory(self._counter)
+        self._lent_memory = LentMemory(self._counter)
 
     def start(self, user: object) -> None:
         """Count also memory that is lent to tensors, until `user` stops it or is freed."""
-        self._other_memory.start(user)
+        self._lent_memory.start(user)
 
     def stop(self, user: object) -> None:
         """End what :meth:`start` began for `user`."""
-        self._other_memory.stop(user)
+        self._lent_memory.stop(user)
 
     def collect_after(self, serial: int, *, thorough: bool) -> bool:
         """Free what is garbage if anything on the host that is newer than `serial` is live.

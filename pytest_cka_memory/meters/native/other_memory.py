@@ -32,39 +32,19 @@ _LENDERS = (
 _CPU = torch.device("cpu")
 
 
-class OtherMemory(SharedPatches):
-    """Reports lent memory to a counter, and takes note of data loaders with workers."""
+class LentMemory(SharedPatches):
+    """Reports to a counter what other libraries lend to tensors."""
 
     def __init__(self, counter: Counter) -> None:
         super().__init__()
         self._counter = counter
         self._lent: dict[int, list[weakref.ref[torch.UntypedStorage]]] = {}
         """Address -> the storages on it: the same memory may be lent more than once."""
-        self._emptied = EmptiedStorages(counter, torch.device("cpu"))
-        self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def make_patches(self) -> Iterator[Patch]:
         for owner, name in _LENDERS:
             if hasattr(owner, name):
                 yield self.patch(owner, name, self._lending)
-        yield self.patch(torch.UntypedStorage, "resize_", self._emptied.watching)
-        if LOADER_ITERATOR is not None:
-            yield self.patch(LOADER_ITERATOR, "__next__", self._loading)
-
-    def prefetched_bytes(self) -> int:
-        """Return the bytes of batches that data loaders have received but not yielded yet.
-
-        Their number varies by chance, so it must not be taken for growth.
-        """
-        if not self._iterators:
-            return 0
-        storages = {
-            storage.data_ptr(): storage.nbytes()
-            for iterator in list(self._iterators)
-            for batch in torch_private.received_early(iterator)
-            for storage in storages_in(batch)
-        }
-        return sum(storages.values())
 
     def _lending(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -81,13 +61,6 @@ class OtherMemory(SharedPatches):
             return result
 
         return function
-
-    def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def __next__(iterator: Any) -> Any:  # noqa: N807
-            self._iterators.add(iterator)
-            return original(iterator)
-
-        return __next__
 
     def _add(self, storage: torch.UntypedStorage) -> None:
         address = storage.data_ptr()
@@ -107,3 +80,40 @@ class OtherMemory(SharedPatches):
         if not lent:
             del self._lent[address]
             self._counter.remove(address)
+
+
+class OtherMemory(LentMemory):
+    """Takes note also of storages that are emptied, and of data loaders with workers."""
+
+    def __init__(self, counter: Counter) -> None:
+        super().__init__(counter)
+        self._emptied = EmptiedStorages(counter, torch.device("cpu"))
+        self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def make_patches(self) -> Iterator[Patch]:
+        yield from super().make_patches()
+        yield self.patch(torch.UntypedStorage, "resize_", self._emptied.watching)
+        if LOADER_ITERATOR is not None:
+            yield self.patch(LOADER_ITERATOR, "__next__", self._loading)
+
+    def prefetched_bytes(self) -> int:
+        """Return the bytes of batches that data loaders have received but not yielded yet.
+
+        Their number varies by chance, so it must not be taken for growth.
+        """
+        if not self._iterators:
+            return 0
+        storages = {
+            storage.data_ptr(): storage.nbytes()
+            for iterator in list(self._iterators)
+            for batch in torch_private.received_early(iterator)
+            for storage in storages_in(batch)
+        }
+        return sum(storages.values())
+
+    def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def __next__(iterator: Any) -> Any:  # noqa: N807
+            self._iterators.add(iterator)
+            return original(iterator)
+
+        return __next__
