@@ -54,7 +54,8 @@ def compare_many(
         InputError: if there are fewer than two models, or one module has two names; and as
             :meth:`cka.CKA.compare`.
         LayerError: if a layer selection matches nothing, or no layer is left to compare.
-        SettingError: if ``pairs`` or a setting is unknown, or the estimator is "exact".
+        SettingError: if ``pairs`` or a setting is unknown, the estimator is "exact", or ``mask`` is
+            a pair.
     """
     _check(models, pairs, settings)
     comparison = _ComparisonOfMany(models, layers, settings)
@@ -109,6 +110,11 @@ def _check(models: Mapping[str, nn.Module], pairs: str, settings: Mapping[str, A
             "compare_many keeps Gram matrices of batches only, but estimator='exact' needs the "
             "features of all samples; use 'unbiased', or CKA(one, other, estimator='exact') for "
             "each pair"
+        )
+    if isinstance(settings.get("mask"), tuple):
+        raise SettingError(
+            f"compare_many uses one mask for all models, got a pair: {settings['mask']!r}; "
+            "pass one name or function, or compare the models in pairs with CKA"
         )
     names: dict[nn.Module, str] = {}
     for name, model in models.items():

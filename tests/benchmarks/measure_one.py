@@ -10,7 +10,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from libraries import AS_THE_NOTEBOOK, LIBRARIES
@@ -27,24 +27,33 @@ def forward(model: nn.Module, loader: Iterable[Any], device: torch.device) -> No
             model(batch.to(device))
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """Return the wall time of one call, including its kernels on the device."""
-    start = time.perf_counter()
+class Times(NamedTuple):
+    """Seconds of one call."""
+
+    wall: float
+    cpu: float
+    """Of all threads; on a busy machine it varies less than the wall time."""
+
+
+def seconds(call: Callable[[], object]) -> Times:
+    """Return the time of one call, including its kernels on the device."""
+    start, cpu_start = time.perf_counter(), time.process_time()
     call()
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
-    return time.perf_counter() - start
+    return Times(time.perf_counter() - start, time.process_time() - cpu_start)
 
 
-def timings(times: Sequence[tuple[float, float]]) -> dict[str, float]:
+def timings(times: Sequence[tuple[Times, Times]]) -> dict[str, float]:
     """Return medians over pairs of (bare forward, library); nothing if there are no pairs."""
     if not times:
         return {}
     return {
         "repeat": len(times),
-        "forward_seconds": statistics.median(alone for alone, _ in times),
-        "seconds": statistics.median(whole for _, whole in times),
-        "time_ratio": statistics.median(whole / alone for alone, whole in times),
+        "forward_seconds": statistics.median(alone.wall for alone, _ in times),
+        "seconds": statistics.median(whole.wall for _, whole in times),
+        "time_ratio": statistics.median(whole.wall / alone.wall for alone, whole in times),
+        "cpu_time_ratio": statistics.median(whole.cpu / alone.cpu for alone, whole in times),
     }
 
 
@@ -70,7 +79,7 @@ def main() -> None:
     with probe.measure() as region:
         compare(model, region.batches(loader), probe.device)
 
-    times: list[tuple[float, float]] = []
+    times: list[tuple[Times, Times]] = []
     for _ in range(args.repeat):
         alone = seconds(lambda: forward(model, loader, probe.device))
         times.append((alone, seconds(lambda: compare(model, loader, probe.device))))

@@ -47,6 +47,40 @@ def test_results_equal_those_of_separate_comparisons(settings):
         assert not found.self_comparison
 
 
+class Tokens(nn.Module):
+    """Embeds tokens and adds the mean of those that are not padding."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding = nn.Embedding(20, 6)
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, input_ids, attention_mask):
+        return self.linear(self.embedding(input_ids)) * attention_mask[..., None]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "flatten"])
+def test_masks_and_scales_are_those_of_separate_comparisons(pooling):
+    """Padding is left out for every model; one model's features are too small for float32."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(20, (2, 8, 5), generator=generator)
+    masks = torch.arange(5) < torch.randint(2, 6, (2, 8, 1), generator=generator)
+    batches = [
+        {"input_ids": one, "attention_mask": mask.long()}
+        for one, mask in zip(ids, masks, strict=True)
+    ]
+    models = {name: Tokens(seed) for seed, name in enumerate("abc")}
+    models["b"].linear.weight.data *= 1e-30
+    models["b"].linear.bias.data *= 1e-30
+    results = compare_many(models, batches, pooling=pooling, progress=False)
+    for (one, other), found in results.items():
+        cka = CKA(models[one], models[other], pooling=pooling)
+        expected = cka.compare(batches, progress=False)
+        assert torch.equal(found.matrix, expected.matrix)
+        assert not found.matrix.isnan().any()
+
+
 def test_every_model_runs_once_on_every_batch(count_passes):
     """Also with three pairs, and with one pair for each model after the first."""
     models = three_models()
@@ -112,6 +146,9 @@ def test_features_of_earlier_models_are_not_kept():
         ),
         pytest.param(
             three_models(), {"estimator": "exact"}, SettingError, "keeps Gram matrices", id="exact"
+        ),
+        pytest.param(
+            three_models(), {"mask": ("auto", None)}, SettingError, "one mask for all", id="masks"
         ),
         pytest.param(
             three_models(), {"layers": "conv"}, LayerError, "has no layer 'conv'", id="layers"
