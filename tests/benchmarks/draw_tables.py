@@ -48,6 +48,21 @@ def _beside_the_forward(row: Row) -> tuple[str, ...]:
     )
 
 
+def libraries_native() -> str:
+    """The same on the counter in torch's allocator, with CPU time, which a busy machine allows."""
+    head = ("network", "library", "batch", "peak, MB above start", "× bare forward")
+    return _markdown(
+        (*head, "retained, MB", "CPU time, × bare forward"),
+        [
+            (
+                *(row["network"], row["library"], str(row["batch_size"])),
+                *_beside_the_forward({**row, "time_ratio": row["cpu_time_ratio"]}),
+            )
+            for row in _results("native-libraries-*.json")
+        ],
+    )
+
+
 def side_by_side(machine: str) -> str:
     """The notebook's first table: peak, including the model, and retained, by batch size."""
     rows = [row for row in _results(f"side-by-side-{machine}-*.json") if "skipped" not in row]
@@ -141,6 +156,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "how-to" / "predicting.md": {"predicted": predicted},
     DOCS / "explanation" / "libraries.md": {
         "libraries": libraries,
+        "libraries, native counter": libraries_native,
         "side by side": partial(side_by_side, "intel-xeon"),
         "side by side, emulated": partial(side_by_side, "emulated-a100"),
         "notebook": notebook,
