@@ -171,12 +171,14 @@ class Region:
 
     def _close(self, completed: bool, first_run_retained_bytes: int | None = None) -> None:
         self._samples.check()
-        with self._stack.closing(self._open_region, thorough=self._is_thorough()) as closed:
+        thorough = self._is_thorough()
+        with self._stack.closing(self._open_region, thorough=thorough) as closed:
             record = self._record_of(closed, first_run_retained_bytes)
             self._survivors, self._host_survivors = closed.survivors, closed.host_survivors
             self._record = replace(record, completed=False)
             if completed:
-                if self._explainer is not None:
+                # A region that is only reported is explained to nobody, and reading takes a while.
+                if self._explainer is not None and thorough:
                     self._live_at_peak = self._open_region.peaks.allocations()
                 self._record = self._with_explanations(record)
 
