@@ -17,8 +17,9 @@ _MOST_NAMED = 2
 def paths_of(identities: Collection[int]) -> dict[int, str]:
     """Return the paths of the live modules with these identities; empty without identities.
 
-    The path starts at the outermost module, which itself is named by its class. A module that has
-    been freed is left out. If another has its identity since, that one is named.
+    The path starts inside the outermost module, which is named by its class if the path would start
+    with a number: ``Sequential.0``. A module that has been freed is left out. If another has its
+    identity since, that one is named.
     """
     if not identities:
         return {}
@@ -51,7 +52,9 @@ def _path(module: "nn.Module", parents: Mapping[int, tuple["nn.Module", str]]) -
             break
         inside.add(id(current))
         names.append(name)
-    return ".".join(reversed(names)) or type(module).__name__
+    if not names or names[-1].isdecimal():  # "0" alone would say nothing
+        names.append(type(current).__name__)
+    return ".".join(reversed(names))
 
 
 def most(modules: Iterable[tuple[int, int]], paths: Mapping[int, str]) -> str | None:

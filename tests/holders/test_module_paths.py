@@ -59,7 +59,7 @@ def test_a_module_that_contains_itself_has_a_path() -> None:
     """Torch allows it."""
     module = nn.Sequential(nn.Sequential())
     module[0].outer = module
-    assert paths_of({id(module[0])}) == {id(module[0]): "0"}
+    assert paths_of({id(module[0])}) == {id(module[0]): "Sequential.0"}
     module[0].outer = None
 
 
