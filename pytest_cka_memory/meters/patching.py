@@ -1,5 +1,6 @@
 """Replace attributes of modules and classes, and restore them without harm to other patches."""
 
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -62,6 +63,7 @@ class SharedPatches(Locking, ABC):
 
     def __init__(self) -> None:
         super().__init__()
+        _all.add(self)
         self._users = Users()
         self._patches: list[Undoable] = []
         """Those that are not undone yet, for example because a user's own patch hides them."""
@@ -86,6 +88,7 @@ class SharedPatches(Locking, ABC):
         """Apply the patches until `user` stops them or is freed."""
         with self._lock:
             if not (self._users and self._are_complete):
+                _undo_unused()  # one of those may hide a patch of another
                 self._undo()
                 for patch in self.make_patches():
                     self._patches.append(patch)
@@ -104,6 +107,20 @@ class SharedPatches(Locking, ABC):
         self._are_complete = False
         newest_first = self._patches[::-1]
         self._patches = [patch for patch in newest_first if not patch.undo()][::-1]
+
+
+_all: weakref.WeakSet[SharedPatches] = weakref.WeakSet()
+
+
+def _undo_unused() -> None:
+    """Undo what interrupted calls have left, of two that have patched the same function too."""
+    for shared in [*_all] * 2:
+        if shared._lock.acquire(blocking=False):  # otherwise another thread uses it
+            try:
+                if not shared._users:
+                    shared._undo()
+            finally:
+                shared._lock.release()
 
 
 def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], bool]:

@@ -27,6 +27,7 @@ from pytest_cka_memory.meters.ledger import generations
 from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
 from pytest_cka_memory.meters.ledger.ledger import Ledger
 from pytest_cka_memory.meters.ledger.meter import LedgerMeter
+from pytest_cka_memory.meters.patching import Patch, SharedPatches
 
 FUNCTIONS = (
     (torch.UntypedStorage, "resize_"),
@@ -187,3 +188,27 @@ def test_figures_fit_the_storages_after_an_exception_at_any_line_of_recording(
         at += 1
     assert wrong == []
     assert at > 30
+
+
+def test_patches_that_hide_each_other_are_undone_when_their_users_are_gone() -> None:
+    """On an accelerator two of them patch one function: for the device and for the host."""
+
+    class Target:
+        def method(self) -> None: ...
+
+    class Patching(SharedPatches):
+        def make_patches(self) -> Iterator[Patch]:
+            yield self.patch(Target, "method", lambda original: lambda self: original(self))
+
+    class User: ...
+
+    original, first, second = Target.method, Patching(), Patching()
+    interrupted_user, next_user = User(), User()
+    first.start(interrupted_user)
+    second.start(interrupted_user)
+    del interrupted_user
+    first.start(next_user)
+    second.start(next_user)
+    second.stop(next_user)
+    first.stop(next_user)
+    assert Target.method is original
