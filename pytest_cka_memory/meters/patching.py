@@ -86,9 +86,11 @@ class SharedPatches(Locking, ABC):
 
     def start(self, user: object) -> None:
         """Apply the patches until `user` stops them or is freed."""
+        if not self._users:
+            for shared in [*_all] * 2:  # one that interrupted calls have left may hide another
+                shared.undo_if_unused()
         with self._lock:
             if not (self._users and self._are_complete):
-                _undo_unused()  # one of those may hide a patch of another
                 self._undo()
                 for patch in self.make_patches():
                     self._patches.append(patch)
@@ -103,6 +105,12 @@ class SharedPatches(Locking, ABC):
             if not self._users:
                 self._undo()
 
+    def undo_if_unused(self) -> None:
+        """Undo what is left of users that were freed without stopping."""
+        with self._lock:
+            if not self._users:
+                self._undo()
+
     def _undo(self) -> None:
         self._are_complete = False
         newest_first = self._patches[::-1]
@@ -110,17 +118,6 @@ class SharedPatches(Locking, ABC):
 
 
 _all: weakref.WeakSet[SharedPatches] = weakref.WeakSet()
-
-
-def _undo_unused() -> None:
-    """Undo what interrupted calls have left, of two that have patched the same function too."""
-    for shared in [*_all] * 2:
-        if shared._lock.acquire(blocking=False):  # otherwise another thread uses it
-            try:
-                if not shared._users:
-                    shared._undo()
-            finally:
-                shared._lock.release()
 
 
 def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[], bool]:
