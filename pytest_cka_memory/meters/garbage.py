@@ -7,6 +7,8 @@ from gc import collect  # at import, because a test may patch gc.collect
 
 _SHARE = 0.05
 """The share of a process's time that full collections may take for regions without limits."""
+_SMALL_BYTES = 64 * 2**20
+"""Only up to this level may garbage be left, so that the next test does not run out of memory."""
 _SLOW_S = 0.02
 """A full collection that takes longer is worth avoiding; a collection of young objects is not."""
 
@@ -128,7 +130,8 @@ class Garbage:
     def _collect_all(self, thorough: bool) -> bool:
         """Collect all garbage and return True, unless it would take too much of the time."""
         start_s = self._clock()
-        if not thorough and self._is_slow and self._spent_s > _SHARE * start_s:
+        may_wait = not thorough and self._level() <= _SMALL_BYTES
+        if may_wait and self._is_slow and self._spent_s > _SHARE * start_s:
             return False
         collect()
         spent_s = self._clock() - start_s

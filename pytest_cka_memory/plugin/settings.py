@@ -163,7 +163,7 @@ def _baseline(config: pytest.Config) -> BaselinePlan:
         tolerance = parse_tolerance(_valued(config, "tolerance") or "5%")
     except LimitError as error:
         raise pytest.UsageError(f"{given_by(config, 'tolerance')}: {error}") from None
-    return BaselinePlan(
+    plan = BaselinePlan(
         path=named or config.rootpath / BASELINE_FILE,
         root=config.rootpath,
         tolerance=tolerance,
@@ -172,6 +172,12 @@ def _baseline(config: pytest.Config) -> BaselinePlan:
         pruning=_flag(config, "prune-baseline"),
         required=_flag(config, "require-baseline"),
     )
+    if plan.required and not plan.updating and not plan.path.exists():
+        raise pytest.UsageError(
+            f"{given_by(config, 'require-baseline')}: there is no baseline file {plan.path}; write "
+            "it with --cka-memory-update-baseline, or name it with --cka-memory-baseline"
+        )
+    return plan
 
 
 def _path(config: pytest.Config, name: str, *, folder: bool = False) -> Path | None:

@@ -11,6 +11,7 @@ from pytest_cka_memory.limits import max_retained_mb
 from pytest_cka_memory.meters.accelerator import host_memory
 from pytest_cka_memory.reports import failure
 
+pytestmark = pytest.mark.gpu
 KEEP: list[object] = []
 
 

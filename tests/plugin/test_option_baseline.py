@@ -158,7 +158,6 @@ def test_marked_test_without_a_file_is_not_judged(scripted):
 def test_required_baseline_that_is_missing_fails_the_test(scripted, pytester):
     """The option fails tests without a baseline for their device or region."""
     required = "--cka-memory-require-baseline"
-    scripted(baseline_test(10), required).assert_outcomes(failed=1)
     scripted(baseline_test(10), UPDATE, required).assert_outcomes(passed=1)
     scripted(baseline_test(10), required).assert_outcomes(passed=1)
     run = scripted(baseline_test(10).replace("part", "new"), required)
@@ -265,3 +264,10 @@ def test_header_says_whether_the_file_is_checked_or_written(scripted, baseline_p
     assert f"cka-memory: writing {baseline_path}" in scripted(baseline_test(10), UPDATE).text
     assert f"cka-memory: compared with {baseline_path}" in scripted(baseline_test(10), GATE).text
     assert "cka-memory: " not in scripted(baseline_test(10), writes_json=False).text
+
+
+@pytest.mark.parametrize("named", [(), ("--cka-memory-baseline=other.json",)])
+def test_required_baseline_without_a_file_is_a_usage_error(scripted, named):
+    """Otherwise a session whose tests have no marker would pass without a word."""
+    run = scripted("def test_it(): pass", "--cka-memory-require-baseline", *named)
+    run.assert_refused("--cka-memory-require-baseline: there is no baseline file", "write it with")
