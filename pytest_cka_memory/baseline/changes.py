@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from pytest_cka_memory.baseline.file import BaselineKey, Figures
 from pytest_cka_memory.core.figures import COMPARED
-from pytest_cka_memory.reports.comparison import share_of_change
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.units import format_with_unit
 
@@ -72,5 +71,7 @@ def _cells(change: Change) -> Iterator[str]:
     if old is None or new is None:
         yield from ("", "known now" if old is None else "not known now")
     else:
+        from pytest_cka_memory.reports.comparison import share_of_change  # few sessions need it
+
         share = share_of_change(old, new) if old else ""
         yield from (share, "up" if new > old else "down")

@@ -8,7 +8,6 @@ name of the file.
 import os
 import platform
 import re
-import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -16,7 +15,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 _LIBRARY_FOLDERS = ("site-packages", "dist-packages")
-_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+_STANDARD_LIBRARY = os.path.dirname(os.__file__)
 _HOMES = ("/home", "/Users", "C:/Users")
 _NOT_A_PATH = r"\s'\"`<>|:;,()\[\]{}*?"
 _PATH = re.compile(

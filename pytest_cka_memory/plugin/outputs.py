@@ -10,7 +10,6 @@ from typing import Protocol
 from pytest_cka_memory.baseline.output import BaselineOutput
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.errors import ReportError
-from pytest_cka_memory.history.output import HistoryOutput
 from pytest_cka_memory.integrations.github import GitHubOutput
 from pytest_cka_memory.plugin.settings import Settings
 from pytest_cka_memory.reports import files
@@ -71,7 +70,11 @@ def outputs_of(settings: Settings) -> list[Output]:
         if name in settings.files
     ]
     path = settings.history
-    history = [] if path is None else [HistoryOutput(path, settings.root)]
+    history: list[Output] = []
+    if path is not None:
+        from pytest_cka_memory.history.output import HistoryOutput
+
+        history.append(HistoryOutput(path, settings.root))
     step = settings.github
     github = [] if step is None else [GitHubOutput(step)]
     # GitHub is last, because its annotations name the outputs that could not be written.

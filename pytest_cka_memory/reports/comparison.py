@@ -4,8 +4,6 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from tabulate import tabulate
-
 from pytest_cka_memory.core.comparison import Change, Comparison, RegionKey
 from pytest_cka_memory.core.figures import COMPARED
 from pytest_cka_memory.reports import markdown
@@ -37,6 +35,8 @@ def as_table(found: Comparison, width: int = 100) -> str:
 
     Names of regions are shortened where the table would be wider than `width`.
     """
+    from tabulate import tabulate  # takes 20 ms, and every session imports this module
+
     changes = found.changes[:_MOST_ROWS]
     figures = [_cells(change) for change in changes]
     lines = []
