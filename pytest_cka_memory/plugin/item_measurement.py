@@ -12,7 +12,7 @@ from pytest_cka_memory.core.report import Payload
 from pytest_cka_memory.core.verdicts import Limit, Result, judge
 from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region_context import never_closed
-from pytest_cka_memory.plugin import comparisons, extensions, kept_tracebacks
+from pytest_cka_memory.plugin import comparisons, extensions
 from pytest_cka_memory.plugin.item_kinds import unseen_reason
 from pytest_cka_memory.plugin.item_plan import limits_or_fail, plan_of
 from pytest_cka_memory.plugin.narrowing import is_narrowed
@@ -87,8 +87,6 @@ class ItemMeasurement:
 
     def _is_whole_test_judged(self) -> bool:
         """Whether the figures of the whole test are more than a row in the report."""
-        if kept_tracebacks.was_released(self._item):  # its memory may be needed now
-            return True
         settings = self._item.config.stash[settings_key]
         return bool(settings.explain or settings.baseline.updating or plan_of(self._item).limits)
 

@@ -17,7 +17,6 @@ import pytest
 
 _previous_key = pytest.StashKey[pytest.Item]()
 _failed_key = pytest.StashKey[bool]()
-_released_key = pytest.StashKey[bool]()
 _NOT_SEARCHED = frozenset({"funcargs"})
 """Attributes of a test that contain the user's values."""
 _MOST_NESTED = 3
@@ -38,13 +37,7 @@ def release_at_setup(item: pytest.Item) -> bool:
     has_failed = previous is not None and previous.stash.get(_failed_key, False)
     if previous is not None and has_failed and previous is not item:
         _drop_instance(previous)
-    released = item.stash[_released_key] = bool(found) or has_failed
-    return released
-
-
-def was_released(item: pytest.Item) -> bool:
-    """Whether the test before `item`, or an earlier run of it, has left objects to be freed."""
-    return item.stash.get(_released_key, False)
+    return bool(found) or has_failed
 
 
 def note_failure(item: pytest.Item) -> None:

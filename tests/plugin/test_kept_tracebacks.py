@@ -20,7 +20,7 @@ import torch
 SEEN = []
 
 def use():
-    values = torch.ones(2**18)
+    values = torch.empty(2**25)  # 128 MB: garbage of a few MB may stay for a while
     SEEN.append(weakref.ref(values))
     raise {error}
 
