@@ -2,7 +2,8 @@
 
 import pytest
 
-LIMITS = """
+# Tests for both kinds of the device: with and without counters in its allocator.
+BOTH = """
 import pytest
 import torch
 
@@ -16,6 +17,14 @@ def allocate(size):
 def test_retained():
     KEPT.append(allocate(3))
 
+@pytest.mark.flat_per_batch
+def test_growth(cka_memory):
+    with cka_memory.measure("loop") as region:
+        for _ in region.batches([torch.ones(1)] * 8):
+            KEPT.append(allocate(4))
+"""
+
+LIMITS = f"""{BOTH}
 @pytest.mark.max_retained_mb("3 B")
 def test_retained_at_the_limit():
     KEPT.append(allocate(3))
@@ -37,12 +46,6 @@ def test_reserved():
 def test_reserved_at_the_limit():
     allocate(MB)
     allocate(MB - 512)
-
-@pytest.mark.flat_per_batch
-def test_growth(cka_memory):
-    with cka_memory.measure("loop") as region:
-        for _ in region.batches([torch.ones(1)] * 8):
-            KEPT.append(allocate(4))
 
 @pytest.mark.zero_retention
 def test_unowned():
@@ -127,20 +130,7 @@ def test_workers_measure_it(on_device):
     assert {r["start_bytes"] for r in run.report["regions"]} == {0}
 
 
-UNCOUNTED = """
-import pytest
-import torch
-
-MB = 2**20
-KEPT = []
-
-def allocate(size):
-    return torch.empty(size, dtype=torch.uint8, device="privateuseone")
-
-@pytest.mark.zero_retention
-def test_retained():
-    KEPT.append(allocate(3))
-
+UNCOUNTED = f"""{BOTH}
 @pytest.mark.zero_retention
 def test_garbage(cka_memory):
     cycle = [allocate(MB)]
@@ -157,12 +147,6 @@ def test_peak_at_the_limit():
 @pytest.mark.max_reserved_mb(1)
 def test_reserved():
     allocate(MB)
-
-@pytest.mark.flat_per_batch
-def test_growth(cka_memory):
-    with cka_memory.measure("loop") as region:
-        for _ in region.batches([torch.ones(1)] * 8):
-            KEPT.append(allocate(4))
 
 @pytest.mark.zero_retention
 def test_training(cka_memory):

@@ -14,18 +14,6 @@ from pytest_cka_memory.units import MB
 
 
 @pytest.fixture
-def meter() -> ScriptedMeter:
-    """A meter without a reserve."""
-    return ScriptedMeter()
-
-
-@pytest.fixture
-def probe(meter: ScriptedMeter) -> MemoryProbe:
-    """A probe whose figures are scripted."""
-    return MemoryProbe(meter=meter)
-
-
-@pytest.fixture
 def region(probe: MemoryProbe, meter: ScriptedMeter) -> Region:
     """A region of six batches that grows by 1 MB per batch."""
     with probe.measure("a <loop>") as region:

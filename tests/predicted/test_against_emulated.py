@@ -1,6 +1,6 @@
 """Holds predictions to torch's CUDA build, which runs on an emulated device without a GPU."""
 
-import importlib.util
+import importlib
 import json
 from pathlib import Path
 from types import ModuleType
@@ -52,12 +52,9 @@ KNOWN: dict[str, dict[str, tuple[int, int]]] = {
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
     """Return the script that compares the two devices, as a module."""
-    spec = importlib.util.spec_from_file_location(SCRIPT.stem, SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(SCRIPT.parent))
+        return importlib.import_module(SCRIPT.stem)
 
 
 @pytest.fixture(scope="module")
