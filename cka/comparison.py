@@ -97,24 +97,24 @@ class CKA:
                 available. ``compare`` moves a model there and back if necessary.
             estimator: "unbiased" (HSIC summed over minibatches, Nguyen et al. 2020), "biased" (the
                 same with the biased HSIC of Gretton et al. 2005), or "exact" (one unbiased
-                estimate over all samples, which stores all features in host memory).
+                estimate over all samples, for which all features are stored in host memory).
             kernel: "linear", "rbf", RBF(threshold=0.5), or a function from (n, p) features to
                 their (n, n) Gram matrix.
-            hsic_batch_size: number of samples, at least 4, into which each batch is split for
-                HSIC. The estimate remains unbiased and large batches cost less, but the standard
-                error is larger.
+            hsic_batch_size: each batch is split for HSIC into parts of this many samples, at
+                least 4. The estimate remains unbiased and large batches cost less, but the
+                standard error is larger.
             pooling: how (n, t, d) outputs become features: "flatten" (default) keeps all tokens,
                 "mean" averages them, "cls" keeps the first.
-            mask: which tokens of a batch are padding. It is left out of (n, t, d) outputs whose t
-                is that of the mask: "mean" averages the other tokens, "cls" takes the first of
-                them, and "flatten" puts the mean of the batch's tokens at the same position in its
-                place, which adds nothing to the product of two samples. "auto" (default) uses
-                ``attention_mask``, and ``decoder_attention_mask`` for the tokens of a decoder, if
-                the batch has them as entries or attributes; of torch's own transformers
-                ``src_key_padding_mask`` and ``tgt_key_padding_mask``, in which True is padding.
-                Otherwise a name in the batch, or a function of the batch that returns a mask
-                (n, t) with 1 for tokens and 0 for padding; None for no mask. A pair gives each
-                model its own.
+            mask: which tokens of a batch are padding. Padding is left out of (n, t, d) outputs
+                whose t is that of the mask: "mean" averages the other tokens, "cls" takes the
+                first of them, and "flatten" replaces padding by the mean of the batch's tokens at
+                the same position, which adds nothing to the product of two samples. "auto"
+                (default) uses the entries or attributes of the batch that are named
+                ``attention_mask`` or ``src_key_padding_mask``, and for the tokens of a decoder
+                ``decoder_attention_mask`` or ``tgt_key_padding_mask``; in masks whose name ends
+                with ``key_padding_mask``, True is padding. Otherwise a name in the batch, or a
+                function of the batch that returns a mask (n, t) with 1 for tokens and 0 for
+                padding; None for no mask. A pair is one mask for each model.
             pick: a function ``pick(layer_name, output)`` that returns the tensor to compare, or
                 None to leave the layer out. By default it is the first tensor of the output.
             feed: a function ``feed(model, batch)`` that runs the model on a whole batch, which is
@@ -130,6 +130,7 @@ class CKA:
             InputError: if a model is not a torch.nn.Module, or is scripted or traced.
             LayerError: if a layer selection matches nothing.
             SettingError: if a setting is unknown or out of range.
+            RuntimeError: if torch does not know the device.
         """
         _check_settings(estimator, hsic_batch_size)
         check_model(model1, "model1")
@@ -190,9 +191,9 @@ class CKA:
                 "compare() was called after the with block of this CKA ended; "
                 "call it inside the block, or create a new CKA"
             )
-        loaders = (dataloader,)
+        loaders: tuple[Iterable[Any], ...] = (dataloader,)
         if dataloader2 is not None and dataloader2 is not dataloader:
-            loaders = (dataloader, dataloader2)  # type: ignore[assignment]
+            loaders = (dataloader, dataloader2)
         (outcome,) = self._run(self._models, [(0, 1)], loaders, progress)
         for message in outcome.warnings:
             warnings.warn(message, CKAWarning, stacklevel=2)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SavePath = str | os.PathLike[str]
 
-# Sizes in inches, unless something else is said.
+# Sizes are in inches unless noted.
 _LABEL_PITCH = 1.4  # space for each label, relative to its font
 _CHARACTER = 0.58  # mean width of a character, relative to its font
 _MARGIN = 0.9  # for title, names of models and colour bar

@@ -55,12 +55,12 @@ class CKAResult:
     standard_error: Tensor
     """Jackknife standard error over batches, (L1, L2), on the CPU; NaN for fewer than two batches.
 
-    It says how much CKA would vary with other batches of the same data: two values that differ by
-    less than about two of their standard errors may be equal. It does not say what CKA would be by
-    chance. That is 0 for unbiased estimates, so one that is more than two standard errors above 0
-    is probably above chance. For biased ones it can be close to 1; :func:`cka.null_distribution`
-    gives it for the features of two layers, with a p-value that needs no assumption about the
-    distribution of CKA."""
+    It estimates how much CKA would vary with other batches of the same data: two values that differ
+    by less than about two of their standard errors may be equal. It does not estimate what CKA
+    would be by chance. That is 0 for unbiased estimates, so one that is more than two standard
+    errors above 0 is probably above chance. For biased estimates it can be close to 1;
+    :func:`cka.null_distribution` computes it for the features of two layers, with a p-value that
+    needs no assumption about the distribution of CKA."""
     model1_layers: list[str]
     """Labels of the L1 rows; the second call of ``relu`` is ``relu:1``."""
     model2_layers: list[str]

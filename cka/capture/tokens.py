@@ -72,8 +72,8 @@ class TokenTracker:
     """Follows a forward pass to know whether an output has the encoder's or the decoder's tokens.
 
     A model with encoder and decoder computes the encoder's tokens first. From the call of its
-    decoder on, tokens are the decoder's, except where a module gets the encoder's output as its
-    input, as the key and value projections of cross-attention do.
+    decoder on, tokens are the decoder's, except in a module whose input is the encoder's output,
+    such as the key and value projections of cross-attention.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -121,8 +121,8 @@ class TokenTracker:
         if not any(mask is not None and mask.is_needed for mask in (encoder, decoder)):
             return []
         first = args[0] if args else None
-        from_encoder = self._encoded is not None and first is self._encoded()
-        of_decoder = self._in_decoder and (first is None or not from_encoder)
+        from_encoder = first is not None and self._encoded is not None and first is self._encoded()
+        of_decoder = self._in_decoder and not from_encoder
         likeliest, other = (decoder, encoder) if of_decoder else (encoder, decoder)
         # Without a mask for the decoder, the encoder's must not be used for it, even if both have
         # the same number of tokens.

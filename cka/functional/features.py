@@ -9,8 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cka.errors import CKAWarning, InputError, SettingError
-from cka.functional.hsic import HSICEstimator, check_sample_count, hsic_products
+from cka.errors import CKAWarning, InputError
+from cka.functional.hsic import (
+    HSICEstimator,
+    check_estimator,
+    check_sample_count,
+    hsic_products,
+)
 from cka.functional.kernels import Kernel, as_rows, resolve_kernel, scaled_gram
 from cka.functional.precision import sum_dtype
 from cka.functional.sums import batch_sums, cka_with_error
@@ -71,10 +76,7 @@ def checked_grams(
         InputError: if the sample counts differ or are too small for the estimator.
         SettingError: if the kernel or estimator is unknown.
     """
-    if estimator not in ("unbiased", "biased"):
-        raise SettingError(
-            f"cannot use {estimator!r} as an estimator; write 'unbiased' or 'biased'"
-        )
+    check_estimator(estimator)
     gram = resolve_kernel(kernel)
     left, right = _as_list(x), _as_list(y)
     _check_samples([*left, *right], estimator)

@@ -44,10 +44,7 @@ def hsic(gram_x: Tensor, gram_y: Tensor, *, estimator: HSICEstimator = "unbiased
         InputError: if the matrices are not real, not square, differ in size, or are too small.
         SettingError: if the estimator is unknown.
     """
-    if estimator not in get_args(HSICEstimator):
-        raise SettingError(
-            f"cannot use {estimator!r} as an estimator; write 'unbiased' or 'biased'"
-        )
+    check_estimator(estimator)
     for gram in (gram_x, gram_y):
         if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
             raise InputError(
@@ -62,6 +59,18 @@ def hsic(gram_x: Tensor, gram_y: Tensor, *, estimator: HSICEstimator = "unbiased
     check_sample_count(len(gram_x), estimator)
     one, other = real_float(gram_x), real_float(gram_y)
     return hsic_products([one], [other], estimator)[0][0, 0].to("cpu", torch.float64)
+
+
+def check_estimator(estimator: str) -> None:
+    """Check that the estimator is known.
+
+    Raises:
+        SettingError: if it is not.
+    """
+    if estimator not in get_args(HSICEstimator):
+        raise SettingError(
+            f"cannot use {estimator!r} as an estimator; write 'unbiased' or 'biased'"
+        )
 
 
 def check_sample_count(samples: int, estimator: HSICEstimator) -> None:

@@ -104,7 +104,7 @@ def scaled_gram(kernel: Kernel, rows: Tensor, *, check: bool = True) -> tuple[Te
     Args:
         kernel: a kernel from :func:`resolve_kernel`.
         rows: features (n, p).
-        check: False skips the check of the range, for which an accelerator has to be waited for.
+        check: False skips the check of the range, which would wait for an accelerator.
     """
     if not check:
         return kernel(rows), 0
@@ -124,9 +124,7 @@ def _scaled_linear_gram(rows: Tensor) -> tuple[Tensor, int]:
         return gram, ZERO_EXPONENT
     if not math.isfinite(largest) or _in_range(wide, _FEATURE_EXPONENT):
         return gram, 0
-    # The power of two must itself be in the range of the dtype.
-    limit = 126 if gram.dtype == torch.float32 else 1022
-    exponent = max(-limit, min(limit, 1 - math.frexp(largest)[1]))
+    exponent = _exponent_to_one(largest, gram.dtype)
     return linear_gram(rows.to(gram.dtype) * 2.0**exponent), -2 * exponent
 
 
@@ -137,9 +135,14 @@ def _scaled_matrix(gram: Tensor) -> tuple[Tensor, int]:
     largest = _largest(gram.detach())
     if largest == 0 or not math.isfinite(largest):
         return gram, ZERO_EXPONENT if largest == 0 else 0
-    limit = 126 if gram.dtype == torch.float32 else 1022
-    exponent = max(-limit, min(limit, 1 - math.frexp(largest)[1]))
+    exponent = _exponent_to_one(largest, gram.dtype)
     return gram * 2.0**exponent, -exponent
+
+
+def _exponent_to_one(largest: float, dtype: torch.dtype) -> int:
+    """Return e for which ``largest * 2**e`` is near 1, and 2**e is in the range of the dtype."""
+    limit = 126 if dtype == torch.float32 else 1022
+    return max(-limit, min(limit, 1 - math.frexp(largest)[1]))
 
 
 def _largest(values: Tensor) -> float:
@@ -257,19 +260,14 @@ class RBF:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return the Gram matrix (n, n) of (n, p) rows."""
-        distances = _distances(_scaled_linear_gram(rows)[0])
+        distances = squared_distances(_scaled_linear_gram(rows)[0])
         width = 2 * self.threshold**2 * _median(distances)
         # If the median is 0, equal samples have similarity 1 and others 0; 0 / 0 would be NaN.
         return torch.exp(-torch.where(distances == 0, distances, distances / width))
 
 
-def squared_distances(rows: Tensor) -> Tensor:
-    """Return squared Euclidean distances (n, n) between (n, p) rows, from their Gram matrix."""
-    return _distances(linear_gram(rows))
-
-
-def _distances(gram: Tensor) -> Tensor:
-    """Return the squared distances (n, n) between samples with this linear Gram matrix."""
+def squared_distances(gram: Tensor) -> Tensor:
+    """Return squared Euclidean distances (n, n) between samples, from their linear Gram matrix."""
     norms = gram.diagonal()
     distances = (norms[:, None] + norms[None, :] - 2 * gram).clamp(min=0)
     return distances.masked_fill(torch.eye(len(gram), dtype=torch.bool, device=gram.device), 0)

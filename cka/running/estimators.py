@@ -52,7 +52,7 @@ class Estimator(Protocol):
     min_samples: int
     """Smallest number of samples in a batch."""
     uneven: Sequence[set[int]]
-    """Rows of each model that cannot be estimated, because their width is not that of before."""
+    """Rows of each model that cannot be estimated, because their number of features has changed."""
 
     def measure(self, features: Tensor, real: Tensor | None = None) -> Measurement:
         """Return what is kept of an output (n, ...); ``real`` is the mask (n, t) of its tokens."""
@@ -95,10 +95,10 @@ class Minibatch:
         return Measurement(grams, exponents)
 
     def _checks_range(self, device: torch.device) -> bool:
-        """Whether features may need another scale; on an accelerator the answer has to be awaited.
+        """Whether to check that features are in range, which waits for an accelerator.
 
-        There, two batches are checked, and all batches if any output was not in range: the scale
-        of a layer hardly changes, and an overflow is not silent, because it gives NaN.
+        There, only two batches are checked, and all batches if any output was not in range: the
+        scale of a layer hardly changes, and an overflow is not silent, because it gives NaN.
         """
         return device.type == "cpu" or self._batches < 2 or not self._in_range
 
@@ -190,7 +190,7 @@ class Exact:
                 chunks = stored[row]
                 if chunks is None or position is None:
                     stored[row] = None
-                elif chunks and _width_bytes(chunks[:1]) != _width_bytes([model.values[position]]):
+                elif chunks and _width_bytes(chunks[0]) != _width_bytes(model.values[position]):
                     stored[row] = None
                     uneven.add(row)
                 else:
@@ -203,14 +203,14 @@ class Exact:
         distinct = [chunks for stored in self._features for chunks in _distinct(stored)[0]]
         if not distinct:
             return
-        per_sample = sum(map(_width_bytes, distinct))
-        features = samples * per_sample
-        widest = samples * max(map(_width_bytes, distinct))
+        widths = [_width_bytes(chunks[0]) for chunks in distinct]
+        features = samples * sum(widths)
+        widest = samples * max(widths)
         if any(one.real is not None for chunks in distinct for one in chunks):
             widest *= 2  # padding is replaced in a copy
         grams = [samples**2 * chunks[0].parts[0].itemsize for chunks in distinct]
         needed = features + widest + sum(grams) + _COPIES_OF_A_GRAM * max(grams)
-        stored = self._samples * per_sample
+        stored = self._samples * sum(widths)
         allowed = available_bytes(stored) if self._limit_bytes is None else self._limit_bytes
         if allowed is not None and needed > allowed:
             raise DoesNotFitError(
@@ -254,9 +254,9 @@ class Exact:
         self._features.clear()
 
 
-def _width_bytes(chunks: list[Measurement]) -> int:
+def _width_bytes(measurement: Measurement) -> int:
     """Return the bytes of one sample's features."""
-    rows = chunks[0].parts[0]
+    rows = measurement.parts[0]
     return rows.shape[1] * rows.itemsize
 
 

@@ -51,7 +51,8 @@ class ModelRunner:
         """Run the model on one batch and return the measurements of its selected layers.
 
         Raises:
-            LayerError: if no selected layer returned a tensor with the batch in front.
+            LayerError: if no selected layer returned a tensor with the batch in its first
+                dimension.
             InputError: if the mask of the batch cannot be used.
         """
         inputs = batch if self._feed is not None else model_input(batch)

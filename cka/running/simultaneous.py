@@ -32,7 +32,8 @@ class SimultaneousRuns:
 
         Raises:
             InputError: if the models get different inputs, or different numbers of samples.
-            LayerError: if no selected layer returned a tensor with the batch in front.
+            LayerError: if no selected layer returned a tensor with the batch in its first
+                dimension.
         """
         skipped = [run.skips(batches[0]) for run in self._runs]
         if any(skipped):

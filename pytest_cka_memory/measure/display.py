@@ -1,16 +1,10 @@
-"""How regions, sweeps and probes show themselves: one line of text, and a table in notebooks."""
+"""Regions, sweeps and probes as one line of text, and as a table in notebooks."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
 
 from pytest_cka_memory.core.figures import Figure, RegionRecord, shown_columns
-from pytest_cka_memory.units import counted, format_size
-
-
-def size(value: float | None) -> str:
-    """Return a size with its unit, as short as possible: ``4.00 MB``, ``12 B``, ``0``."""
-    text = format_size(value)
-    return f"{text} MB" if text[-1].isdigit() and text != "0" else text
+from pytest_cka_memory.units import counted, format_with_unit
 
 
 def summary(record: RegionRecord) -> str:
@@ -18,13 +12,13 @@ def summary(record: RegionRecord) -> str:
     if not record.completed:
         return "ended by an exception"
     parts = [
-        f"peak increase {size(record.peak_increase_bytes)}",
-        f"retained {size(record.retained_bytes)}",
+        f"peak increase {format_with_unit(record.peak_increase_bytes)}",
+        f"retained {format_with_unit(record.retained_bytes)}",
     ]
     if record.host_retained_bytes:
-        parts.append(f"on the host {size(record.host_retained_bytes)}")
+        parts.append(f"on the host {format_with_unit(record.host_retained_bytes)}")
     if record.growth_bytes_per_batch is not None:
-        parts.append(f"growth per batch {size(record.growth_bytes_per_batch)}")
+        parts.append(f"growth per batch {format_with_unit(record.growth_bytes_per_batch)}")
     parts += [counted(record.batches, "batch")] if record.batches else []
     return ", ".join(parts)
 
@@ -41,7 +35,7 @@ def table_of_regions(records: Sequence[RegionRecord], caption: str) -> str:
 
 def _cell(record: RegionRecord, column: Figure) -> str:
     value = getattr(record, column.name)
-    return str(value) if column.name == "batches" else size(value)
+    return str(value) if column.name == "batches" else format_with_unit(value)
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str) -> str:

@@ -17,7 +17,7 @@ from pytest_cka_memory.measure.region_stack import region_stack_for
 from pytest_cka_memory.measure.sweeps import Sweep
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.meters.selection import meter_for
-from pytest_cka_memory.units import counted
+from pytest_cka_memory.units import counted, format_with_unit
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +39,7 @@ class Snapshot:
     def _repr_html_(self) -> str:
         """Return a table of the figures, which notebooks show."""
         figures = {name.removesuffix("_bytes"): value for name, value in vars(self).items()}
-        return display.table(figures, [map(display.size, figures.values())], "memory now")
+        return display.table(figures, [map(format_with_unit, figures.values())], "memory now")
 
 
 class MemoryProbe:

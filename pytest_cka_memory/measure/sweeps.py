@@ -6,7 +6,7 @@ from pytest_cka_memory.core.figures import FIGURES
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.measure import display
 from pytest_cka_memory.measure.region import Region
-from pytest_cka_memory.units import MB, format_size
+from pytest_cka_memory.units import MB, format_size, format_with_unit
 
 _COLUMNS = tuple(
     FIGURES[name]
@@ -59,7 +59,8 @@ class Sweep:
 
     def __repr__(self) -> str:
         counts = ", ".join(map(str, self.batch_counts))
-        retained = ", ".join(display.size(region.record.retained_bytes) for region in self.regions)
+        retained_bytes = [region.record.retained_bytes for region in self.regions]
+        retained = ", ".join(map(format_with_unit, retained_bytes))
         return f"<Sweep over {counts} batches: retained {retained}>"
 
     def _repr_html_(self) -> str:

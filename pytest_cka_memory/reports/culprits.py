@@ -9,7 +9,7 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import KNOWN, Breach, Result
 from pytest_cka_memory.reports.failure import holdings_of, is_traced
 from pytest_cka_memory.reports.summary import Problem, problems
-from pytest_cka_memory.units import format_size
+from pytest_cka_memory.units import format_with_unit
 
 _KEYS = re.compile(r"\[[^]]*\]|\d+")
 
@@ -39,7 +39,7 @@ class Culprit(NamedTuple):
     @property
     def line(self) -> str:
         """All of it as one line of plain text."""
-        size = with_unit(self.holding.bytes)
+        size = format_with_unit(self.holding.bytes)
         return ", ".join([size, *(f"{words} {code}".strip() for words, code in self.parts)])
 
     @property
@@ -111,9 +111,3 @@ def _excesses(result: Result) -> Iterator[float]:
     for breach in result.breaches:
         if breach.measured_bytes is not None:
             yield breach.measured_bytes - breach.allowed_bytes
-
-
-def with_unit(size: float) -> str:
-    """Return a size with its unit: ``64.00 MB``, ``36 B``."""
-    text = format_size(size)
-    return text if text[-1] == "B" or size == 0 else f"{text} MB"

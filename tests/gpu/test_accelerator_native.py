@@ -154,7 +154,7 @@ def test_allocation_that_takes_a_new_segment_has_its_line(native, allocate):
 
 
 def test_reserve_falls_with_an_emptied_cache(native, allocate):
-    """The allocator reports no block then, so that its reserve is read anew."""
+    """The allocator reports no block then, so its reserve is read from its counters again."""
     with native.measure() as region:
         allocate(30 * MB)
         torch.accelerator.empty_cache()

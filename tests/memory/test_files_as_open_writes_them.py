@@ -40,7 +40,7 @@ def test_new_file_has_the_mode_that_the_umask_leaves(tmp_path: Path, umask: int)
 
 @pytest.mark.parametrize("mode", [0o200, 0o600, 0o640, 0o666], ids=oct)
 def test_existing_file_keeps_its_mode(tmp_path: Path, mode: int) -> None:
-    """Whoever could read the old report can read the new one, and nobody else."""
+    """The users who could read the old report can read the new one, and no others can."""
     path = tmp_path / "report.json"
     path.write_text("old")
     path.chmod(mode)
@@ -199,7 +199,7 @@ def test_standard_output_that_is_a_pipe_is_written(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/fd").exists(), reason="requires /dev/fd")
 def test_another_open_file_is_written_in_place(tmp_path: Path) -> None:
-    """As the shell's ``3>report.json`` with ``/dev/fd/3``: whoever opened it sees the text."""
+    """As the shell's ``3>report.json`` with ``/dev/fd/3``: its reader sees the text."""
     with (tmp_path / "report.json").open("w+") as file:
         path = Path(f"/dev/fd/{file.fileno()}")
         files.check_writable(path)

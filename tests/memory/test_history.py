@@ -114,7 +114,7 @@ def test_line_that_is_not_text_is_named(tmp_path: Path) -> None:
 
 
 def test_lines_of_sessions_at_the_same_time_are_all_there(tmp_path: Path) -> None:
-    """Each is added whole, whoever else writes."""
+    """Each is added whole while other processes write."""
     path = tmp_path / "new" / "h.jsonl"
     lines = [f"{number}:" + "x" * 10_000 for number in range(100)]
     with ThreadPoolExecutor(8) as pool:

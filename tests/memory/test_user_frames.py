@@ -67,7 +67,7 @@ class Recorded:
 
 
 def test_recorded_frames_are_shown_as_those_that_user_frames_selects() -> None:
-    """Whoever records them need not leave out those of torch, of pytest and of a deep recursion."""
+    """Frames of torch, of pytest and of a deep recursion are left out if they were recorded."""
     everything, of_user = recursive(10)
     assert len(everything) > 10 > len(of_user)
     site = FramesSite(everything).readable()

@@ -65,7 +65,7 @@ def running(*works: Callable[[], None]) -> Iterator[list[BaseException]]:
 
 
 def build_tuples() -> None:
-    """Whoever walks all objects sees tuples half built, which breaks ``tuple(generator)``."""
+    """Code that walks all objects sees tuples half built, which breaks ``tuple(generator)``."""
     for _ in range(100):
         assert len(tuple(number for number in range(50))) == 50
 

@@ -64,5 +64,5 @@ def test_parent_and_child_measure_independently(run_code) -> None:
 
 
 def test_a_child_that_is_forked_while_threads_allocate_does_not_hang(run_code) -> None:
-    """The locks of the counter are free in it, whoever held them in the parent."""
+    """The locks of the counter are free in it, even if a thread of the parent held them."""
     assert run_code(ALLOCATES_MEANWHILE) == "done\n"

@@ -39,7 +39,7 @@ def test_the_region_that_opened_first_may_close_first(counter: Counter) -> None:
 
 
 def test_a_closed_region_may_be_closed_again(counter: Counter, open_regions) -> None:
-    """After an exception whoever holds it may close it once more."""
+    """After an exception its owner may close it once more."""
     region = counter.open()
     region.close()
     region.close()

@@ -299,7 +299,7 @@ def not_computed(name: str, operator: Any, original: Kernel, why: str) -> Kernel
     return kernel
 
 
-def compute_first(original: Kernel, compute: Callable[..., Any], name: str) -> Kernel:
+def compute_first(original: Kernel, compute: Callable[..., Any]) -> Kernel:
     """Return a kernel for an operator whose results are numbers, such as ``equal``."""
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:

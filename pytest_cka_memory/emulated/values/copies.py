@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from pytest_cka_memory.emulated.values import operators, staleness
 from pytest_cka_memory.emulated.values.aliases import alias
 from pytest_cka_memory.emulated.values.computing import on_the_cpu
@@ -89,8 +87,3 @@ def zeroing(original: Kernel, operator: Any) -> Kernel:
         return result
 
     return kernel
-
-
-def is_zero(value: Any) -> bool:
-    """Whether a fill value is the number whose bytes are all zero."""
-    return not isinstance(value, torch.Tensor) and value == 0 and str(value)[0] != "-"

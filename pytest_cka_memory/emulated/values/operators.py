@@ -33,11 +33,6 @@ class Unavailable(Exception):  # noqa: N818  never leaves this package
     """The library has no emulation of what the operator calls, such as cuSOLVER."""
 
 
-def is_inside() -> bool:
-    """Whether this thread runs an operator, whose result is computed once it has returned."""
-    return thread.arguments is not None
-
-
 class Library:
     """The functions of csrc/values.cpp; each call takes less than a microsecond."""
 

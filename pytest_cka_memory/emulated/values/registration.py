@@ -152,7 +152,7 @@ def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
     if name == "aten::zero_":
         return copies.zeroing(original, operator)
     if name == "aten::equal":
-        return compute_first(original, operator, name)
+        return compute_first(original, operator)
     if name == "aten::_cudnn_rnn_flatten_weight":
         return recurrent.flatten_weights(original)
     if name in sizes.GUIDED:

@@ -230,11 +230,6 @@ class Ledger(Locking):
         grown = ((entry, entry.weight - entry.weight_at(serial)) for entry in self._known())
         return [entry.allocation(size) for entry, size in grown if size > 0]
 
-    def addresses(self) -> set[int]:
-        """Return the address of every live storage."""
-        storages = [entry() for entry in self._known()]
-        return {storage.data_ptr() for storage in storages if storage is not None}
-
     def alive_at_peak(self) -> list[AllocationGroup]:
         """Return every storage live at the peak since :meth:`reset_peak`, with its bytes then."""
         candidates = self._exclusively(lambda: [*self._live.values(), *self._freed_since_peak])

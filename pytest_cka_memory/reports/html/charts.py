@@ -12,10 +12,9 @@ from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Breach
-from pytest_cka_memory.reports.culprits import with_unit
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.failure import holdings_of
-from pytest_cka_memory.units import MB, counted
+from pytest_cka_memory.units import MB, counted, format_with_unit
 
 _MOST_POINTS = 200
 """Points of a timeline: more than a line on a screen can show."""
@@ -77,7 +76,7 @@ def limit_lines(breaches: Sequence[Breach], record: RegionRecord) -> list[LimitL
     count = len(record.timeline)
     for breach in breaches:
         allowed = breach.allowed_bytes
-        text = f"allowed by {breach.limit}: {with_unit(allowed)}"
+        text = f"allowed by {breach.limit}: {format_with_unit(allowed)}"
         if breach.measured_bytes is None:
             continue
         if breach.figure in ("peak_increase_bytes", "retained_bytes"):
@@ -137,7 +136,7 @@ class Chart(NamedTuple):
     @property
     def title(self) -> str:
         """What the vertical axis has."""
-        return f"{self.axis.unit} above the level at entry ({with_unit(self.start_bytes)})"
+        return f"{self.axis.unit} above the level at entry ({format_with_unit(self.start_bytes)})"
 
 
 def chart_of(record: RegionRecord, breaches: Sequence[Breach]) -> Chart | None:
@@ -156,7 +155,8 @@ def timeline(chart: Chart) -> Iterator[str]:
     """Yield a figure of levels and peaks per batch, with the limits."""
     levels = [level - chart.start_bytes for level in chart.points.levels]
     peaks = [peak - chart.start_bytes for peak in chart.points.peaks]
-    live = f"live {with_unit(min(levels))} to {with_unit(max(levels))} above the level at entry"
+    lowest, highest = format_with_unit(min(levels)), format_with_unit(max(levels))
+    live = f"live {lowest} to {highest} above the level at entry"
     yield f"<figure class='chart'><p class='unit'>{chart.title}</p><div class='plot'>"
     yield "<svg viewBox='0 0 100 100' preserveAspectRatio='none' role='img' "
     yield f"aria-label='{counted(chart.batches, 'batch')}, {live}'>"
@@ -198,7 +198,7 @@ def owners(breach: Breach, record: RegionRecord) -> Iterator[str]:
     limit = start + breach.allowed_bytes
     end = max(total, limit, 1)
     title = "Live at the peak" if is_peak else "Retained"
-    yield f"<figure class='owners'><p class='unit'>{title}: {with_unit(total)}, by owner</p>"
+    yield f"<figure class='owners'><p class='unit'>{title}: {format_with_unit(total)}, by owner</p>"
     yield "<div class='stack' aria-hidden='true'>"
     rows = list(_owner_rows(holdings, total))
     for number, (size, _, name) in enumerate(rows):
@@ -206,12 +206,12 @@ def owners(breach: Breach, record: RegionRecord) -> Iterator[str]:
     yield f"<b style='left:{100 * limit / end:.2f}%'></b></div><ul>"
     for number, (size, text, name) in enumerate(rows):
         yield (
-            f"<li><i class='{name or f'c{number}'}'></i><span>{with_unit(size)}</span>"
+            f"<li><i class='{name or f'c{number}'}'></i><span>{format_with_unit(size)}</span>"
             f"<code>{escape(one_line(text))}</code></li>"
         )
-    on_entry = f", {with_unit(start)} of them live at entry" if start else ""
+    on_entry = f", {format_with_unit(start)} of them live at entry" if start else ""
     yield (
-        f"<li><i class='limit'></i><span>{with_unit(limit)}</span>"
+        f"<li><i class='limit'></i><span>{format_with_unit(limit)}</span>"
         f"<span>allowed by <code>{escape(one_line(breach.limit))}</code>{on_entry}</span></li>"
     )
     yield "</ul></figure>"

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from pytest_cka_memory.core.verdicts import Breach
-from pytest_cka_memory.reports.culprits import Culprit, Entry, with_unit
+from pytest_cka_memory.reports.culprits import Culprit, Entry
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.html.charts import chart_of, owners, timeline
-from pytest_cka_memory.units import counted
+from pytest_cka_memory.units import counted, format_with_unit
 
 _BREAKS = re.compile(r"(?<=/)|(?<=::)|(?<=_)|(?=\[)")
 _MOST_ENTRIES = 50
@@ -57,7 +57,7 @@ def _culprit(culprit: Culprit) -> Iterator[str]:
     parts = (
         f"{words} <code>{_text(code)}</code>" if code else words for words, code in culprit.parts
     )
-    size = f"<b>{with_unit(culprit.holding.bytes)}</b>"
+    size = f"<b>{format_with_unit(culprit.holding.bytes)}</b>"
     yield f"<p class='culprit'>{', '.join([size, *parts])}</p>"
     if culprit.holding.hint:
         yield f"<p class='hint'>What to do: {_text(culprit.holding.hint)}</p>"

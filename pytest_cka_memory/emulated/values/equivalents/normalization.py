@@ -80,13 +80,14 @@ def backward(
     output_mask: Any,
     reserve: Tensor,
 ) -> Any:
-    saved = _of_type(saved_mean, values, weight), _of_type(saved_std, values, weight)
+    saved = _if_any(saved_mean), _if_any(saved_std)
     return _native_backward(
         gradient, values, weight, mean, variance, *saved, update, eps, output_mask
     )
 
 
-def _of_type(saved: Tensor | None, values: Tensor, weight: Tensor | None) -> Tensor | None:
+def _if_any(saved: Tensor | None) -> Tensor | None:
+    """Return saved statistics; None in place of a tensor without elements."""
     return saved if saved is None or saved.numel() else None
 
 
