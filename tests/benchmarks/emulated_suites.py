@@ -1,12 +1,18 @@
 """Run the test suites of other projects on the emulated device and on the CPU, and compare.
 
 ``python tests/benchmarks/emulated_suites.py FOLDER [NAME ...]`` expects a clone of each project in
-FOLDER, under the name of its repository, and what its tests import. It prints one row for every
-suite: tests run in a session with the device, how many of them allocated memory on it, how many of
-those have the same outcome as on the CPU, and the others.
+FOLDER, under the name of its repository, and what its tests import. For transformers it expects the
+unpacked source distribution of the installed version. It prints one row for every suite: tests run
+in a session with the device, how many of them allocated memory on it, how many have the same
+outcome as on the CPU, and the others by cause.
 
 A suite has a switch for the device, or parametrizes its tests over the devices that there are; then
 the two forms of a test are compared.
+
+Tests with another outcome run a third time, with ``values=off``. Then no code of this plugin runs
+in an operator, only PyTorch's own. If PyTorch's check of devices raises there, at the same line of
+the project, a card refuses the operator as well. With ``--keep FOLDER`` the outcomes are kept, and
+an interrupted run can be continued.
 """
 
 from __future__ import annotations
@@ -18,38 +24,24 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from device_suites import OWN, SUITES, Suite
 
 DEVICE = "--cka-memory-device=emulate:cuda"
+WITHOUT_VALUES = "--cka-memory-device=emulate:cuda:a100,values=off"
+OTHERS_CODE = re.compile(r"/(site-packages|_pytest|pluggy|pytest_cka_memory|unittest)/")
 
-
-@dataclass(frozen=True)
-class Suite:
-    """Tests of a project, and how they are told the device."""
-
-    folder: str
-    targets: tuple[str, ...]
-    on_cpu: tuple[str, ...] = ()
-    on_cuda: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-    """Of pytest, on both devices."""
-    environment: dict[str, str] = field(default_factory=dict)
-    """``{device}`` in a value is replaced."""
-    source: str = "."
-    """The folder that has the package."""
-    both_at_once: bool = False
-    """Whether tests are parametrized over devices."""
-    part: str = ""
-    """What the targets are about."""
-
-    @property
-    def name(self) -> str:
-        """The name of the repository, and the part of its tests."""
-        return f"{self.folder}: {self.part}" if self.part else self.folder
+DEVICE_CHECK = re.compile(
+    r"RuntimeError: (Expected all tensors to be on the same device|"
+    r"expected self and mask to be on the same device|"
+    r"indices should be either on cpu or on the same device)"
+)
+"""How PyTorch's own operators refuse tensors on two devices."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +50,8 @@ class Outcome:
 
     text: str
     blocks: int
+    line: str = ""
+    """The innermost line of the project, if the error was raised below Python."""
 
     @property
     def kind(self) -> str:
@@ -71,52 +65,16 @@ class Comparison:
 
     ran: int
     allocating: int
-    different: dict[str, tuple[str, str]]
+    different: dict[str, tuple[Outcome, Outcome]]
+    refused: set[str]
+    """Those of `different` that PyTorch's own check of devices refuses."""
 
-
-KORNIA = (
-    ("colour, losses, morphology, metrics", ("color", "losses", "morphology", "metrics")),
-    ("filters", ("filters",)),
-    ("enhancement", ("enhance",)),
-    ("geometry", ("geometry",)),
-    ("augmentation", ("augmentation",)),
-    ("features, sensors, others", ("feature", "sensors", "contrib", "core", "image", "utils")),
-)
-
-SUITES = (
-    *(
-        Suite(
-            "kornia",
-            tuple(f"tests/{folder}" for folder in folders),
-            ("--device=cpu", "--dtype=float32"),
-            ("--device=cuda", "--dtype=float32"),
-            part=part,
-        )
-        for part, folders in KORNIA
-    ),
-    Suite(
-        "pytorch-metric-learning",
-        ("tests/distances", "tests/reducers", "tests/regularizers", "tests/miners"),
-        environment={"TEST_DEVICE": "{device}", "TEST_DTYPES": "float32"},
-        source="src",
-    ),
-    Suite("piq", ("tests",), both_at_once=True),
-    Suite(
-        "pytorch-image-models",
-        ("tests/test_layers.py",),
-        environment={"TORCH_DEVICE": "{device}"},
-    ),
-    Suite(
-        "pytorch_geometric",
-        ("test/utils", "test/nn/aggr", "test/nn/norm", "test/nn/dense", "test/nn/pool"),
-        both_at_once=True,
-    ),
-    Suite("linear_operator", ("test/operators", "test/utils", "test/functions")),
-    Suite("gpytorch", ("test/likelihoods", "test/means", "test/distributions")),
-    Suite(
-        "accelerate", ("tests/test_optimizer.py", "tests/test_scheduler.py", "tests/test_utils.py")
-    ),
-)
+    def numbers(self) -> list[int]:
+        """Return the columns of the table."""
+        skipped = sum(1 for cpu, _ in self.different.values() if cpu.kind == "skipped")
+        others = len(self.different) - skipped - len(self.refused)
+        same = self.ran - len(self.different)
+        return [self.ran, self.allocating, same, skipped, len(self.refused), others]
 
 
 # ---- One session ----
@@ -127,18 +85,31 @@ class Recorder:
 
     def __init__(self, out: Path) -> None:
         self._lines = out.open("a", encoding="utf-8")
-        self._outcome = ""
+        self._outcome = self._line = ""
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Count the blocks that the allocator of the device hands out until the test has ended."""
         before = blocks_allocated()
-        self._outcome = "passed"
+        self._outcome, self._line = "passed", ""
         result = yield
         blocks = blocks_allocated() - before
-        line = {"name": item.nodeid, "outcome": self._outcome, "blocks": blocks}
-        print(json.dumps(line), file=self._lines, flush=True)
+        outcome = {"outcome": self._outcome, "blocks": blocks, "line": self._line}
+        print(json.dumps({"name": item.nodeid, **outcome}), file=self._lines, flush=True)
         return result
+
+    def pytest_exception_interact(self, call: pytest.CallInfo[object]) -> None:
+        """Note the line of the project below which the first error of a test was raised."""
+        if call.excinfo is None or self._outcome != "passed":
+            return
+        entries = [(e, str(e.statement).strip()) for e in call.excinfo.traceback]
+        if entries[-1][1].startswith(("raise", "assert")):
+            return
+        of_project = [e for e in entries if not OTHERS_CODE.search(str(e[0].path))]
+        if of_project:
+            entry, statement = of_project[-1]
+            path = os.path.relpath(entry.path)
+            self._line = f"{path}:{entry.lineno + 1}: {' '.join(statement.split())}"
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note why a test did not pass; the first phase that says so counts."""
@@ -162,24 +133,57 @@ def blocks_allocated() -> int:
 # ---- Both sessions ----
 
 
-def outcomes(suite: Suite, folder: Path, device: str, limit: int) -> dict[str, Outcome]:
-    """Return test -> outcome, for those that ended within `limit` seconds."""
-    options = [*suite.targets, "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-    options += ["-W", "ignore", "-p", "no:randomly", *suite.options]
-    if device == "cuda":
-        options += [DEVICE, *suite.on_cuda]
-    else:
-        options += suite.on_cpu
-    environment = {name: value.format(device=device) for name, value in suite.environment.items()}
-    own = str(Path(__file__).parents[2])
-    paths = (str(folder / suite.source), os.environ.get("PYTHONPATH", own))
-    environment["PYTHONPATH"] = os.pathsep.join(paths)
+def outcomes(
+    suite: Suite,
+    folder: Path,
+    device: str,
+    limit: int,
+    keep: Path | None,
+    names: Sequence[str] = (),
+) -> dict[str, Outcome]:
+    """Return test -> outcome, for those that ended within `limit` seconds.
+
+    Args:
+        suite: the tests.
+        folder: the clone.
+        device: ``cpu``, ``cuda`` or ``without values``.
+        limit: seconds.
+        keep: where outcomes of earlier runs are, or None.
+        names: of tests, in place of all of them.
+    """
+    if keep is not None:
+        kept = keep / re.sub(r"\W+", "-", f"{suite.name} {device}.jsonl")
+        if not kept.exists():
+            run(suite, folder, device, limit, names, kept)
+        return outcomes_in(kept)
     with tempfile.TemporaryDirectory() as temporary:
         lines = Path(temporary) / "lines.jsonl"
-        lines.touch()
+        run(suite, folder, device, limit, names, lines)
+        return outcomes_in(lines)
+
+
+def run(
+    suite: Suite, folder: Path, device: str, limit: int, names: Sequence[str], lines: Path
+) -> None:
+    """Run a session that writes its outcomes to a file."""
+    options = ["-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    options += ["-W", "ignore", "-p", "no:randomly", *suite.options]
+    if device == "cpu":
+        options += suite.on_cpu
+    else:
+        options += [DEVICE if device == "cuda" else WITHOUT_VALUES, *suite.on_cuda]
+    name = "cpu" if device == "cpu" else "cuda"
+    environment = {key: value.format(device=name) for key, value in suite.environment.items()}
+    paths = [str(folder / source) for source in suite.sources]
+    paths.append(os.environ.get("PYTHONPATH", str(OWN)))
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    lines.touch()
+    with tempfile.TemporaryDirectory() as temporary:
+        targets = Path(temporary) / "targets.txt"
+        targets.write_text("\n".join(names or suite.targets), encoding="utf-8")
         try:
             subprocess.run(
-                [sys.executable, __file__, "--session", str(lines), *options],
+                [sys.executable, __file__, "--session", str(lines), f"@{targets}", *options],
                 cwd=folder,
                 env={**os.environ, **environment},
                 check=False,
@@ -189,7 +193,6 @@ def outcomes(suite: Suite, folder: Path, device: str, limit: int) -> dict[str, O
             )
         except subprocess.TimeoutExpired:
             print(f"  {suite.name}: stopped on {device} after {limit} s", file=sys.stderr)
-        return outcomes_in(lines)
 
 
 def outcomes_in(lines: Path) -> dict[str, Outcome]:
@@ -197,32 +200,47 @@ def outcomes_in(lines: Path) -> dict[str, Outcome]:
     found = {}
     for line in lines.read_text(encoding="utf-8").splitlines():
         test = json.loads(line)
-        found[test["name"]] = Outcome(test["outcome"], test["blocks"])
+        found[test["name"]] = Outcome(test["outcome"], test["blocks"], test["line"])
     return found
 
 
-def compared(suite: Suite, folder: Path, limit: int) -> Comparison:
+def compared(suite: Suite, folder: Path, limit: int, keep: Path | None) -> Comparison:
     """Return how many tests ran on the device, and those whose outcome differs."""
-    on_cuda = outcomes(suite, folder, "cuda", limit)
+    on_cuda = outcomes(suite, folder, "cuda", limit, keep)
     if suite.both_at_once:
-        on_cpu = {name.replace("cpu", "DEVICE"): found for name, found in on_cuda.items()}
+        on_cpu = on_cuda
         on_cuda = {name: found for name, found in on_cuda.items() if "cuda" in name}
     else:
-        on_cpu = outcomes(suite, folder, "cpu", limit)
-        on_cpu = {name.replace("cpu", "DEVICE"): found for name, found in on_cpu.items()}
-    on_cuda = {re.sub(r"cuda(:0)?", "DEVICE", name): found for name, found in on_cuda.items()}
+        on_cpu = outcomes(suite, folder, "cpu", limit, keep)
+    on_cpu = {name.replace("cpu", "DEVICE"): found for name, found in on_cpu.items()}
     known = {
-        name: found
+        name: (on_cpu[general], found)
         for name, found in on_cuda.items()
-        if name in on_cpu and not found.text.startswith("skipped")
+        if (general := re.sub(r"cuda(:0)?", "DEVICE", name)) in on_cpu and found.kind != "skipped"
     }
-    different = {
-        name: (on_cpu[name].text, found.text)
-        for name, found in known.items()
-        if found.kind != on_cpu[name].kind
-    }
-    allocating = sum(1 for found in known.values() if found.blocks)
-    return Comparison(len(known), allocating, different)
+    different = {name: pair for name, pair in known.items() if pair[0].kind != pair[1].kind}
+    suspects = [name for name, (_, found) in different.items() if DEVICE_CHECK.search(found.text)]
+    refused = set()
+    if suspects:
+        again = outcomes(suite, folder, "without values", limit, keep, suspects)
+        for name in suspects:
+            found, torchs = known[name][1], again.get(name)
+            at_same_line = torchs is not None and found.line and torchs.line == found.line
+            if at_same_line and DEVICE_CHECK.search(torchs.text):
+                refused.add(name)
+    allocating = sum(1 for _, found in known.values() if found.blocks)
+    return Comparison(len(known), allocating, different, refused)
+
+
+def explain(found: Comparison) -> None:
+    """Print the tests with another outcome, those that PyTorch refuses by line of the project."""
+    lines = Counter(found.different[name][1].line for name in found.refused)
+    for line, count in lines.most_common():
+        print(f"  PyTorch refuses {count}: {line}", file=sys.stderr)
+    for name, (cpu, cuda) in found.different.items():
+        if name not in found.refused:
+            print(f"  {name}: {cpu.text!r} -> {cuda.text!r} {cuda.line}", file=sys.stderr)
+    sys.stderr.flush()
 
 
 def main() -> int:
@@ -232,18 +250,31 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*")
     parser.add_argument("--limit", type=int, default=900, help="seconds for each run")
+    parser.add_argument("--keep", type=Path, help="a folder for outcomes")
     options = parser.parse_args()
-    print("| suite | tests run | on the device | same outcome | other outcome |")
-    print("| --- | --- | --- | --- | --- |")
+    keep = options.keep and options.keep.absolute()
+    print(
+        "| suite | tests run | on the device | same outcome | skipped on the CPU "
+        "| refused by PyTorch | other outcome |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    totals = [0] * 6
     for suite in SUITES:
         if options.names and not {suite.folder, suite.name} & {*options.names}:
             continue
-        found = compared(suite, options.folder / suite.folder, options.limit)
-        same = found.ran - len(found.different)
-        numbers = (found.ran, found.allocating, same, len(found.different))
+        folder = options.folder.absolute() / suite.folder
+        found = compared(suite, folder, options.limit, keep)
+        numbers = found.numbers()
+        totals = [sum(pair) for pair in zip(totals, numbers, strict=True)]
         print(f"| {suite.name} | {' | '.join(map(str, numbers))} |", flush=True)
-        for name, (cpu, cuda) in found.different.items():
-            print(f"  {name}: {cpu!r} -> {cuda!r}", file=sys.stderr, flush=True)
+        explain(found)
+    print(f"| all | {' | '.join(map(str, totals))} |")
+    ran, same, refused = totals[0], totals[2], totals[4]
+    if ran > refused:
+        print(
+            f"{100 * same / ran:.2f} % of {ran} have the same outcome, and "
+            f"{100 * same / (ran - refused):.2f} % of the {ran - refused} that PyTorch accepts"
+        )
     return 0
 
 

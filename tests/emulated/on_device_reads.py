@@ -132,10 +132,52 @@ def test_index_out_of_range_raises_at_once():
 
 
 def test_tensors_on_two_devices_are_refused():
-    """As on a card."""
+    """As on a card: the check is the one of PyTorch's own CUDA operators."""
     for other in (torch.ones(2), torch.ones(2, device="cuda:1")):
         with pytest.raises(RuntimeError, match="on the same device"):
             torch.ones(2, device="cuda") + other
+    x = torch.ones(3, 4, device="cuda")
+    mask, index = torch.tensor([[True], [False], [True]]), torch.tensor([0])
+    for use in (
+        lambda: torch.where(mask, x, x),
+        lambda: x.masked_fill(mask, 2.0),
+        lambda: x.masked_select(mask),
+        lambda: x.index_select(0, index),
+        lambda: x.clone().index_put_((index,), torch.ones(4)),
+        lambda: torch.ones(3)[index.cuda()],
+        lambda: torch.cat([x, torch.ones(1, 4)]),
+        lambda: F.embedding(index, x),
+    ):
+        with pytest.raises(RuntimeError, match=r"same device|different from other tensors"):
+            use()
+
+
+def test_numbers_and_indices_on_the_cpu_are_accepted():
+    """As on a card: tensors without dimensions, and indices in brackets."""
+    x = torch.arange(12.0).view(3, 4)
+    two, yes = torch.tensor(2.0), torch.tensor(True)
+    rows, mask = torch.tensor([0, 2]), torch.tensor([True, False, True])
+    for function in (
+        lambda t: t + two,
+        lambda t: two - t,
+        lambda t: t.clone().mul_(two),
+        lambda t: torch.pow(two, t),
+        lambda t: torch.maximum(t, two),
+        lambda t: torch.addcmul(t, t, two),
+        lambda t: torch.lerp(t, t + 1, two),
+        lambda t: torch.where(yes, t, t + 1),
+        lambda t: torch.where(t > 1, t, two),
+        lambda t: t.masked_fill(t > 1, two),
+        lambda t: t.clone().fill_(two),
+        lambda t: torch._foreach_mul([t, t + 1], two),
+        lambda t: t[rows],
+        lambda t: t[mask],
+        lambda t: t[rows, torch.tensor([1, 3], device=t.device)],
+        lambda t: t.clone().index_put_((rows,), two),
+        lambda t: t.clone().index_put_((mask,), t[0]),
+        lambda t: t.clone().index_put_((rows,), two.to(t.device), accumulate=True),
+    ):
+        on_both(function, x)
 
 
 def test_failed_operators_keep_nothing():
