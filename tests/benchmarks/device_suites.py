@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 
-OWN = Path(__file__).parents[2]
 TRANSFORMERS = version("transformers")
 
 
@@ -29,6 +27,8 @@ class Suite:
     """Whether tests are parametrized over devices."""
     part: str = ""
     """What the targets are about."""
+    copied: str = ""
+    """A file of this folder that is copied into the project's ``tests``."""
 
     @property
     def name(self) -> str:
@@ -93,13 +93,22 @@ SUITES = (
     Suite("linear_operator", ("test/operators", "test/utils", "test/functions")),
     Suite("gpytorch", ("test/likelihoods", "test/means", "test/distributions")),
     Suite(
-        "accelerate", ("tests/test_optimizer.py", "tests/test_scheduler.py", "tests/test_utils.py")
+        "accelerate",
+        ("tests/test_optimizer.py", "tests/test_scheduler.py", "tests/test_utils.py"),
+        part="optimizer, scheduler, utils",
+    ),
+    Suite(
+        "accelerate",
+        ("tests/test_big_modeling.py", "tests/test_hooks.py", "tests/test_modeling_utils.py"),
+        environment={"HF_HUB_OFFLINE": "1"},
+        part="hooks, large models",
     ),
     *(
         Suite(
             f"transformers-{TRANSFORMERS}",
-            tuple(f"{OWN}/tests/benchmarks/transformers_models.py::{name}Test" for name in names),
+            tuple(f"tests/transformers_models.py::{name}Test" for name in names),
             options=("-c", os.devnull, "--rootdir=."),
+            copied="transformers_models.py",
             environment={"TRANSFORMERS_TEST_DEVICE": "{device}", "HF_HUB_OFFLINE": "1"},
             part=", ".join(names),
         )

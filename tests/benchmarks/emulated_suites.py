@@ -11,8 +11,8 @@ the two forms of a test are compared.
 
 Tests with another outcome run a third time, with ``values=off``. Then no code of this plugin runs
 in an operator, only PyTorch's own. If PyTorch's check of devices raises there, at the same line of
-the project, a card refuses the operator as well. With ``--keep FOLDER`` the outcomes are kept, and
-an interrupted run can be continued.
+the project, a card refuses the operator as well. With ``--keep FOLDER`` the outcomes of a session
+that has ended are kept, so that an interrupted run can be continued.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ import argparse
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,9 +32,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from device_suites import OWN, SUITES, Suite
+from device_suites import SUITES, Suite
 
 DEVICE = "--cka-memory-device=emulate:cuda"
+OWN = Path(__file__).parents[2]
 WITHOUT_VALUES = "--cka-memory-device=emulate:cuda:a100,values=off"
 OTHERS_CODE = re.compile(r"/(site-packages|_pytest|pluggy|pytest_cka_memory|unittest)/")
 
@@ -71,7 +74,8 @@ class Comparison:
 
     def numbers(self) -> list[int]:
         """Return the columns of the table."""
-        skipped = sum(1 for cpu, _ in self.different.values() if cpu.kind == "skipped")
+        kinds = [(cpu.kind, cuda.kind) for cpu, cuda in self.different.values()]
+        skipped = kinds.count(("skipped", "passed"))
         others = len(self.different) - skipped - len(self.refused)
         same = self.ran - len(self.different)
         return [self.ran, self.allocating, same, skipped, len(self.refused), others]
@@ -152,9 +156,13 @@ def outcomes(
         names: of tests, in place of all of them.
     """
     if keep is not None:
-        kept = keep / re.sub(r"\W+", "-", f"{suite.name} {device}.jsonl")
+        slug = re.sub(r"\W+", "-", f"{suite.name} {device}")
+        kept = keep / f"{slug}.jsonl"
         if not kept.exists():
-            run(suite, folder, device, limit, names, kept)
+            partial = kept.with_suffix(".part")
+            partial.unlink(missing_ok=True)
+            run(suite, folder, device, limit, names, partial)
+            partial.rename(kept)
         return outcomes_in(kept)
     with tempfile.TemporaryDirectory() as temporary:
         lines = Path(temporary) / "lines.jsonl"
@@ -177,13 +185,17 @@ def run(
     paths = [str(folder / source) for source in suite.sources]
     paths.append(os.environ.get("PYTHONPATH", str(OWN)))
     environment["PYTHONPATH"] = os.pathsep.join(paths)
+    # Not as arguments, because some tests start a session of their own for themselves.
+    environment["PYTEST_ADDOPTS"] = shlex.join(options)
+    if suite.copied:
+        shutil.copy(Path(__file__).with_name(suite.copied), folder / "tests")
     lines.touch()
     with tempfile.TemporaryDirectory() as temporary:
         targets = Path(temporary) / "targets.txt"
         targets.write_text("\n".join(names or suite.targets), encoding="utf-8")
         try:
             subprocess.run(
-                [sys.executable, __file__, "--session", str(lines), f"@{targets}", *options],
+                [sys.executable, __file__, "--session", str(lines), f"@{targets}"],
                 cwd=folder,
                 env={**os.environ, **environment},
                 check=False,
@@ -243,6 +255,19 @@ def explain(found: Comparison) -> None:
     sys.stderr.flush()
 
 
+def print_shares(totals: list[int]) -> None:
+    """Print which share of all tests has the same outcome, and of those that can have it."""
+    ran, _, same, skipped, refused, _ = totals
+    comparable = ran - skipped - refused
+    for text, count in (
+        ("all tests", ran),
+        ("those that the CPU runs", ran - skipped),
+        ("those that the CPU runs and PyTorch does not refuse", comparable),
+    ):
+        if count:
+            print(f"{100 * same / count:.2f} % of {text} ({same} of {count}) have the same outcome")
+
+
 def main() -> int:
     if sys.argv[1:2] == ["--session"]:
         return pytest.main(sys.argv[3:], plugins=[Recorder(Path(sys.argv[2]))])
@@ -269,12 +294,7 @@ def main() -> int:
         print(f"| {suite.name} | {' | '.join(map(str, numbers))} |", flush=True)
         explain(found)
     print(f"| all | {' | '.join(map(str, totals))} |")
-    ran, same, refused = totals[0], totals[2], totals[4]
-    if ran > refused:
-        print(
-            f"{100 * same / ran:.2f} % of {ran} have the same outcome, and "
-            f"{100 * same / (ran - refused):.2f} % of the {ran - refused} that PyTorch accepts"
-        )
+    print_shares(totals)
     return 0
 
 

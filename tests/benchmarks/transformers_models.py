@@ -3,7 +3,7 @@
 They are the methods of ``ModelTesterMixin`` in ``tests/test_modeling_common.py``, which the source
 distribution of transformers contains. The tests of each model, of generation and of export are only
 in its repository, so the models are configured here, and the mixins of those two are empty.
-``emulated_suites.py`` runs this file in the unpacked source distribution.
+``emulated_suites.py`` copies this file into the unpacked source distribution.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from tests.test_modeling_common import (  # noqa: E402
 )
 
 BATCH, LENGTH, WORDS, WIDTH, HEADS, LAYERS, CHANNELS, SIDE, PATCH = 4, 7, 99, 32, 4, 2, 3, 30, 2
+POSITIONS = 40  # few, so that layers and not embeddings decide where a model is split
 
 
 class Tester:
@@ -80,7 +81,7 @@ def sizes(**more: Any) -> dict[str, Any]:
     }
 
 
-class BertTest(ModelTesterMixin, GenerationTesterMixin, unittest.TestCase):
+class BertTest(ModelTesterMixin, unittest.TestCase):
     """An encoder of text."""
 
     all_model_classes = (
@@ -91,11 +92,14 @@ class BertTest(ModelTesterMixin, GenerationTesterMixin, unittest.TestCase):
 
     def setUp(self) -> None:
         self.model_tester = Tester(
-            lambda: transformers.BertConfig(vocab_size=WORDS, **sizes()), words
+            lambda: transformers.BertConfig(
+                vocab_size=WORDS, max_position_embeddings=POSITIONS, **sizes()
+            ),
+            words,
         )
 
 
-class DistilBertTest(ModelTesterMixin, GenerationTesterMixin, unittest.TestCase):
+class DistilBertTest(ModelTesterMixin, unittest.TestCase):
     """A smaller encoder of text."""
 
     all_model_classes = (
@@ -107,7 +111,12 @@ class DistilBertTest(ModelTesterMixin, GenerationTesterMixin, unittest.TestCase)
     def setUp(self) -> None:
         self.model_tester = Tester(
             lambda: transformers.DistilBertConfig(
-                vocab_size=WORDS, dim=WIDTH, n_layers=LAYERS, n_heads=HEADS, hidden_dim=37
+                vocab_size=WORDS,
+                max_position_embeddings=POSITIONS,
+                dim=WIDTH,
+                n_layers=LAYERS,
+                n_heads=HEADS,
+                hidden_dim=37,
             ),
             words,
         )
@@ -122,6 +131,7 @@ class Gpt2Test(ModelTesterMixin, GenerationTesterMixin, unittest.TestCase):
         self.model_tester = Tester(
             lambda: transformers.GPT2Config(
                 vocab_size=WORDS,
+                n_positions=POSITIONS,
                 n_embd=WIDTH,
                 n_layer=LAYERS,
                 n_head=HEADS,
