@@ -215,6 +215,15 @@ def test_products_with_another_result_type_are_the_cpus():
     torch.testing.assert_close(found.cpu(), a.float() @ a.float())
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_softmax_of_half_precision_in_single_precision_is_the_cpus(dtype):
+    """The attention of many models asks for it; CUDA then converts inside of the kernel."""
+    values = torch.randn(3, 5).to(dtype)
+    for function in (F.softmax, F.log_softmax):
+        on_both(lambda t: function(t, -1, dtype=torch.float32), values, gradients=True)  # noqa: B023
+        on_both(lambda t: function(t, -1), values, gradients=True, tolerance=1e-2)  # noqa: B023
+
+
 def test_optimizers_take_the_cpus_steps():
     """Foreach and fused implementations work on lists."""
     for kind, options in (

@@ -1,4 +1,4 @@
-"""Fused dropout, log sigmoid, bags of embeddings and the CTC loss."""
+"""Fused dropout, log sigmoid, softmax, bags of embeddings and the CTC loss."""
 
 from __future__ import annotations
 
@@ -26,6 +26,26 @@ def masked_scale(values: Tensor, mask: Tensor, scale: float) -> Tensor:
 # derivative of log(sigmoid(x)); on CUDA the buffer that the CPU uses is empty
 def log_sigmoid_backward(gradient: Tensor, values: Tensor, buffer: Tensor) -> Tensor:
     return gradient * torch.sigmoid(-values)
+
+
+# aten/src/ATen/native/SoftMax.cpp: CUDA converts half precision inside the kernel if a result in
+# single precision is asked for, and gradients back; the CPU refuses to
+def softmax(name: str) -> Callable[..., Any]:
+    operator = operator_of(name)
+
+    def compute(values: Tensor, dim: int, half_to_float: bool) -> Any:
+        return operator(values.float() if half_to_float else values, dim, False)
+
+    return compute
+
+
+def softmax_backward(name: str) -> Callable[..., Any]:
+    operator = operator_of(name)
+
+    def compute(gradient: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Any:
+        return operator(gradient, output, dim, gradient.dtype).to(input_dtype)
+
+    return compute
 
 
 # aten/src/ATen/native/LossCTC.cpp, on targets that are concatenated as cuDNN takes them
@@ -82,6 +102,10 @@ EQUIVALENTS: dict[str, Callable[..., Any]] = {
     "aten::_fused_dropout": fused_dropout,
     "aten::_masked_scale": masked_scale,
     "aten::log_sigmoid_backward": log_sigmoid_backward,
+    "aten::_softmax": softmax("aten::_softmax"),
+    "aten::_log_softmax": softmax("aten::_log_softmax"),
+    "aten::_softmax_backward_data": softmax_backward("aten::_softmax_backward_data"),
+    "aten::_log_softmax_backward_data": softmax_backward("aten::_log_softmax_backward_data"),
     "aten::_cudnn_ctc_loss": ctc_loss,
     "aten::_cudnn_ctc_loss.Tensor": ctc_loss,
 }
