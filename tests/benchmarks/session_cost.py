@@ -5,8 +5,9 @@
 Sessions with ``--cka-memory-report`` and with ``-p no:cka_memory`` alternate; both import torch in
 the test file, and read compiled modules from a cache, as an installed package does. Times are
 medians of CPU time, in milliseconds: what the session with the plugin takes longer until the first
-test starts, in the first test, in each further test, and after the last. In a session with a worker
-only the worker is timed until the end of its tests, and both processes afterwards.
+test starts, in the first test, in each further test, and after the last. The import of torch takes
+seconds that vary by more than all of these, and is left out; so is the end of the interpreter. With
+a worker, the times are the worker's, and the end is the controller's.
 """
 
 import argparse
@@ -21,24 +22,39 @@ from pathlib import Path
 from tabulate import tabulate
 
 TESTS = """
+import time
+before = time.process_time()
 import pytest, torch
+importing_torch = time.process_time() - before
 @pytest.mark.parametrize("number", range({tests}))
 def test_empty(number): pass
 """
 CLOCK = """
-import json, os, pathlib, time, pytest
+import json, pathlib, sys, time, pytest
 times = []
+def now():
+    module = sys.modules.get("test_it")
+    return time.process_time() - (module.importing_torch if module else 0)
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session):
-    times.append(time.process_time())
+    times.append(now())
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item):
     result = yield
-    times.append(time.process_time())
+    times.append(now())
     return result
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session):
+    ending.append(now())
+    return (yield)
+ending = []
+@pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config):
+    ending.append(now())
     if len(times) > 1:  # not in a controller, which runs no test
         pathlib.Path("times.json").write_text(json.dumps(times))
+    if not hasattr(config, "workerinput"):
+        pathlib.Path("ending.json").write_text(json.dumps(ending))
 """
 OTHERS = ("cov", "randomly", "repeat", "asyncio", "hypothesispytest", "timeout", "rerunfailures")
 MEASURED = ("--cka-memory-report", "--cka-memory-device=cpu")
@@ -47,19 +63,15 @@ PARALLEL = {"serial": ("-p", "no:xdist"), "-n 1": ("-n", "1")}
 
 
 def phases_ms(folder: Path, *options: str) -> tuple[float, float, float, float]:
-    """Return the CPU time of a session before, in the first, per further test, and afterwards."""
-    before = os.times()
+    """Return the CPU time before the first test, in it, per further test, and after the last."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
     command += [part for name in OTHERS for part in ("-p", f"no:{name}")]
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(folder / "compiled")}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, check=True)
-    after = os.times()
-    total = after.children_user + after.children_system
-    total -= before.children_user + before.children_system
-    start, first, *_, last = json.loads((folder / "times.json").read_text())
-    tests = len(json.loads((folder / "times.json").read_text())) - 1
-    seconds = start, first - start, (last - first) / (tests - 1), total - last
+    start, first, *_, last = times = json.loads((folder / "times.json").read_text())
+    finishing, finished = json.loads((folder / "ending.json").read_text())
+    seconds = start, first - start, (last - first) / (len(times) - 2), finished - finishing
     start_ms, first_ms, each_ms, rest_ms = (second * 1e3 for second in seconds)
     return start_ms, first_ms, each_ms, rest_ms
 
