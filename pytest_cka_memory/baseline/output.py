@@ -7,7 +7,7 @@ from pathlib import Path
 from pytest_cka_memory.baseline import changes, renames
 from pytest_cka_memory.baseline import file as baseline_file
 from pytest_cka_memory.baseline.file import BaselineKey, Entries, Figures
-from pytest_cka_memory.baseline.limit import BaselinePlan
+from pytest_cka_memory.baseline.plan import BaselinePlan
 from pytest_cka_memory.baseline.update import (
     Update,
     gone_regions,

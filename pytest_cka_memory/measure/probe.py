@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.measure import display
 from pytest_cka_memory.measure.loaders import FirstBatches, length_of
+from pytest_cka_memory.measure.observers import observers
 from pytest_cka_memory.measure.region import Explainer, Region
 from pytest_cka_memory.measure.region_context import RegionContext
 from pytest_cka_memory.measure.region_stack import region_stack_for
@@ -232,11 +233,6 @@ class MemoryProbe:
             return label
         # Recursive, because the user may have used the numbered label too.
         return self._unique_label(f"{label} #{self._labels[label]}")
-
-
-observers: list[Callable[[MemoryProbe, RegionRecord], None]] = []
-"""Called with every region that has ended of a probe without an explainer; pytest's plugin reports
-those of fixtures."""
 
 
 def _label_text(label: object) -> str:

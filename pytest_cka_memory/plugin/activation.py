@@ -35,7 +35,11 @@ def is_emulated(early_config: pytest.Config) -> bool:
 
 def is_asked_for(config: pytest.Config) -> bool:
     """Whether an option asks this session to measure, or ranks of torchrun must report together."""
-    return options.are_given(config) or "TORCHELASTIC_RUN_ID" in os.environ
+    return options.are_given(config) or _is_torchrun()
+
+
+def _is_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def asks(item: pytest.Item) -> bool:
@@ -80,7 +84,7 @@ def start(config: pytest.Config) -> "Reporter | None":
     _drop_stale_modules()
     from pytest_cka_memory.core import places
     from pytest_cka_memory.integrations import xdist
-    from pytest_cka_memory.plugin import hooks, settings, torchrun_reporter
+    from pytest_cka_memory.plugin import hooks, settings
 
     named_from_root = ExitStack()
     named_from_root.enter_context(places.root(config.rootpath))
@@ -97,9 +101,19 @@ def start(config: pytest.Config) -> "Reporter | None":
         fixture_regions.collect(config)
     if xdist.is_worker(config):
         return None
-    reporter = torchrun_reporter.reporter(config)
+    reporter = _reporter(config)
     config.pluginmanager.register(reporter, "cka_memory_reporter")
     return reporter
+
+
+def _reporter(config: pytest.Config) -> "Reporter":
+    if _is_torchrun():
+        from pytest_cka_memory.plugin import torchrun_reporter
+
+        return torchrun_reporter.reporter(config)
+    from pytest_cka_memory.plugin.reporter import Reporter
+
+    return Reporter(config)
 
 
 def _drop_stale_modules() -> None:

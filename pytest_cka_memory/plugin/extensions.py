@@ -75,8 +75,6 @@ def limits_of(item: pytest.Item) -> list[Limit]:
         LimitError: if a plugin returns something else than a list of limits; it names the plugin
             and the hook.
     """
-    if not getattr(item.config.hook, LIMITS).get_hookimpls():  # saves time for unmarked tests
-        return []
     if _limits_key not in item.stash:
         try:
             item.stash[_limits_key] = list(_limits_from_hook(item))

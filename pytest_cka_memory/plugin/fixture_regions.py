@@ -10,32 +10,25 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_cka_memory.core.figures import RegionRecord
-from pytest_cka_memory.core.fingerprint import fingerprint_of
 from pytest_cka_memory.core.fixture_names import fixture_nodeid
-from pytest_cka_memory.core.report import Payload
-from pytest_cka_memory.core.verdicts import Limit, Result, judge
 from pytest_cka_memory.errors import BaselineError
-from pytest_cka_memory.measure import probe as probes
-from pytest_cka_memory.measure.probe import MemoryProbe
-from pytest_cka_memory.measure.region_context import never_closed
+from pytest_cka_memory.measure.observers import observers
 from pytest_cka_memory.plugin.narrowing import is_narrowed
 from pytest_cka_memory.plugin.session_meter import known_meter, meter_of
 from pytest_cka_memory.plugin.settings import settings_key
 
+if TYPE_CHECKING:
+    from pytest_cka_memory.core.figures import RegionRecord
+    from pytest_cka_memory.core.report_builder import Payload
+    from pytest_cka_memory.core.verdicts import Limit, Result
+    from pytest_cka_memory.measure.probe import MemoryProbe
+    from pytest_cka_memory.plugin.session_probe import SessionProbe
 
-class SessionProbe(MemoryProbe):
-    """The probe of ``cka_memory_session``: labels are numbered for each fixture, not for all."""
-
-    def _unique_label(self, label: str) -> str:
-        return label
-
-
-_Ended = list[tuple[MemoryProbe, RegionRecord]]
+    _Ended = list[tuple[MemoryProbe, RegionRecord]]
 
 
 class FixtureRegions:
@@ -57,19 +50,23 @@ class FixtureRegions:
         self._is_called = False
         """Whether the test itself runs, not a fixture."""
 
-    def session_probe(self) -> MemoryProbe:
+    def session_probe(self) -> "MemoryProbe":
         """Return the probe of ``cka_memory_session``.
 
         Raises:
             pytest.UsageError: if the device is not available.
         """
         if self._probe is None:
+            from pytest_cka_memory.plugin.session_probe import SessionProbe
+
             self._probe = SessionProbe(meter=meter_of(self._config))
         return self._probe
 
     def end_session_probe(self) -> None:
         """End the regions of ``cka_memory_session`` that are still open, which is a mistake."""
         if self._probe is not None:
+            from pytest_cka_memory.measure.region_context import never_closed
+
             left_open = self._probe.end_open()
             unused = [context.mistake for context in self._probe.unused]
             mistakes = [*unused, *([never_closed(left_open)] if left_open else [])]
@@ -78,12 +75,12 @@ class FixtureRegions:
                 pytest.fail("\n".join(mistakes), pytrace=False)
 
     def pytest_configure(self) -> None:
-        probes.observers.append(self._observe)
+        observers.append(self._observe)
 
     def pytest_unconfigure(self) -> None:
-        probes.observers.remove(self._observe)
+        observers.remove(self._observe)
 
-    def _observe(self, probe: MemoryProbe, record: RegionRecord) -> None:
+    def _observe(self, probe: "MemoryProbe", record: "RegionRecord") -> None:
         if self._setting_up:
             self._setting_up[-1].append((probe, record))
         elif probe is self._probe or (self._is_running and not self._is_called):
@@ -139,7 +136,7 @@ class FixtureRegions:
             self._results, self._unmeasured = [], []
         return report
 
-    def _empty_payload(self) -> Payload:
+    def _empty_payload(self) -> "Payload":
         return {
             "facts": meter_of(self._config).facts(),
             "regions": [],
@@ -148,7 +145,7 @@ class FixtureRegions:
         }
 
     def _add(
-        self, ended: _Ended, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+        self, ended: "_Ended", fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
     ) -> None:
         """Add regions of a fixture under its name, or under that of its only test."""
         records = [record for probe, record in ended if self._is_ours(probe, fixturedef, record)]
@@ -163,7 +160,7 @@ class FixtureRegions:
             self._add_results(self._nodeid(fixturedef, request), records)
 
     def _is_ours(
-        self, probe: MemoryProbe, fixturedef: pytest.FixtureDef[Any], record: RegionRecord
+        self, probe: "MemoryProbe", fixturedef: pytest.FixtureDef[Any], record: "RegionRecord"
     ) -> bool:
         """Whether the probe measures what the session measures; otherwise it is counted."""
         meter = known_meter(self._config)
@@ -172,6 +169,8 @@ class FixtureRegions:
                 meter = meter_of(self._config)
             except pytest.UsageError:  # the device of the session is not available
                 return False
+        from pytest_cka_memory.core.fingerprint import fingerprint_of
+
         if fingerprint_of(probe.meter.facts()) == fingerprint_of(meter.facts()):
             return True
         self._unmeasured.append(
@@ -199,7 +198,9 @@ class FixtureRegions:
             return str(getattr(function, "__module__", None) or fixturedef.baseid)
         return file.as_posix()
 
-    def _add_results(self, nodeid: str, records: Sequence[RegionRecord]) -> None:
+    def _add_results(self, nodeid: str, records: "Sequence[RegionRecord]") -> None:
+        from pytest_cka_memory.core.verdicts import judge
+
         for record in records:
             self._labels[nodeid, record.label] += 1
             number = self._labels[nodeid, record.label]
@@ -208,11 +209,13 @@ class FixtureRegions:
             outcome = "passed" if record.completed else "error"
             self._results.append(replace(result, outcome=outcome))
 
-    def _limits(self, nodeid: str) -> list[Limit]:
+    def _limits(self, nodeid: str) -> "list[Limit]":
         """Return the limit of the baseline, if the session compares with one; no other applies."""
         plan = self._config.stash[settings_key].baseline
         if not plan.named or plan.updating:
             return []
+        from pytest_cka_memory.core.fingerprint import fingerprint_of
+
         fingerprint = fingerprint_of(meter_of(self._config).facts())
         try:
             return [plan.limit("--cka-memory-baseline", nodeid, fingerprint, plan.tolerance)]

@@ -2,21 +2,21 @@
 
 from collections.abc import Generator
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_cka_memory.core.markers import SESSION_FIXTURE
-from pytest_cka_memory.emulated.specification import is_emulated
-from pytest_cka_memory.integrations import torchrun, xdist
-from pytest_cka_memory.meters.base import Meter
-from pytest_cka_memory.meters.selection import meter_for
+from pytest_cka_memory.integrations import xdist
 from pytest_cka_memory.plugin import kept_tracebacks
 from pytest_cka_memory.plugin.item_kinds import is_sync_testcase, wrapped_method
 from pytest_cka_memory.plugin.item_plan import check, plan_of
 from pytest_cka_memory.plugin.options import given_by
 from pytest_cka_memory.plugin.session_meter import fail_without_meter, known_meter, meter_of
 from pytest_cka_memory.plugin.settings import settings_key
+
+if TYPE_CHECKING:
+    from pytest_cka_memory.meters.base import Meter
 
 _measuring_key = pytest.StashKey[ModuleType]()
 
@@ -40,16 +40,21 @@ _SET_UPS = ("_unittest_", "_xunit_")
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_cka_memory_meter(device: str) -> Meter:
+def pytest_cka_memory_meter(device: str) -> "Meter":
+    from pytest_cka_memory.integrations import torchrun
+    from pytest_cka_memory.meters.selection import meter_for
+
     rank = torchrun.this_rank()
     return meter_for(device, preferred=rank.local if rank else None)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     settings = session.config.stash[settings_key]
-    if is_emulated(settings.device):
-        return  # loaded already, or refused
     if settings.names_accelerator and xdist.is_controller(session.config):
+        from pytest_cka_memory.emulated.specification import is_emulated
+
+        if is_emulated(settings.device):
+            return  # loaded already, or refused
         xdist.check_device(session.config, settings.device, given_by(session.config, "device"))
 
 

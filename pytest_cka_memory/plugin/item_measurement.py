@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_cka_memory.core.figures import RegionRecord
-from pytest_cka_memory.core.report import Payload
+from pytest_cka_memory.core.report_builder import Payload
 from pytest_cka_memory.core.verdicts import Limit, Result, judge
 from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region_context import never_closed

@@ -2,19 +2,20 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_cka_memory.baseline.limit import MARKER as BASELINE_MARKER
-from pytest_cka_memory.core.fingerprint import fingerprint_of
+from pytest_cka_memory.baseline.plan import MARKER as BASELINE_MARKER
 from pytest_cka_memory.core.markers import FIXTURE, MARKERS
 from pytest_cka_memory.errors import BaselineError, LimitError
-from pytest_cka_memory.limits import Limit, default_limits, limit_from_marker
-from pytest_cka_memory.meters.base import Meter
-from pytest_cka_memory.plugin import extensions
 from pytest_cka_memory.plugin.options import given_by
 from pytest_cka_memory.plugin.session_meter import known_meter
 from pytest_cka_memory.plugin.settings import Settings, settings_key
+
+if TYPE_CHECKING:
+    from pytest_cka_memory.limits import Limit
+    from pytest_cka_memory.meters.base import Meter
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,9 @@ class ItemPlan:
     """What the plugin does with one test."""
 
     is_measured: bool
-    limits: tuple[Limit, ...] = ()
+    limits: "tuple[Limit, ...]" = ()
     """Every limit that its regions are judged by."""
-    own_limits: tuple[Limit, ...] = ()
+    own_limits: "tuple[Limit, ...]" = ()
     """Those of its markers and of other plugins, without those of the session's options."""
     marker_limits: tuple[str, ...] = ()
     """Those of its markers, as users write them."""
@@ -38,9 +39,9 @@ class _Computed:
 
     plan: ItemPlan
     marks: tuple[pytest.Mark, ...]
-    meter: Meter | None
+    meter: "Meter | None"
 
-    def is_current(self, marks: tuple[pytest.Mark, ...], meter: Meter | None) -> bool:
+    def is_current(self, marks: tuple[pytest.Mark, ...], meter: "Meter | None") -> bool:
         return (
             self.meter is meter
             and len(self.marks) == len(marks)
@@ -83,7 +84,7 @@ def check(items: Sequence[pytest.Item]) -> None:
         raise pytest.UsageError(*wrong)
 
 
-def limits_or_fail(item: pytest.Item) -> tuple[Limit, ...]:
+def limits_or_fail(item: pytest.Item) -> "tuple[Limit, ...]":
     """Return the limits of `item`; fail the test if they cannot be used.
 
     Most sessions have stopped at :func:`check` in that case. An xdist worker cannot stop there, and
@@ -101,8 +102,8 @@ def _compute(item: pytest.Item) -> ItemPlan:
         if not _is_measured(item, settings):
             return ItemPlan(is_measured=False)
         of_markers = _marker_limits(item, settings)
-        own = [*of_markers, *extensions.limits_of(item)]
-        limits = own + default_limits(own, settings.max_retained_bytes, settings.max_peak_bytes)
+        own = [*of_markers, *_limits_of_plugins(item)]
+        limits = own + _default_limits(own, settings)
         if settings.baseline.named and item.get_closest_marker(BASELINE_MARKER) is None:
             limits += _baseline_limits(item, settings)
     except (LimitError, BaselineError) as error:
@@ -121,32 +122,56 @@ def _is_measured(item: pytest.Item, settings: Settings) -> bool:
         or FIXTURE in getattr(item, "fixturenames", ())
         or any(item.get_closest_marker(name) is not None for name in MARKERS)
         or settings.baseline.measures(item.nodeid)
-        or bool(extensions.limits_of(item))
+        or bool(_limits_of_plugins(item))
     )
 
 
-def _marker_limits(item: pytest.Item, settings: Settings) -> list[Limit]:
+def _limits_of_plugins(item: pytest.Item) -> "list[Limit]":
+    if not item.config.hook.pytest_cka_memory_limits.get_hookimpls():
+        return []
+    from pytest_cka_memory.plugin import extensions
+
+    return extensions.limits_of(item)
+
+
+def _default_limits(own: "list[Limit]", settings: Settings) -> "list[Limit]":
+    if settings.max_retained_bytes is None and settings.max_peak_bytes is None:
+        return []
+    from pytest_cka_memory.limits import default_limits
+
+    return default_limits(own, settings.max_retained_bytes, settings.max_peak_bytes)
+
+
+def _limit_from_marker(mark: pytest.Mark) -> Any:
+    from pytest_cka_memory.limits import limit_from_marker
+
+    return limit_from_marker(mark.name, mark.args, mark.kwargs)
+
+
+def _marker_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
     limits: list[Limit] = []
     for name in MARKERS:
         mark = _closest(item, name)
         if mark is not None and name != BASELINE_MARKER:
-            limits.append(limit_from_marker(name, mark.args, mark.kwargs))
+            limits.append(_limit_from_marker(mark))
     if item.get_closest_marker(BASELINE_MARKER) is not None:
         limits += _baseline_limits(item, settings)
     return limits
 
 
-def _baseline_limits(item: pytest.Item, settings: Settings) -> list[Limit]:
+def _baseline_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
     """Return what the baseline allows on this device; nothing while baselines are updated."""
     plan = settings.baseline
     text, tolerance = "--cka-memory-baseline", plan.tolerance
     mark = _closest(item, BASELINE_MARKER)
     if mark is not None:
-        given = limit_from_marker(mark.name, mark.args, mark.kwargs)
+        given = _limit_from_marker(mark)
         text = mark.name if given is None else f"{mark.name}({given.text!r})"
         tolerance = given or tolerance
     if plan.updating:
         return []
+    from pytest_cka_memory.core.fingerprint import fingerprint_of
+
     meter = known_meter(item.config)
     fingerprint = None if meter is None else fingerprint_of(meter.facts())
     return [plan.limit(text, item.nodeid, fingerprint, tolerance)]

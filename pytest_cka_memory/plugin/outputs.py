@@ -1,18 +1,16 @@
 """What a session writes besides its terminal output: one output per option."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from itertools import combinations
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from pytest_cka_memory.baseline.output import BaselineOutput
-from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.errors import ReportError
-from pytest_cka_memory.integrations.github import GitHubOutput
 from pytest_cka_memory.plugin.settings import Settings
-from pytest_cka_memory.reports import files
+
+if TYPE_CHECKING:
+    from pytest_cka_memory.core.report import Report
 
 
 class Output(Protocol):
@@ -33,24 +31,27 @@ class Output(Protocol):
     def check(self) -> None:
         """Raise ReportError if it cannot be written; called before any test has run."""
 
-    def write(self, report: Report) -> str:
+    def write(self, report: "Report") -> str:
         """Write `report` and return a line that says so; raise ReportError if it fails."""
 
 
-@dataclass(frozen=True)
-class FileOutput:
+class FileOutput(NamedTuple):
     """A report file; an error while writing leaves an old file as it was."""
 
     option: str
     path: Path
     renderer: str
     """The module that renders it; imported when it is written."""
-    is_public = True
+    is_public: bool = True
 
     def check(self) -> None:
+        from pytest_cka_memory.reports import files
+
         files.check_writable(self.path)
 
-    def write(self, report: Report) -> str:
+    def write(self, report: "Report") -> str:
+        from pytest_cka_memory.reports import files
+
         files.write_whole(self.path, import_module(self.renderer).render(report))
         return f"figures written to {self.path}"
 
@@ -69,16 +70,23 @@ def outputs_of(settings: Settings) -> list[Output]:
         for name, renderer in _RENDERERS.items()
         if name in settings.files
     ]
-    path = settings.history
-    history: list[Output] = []
-    if path is not None:
+    others: list[Output] = []
+    baseline = settings.baseline
+    # A report may be given the path at which later sessions look for baselines.
+    if baseline.asked_for or reports or baseline.path.exists():
+        from pytest_cka_memory.baseline.output import BaselineOutput
+
+        others.append(BaselineOutput(baseline))
+    if settings.history is not None:
         from pytest_cka_memory.history.output import HistoryOutput
 
-        history.append(HistoryOutput(path, settings.root))
-    step = settings.github
-    github = [] if step is None else [GitHubOutput(step)]
-    # GitHub is last, because its annotations name the outputs that could not be written.
-    return [*reports, BaselineOutput(settings.baseline), *history, *github]
+        others.append(HistoryOutput(settings.history, settings.root))
+    if settings.github is not None:
+        from pytest_cka_memory.integrations.github import GitHubOutput
+
+        # The last, because its annotations name the outputs that could not be written.
+        others.append(GitHubOutput(settings.github))
+    return [*reports, *others]
 
 
 def check(outputs: Sequence[Output], given_by: Callable[[str], str] = str) -> None:
@@ -96,6 +104,10 @@ def check(outputs: Sequence[Output], given_by: Callable[[str], str] = str) -> No
             output.check()
         except ReportError as error:
             raise ReportError(f"{given_by(output.option)}: {error}") from None
+    if len(outputs) < 2:
+        return
+    from pytest_cka_memory.reports import files
+
     for first, second in combinations(outputs, 2):
         if first.path and second.path and files.same_file(first.path, second.path):
             raise ReportError(

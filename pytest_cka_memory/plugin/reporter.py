@@ -1,23 +1,27 @@
-"""The reporter: collects the results of a session, writes reports and prints the summary."""
+"""The reporter: collects the results of a session, writes reports and prints the summary.
+
+What reads the results and writes them is imported after the tests.
+"""
 
 import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_cka_memory.core.places import anonymizer
-from pytest_cka_memory.core.report import ReportBuilder
+from pytest_cka_memory.core.report_builder import ReportBuilder
 from pytest_cka_memory.errors import ReportError
-from pytest_cka_memory.plugin import collecting, outputs
+from pytest_cka_memory.plugin import outputs
 from pytest_cka_memory.plugin.options import given_by, name_of
 from pytest_cka_memory.plugin.settings import describe, settings_key
-from pytest_cka_memory.reports import terminal
-from pytest_cka_memory.reports.anonymous import anonymous
-from pytest_cka_memory.reports.terminal import Line
 from pytest_cka_memory.units import counted
+
+if TYPE_CHECKING:
+    from pytest_cka_memory.core.report import Report
+    from pytest_cka_memory.reports.terminal import Line
 
 
 class Reporter:
@@ -101,9 +105,16 @@ class Reporter:
             self._gate(session)
         if not self._ran:
             return
-        collection, root = collecting.collection_of(session.config), session.config.rootpath
-        report = replace(self.builder.report(), collection=collection)
-        public = anonymous(report, root) if self.outputs else report
+        if self.outputs:
+            self._write(session, self.builder.report())
+
+    def _write(self, session: pytest.Session, report: "Report") -> None:
+        from pytest_cka_memory.plugin import collecting
+        from pytest_cka_memory.reports.anonymous import anonymous
+
+        report = replace(report, collection=collecting.collection_of(session.config))
+        root = session.config.rootpath
+        public = anonymous(report, root)
         for output in self.outputs:
             shown, change = (public, anonymizer(root)) if output.is_public else (report, str)
             try:
@@ -120,11 +131,13 @@ class Reporter:
             colour = {line.colour: True} if line.colour else {}
             terminalreporter.write_line(line.text, **colour)
 
-    def _lines(self, width: int) -> Iterator[Line]:
+    def _lines(self, width: int) -> "Iterator[Line]":
+        from pytest_cka_memory.reports import terminal
+
         settings, report = self.settings, self.builder.report()
         if settings.report and report.results:
             yield from terminal.table(report.results, width)
-            yield Line("")
+            yield terminal.Line("")
             yield from terminal.legend(report.session, report.results, width)
             yield from terminal.findings(report.results, width)
         else:
@@ -135,9 +148,11 @@ class Reporter:
             for reason, count in report.unmeasured.items():
                 yield from terminal.sentence(f"{count} not measured: {reason}", width, "yellow")
             yield from terminal.missing(report.missing)
-        yield from map(Line, self.written)
+        yield from map(terminal.Line, self.written)
         for problem in self.problems:
-            yield Line(f"FAILED: {problem}", "red")  # in one piece, because it may name a path
+            yield terminal.Line(
+                f"FAILED: {problem}", "red"
+            )  # in one piece, because it may name a path
 
     def _gate(self, session: pytest.Session) -> None:
         measured, wanted = self.builder.measured, self.settings.min_regions

@@ -1,16 +1,20 @@
 """The meter of a session, made on first use: this is where torch is imported."""
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.plugin.options import given_by
 from pytest_cka_memory.plugin.settings import settings_key
 
-meter_key = pytest.StashKey[Meter]()
+if TYPE_CHECKING:
+    from pytest_cka_memory.meters.base import Meter
+
+meter_key = pytest.StashKey["Meter"]()
 
 
-def meter_of(config: pytest.Config) -> Meter:
+def meter_of(config: pytest.Config) -> "Meter":
     """Return the session's meter.
 
     Raises:
@@ -27,7 +31,7 @@ def meter_of(config: pytest.Config) -> Meter:
     return config.stash[meter_key]
 
 
-def known_meter(config: pytest.Config) -> Meter | None:
+def known_meter(config: pytest.Config) -> "Meter | None":
     """Return the session's meter if it has been made already, otherwise None."""
     return config.stash.get(meter_key, None)
 

@@ -5,15 +5,17 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_cka_memory.baseline.limit import BaselinePlan
-from pytest_cka_memory.core.tolerance import parse_tolerance
+from pytest_cka_memory.baseline.plan import DEFAULT_TOLERANCE, BaselinePlan
 from pytest_cka_memory.errors import LimitError, SizeError
-from pytest_cka_memory.integrations.github import JobStep, step_of
 from pytest_cka_memory.plugin.options import BASELINE_FILE, given_by, option_of, value_of
 from pytest_cka_memory.units import counted, format_exact, parse_megabytes
+
+if TYPE_CHECKING:
+    from pytest_cka_memory.integrations.github import JobStep
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Settings:
     """The file to which this session adds a line, if any."""
     root: Path
     """pytest's root folder."""
-    github: JobStep | None
+    github: "JobStep | None"
     """The step of a GitHub Actions job to report to, if any."""
     rank_timeout_s: float
     """Under torchrun: a rank that finishes no test for this long is treated as hung."""
@@ -97,7 +99,7 @@ def resolve(config: pytest.Config) -> Settings:
         baseline=_baseline(config),
         history=_path(config, "history"),
         root=config.rootpath,
-        github=step_of(_github(config), os.environ, config.rootpath),
+        github=_step(config),
         rank_timeout_s=_seconds(config, "rank-timeout", 300.0),
     )
 
@@ -148,30 +150,36 @@ def _seconds(config: pytest.Config, name: str, default: float) -> float:
     return seconds
 
 
-def _github(config: pytest.Config) -> str:
+def _step(config: pytest.Config) -> "JobStep | None":
     choice = _valued(config, "github") or "auto"
     if choice not in ("auto", "yes", "no"):
         raise pytest.UsageError(
             f"{given_by(config, 'github')}: cannot use {choice!r}; write auto, yes or no"
         )
-    return choice
+    if choice == "auto" and "GITHUB_ACTIONS" not in os.environ:
+        return None  # without the import
+    from pytest_cka_memory.integrations.github import step_of
+
+    return step_of(choice, os.environ, config.rootpath)
 
 
 def _baseline(config: pytest.Config) -> BaselinePlan:
     named = _path(config, "baseline")
-    try:
-        tolerance = parse_tolerance(_valued(config, "tolerance") or "5%")
-    except LimitError as error:
-        raise pytest.UsageError(f"{given_by(config, 'tolerance')}: {error}") from None
+    tolerance = _valued(config, "tolerance")
     plan = BaselinePlan(
         path=named or config.rootpath / BASELINE_FILE,
         root=config.rootpath,
-        tolerance=tolerance,
+        tolerance_text=tolerance or DEFAULT_TOLERANCE,
         named=named is not None,
         updating=_flag(config, "update-baseline"),
         pruning=_flag(config, "prune-baseline"),
         required=_flag(config, "require-baseline"),
     )
+    if tolerance:
+        try:
+            _ = plan.tolerance
+        except LimitError as error:
+            raise pytest.UsageError(f"{given_by(config, 'tolerance')}: {error}") from None
     if plan.required and not plan.updating and not plan.path.exists():
         raise pytest.UsageError(
             f"{given_by(config, 'require-baseline')}: there is no baseline file {plan.path}; write "

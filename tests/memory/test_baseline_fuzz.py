@@ -18,11 +18,10 @@ from reports_made import GPU
 from pytest_cka_memory import RegionRecord
 from pytest_cka_memory.baseline import file as baseline_file
 from pytest_cka_memory.baseline.file import BaselineKey, Entries
-from pytest_cka_memory.baseline.limit import BaselinePlan
 from pytest_cka_memory.baseline.output import BaselineOutput
+from pytest_cka_memory.baseline.plan import BaselinePlan
 from pytest_cka_memory.core.fingerprint import Fingerprint, fingerprint_of
 from pytest_cka_memory.core.report import Report
-from pytest_cka_memory.core.tolerance import parse_tolerance
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.errors import BaselineError
 
@@ -141,7 +140,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def update(path: Path) -> BaselineOutput:
     """The output of a session that runs with --cka-memory-update-baseline."""
-    return BaselineOutput(BaselinePlan(path, path.parent, parse_tolerance("5%"), updating=True))
+    return BaselineOutput(BaselinePlan(path, path.parent, updating=True))
 
 
 def read_or_refused(path: Path, content: bytes) -> Entries | None:

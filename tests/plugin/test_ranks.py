@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from pytest_cka_memory.core.report import ReportBuilder
+from pytest_cka_memory.core.report_builder import ReportBuilder
 from pytest_cka_memory.integrations import torchrun as ranks
 from pytest_cka_memory.integrations.torchrun import Rank, RankSync
 from pytest_cka_memory.meters import selection

@@ -1,0 +1,105 @@
+"""How a session uses baselines, and which tests they apply to.
+
+Every session that measures has a plan. What reads baselines is imported if there are any.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_cka_memory.errors import BaselineError
+
+if TYPE_CHECKING:
+    from pytest_cka_memory.baseline.file import BaselineKey, Entries
+    from pytest_cka_memory.core.fingerprint import Fingerprint
+    from pytest_cka_memory.core.tolerance import Tolerance
+    from pytest_cka_memory.core.verdicts import Limit
+
+MARKER = "memory_baseline"
+DEFAULT_TOLERANCE = "5%"
+REMEDY = "write one with --cka-memory-update-baseline"
+
+
+@dataclass(frozen=True)
+class BaselinePlan:
+    """How a session uses baselines."""
+
+    path: Path
+    """The file; it must exist only if the user named it."""
+    root: Path
+    """Folder that the paths in test names are relative to."""
+    tolerance_text: str = DEFAULT_TOLERANCE
+    """For tests whose marker gives none."""
+    named: bool = False
+    """Whether the user named the file: then every measured test is compared with it."""
+    updating: bool = False
+    """Whether this session writes baselines; then it compares no test with them."""
+    pruning: bool = False
+    """Whether this session removes the lines of tests that no longer exist."""
+    required: bool = False
+    """Whether a region without a baseline fails."""
+
+    @property
+    def asked_for(self) -> bool:
+        """Whether an option, not only a marker, asks for baselines."""
+        return self.named or self.updating or self.pruning
+
+    @cached_property
+    def tolerance(self) -> "Tolerance":
+        """How far figures may rise in tests whose marker does not say so.
+
+        Raises:
+            LimitError: if :attr:`tolerance_text` cannot be read.
+        """
+        from pytest_cka_memory.core.tolerance import parse_tolerance
+
+        return parse_tolerance(self.tolerance_text)
+
+    @cached_property
+    def entries(self) -> "Entries":
+        """Regions of the file, read on first use.
+
+        Raises:
+            BaselineError: if the file cannot be used, or does not exist and an option needs it.
+        """
+        if self.path.exists():
+            from pytest_cka_memory.baseline import file
+
+            return file.read(self.path)
+        if (self.named or self.pruning) and not self.updating:
+            raise BaselineError(f"{self.path} does not exist; {REMEDY}")
+        return {}
+
+    def measures(self, nodeid: str) -> bool:
+        """Whether a test is measured because the file has it; raises like :attr:`entries`."""
+        return self.asked_for and nodeid in self._by_test
+
+    def limit(
+        self, text: str, nodeid: str, fingerprint: "Fingerprint | None", tolerance: "Tolerance"
+    ) -> "Limit":
+        """Return the limit on the regions of a test; raises like :attr:`entries`.
+
+        Before the device is known, `fingerprint` is None and the limit has no figures.
+        """
+        from pytest_cka_memory.baseline.limit import WithinBaseline
+
+        known = {
+            key.label: self.entries[key]
+            for key in self._by_test.get(nodeid, ())
+            if key.fingerprint == fingerprint
+        }
+        device = None if fingerprint in self._fingerprints else fingerprint
+        return WithinBaseline(text, tolerance, known, device, self.required)
+
+    @cached_property
+    def _by_test(self) -> "Mapping[str, Sequence[BaselineKey]]":
+        found: dict[str, list[BaselineKey]] = {}
+        for key in self.entries:
+            found.setdefault(key.nodeid, []).append(key)
+        return found
+
+    @cached_property
+    def _fingerprints(self) -> "set[Fingerprint]":
+        return {key.fingerprint for key in self.entries}

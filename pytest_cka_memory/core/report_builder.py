@@ -1,0 +1,215 @@
+"""Collect the report of a session while its tests run, in whichever process they do."""
+
+import platform
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from pytest_cka_memory._version import __version__
+
+if TYPE_CHECKING:
+    from pytest_cka_memory.core.report import Report
+    from pytest_cka_memory.core.verdicts import Result
+
+Payload = dict[str, Any]
+"""What one test report carries, in builtin types.
+
+``facts`` about the meter, ``regions`` as :meth:`Result.to_dict` returns them, the reasons why the
+test is ``unmeasured``, whether the session is ``narrowed``, and regions of ``fixtures`` that ended
+meanwhile.
+"""
+
+
+_GARBAGE_LEFT = (
+    "≤ marks tests without limits for which collecting all garbage would have taken too long:",
+    "what they retained may include reference cycles; a limit makes the figure exact",
+)
+
+
+class ReportBuilder:
+    """Collects the results of a session from the test reports of any process.
+
+    They are read when they are asked for, which is after the tests: so no test waits for it, nor
+    for the import of what reads them.
+    """
+
+    def __init__(self) -> None:
+        self.started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        self.facts: dict[str, Any] = {}
+        self.unmeasured: Counter[str] = Counter()
+        """Reason why tests could not be measured -> number of tests."""
+        self.workers: set[str] = set()
+        self.facts_of_workers: dict[str, dict[str, Any]] = {}
+        self.narrowed = False
+        """Whether tests of a collected file may have been left out."""
+        self.locations: dict[str, tuple[str, int | None]] = {}
+        self._expected: dict[str, int] = {}
+        self._finished: set[str] = set()
+        self._regions: dict[str, list[dict[str, Any]]] = {}
+        """Test -> its regions, as :meth:`Result.to_dict` returns them."""
+        self._of_fixtures: dict[str, dict[str, list[dict[str, Any]]]] = {}
+        """Fixture -> worker -> its regions; each worker sets up a session's fixture of its own."""
+        self._read: tuple[list[Result], list[Result]] | None = None
+        """Results of tests and of fixtures, if nothing has been added since they were read."""
+
+    def expect(self, nodeids: Iterable[str]) -> None:
+        """Record the tests of this session, in their order."""
+        for nodeid in nodeids:
+            self._expected.setdefault(nodeid, len(self._expected))
+
+    def add(self, nodeid: str, worker: str, outcome: str, payload: Payload) -> None:
+        """Add the regions of one test report; `worker` is the process that measured them."""
+        self.workers.add(worker)
+        self.facts = _with_notes(self.facts or payload["facts"], payload["facts"])
+        self.facts_of_workers[worker] = payload["facts"]
+        self.narrowed = self.narrowed or payload["narrowed"]
+        for reason in payload["unmeasured"]:
+            self.unmeasured[reason] += 1
+        run = {"worker": worker, "outcome": outcome}
+        self._add(nodeid, ({**region, **run} for region in payload["regions"]))
+        for region in payload.get("fixtures", ()):
+            if region["nodeid"] == nodeid:  # a fixture of this test alone
+                self._add(nodeid, [{**region, **run}])
+            else:
+                of_workers = self._of_fixtures.setdefault(region["nodeid"], {})
+                of_workers.setdefault(worker, []).append({**region, "worker": worker})
+
+    def _add(self, nodeid: str, regions: Iterable[dict[str, Any]]) -> None:
+        self._regions.setdefault(nodeid, []).extend(regions)
+        self._read = None
+
+    def locate(self, nodeid: str, file: str, line: int | None) -> None:
+        """Record the file and line of a test; `line` counts from 0, like pytest's."""
+        self.locations[nodeid] = file, None if line is None else line + 1
+
+    def forget(self, nodeid: str, worker: str) -> None:
+        """Drop the results of a run of a test that is run again: the last run counts."""
+        regions = self._regions.get(nodeid, [])
+        self._regions[nodeid] = [region for region in regions if region["worker"] != worker]
+        self._read = None
+
+    def finish(self, nodeid: str, *, teardown_failed: bool = False) -> None:
+        """Record that a test has finished."""
+        self._finished.add(nodeid)
+        if teardown_failed:
+            for region in self._regions.get(nodeid, ()):
+                region["outcome"] = "error"
+            self._read = None
+
+    @property
+    def results(self) -> "list[Result]":
+        """Every region in the order of collection, whichever process ran it; fixtures are last."""
+        of_tests, of_fixtures = self._results()
+        return [*of_tests, *of_fixtures]
+
+    @property
+    def of_fixtures(self) -> "list[Result]":
+        """The regions of fixtures: of several workers those that needed most."""
+        return self._results()[1]
+
+    def _results(self) -> "tuple[list[Result], list[Result]]":
+        if self._read is None:
+            from pytest_cka_memory.core.verdicts import Result
+
+            order = sorted(
+                self._regions, key=lambda nodeid: self._expected.get(nodeid, sys.maxsize)
+            )
+            of_tests = [
+                Result.from_dict(region) for test in order for region in self._regions[test]
+            ]
+            of_fixtures = [
+                result
+                for of_workers in self._of_fixtures.values()
+                for result in max(
+                    (list(map(Result.from_dict, regions)) for regions in of_workers.values()),
+                    key=_memory_needed,
+                )
+            ]
+            self._read = of_tests, of_fixtures
+        return self._read
+
+    @property
+    def missing(self) -> list[str]:
+        """Collected tests without a result."""
+        return [nodeid for nodeid in self._expected if nodeid not in self._finished]
+
+    @property
+    def measured(self) -> int:
+        """Number of completed regions, which ``--cka-memory-min-regions`` counts."""
+        return sum(result.record.completed for result in self.results)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what another rank needs to :meth:`absorb` it; builtin types only."""
+        return {
+            "facts": self.facts,
+            "unmeasured": dict(self.unmeasured),
+            "workers": sorted(self.workers),
+            "narrowed": self.narrowed,
+            "expected": list(self._expected),
+            "missing": self.missing,
+            "results": [result.to_dict() for result in self.results],
+        }
+
+    def absorb(self, data: Mapping[str, Any]) -> None:
+        """Add everything that another rank measured: the same tests on another device."""
+        missing = {*self.missing, *data["missing"]}
+        self.expect(data["expected"])
+        self._finished = set(self._expected) - missing
+        self.facts = _joined(self.facts, data["facts"])
+        self.unmeasured.update(data["unmeasured"])
+        self.workers.update(data["workers"])
+        self.facts_of_workers.update(dict.fromkeys(data["workers"], data["facts"]))
+        self.narrowed = self.narrowed or data["narrowed"]
+        for region in data["results"]:
+            self._add(region["nodeid"], [region])
+
+    def report(self) -> "Report":
+        """Return all of it as plain data."""
+        from pytest_cka_memory.core.report import Report
+
+        return Report(
+            self._description(),
+            tuple(self.results),
+            tuple(self.missing),
+            dict(self.unmeasured),
+            frozenset(self._expected),
+            self.narrowed,
+            facts=dict(self.facts_of_workers),
+            locations=dict(self.locations),
+        )
+
+    def _description(self) -> Mapping[str, Any]:
+        unknown = dict.fromkeys(("device", "device_name", "meter", "torch", "cuda"))
+        facts = self.facts or {**unknown, "notes": []}
+        if any(result.record.garbage_left for result in self.results):
+            facts = _with_notes(facts, {"notes": _GARBAGE_LEFT})
+        return {
+            **facts,
+            "python": platform.python_version(),
+            "plugin": __version__,
+            "workers": len(self.workers),
+            "started": self.started,
+        }
+
+
+def _memory_needed(results: "Iterable[Result]") -> int:
+    records = [result.record for result in results]
+    return sum(record.peak_increase_bytes + record.retained_bytes for record in records)
+
+
+def _joined(facts: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """Merge the facts of two ranks: devices that differ are listed one by one."""
+    if not facts or not others:
+        return facts or others
+    names = {
+        key: ", ".join(dict.fromkeys([*facts[key].split(", "), others[key]]))
+        for key in ("device", "device_name")
+    }
+    return _with_notes({**facts, **names}, others)
+
+
+def _with_notes(facts: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+    """Add the notes of `others` that `facts` lacks: some follow from what a test has done."""
+    return {**facts, "notes": list(dict.fromkeys([*facts["notes"], *others["notes"]]))}
