@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pytest_cka_memory.baseline.file import Figures
-from pytest_cka_memory.baseline.plan import REMEDY
 from pytest_cka_memory.core.figures import COMPARED, RegionRecord
 from pytest_cka_memory.core.fingerprint import Fingerprint
 from pytest_cka_memory.core.tolerance import Difference, Tolerance, differences, parse_tolerance
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
 from pytest_cka_memory.units import format_exact, format_fraction
 
+REMEDY = "write one with --cka-memory-update-baseline"
 _NOT_GIVEN = object()
 
 

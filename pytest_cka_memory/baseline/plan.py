@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 MARKER = "memory_baseline"
 DEFAULT_TOLERANCE = "5%"
-REMEDY = "write one with --cka-memory-update-baseline"
 
 
 @dataclass(frozen=True)
@@ -69,6 +68,8 @@ class BaselinePlan:
 
             return file.read(self.path)
         if (self.named or self.pruning) and not self.updating:
+            from pytest_cka_memory.baseline.limit import REMEDY
+
             raise BaselineError(f"{self.path} does not exist; {REMEDY}")
         return {}
 
