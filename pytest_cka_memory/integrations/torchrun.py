@@ -1,55 +1,21 @@
-"""torchrun: which rank this process is, and how the ranks of a session exchange results."""
+"""torchrun: how the ranks of a session exchange results."""
 
 import json
 import os
 import time
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any, Protocol
 
 from pytest_cka_memory.errors import RankError
+from pytest_cka_memory.integrations.ranks import Rank
 
 SHORT_WAIT_S = 5.0
 """How long a rank that is being stopped still waits for the others."""
 _POLL_S = 0.05
 _CHUNK_SIZE = 2**20  # a store accepts at most 8 MiB per value
-
-
-@dataclass(frozen=True)
-class Rank:
-    """One process of a job that torchrun started."""
-
-    number: int
-    """From 0, over all machines."""
-    world_size: int
-    """Number of ranks."""
-    local: int
-    """From 0, on this machine."""
-    attempt: str
-    """How often torchrun has restarted the ranks; separates their data from earlier attempts."""
-
-    @property
-    def name(self) -> str:
-        """The rank as reports write it."""
-        return f"rank {self.number}"
-
-
-def this_rank(environ: Mapping[str, str] = os.environ) -> Rank | None:
-    """Return the rank of this process; None outside torchrun, and if there is only one rank.
-
-    ``RANK`` and ``WORLD_SIZE`` alone are not enough: clusters set them in every process of a job.
-    """
-    if "TORCHELASTIC_RUN_ID" not in environ or int(environ.get("WORLD_SIZE", "1")) < 2:
-        return None
-    return Rank(
-        number=int(environ["RANK"]),
-        world_size=int(environ["WORLD_SIZE"]),
-        local=int(environ["LOCAL_RANK"]),
-        attempt=environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
-    )
 
 
 class Store(Protocol):

@@ -8,6 +8,7 @@ import pytest
 
 from pytest_cka_memory.core.markers import SESSION_FIXTURE
 from pytest_cka_memory.integrations import xdist
+from pytest_cka_memory.integrations.ranks import this_rank
 from pytest_cka_memory.plugin import kept_tracebacks
 from pytest_cka_memory.plugin.item_kinds import is_sync_testcase, wrapped_method
 from pytest_cka_memory.plugin.item_plan import check, plan_of
@@ -41,10 +42,9 @@ _SET_UPS = ("_unittest_", "_xunit_")
 
 @pytest.hookimpl(trylast=True)
 def pytest_cka_memory_meter(device: str) -> "Meter":
-    from pytest_cka_memory.integrations import torchrun
     from pytest_cka_memory.meters.selection import meter_for
 
-    rank = torchrun.this_rank()
+    rank = this_rank()
     return meter_for(device, preferred=rank.local if rank else None)
 
 

@@ -12,7 +12,7 @@ from pytest_cka_memory.core.report_builder import Payload
 from pytest_cka_memory.core.verdicts import Limit, Result, judge
 from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region_context import never_closed
-from pytest_cka_memory.plugin import comparisons, extensions
+from pytest_cka_memory.plugin import comparisons
 from pytest_cka_memory.plugin.item_kinds import unseen_reason
 from pytest_cka_memory.plugin.item_plan import limits_or_fail, plan_of
 from pytest_cka_memory.plugin.narrowing import is_narrowed
@@ -21,7 +21,7 @@ from pytest_cka_memory.plugin.settings import settings_key
 from pytest_cka_memory.plugin.snapshots import history_recorded, write_snapshot
 from pytest_cka_memory.plugin.terminal_width import terminal_width
 from pytest_cka_memory.plugin.untouched_device import is_untouched, without_kept_limits
-from pytest_cka_memory.reports import failure, junit
+from pytest_cka_memory.reports import junit
 
 
 class ItemMeasurement:
@@ -130,12 +130,16 @@ class ItemMeasurement:
         compared, self._compared = self._compared, []
         add_section = getattr(report.longrepr, "addsection", None)
         if compared and add_section is not None:
+            from pytest_cka_memory.reports import failure
+
             lines = failure.compared(compared, self.probe.meter.facts(), self._width)
             add_section("cka-memory", "\n".join(lines))
 
     @property
     def _width(self) -> int:
         """Characters of a line in the text of a failure."""
+        from pytest_cka_memory.reports import failure
+
         return min(failure.WIDTH, terminal_width(self._item.config))
 
     def take_back_properties(self) -> None:
@@ -158,6 +162,10 @@ class ItemMeasurement:
         return results
 
     def _extended(self, result: Result) -> Result:
+        if not self._item.ihook.pytest_cka_memory_region.get_hookimpls():
+            return result
+        from pytest_cka_memory.plugin import extensions
+
         try:
             return replace(result, extra=extensions.fields_of(self._item, result))
         except extensions.FieldError as error:
@@ -166,9 +174,11 @@ class ItemMeasurement:
             return result
 
     def _fail_on_breach(self, results: Sequence[Result]) -> None:
-        broken = any(result.breaches for result in results)
-        facts = self.probe.meter.facts()
-        messages = [failure.render(results, facts, self._width)] if broken else []
+        messages = []
+        if any(result.breaches for result in results):
+            from pytest_cka_memory.reports import failure
+
+            messages.append(failure.render(results, self.probe.meter.facts(), self._width))
         unused = [context.mistake for context in self.probe.unused] if self._returned else []
         self.probe.unused.clear()
         messages, self._wrong = [*messages, *self._wrong, *unused], []

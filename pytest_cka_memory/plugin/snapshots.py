@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from zlib import crc32
 
-from pytest_cka_memory.integrations.torchrun import this_rank
+from pytest_cka_memory.integrations.ranks import this_rank
 from pytest_cka_memory.meters.base import Meter
 
 _LONGEST_NAME = 120

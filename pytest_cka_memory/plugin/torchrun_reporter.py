@@ -9,8 +9,9 @@ import pytest
 
 from pytest_cka_memory.errors import RankError
 from pytest_cka_memory.integrations import xdist
+from pytest_cka_memory.integrations.ranks import this_rank
 from pytest_cka_memory.integrations.sigterm import OnSigterm
-from pytest_cka_memory.integrations.torchrun import RankSync, this_rank
+from pytest_cka_memory.integrations.torchrun import RankSync
 from pytest_cka_memory.plugin.item_plan import plan_of
 from pytest_cka_memory.plugin.reporter import Reporter
 from pytest_cka_memory.plugin.settings import describe, settings_key

@@ -13,7 +13,8 @@ from torch.distributed import HashStore
 
 from pytest_cka_memory.core.report_builder import ReportBuilder
 from pytest_cka_memory.integrations import torchrun as ranks
-from pytest_cka_memory.integrations.torchrun import Rank, RankSync
+from pytest_cka_memory.integrations.ranks import Rank
+from pytest_cka_memory.integrations.torchrun import RankSync
 from pytest_cka_memory.meters import selection
 
 STATUS = """
