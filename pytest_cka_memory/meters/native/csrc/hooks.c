@@ -148,6 +148,34 @@ static struct {
 } replaced[MOST_ENTRIES];
 static int replaced_count;
 
+#define HOOKS (sizeof hooks / sizeof *hooks)
+
+typedef struct {
+    const ElfW(Sym) *symbols;
+    const char *strings;
+    const uint32_t *hash; /* NULL if the library has another kind of table, or none */
+} Names;
+
+/* The place of a name among the symbols that a library uses or defines; 0 if it does neither. The
+   table is described in "GNU Hash ELF Sections" by A. Haddad: symbols before `first` are only used. */
+static uint32_t symbol_named(const Names *names, const char *name) {
+    const uint32_t *hash = names->hash;
+    uint32_t buckets = hash[0], first = hash[1], filter_words = hash[2], value = 5381;
+    for (uint32_t i = 1; i < first; i++)
+        if (!strcmp(names->strings + names->symbols[i].st_name, name)) return i;
+    for (const char *letter = name; *letter; letter++) value = value * 33 + (unsigned char)*letter;
+    const uint32_t *bucket = hash + 4 + filter_words * (sizeof(ElfW(Addr)) / sizeof *hash);
+    const uint32_t *chain = bucket + buckets;
+    uint32_t i = buckets ? bucket[value % buckets] : 0;
+    if (i < first) return 0;
+    for (;; i++) {
+        uint32_t entry = chain[i - first]; /* the lowest bit ends the bucket */
+        if ((entry | 1) == (value | 1) && !strcmp(names->strings + names->symbols[i].st_name, name))
+            return i;
+        if (entry & 1) return 0;
+    }
+}
+
 typedef struct {
     uintptr_t start, end;             /* the library in memory */
     uintptr_t readonly, readonly_end; /* what the loader protected after it had filled the tables */
@@ -204,8 +232,7 @@ static int hook_library(struct dl_phdr_info *info, size_t size, void *count) {
         if (part->p_type == PT_LOAD && end > image.end) image.end = end;
         if (part->p_type == PT_GNU_RELRO) image.readonly = start, image.readonly_end = end;
     }
-    const ElfW(Sym) *symbols = NULL;
-    const char *strings = NULL;
+    Names names = {NULL, NULL, NULL};
     const ElfW(Rela) *tables[2] = {NULL, NULL};
     size_t sizes[2] = {0, 0};
     for (; dynamic && dynamic->d_tag != DT_NULL; dynamic++) {
@@ -213,28 +240,33 @@ static int hook_library(struct dl_phdr_info *info, size_t size, void *count) {
         uintptr_t at = dynamic->d_un.d_ptr;
         if (at < info->dlpi_addr) at += info->dlpi_addr;
         switch (dynamic->d_tag) {
-        case DT_SYMTAB: symbols = (const void *)at; break;
-        case DT_STRTAB: strings = (const void *)at; break;
+        case DT_SYMTAB: names.symbols = (const void *)at; break;
+        case DT_STRTAB: names.strings = (const void *)at; break;
+        case DT_GNU_HASH: names.hash = (const void *)at; break;
         case DT_JMPREL: tables[0] = (const void *)at; break;
         case DT_PLTRELSZ: sizes[0] = dynamic->d_un.d_val; break;
         case DT_RELA: tables[1] = (const void *)at; break;
         case DT_RELASZ: sizes[1] = dynamic->d_un.d_val; break;
         }
     }
-    if (!symbols || !strings) return 0;
+    if (!names.symbols || !names.strings) return 0;
+    /* Looked up once, because a library of torch has some 100,000 entries. */
+    uint32_t wanted[HOOKS] = {0};
+    for (size_t h = 0; names.hash && h < HOOKS; h++) wanted[h] = symbol_named(&names, hooks[h].name);
     for (int t = 0; t < 2; t++)
         for (size_t i = 0; tables[t] && i < sizes[t] / sizeof *tables[t]; i++) {
             const ElfW(Rela) *entry = &tables[t][i];
             if (!IS_FUNCTION(ELF64_R_TYPE(entry->r_info))) continue;
-            const ElfW(Sym) *symbol = &symbols[ELF64_R_SYM(entry->r_info)];
-            const char *function = strings + symbol->st_name;
-            void *own = symbol->st_value ? (void *)(info->dlpi_addr + symbol->st_value) : NULL;
-            for (size_t h = 0; h < sizeof hooks / sizeof *hooks; h++) {
+            uint32_t number = ELF64_R_SYM(entry->r_info);
+            for (size_t h = 0; h < HOOKS; h++) {
                 int place = hooks[h].place;
                 if (place == IN_CUDA ? !is_cuda : (place == IN_C10) != is_c10) continue;
-                if (!strcmp(function, hooks[h].name))
-                    *(int *)count += replace((void **)(info->dlpi_addr + entry->r_offset),
-                                             &hooks[h], &image, own);
+                if (names.hash && wanted[h] != number) continue;
+                const ElfW(Sym) *symbol = &names.symbols[number];
+                if (strcmp(names.strings + symbol->st_name, hooks[h].name)) continue;
+                void *own = symbol->st_value ? (void *)(info->dlpi_addr + symbol->st_value) : NULL;
+                *(int *)count +=
+                    replace((void **)(info->dlpi_addr + entry->r_offset), &hooks[h], &image, own);
             }
         }
     return 0;
