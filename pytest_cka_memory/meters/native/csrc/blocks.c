@@ -1,59 +1,19 @@
-/* Live blocks, by address and in the order of their allocation; levels; open regions. */
-#include "counter.h"
+/* Live blocks, by address and in the order of their allocation, and the levels of devices. */
+#include "blocks.h"
 
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define NONE UINT32_MAX
-
-typedef struct {
-    uintptr_t address;
-    int64_t bytes;
-    uint64_t serial;
-    uint64_t older_serial; /* of the block from which the first `older_bytes` were moved here */
-    int64_t older_bytes;
-    uint32_t stack;
-    uint32_t newer, older; /* of the same device; `older` also links unused nodes */
-    int device;
-} Node;
-
-typedef struct {
-    int number;
-    int64_t level, reserved;
-    int64_t peak, peak_reserved; /* since a region last began or ended */
-    uint32_t newest, oldest;
-    Region *regions;
-} Device;
-
-/* What was live at a region's peak and has been freed since, of one stack. */
-typedef struct {
-    uint64_t peak_serial; /* the peak for which the rest was counted */
-    int64_t bytes;
-    uint32_t count, stack, inside;
-} Freed;
-#define KINDS_OF_FREED 3
-
-struct Region {
-    Region *next;
-    Device *device;
-    uint64_t start_serial, peak_serial;
-    int64_t start_level, start_reserved;
-    int64_t peak, peak_reserved, sample_peak;
-    Freed *freed; /* by the number of the stack, without its generation, and by `inside` */
-    uint32_t freed_size;
-};
-
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static Node *nodes;
+Node *nodes;
+uint64_t allocation_count;
+int64_t lost_allocations;
 static uint32_t nodes_size, unused = NONE, used;
 static uint32_t *slots; /* open addressing: address -> node */
 static uint32_t slots_size; /* always twice nodes_size, so half of them are free at least */
 static Device devices[MAX_DEVICES];
 static int device_count;
-static uint64_t serial;
-static int64_t lost;
-static volatile int open_regions;
 static __thread int drops_workspaces;
 /* While this thread moves a storage to a block of another size: both blocks. */
 static __thread struct {
@@ -65,10 +25,9 @@ static __thread struct {
 
 void lock_blocks(void) { pthread_mutex_lock(&lock); }
 void unlock_blocks(void) { pthread_mutex_unlock(&lock); }
-int any_region_open(void) { return open_regions > 0; }
-EXPORT int counter_open_regions(void) { return open_regions; }
+uint32_t blocks_in_use(void) { return used; }
 
-static Device *device_of(int number) {
+Device *device_of(int number) {
     for (int i = 0; i < device_count; i++)
         if (devices[i].number == number) return &devices[i];
     if (device_count == MAX_DEVICES) return NULL;
@@ -130,38 +89,7 @@ static void set_level(Device *device, int64_t level, int64_t reserved) {
     if (reserved != UNKNOWN) device->reserved = reserved;
     if (level > device->peak) device->peak = level;
     if (device->reserved > device->peak_reserved) device->peak_reserved = device->reserved;
-    for (Region *region = device->regions; region; region = region->next) {
-        if (level > region->peak) {
-            region->peak = level;
-            region->peak_serial = serial;
-        }
-        if (level > region->sample_peak) region->sample_peak = level;
-        if (device->reserved > region->peak_reserved) region->peak_reserved = device->reserved;
-    }
-}
-
-/* Remember that a block was live at the peaks of the open regions. */
-static void note_freed(const Node *node, const Device *device, uint32_t inside) {
-    for (Region *region = device->regions; region; region = region->next) {
-        if (node->serial <= region->start_serial || node->serial > region->peak_serial) continue;
-        uint32_t at = KINDS_OF_FREED * (node->stack & 0xffff) + inside;
-        if (at >= region->freed_size) {
-            uint32_t size = 2 * at + 64;
-            Freed *more = realloc(region->freed, size * sizeof *more);
-            if (!more) {
-                lost++;
-                continue;
-            }
-            memset(more + region->freed_size, 0, (size - region->freed_size) * sizeof *more);
-            region->freed = more;
-            region->freed_size = size;
-        }
-        Freed *freed = &region->freed[at];
-        if (freed->peak_serial != region->peak_serial)
-            *freed = (Freed){region->peak_serial, 0, 0, node->stack, inside};
-        freed->bytes += node->bytes;
-        freed->count++;
-    }
+    raise_peaks(device);
 }
 
 static void unlink_node(Device *device, uint32_t at) {
@@ -193,11 +121,11 @@ static void remove_node(uint32_t slot, Device *device, uint32_t inside) {
 
 static void add_node(uintptr_t address, int64_t bytes, Device *device, uint64_t number, uint32_t stack) {
     if (unused == NONE && !grow()) {
-        lost++;
+        lost_allocations++;
         return;
     }
     uint32_t slot = find(address, device->number);
-    if (slots[slot] != NONE) { /* that it was freed was not seen */
+    if (slots[slot] != NONE) { /* its release was not reported */
         if (device->number == CPU_DEVICE) device->level -= nodes[slots[slot]].bytes;
         remove_node(slot, device, 0);
         slot = find(address, device->number);
@@ -213,11 +141,11 @@ static void add_node(uintptr_t address, int64_t bytes, Device *device, uint64_t 
 void block_allocated(const void *address, int64_t bytes, int number, int64_t level, int64_t reserved) {
     /* On an accelerator torch holds its allocator's lock here, so that nothing may wait for Python:
        its frames were noted before. */
-    uint32_t stack = number != CPU_DEVICE ? take_stack() : open_regions > 0 ? current_stack() : NO_STACK;
+    uint32_t stack = number != CPU_DEVICE ? take_stack() : any_region_open() ? current_stack() : NO_STACK;
     lock_blocks();
     Device *device = device_of(number);
     if (device) {
-        add_node((uintptr_t)address, bytes, device, ++serial, stack);
+        add_node((uintptr_t)address, bytes, device, ++allocation_count, stack);
         set_level(device, level == UNKNOWN ? device->level + bytes : level, reserved);
     }
     unlock_blocks();
@@ -267,15 +195,15 @@ void block_freed(const void *address, int number, int64_t level, int64_t reserve
     unlock_blocks();
 }
 
-/* Add a block that was live before counting began, or that was allocated outside torch. */
-/* Return whether it was not known yet. */
+/* Add a block that was live before counting began, or that was allocated outside torch. Return
+   whether it was not known yet. */
 EXPORT int counter_add(uintptr_t address, int64_t bytes, int number, int is_new) {
-    uint32_t stack = is_new && open_regions > 0 ? current_stack() : NO_STACK;
+    uint32_t stack = is_new && any_region_open() ? current_stack() : NO_STACK;
     lock_blocks();
     Device *device = device_of(number);
     if (device && slots && slots[find(address, number)] != NONE) device = NULL; /* known already */
     if (device) {
-        add_node(address, bytes, device, is_new ? ++serial : 0, stack);
+        add_node(address, bytes, device, is_new ? ++allocation_count : 0, stack);
         if (number == CPU_DEVICE) set_level(device, device->level + bytes, UNKNOWN);
     }
     unlock_blocks();
@@ -305,7 +233,7 @@ EXPORT void counter_set_level(int number, int64_t level, int64_t reserved) {
     unlock_blocks();
 }
 
-/* With `on`, take what this thread frees for workspaces of libraries. */
+/* With `on`, count what this thread frees as workspaces of libraries. */
 EXPORT void counter_drops_workspaces(int on) { drops_workspaces = on; }
 
 /* Return a block's serial number, or UINT64_MAX if it is not live. */
@@ -315,77 +243,6 @@ EXPORT uint64_t counter_serial_of(uintptr_t address, int number) {
     uint64_t found = slots && slots[slot] != NONE ? nodes[slots[slot]].serial : UINT64_MAX;
     unlock_blocks();
     return found;
-}
-
-static void forget_peaks(Device *device) {
-    device->peak = device->level;
-    device->peak_reserved = device->reserved;
-}
-
-/* Write the address of a new region to `*opened`, where the caller finds it even if it is
-   interrupted before this function's result could be stored. */
-EXPORT int counter_open(int number, Region **opened) {
-    Region *region = calloc(1, sizeof *region);
-    if (!region) return 0;
-    lock_blocks();
-    region->device = device_of(number);
-    if (region->device) {
-        region->start_serial = region->peak_serial = serial;
-        region->start_level = region->device->level;
-        region->start_reserved = region->device->reserved;
-        region->peak = region->sample_peak = region->device->level;
-        region->peak_reserved = region->device->reserved;
-        region->next = region->device->regions;
-        region->device->regions = region;
-        open_regions++;
-        forget_peaks(region->device);
-        *opened = region;
-    }
-    unlock_blocks();
-    if (!*opened) free(region);
-    return *opened != NULL;
-}
-
-EXPORT void counter_close(Region **opened) {
-    Region *region = *opened;
-    if (!region) return;
-    lock_blocks();
-    for (Region **at = &region->device->regions; *at; at = &(*at)->next)
-        if (*at == region) {
-            *at = region->next;
-            open_regions--;
-            forget_peaks(region->device);
-            break;
-        }
-    *opened = NULL;
-    unlock_blocks();
-    free(region->freed);
-    free(region);
-}
-
-/* Read the figures of a device and of one of its regions; `sample` starts a new sample peak, or
-   without a region a new peak of the device. */
-EXPORT int counter_read(int number, Region *region, int sample, Figures *out) {
-    lock_blocks();
-    Device *device = device_of(number);
-    if (device) {
-        *out = (Figures){device->level, device->reserved, device->peak, device->peak_reserved,
-                         device->level, serial, serial, device->level,
-                         device->reserved, lost};
-        if (region) {
-            out->peak = region->peak;
-            out->peak_reserved = region->peak_reserved;
-            out->sample_peak = region->sample_peak;
-            out->start_serial = region->start_serial;
-            out->start_level = region->start_level;
-            out->start_reserved = region->start_reserved;
-            if (sample) region->sample_peak = device->level;
-        } else if (sample) {
-            forget_peaks(device);
-        }
-    }
-    unlock_blocks();
-    return device != NULL;
 }
 
 /* Return the bytes of live blocks that were allocated after `since`; their number in `*count`. */
@@ -418,31 +275,4 @@ EXPORT uint64_t counter_blocks(int number, uint64_t since, Block *out, uint64_t 
     }
     unlock_blocks();
     return count;
-}
-
-/* Write what was allocated in a region and live at its peak: first the blocks that are still live,
-   then those freed since, one group for each stack. Return the number written, `size` at most. */
-EXPORT uint64_t counter_at_peak(const Region *region, Block *out, uint64_t size) {
-    uint64_t count = 0;
-    lock_blocks();
-    for (uint32_t at = region->device->newest;
-         at != NONE && nodes[at].serial > region->start_serial && count < size; at = nodes[at].older)
-        if (nodes[at].serial <= region->peak_serial)
-            out[count++] =
-                (Block){nodes[at].address, nodes[at].bytes, nodes[at].serial, nodes[at].stack, 1, 0, 0};
-    for (uint32_t i = 0; i < region->freed_size && count < size; i++) {
-        const Freed *freed = &region->freed[i];
-        if (freed->count && freed->peak_serial == region->peak_serial)
-            out[count++] = (Block){0, freed->bytes, 0, freed->stack, freed->count, freed->inside, 0};
-    }
-    unlock_blocks();
-    return count;
-}
-
-/* Return how many entries counter_at_peak can write at most. */
-EXPORT uint64_t counter_at_peak_size(const Region *region) {
-    lock_blocks();
-    uint64_t size = (uint64_t)used + region->freed_size;
-    unlock_blocks();
-    return size;
 }

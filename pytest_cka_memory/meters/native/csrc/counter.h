@@ -1,8 +1,10 @@
 /* Count allocations where torch makes them. Needs no header of torch or Python.
 
-   hooks.c   puts functions of its own in the place of torch's calls to its allocators
-   blocks.c  live blocks by address and in the order of their allocation, levels, peaks of regions
-   stacks.c  the Python frames of allocations
+   hooks.c    puts functions of its own in the place of torch's calls to its allocators
+   blocks.c   live blocks by address and in the order of their allocation, levels of devices
+   regions.c  open regions: their peaks, and what was live at them
+   stacks.c   the Python frames of allocations
+   objects.c  all objects of some Python types, to find tensors that existed before
 
    All functions may be called from any thread. There is one lock for blocks and regions, and one for
    stacks. No code holds both, and none waits for the interpreter's lock while it holds one. */
@@ -55,9 +57,11 @@ void block_freed(const void *address, int device, int64_t level, int64_t reserve
 void move_begins(void);
 void move_ends(void);
 void counter_inherit(uintptr_t address, int device, uint64_t older_serial, int64_t bytes);
-int any_region_open(void);
 void lock_blocks(void);
 void unlock_blocks(void);
+
+/* regions.c */
+int any_region_open(void);
 
 /* stacks.c */
 uint32_t current_stack(void);

@@ -1,0 +1,40 @@
+/* What blocks.c and regions.c share. It is used only while the lock of blocks is held. */
+#ifndef CKA_MEMORY_BLOCKS_H
+#define CKA_MEMORY_BLOCKS_H
+
+#include "counter.h"
+
+#define NONE UINT32_MAX
+
+/* A live block, or an unused place for one. */
+typedef struct {
+    uintptr_t address;
+    int64_t bytes;
+    uint64_t serial;
+    uint64_t older_serial; /* of the block from which the first `older_bytes` were moved here */
+    int64_t older_bytes;
+    uint32_t stack;
+    uint32_t newer, older; /* of the same device; `older` also links unused nodes */
+    int device;
+} Node;
+
+typedef struct {
+    int number;
+    int64_t level, reserved;
+    int64_t peak, peak_reserved; /* since a region last began or ended */
+    uint32_t newest, oldest;
+    Region *regions;
+} Device;
+
+/* blocks.c */
+extern Node *nodes;
+extern uint64_t allocation_count; /* number of allocations so far, on all devices */
+extern int64_t lost_allocations;  /* allocations that could not be recorded because memory ran out */
+Device *device_of(int number);
+uint32_t blocks_in_use(void);
+
+/* regions.c */
+void raise_peaks(const Device *device);
+void note_freed(const Node *node, const Device *device, uint32_t inside);
+
+#endif

@@ -1,0 +1,162 @@
+/* Open regions: their peaks, and what was live at them. */
+#include "blocks.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What was live at a region's peak and has been freed since, of one stack. */
+typedef struct {
+    uint64_t peak_serial; /* the peak for which the rest was counted */
+    int64_t bytes;
+    uint32_t count, stack, inside;
+} Freed;
+#define KINDS_OF_FREED 3
+
+struct Region {
+    Region *next;
+    Device *device;
+    uint64_t start_serial, peak_serial;
+    int64_t start_level, start_reserved;
+    int64_t peak, peak_reserved, sample_peak;
+    Freed *freed; /* by the number of the stack, without its generation, and by `inside` */
+    uint32_t freed_size;
+};
+
+static volatile int open_regions;
+
+int any_region_open(void) { return open_regions > 0; }
+EXPORT int counter_open_regions(void) { return open_regions; }
+
+/* Raise the peaks of a device's regions to its levels. */
+void raise_peaks(const Device *device) {
+    for (Region *region = device->regions; region; region = region->next) {
+        if (device->level > region->peak) {
+            region->peak = device->level;
+            region->peak_serial = allocation_count;
+        }
+        if (device->level > region->sample_peak) region->sample_peak = device->level;
+        if (device->reserved > region->peak_reserved) region->peak_reserved = device->reserved;
+    }
+}
+
+/* Remember that a block was live at the peaks of the open regions. */
+void note_freed(const Node *node, const Device *device, uint32_t inside) {
+    for (Region *region = device->regions; region; region = region->next) {
+        if (node->serial <= region->start_serial || node->serial > region->peak_serial) continue;
+        uint32_t at = KINDS_OF_FREED * (node->stack & 0xffff) + inside;
+        if (at >= region->freed_size) {
+            uint32_t size = 2 * at + 64;
+            Freed *more = realloc(region->freed, size * sizeof *more);
+            if (!more) {
+                lost_allocations++;
+                continue;
+            }
+            memset(more + region->freed_size, 0, (size - region->freed_size) * sizeof *more);
+            region->freed = more;
+            region->freed_size = size;
+        }
+        Freed *freed = &region->freed[at];
+        if (freed->peak_serial != region->peak_serial)
+            *freed = (Freed){region->peak_serial, 0, 0, node->stack, inside};
+        freed->bytes += node->bytes;
+        freed->count++;
+    }
+}
+
+static void forget_peaks(Device *device) {
+    device->peak = device->level;
+    device->peak_reserved = device->reserved;
+}
+
+/* Write the address of a new region to `*opened`, where the caller finds it even if it is
+   interrupted before this function's result could be stored. */
+EXPORT int counter_open(int number, Region **opened) {
+    Region *region = calloc(1, sizeof *region);
+    if (!region) return 0;
+    lock_blocks();
+    region->device = device_of(number);
+    if (region->device) {
+        region->start_serial = region->peak_serial = allocation_count;
+        region->start_level = region->device->level;
+        region->start_reserved = region->device->reserved;
+        region->peak = region->sample_peak = region->device->level;
+        region->peak_reserved = region->device->reserved;
+        region->next = region->device->regions;
+        region->device->regions = region;
+        open_regions++;
+        forget_peaks(region->device);
+        *opened = region;
+    }
+    unlock_blocks();
+    if (!*opened) free(region);
+    return *opened != NULL;
+}
+
+EXPORT void counter_close(Region **opened) {
+    Region *region = *opened;
+    if (!region) return;
+    lock_blocks();
+    for (Region **at = &region->device->regions; *at; at = &(*at)->next)
+        if (*at == region) {
+            *at = region->next;
+            open_regions--;
+            forget_peaks(region->device);
+            break;
+        }
+    *opened = NULL;
+    unlock_blocks();
+    free(region->freed);
+    free(region);
+}
+
+/* Read the figures of a device and of one of its regions; `sample` starts a new sample peak, or
+   without a region a new peak of the device. */
+EXPORT int counter_read(int number, Region *region, int sample, Figures *out) {
+    lock_blocks();
+    Device *device = device_of(number);
+    if (device) {
+        *out = (Figures){device->level, device->reserved, device->peak, device->peak_reserved,
+                         device->level, allocation_count, allocation_count, device->level,
+                         device->reserved, lost_allocations};
+        if (region) {
+            out->peak = region->peak;
+            out->peak_reserved = region->peak_reserved;
+            out->sample_peak = region->sample_peak;
+            out->start_serial = region->start_serial;
+            out->start_level = region->start_level;
+            out->start_reserved = region->start_reserved;
+            if (sample) region->sample_peak = device->level;
+        } else if (sample) {
+            forget_peaks(device);
+        }
+    }
+    unlock_blocks();
+    return device != NULL;
+}
+
+/* Write what was allocated in a region and live at its peak: first the blocks that are still live,
+   then those freed since, one group for each stack. Return the number written, `size` at most. */
+EXPORT uint64_t counter_at_peak(const Region *region, Block *out, uint64_t size) {
+    uint64_t count = 0;
+    lock_blocks();
+    for (uint32_t at = region->device->newest;
+         at != NONE && nodes[at].serial > region->start_serial && count < size; at = nodes[at].older)
+        if (nodes[at].serial <= region->peak_serial)
+            out[count++] =
+                (Block){nodes[at].address, nodes[at].bytes, nodes[at].serial, nodes[at].stack, 1, 0, 0};
+    for (uint32_t i = 0; i < region->freed_size && count < size; i++) {
+        const Freed *freed = &region->freed[i];
+        if (freed->count && freed->peak_serial == region->peak_serial)
+            out[count++] = (Block){0, freed->bytes, 0, freed->stack, freed->count, freed->inside, 0};
+    }
+    unlock_blocks();
+    return count;
+}
+
+/* Return how many entries counter_at_peak can write at most. */
+EXPORT uint64_t counter_at_peak_size(const Region *region) {
+    lock_blocks();
+    uint64_t size = (uint64_t)blocks_in_use() + region->freed_size;
+    unlock_blocks();
+    return size;
+}
