@@ -29,7 +29,7 @@ class Change(NamedTuple):
 def changes(
     old: Mapping[BaselineKey, Figures], new: Mapping[BaselineKey, Figures]
 ) -> tuple[Change, ...]:
-    """Return every figure of `new` that was another in `old`, the largest rise first."""
+    """Return every figure whose value in `new` differs from that in `old`, largest rise first."""
     found = [
         Change(key, figure, old[key].get(figure), figures.get(figure))
         for key, figures in new.items()
@@ -52,7 +52,7 @@ def as_lines(found: Sequence[Change]) -> list[str]:
 def _table(found: Sequence[Change]) -> list[str]:
     if not found:
         return []
-    from tabulate import tabulate  # takes 20 ms, which only a change is worth
+    from tabulate import tabulate  # takes 20 ms, so only if there is a change
 
     rows = [list(_cells(change)) for change in found]
     align = ("left", "left", "right", "left", "right", "right", "left")

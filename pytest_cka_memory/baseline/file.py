@@ -23,6 +23,7 @@ _HEADER = {"schema": SCHEMA}
 _CONFLICT = re.compile(r"^(?:<{7}|={7}|>{7}|\|{7}).*$", re.MULTILINE)
 _NEWER = re.compile(r"pytest-cka-memory-baseline/\d{1,9}")
 _SPACE = re.compile(r"[ \t\r\n]*")
+_REPAIR = "correct the line, or restore the file from version control"
 
 Figures = Mapping[str, int | None]
 """Name of a compared figure -> bytes; None if it was not determined."""
@@ -80,7 +81,7 @@ def read(path: Path) -> Entries:
         raise BaselineError(f"cannot read {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        raise BaselineError(f"cannot use {path}, line {line}: not UTF-8") from None
+        raise BaselineError(f"cannot use {path}, {_wrong(line, 'not UTF-8')}") from None
     except BaselineError as error:
         if str(path) in str(error):
             raise
@@ -102,13 +103,13 @@ def parse(content: str) -> Entries:
     for line, element in elements:
         key, figures = _region(line, element)
         if key in entries:
-            raise _wrong(line, f"the same region as line {lines[key]}; keep one of the two lines")
+            raise _wrong(line, f"the same region as line {lines[key]}", "keep one of the two lines")
         entries[key], lines[key] = figures, line
     return entries
 
 
-def _wrong(line: int, problem: str) -> BaselineError:
-    return BaselineError(f"line {line}: {problem}")
+def _wrong(line: int, problem: str, remedy: str = _REPAIR) -> BaselineError:
+    return BaselineError(f"line {line}: {problem}; {remedy}")
 
 
 def _refuse_conflict(content: str) -> None:
@@ -116,8 +117,8 @@ def _refuse_conflict(content: str) -> None:
     if conflict is not None:
         raise _wrong(
             content.count("\n", 0, conflict.start()) + 1,
-            f"an unresolved merge conflict ({conflict[0][:40].strip()!r}); keep the lines of one "
-            "side, then measure again with --cka-memory-update-baseline",
+            f"an unresolved merge conflict ({conflict[0][:40].strip()!r})",
+            "keep the lines of one side, then measure again with --cka-memory-update-baseline",
         )
 
 
@@ -130,7 +131,7 @@ def _elements(content: str) -> Iterator[tuple[int, Any]]:
 
     position = _after_space(content, 0)
     if content[position : position + 1] != "[":
-        raise _wrong(line_at(position), _NOT_OURS)
+        raise _wrong(line_at(position), _NOT_OURS, _NAME_ANOTHER)
     mark = "["
     while mark != "]":
         start = _after_space(content, position + 1)
@@ -182,6 +183,7 @@ _DECODER = json.JSONDecoder(
     object_pairs_hook=_unique, parse_int=_integer, parse_constant=_refuse_constant
 )
 _NOT_OURS = f"not a baseline file, which begins with [ {json.dumps(_HEADER)}"
+_NAME_ANOTHER = "name another file, or restore this one from version control"
 
 
 def _check_header(line: int, header: object) -> None:
@@ -189,8 +191,8 @@ def _check_header(line: int, header: object) -> None:
         return
     schema = header.get("schema") if isinstance(header, dict) else None
     if isinstance(schema, str) and _NEWER.fullmatch(schema):
-        raise _wrong(line, f"schema {schema}, but this plugin reads {SCHEMA}: upgrade the plugin")
-    raise _wrong(line, _NOT_OURS)
+        raise _wrong(line, f"schema {schema}, but this plugin reads {SCHEMA}", "upgrade the plugin")
+    raise _wrong(line, _NOT_OURS, _NAME_ANOTHER)
 
 
 def _region(line: int, element: object) -> tuple[BaselineKey, Figures]:

@@ -34,7 +34,7 @@ class BaselineOutput:
     plan: BaselinePlan
     option: str = "--cka-memory-baseline"
     is_public = False
-    """It names tests as later sessions do, and no file besides."""
+    """Later sessions compare its names of tests with theirs, so nothing in them is replaced."""
 
     @property
     def path(self) -> Path:

@@ -13,11 +13,11 @@ def renames(
     gone: Collection[str],
     measured: Mapping[BaselineKey, Figures],
 ) -> dict[str, str]:
-    """Return old name -> new name of every test that was renamed without a doubt.
+    """Return old name -> new name of every test that was certainly renamed or moved.
 
     All regions of both tests must have the same labels, devices and figures. A test that was moved
-    keeps its name, one that was renamed its file. If both changed, some figure must not be 0, and
-    no other test may have the same figures.
+    to another file must have kept its name; a test that was renamed must have kept its file. If
+    both changed, some figure must not be 0, and no other test may have the same figures.
 
     Args:
         old: the entries of the baseline file.

@@ -145,7 +145,7 @@ def _trend(args: argparse.Namespace) -> int:
 
 def _refuse_same(source: Path, target: Path) -> None:
     if target.exists() and target.samefile(source):
-        raise ReportError(f"-o: {target} is the report itself; write another path")
+        raise ReportError(f"-o: {target} is the input file itself; write another path")
 
 
 def _schema(_: argparse.Namespace) -> int:

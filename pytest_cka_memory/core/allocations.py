@@ -54,7 +54,7 @@ class Allocation:
     recorded: RecordedSite | None = None
     """None if nothing was recorded when it was allocated."""
     may_be_unowned: bool = False
-    """Whether it is a block of an allocator, which need not be a tensor's."""
+    """Whether it is an allocator's block, which may belong to no tensor."""
 
     @cached_property
     def site(self) -> AllocationSite | None:

@@ -1,4 +1,4 @@
-"""Names of files for people who read a report elsewhere: no user, host, or folder of this machine.
+"""Names of files in reports that others read: without users, hosts, or folders of this machine.
 
 Files below the root, which is pytest's root folder, are named relative to it. Of others only what
 is the same on every machine is named: the path inside site-packages or Python's library, or the
@@ -29,7 +29,7 @@ _PATH = re.compile(
 _USUAL_FOLDERS = frozenset(
     ("home", "Users", "root", "tmp", "var", "opt", "mnt", "data", "scratch", "private", "usr")
 )
-"""At the top of other machines, from which a worker may report."""
+"""Top-level folders of other machines, from which a remote worker may report."""
 _LEAST_HOST = 4
 _MOST_REMEMBERED = 4096
 
@@ -67,7 +67,7 @@ def short(filename: str) -> str:
 
 
 def named(path: str, root: Path) -> str:
-    """Return what of an absolute path, or of one relative to `root`, may be read by anyone."""
+    """Return the part of a path that anyone may read; `root` is where a relative path starts."""
     of_windows = PureWindowsPath(path)
     full = path if of_windows.drive else os.path.normpath(root / path)
     pure = of_windows if of_windows.drive else PurePosixPath(full)
@@ -127,7 +127,7 @@ def _is_of_a_machine(path: str) -> bool:
 
 
 def _user() -> str:
-    """Return the name of the user; if it is unknown or says nothing, a text that no file has."""
+    """Return the name of the user; a text that no file has if it is unknown or a general name."""
     name = os.environ.get("USER") or os.environ.get("LOGNAME") or os.environ.get("USERNAME") or ""
     return name if len(name) > 2 and name != "root" else "/"
 

@@ -8,7 +8,7 @@ _THREADS = Path("/proc/self/task")
 
 
 def may_exist(prefix: str) -> bool:
-    """Whether a thread has a name that starts so; True if the system cannot tell."""
+    """Whether a thread has a name that starts so; True if the system does not list threads."""
     if not _THREADS.is_dir():
         return True
     return any(_name(thread).startswith(prefix) for thread in _THREADS.iterdir())

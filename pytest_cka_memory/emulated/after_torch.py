@@ -1,4 +1,4 @@
-"""Call a function once torch is imported, at once if it is already."""
+"""Call a function as soon as torch is imported; immediately if it already is."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def load(
     total = wanted_card.total_bytes if total_bytes is None else total_bytes
     if not 1 <= devices <= MOST_DEVICES:
         raise DeviceError(
-            f"{devices} emulated devices were asked for; there can be 1 to {MOST_DEVICES}"
+            f"cannot emulate {devices} devices; write a number from 1 to {MOST_DEVICES}"
         )
     if total <= CONTEXT_BYTES:
         raise DeviceError(
@@ -376,8 +376,8 @@ def _torch_folder() -> Path:
 
 
 def _prepare_environment(library: str) -> None:
-    """Tell Triton where the driver is, and other libraries that there is none."""
-    os.environ.setdefault("NUMBA_DISABLE_CUDA", "1")  # it would find this driver, and crash
+    """Set the variables by which Triton finds this driver and Numba does not look for one."""
+    os.environ.setdefault("NUMBA_DISABLE_CUDA", "1")  # Numba would crash with this driver
     if "TRITON_LIBCUDA_PATH" in os.environ:
         return
     folder = tempfile.mkdtemp(prefix="emulated-cuda-")

@@ -1,1 +1,1 @@
-"""The history of a project's figures: one line a session, and the trends in it."""
+"""The history of a project's figures: one line per session, and its trends."""

@@ -136,5 +136,5 @@ def _session(line: str) -> HistorySession:
     try:
         session: HistorySession = decode(HistorySession, data, "")
     except ShapeError as error:
-        raise ReportError(str(error)) from None
+        raise ReportError(f"{error}; remove the line") from None
     return session

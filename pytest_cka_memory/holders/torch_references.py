@@ -170,6 +170,7 @@ def grad_fn_of(tensor: "torch.Tensor") -> Any:
 
 
 def is_node(kind: type) -> bool:
+    """Whether a type is that of an autograd node."""
     found = (type.__dict__["__dict__"].__get__(cls).get("next_functions") for cls in mro(kind))
     return any(type(item) is types.GetSetDescriptorType for item in found)
 

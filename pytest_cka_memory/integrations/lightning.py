@@ -5,7 +5,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from pytest_cka_memory.integrations.batch_marks import BatchMarks
+from pytest_cka_memory.integrations.batch_sampling import BatchSampling
 from pytest_cka_memory.measure.region import Region
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
@@ -30,32 +30,32 @@ class MemoryCallback:
 
     def __init__(self, region: Region) -> None:
         super().__init__()
-        self._marks = BatchMarks(region)
+        self._batches = BatchSampling(region)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Sample after a training batch."""
-        self._marks.done(batch)
+        self._batches.sample(batch)
 
     def on_validation_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *indices: int, **_: int
     ) -> None:
         """Sample after a validation batch, unless a model is fitted."""
         if trainer.state.fn != "fit":
-            self._marks.done(batch)
+            self._batches.sample(batch)
 
     def on_test_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *indices: int, **_: int
     ) -> None:
         """Sample after a test batch."""
-        self._marks.done(batch)
+        self._batches.sample(batch)
 
     def on_predict_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *indices: int, **_: int
     ) -> None:
         """Sample after a batch of prediction."""
-        self._marks.done(batch)
+        self._batches.sample(batch)
 
 
 def _installed() -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from pytest_cka_memory.integrations.batch_marks import BatchMarks
+from pytest_cka_memory.integrations.batch_sampling import BatchSampling
 from pytest_cka_memory.measure.loaders import size_of
 from pytest_cka_memory.measure.region import Region
 
@@ -21,7 +21,7 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
     """
 
     def __init__(self, region: Region) -> None:
-        self._marks = BatchMarks(region)
+        self._batches = BatchSampling(region)
         self._is_training = False
         self._size: int | None = None
         """Items in the last batch. The trainer does not pass the batch to its callbacks."""
@@ -35,19 +35,19 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Sample after a batch whose gradients are accumulated."""
-        self._marks.done(size=self._size)
+        self._batches.sample(size=self._size)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Sample after a batch that ends with a step of the optimizer."""
-        self._marks.done(size=self._size)
+        self._batches.sample(size=self._size)
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Sample after a batch of an evaluation or prediction, unless a model is trained."""
         if not self._is_training:
-            self._marks.done()
+            self._batches.sample()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Remove what :meth:`on_train_begin` has added."""
+        """Remove the hook that :meth:`on_train_begin` has registered."""
         self._is_training = False
         self._remove_hook()
 
@@ -57,7 +57,7 @@ class MemoryCallback(TrainerCallback):  # type: ignore[misc]  # transformers is 
             self._hook = None
 
     def _see_batch(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._marks.have_ended:  # an exception has ended the training
+        if self._batches.have_ended:  # an exception has ended the training
             self._remove_hook()
         elif module.training:
             self._size = size_of(kwargs or args)

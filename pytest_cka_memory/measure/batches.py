@@ -15,8 +15,9 @@ class BatchSamples:
 
     Garbage in reference cycles is not growth, but a collection takes longer than most batches. It
     therefore runs only if the level was above those of the last quarter of the samples, and only at
-    some boundaries, each half as far again as the one before. If it frees something, the samples
-    since the check before are lowered to what was live then and is live now.
+    some boundaries: after 2 to 8 samples, and then after one and a half times as many samples as at
+    the last check. If it frees something, the samples since the last check are lowered to what was
+    live then and is live now.
     """
 
     def __init__(self, peaks: Peaks) -> None:
@@ -48,7 +49,7 @@ class BatchSamples:
 
         Returns:
             A reading if growth should be explained now, in case the loop frees everything at its
-            end. That is so at some boundaries only, so that all takes time linear in the batches.
+            end; otherwise None. So few boundaries give one that the time is linear in the batches.
         """
         reading, peak_bytes, serial = self._peaks.sample()
         recent = self._recent.setdefault(size, _RecentMaximum())

@@ -53,9 +53,9 @@ class MemoryProbe:
             :class:`~pytest_cka_memory.testing.ScriptedMeter`.
         explainer: decides which figures to explain when a region ends; by default
             ``region.retained`` is computed when it is first read.
-        is_thorough: asked when a region starts and when it ends, whether all garbage in reference
-            cycles must be freed first. If not, garbage may be left if finding it takes long, and
-            the record says so.
+        is_thorough: called when a region starts and when it ends; returns whether all garbage in
+            reference cycles must be freed first. If not, garbage may be left if finding it takes
+            long; then ``record.garbage_left`` is true.
 
     Raises:
         DeviceError: if the device is unknown or not available.
@@ -73,7 +73,7 @@ class MemoryProbe:
         self.records: list[RegionRecord] = []
         """The figures of every region that has ended."""
         self.unused: list[RegionContext] = []
-        """What :meth:`measure` returned and nobody has used in a ``with`` statement."""
+        """What :meth:`measure` has returned and no ``with`` statement has used."""
         self._stack = region_stack_for(self.meter)
         self._explainer = explainer
         self._is_thorough = is_thorough

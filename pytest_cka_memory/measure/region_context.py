@@ -1,4 +1,4 @@
-"""What ``measure()`` returns: a context manager that says so if it is not used in a ``with``."""
+"""What ``measure()`` returns: a context manager that reports if it is used without ``with``."""
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ContextDecorator

@@ -70,7 +70,7 @@ class Sweep:
         )
 
     def __str__(self) -> str:
-        from tabulate import tabulate  # takes 20 ms, which only a printed table is worth
+        from tabulate import tabulate  # takes 20 ms, so only for a printed table
 
         rows = [
             [str(count), *(format_size(getattr(region.record, figure.name)) for figure in _COLUMNS)]

@@ -64,7 +64,7 @@ class Peaks(ABC):
 
 
 class AllocationCounts(ABC):
-    """What is asked about the allocations of a device, by the moments at which regions began."""
+    """Questions about the allocations of a device since a moment, such as the start of a region."""
 
     @abstractmethod
     def reset_peak(self) -> None:

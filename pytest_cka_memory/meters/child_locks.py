@@ -6,7 +6,7 @@ import weakref
 
 
 class Locking:
-    """Has a lock, which threads of one process share, and a forked child replaces by a free one."""
+    """Base class of objects with a lock, which a forked child process replaces by a free one."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

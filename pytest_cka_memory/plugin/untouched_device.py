@@ -1,7 +1,8 @@
-"""Limits of a test that allocated nothing on the measured accelerator: they were kept by chance.
+"""Refuse limits that hold only because the test allocated nothing on the measured accelerator.
 
-A forgotten ``.to(device)`` would otherwise pass every limit. On the CPU nothing can be forgotten,
-and many tests with ``zero_retention`` allocate nothing there, so only accelerators are treated so.
+A test with a forgotten ``.to(device)`` would otherwise keep every limit. On the CPU nothing can be
+forgotten, and many tests with ``zero_retention`` allocate nothing there, so only accelerators are
+treated so.
 """
 
 from collections.abc import Sequence

@@ -48,7 +48,7 @@ def fitted(names: Sequence[str], room: int) -> list[str]:
 def _cut(names: Iterable[str], room: int, start: int = 0) -> list[tuple[str, str]]:
     """Return each name with its text from `start` on, without a part of its middle.
 
-    Where several texts are equal, the part in which their names begin to differ is shown instead.
+    If several texts are equal, the part in which their names begin to differ is shown instead.
     """
     equal = defaultdict(list)
     for name in names:

@@ -116,7 +116,7 @@ def sentence(text: str, width: int, colour: str | None = None, indent: str = "")
 
 
 def _lay_out(rows: Sequence[dict[str, str]]) -> list[str]:
-    from tabulate import tabulate  # takes 20 ms, which a session spends only for a table
+    from tabulate import tabulate  # takes 20 ms, so only for a table
 
     # The header is passed as an ordinary row, because tabulate widens columns for a header.
     cells = [list(rows[0]), *(list(row.values()) for row in rows)]

@@ -196,8 +196,8 @@ def test_library_that_was_not_compiled_is_refused(emulation, monkeypatch):
     ("arguments", "message"),
     [
         ({"card_name": "a1000"}, "unknown card 'a1000'"),
-        ({"devices": 0}, "0 emulated devices were asked for; there can be 1 to 16"),
-        ({"devices": 17}, "17 emulated devices were asked for"),
+        ({"devices": 0}, "cannot emulate 0 devices; write a number from 1 to 16"),
+        ({"devices": 17}, "cannot emulate 17 devices"),
         (
             {"total_bytes": 2**29},
             "cannot have 512 MB of memory, because the CUDA context takes 512",

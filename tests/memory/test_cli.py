@@ -76,7 +76,7 @@ def test_html_never_overwrites_its_input(write, tmp_path, monkeypatch, capsys, a
     (tmp_path / "link.json").symlink_to(source)
     monkeypatch.chdir(tmp_path)
     assert main(["html", source, "-o", alias]) == UNUSABLE
-    assert "is the report itself; write another path" in capsys.readouterr().err
+    assert "is the input file itself; write another path" in capsys.readouterr().err
     assert (tmp_path / "r.json").read_text("utf-8") == json_writer.render(one_of_each())
 
 

@@ -128,7 +128,7 @@ def test_old_objects_are_searched_if_another_thread_runs(things, monkeypatch, ma
 
 def test_absence_is_not_proved_if_objects_are_promoted_one_by_one(things, monkeypatch):
     """Python 3.14 promotes objects in that way, and so does Python without a GIL."""
-    monkeypatch.setattr(generations, "LEAVE_AT_ONCE", False)
+    monkeypatch.setattr(generations, "PROMOTED_TOGETHER", False)
     assert not things.none_after_collecting()
     assert list(things.all()) == []
 
@@ -178,7 +178,7 @@ probe = MemoryProbe("cpu")
 programs = clean, keep, in_cycle, in_old_garbage, grows_old, frozen, frees, nested, with_gradient
 found, full = {}, {}
 for cheap in (False, True):
-    generations.LEAVE_AT_ONCE = cheap
+    generations.PROMOTED_TOGETHER = cheap
     for program in programs:
         kept, old, before = [], [Node()], []
         old[0].me = old[0]

@@ -12,7 +12,7 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.limits import limit_from_marker
-from pytest_cka_memory.reports.culprits import entries, first_culprit
+from pytest_cka_memory.reports.causes import entries, first_cause
 from pytest_cka_memory.reports.html import charts
 from pytest_cka_memory.reports.html import page as html_page
 from pytest_cka_memory.units import MB
@@ -51,27 +51,26 @@ def shown(text):
     return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", "", text)).strip()
 
 
-def test_first_culprit_is_an_open_line():
+def test_first_cause_is_an_open_line():
     """Bytes, holder, place and expression, outside of what a click opens."""
     text = re.sub(r"<details>.*?</details>", "", rendered(broken()), flags=re.DOTALL)
-    (culprit,) = re.findall(r"<p class='culprit'>.*?</p>", text, re.DOTALL)
-    assert shown(culprit) == (
+    (cause,) = re.findall(r"<p class='cause'>.*?</p>", text, re.DOTALL)
+    assert shown(cause) == (
         "36 B, held by train.LOSSES[0], made at train.py:12 in step, by (weight * batch).sum()"
     )
     assert "What to do: attached to its autograd graph: keep loss.item()" in shown(text)
 
 
-def test_culprit_without_a_reference_says_so():
+def test_cause_without_a_reference_says_so():
     """The place is still named."""
     group = replace(LOSSES, held_by=None, code=None)
     result = judge("t.py::t", record(retained_bytes=36, retained=(group,)), [ZERO])
     line = "36 B, no Python reference was found, made at train.py:12 in step"
-    assert first_culprit(result).line == line
+    assert first_cause(result).line == line
     assert (
-        first_culprit(peak()).line
-        == "40.00 MB, made at net.py:3 in f, in encoder.linear1, by a @ b"
+        first_cause(peak()).line == "40.00 MB, made at net.py:3 in f, in encoder.linear1, by a @ b"
     )
-    assert first_culprit(kept()) is None
+    assert first_cause(kept()) is None
 
 
 def test_equal_regions_are_one_entry():
@@ -102,7 +101,7 @@ def test_reasons_are_grouped_too(count):
     reserved = limit_from_marker("max_reserved_mb", (1,), {})
     results = [judge(f"t.py::test_{n}", record(), [reserved]) for n in range(count)]
     (entry,) = entries([*results, kept()])
-    assert (len(entry.results), entry.culprit, entry.breaches) == (count, None, ())
+    assert (len(entry.results), entry.cause, entry.breaches) == (count, None, ())
     assert ("equal regions" in rendered(*results)) is (count > 1)
 
 
@@ -116,7 +115,7 @@ def test_each_region_is_in_one_entry_for_its_broken_limits():
     ]
 
 
-def test_rows_name_culprit_broken_figures_and_group():
+def test_rows_name_cause_broken_figures_and_group():
     """The script marks the figures, and draws one row for a group."""
     results = (kept(), broken("t.py::a"), broken("t.py::b"), peak())
     rows = data_of(html_page.render(Report(SESSION, results)))["rows"]
@@ -126,8 +125,8 @@ def test_rows_name_culprit_broken_figures_and_group():
         *[["growth_bytes_per_batch", "retained_bytes"]] * 2,
         ["peak_increase_bytes"],
     ]
-    assert rows[1]["culprit"].startswith("36 B, held by train.LOSSES[0], made at train.py:12")
-    assert rows[0]["culprit"] == ""
+    assert rows[1]["cause"].startswith("36 B, held by train.LOSSES[0], made at train.py:12")
+    assert rows[0]["cause"] == ""
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,9 @@ const seen = {
   dark: matchMedia("(prefers-color-scheme: dark)").matches,
   scroll: document.documentElement.scrollWidth,
   paper: getComputedStyle(document.body).backgroundColor,
-  inks: ["body", ".problems .culprit", ".verdict.breach", "td.broke", ".tick", ".hint", "a"]
+  inks: ["body", ".problems .cause", ".verdict.breach", "td.broke", ".tick", ".hint", "a"]
     .map(inks),
-  culprits: [...document.querySelectorAll(".problems .culprit")]
+  causes: [...document.querySelectorAll(".problems .cause")]
     .filter((line) => line.checkVisibility() && line.getBoundingClientRect().height > 10)
     .map((line) => line.textContent),
   rows: document.querySelectorAll("#body > tr").length,
@@ -131,11 +131,11 @@ def test_nothing_is_wider_than_the_window(seen, width):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_first_culprits_are_visible_without_a_click(seen, width):
+def test_first_causes_are_visible_without_a_click(seen, width):
     """Of every broken limit, and equal regions share one."""
-    culprits = seen[width, "light"]["culprits"]
-    assert len(culprits) == 4
-    assert culprits[0] == (
+    causes = seen[width, "light"]["causes"]
+    assert len(causes) == 4
+    assert causes[0] == (
         "36 B, held by train.LOSSES[0], made at train.py:12 in step, by (weight * batch).sum()"
     )
 

@@ -1,5 +1,5 @@
 // cuBLAS and cuBLASLt: handles and descriptors; every product succeeds without computing anything.
-// The workspaces are torch's own: it allocates them and tells the library where they are.
+// Workspaces belong to torch, which allocates them and passes their addresses to the library.
 #include "emulated.hpp"
 
 #include <cstdlib>

@@ -50,7 +50,7 @@ const std::vector<int>& visible_devices() {
   return visible;
 }
 
-// ---- Asked by the library for NVML, which knows physical devices only ----
+// ---- Called by the library for NVML, which only knows physical devices ----
 
 API int emulated_physical_devices() { return (int)settings.devices; }
 API const Settings* emulated_settings() { return &settings; }

@@ -1,6 +1,6 @@
 // cuDNN. The real library does the host's work: descriptors, heuristics, plans and the sizes of their
-// workspaces. Since version 9.8 it plans for a card that is not there, from a description of the card
-// ("deviceless ahead-of-time compilation"). What needs a handle is here; plans are executed by nobody.
+// workspaces. Since version 9.8 it can plan without the card, from a description of it ("deviceless
+// ahead-of-time compilation"). This file has the functions that need a handle. Plans are not executed.
 #include "emulated.hpp"
 
 #include <dlfcn.h>

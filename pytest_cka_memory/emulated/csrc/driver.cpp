@@ -20,7 +20,7 @@ API int cuDeviceGetAttribute(int* value, int which, int device) {  // numbered a
   return cudaDeviceGetAttribute(value, which, device);
 }
 
-// ---- Contexts: every device has its one ----
+// ---- Contexts: one per device ----
 
 static int contexts[kMostDevices];
 static int context(void** out, int device) { return *out = &contexts[device], kSuccess; }
@@ -51,7 +51,7 @@ API int cuLogsRegisterCallback(void*, void*, void** handle) {
 }
 NOTHING_TO_DO(cuDevicePrimaryCtxRelease_v2) NOTHING_TO_DO(cuCtxPushCurrent) NOTHING_TO_DO(cuCtxSetLimit)
 NOTHING_TO_DO(cuLogsUnregisterCallback)
-// NVIDIA's own libraries ask for private interfaces here, and give up when there are none.
+// NVIDIA's own libraries ask for private interfaces here, and do without if there are none.
 API int cuGetExportTable(const void** table, const void*) {
   if (table) *table = nullptr;
   return kNotFound;

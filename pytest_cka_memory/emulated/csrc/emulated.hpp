@@ -82,8 +82,8 @@ void remove_pieces(uintptr_t start, size_t size);
 
 inline size_t round_up(size_t size, size_t step) { return (size + step - 1) / step * step; }
 
-// Work given to a device: launches, products, copies. Nothing is executed, so no time passes on
-// the device; events advance by this number.
+// Counts work for a device: launches, products, copies. Nothing is executed, so no time passes on the
+// device; the times of events are computed from this number.
 void count_work();
 uint64_t work_counted();
 
@@ -91,21 +91,21 @@ uint64_t work_counted();
 
 // What this thread is doing, if values are computed.
 enum Phase : int {
-  kNoOperator,   // work is given by code that is not an operator of torch
-  kOperator,     // in an operator: what it writes on the device is computed afterwards
+  kNoOperator,   // no operator of torch runs
+  kOperator,     // in an operator: what it would write on the device is computed afterwards
   kCopyOperator  // in an operator that only copies: it writes nothing, the copy is made afterwards
 };
 extern std::atomic<int> values_are_computed;
 Phase phase();
-// Records work that no operator gave, because nobody computes what it would have written.
+// Records work that was launched outside an operator: what it would have written is not computed.
 void note_work(const char* name);
-// Fills a read of an operator's with the next number that Python has announced; false if none is.
+// Answers an operator's read with the next number that Python has announced; false if there is none.
 bool answer(void* to, size_t size);
 
 // ---- Refusals ----
 
 // Records that `function` is not supported and why; returns kNotSupported. The text is what
-// cudaGetErrorString and cuGetErrorString then say in this thread.
+// cudaGetErrorString and cuGetErrorString then return in this thread.
 int refuse(const char* function, const char* advice);
 const char* refusal_text();
 // For libraries whose codes torch turns into fixed texts: raises a RuntimeError in Python.

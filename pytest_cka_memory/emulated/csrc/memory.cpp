@@ -1,4 +1,4 @@
-// Memory of devices and pinned memory of the host; pools (cudaMallocAsync); copies.
+// Memory of devices, pinned memory of the host, pools (cudaMallocAsync), and copies.
 //
 // Device memory is host memory, reserved and only committed when it is written. Kernels write
 // nothing, so hardly any is unless values are computed.
@@ -47,7 +47,7 @@ void remove_pieces(uintptr_t start, size_t size) {
 
 static const size_t kPage = sysconf(_SC_PAGESIZE);
 
-// Zero without committing: whole pages are given back, and read as zero afterwards.
+// Zero without committing: whole pages are returned to the system, and read as zero afterwards.
 static void zero(char* start, size_t size) {
   char* first = (char*)round_up((uintptr_t)start, kPage);
   char* last = (char*)((uintptr_t)(start + size) / kPage * kPage);

@@ -1,5 +1,5 @@
 // NVML, as far as torch and pynvml ask. A library of its own, because they look for libnvidia-ml.so.1.
-// It counts physical devices: CUDA_VISIBLE_DEVICES is not for NVML.
+// It counts physical devices, because NVML ignores CUDA_VISIBLE_DEVICES.
 #include "emulated.hpp"
 
 #include <unistd.h>

@@ -1,8 +1,8 @@
-// What the part that computes values (pytest_cka_memory/emulated/values) asks of this library.
+// The functions that pytest_cka_memory/emulated/values calls to compute values.
 //
-// It runs torch's own CUDA operator, which allocates, and then computes the result on the CPU. In
-// between, the operator must not change device memory, because the inputs of an operator that works
-// in place are read afterwards.
+// It runs torch's own CUDA operator, which allocates, and then computes the result on the CPU. The
+// CUDA operator must not change device memory, because its inputs are read afterwards, and those of an
+// operator that works in place are its results.
 #include "emulated.hpp"
 
 #include <cxxabi.h>
@@ -37,7 +37,7 @@ bool answer(void* to, size_t size) {
   return true;
 }
 
-// ---- Work that no operator gave ----
+// ---- Work outside operators ----
 
 static std::mutex name_mutex;
 static char last_name[512];

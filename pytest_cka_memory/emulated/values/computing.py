@@ -33,7 +33,7 @@ _FILLING = (
 )
 """Operators that write their first argument, whatever it was before."""
 
-# Not for CPU operators that this package calls: they are no operations of the user.
+# Skipped in CPU operators that this package calls, because the user has not called them.
 _SKIPPED_KEYS = (
     "AutogradCPU",
     "AutogradOther",
@@ -51,7 +51,7 @@ def _skipped() -> Any:
 
 @contextlib.contextmanager
 def on_the_cpu() -> Iterator[None]:
-    """Call operators that neither autograd, autocast nor the user's modes see."""
+    """Hide operators called in this context from autograd, autocast and the user's modes."""
     with torch_private.without_torch_function(), torch_private.without_keys(_skipped()):
         yield
 

@@ -137,10 +137,10 @@ def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
     left_alone = name in _LEFT_ALONE | _COMPOSITES or name.partition("::")[0] in _OTHER_PACKAGES
     if operator is None or left_alone or _returns_views(operator):
         return None
-    torchs = torch.library.get_kernel(name, _KEY)
-    if _is_users(name, torchs):
+    cuda_kernel = torch.library.get_kernel(name, _KEY)
+    if _is_in_python(name, cuda_kernel):
         return None
-    original = accepting_numbers(operator, torchs.call_boxed)
+    original = accepting_numbers(operator, cuda_kernel.call_boxed)
     if name in cudnn_attention.OPERATORS:
         original = cudnn_attention.refuse
     if name in _SUBSTITUTES:
@@ -170,8 +170,8 @@ def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
     return compute_after(name, operator, original, if_refused(operator))
 
 
-def _is_users(name: str, kernel: Any) -> bool:
-    """Whether a kernel is a function in Python, whose own calls of operators are computed."""
+def _is_in_python(name: str, kernel: Any) -> bool:
+    """Whether a user's kernel is a Python function: the operators that it calls are computed."""
     return not name.startswith("aten::") and ".py:" in repr(kernel)  # where it was registered
 
 

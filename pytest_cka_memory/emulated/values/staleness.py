@@ -35,7 +35,7 @@ _unknown: str | None = None
 
 
 def is_possible() -> bool:
-    """Whether any value may be stale; almost always not, so this is fast."""
+    """Whether any value may be stale. It is fast, because every operator calls it."""
     if _has_new_work():
         _note_new_work()
     return bool(_stale) or _unknown is not None
@@ -46,7 +46,7 @@ def _has_new_work() -> bool:
 
 
 def forget() -> None:
-    """Take every value for computed from now on."""
+    """Treat every value as computed from now on."""
     global _known_work, _unknown
     with _lock:
         _stale.clear()
@@ -58,7 +58,7 @@ def forget() -> None:
 
 @contextlib.contextmanager
 def ignored_work() -> Iterator[None]:
-    """Take kernels that run meanwhile for those of an operator whose result is written later."""
+    """Ignore kernels that run in this context: their operator's result is written afterwards."""
     global _ignoring, _known_work
     is_possible()  # what has run before counts
     _ignoring += 1
@@ -165,7 +165,7 @@ def _note_new_work() -> None:
 
 
 def _blocks_in_use() -> list[int]:
-    """Return the addresses of all blocks in use; none if the allocator does not say."""
+    """Return the addresses of all blocks in use; none if this allocator does not list them."""
     if torch.cuda.get_allocator_backend() != "native":
         return []
     return [

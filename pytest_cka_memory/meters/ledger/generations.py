@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-LEAVE_AT_ONCE = sys.version_info < (3, 14) and not sysconfig.get_config_var("Py_GIL_DISABLED")
+# Whether the garbage collector promotes both young generations together, as described above.
+PROMOTED_TOGETHER = sys.version_info < (3, 14) and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 
 class Generations:
@@ -69,7 +70,7 @@ class Generations:
         return not _any(self.all())
 
     def _all_are_young(self) -> bool:
-        if self._witness is None or not LEAVE_AT_ONCE:
+        if self._witness is None or not PROMOTED_TOGETHER:
             return False
         is_witness = partial(operator.is_, self._witness)
         return any(sum(map(is_witness, _objects(number))) for number in (1, 0))

@@ -1,4 +1,4 @@
-"""Tell the batches that data loaders have yielded from those that they have received early.
+"""Distinguish batches that data loaders have yielded from those that they have received early.
 
 Batches of worker processes arrive in shared memory, and no operator touches them. How many have
 arrived before they are asked for varies by chance and would look like growth, so a batch counts
@@ -56,7 +56,7 @@ class LoaderBatches:
                     self._waiting.append(weakref.ref(storage))
 
     def _received_early(self) -> set[int] | None:
-        """Return the keys of storages in batches that wait; None if torch does not tell."""
+        """Return the keys of storages in batches that wait; None if torch hides them."""
         if torch_private.LOADER_ITERATOR is None:
             return None
         return {

@@ -95,7 +95,10 @@ def _mode() -> PredictingMode:
         _register_operators(mode)
         allow_foreach(FakeTensor)
     except RuntimeError as error:
-        raise DeviceError(f"predict:cuda cannot set up its device: {error}") from error
+        raise DeviceError(
+            f"predict:cuda cannot set up its device in torch {torch.__version__}: {error}; use "
+            "another torch version, for example 2.15"
+        ) from error
     return mode
 
 

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pytest_cka_memory.meters.predicted.hidden_allocations import keep_unreduced
+from pytest_cka_memory.meters.predicted.extra_allocations import keep_unreduced
 from pytest_cka_memory.meters.predicted.operator_cache import NOT_CACHED, OperatorCache
 from pytest_cka_memory.meters.predicted.refusals import (
     is_unpredictable,

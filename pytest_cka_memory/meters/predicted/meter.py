@@ -21,8 +21,8 @@ from pytest_cka_memory.meters.ledger.live_objects import storages_of
 from pytest_cka_memory.meters.predicted import device
 from pytest_cka_memory.meters.predicted.allocator import Block, CachingAllocator
 from pytest_cka_memory.meters.predicted.expandable_allocator import ExpandableAllocator
+from pytest_cka_memory.meters.predicted.extra_allocations import temporaries
 from pytest_cka_memory.meters.predicted.fake_storages import FakeStorages
-from pytest_cka_memory.meters.predicted.hidden_allocations import temporaries
 from pytest_cka_memory.meters.predicted.workspaces import Workspaces
 from pytest_cka_memory.meters.users import Users
 from pytest_cka_memory.units import format_exact

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from pytest_cka_memory.core.verdicts import Breach
-from pytest_cka_memory.reports.culprits import Culprit, Entry
+from pytest_cka_memory.reports.causes import Cause, Entry
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.html.charts import chart_of, owners, timeline
 from pytest_cka_memory.units import counted, format_with_unit
@@ -44,8 +44,8 @@ def _entry(entry: Entry) -> Iterator[str]:
     for problem in entry.problems:
         limit = f"<code>{_text(problem.limit)}</code>: " if problem.limit else ""
         yield f"<p>{limit}{_text(problem.sentence)}</p>"
-    if entry.culprit is not None:
-        yield from _culprit(entry.culprit)
+    if entry.cause is not None:
+        yield from _cause(entry.cause)
     yield from _details(entry)
     yield "</div>"
     figures = list(_figures(entry))
@@ -53,14 +53,14 @@ def _entry(entry: Entry) -> Iterator[str]:
     yield "</li>"
 
 
-def _culprit(culprit: Culprit) -> Iterator[str]:
+def _cause(cause: Cause) -> Iterator[str]:
     parts = (
-        f"{words} <code>{_text(code)}</code>" if code else words for words, code in culprit.parts
+        f"{words} <code>{_text(code)}</code>" if code else words for words, code in cause.parts
     )
-    size = f"<b>{format_with_unit(culprit.holding.bytes)}</b>"
-    yield f"<p class='culprit'>{', '.join([size, *parts])}</p>"
-    if culprit.holding.hint:
-        yield f"<p class='hint'>What to do: {_text(culprit.holding.hint)}</p>"
+    size = f"<b>{format_with_unit(cause.holding.bytes)}</b>"
+    yield f"<p class='cause'>{', '.join([size, *parts])}</p>"
+    if cause.holding.hint:
+        yield f"<p class='hint'>What to do: {_text(cause.holding.hint)}</p>"
 
 
 def _details(entry: Entry) -> Iterator[str]:

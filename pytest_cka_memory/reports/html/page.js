@@ -153,7 +153,7 @@
         cell.className = "name";
         cell.append(button);
         if (row.equal > 1) cell.append(make("span", { className: "same", textContent: `${row.equal.toLocaleString("en")} equal regions` }));
-        if (row.culprit) cell.append(make("p", { className: "culprit", textContent: row.culprit }));
+        if (row.cause) cell.append(make("p", { className: "cause", textContent: row.cause }));
       } else if (column.key === "timeline") {
         cell.append(spark(row));
         if (!row.timeline.length) cell.classList.add("none");

@@ -13,8 +13,8 @@ from typing import Any
 from pytest_cka_memory.core.figures import COLUMNS, FIGURES, RegionRecord, shown_columns
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
-from pytest_cka_memory.reports import culprits, summary
-from pytest_cka_memory.reports.culprits import Entry
+from pytest_cka_memory.reports import causes, summary
+from pytest_cka_memory.reports.causes import Entry
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.failure import holding_lines
 from pytest_cka_memory.reports.html import entries
@@ -28,7 +28,7 @@ _MOST_EXTRA = 400
 def render(report: Report) -> str:
     """Return the page as HTML."""
     provenance = provenance_of(report.session)
-    found = culprits.entries(report.results)
+    found = causes.entries(report.results)
     parts = {
         "TITLE": heading(provenance),
         "VERDICT": escape(summary.verdict(report)),
@@ -88,7 +88,7 @@ def _data(report: Report, found: Sequence[Entry], adjective: str) -> dict[str, A
 _FIELDS = (
     *("name", "verdict", "outcome", "worker"),
     *(figure.name for figure in COLUMNS),
-    *("timeline", "step", "chart", "culprit", "broken", "group", "problems", "holders", "extra"),
+    *("timeline", "step", "chart", "cause", "broken", "group", "problems", "holders", "extra"),
 )
 
 
@@ -96,7 +96,7 @@ def _row(result: Result, group: int | None) -> list[Any]:
     record = result.record
     found = points(record.timeline)
     chart = chart_of(record, result.breaches)
-    culprit = culprits.first_culprit(result)
+    cause = causes.first_cause(result)
     return [
         one_line(result.name),
         result.verdict,
@@ -106,7 +106,7 @@ def _row(result: Result, group: int | None) -> list[Any]:
         list(zip(found.levels, found.peaks, strict=True)),
         found.step,
         None if chart is None else chart.data,
-        "" if culprit is None else one_line(culprit.line),
+        "" if cause is None else one_line(cause.line),
         sorted(_broken(result)),
         group,
         [one_line(f"{one.limit}: {one.message}") for one in result.breaches]

@@ -15,6 +15,7 @@ from pytest_cka_memory.reports.json.writer import SCHEMA
 MOST_BYTES = 2**29
 """Far more than any report has, and little enough to hold in memory several times."""
 
+_AGAIN = "write a report with pytest --cka-memory-json=PATH"
 _OBJECT: Any = dict
 _SCHEMAS = re.compile(r"pytest-cka-memory/([1-9]\d{0,3})")
 _SESSION: Mapping[str, Any] = {
@@ -49,7 +50,7 @@ def _bytes_of(path: Path) -> bytes:
     if len(content) > MOST_BYTES:
         raise ReportError(f"larger than {MOST_BYTES // 2**20} MB; refusing to read it")
     if not content.strip():
-        raise ReportError("the file is empty; write a report with pytest --cka-memory-json=PATH")
+        raise ReportError(f"the file is empty; {_AGAIN}")
     return content
 
 
@@ -58,18 +59,20 @@ def _decoded(content: bytes) -> str:
         return content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise ReportError(f"line {line}: not UTF-8 ({error.reason})") from None
+        raise ReportError(f"line {line}: not UTF-8 ({error.reason}); {_AGAIN}") from None
 
 
 def _parse(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        raise ReportError(f"line {error.lineno}, column {error.colno}: {error.msg}") from None
+        place = f"line {error.lineno}, column {error.colno}"
+        raise ReportError(f"{place}: {error.msg}; {_AGAIN}") from None
     except RecursionError:
-        raise ReportError("nested more deeply than any report") from None
+        raise ReportError(f"nested more deeply than any report; {_AGAIN}") from None
     except ValueError:
-        raise ReportError("a number with thousands of digits, which no figure has") from None
+        problem = "a number with thousands of digits, which no figure has"
+        raise ReportError(f"{problem}; {_AGAIN}") from None
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -95,7 +98,7 @@ def _report(data: Any) -> Report:
             problems=_field(data, "problems", tuple[str, ...], ()),
         )
     except ShapeError as error:
-        raise ReportError(str(error)) from None
+        raise ReportError(f"{error}; {_AGAIN}") from None
 
 
 def _check_schema(schema: object) -> None:
@@ -103,7 +106,8 @@ def _check_schema(schema: object) -> None:
         return
     known = isinstance(schema, str) and _SCHEMAS.fullmatch(schema)
     if not known:
-        raise ReportError(f"not a report: its schema is {str(schema)[:80]!r}, not {SCHEMA!r}")
+        given = str(schema)[:80]
+        raise ReportError(f"not a report: its schema is {given!r}, not {SCHEMA!r}; {_AGAIN}")
     raise ReportError(
         f"its schema is {schema!r}, but this plugin reads {SCHEMA!r}: a newer pytest-cka-memory "
         "wrote it; upgrade the plugin"

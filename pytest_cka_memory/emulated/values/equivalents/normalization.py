@@ -16,7 +16,7 @@ _native_backward = operator_of("aten::native_batch_norm_backward")
 
 
 def _statistics(mean: Tensor | None, variance: Tensor | None, eps: float) -> Any:
-    """What CUDA returns as saved statistics when it normalizes by the running ones."""
+    """Return what CUDA saves if it normalizes by the running statistics."""
     if mean is None or variance is None:
         return None, None
     return mean.float(), torch.rsqrt(variance.float() + eps)
@@ -134,7 +134,7 @@ def _axes(values: Tensor) -> list[int]:
 
 
 def _columns(vector: Tensor, values: Tensor) -> Tensor:
-    """A value for each channel in the shape that broadcasts over `values`."""
+    """Return a value for each channel in a shape that broadcasts over `values`."""
     return vector.view(1, -1, *[1] * (values.dim() - 2))
 
 

@@ -125,7 +125,7 @@ def cudnn_rnn_backward(
 
 
 def _in_new_thread(function: Any) -> Any:
-    """Call a function where autograd is on: it is off in a kernel, for this thread."""
+    """Call a function in a new thread, because autograd is off in a thread that runs a kernel."""
     results: list[Any] = []
     errors: list[BaseException] = []
 

@@ -14,7 +14,7 @@ from pytest_cka_memory.units import format_with_unit
 _KEYS = re.compile(r"\[[^]]*\]|\d+")
 
 
-class Culprit(NamedTuple):
+class Cause(NamedTuple):
     """The largest group of storages whose bytes a broken limit counts."""
 
     holding: Holding
@@ -56,7 +56,7 @@ class Entry(NamedTuple):
     """Of the region that is furthest above the limit."""
     results: tuple[Result, ...]
     """All of them, in their order."""
-    culprit: Culprit | None
+    cause: Cause | None
 
     @property
     def result(self) -> Result:
@@ -69,16 +69,16 @@ class Entry(NamedTuple):
         return () if self.problems[0].verdict == "not judged" else self.result.breaches
 
 
-def culprit_of(breach: Breach, record: RegionRecord) -> Culprit | None:
+def cause_of(breach: Breach, record: RegionRecord) -> Cause | None:
     """Return the largest group that was allocated in the region; None if none is known."""
     inside = [holding for holding in holdings_of(breach, record) if not holding.before_region]
-    return Culprit(inside[0], is_traced(breach)) if inside else None
+    return Cause(inside[0], is_traced(breach)) if inside else None
 
 
-def first_culprit(result: Result) -> Culprit | None:
-    """Return the culprit of the first broken limit that has one."""
-    found = (culprit_of(breach, result.record) for breach in result.breaches)
-    return next((culprit for culprit in found if culprit is not None), None)
+def first_cause(result: Result) -> Cause | None:
+    """Return the cause of the first broken limit that has one."""
+    found = (cause_of(breach, result.record) for breach in result.breaches)
+    return next((cause for cause in found if cause is not None), None)
 
 
 def entries(results: Sequence[Result]) -> list[Entry]:
@@ -94,17 +94,17 @@ def entries(results: Sequence[Result]) -> list[Entry]:
 
 def _key(found: Sequence[Problem]) -> tuple[object, ...]:
     limits = tuple(problem.limit for problem in found)
-    culprit = None if found[0].verdict == "not judged" else first_culprit(found[0].result)
-    if culprit is None:
+    cause = None if found[0].verdict == "not judged" else first_cause(found[0].result)
+    if cause is None:
         return (found[0].verdict, limits, *(problem.sentence for problem in found))
-    return (found[0].verdict, limits, *culprit.key)
+    return (found[0].verdict, limits, *cause.key)
 
 
 def _entry(members: Sequence[tuple[Problem, ...]]) -> Entry:
     worst = max(members, key=lambda found: max(_excesses(found[0].result), default=0.0))
     results = tuple(found[0].result for found in members)
     judged = worst[0].verdict != "not judged"
-    return Entry(worst, results, first_culprit(worst[0].result) if judged else None)
+    return Entry(worst, results, first_cause(worst[0].result) if judged else None)
 
 
 def _excesses(result: Result) -> Iterator[float]:

@@ -1,4 +1,4 @@
-"""Mark a batch of a region from a callback of a training framework."""
+"""Sample a region after each batch, from a callback of a training framework."""
 
 from contextlib import suppress
 from typing import Any
@@ -8,11 +8,11 @@ from pytest_cka_memory.measure.loaders import size_of
 from pytest_cka_memory.measure.region import Region
 
 
-class BatchMarks:
-    """Samples a region at the end of each batch; after the region has ended, it does nothing."""
+class BatchSampling:
+    """Samples a region after each batch; does nothing after the region has ended."""
 
     def __init__(self, region: Region) -> None:
-        """Mark the batches of `region`.
+        """Sample `region`.
 
         Raises:
             TypeError: if it is not a region.
@@ -31,7 +31,7 @@ class BatchMarks:
             return bool(self._region.record)
         return False
 
-    def done(self, batch: Any = None, *, size: int | None = None) -> None:
+    def sample(self, batch: Any = None, *, size: int | None = None) -> None:
         """Sample after `batch`, or after a batch of `size` items; the batch is not kept."""
         with suppress(RegionError):  # the trainer is used again after the region
             self._region.batch_done(size_of(batch) if size is None else size)
