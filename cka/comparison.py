@@ -21,7 +21,9 @@ from cka.functional.kernels import Kernel, resolve_kernel
 from cka.progress import Progress
 from cka.result import CKAResult
 from cka.running import distributed
-from cka.running.estimators import Estimator, Exact, Minibatch
+from cka.running.estimators import Estimator
+from cka.running.exact import Exact
+from cka.running.minibatch import Minibatch
 from cka.running.model_runner import Feed, ModelRunner
 from cka.running.placement import (
     device_for,

@@ -1,4 +1,4 @@
-"""From the name of a device to the meter that measures it, one per device and process."""
+"""Select the meter for the name of a device; there is one per device and process."""
 
 import os
 from functools import cache
@@ -54,7 +54,7 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
     if specification.is_emulated(name):
         _load_emulated(name)
         name = "cuda"
-    kind, _, index = name.partition(":")
+    kind = name.partition(":")[0]
     if kind == "cpu":
         check_device_name(name)
         return cpu_meter()
@@ -72,22 +72,30 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
             f"device {name!r} is not available: torch {torch.__version__} found {found} on this "
             "machine; write cpu, or auto to use what is available"
         )
+    return _accelerator_meter(kind, _index_of(name, preferred))
+
+
+def _index_of(name: str, preferred: int | None) -> int:
+    """Return the index of an accelerator of a kind that is available."""
+    import torch
+
+    kind, _, given = name.partition(":")
     count = torch.accelerator.device_count()
-    if index:
-        number = int(index)
+    if given:
+        index = int(given)
     elif preferred is not None:
-        number = preferred % count
+        index = preferred % count
     else:
         try:
-            number = torch.accelerator.current_device_index()
+            index = torch.accelerator.current_device_index()
         except (RuntimeError, ValueError) as error:  # ValueError: a wrong PYTORCH_ALLOC_CONF
             raise DeviceError(f"device {name!r} is not available: {error}") from error
-    if number >= count:
+    if index >= count:
         raise DeviceError(
             f"device {name!r} is not available: torch found {count}, counted from 0; "
             f"write {kind}:0 to {kind}:{count - 1}, or {kind}"
         )
-    return _accelerator_meter(kind, number)
+    return index
 
 
 def _load_emulated(name: str) -> None:
@@ -96,14 +104,11 @@ def _load_emulated(name: str) -> None:
 
     wanted = specification.parse(name)
     loaded = loading.loaded()
-    is_other_kind = (
-        wanted.values is not None and loaded is not None and (loaded.values != wanted.values)
-    )
     if (
         loaded is None
         or loaded.card != wanted.card
         or loaded.devices < wanted.devices
-        or is_other_kind
+        or wanted.values not in (None, loaded.values)
     ):
         loading.load(wanted.card.name, wanted.devices, values=wanted.values)
     import torch
@@ -112,7 +117,7 @@ def _load_emulated(name: str) -> None:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         raise DeviceError(
             f"device {name!r} is not available: CUDA_VISIBLE_DEVICES is {visible!r}, which hides "
-            f"it from torch; unset the variable, or set it to 0"
+            "it from torch; unset the variable, or set it to 0"
         )
 
 

@@ -20,7 +20,7 @@ from cka import (
     cka_from_features,
 )
 from cka.functional import native
-from cka.running.estimators import available_bytes
+from cka.running.exact import available_bytes
 from pytest_cka_memory import MemoryProbe
 
 

@@ -1,0 +1,178 @@
+"""The estimator over all samples at once, whose features it stores in host memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cka.capture.tokens import without_padding
+from cka.errors import DoesNotFitError
+from cka.functional.hsic import hsic_products, min_samples
+from cka.functional.kernels import Kernel, flattened, scaled_gram
+from cka.functional.precision import full_precision, gram_dtype, sum_dtype
+from cka.functional.sums import Sums, batch_sums, select_sums, zero_sums
+from cka.running.estimators import BatchMeasurements, Measurement
+
+# While a kernel runs, it holds up to this many copies of its result: float64 sums, distances.
+_COPIES_OF_A_GRAM = 5
+
+
+class Exact:
+    """Stores the features of all samples in host memory; (N, N) Gram matrices follow at the end."""
+
+    min_samples = 1
+
+    def __init__(self, kernel: Kernel, expected: int | None, limit_bytes: int | None) -> None:
+        self._kernel = kernel
+        self._expected = expected
+        self._limit_bytes = limit_bytes
+        # Chunks of each row of each model; None for a row that is left out.
+        self._features: list[list[list[Measurement] | None]] = []
+        self.uneven: Sequence[set[int]] = ()
+        self._devices: list[torch.device] = []
+        self._samples = 0
+
+    def measure(self, features: Tensor, real: Tensor | None = None) -> Measurement:
+        """Return the features as (n, p), copied to the host, with the mask of their tokens."""
+        rows = flattened(features, self._kernel)
+        if not self._devices:
+            self._devices.append(rows.device)
+        stored = rows.to("cpu", gram_dtype(rows.dtype), copy=True)
+        return Measurement((stored,), real=None if real is None else real.to("cpu"))
+
+    def add(self, models: Sequence[BatchMeasurements]) -> None:
+        """Store a batch if the projected total fits in memory.
+
+        Raises:
+            DoesNotFitError: if it does not fit; the message gives the bytes needed.
+        """
+        if not self._features:
+            self._features = [[[] for _ in model.positions] for model in models]
+            self.uneven = [set() for _ in models]
+        for stored, model, uneven in zip(self._features, models, self.uneven, strict=True):
+            for row, position in enumerate(model.positions):
+                chunks = stored[row]
+                if chunks is None or position is None:
+                    stored[row] = None
+                elif chunks and _width_bytes(chunks[0]) != _width_bytes(model.values[position]):
+                    stored[row] = None
+                    uneven.add(row)
+                else:
+                    chunks.append(model.values[position])
+        self._samples += len(models[0].values[0].parts[0])
+        self._check_size()
+
+    def _check_size(self) -> None:
+        samples = max(self._samples, self._expected or 0)
+        distinct = [chunks for stored in self._features for chunks in _distinct(stored)[0]]
+        if not distinct:
+            return
+        widths = [_width_bytes(chunks[0]) for chunks in distinct]
+        features = samples * sum(widths)
+        widest = samples * max(widths)
+        if any(one.real is not None for chunks in distinct for one in chunks):
+            widest *= 2  # padding is replaced in a copy
+        grams = [samples**2 * chunks[0].parts[0].itemsize for chunks in distinct]
+        needed = features + widest + sum(grams) + _COPIES_OF_A_GRAM * max(grams)
+        stored = self._samples * sum(widths)
+        allowed = available_bytes(stored) if self._limit_bytes is None else self._limit_bytes
+        if allowed is not None and needed > allowed:
+            raise DoesNotFitError(
+                f"the exact estimator needs {_megabytes(needed)} for {samples} samples of "
+                f"{len(distinct)} layers, but only {_megabytes(allowed)} are available; compare "
+                "fewer layers or samples, pool tokens, or use estimator='unbiased', which does not "
+                "store features"
+            )
+
+    def sums(self) -> Sums | None:
+        """Return the unbiased HSIC terms of all samples; release the features meanwhile.
+
+        Returns None if fewer than 4 samples were added.
+        """
+        if not self._features or self._samples < min_samples("unbiased"):
+            return None
+        grams, positions = [], []
+        sizes = (len(self._features[0]), len(self._features[-1]))
+        for stored in self._features:
+            distinct, where = _distinct(stored)
+            stored.clear()
+            if not distinct:
+                return zero_sums(*sizes, sum_dtype(self._devices[0]), self._devices[0])
+            grams.append([self._gram(chunks) for chunks in distinct])
+            positions.append(torch.tensor(where, device=self._devices[0]))
+        terms = hsic_products(grams[0], grams[1] if len(grams) > 1 else None, "unbiased")
+        return select_sums(batch_sums(*terms), positions[0], positions[-1])
+
+    def _gram(self, chunks: list[Measurement]) -> Tensor:
+        real = _joined_masks(chunks)
+        rows = torch.cat([one.parts[0] for one in chunks]).to(self._devices[0])
+        chunks.clear()
+        if real is not None:  # each batch has its own means in the place of padding
+            tokens = rows.unflatten(1, (real.shape[1], -1))
+            rows = without_padding(tokens, real.to(rows.device)).flatten(1)
+        with full_precision(rows.device):
+            return scaled_gram(self._kernel, rows)[0]
+
+    def clear(self) -> None:
+        """Drop the features."""
+        self._features.clear()
+
+
+def _width_bytes(measurement: Measurement) -> int:
+    """Return the bytes of one sample's features."""
+    rows = measurement.parts[0]
+    return rows.shape[1] * rows.itemsize
+
+
+def _joined_masks(chunks: list[Measurement]) -> Tensor | None:
+    """Return the mask (N, t) of all samples; None if no token is padding."""
+    tokens = next((one.real.shape[1] for one in chunks if one.real is not None), None)
+    if tokens is None:
+        return None
+    all_real = [
+        torch.ones(len(one.parts[0]), tokens, dtype=torch.bool, device="cpu") for one in chunks
+    ]
+    return torch.cat(
+        [
+            every if one.real is None else one.real
+            for one, every in zip(chunks, all_real, strict=True)
+        ]
+    )
+
+
+def _distinct(
+    stored: list[list[Measurement] | None],
+) -> tuple[list[list[Measurement]], list[int]]:
+    """Return the distinct lists of chunks, and the position in them of every row's list.
+
+    Rows share their chunks if their modules returned the same tensor. The position of a row that
+    is left out is 0; its sums do not matter.
+    """
+    found: dict[tuple[int, ...], int] = {}
+    distinct: list[list[Measurement]] = []
+    where = []
+    for chunks in stored:
+        if chunks is None:
+            where.append(0)
+            continue
+        key = tuple(map(id, chunks))
+        if key not in found:
+            found[key] = len(distinct)
+            distinct.append(chunks)
+        where.append(found[key])
+    return distinct, where
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 2**20:.2f} MB ({size} bytes)"
+
+
+def available_bytes(stored: int) -> int | None:
+    """Return the free bytes of host memory plus ``stored``; None if unknown."""
+    try:
+        return stored + os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None

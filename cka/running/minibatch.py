@@ -1,0 +1,100 @@
+"""The estimator that sums HSIC over minibatches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from cka.functional.hsic import HSICEstimator, hsic_products, min_samples
+from cka.functional.kernels import Kernel, flattened, scaled_gram
+from cka.functional.precision import full_precision
+from cka.functional.sums import Sums, batch_sums, merge_sums, select_sums
+from cka.running.estimators import BatchMeasurements, Measurement
+
+
+class Minibatch:
+    """Computes Gram matrices in the hooks and sums HSIC over batches (Nguyen et al. 2020)."""
+
+    def __init__(self, kernel: Kernel, estimator: HSICEstimator, part_size: int | None) -> None:
+        self._kernel = kernel
+        self._estimator = estimator
+        self._part_size = part_size
+        self._sums: Sums | None = None
+        self._index: dict[tuple[tuple[int | None, ...], torch.device], Tensor] = {}
+        self._batches = 0
+        self._in_range = True
+        self.min_samples = min_samples(estimator)
+        self.uneven: Sequence[set[int]] = ()
+
+    def measure(self, features: Tensor, real: Tensor | None = None) -> Measurement:
+        """Return one (m, m) Gram matrix for each part of the (n, ...) features."""
+        rows = flattened(features, self._kernel)
+        sizes = self._sizes(rows.shape[0])
+        parts = rows.split(sizes) if len(sizes) > 1 else [rows]
+        check = self._checks_range(rows.device)
+        with full_precision(rows.device):
+            grams, exponents = zip(
+                *(scaled_gram(self._kernel, part, check=check) for part in parts), strict=True
+            )
+        self._in_range = self._in_range and not any(exponents)
+        return Measurement(grams, exponents)
+
+    def _checks_range(self, device: torch.device) -> bool:
+        """Whether to check that features are in range, which waits for an accelerator.
+
+        There, only two batches are checked, and all batches if any output was not in range: the
+        scale of a layer hardly changes, and an overflow is not silent, because it gives NaN.
+        """
+        return device.type == "cpu" or self._batches < 2 or not self._in_range
+
+    def _sizes(self, samples: int) -> list[int]:
+        """Return the sizes of the parts; a remainder that is too small joins the last part."""
+        size = self._part_size or samples
+        if samples < size:
+            return [samples]
+        sizes = [size] * (samples // size)
+        remainder = samples % size
+        if remainder >= self.min_samples:
+            return [*sizes, remainder]
+        sizes[-1] += remainder
+        return sizes
+
+    def add(self, models: Sequence[BatchMeasurements]) -> None:
+        """Add the HSIC terms of every part of a batch."""
+        rows = self._indices(models[0])
+        columns = self._indices(models[-1])
+        self._batches += 1
+        for part in range(len(models[0].values[0].parts)):
+            grams = [_grams_on(model, part, rows.device) for model in models]
+            terms = hsic_products(grams[0], grams[1] if len(grams) > 1 else None, self._estimator)
+            exponents = [tuple(one.exponents[part] for one in model.values) for model in models]
+            sums = batch_sums(*terms, exponents=(exponents[0], exponents[-1]))
+            sums = select_sums(sums, rows, columns)
+            self._sums = sums if self._sums is None else merge_sums(self._sums, sums)
+
+    def _indices(self, model: BatchMeasurements) -> Tensor:
+        # Cached, because a new index tensor for every batch would be a copy to the device.
+        device = model.values[0].parts[0].device
+        key = (model.positions, device)
+        if key not in self._index:
+            self._index = {k: v for k, v in self._index.items() if len(self._index) < 8}
+            # The sums of a row that is left out do not matter.
+            found = [position or 0 for position in model.positions]
+            self._index[key] = torch.tensor(found, device=device)
+        return self._index[key]
+
+    def sums(self) -> Sums | None:
+        """Return the sums over all batches added; None if there were none."""
+        return self._sums
+
+    def clear(self) -> None:
+        """Drop the sums."""
+        self._sums = None
+        self._index.clear()
+
+
+def _grams_on(model: BatchMeasurements, part: int, device: torch.device) -> list[Tensor]:
+    # If a model is spread over devices, so are its Gram matrices.
+    return [value.parts[part].to(device) for value in model.values]
