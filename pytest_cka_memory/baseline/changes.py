@@ -11,7 +11,7 @@ from pytest_cka_memory.units import format_with_unit
 _MOST_SHOWN = 30
 
 
-class Change(NamedTuple):
+class BaselineChange(NamedTuple):
     """A figure whose baseline has changed."""
 
     key: BaselineKey
@@ -28,10 +28,10 @@ class Change(NamedTuple):
 
 def changes(
     old: Mapping[BaselineKey, Figures], new: Mapping[BaselineKey, Figures]
-) -> tuple[Change, ...]:
+) -> tuple[BaselineChange, ...]:
     """Return every figure whose value in `new` differs from that in `old`, largest rise first."""
     found = [
-        Change(key, figure, old[key].get(figure), figures.get(figure))
+        BaselineChange(key, figure, old[key].get(figure), figures.get(figure))
         for key, figures in new.items()
         if key in old
         for figure in COMPARED
@@ -40,7 +40,7 @@ def changes(
     return tuple(sorted(found, key=lambda change: -change.rise_bytes))
 
 
-def as_lines(found: Sequence[Change]) -> list[str]:
+def as_lines(found: Sequence[BaselineChange]) -> list[str]:
     """Return a line per change, for the terminal; the middle is left out if there are many."""
     if len(found) <= _MOST_SHOWN:
         return _table(found)
@@ -49,7 +49,7 @@ def as_lines(found: Sequence[Change]) -> list[str]:
     return [*lines[:half], f"  ... and {len(found) - 2 * half} more", *lines[half:]]
 
 
-def _table(found: Sequence[Change]) -> list[str]:
+def _table(found: Sequence[BaselineChange]) -> list[str]:
     if not found:
         return []
     from tabulate import tabulate  # takes 20 ms, so only if there is a change
@@ -60,7 +60,7 @@ def _table(found: Sequence[Change]) -> list[str]:
     return [f"  {line}".rstrip() for line in table.splitlines()]
 
 
-def _cells(change: Change) -> Iterator[str]:
+def _cells(change: BaselineChange) -> Iterator[str]:
     old, new = change.old_bytes, change.new_bytes
     yield one_line(f"{change.key.nodeid} {change.key.label}".rstrip())
     yield COMPARED[change.figure].noun

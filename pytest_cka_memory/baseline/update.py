@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from pytest_cka_memory.baseline.changes import Change, changes
+from pytest_cka_memory.baseline.changes import BaselineChange, changes
 from pytest_cka_memory.baseline.file import BaselineKey, Entries, Figures
 from pytest_cka_memory.core.figures import rounded_figures
 from pytest_cka_memory.core.fingerprint import Fingerprint
@@ -19,7 +19,7 @@ class Update:
     changed: int = 0
     unchanged: int = 0
     dropped: int = 0
-    changes: tuple[Change, ...] = ()
+    changes: tuple[BaselineChange, ...] = ()
     """Every figure of the changed regions that rose or fell."""
 
 

@@ -137,7 +137,7 @@ def card_of(name: str, kind: str = "predict:cuda") -> Card:
 
     Args:
         name: a key of :data:`CARDS`, or an empty text.
-        kind: the device that the message of the error tells the user to write.
+        kind: how to write the device; the error message contains it.
 
     Raises:
         DeviceError: for an unknown name; the message lists the known ones.

@@ -30,7 +30,7 @@ class Specification:
 
     @property
     def title(self) -> str:
-        """The device as every report names it, so that nobody takes it for a GPU."""
+        """The device as every report names it; it says that there is no GPU."""
         return f"emulated {self.card.title} (no GPU)"
 
 

@@ -75,13 +75,17 @@ _EXCEPTION_OF = (
 )
 _CONTAINERS = (list, tuple, dict, deque, set, frozenset)
 
-Path = Sequence[Reference]
-Rule = Callable[[Path], str | None]
+ReferencePath = Sequence[Reference]
+Rule = Callable[[ReferencePath], str | None]
 """Returns the advice if it fits a path from a root to a holder, otherwise None."""
 
 
 def hint_for(
-    allocation: Allocation, path: Path | None, held_by: str | None, *, in_batches: bool = False
+    allocation: Allocation,
+    path: ReferencePath | None,
+    held_by: str | None,
+    *,
+    in_batches: bool = False,
 ) -> str | None:
     """Return the advice for one live storage; None if there is no particular advice.
 
@@ -123,15 +127,15 @@ def _autocast_is_caching() -> bool:
     return blocks > 0 and torch.is_autocast_cache_enabled()
 
 
-def _has(path: Path, *kinds: type) -> bool:
+def _has(path: ReferencePath, *kinds: type) -> bool:
     return any(issubclass(type(step.value), kinds) for step in path)
 
 
-def _logged(path: Path) -> str | None:
+def _logged(path: ReferencePath) -> str | None:
     return _LOGGED if _has(path, logging.LogRecord) else None
 
 
-def _hook(path: Path) -> str | None:
+def _hook(path: ReferencePath) -> str | None:
     """Match the dicts in which modules and tensors, and torch itself, keep hooks."""
     import torch
 
@@ -154,14 +158,14 @@ def _names_of_hooks() -> frozenset[str]:
     return frozenset(name for name in vars(torch.nn.Module()) if name.endswith("_hooks"))
 
 
-def _exception(path: Path) -> str | None:
+def _exception(path: ReferencePath) -> str | None:
     if not _has(path, types.TracebackType):
         return None
     keeper = keeper_of(path)
     return _EXCEPTION if keeper is None else _EXCEPTION_OF.format(keeper)
 
 
-def _suspended(path: Path) -> str | None:
+def _suspended(path: ReferencePath) -> str | None:
     """Match caches of functions, and code that waits to be continued."""
     for kind, advice in (
         (functools._lru_cache_wrapper, _CACHE),
@@ -174,7 +178,7 @@ def _suspended(path: Path) -> str | None:
     return None
 
 
-def _gradient(path: Path) -> str | None:
+def _gradient(path: ReferencePath) -> str | None:
     import torch
 
     if any(is_gradient(step.value, step.parent) for step in path):
@@ -182,12 +186,12 @@ def _gradient(path: Path) -> str | None:
     return _OPTIMIZER if _has(path, torch.optim.Optimizer) else None
 
 
-def _plain_local(path: Path) -> str | None:
+def _plain_local(path: ReferencePath) -> str | None:
     """Match a tensor that is itself a local variable of the user's code."""
     return _local_tensor(path) if len(path) == 1 else None
 
 
-def _local_tensor(path: Path) -> str | None:
+def _local_tensor(path: ReferencePath) -> str | None:
     """Match such a tensor, and what only its autograd graph holds."""
     import torch
 
@@ -201,7 +205,7 @@ def _local_tensor(path: Path) -> str | None:
     )
 
 
-def _local_object(path: Path) -> str | None:
+def _local_object(path: ReferencePath) -> str | None:
     """Match what an object holds that is a local variable, such as a list or a module."""
     name, function = _local(path)
     if not function or len(path) == 1:
@@ -212,7 +216,7 @@ def _local_object(path: Path) -> str | None:
     )
 
 
-def _local(path: Path) -> tuple[str, str]:
+def _local(path: ReferencePath) -> tuple[str, str]:
     """Return the name of the variable in which a path begins, and of its function if it is local.
 
     Locals of installed code are not the user's to delete.
@@ -227,7 +231,7 @@ def _is_node(step: Reference) -> bool:
     return is_node(type(step.value))
 
 
-def _of_tensor(path: Path) -> str | None:
+def _of_tensor(path: ReferencePath) -> str | None:
     """Return advice that follows from the holder, if that is a tensor, or from its graph."""
     import torch
 
@@ -250,7 +254,7 @@ def _of_tensor(path: Path) -> str | None:
     return _NUMBER if is_number and _is_in_container(path) else None
 
 
-def _is_in_container(path: Path) -> bool:
+def _is_in_container(path: ReferencePath) -> bool:
     """Whether the holder is an entry of a container, but not a parameter or buffer of a module."""
     import torch
 

@@ -1,8 +1,8 @@
 """Find what references an object: a forward search from everything that a program can name.
 
 The search goes forward because one pass finds all objects that are looked for; a backward search
-costs about as much for each of them. Objects are told apart by their type only, because reading an
-attribute of an unknown object may run code, print a warning or raise.
+costs about as much for each of them. Objects are distinguished by their type only, because reading
+an attribute of an unknown object may run code, print a warning or raise.
 """
 
 import gc

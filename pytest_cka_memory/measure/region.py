@@ -177,7 +177,7 @@ class Region:
             self._survivors, self._host_survivors = closed.survivors, closed.host_survivors
             self._record = replace(record, completed=False)
             if completed:
-                # A region that is only reported is explained to nobody, and reading takes a while.
+                # A region that is only reported needs no explanation, and reading takes a while.
                 if self._explainer is not None and thorough:
                     self._live_at_peak = self._open_region.peaks.allocations()
                 self._record = self._with_explanations(record)

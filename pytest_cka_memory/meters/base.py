@@ -31,7 +31,7 @@ class Cleaned:
     """What cleaning a device before or after a region did."""
 
     workspace_bytes: int | None = None
-    """Bytes of the library workspaces dropped; None if the device cannot tell them apart."""
+    """Bytes of the library workspaces dropped; None if they cannot be counted separately."""
     garbage_left: bool = False
     """Whether there may still be garbage in reference cycles."""
 
@@ -163,8 +163,8 @@ class Meter(AllocationCounts):
     def clean(self) -> int | None:
         """Free what is not in use: collect garbage, drop library workspaces and empty caches.
 
-        Returns the bytes of the dropped workspaces, which only a first run allocates; None if the
-        device cannot tell them apart.
+        Returns the bytes of the dropped workspaces, which only a first run allocates; None if they
+        cannot be counted separately.
         """
 
     def clean_before(self, *, thorough: bool) -> Cleaned:

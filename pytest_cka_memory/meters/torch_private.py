@@ -182,7 +182,7 @@ KNOWS_MODES = None not in (active_modes, pop_mode, push_mode)
 """Whether these three exist, so that the active dispatch modes are known and can be reordered."""
 if not KNOWS_MODES:
     LOST.append(
-        f"torch {torch.__version__} does not tell which dispatch modes are active: torch.jit may "
+        f"torch {torch.__version__} has no list of the active dispatch modes: torch.jit may "
         "trace wrongly in a region, and modes that a test leaves active end with the meter's"
     )
 
@@ -277,7 +277,7 @@ def allocator_history(device_type: str) -> HistoryFunctions | None:
 
 
 def records_history(device_type: str) -> bool:
-    """Whether the history is being recorded; False if this torch version cannot tell."""
+    """Whether the history is being recorded; False if this torch version has no such function."""
     is_recorded = getattr(torch._C, f"_{device_type}_isHistoryEnabled", bool)
     return bool(is_recorded())
 

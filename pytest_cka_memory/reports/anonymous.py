@@ -10,7 +10,7 @@ from pytest_cka_memory.core.places import anonymizer, in_plain_values
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
 
-Change = Callable[[str], str]
+TextChange = Callable[[str], str]
 
 
 def anonymous(report: Report, root: Path) -> Report:
@@ -34,12 +34,12 @@ def anonymous(report: Report, root: Path) -> Report:
     )
 
 
-def _changed(result: Result, change: Change) -> Result:
+def _changed(result: Result, change: TextChange) -> Result:
     found: Result = _in_dataclass(replace(result, extra={}), change)
     return replace(found, extra=in_plain_values(result.extra, change))
 
 
-def _in_dataclass(value: Any, change: Change) -> Any:
+def _in_dataclass(value: Any, change: TextChange) -> Any:
     """Return a dataclass with every text changed, also in dataclasses and tuples in it."""
     new = {}
     for name in vars(value):
@@ -51,7 +51,7 @@ def _in_dataclass(value: Any, change: Change) -> Any:
     return replace(value, **new) if new else value
 
 
-def _in_field(value: Any, change: Change) -> Any:
+def _in_field(value: Any, change: TextChange) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, tuple):

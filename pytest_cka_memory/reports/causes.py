@@ -49,7 +49,7 @@ class Cause(NamedTuple):
         return (held, self.holding.created_at[:1], self.holding.code)
 
 
-class Entry(NamedTuple):
+class ProblemGroup(NamedTuple):
     """Regions with the same broken limits, or the same reason not to be judged, and one cause."""
 
     problems: tuple[Problem, ...]
@@ -81,7 +81,7 @@ def first_cause(result: Result) -> Cause | None:
     return next((cause for cause in found if cause is not None), None)
 
 
-def entries(results: Sequence[Result]) -> list[Entry]:
+def problem_groups(results: Sequence[Result]) -> list[ProblemGroup]:
     """Return what is to be looked at, broken limits first; equal regions are one entry."""
     groups: dict[tuple[object, ...], list[tuple[Problem, ...]]] = {}
     for verdict in ("BREACH", KNOWN, "not judged"):
@@ -89,7 +89,7 @@ def entries(results: Sequence[Result]) -> list[Entry]:
             found = tuple(p for p in problems([result]) if p.verdict == verdict)
             if found:
                 groups.setdefault(_key(found), []).append(found)
-    return [_entry(members) for members in groups.values()]
+    return [_group(members) for members in groups.values()]
 
 
 def _key(found: Sequence[Problem]) -> tuple[object, ...]:
@@ -100,11 +100,11 @@ def _key(found: Sequence[Problem]) -> tuple[object, ...]:
     return (found[0].verdict, limits, *cause.key)
 
 
-def _entry(members: Sequence[tuple[Problem, ...]]) -> Entry:
+def _group(members: Sequence[tuple[Problem, ...]]) -> ProblemGroup:
     worst = max(members, key=lambda found: max(_excesses(found[0].result), default=0.0))
     results = tuple(found[0].result for found in members)
     judged = worst[0].verdict != "not judged"
-    return Entry(worst, results, first_cause(worst[0].result) if judged else None)
+    return ProblemGroup(worst, results, first_cause(worst[0].result) if judged else None)
 
 
 def _excesses(result: Result) -> Iterator[float]:

@@ -19,7 +19,7 @@ from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.ledger import ledger
 from pytest_cka_memory.meters.ledger.meter import LedgerMeter
 
-MODES = "does not tell which dispatch modes are active"
+MODES = "has no list of the active dispatch modes"
 EXPECTED_NOTES = {
     "torch._C.DisableTorchFunction": "modes see the meter's own calls",
     "torch._C.DisableTorchFunctionSubclass": "tensor subclasses see",

@@ -74,7 +74,7 @@ class _ThreadMode(threading.local):
     def __init__(self, owner: "StorageTracker") -> None:
         self.mode = CountingMode(owner)
         self.was_entered = False
-        """Used only if this torch version does not tell which modes are active."""
+        """Used only if this torch version has no list of the active modes."""
 
     def switch(self, *, on: bool) -> None:
         """Activate or end it in this thread, whatever an interrupted call has left."""

@@ -21,9 +21,9 @@ from pytest_cka_memory.core.allocations import (
 )
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.child_locks import Locking
-from pytest_cka_memory.meters.torch_private import (
-    storage_key,
-)  # by name, because it is called often
+
+# By name, because it is called often.
+from pytest_cka_memory.meters.torch_private import storage_key
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class _Entry(weakref.ref[torch.UntypedStorage]):
     history: list[tuple[int, int]]
     """(serial number, weight) of its allocation and of the changes of size since.
 
-    Of changes between which nobody marked a moment, and no peak is, only the last is here: a
+    Of several changes without a mark or a peak between them, only the last is here, because a
     storage may be resized any number of times.
     """
     maybe_alive: bool
@@ -251,9 +251,8 @@ class Ledger(Locking):
         excluded_bytes: int,
         site: OperatorSite | None,
     ) -> None:
-        entry = _Entry(
-            storage, self._freed.append
-        )  # called at any time in any thread, so takes no lock
+        # The callback may run at any time in any thread, so it takes no lock.
+        entry = _Entry(storage, self._freed.append)
         entry.maybe_alive = False
         entry.key = key
         entry.site = site
@@ -261,9 +260,8 @@ class Ledger(Locking):
         entry.history = [(self.serial, 0)]
         entry.size = storage.nbytes()
         self._live[entry.key] = entry  # complete: a collection may record it again
-        if (
-            storage.device.type == "cpu" and storage.is_shared()
-        ):  # on CUDA is_shared() is always true
+        # On CUDA is_shared() is always true.
+        if storage.device.type == "cpu" and storage.is_shared():
             self._shared[entry.key] = entry, StorageWeakRef(storage)
         self._resize(entry, entry.size)
 

@@ -18,9 +18,8 @@ from pytest_cka_memory.meters.torch_private import storage_key
 
 def may_be_prefetched(storage: torch.UntypedStorage) -> bool:
     """Whether `storage` may be part of a batch that a worker process has sent."""
-    return (
-        storage.device.type == "cpu" and storage.is_shared()
-    )  # on CUDA is_shared() is always true
+    # On CUDA is_shared() is always true.
+    return storage.device.type == "cpu" and storage.is_shared()
 
 
 class LoaderBatches:

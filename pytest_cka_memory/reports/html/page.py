@@ -14,10 +14,10 @@ from pytest_cka_memory.core.figures import COLUMNS, FIGURES, RegionRecord, shown
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports import causes, summary
-from pytest_cka_memory.reports.causes import Entry
+from pytest_cka_memory.reports.causes import ProblemGroup
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.failure import holding_lines
-from pytest_cka_memory.reports.html import entries
+from pytest_cka_memory.reports.html import problems
 from pytest_cka_memory.reports.html.charts import chart_of, points
 from pytest_cka_memory.reports.legend import heading, legend_of, provenance_of
 
@@ -28,13 +28,13 @@ _MOST_EXTRA = 400
 def render(report: Report) -> str:
     """Return the page as HTML."""
     provenance = provenance_of(report.session)
-    found = causes.entries(report.results)
+    found = causes.problem_groups(report.results)
     parts = {
         "TITLE": heading(provenance),
         "VERDICT": escape(summary.verdict(report)),
         "NOTICES": "\n".join(_notices(report, provenance.notice)),
         "NAVIGATION": '<a href="#regions">All regions</a> ' if report.results else "",
-        "PROBLEMS": "\n".join(entries.section(found)),
+        "PROBLEMS": "\n".join(problems.section(found)),
         "FACTS": "\n".join(_facts(report)),
         "LEGEND": escape(legend_of(result.record for result in report.results)),
         "STYLE": _file("page.css"),
@@ -65,13 +65,13 @@ def _facts(report: Report) -> Iterator[str]:
         yield f"<dt>{escape(name)}</dt><dd>{escape(one_line(fact))}</dd>"
 
 
-def _data(report: Report, found: Sequence[Entry], adjective: str) -> dict[str, Any]:
+def _data(report: Report, found: Sequence[ProblemGroup], adjective: str) -> dict[str, Any]:
     # By identity, because a test may have measured the same region twice.
     groups = {
         id(result): number
-        for number, entry in enumerate(found)
-        for result in entry.results
-        if entry.breaches and len(entry.results) > 1
+        for number, group in enumerate(found)
+        for result in group.results
+        if group.breaches and len(group.results) > 1
     }
     return {
         "notMeasured": adjective,

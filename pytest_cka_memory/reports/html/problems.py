@@ -5,27 +5,27 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from pytest_cka_memory.core.verdicts import Breach
-from pytest_cka_memory.reports.causes import Cause, Entry
+from pytest_cka_memory.reports.causes import Cause, ProblemGroup
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.html.charts import chart_of, owners, timeline
 from pytest_cka_memory.units import counted, format_with_unit
 
 _BREAKS = re.compile(r"(?<=/)|(?<=::)|(?<=_)|(?=\[)")
-_MOST_ENTRIES = 50
+_MOST_GROUPS = 50
 _MOST_NAMED = 200
 
 
-def section(entries: Sequence[Entry]) -> Iterator[str]:
+def section(groups: Sequence[ProblemGroup]) -> Iterator[str]:
     """Yield the section on problems; nothing if there are none."""
-    if not entries:
+    if not groups:
         return
     yield "<section aria-labelledby='look'><h2 id='look'>Problems</h2>"
     yield "<ul class='problems'>"
-    for entry in entries[:_MOST_ENTRIES]:
-        yield from _entry(entry)
+    for group in groups[:_MOST_GROUPS]:
+        yield from _group(group)
     yield "</ul>"
-    if len(entries) > _MOST_ENTRIES:
-        yield f"<p>And {len(entries) - _MOST_ENTRIES:,} more, in the table above.</p>"
+    if len(groups) > _MOST_GROUPS:
+        yield f"<p>And {len(groups) - _MOST_GROUPS:,} more, in the table above.</p>"
     yield "</section>"
 
 
@@ -34,21 +34,21 @@ def css_class(verdict: str) -> str:
     return verdict.replace(" ", "-").replace("(", "").replace(")", "").lower()
 
 
-def _entry(entry: Entry) -> Iterator[str]:
-    verdict = entry.problems[0].verdict
-    count = len(entry.results)
+def _group(group: ProblemGroup) -> Iterator[str]:
+    verdict = group.problems[0].verdict
+    count = len(group.results)
     yield "<li><div class='text'>"
     same = f" <span class='same'>{count:,} equal regions, the worst:</span>" if count > 1 else ""
     yield f"<p><span class='verdict {css_class(verdict)}'>{verdict}</span>{same} "
-    yield f"<code class='name'>{_name(entry.result.name)}</code></p>"
-    for problem in entry.problems:
+    yield f"<code class='name'>{_name(group.result.name)}</code></p>"
+    for problem in group.problems:
         limit = f"<code>{_text(problem.limit)}</code>: " if problem.limit else ""
         yield f"<p>{limit}{_text(problem.sentence)}</p>"
-    if entry.cause is not None:
-        yield from _cause(entry.cause)
-    yield from _details(entry)
+    if group.cause is not None:
+        yield from _cause(group.cause)
+    yield from _details(group)
     yield "</div>"
-    figures = list(_figures(entry))
+    figures = list(_figures(group))
     yield from ["<div class='figures'>", *figures, "</div>"] if figures else []
     yield "</li>"
 
@@ -63,12 +63,12 @@ def _cause(cause: Cause) -> Iterator[str]:
         yield f"<p class='hint'>What to do: {_text(cause.holding.hint)}</p>"
 
 
-def _details(entry: Entry) -> Iterator[str]:
-    lines = [_text(line) for problem in entry.problems for line in problem.holders]
+def _details(group: ProblemGroup) -> Iterator[str]:
+    lines = [_text(line) for problem in group.problems for line in problem.holders]
     if lines:
         text = "\n".join(lines)
         yield f"<details><summary>Everything that is known</summary><pre>{text}</pre></details>"
-    others = [result for result in entry.results if result is not entry.result]
+    others = [result for result in group.results if result is not group.result]
     if others:
         names = [f"<li><code>{_name(result.name)}</code></li>" for result in others[:_MOST_NAMED]]
         more = len(others) - _MOST_NAMED
@@ -79,14 +79,14 @@ def _details(entry: Entry) -> Iterator[str]:
         yield "</ul></details>"
 
 
-def _figures(entry: Entry) -> Iterator[str]:
-    record = entry.result.record
-    if not entry.breaches:
+def _figures(group: ProblemGroup) -> Iterator[str]:
+    record = group.result.record
+    if not group.breaches:
         return
-    chart = chart_of(record, entry.breaches)
+    chart = chart_of(record, group.breaches)
     if chart is not None:
         yield from timeline(chart)
-    for breach in _owned(entry.breaches):
+    for breach in _owned(group.breaches):
         if chart is None or breach.figure != "retained_bytes":
             yield from owners(breach, record)
 

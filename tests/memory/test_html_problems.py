@@ -12,7 +12,7 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.limits import limit_from_marker
-from pytest_cka_memory.reports.causes import entries, first_cause
+from pytest_cka_memory.reports.causes import first_cause, problem_groups
 from pytest_cka_memory.reports.html import charts
 from pytest_cka_memory.reports.html import page as html_page
 from pytest_cka_memory.units import MB
@@ -73,7 +73,7 @@ def test_cause_without_a_reference_says_so():
     assert first_cause(kept()) is None
 
 
-def test_equal_regions_are_one_entry():
+def test_equal_regions_are_one_group():
     """Same limits, holder and line; keys and numbers in the holder may differ."""
     results = [
         judge(
@@ -87,8 +87,8 @@ def test_equal_regions_are_one_entry():
         for n in (1, 3, 2)
     ]
     other = judge("t.py::test_other", record(retained_bytes=9, retained=(LOSSES,)), [ZERO])
-    found = entries([kept(), *results, other, peak()])
-    assert [len(entry.results) for entry in found] == [3, 1, 1]
+    found = problem_groups([kept(), *results, other, peak()])
+    assert [len(group.results) for group in found] == [3, 1, 1]
     assert found[0].result.nodeid == "t.py::test_leak[3]"
     text = shown(rendered(kept(), *results, other, peak()))
     assert "3 equal regions, the worst: t.py::test_leak[3]" in text
@@ -100,14 +100,14 @@ def test_reasons_are_grouped_too(count):
     """Regions that were not judged for the same reason."""
     reserved = limit_from_marker("max_reserved_mb", (1,), {})
     results = [judge(f"t.py::test_{n}", record(), [reserved]) for n in range(count)]
-    (entry,) = entries([*results, kept()])
-    assert (len(entry.results), entry.cause, entry.breaches) == (count, None, ())
+    (group,) = problem_groups([*results, kept()])
+    assert (len(group.results), group.cause, group.breaches) == (count, None, ())
     assert ("equal regions" in rendered(*results)) is (count > 1)
 
 
-def test_each_region_is_in_one_entry_for_its_broken_limits():
-    """Two limits on one region are one entry with two sentences."""
-    found = entries(one_of_each().results)
+def test_each_region_is_in_one_group_for_its_broken_limits():
+    """Two limits on one region are one group with two sentences."""
+    found = problem_groups(one_of_each().results)
     assert [(e.problems[0].verdict, len(e.problems)) for e in found] == [
         ("BREACH", 2),
         ("not judged", 1),
