@@ -1,8 +1,8 @@
 """Values that were never computed: the first read of one raises.
 
 A storage is stale if an operator that is not computed has written it, or if a kernel that no
-operator launched (one of Triton or of the user) may have written it. Results that are computed from stale values are
-stale as well. Copying to a tensor and filling it make it fresh again.
+operator launched (one of Triton or of the user) may have written it. Results that are computed from
+stale values are stale as well. Copying to a tensor and filling it make it fresh again.
 """
 
 from __future__ import annotations

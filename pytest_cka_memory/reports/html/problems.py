@@ -29,7 +29,7 @@ def section(groups: Sequence[ProblemGroup]) -> Iterator[str]:
     yield "</section>"
 
 
-def css_class(verdict: str) -> str:
+def _css_class(verdict: str) -> str:
     """Return a verdict as the name of its style: ``not-judged``, ``known-xfail``."""
     return verdict.replace(" ", "-").replace("(", "").replace(")", "").lower()
 
@@ -39,7 +39,7 @@ def _group(group: ProblemGroup) -> Iterator[str]:
     count = len(group.results)
     yield "<li><div class='text'>"
     same = f" <span class='same'>{count:,} equal regions, the worst:</span>" if count > 1 else ""
-    yield f"<p><span class='verdict {css_class(verdict)}'>{verdict}</span>{same} "
+    yield f"<p><span class='verdict {_css_class(verdict)}'>{verdict}</span>{same} "
     yield f"<code class='name'>{_name(group.result.name)}</code></p>"
     for problem in group.problems:
         limit = f"<code>{_text(problem.limit)}</code>: " if problem.limit else ""
