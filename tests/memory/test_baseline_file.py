@@ -91,7 +91,7 @@ WRONG = {
     "newer schema": (
         GOOD.replace("baseline/1", "baseline/2"),
         "line 1: schema pytest-cka-memory-baseline/2, but this plugin reads "
-        "pytest-cka-memory-baseline/1: upgrade the plugin",
+        "pytest-cka-memory-baseline/1; upgrade the plugin",
     ),
     "cut off after a region": (GOOD[:-3], "line 3: cut off: the last ']' is missing"),
     "cut off within a text": (GOOD[:60], "line 2: not valid JSON: Unterminated string"),
