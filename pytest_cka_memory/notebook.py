@@ -15,6 +15,9 @@ def measure_memory_retention(
     As in the notebook, the peak includes memory that was live before, and the result is live when
     retained memory is read. Unlike there, old memory that `func` frees cannot hide new memory that
     it retains.
+
+    Raises:
+        DeviceError: if the device is unknown or not available.
     """
     region = MemoryProbe(device).run(func)
     return region.result, region.peak_mb, region.retained_mb
@@ -32,6 +35,10 @@ def measure_memory_at_batch_counts(
     Each count gets a fresh ``model_fn()``, moved to the device and in eval mode, and a loader of
     that many batches. As in the notebook, larger counts are reduced to the length of `dataloader`.
     1 MB is 2**20 bytes.
+
+    Raises:
+        DeviceError: if the device is unknown or not available.
+        ValueError: if a count is below 1, or the loader has fewer batches than its length says.
     """
     probe = MemoryProbe(device)
     available = length_of(dataloader)

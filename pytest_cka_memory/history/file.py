@@ -128,7 +128,9 @@ def _session(line: str) -> HistorySession:
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != SCHEMA:
         if isinstance(schema, str) and _SCHEMAS.fullmatch(schema):
-            raise ReportError(f"schema {schema}, but this plugin reads {SCHEMA}: upgrade it")
+            raise ReportError(
+                f"schema {schema}, but this plugin reads {SCHEMA}; upgrade the plugin"
+            )
         raise ReportError(
             f"{shown(data)} is not a session of a history, which has {SCHEMA!r} as its schema; "
             "name another file"

@@ -17,12 +17,19 @@ TOP_LEFT, BOTTOM_RIGHT = 1, 2  # aten/.../mem_eff_attention/kernel_forward.h: Cu
 
 @dataclass(frozen=True)
 class Options:
+    """What the forms of attention differ in, by the names that torch's operators use."""
+
     scale: float | None = None
+    """Factor of q kᵀ; None for 1 / sqrt(size of a head)."""
     causal: int = 0
+    """0 for no causal mask, else ``TOP_LEFT`` or ``BOTTOM_RIGHT``: the corner it starts in."""
     dropout: float = 0.0
     seed: int = 0
+    """Seed of the random numbers of dropout, from which the backward operator repeats them."""
     left: int = -1
+    """How many keys before its own position a query sees; -1 for all."""
     right: int = -1
+    """How many keys after its own position a query sees; -1 for all."""
 
 
 def _visible(queries: int, keys: int, options: Options) -> Tensor | None:
@@ -42,12 +49,13 @@ def _visible(queries: int, keys: int, options: Options) -> Tensor | None:
 
 
 def _kept(shape: torch.Size, options: Options) -> Tensor:
+    """Return which weights dropout keeps."""
     generator = torch.Generator().manual_seed(options.seed)
     return torch.rand(shape, generator=generator) >= options.dropout
 
 
 def _weights(q: Tensor, k: Tensor, bias: Tensor | None, options: Options) -> Any:
-    """Return the softmax, and the logarithm of its denominator."""
+    """Return the softmax, the logarithm of its denominator and the scale."""
     scale = 1 / math.sqrt(q.shape[-1]) if options.scale is None else options.scale
     scores = q @ k.transpose(-2, -1) * scale
     if bias is not None:
@@ -66,6 +74,7 @@ def _heads(key: Tensor, query: Tensor) -> Tensor:
 
 
 def _wide(tensor: Tensor | None) -> Any:
+    """Return `tensor` in at least single precision."""
     low = tensor is not None and tensor.dtype != torch.float64
     return tensor.float() if low and tensor is not None else tensor
 
@@ -96,6 +105,7 @@ def backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Any, optio
 
 
 def _shared(gradient: Tensor, key: Tensor) -> Tensor:
+    """Sum the gradients of the query heads that share a head of `key`."""
     repeats = gradient.shape[-3] // key.shape[-3]
     if repeats == 1:
         return gradient
@@ -104,15 +114,18 @@ def _shared(gradient: Tensor, key: Tensor) -> Tensor:
 
 
 def new_seed(dropout: float) -> int:
+    """Draw the seed of a dropout from torch's generator of the CPU; 0 if nothing is dropped."""
     return int(torch.randint(2**31, ())) if dropout else 0
 
 
 def seed_in(stored: Any) -> int:
+    """Return the seed that the forward operator stored in its tensor of random state."""
     has_one = isinstance(stored, Tensor) and stored.numel()
     return int(stored.reshape(-1)[0].to(torch.int64)) if has_one else 0
 
 
 def refuse(options: dict[str, Any]) -> None:
+    """Raise `NotImplementedError` if one of these options of an operator is given."""
     for name, value in options.items():
         if value is not None:
             raise NotImplementedError(f"attention with {name} is not computed")
