@@ -8,7 +8,7 @@ import pytest
 from reports_made import CPU, GPU
 
 from pytest_cka_memory import LimitError, RegionRecord
-from pytest_cka_memory.baseline.changes import Change
+from pytest_cka_memory.baseline.changes import BaselineChange
 from pytest_cka_memory.baseline.file import BaselineKey
 from pytest_cka_memory.baseline.limit import WithinBaseline
 from pytest_cka_memory.baseline.update import Update, updated
@@ -248,7 +248,7 @@ def test_update_adds_regions_that_passed(record: MakeRecord) -> None:
         added=1,
         changed=1,
         unchanged=1,
-        changes=(Change(BaselineKey("moved", "", CPU), "retained_bytes", 0, 5),),
+        changes=(BaselineChange(BaselineKey("moved", "", CPU), "retained_bytes", 0, 5),),
     )
 
 
