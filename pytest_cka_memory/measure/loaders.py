@@ -89,12 +89,13 @@ class FirstBatches(_LoaderProxy):
     def __iter__(self) -> Iterator[Any]:
         taken = 0
 
-        def noted(batch: Any) -> Any:
+        def count(batch: Any) -> Any:
             nonlocal taken
             taken += 1
             return batch
 
-        yield from map(noted, islice(self._loader, self._count))
+        # A loop over the batches would keep the last one alive in this frame.
+        yield from map(count, islice(self._loader, self._count))
         if taken < self._count:  # an exhausted iterator or a short stream
             raise ValueError(
                 f"the loader ended after {taken} of {counted(self._count, 'batch')}; pass one that "
