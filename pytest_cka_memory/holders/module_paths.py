@@ -57,7 +57,7 @@ def _path(module: "nn.Module", parents: Mapping[int, tuple["nn.Module", str]]) -
     return ".".join(reversed(names))
 
 
-def most(modules: Iterable[tuple[int, int]], paths: Mapping[int, str]) -> str | None:
+def largest(modules: Iterable[tuple[int, int]], paths: Mapping[int, str]) -> str | None:
     """Return the paths of the modules that allocated most bytes, and how many more there are.
 
     Of modules that differ only in numbers, such as the layers of a network, one is named.

@@ -94,7 +94,7 @@ def _grouped(entries: Iterable[_Entry]) -> tuple[Holding, ...]:
         batches = len({entry.batch for entry in members if entry.batch is not None}) or None
         count = sum(entry.holding.count for entry in members)
         sizes = ((entry.module, entry.holding.bytes) for entry in members)
-        module = module_paths.most(sizes, paths)
+        module = module_paths.largest(sizes, paths)
         merged.append(replace(largest, bytes=size, count=count, batches=batches, module=module))
     return tuple(sorted(merged, key=lambda holding: -holding.bytes))
 

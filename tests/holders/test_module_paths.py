@@ -10,7 +10,7 @@ from planted import KEEP, cleaned_up
 from torch import nn
 
 from pytest_cka_memory import MemoryProbe, RegionRecord
-from pytest_cka_memory.holders.module_paths import most, paths_of
+from pytest_cka_memory.holders.module_paths import largest, paths_of
 from pytest_cka_memory.reports.failure import holding_lines
 
 
@@ -67,12 +67,12 @@ def test_of_layers_that_differ_in_their_number_one_is_named() -> None:
     """The one with most bytes, and how many are like it."""
     paths = {number: f"layers.{number}.linear1" for number in range(3)}
     paths |= {3: "head", 4: "stem.conv", 5: "layers.0.norm"}
-    assert most([(0, 8), (0, 8)], paths) == "layers.0.linear1"
-    assert most([(0, 8), (1, 8), (2, 4)], paths) == "layers.0.linear1 (and 2 like it)"
-    assert most([(0, 8), (1, 9), (3, 99)], paths) == "head and layers.1.linear1 (and 1 like it)"
+    assert largest([(0, 8), (0, 8)], paths) == "layers.0.linear1"
+    assert largest([(0, 8), (1, 8), (2, 4)], paths) == "layers.0.linear1 (and 2 like it)"
+    assert largest([(0, 8), (1, 9), (3, 99)], paths) == "head and layers.1.linear1 (and 1 like it)"
     sizes = [(0, 8), (1, 8), (3, 99), (4, 1), (5, 2), (7, 1000)]
-    assert most(sizes, paths) == "head, layers.0.linear1 (and 1 like it) and 2 more modules"
-    assert most([(7, 1000)], paths) is None
+    assert largest(sizes, paths) == "head, layers.0.linear1 (and 1 like it) and 2 more modules"
+    assert largest([(7, 1000)], paths) is None
 
 
 @pytest.mark.native
