@@ -378,6 +378,8 @@ def _torch_folder() -> Path:
 def _prepare_environment(library: str) -> None:
     """Set the variables by which Triton finds this driver and Numba does not look for one."""
     os.environ.setdefault("NUMBA_DISABLE_CUDA", "1")  # Numba would crash with this driver
+    # Inductor's worker processes do not have this device, and end without a message.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     if "TRITON_LIBCUDA_PATH" in os.environ:
         return
     folder = tempfile.mkdtemp(prefix="emulated-cuda-")

@@ -12,6 +12,8 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from values_on_both import on_both
 
+pytestmark = pytest.mark.usefixtures("operators_seen")
+
 # ---- Operators that only CUDA has ----
 
 
@@ -196,7 +198,11 @@ def test_samplers_embeddings_and_losses_are_the_cpus():
         lambda i, g: F.grid_sample(i, g, align_corners=True), image, grid, gradients=True,
         tolerance=1e-4,
     )  # fmt: skip
-    on_both(lambda t: F.affine_grid(t, (2, 1, 3, 3), align_corners=True), torch.randn(2, 2, 3))
+    on_both(
+        lambda t: F.affine_grid(t, (2, 1, 3, 3), align_corners=True),
+        torch.randn(2, 2, 3),
+        gradients=True,
+    )
     on_both(F.logsigmoid, torch.randn(7), gradients=True)
     table = torch.randn(9, 4)
     for mode in ("sum", "mean", "max"):
@@ -206,13 +212,6 @@ def test_samplers_embeddings_and_losses_are_the_cpus():
     on_both(
         lambda t: F.ctc_loss(t, torch.tensor([[1, 2], [3, 3]]).to(t.device), (6, 5), (2, 1)), logits
     )
-
-
-def test_products_with_another_result_type_are_the_cpus():
-    """``out_dtype`` exists on CUDA only."""
-    a = torch.randn(4, 4).bfloat16()
-    found = torch.mm(a.cuda(), a.cuda(), out_dtype=torch.float32)
-    torch.testing.assert_close(found.cpu(), a.float() @ a.float())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -156,6 +156,18 @@ def test_quantized_tensors_have_values(kind):
     assert torch.equal(quantized(x.cuda()).cpu().int_repr(), quantized(x).int_repr())
 
 
+def test_product_of_quantized_tensors_is_refused_by_name_with_a_way_out():
+    """CuDNN would compute it; packing the weight is PyTorch's own work."""
+    x, w = (torch.quantize_per_tensor(torch.ones(2, 4), 0.1, 0, torch.qint8) for _ in range(2))
+    packed = torch.ops.quantized.linear_prepack(w.cuda(), None)
+    for call in (
+        lambda: torch.ops.quantized.linear(x.cuda(), packed, 0.1, 0),
+        lambda: torch.ops.quantized.add(x.cuda(), x.cuda(), 0.1, 0),
+    ):
+        with pytest.raises(RuntimeError, match=r"quantized::\w+ is not supported .* dequantize"):
+            call()
+
+
 def test_tensor_subclasses_have_values():
     """Of those that wrap a tensor, the operators on the inner one are computed."""
     from torch.utils._python_dispatch import return_and_correct_aliasing  # noqa: F401

@@ -3,13 +3,14 @@
 ``test_on_device.py`` runs them in a new process with the plugin ``values_on_both``.
 """
 
-import ctypes
 import gc
+import io
+import pickle
 
 import pytest
 import torch
 from torch.nn import functional as F  # noqa: N812
-from values_on_both import MB, on_both
+from values_on_both import MB, launch_unknown_kernel, on_both
 
 from pytest_cka_memory.errors import DeviceAssertError, StaleValueError
 
@@ -51,23 +52,63 @@ def test_selected_elements_have_their_memory():
 # ---- Never stale ----
 
 
+NOT_COMPUTED = "aten::_fill_mem_eff_dropout_mask_"
+
+
+def not_computed() -> torch.Tensor:
+    """Return a tensor that an operator has written of which no CPU form is known."""
+    return torch.ops.aten._fill_mem_eff_dropout_mask_(torch.zeros(1, 1, 8, 8).cuda(), 0.5, 1, 0)
+
+
 def test_read_of_a_value_that_was_not_computed_raises_and_names_the_operator():
     """Also of what was computed from it, but not of what replaces it."""
-    weight = torch.zeros(64, 64, dtype=torch.uint8, device="cuda")
-    packed = torch.ops.aten._convert_weight_to_int4pack(weight, 2)
-    derived = packed + 1
+    unknown = not_computed()
+    derived = unknown + 1
     for read in (
-        lambda: packed.cpu(),
+        lambda: unknown.cpu(),
         lambda: derived.sum().item(),
         lambda: derived[derived > 0],
         lambda: repr(derived),
         lambda: torch.equal(derived, derived),
     ):
-        with pytest.raises(StaleValueError, match="aten::_convert_weight_to_int4pack"):
+        with pytest.raises(StaleValueError, match=NOT_COMPUTED):
             read()
     derived.zero_()
     assert derived.sum().item() == 0
     assert torch.ones(2, device="cuda").sum().item() == 2
+
+
+READS = {
+    "pickle": pickle.dumps,
+    "save": lambda t: torch.save(t, io.BytesIO()),
+    "save-legacy": lambda t: torch.save(t, io.BytesIO(), _use_new_zipfile_serialization=False),
+    "storage": lambda t: t.untyped_storage()[0],
+    "dlpack": lambda t: torch.from_dlpack(t).cpu(),
+    "dlpack-part": lambda t: torch.from_dlpack(t[0, 0, 2:]).cpu(),
+    "other-device": lambda t: t.to("cuda:1").cpu(),
+    "not-blocking": lambda t: t.to("cpu", non_blocking=True),
+    "condition": lambda t: 1 if t[0, 0, 0, 0] else 0,
+    "assert": lambda t: torch._assert_async(t[0, 0, 0, 0]),
+    "index": lambda t: torch.ones(3, device="cuda")[t.view(-1).long() + 9],
+    "shape": lambda t: t.to_sparse(),
+    "closeness": lambda t: torch.testing.assert_close(t, t.clone()),
+    "out": lambda t: torch.add(t, 1, out=torch.empty_like(t)).cpu(),
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_value_that_was_not_computed_is_noticed_by_every_kind_of_read(read):
+    """Also through another storage of the same memory."""
+    unknown = not_computed()
+    with pytest.raises(StaleValueError, match=NOT_COMPUTED):
+        READS[read](unknown)
+
+
+def test_memory_that_is_filled_through_another_storage_is_known():
+    """DLPack gives the same memory a storage of its own."""
+    unknown = not_computed()
+    torch.from_dlpack(unknown).fill_(3)
+    assert unknown.sum().item() == 3 * 64
 
 
 def test_read_after_an_unknown_kernel_raises_and_names_it():
@@ -99,18 +140,9 @@ def test_values_that_follow_an_unknown_kernel_are_known():
     old[:2] = 0
     with pytest.raises(StaleValueError, match="my_kernel"):
         old.sum().item()
-    packed = torch.ops.aten._convert_weight_to_int4pack(
-        torch.zeros(64, 64, dtype=torch.uint8, device="cuda"), 2
-    )
-    with pytest.raises(StaleValueError, match="aten::_convert_weight_to_int4pack"):
-        packed.cpu()
-
-
-def launch_unknown_kernel() -> None:
-    library = ctypes.CDLL("libcuda.so.1")
-    function = ctypes.c_void_p()
-    library.cuModuleGetFunction(ctypes.byref(function), None, b"my_kernel")
-    assert library.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, None, None, None) == 0
+    unknown = not_computed()
+    with pytest.raises(StaleValueError, match=NOT_COMPUTED):
+        unknown.cpu()
 
 
 # ---- Errors ----
@@ -120,6 +152,8 @@ def test_index_out_of_range_raises_at_once():
     """On a card it is an assert of the kernel, which is reported later."""
     x = torch.zeros(3, device="cuda")
     for use in (
+        lambda: torch._assert_async(x[0], "x is zero"),
+        lambda: torch.bernoulli(x + 2),
         lambda: x[torch.tensor([5], device="cuda")],
         lambda: x.gather(0, torch.tensor([5], device="cuda")),
         lambda: F.embedding(torch.tensor([7], device="cuda"), torch.ones(3, 2, device="cuda")),

@@ -11,8 +11,11 @@ WITHOUT_VALUES = ("on_device.py",)
 WITH_VALUES = (
     "on_device_forms.py",
     "on_device_equivalents.py",
+    "on_device_operators.py",
     "on_device_reads.py",
+    "on_device_kernels.py",
     "on_device_contexts.py",
+    "on_device_training.py",
 )
 NAMES = [
     (file, node.name)

@@ -3,12 +3,34 @@
 from pytest_cka_memory.emulated import loading
 
 MB = 2**20
-loading.load("a100", devices=2)
+loading.load("h100", devices=2)
+
+import ctypes  # noqa: E402
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from pytest_cka_memory.emulated.values import staleness  # noqa: E402
+from pytest_cka_memory.emulated.values.operators import tensors_in  # noqa: E402
+
+OPERATORS_SEEN: set[str] = set()
+"""Names of the operators that tests with the fixture `operators_seen` have run on the device."""
+
+
+class _Names(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if any(tensor.is_cuda for tensor in tensors_in([args, kwargs, result])):
+            OPERATORS_SEEN.add(func.name())
+        return result
+
+
+@pytest.fixture
+def operators_seen():
+    """Note the names of all operators that the test runs on the device."""
+    with _Names():
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +40,14 @@ def seeded():
     staleness.forget()
     yield
     staleness.forget()
+
+
+def launch_unknown_kernel() -> None:
+    """Launch a kernel as a compiler for CUDA does, outside of torch's operators."""
+    library = ctypes.CDLL("libcuda.so.1")
+    function = ctypes.c_void_p()
+    library.cuModuleGetFunction(ctypes.byref(function), None, b"my_kernel")
+    assert library.cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, None, None, None) == 0
 
 
 def on_both(function, *tensors: torch.Tensor, tolerance: float = 1e-5, gradients: bool = False):

@@ -69,6 +69,7 @@ def compute_after(name: str, operator: Any, original: Kernel, compute: Kernel) -
     outs = {argument.name for argument in schema.arguments if _is_out(argument)}
     fills = name.partition("::")[2].partition(".")[0] in _FILLING
     is_random = randomness.is_random(operator)
+    gives_tensors = schema.is_mutable or any("Tensor" in str(r.type) for r in schema.returns)
     skipped = _skipped()
     without_torch_function = torch_private.without_torch_function
     without_keys = torch_private.without_keys
@@ -77,6 +78,8 @@ def compute_after(name: str, operator: Any, original: Kernel, compute: Kernel) -
         if thread.arguments is not None:
             return original(keyset, *args, **kwargs)
         may_be_stale = staleness.is_possible()
+        if may_be_stale and not gives_tensors:
+            staleness.check((args, kwargs))
         if is_random:
             generator = randomness.generator_of(args, kwargs)
             seed = 0 if generator is None else randomness.seed_of(generator)
@@ -104,13 +107,17 @@ def compute_after(name: str, operator: Any, original: Kernel, compute: Kernel) -
                     unwritten = write(results, computed)
                     if unwritten:
                         unknown = unwritten, reason(name, "the CPU has no such result")
-            except FormError:
+            except FormError:  # how large the result is depends on values
+                if may_be_stale:
+                    staleness.check((args, kwargs))
                 results = upload(computed, _device_of(args, kwargs))
             except ShapeError as error:
                 unknown = results, f"{name} was not computed: {error}"
             except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
                 if not is_available or torch_private.is_singular(error):
                     raise
+                if may_be_stale and errors_on_device.is_assert(error):
+                    staleness.check((args, kwargs))
                 unknown = _after_error(name, schema, call, args, kwargs, results, error)
         if may_be_stale:
             read = args[1:] if fills else args, {k: v for k, v in kwargs.items() if k not in outs}
@@ -156,7 +163,10 @@ def _after_error(
             why = str(second)
         else:
             return None
-    return (results, _mutated(schema, args, kwargs)), reason(name, why)
+    unknown = results, _mutated(schema, args, kwargs)
+    if not any(True for _ in tensors_in(unknown)):  # no later read could raise
+        raise errors_on_device.device_assert(name, error) from error
+    return unknown, reason(name, why)
 
 
 def reason(name: str, why: str) -> str:

@@ -14,7 +14,8 @@ _UNSUPPORTED = re.compile(
 )
 _VALUES = re.compile(
     r"out of (range|bounds)|index|invalid multinomial|probability|is invalid|nonzero value|"
-    r"should be between 0 and 1|must be (>=|in the)|non-negative|negative",
+    r"should be between 0 and 1|must be (>=|in the)|non-negative|negative|"
+    r"to be true, but got false",
     re.IGNORECASE,
 )
 
@@ -33,7 +34,8 @@ def is_assert(error: Exception) -> bool:
 
 def device_assert(operator: str, error: Exception) -> DeviceAssertError:
     """Return the error for a value that a kernel would have refused."""
+    why = str(error).rstrip(".")
     return DeviceAssertError(
-        f"{operator}: {error}. On a card this is a device-side assert: the kernel reports it "
+        f"{operator}: {why}. On a card this is a device-side assert: the kernel reports it "
         f"later, at the next synchronization, and every call after that fails"
     )

@@ -96,8 +96,10 @@ def _tensor_for(value: Any, others: list[Any]) -> Any:
     if type(value) not in _NUMBERS:
         return value
     tensor = next((other for other in others if isinstance(other, torch.Tensor)), None)
-    dtype = None if tensor is None else torch.result_type(tensor, value)
+    if tensor is None:
+        return torch.tensor(value)
+    dtype = torch.result_type(tensor, value)
     try:
-        return torch.tensor(value, dtype=dtype)
+        return torch.scalar_tensor(value, dtype=dtype, device="cpu")  # faster than torch.tensor
     except (RuntimeError, OverflowError, TypeError):  # the number does not fit; it is not used
         return torch.tensor(1, dtype=dtype)

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.emulated import cudnn_attention, torch_private
-from pytest_cka_memory.emulated.values import copies, sizes, sparse
+from pytest_cka_memory.emulated.values import copies, quantized, sizes, sparse
 from pytest_cka_memory.emulated.values.computing import (
     compute_after,
     compute_first,
     into_out,
     not_computed,
 )
-from pytest_cka_memory.emulated.values.equivalents import EQUIVALENTS, recurrent
+from pytest_cka_memory.emulated.values.equivalents import EQUIVALENTS, by_name, recurrent
 from pytest_cka_memory.emulated.values.numbers_as_tensors import (
     accepting_numbers,
     if_refused,
@@ -69,7 +69,7 @@ _WITHOUT_CUDA_KERNEL = (
 _OTHER_PACKAGES = {
     *("symm_mem", "c10d", "fsdp", "quantized", "_native", "quantization", "inductor_prims"),
 }
-"""Namespaces whose operators are distributed, or compiled, or need a quantized tensor."""
+"""Namespaces whose operators are distributed or compiled, or refused for quantized tensors."""
 
 _SUBSTITUTES = {
     "aten::pow.Scalar": power_of_number,
@@ -111,6 +111,8 @@ def register_all() -> None:
 
 def _other_kernel(key: str, name: str) -> Kernel | None:
     """Return the kernel for sparse, quantized or nested tensors."""
+    if name.startswith("quantized::"):
+        return quantized.refusing(name)
     operator = torch_private.operator_of(name)
     if operator is None or name.partition("::")[0] in _OTHER_PACKAGES or _returns_views(operator):
         return None
@@ -160,10 +162,11 @@ def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
     if name in sizes.BY_VALUES:
         return sizes.sized(name, operator, original)
     if name in EQUIVALENTS:
-        return compute_after(name, operator, original, EQUIVALENTS[name])
+        compute = by_name(operator, EQUIVALENTS[name].function)
+        return compute_after(name, operator, original, compute)
     functional = _functional_name(name)
     if functional in EQUIVALENTS:
-        compute = into_out(operator, EQUIVALENTS[functional])
+        compute = into_out(operator, by_name(operator, EQUIVALENTS[functional].function))
         return compute_after(name, operator, original, compute)
     if not has_cpu_kernel:
         return not_computed(name, operator, original, "the CPU has no such operator")

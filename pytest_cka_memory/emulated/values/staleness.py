@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,9 +21,22 @@ from pytest_cka_memory.emulated.values import operators
 from pytest_cka_memory.emulated.values.operators import tensors_in
 from pytest_cka_memory.errors import StaleValueError
 
+
+@dataclass(frozen=True)
+class _Stale:
+    """A storage whose values are not known."""
+
+    ref: StorageWeakRef
+    reason: str
+    start: int
+    end: int
+
+
+_WRITES_NOTHING = "spin_kernel"  # of torch.cuda._sleep
+
 _lock = threading.Lock()
-_stale: dict[int, tuple[StorageWeakRef, str]] = {}
-"""Address in C++ -> the storage, and why its values are not known."""
+_stale: dict[int, _Stale] = {}
+"""Address of the storage in C++ -> why its values are not known."""
 _fresh: set[int] = set()
 """After unknown work: addresses that were written since, or have been allocated again."""
 _reachable: set[int] = set()
@@ -76,8 +90,8 @@ def mark(values: Any, reason: str) -> None:
         for tensor in tensors_in(values):
             if tensor.is_cuda:
                 for storage in _storages(tensor):
-                    ref = StorageWeakRef(storage)
-                    _stale[ref.cdata] = (ref, reason)
+                    ref, start = StorageWeakRef(storage), storage.data_ptr()
+                    _stale[ref.cdata] = _Stale(ref, reason, start, start + storage.nbytes())
 
 
 def propagate(inputs: Any, outputs: Any, *, given: Any = None, overwrites: bool = False) -> None:
@@ -108,7 +122,7 @@ def propagate(inputs: Any, outputs: Any, *, given: Any = None, overwrites: bool 
                 whole = tensor.numel() * tensor.element_size() == storage.nbytes()
                 known = _reason_of_storage(ref, storage.data_ptr()) is None
                 if is_new or whole or known:
-                    _stale.pop(ref.cdata, None)
+                    _forget(ref, storage)
                     if _unknown is not None:
                         _fresh.add(storage.data_ptr())
 
@@ -138,25 +152,38 @@ def reason_of(tensor: torch.Tensor) -> str | None:
 
 
 def _reason_of_storage(ref: StorageWeakRef, address: int) -> str | None:
-    found = _stale.get(ref.cdata)
-    if found is not None:
-        if not found[0].expired():
-            return found[1]
-        del _stale[ref.cdata]
+    # Another storage may have the same memory, as those that DLPack and torch.save make have.
+    for key, stale in list(_stale.items()):
+        if stale.ref.expired():
+            del _stale[key]
+        elif key == ref.cdata or stale.start <= address < stale.end:
+            return stale.reason
     if address in _fresh or (_reachable and address not in _reachable):
         return None
     return _unknown
 
 
+def _forget(ref: StorageWeakRef, storage: torch.UntypedStorage) -> None:
+    """Take a storage, and others of the same memory, for computed."""
+    start = storage.data_ptr()
+    _stale.pop(ref.cdata, None)
+    for key, stale in list(_stale.items()):
+        if start <= stale.start and stale.end <= start + storage.nbytes():
+            del _stale[key]
+
+
 def _note_new_work() -> None:
     global _known_work, _unknown
     with _lock:
-        _known_work = operators.library().unknown_work.value
+        before, _known_work = _known_work, operators.library().unknown_work.value
+        name = operators.library().unknown_name()
+        if _known_work == before + 1 and _WRITES_NOTHING in name:
+            return
         _fresh.clear()
         _reachable.clear()
         _reachable.update(_blocks_in_use())
         _unknown = (
-            f"the kernel {operators.library().unknown_name()} was launched outside of torch's "
+            f"the kernel {name} was launched outside of torch's "
             f"operators, and no kernel runs on the emulated device, so values that it may have "
             f"written are not known; call a function that torch computes (with torch.compile, "
             f'backend="eager"; with Triton, TRITON_INTERPRET=1), write ,values=off to measure '

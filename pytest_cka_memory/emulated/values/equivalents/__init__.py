@@ -1,11 +1,8 @@
 """CPU forms of operators that only CUDA has, or that return more on CUDA.
 
-Each function gets CPU aliases of the operator's arguments and returns what it would have written.
-The comment before each function names the source of its formula.
+Each function gets CPU aliases of the operator's arguments, under their names in its schema, and
+returns what the operator would have written. :func:`.table.equivalent` names the formula's source.
 """
-
-from collections.abc import Callable
-from typing import Any
 
 from pytest_cka_memory.emulated.values.equivalents import (
     attention,
@@ -13,17 +10,21 @@ from pytest_cka_memory.emulated.values.equivalents import (
     convolution,
     normalization,
     others,
+    products,
     recurrent,
     sampling,
 )
+from pytest_cka_memory.emulated.values.equivalents.table import EQUIVALENTS, by_name
 
-EQUIVALENTS: dict[str, Callable[..., Any]] = {
-    **attention.EQUIVALENTS,
-    **attention_sequences.EQUIVALENTS,
-    **convolution.EQUIVALENTS,
-    **others.EQUIVALENTS,
-    **normalization.EQUIVALENTS,
-    **recurrent.EQUIVALENTS,
-    **sampling.EQUIVALENTS,
-}
-"""Name of an operator -> the function that computes it."""
+__all__ = [
+    "EQUIVALENTS",
+    "attention",
+    "attention_sequences",
+    "by_name",
+    "convolution",
+    "normalization",
+    "others",
+    "products",
+    "recurrent",
+    "sampling",
+]

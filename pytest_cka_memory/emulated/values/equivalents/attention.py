@@ -1,12 +1,11 @@
 """Scaled dot-product attention: the flash, memory-efficient and cuDNN forms, and their backward.
 
-The seed of the dropout is stored where the operators store theirs, so that the backward pass drops
-the same elements.
+Tensors are (batch, heads, positions, size). The seed of the dropout is stored where the operators
+store theirs, so that the backward pass drops the same elements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -19,20 +18,21 @@ from pytest_cka_memory.emulated.values.equivalents.softmax_attention import (
     refuse,
     seed_in,
 )
+from pytest_cka_memory.emulated.values.equivalents.table import equivalent
 from pytest_cka_memory.emulated.values.results import Everywhere, Fitted
 
-# ---- aten/src/ATen/native/transformers/cuda/attention.cu: (batch, heads, positions, size) ----
+_FORWARD = "aten/src/ATen/native/transformers/cuda/attention.cu"
+_BACKWARD = "aten/src/ATen/native/transformers/cuda/attention_backward.cu"
 
 
+@equivalent("aten::_scaled_dot_product_flash_attention", source=_FORWARD)
 def flash(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
 ) -> Any:
     options = Options(scale, int(is_causal), dropout_p, new_seed(dropout_p))
     output, denominator = forward(query, key, value, None, options)
@@ -40,79 +40,65 @@ def flash(
     return output, Fitted(denominator), None, None, 0, 0, seed, Everywhere(0), None
 
 
+@equivalent("aten::_scaled_dot_product_flash_attention_backward", source=_BACKWARD)
 def flash_backward(
     grad_out: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    cum_seq_q: Any,
-    cum_seq_k: Any,
-    max_q: int,
-    max_k: int,
     dropout_p: float,
     is_causal: bool,
     philox_seed: Any,
-    philox_offset: Any,
-    *,
-    scale: float | None = None,
+    scale: float | None,
 ) -> Any:
     options = Options(scale, int(is_causal), dropout_p, seed_in(philox_seed))
     return backward(grad_out, query, key, value, None, options)[:3]
 
 
+@equivalent("aten::_scaled_dot_product_efficient_attention", source=_FORWARD)
 def efficient(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attn_bias: Tensor | None,
-    compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
 ) -> Any:
     options = Options(scale, int(is_causal), dropout_p, new_seed(dropout_p))
     output, denominator = forward(query, key, value, attn_bias, options)
     return output, Fitted(denominator), Everywhere(options.seed), Everywhere(0)
 
 
+@equivalent("aten::_scaled_dot_product_efficient_attention_backward", source=_BACKWARD)
 def efficient_backward(
-    grad_out: Tensor,
+    grad_out_: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attn_bias: Tensor | None,
-    out: Tensor,
-    logsumexp: Tensor,
     philox_seed: Any,
-    philox_offset: Any,
     dropout_p: float,
-    grad_input_mask: Any,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
+    is_causal: bool,
+    scale: float | None,
 ) -> Any:
     options = Options(scale, int(is_causal), dropout_p, seed_in(philox_seed))
-    of_q, of_k, of_v, of_scores = backward(grad_out, query, key, value, attn_bias, options)
+    of_q, of_k, of_v, of_scores = backward(grad_out_, query, key, value, attn_bias, options)
     of_bias = None
     if attn_bias is not None and attn_bias.numel():
         of_bias = of_scores.sum_to_size(attn_bias.shape)
     return of_q, of_k, of_v, of_bias
 
 
+@equivalent("aten::_scaled_dot_product_cudnn_attention", source=_FORWARD)
 def cudnn(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attn_bias: Tensor | None,
-    compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
 ) -> Any:
     options = Options(scale, int(is_causal), dropout_p, new_seed(dropout_p))
     output, denominator = forward(query, key, value, attn_bias, options)
@@ -122,59 +108,40 @@ def cudnn(
     return output, Fitted(denominator[..., None]), None, None, 0, 0, *seeds, None
 
 
-def cudnn_backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    philox_seed: Any,
-    philox_offset: Any,
-    attn_bias: Tensor | None,
-    cum_seq_q: Any,
-    cum_seq_k: Any,
-    max_q: int,
-    max_k: int,
-    dropout_p: float,
-    is_causal: bool,
-    *,
-    scale: float | None = None,
-) -> Any:
-    bias = attn_bias if attn_bias is not None and attn_bias.numel() else None
-    options = Options(scale, int(is_causal), dropout_p, seed_in(philox_seed))
-    gradients = backward(grad_out, query, key, value, bias, options)[:3]
-    return tuple(gradient.to(query.dtype) for gradient in gradients)
-
-
+@equivalent("aten::_cudnn_attention_forward", source=f"{_FORWARD}: _cudnn_attention_forward")
 def cudnn_forward(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attn_bias: Tensor | None,
     cum_seq_q: Tensor | None,
-    cum_seq_k: Tensor | None,
-    max_q: int,
-    max_k: int,
-    compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    return_debug_mask: bool = False,
-    *,
-    scale: float | None = None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
     **others: Any,
 ) -> Any:
     refuse({**others, "cum_seq_q": cum_seq_q})
-    settings = (attn_bias, compute_log_sumexp, dropout_p, is_causal, return_debug_mask)
-    return cudnn(query, key, value, *settings, scale=scale)
+    return cudnn(query, key, value, attn_bias, dropout_p, is_causal, scale)
 
 
-EQUIVALENTS: dict[str, Callable[..., Any]] = {
-    "aten::_scaled_dot_product_flash_attention": flash,
-    "aten::_scaled_dot_product_flash_attention_backward": flash_backward,
-    "aten::_scaled_dot_product_efficient_attention": efficient,
-    "aten::_scaled_dot_product_efficient_attention_backward": efficient_backward,
-    "aten::_scaled_dot_product_cudnn_attention": cudnn,
-    "aten::_scaled_dot_product_cudnn_attention_backward": cudnn_backward,
-    "aten::_cudnn_attention_forward": cudnn_forward,
-}
+@equivalent(
+    *("aten::_scaled_dot_product_cudnn_attention_backward", "aten::_cudnn_attention_backward"),
+    source=_BACKWARD,
+)
+def cudnn_backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    philox_seed: Any,
+    attn_bias: Tensor | None,
+    cum_seq_q: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> Any:
+    refuse({"cum_seq_q": cum_seq_q if cum_seq_q is not None and cum_seq_q.numel() else None})
+    bias = attn_bias if attn_bias is not None and attn_bias.numel() else None
+    options = Options(scale, int(is_causal), dropout_p, seed_in(philox_seed))
+    gradients = backward(grad_out, query, key, value, bias, options)[:3]
+    return tuple(gradient.to(query.dtype) for gradient in gradients)

@@ -1,9 +1,12 @@
-"""Attention of sequences of different lengths, one behind the other, or without a batch."""
+"""Attention of sequences of different lengths, one behind the other, or without a batch.
+
+Tensors are (batch, positions, heads, size), or (positions of all, heads, size) with the first
+position of each sequence.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,10 +21,11 @@ from pytest_cka_memory.emulated.values.equivalents.softmax_attention import (
     refuse,
     seed_in,
 )
+from pytest_cka_memory.emulated.values.equivalents.table import equivalent
 from pytest_cka_memory.emulated.values.results import Everywhere, Fitted
 
-# aten/src/ATen/native/transformers/cuda/attention.cu: (batch, positions, heads, size), or
-# (positions of all, heads, size) with cumulated lengths
+_FORWARD = "aten/src/ATen/native/transformers/cuda/attention.cu"
+_BACKWARD = "aten/src/ATen/native/transformers/cuda/attention_backward.cu"
 
 
 def _parts(tensor: Tensor, starts: Tensor | None) -> list[Tensor]:
@@ -66,21 +70,18 @@ def _sequences(
     return _joined(outputs, q), logarithms
 
 
+@equivalent("aten::_flash_attention_forward", source=f"{_FORWARD}: _flash_attention_forward")
 def flash_sequences(
     query: Tensor,
     key: Tensor,
     value: Tensor,
     cum_seq_q: Tensor | None,
     cum_seq_k: Tensor | None,
-    max_q: int,
-    max_k: int,
     dropout_p: float,
     is_causal: bool,
-    return_debug_mask: bool,
-    *,
-    scale: float | None = None,
-    window_size_left: int | None = None,
-    window_size_right: int | None = None,
+    scale: float | None,
+    window_size_left: int | None,
+    window_size_right: int | None,
     **others: Any,
 ) -> Any:
     refuse(others)
@@ -90,25 +91,45 @@ def flash_sequences(
     return output, logarithms, Everywhere(options.seed), Everywhere(0), None
 
 
+@equivalent(
+    "aten::_flash_attention_forward_no_dropout_inplace",
+    source=f"{_FORWARD}: _flash_attention_forward_no_dropout_inplace",
+)
+def flash_sequences_into(
+    out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+    window_size_left: int | None,
+    window_size_right: int | None,
+    **others: Any,
+) -> Any:
+    starts, window = (cum_seq_q, cum_seq_k), (window_size_left, window_size_right)
+    output, logarithms, *_ = flash_sequences(
+        query, key, value, *starts, 0.0, is_causal, scale, *window, **others
+    )
+    out.copy_(output)
+    return logarithms
+
+
+@equivalent("aten::_flash_attention_backward", source=f"{_BACKWARD}: _flash_attention_backward")
 def flash_sequences_backward(
     grad_out: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
     cum_seq_q: Any,
     cum_seq_k: Any,
-    max_q: int,
-    max_k: int,
     dropout_p: float,
     is_causal: bool,
     rng_state: Any,
-    unused: Any,
-    *,
-    scale: float | None = None,
-    window_size_left: int | None = None,
-    window_size_right: int | None = None,
+    scale: float | None,
+    window_size_left: int | None,
+    window_size_right: int | None,
 ) -> Any:
     options = _windowed(
         scale, is_causal, dropout_p, window_size_left, window_size_right, seed_in(rng_state)
@@ -117,6 +138,9 @@ def flash_sequences_backward(
     return _sequences_backward(tensors, _given(cum_seq_q), _given(cum_seq_k), None, options)[:3]
 
 
+@equivalent(
+    "aten::_efficient_attention_forward", source=f"{_FORWARD}: _efficient_attention_forward"
+)
 def efficient_sequences(
     query: Tensor,
     key: Tensor,
@@ -124,14 +148,10 @@ def efficient_sequences(
     bias: Tensor | None,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
     dropout_p: float,
     custom_mask_type: int,
-    compute_log_sumexp: bool = False,
-    *,
-    scale: float | None = None,
-    window_size: int | None = None,
+    scale: float | None,
+    window_size: int | None,
     **others: Any,
 ) -> Any:
     refuse({**others, "window_size": window_size or None})
@@ -141,32 +161,27 @@ def efficient_sequences(
     return output, Fitted(logarithms), Everywhere(options.seed), Everywhere(0), 0, 0
 
 
+@equivalent(
+    "aten::_efficient_attention_backward", source=f"{_BACKWARD}: _efficient_attention_backward"
+)
 def efficient_sequences_backward(
-    grad_out: Tensor,
+    grad_out_: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     bias: Tensor | None,
-    out: Tensor,
     cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    logsumexp: Tensor,
     dropout_p: float,
     philox_seed: Any,
-    philox_offset: Any,
     custom_mask_type: int,
     bias_requires_grad: bool,
-    *,
-    scale: float | None = None,
-    num_splits_key: int | None = None,
-    window_size: int | None = None,
-    shared_storage_dqdkdv: bool = False,
+    scale: float | None,
+    window_size: int | None,
 ) -> Any:
     refuse({"window_size": window_size or None})
     options = Options(scale, custom_mask_type, dropout_p, seed_in(philox_seed))
-    tensors = grad_out, query, key, value
+    tensors = grad_out_, query, key, value
     *gradients, of_scores = _sequences_backward(tensors, cu_seqlens_q, cu_seqlens_k, bias, options)
     of_bias = None
     if bias is not None and bias_requires_grad:
@@ -207,11 +222,3 @@ def _windowed(
 
 def _given(starts: Any) -> Any:
     return starts if isinstance(starts, Tensor) and starts.numel() else None
-
-
-EQUIVALENTS: dict[str, Callable[..., Any]] = {
-    "aten::_flash_attention_forward": flash_sequences,
-    "aten::_flash_attention_backward": flash_sequences_backward,
-    "aten::_efficient_attention_forward": efficient_sequences,
-    "aten::_efficient_attention_backward": efficient_sequences_backward,
-}

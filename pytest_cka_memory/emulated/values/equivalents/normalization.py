@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytest_cka_memory.emulated.torch_private import operator_of
+from pytest_cka_memory.emulated.values.equivalents.table import equivalent
 from pytest_cka_memory.emulated.values.results import Fitted
 
+_CUDA = "aten/src/ATen/native/cuda/Normalization.cu"
+_KERNELS = "aten/src/ATen/native/cuda/Normalization.cuh"
+_CUDNN = "aten/src/ATen/native/cudnn/BatchNorm.cpp"
+_DECOMPOSITIONS = "torch/_decomp/decompositions.py"
 _native = operator_of("aten::native_batch_norm")
 _native_backward = operator_of("aten::native_batch_norm_backward")
 
@@ -22,68 +26,74 @@ def _statistics(mean: Tensor | None, variance: Tensor | None, eps: float) -> Any
     return mean.float(), torch.rsqrt(variance.float() + eps)
 
 
-# aten/src/ATen/native/cuda/Normalization.cu: in evaluation it returns the running statistics
+@equivalent(
+    *("aten::native_batch_norm", "aten::_native_batch_norm_legit"),
+    source=f"{_CUDA}: batch_norm_cuda, which returns the running statistics in evaluation",
+)
 def native(
-    values: Tensor,
+    input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    mean: Tensor | None,
-    variance: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     training: bool,
     momentum: float,
     eps: float,
 ) -> Any:
     result, saved_mean, saved_std = _native(
-        values, weight, bias, mean, variance, training, momentum, eps
+        input, weight, bias, running_mean, running_var, training, momentum, eps
     )
     if not training:
-        saved_mean, saved_std = _statistics(mean, variance, eps)
+        saved_mean, saved_std = _statistics(running_mean, running_var, eps)
     return result, Fitted(saved_mean), Fitted(saved_std)
 
 
-# torch/_decomp/decompositions.py: _native_batch_norm_legit.no_stats
+@equivalent(
+    "aten::_native_batch_norm_legit.no_stats",
+    source=f"{_DECOMPOSITIONS}: _native_batch_norm_legit_no_stats",
+)
 def without_statistics(
-    values: Tensor,
+    input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
     training: bool,
     momentum: float,
     eps: float,
 ) -> Any:
-    return native(values, weight, bias, None, None, training, momentum, eps)
+    return native(input, weight, bias, None, None, training, momentum, eps)
 
 
-# aten/src/ATen/native/cuda/Normalization.cu: _batch_norm_with_update_cuda
+@equivalent("aten::_batch_norm_with_update", source=f"{_CUDA}: _batch_norm_with_update_cuda")
 def with_update(
-    values: Tensor,
+    input: Tensor,
     weight: Tensor | None,
     bias: Tensor | None,
-    mean: Tensor,
-    variance: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
     momentum: float,
     eps: float,
 ) -> Any:
-    return native(values, weight, bias, mean, variance, True, momentum, eps)
+    return native(input, weight, bias, running_mean, running_var, True, momentum, eps)
 
 
-# aten/src/ATen/native/cuda/Normalization.cu: batch_norm_backward, whatever library ran forward
+@equivalent(
+    "aten::batch_norm_backward",
+    source=f"{_CUDA}: _new_batch_norm_backward_cuda, whatever library ran forward",
+)
 def backward(
-    gradient: Tensor,
-    values: Tensor,
+    grad_out: Tensor,
+    input: Tensor,
     weight: Tensor,
-    mean: Tensor | None,
-    variance: Tensor | None,
-    saved_mean: Tensor | None,
-    saved_std: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor | None,
+    save_var: Tensor | None,
     update: bool,
     eps: float,
     output_mask: Any,
-    reserve: Tensor,
 ) -> Any:
-    saved = _if_any(saved_mean), _if_any(saved_std)
-    return _native_backward(
-        gradient, values, weight, mean, variance, *saved, update, eps, output_mask
-    )
+    running, saved = (running_mean, running_var), (_if_any(save_mean), _if_any(save_var))
+    return _native_backward(grad_out, input, weight, *running, *saved, update, eps, output_mask)
 
 
 def _if_any(saved: Tensor | None) -> Tensor | None:
@@ -91,38 +101,38 @@ def _if_any(saved: Tensor | None) -> Tensor | None:
     return saved if saved is None or saved.numel() else None
 
 
-# aten/src/ATen/native/cudnn/BatchNorm.cpp
+@equivalent("aten::cudnn_batch_norm", source=f"{_CUDNN}: cudnn_batch_norm")
 def cudnn(
-    values: Tensor,
+    input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    mean: Tensor | None,
-    variance: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     training: bool,
-    momentum: float,
-    eps: float,
+    exponential_average_factor: float,
+    epsilon: float,
 ) -> Any:
+    running = running_mean, running_var
     result, saved_mean, saved_std = _native(
-        values, weight, bias, mean, variance, training, momentum, eps
+        input, weight, bias, *running, training, exponential_average_factor, epsilon
     )
     return result, Fitted(saved_mean), Fitted(saved_std), None
 
 
-# aten/src/ATen/native/cudnn/BatchNorm.cpp
+@equivalent("aten::cudnn_batch_norm_backward", source=f"{_CUDNN}: cudnn_batch_norm_backward")
 def cudnn_backward(
-    values: Tensor,
-    gradient: Tensor,
+    input: Tensor,
+    grad_output: Tensor,
     weight: Tensor,
-    mean: Tensor | None,
-    variance: Tensor | None,
-    saved_mean: Tensor,
-    saved_std: Tensor,
-    eps: float,
-    reserve: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    save_mean: Tensor,
+    save_var: Tensor,
+    epsilon: float,
 ) -> Any:
     return _native_backward(
-        *(gradient.contiguous(), values, weight, mean, variance, saved_mean, saved_std),
-        *(True, eps, [True, True, True]),
+        *(grad_output.contiguous(), input, weight, running_mean, running_var),
+        *(save_mean, save_var, True, epsilon, [True, True, True]),
     )
 
 
@@ -138,157 +148,141 @@ def _columns(vector: Tensor, values: Tensor) -> Tensor:
     return vector.view(1, -1, *[1] * (values.dim() - 2))
 
 
-# aten/src/ATen/native/cuda/Normalization.cuh: batch_norm_collect_statistics_kernel
-def stats(values: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    wide = values.float() if values.dtype in (torch.half, torch.bfloat16) else values
-    variance, mean = torch.var_mean(wide, _axes(values), correction=0)
+@equivalent("aten::batch_norm_stats", source=f"{_KERNELS}: batch_norm_collect_statistics_kernel")
+def stats(input: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    wide = input.float() if input.dtype in (torch.half, torch.bfloat16) else input
+    variance, mean = torch.var_mean(wide, _axes(input), correction=0)
     return mean, torch.rsqrt(variance + eps)
 
 
-# batch_norm_transform_input_kernel
+@equivalent("aten::batch_norm_elemt", source=f"{_KERNELS}: batch_norm_transform_input_kernel")
 def elementwise(
-    values: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mean: Tensor,
-    std: Tensor,
-    eps: float,
+    input: Tensor, weight: Tensor | None, bias: Tensor | None, mean: Tensor, invstd: Tensor
 ) -> Tensor:
-    result = (values - _columns(mean, values)) * _columns(std, values)
+    result = (input - _columns(mean, input)) * _columns(invstd, input)
     if weight is not None:
-        result = result * _columns(weight, values)
-    return result if bias is None else result + _columns(bias, values)
+        result = result * _columns(weight, input)
+    return result if bias is None else result + _columns(bias, input)
 
 
-# batch_norm_reduce_statistics_kernel: Chan's formula for the statistics of several parts
+@equivalent(
+    "aten::batch_norm_gather_stats_with_counts",
+    source=f"{_KERNELS}: batch_norm_reduce_statistics_kernel, Chan's formula for several parts",
+)
 def gather_with_counts(
-    values: Tensor,
-    means: Tensor,
-    stds: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
     running_mean: Tensor | None,
-    running_variance: Tensor | None,
+    running_var: Tensor | None,
     momentum: float,
     eps: float,
     counts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    weights = counts.to(means.dtype).view(-1, 1)
+    weights = counts.to(mean.dtype).view(-1, 1)
     total = weights.sum()
-    mean = (means * weights).sum(0) / total
-    variances = stds.pow(-2) - eps
-    variance = ((variances + (means - mean).square()) * weights).sum(0) / total
+    of_all = (mean * weights).sum(0) / total
+    variances = invstd.pow(-2) - eps
+    variance = ((variances + (mean - of_all).square()) * weights).sum(0) / total
     if running_mean is not None:
-        running_mean.mul_(1 - momentum).add_(mean.to(running_mean.dtype), alpha=momentum)
-    if running_variance is not None:
+        running_mean.mul_(1 - momentum).add_(of_all.to(running_mean.dtype), alpha=momentum)
+    if running_var is not None:
         unbiased = variance * total / (total - 1)
-        running_variance.mul_(1 - momentum)
-        running_variance.add_(unbiased.to(running_variance.dtype), alpha=momentum)
-    return mean, torch.rsqrt(variance + eps)
+        running_var.mul_(1 - momentum)
+        running_var.add_(unbiased.to(running_var.dtype), alpha=momentum)
+    return of_all, torch.rsqrt(variance + eps)
 
 
+@equivalent(
+    "aten::batch_norm_gather_stats",
+    source=f"{_CUDA}: batch_norm_gather_stats_cuda, with equal counts",
+)
 def gather(
-    values: Tensor,
-    means: Tensor,
-    stds: Tensor,
+    mean: Tensor,
+    invstd: Tensor,
     running_mean: Tensor | None,
-    running_variance: Tensor | None,
+    running_var: Tensor | None,
     momentum: float,
     eps: float,
     count: int,
 ) -> tuple[Tensor, Tensor]:
-    counts = torch.full((means.shape[0],), float(count))
-    return gather_with_counts(
-        values, means, stds, running_mean, running_variance, momentum, eps, counts
-    )
+    counts = torch.full((mean.shape[0],), float(count))
+    return gather_with_counts(mean, invstd, running_mean, running_var, momentum, eps, counts)
 
 
-# batch_norm_backward_reduce_kernel
+@equivalent(
+    "aten::batch_norm_backward_reduce", source=f"{_KERNELS}: batch_norm_backward_reduce_kernel"
+)
 def backward_reduce(
-    gradient: Tensor,
-    values: Tensor,
+    grad_out: Tensor,
+    input: Tensor,
     mean: Tensor,
-    std: Tensor,
-    weight: Tensor | None,
+    invstd: Tensor,
     input_g: bool,
     weight_g: bool,
     bias_g: bool,
 ) -> Any:
-    axes = _axes(values)
-    gradient = gradient.to(mean.dtype)
+    axes = _axes(input)
+    gradient = grad_out.to(mean.dtype)
     sum_dy = gradient.sum(axes)
-    sum_dy_xmu = (gradient * (values.to(mean.dtype) - _columns(mean, values))).sum(axes)
+    sum_dy_xmu = (gradient * (input.to(mean.dtype) - _columns(mean, input))).sum(axes)
     sums = (sum_dy, sum_dy_xmu) if input_g else (None, None)
-    return (*sums, sum_dy_xmu * std if weight_g else None, sum_dy if bias_g else None)
+    return (*sums, sum_dy_xmu * invstd if weight_g else None, sum_dy if bias_g else None)
 
 
-# batch_norm_backward_elemt_kernel
+@equivalent(
+    "aten::batch_norm_backward_elemt", source=f"{_KERNELS}: batch_norm_backward_elemt_kernel"
+)
 def backward_elementwise(
-    gradient: Tensor,
-    values: Tensor,
+    grad_out: Tensor,
+    input: Tensor,
     mean: Tensor,
-    std: Tensor,
+    invstd: Tensor,
     weight: Tensor | None,
     sum_dy: Tensor,
     sum_dy_xmu: Tensor,
     count: Tensor,
 ) -> Tensor:
     total = count.sum().to(mean.dtype)
-    centered = values.to(mean.dtype) - _columns(mean, values)
-    projected = centered * _columns(sum_dy_xmu / total * std.square(), values)
-    result = gradient.to(mean.dtype) - _columns(sum_dy / total, values) - projected
-    factor = std if weight is None else std * weight.to(std.dtype)
-    return result * _columns(factor, values)
+    centered = input.to(mean.dtype) - _columns(mean, input)
+    projected = centered * _columns(sum_dy_xmu / total * invstd.square(), input)
+    result = grad_out.to(mean.dtype) - _columns(sum_dy / total, input) - projected
+    factor = invstd if weight is None else invstd * weight.to(invstd.dtype)
+    return result * _columns(factor, input)
 
 
-# ---- RMS: torch/_decomp/decompositions.py, _fused_rms_norm and its backward ----
+# ---- RMS ----
 
 
+@equivalent("aten::_fused_rms_norm", source=f"{_DECOMPOSITIONS}: _fused_rms_norm")
 def rms_norm(
-    values: Tensor, normalized_shape: Any, weight: Tensor | None, eps: float | None
+    input: Tensor, normalized_shape: Any, weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, Tensor]:
     axes = list(range(-len(normalized_shape), 0))
-    wide = values.float() if values.dtype in (torch.half, torch.bfloat16) else values
+    wide = input.float() if input.dtype in (torch.half, torch.bfloat16) else input
     epsilon = torch.finfo(wide.dtype).eps if eps is None else eps
     reciprocal = torch.rsqrt(wide.square().mean(axes, keepdim=True) + epsilon)
     result = wide * reciprocal
     return (result if weight is None else result * weight), reciprocal
 
 
+@equivalent("aten::_fused_rms_norm_backward", source=f"{_DECOMPOSITIONS}: _fused_rms_norm_backward")
 def rms_norm_backward(
-    gradient: Tensor,
-    values: Tensor,
+    grad_out: Tensor,
+    input: Tensor,
     normalized_shape: Any,
-    reciprocal: Tensor,
+    rstd: Tensor,
     weight: Tensor | None,
     output_mask: Any,
 ) -> Any:
     axes = list(range(-len(normalized_shape), 0))
-    others = list(range(values.dim() - len(normalized_shape)))
-    wide = reciprocal.dtype
-    normalized = values.to(wide) * reciprocal
-    of_normalized = gradient.to(wide) if weight is None else gradient.to(wide) * weight.to(wide)
+    others = list(range(input.dim() - len(normalized_shape)))
+    wide = rstd.dtype
+    normalized = input.to(wide) * rstd
+    of_normalized = grad_out.to(wide) if weight is None else grad_out.to(wide) * weight.to(wide)
     mean = (of_normalized * normalized).mean(axes, keepdim=True)
-    of_values = (of_normalized - normalized * mean) * reciprocal if output_mask[0] else None
+    of_values = (of_normalized - normalized * mean) * rstd if output_mask[0] else None
     of_weight = None
     if output_mask[1] and weight is not None:
-        products = gradient.to(wide) * normalized
+        products = grad_out.to(wide) * normalized
         of_weight = products.sum(others) if others else products
     return of_values, of_weight
-
-
-EQUIVALENTS: dict[str, Callable[..., Any]] = {
-    "aten::native_batch_norm": native,
-    "aten::_native_batch_norm_legit": native,
-    "aten::_native_batch_norm_legit.no_stats": without_statistics,
-    "aten::_batch_norm_with_update": with_update,
-    "aten::batch_norm_backward": backward,
-    "aten::cudnn_batch_norm": cudnn,
-    "aten::cudnn_batch_norm_backward": cudnn_backward,
-    "aten::batch_norm_stats": stats,
-    "aten::batch_norm_elemt": elementwise,
-    "aten::batch_norm_gather_stats": gather,
-    "aten::batch_norm_gather_stats_with_counts": gather_with_counts,
-    "aten::batch_norm_backward_reduce": backward_reduce,
-    "aten::batch_norm_backward_elemt": backward_elementwise,
-    "aten::_fused_rms_norm": rms_norm,
-    "aten::_fused_rms_norm_backward": rms_norm_backward,
-}

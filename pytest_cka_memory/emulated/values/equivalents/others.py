@@ -2,60 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytest_cka_memory.emulated.torch_private import operator_of
+from pytest_cka_memory.emulated.values.equivalents.table import equivalent
 from pytest_cka_memory.emulated.values.results import Fitted
 
-
-# aten/src/ATen/native/cuda/Dropout.cu: p is the probability to keep, the mask is of bytes
-def fused_dropout(values: Tensor, p: float, generator: Any = None) -> tuple[Tensor, Tensor]:
-    mask = torch.rand(values.shape, generator=generator) < p
-    return values * mask / p, mask.to(torch.uint8)
-
-
-# aten/src/ATen/native/cuda/Dropout.cu
-def masked_scale(values: Tensor, mask: Tensor, scale: float) -> Tensor:
-    return values * mask * scale
+_DROPOUT = "aten/src/ATen/native/cuda/Dropout.cu"
+# CUDA converts half precision inside the kernel if a result in single precision is asked for, and
+# gradients back; the CPU refuses to.
+_SOFTMAX = "aten/src/ATen/native/SoftMax.cpp: half_to_float, which only CUDA accepts"
+_softmax, _log_softmax = operator_of("aten::_softmax"), operator_of("aten::_log_softmax")
+_softmax_backward = operator_of("aten::_softmax_backward_data")
+_log_softmax_backward = operator_of("aten::_log_softmax_backward_data")
 
 
-# derivative of log(sigmoid(x)); on CUDA the buffer that the CPU uses is empty
-def log_sigmoid_backward(gradient: Tensor, values: Tensor, buffer: Tensor) -> Tensor:
-    return gradient * torch.sigmoid(-values)
+@equivalent(
+    "aten::_fused_dropout", source=f"{_DROPOUT}: p is the probability to keep, masks are bytes"
+)
+def fused_dropout(self: Tensor, p: float, generator: Any = None) -> tuple[Tensor, Tensor]:
+    mask = torch.rand(self.shape, generator=generator) < p
+    return self * mask / p, mask.to(torch.uint8)
 
 
-# aten/src/ATen/native/SoftMax.cpp: CUDA converts half precision inside the kernel if a result in
-# single precision is asked for, and gradients back; the CPU refuses to
-def softmax(name: str) -> Callable[..., Any]:
-    operator = operator_of(name)
-
-    def compute(values: Tensor, dim: int, half_to_float: bool) -> Any:
-        return operator(values.float() if half_to_float else values, dim, False)
-
-    return compute
+@equivalent("aten::_masked_scale", source=f"{_DROPOUT}: masked_scale_kernel")
+def masked_scale(self: Tensor, mask: Tensor, scale: float) -> Tensor:
+    return self * mask * scale
 
 
-def softmax_backward(name: str) -> Callable[..., Any]:
-    operator = operator_of(name)
+@equivalent(
+    "aten::log_sigmoid_backward",
+    source="aten/src/ATen/native/cuda/ActivationLogSigmoidKernel.cu: its buffer is empty",
+)
+def log_sigmoid_backward(grad_output: Tensor, self: Tensor) -> Tensor:
+    return grad_output * torch.sigmoid(-self)
 
-    def compute(gradient: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype) -> Any:
-        return operator(gradient, output, dim, gradient.dtype).to(input_dtype)
 
-    return compute
+@equivalent("aten::_softmax", source=_SOFTMAX)
+def softmax(self: Tensor, dim: int, half_to_float: bool) -> Any:
+    return _softmax(self.float() if half_to_float else self, dim, False)
 
 
-# aten/src/ATen/native/LossCTC.cpp, on targets that are concatenated as cuDNN takes them
+@equivalent("aten::_log_softmax", source=_SOFTMAX)
+def log_softmax(self: Tensor, dim: int, half_to_float: bool) -> Any:
+    return _log_softmax(self.float() if half_to_float else self, dim, False)
+
+
+@equivalent("aten::_softmax_backward_data", source=_SOFTMAX)
+def softmax_backward(
+    grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Any:
+    return _softmax_backward(grad_output, output, dim, grad_output.dtype).to(input_dtype)
+
+
+@equivalent("aten::_log_softmax_backward_data", source=_SOFTMAX)
+def log_softmax_backward(
+    grad_output: Tensor, output: Tensor, dim: int, input_dtype: torch.dtype
+) -> Any:
+    return _log_softmax_backward(grad_output, output, dim, grad_output.dtype).to(input_dtype)
+
+
+@equivalent(
+    *("aten::_cudnn_ctc_loss", "aten::_cudnn_ctc_loss.Tensor"),
+    source="aten/src/ATen/native/LossCTC.cpp: on the concatenated targets that cuDNN takes",
+)
 def ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
     input_lengths: Any,
     target_lengths: Any,
     blank: int,
-    deterministic: bool,
     zero_infinity: bool,
 ) -> tuple[Tensor, Tensor]:
     lengths = [
@@ -72,18 +91,20 @@ def ctc_loss(
     return losses, gradient
 
 
-# aten/src/ATen/native/cuda/EmbeddingBag.cu: it always returns the bag of each index, and a size for
-# the last offset too
+@equivalent(
+    *("aten::_embedding_bag", "aten::_embedding_bag_forward_only"),
+    source="aten/src/ATen/native/cuda/EmbeddingBag.cu: it always returns the bag of each index",
+)
 def embedding_bag(
     weight: Tensor,
     indices: Tensor,
     offsets: Tensor,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    per_sample_weights: Tensor | None = None,
-    include_last_offset: bool = False,
-    padding_idx: int = -1,
+    include_last_offset: bool,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Tensor | None,
+    padding_idx: int,
 ) -> Any:
     output, _, sizes, largest = operator_of("aten::_embedding_bag")(
         *(weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights),
@@ -94,18 +115,3 @@ def embedding_bag(
         starts = torch.cat([starts, torch.tensor([indices.numel()])])
     bags = torch.repeat_interleave(torch.arange(starts.numel() - 1), starts.diff())
     return output, Fitted(bags.to(indices.dtype)), Fitted(sizes), Fitted(largest)
-
-
-EQUIVALENTS: dict[str, Callable[..., Any]] = {
-    "aten::_embedding_bag": embedding_bag,
-    "aten::_embedding_bag_forward_only": embedding_bag,
-    "aten::_fused_dropout": fused_dropout,
-    "aten::_masked_scale": masked_scale,
-    "aten::log_sigmoid_backward": log_sigmoid_backward,
-    "aten::_softmax": softmax("aten::_softmax"),
-    "aten::_log_softmax": softmax("aten::_log_softmax"),
-    "aten::_softmax_backward_data": softmax_backward("aten::_softmax_backward_data"),
-    "aten::_log_softmax_backward_data": softmax_backward("aten::_log_softmax_backward_data"),
-    "aten::_cudnn_ctc_loss": ctc_loss,
-    "aten::_cudnn_ctc_loss.Tensor": ctc_loss,
-}

@@ -3,44 +3,45 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytest_cka_memory.emulated.torch_private import operator_of
+from pytest_cka_memory.emulated.values.equivalents.table import equivalent
 from pytest_cka_memory.emulated.values.operators import Kernel, Unavailable, run
 
 _RELU, _TANH, _LSTM, _GRU = range(4)  # cudnnRNNMode_t
 
 
-# aten/src/ATen/native/cudnn/RNN.cpp, computed by torch's own RNN for the CPU. cuDNN's reserve is
-# not known; here it holds the seed of the dropout between layers.
+_CUDNN = "aten/src/ATen/native/cudnn/RNN.cpp"
+_CELLS = "aten/src/ATen/native/cuda/RNN.cu"
+
+
+# CuDNN's reserve is not known; here it holds the seed of the dropout between layers.
+@equivalent("aten::_cudnn_rnn", source=f"{_CUDNN}: _cudnn_rnn, computed by torch's RNN for the CPU")
 def cudnn_rnn(
-    values: Tensor,
+    input: Tensor,
     weight: list[Tensor],
     weight_stride0: int,
     weight_buf: Tensor | None,
     hx: Tensor,
     cx: Tensor | None,
     mode: int,
-    hidden_size: int,
-    proj_size: int,
     num_layers: int,
     batch_first: bool,
     dropout: float,
     train: bool,
     bidirectional: bool,
     batch_sizes: list[int],
-    dropout_state: Tensor | None,
 ) -> Any:
     seed = int(torch.randint(2**31, ())) if dropout and train else 0
     options = (num_layers, dropout, train, bidirectional, batch_first, seed)
-    output, hy, cy = _run(values, weight, weight_stride0, hx, cx, mode, options, batch_sizes)
+    output, hy, cy = _run(input, weight, weight_stride0, hx, cx, mode, options, batch_sizes)
     reserve = torch.tensor([seed]).view(torch.uint8) if train else torch.empty(0, dtype=torch.uint8)
-    buffer = torch.empty(0, dtype=values.dtype) if weight_buf is None else weight_buf
-    cell = torch.empty(0, dtype=values.dtype) if cy is None else cy
+    buffer = torch.empty(0, dtype=input.dtype) if weight_buf is None else weight_buf
+    cell = torch.empty(0, dtype=input.dtype) if cy is None else cy
     return output, hy, cell, reserve, buffer
 
 
@@ -74,36 +75,30 @@ def _run(
     return (*found, None) if mode != _LSTM else found
 
 
-# the gradients of the function above
+@equivalent("aten::_cudnn_rnn_backward", source=f"{_CUDNN}: the gradients of _cudnn_rnn")
 def cudnn_rnn_backward(
-    values: Tensor,
+    input: Tensor,
     weight: list[Tensor],
     weight_stride0: int,
-    weight_buf: Tensor,
     hx: Tensor,
     cx: Tensor | None,
-    output: Tensor,
     grad_output: Tensor | None,
     grad_hy: Tensor | None,
     grad_cy: Tensor | None,
     mode: int,
-    hidden_size: int,
-    proj_size: int,
     num_layers: int,
     batch_first: bool,
     dropout: float,
     train: bool,
     bidirectional: bool,
     batch_sizes: list[int],
-    dropout_state: Tensor | None,
     reserve: Tensor,
-    output_mask: Any,
 ) -> Any:
     seed = int(reserve.view(torch.int64)[0]) if reserve.numel() else 0
     options = (num_layers, dropout, train, bidirectional, batch_first, seed)
 
     def gradients() -> Any:
-        inputs = [values, hx, *([] if cx is None else [cx]), *weight]
+        inputs = [input, hx, *([] if cx is None else [cx]), *weight]
         leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
         given_cx = None if cx is None else leaves[2]
         weights = leaves[2 if cx is None else 3 :]
@@ -120,7 +115,7 @@ def cudnn_rnn_backward(
 
     found = list(_in_new_thread(gradients))
     of_values, of_hx = found[:2]
-    of_cx = torch.empty(0, dtype=values.dtype) if cx is None else found[2]
+    of_cx = torch.empty(0, dtype=input.dtype) if cx is None else found[2]
     return of_values, of_hx, of_cx, found[2 if cx is None else 3 :]
 
 
@@ -221,12 +216,15 @@ def flatten_weights(original: Kernel) -> Kernel:
     return kernel
 
 
-# aten/src/ATen/native/cudnn/RNN.cpp: the state of cuDNN's own generator, which is not used here
-def dropout_state(*_: Any, **options: Any) -> Tensor:
+@equivalent(
+    "aten::_cudnn_init_dropout_state",
+    source=f"{_CUDNN}: the state of cuDNN's own generator, which is not used here",
+)
+def dropout_state() -> Tensor:
     return torch.empty(0, dtype=torch.uint8)
 
 
-# ---- aten/src/ATen/native/cuda/RNN.cu ----
+# ---- Cells ----
 
 
 def _gates(one: Tensor, other: Tensor, bias: Tensor | None, other_bias: Tensor | None) -> Any:
@@ -234,6 +232,7 @@ def _gates(one: Tensor, other: Tensor, bias: Tensor | None, other_bias: Tensor |
     return with_bias, other if other_bias is None else other + other_bias
 
 
+@equivalent("aten::_thnn_fused_lstm_cell", source=f"{_CELLS}: lstm_cell_forward")
 def lstm_cell(
     input_gates: Tensor,
     hidden_gates: Tensor,
@@ -248,6 +247,7 @@ def lstm_cell(
     return o * cy.tanh(), cy, torch.cat([i, f, g, o], 1)
 
 
+@equivalent("aten::_thnn_fused_lstm_cell_backward_impl", source=f"{_CELLS}: lstm_cell_backward")
 def lstm_cell_backward(
     grad_hy: Tensor | None,
     grad_cy: Tensor | None,
@@ -269,6 +269,7 @@ def lstm_cell_backward(
     return gates, of_c * f, gates.sum(0) if has_bias else None
 
 
+@equivalent("aten::_thnn_fused_gru_cell", source=f"{_CELLS}: gru_cell_forward")
 def gru_cell(
     input_gates: Tensor,
     hidden_gates: Tensor,
@@ -285,23 +286,13 @@ def gru_cell(
     return n + z * (hx - n), torch.cat([r, z, n, hx, n_other], 1)
 
 
-def gru_cell_backward(gradient: Tensor, workspace: Tensor, has_bias: bool) -> Any:
+@equivalent("aten::_thnn_fused_gru_cell_backward", source=f"{_CELLS}: gru_cell_backward")
+def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> Any:
     r, z, n, hx, n_other = workspace.chunk(5, 1)
-    of_n = gradient * (1 - z) * (1 - n.square())
-    of_z = gradient * (hx - n) * z * (1 - z)
+    of_n = grad_hy * (1 - z) * (1 - n.square())
+    of_z = grad_hy * (hx - n) * z * (1 - z)
     of_r = of_n * n_other * r * (1 - r)
     of_input = torch.cat([of_r, of_z, of_n], 1)
     of_hidden = torch.cat([of_r, of_z, of_n * r], 1)
     biases = (of_input.sum(0), of_hidden.sum(0)) if has_bias else (None, None)
-    return of_input, of_hidden, gradient * z, *biases
-
-
-EQUIVALENTS: dict[str, Callable[..., Any]] = {
-    "aten::_cudnn_rnn": cudnn_rnn,
-    "aten::_cudnn_rnn_backward": cudnn_rnn_backward,
-    "aten::_cudnn_init_dropout_state": dropout_state,
-    "aten::_thnn_fused_lstm_cell": lstm_cell,
-    "aten::_thnn_fused_lstm_cell_backward_impl": lstm_cell_backward,
-    "aten::_thnn_fused_gru_cell": gru_cell,
-    "aten::_thnn_fused_gru_cell_backward": gru_cell_backward,
-}
+    return of_input, of_hidden, grad_hy * z, *biases

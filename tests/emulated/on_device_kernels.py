@@ -1,0 +1,110 @@
+"""Tests of kernels that the user wrote, and of graphs: none is read in silence as if it had run.
+
+``test_on_device.py`` runs them in a new process with the plugin ``values_on_both``.
+"""
+
+import ctypes
+
+import pytest
+import torch
+from torch import nn
+
+from pytest_cka_memory.emulated.values import staleness
+from pytest_cka_memory.errors import StaleValueError
+
+# ---- Kernels ----
+
+
+class Sizes(ctypes.Structure):
+    """``dim3`` of CUDA."""
+
+    _fields_ = (("x", ctypes.c_uint), ("y", ctypes.c_uint), ("z", ctypes.c_uint))
+
+
+def launch_from_host_code(values: torch.Tensor) -> None:
+    """Call what host code that nvcc has compiled calls."""
+    launch = ctypes.CDLL("libcuda.so.1").cudaLaunchKernel
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    launch.argtypes = (pointer, Sizes, Sizes, pointer, size, pointer)
+    assert launch(1, Sizes(1, 1, 1), Sizes(8, 1, 1), None, 0, None) == 0
+
+
+@pytest.mark.parametrize("way", ["compiled", "templated", "host"])
+def test_kernel_of_the_user_is_noticed_and_named(way):
+    """Compiled by PyTorch at run time, or launched by host code."""
+    if way == "compiled":
+        source = 'extern "C" __global__ void add_one(float* x) { x[threadIdx.x] += 1; }'
+        kernel = torch.cuda._compile_kernel(source, "add_one")
+        launch, name = lambda x: kernel((1, 1, 1), (8, 1, 1), (x,)), "add_one"
+    elif way == "templated":
+        source = "template <typename T> T twice(T x) { return x * 2; }"
+        launch, name = torch.cuda.jiterator._create_jit_fn(source), "twice"
+    else:
+        launch, name = launch_from_host_code, "a kernel whose name is not known"
+    values = torch.ones(8, device="cuda")
+    result = launch(values)
+    for tensor in (values, *([] if result is None else [result])):
+        with pytest.raises(StaleValueError, match=f"the kernel .*{name}.* was launched outside"):
+            tensor.cpu()
+
+
+def test_kernel_of_triton_is_noticed_and_named(tmp_path, monkeypatch):
+    """It is compiled for the card, and does not run."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    from triton_kernels import add_one
+
+    values = torch.ones(8, device="cuda")
+    add_one[(1,)](values, 8)
+    with pytest.raises(StaleValueError, match=r"kernel add_one was .* TRITON_INTERPRET=1"):
+        values.cpu()
+
+
+def test_host_code_of_the_user_that_copies_and_fills_is_computed():
+    """``cudaMemcpy`` and ``cudaMemset`` run, because they are no kernels."""
+    library = ctypes.CDLL("libcuda.so.1")
+    values, host = torch.ones(4, device="cuda"), torch.arange(4.0)
+    address = ctypes.c_void_p(values.data_ptr())
+    assert library.cudaMemset(address, 0, ctypes.c_size_t(8)) == 0
+    assert values.tolist() == [0, 0, 1, 1]
+    source = ctypes.c_void_p(host.data_ptr())
+    assert library.cudaMemcpy(address, source, ctypes.c_size_t(16), 1) == 0
+    assert (values * 2).tolist() == [0, 2, 4, 6]
+
+
+def test_kernel_that_only_waits_leaves_values_known():
+    """Tests of streams use it to keep a card busy."""
+    values = torch.ones(2, device="cuda")
+    torch.cuda._sleep(10)
+    assert values.tolist() == [1, 1]
+    assert not staleness.is_possible()
+
+
+# ---- Graphs ----
+
+
+@pytest.mark.parametrize("way", ["graph", "capture", "callables"])
+def test_graph_is_refused_by_name_when_it_is_captured(way):
+    """So none is replayed; the device computes afterwards."""
+    values = torch.ones(2, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+
+    def capture():
+        if way == "graph":
+            with torch.cuda.graph(graph):
+                values.mul_(2)
+        elif way == "capture":
+            with torch.cuda.stream(torch.cuda.Stream()):
+                graph.capture_begin()
+        else:
+            torch.cuda.make_graphed_callables(nn.Linear(2, 2).cuda(), (values[None],))
+
+    stream = torch.cuda.current_stream()
+    try:
+        with pytest.raises(RuntimeError, match=r"cudaStreamBeginCapture .* leave out torch.cuda.g"):
+            capture()
+    finally:
+        torch.cuda.set_stream(stream)
+    with pytest.raises(RuntimeError):
+        graph.replay()
+    assert (values * 2).tolist() == [2, 2]

@@ -1,0 +1,357 @@
+"""Tests of operators that only CUDA has, called by their names in PyTorch's dispatcher.
+
+``test_on_device.py`` runs them, after those of ``on_device_equivalents.py``, in a new process with
+the plugin ``values_on_both``.
+"""
+
+import re
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F  # noqa: N812
+from values_on_both import OPERATORS_SEEN, on_both
+
+from pytest_cka_memory.emulated import torch_private
+from pytest_cka_memory.emulated.values.equivalents import EQUIVALENTS, by_name
+
+pytestmark = pytest.mark.usefixtures("operators_seen")
+aten = torch.ops.aten
+FLOAT8 = torch.float8_e4m3fn
+
+
+def assert_equal(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:
+    assert found.is_cuda
+    torch.testing.assert_close(
+        found.cpu().float(), expected.float(), rtol=tolerance, atol=tolerance
+    )
+
+
+# ---- Convolutions ----
+
+
+def test_convolutions_of_cudnn_are_the_plain_ones():
+    """Forward, and transposed; PyTorch calls them inside of its own operator."""
+    x, w = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3)
+    device, sizes, flags = (x.cuda(), w.cuda()), ([2, 2], [1, 1], 1), (False, False, False)
+    found = aten.cudnn_convolution(*device, [1, 1], *sizes, *flags)
+    assert_equal(found, F.conv2d(x, w, stride=2, padding=1), 1e-3)
+    found = aten.cudnn_convolution_transpose(*device, [1, 1], [1, 1], *sizes, *flags)
+    expected = F.conv_transpose2d(x, w, stride=2, padding=1, output_padding=1)
+    assert_equal(found, expected, 1e-3)
+
+
+def test_fused_and_depthwise_convolutions_are_the_plain_ones():
+    """CuDNN's with bias and ReLU, and the kernels of PyTorch with one group for each channel."""
+    x, w, b, z = (torch.randn(size) for size in ((2, 4, 6, 6), (3, 4, 3, 3), (3,), (2, 3, 4, 4)))
+    sizes = [1, 1], [0, 0], [1, 1], 1
+    plain = F.conv2d(x, w, b)
+    of_device = [tensor.cuda() for tensor in (x, w, b, z)]
+    assert_equal(aten.cudnn_convolution_relu(*of_device[:3], *sizes), plain.relu())
+    fused = aten.cudnn_convolution_add_relu(*of_device[:2], of_device[3], 0.5, of_device[2], *sizes)
+    assert_equal(fused, (plain + 0.5 * z).relu())
+    of_each = torch.randn(4, 1, 3, 3)
+    found = aten._conv_depthwise2d(
+        of_device[0], of_each.cuda(), [3, 3], None, [1, 1], [1, 1], [1, 1]
+    )
+    assert_equal(found, F.conv2d(x, of_each, padding=1, groups=4))
+    volume, of_volume = torch.randn(1, 2, 4, 4, 4), torch.randn(2, 1, 3, 3, 3)
+    found = aten.conv_depthwise3d(
+        *(volume.cuda(), of_volume.cuda(), [3, 3, 3], None, [1, 1, 1], [1, 1, 1], [1, 1, 1])
+    )
+    assert_equal(found, F.conv3d(volume, of_volume, padding=1, groups=2))
+
+
+# ---- Products ----
+
+
+def test_products_with_another_result_type_have_its_precision():
+    """Single precision from bfloat16."""
+    a = torch.randn(2, 4, 4).bfloat16()
+    wide, device, out_dtype = a.float(), a.cuda(), torch.float32
+    assert_equal(torch.mm(device[0], device[1], out_dtype=out_dtype), wide[0] @ wide[1])
+    assert_equal(torch.bmm(device, device, out_dtype=out_dtype), wide @ wide)
+    found = torch.addmm(device[0].float(), device[0], device[1], out_dtype=out_dtype, beta=2)
+    assert_equal(found, 2 * wide[0] + wide[0] @ wide[1])
+    found = torch.baddbmm(device.float(), device, device, out_dtype=out_dtype, alpha=3)
+    assert_equal(found, wide + 3 * wide @ wide)
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+def test_scaled_product_multiplies_by_its_scales(by_row):
+    """One scale for a matrix, or one for each row."""
+    a, b = torch.randn(16, 32).to(FLOAT8), torch.randn(16, 32).to(FLOAT8)
+    scale_a, scale_b = (torch.rand(16, 1), torch.rand(1, 16)) if by_row else torch.rand(2)
+    expected = (a.float() * scale_a) @ (b.float().T * scale_b)
+    found = torch._scaled_mm(
+        *(a.cuda(), b.cuda().T, scale_a.cuda(), scale_b.cuda()), out_dtype=torch.bfloat16
+    )
+    assert_equal(found, expected, 2e-2)
+
+
+def test_scales_of_blocks_are_not_taken_for_those_of_rows():
+    """They are stored in another order, so the product is not computed."""
+    function = by_name(aten._scaled_mm.default, EQUIVALENTS["aten::_scaled_mm"].function)
+    a, scale = torch.randn(32, 32).to(FLOAT8), torch.ones(32).to(torch.float8_e8m0fnu)
+    with pytest.raises(NotImplementedError, match="scales of blocks are not computed"):
+        function(a, a, scale, scale)
+
+
+@pytest.mark.parametrize("dims", [(2, 3), (3, 2), (2, 2), (3, 3)])
+def test_scaled_product_of_groups_multiplies_each_group(dims):
+    """Groups of rows, of columns, of summands, or a batch."""
+    groups, ends = 2, torch.tensor([16, 48], dtype=torch.int32)
+    a = torch.randn(48, 32) if dims[0] == 2 else torch.randn(groups, 16, 32)
+    b = torch.randn(48, 32) if dims[1] == 2 else torch.randn(groups, 16, 32)
+    if dims == (2, 2):
+        a, b = torch.randn(16, 48), torch.randn(16, 48)
+    a, b = a.to(FLOAT8), b.to(FLOAT8)
+    count = groups if dims == (2, 2) else 1
+    scale_a, scale_b = (
+        torch.rand(count * m.shape[0]) if m.dim() == 2 else torch.rand(m.shape[:2]) for m in (a, b)
+    )
+    wide_a, wide_b = a.float(), b.float()
+    spans = [slice(0, 16), slice(16, 48)]
+    if dims == (2, 2):
+        parts = [
+            (wide_a[:, span] * scale_a.view(2, 16, 1)[g])
+            @ (wide_b[:, span] * scale_b.view(2, 16, 1)[g]).T
+            for g, span in enumerate(spans)
+        ]
+        expected = torch.stack(parts)
+    else:
+        wide_a, wide_b = wide_a * scale_a[..., None], wide_b * scale_b[..., None]
+        lefts = wide_a if dims[0] == 3 else [wide_a[span] for span in spans]
+        rights = wide_b if dims[1] == 3 else [wide_b[span] for span in spans]
+        parts = [left @ right.T for left, right in zip(lefts, rights, strict=True)]
+        expected = torch.stack(parts) if dims == (3, 3) else torch.cat(parts, int(dims[1] == 2))
+    found = torch._scaled_grouped_mm(
+        *(a.cuda(), b.cuda().transpose(-2, -1), scale_a.cuda(), scale_b.cuda()),
+        offs=None if dims == (3, 3) else ends.cuda(),
+        out_dtype=torch.bfloat16,
+    )
+    assert_equal(found, expected, 5e-2)
+
+
+@pytest.mark.parametrize("inner", [2, 4, 8])
+def test_product_with_a_weight_of_four_bits_is_that_with_the_numbers_it_stands_for(inner):
+    """A byte holds the numbers of two columns, the first one in its upper half."""
+    numbers = torch.randint(16, (16, 256))
+    weight = (numbers[:, ::2] << 4 | numbers[:, 1::2]).to(torch.uint8)
+    packed = aten._convert_weight_to_int4pack(weight.cuda(), inner)
+    scales = torch.rand(4, 16, 2).bfloat16()
+    factors, zeros = scales.float().repeat_interleave(64, 0).unbind(-1)
+    x = torch.randn(3, 256).bfloat16()
+    expected = x.float() @ ((numbers.float() - 8) * factors.T + zeros.T).T
+    found = aten._weight_int4pack_mm(x.cuda(), packed, 64, scales.cuda())
+    assert_equal(found / expected.abs().max().cuda(), expected / expected.abs().max(), 2e-2)
+
+
+def test_packed_weight_has_the_order_of_a_card():
+    """By hand from PyTorch's kernel: what lane 5 packs of the second tile of rows."""
+    numbers = torch.arange(16 * 32).view(16, 32) * 7 % 16
+    weight = (numbers[:, ::2] << 4 | numbers[:, 1::2]).to(torch.uint8)
+    packed = aten._convert_weight_to_int4pack(weight.cuda(), 2)
+    assert packed.shape == (2, 1, 32, 1)
+    row = numbers[9].tolist()  # 8 * 1 + 5 // 4
+    columns = [2, 10, 18, 26, 3, 11, 19, 27]  # 2 * (5 % 4), then 8 further on; the odd ones last
+    expected = sum(row[column] << 4 * place for place, column in enumerate(columns))
+    assert packed[1, 0, 5, 0].item() & 0xFFFFFFFF == expected
+
+
+# ---- Attention ----
+
+
+def test_attention_by_its_lower_operators_is_the_plain_one():
+    """Of sequences one behind the other, with its gradients."""
+    q, gradient = (torch.randn(5, 2, 16).bfloat16() for _ in range(2))
+    starts = torch.tensor([0, 2, 5], dtype=torch.int32)
+    spans = [slice(0, 2), slice(2, 5)]
+
+    def plain(scores_of):
+        leaf = q.float().requires_grad_()
+        parts = [leaf[span].transpose(0, 1)[None] for span in spans]
+        outputs = [F.scaled_dot_product_attention(p, p, p, **scores_of) for p in parts]
+        output = torch.cat([part[0].transpose(0, 1) for part in outputs])
+        return output.detach(), torch.autograd.grad(output, leaf, gradient.float())[0]
+
+    device, of_output, begin = q.cuda(), gradient.cuda(), starts.cuda()
+    for causal in (False, True):
+        expected, of_input = plain({"is_causal": causal})
+        flash = aten._flash_attention_forward(
+            *(device, device, device, begin, begin, 3, 3, 0.0, causal, False)
+        )
+        assert_equal(flash[0], expected, 2e-2)
+        found = aten._flash_attention_backward(
+            *(of_output, device, device, device, flash[0], flash[1], begin, begin, 3, 3, 0.0),
+            *(causal, flash[2], flash[3]),
+        )
+        assert_equal(sum(found), of_input, 5e-2)
+        into = torch.empty_like(device)
+        aten._flash_attention_forward_no_dropout_inplace(
+            *(into, device, device, device, begin, begin, 3, 3, 0.0, causal, False)
+        )
+        assert_equal(into, expected, 2e-2)
+        batch = device[None]
+        efficient = aten._efficient_attention_forward(
+            *(batch, batch, batch, None, begin, begin, 3, 3, 0.0, int(causal), True)
+        )
+        assert_equal(efficient[0][0], expected, 2e-2)
+        found = aten._efficient_attention_backward(
+            *(of_output[None], batch, batch, batch, None, efficient[0], begin, begin, 3, 3),
+            *(efficient[1], 0.0, efficient[2], efficient[3], int(causal), False),
+        )
+        assert_equal(sum(found[:3])[0], of_input, 5e-2)
+
+
+def test_attention_of_cudnn_by_its_lower_operators_is_the_plain_one():
+    """Forward and backward of a batch."""
+    q, gradient = (torch.randn(1, 2, 8, 16).bfloat16() for _ in range(2))
+    leaf = q.float().requires_grad_()
+    expected = F.scaled_dot_product_attention(leaf, leaf, leaf)
+    (of_input,) = torch.autograd.grad(expected, leaf, gradient.float())
+    device = q.cuda()
+    forward = aten._cudnn_attention_forward(
+        device, device, device, None, None, None, 8, 8, True, 0.0, False, False
+    )
+    assert_equal(forward[0], expected.detach(), 2e-2)
+    found = aten._cudnn_attention_backward(
+        *(gradient.cuda(), device, device, device, forward[0], forward[1], forward[6], forward[7]),
+        *(torch.empty(0, device="cuda") for _ in ("attn_bias", "cum_seq_q", "cum_seq_k")),
+        *(8, 8, 0.0, False),
+    )
+    assert_equal(sum(found), of_input, 5e-2)
+
+
+# ---- Normalization, dropout, losses, embeddings ----
+
+
+def test_forms_of_batch_normalization_are_the_plain_one():
+    """Those that choose the library by themselves, and equal counts of synchronized parts."""
+    x, weight, gradient = torch.randn(6, 3, 4), torch.rand(3), torch.randn(6, 3, 4)
+    leaf, of_weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
+    mean, variance = torch.zeros(3), torch.ones(3)
+    expected = F.batch_norm(leaf, mean, variance, of_weight, training=True)
+    of_input, of_scale = torch.autograd.grad(expected, (leaf, of_weight), gradient)
+    device, scale = x.cuda(), weight.cuda()
+    running = torch.zeros(3, device="cuda"), torch.ones(3, device="cuda")
+    found = aten._batch_norm_with_update(device, scale, None, *running, 0.1, 1e-5)
+    assert_equal(found[0], expected.detach())
+    assert_equal(running[0], mean)
+    assert_equal(running[1], variance)
+    gradients = aten.batch_norm_backward(
+        *(gradient.cuda(), device, scale, *running, found[1], found[2], True, 1e-5),
+        *([True, True, True], found[3]),
+    )
+    assert_equal(gradients[0], of_input)
+    assert_equal(gradients[1], of_scale)
+    for form in (
+        aten._native_batch_norm_legit(device, scale, None, *running, True, 0.1, 1e-5),
+        aten._native_batch_norm_legit.no_stats(device, scale, None, True, 0.1, 1e-5),
+    ):
+        assert_equal(form[0], expected.detach())
+    none = torch.zeros(3, device="cuda")
+    found = aten.cudnn_batch_norm(device, scale, none, *running, True, 0.1, 1e-5)
+    assert_equal(found[0], expected.detach())
+    gradients = aten.cudnn_batch_norm_backward(
+        device, gradient.cuda(), scale, *running, found[1], found[2], 1e-5, found[3]
+    )
+    assert_equal(gradients[0], of_input)
+    assert_equal(gradients[1], of_scale)
+    parts = [torch.batch_norm_stats(part, 1e-5) for part in device.split(3)]
+    means, stds = (torch.stack(values) for values in zip(*parts, strict=True))
+    gathered = torch.batch_norm_gather_stats(device, means, stds, None, None, 0.1, 1e-5, 12)
+    assert_equal(gathered[0], x.mean((0, 2)))
+
+
+def test_fused_dropout_drops_what_its_mask_says():
+    """The mask gives the gradient."""
+    x = torch.rand(200, device="cuda") + 1
+    dropped, mask = aten._fused_dropout(x, 0.25)
+    assert_equal(dropped, x.cpu() * mask.cpu() * 4)
+    assert 20 < mask.sum().item() < 80
+    assert_equal(aten._masked_scale(x, mask, 4.0), dropped.cpu())
+
+
+@pytest.mark.parametrize("as_tensors", [False, True])
+def test_connectionist_loss_of_cudnn_is_the_plain_one(as_tensors):
+    """With its gradient; the targets are one behind the other."""
+    logits = torch.randn(6, 2, 5).log_softmax(2)
+    targets = torch.tensor([1, 2, 3], dtype=torch.int32)
+    leaf, lengths = logits.clone().requires_grad_(), ([6, 6], [2, 1])
+    expected = F.ctc_loss(leaf, targets, *map(torch.tensor, lengths), reduction="none")
+    (of_input,) = torch.autograd.grad(expected.sum(), leaf)
+    given = [torch.tensor(values, dtype=torch.int32) for values in lengths]
+    given = [value.cuda() for value in given] if as_tensors else lengths
+    own = targets.cuda() if as_tensors else targets
+    operator = aten._cudnn_ctc_loss.Tensor if as_tensors else aten._cudnn_ctc_loss.default
+    losses, gradient = operator(logits.cuda(), own, *given, 0, False, False)
+    assert_equal(losses, expected.detach())
+    assert_equal(gradient, of_input)
+
+
+def test_bags_of_weighted_embeddings_are_the_plain_ones():
+    """With a weight for each index, with gradients and without."""
+    table, indices, starts = torch.randn(9, 4), torch.tensor([1, 1, 5, 8]), torch.tensor([0, 2])
+    weights = torch.rand(4)
+
+    def bag(table, weights, indices, starts):
+        return F.embedding_bag(indices, table, starts, mode="sum", per_sample_weights=weights)
+
+    on_both(bag, table, weights, indices, starts, gradients=True)
+    found = aten._embedding_bag_forward_only(table.cuda(), indices.cuda(), starts.cuda())
+    assert_equal(found[0], F.embedding_bag(indices, table, starts, mode="sum"))
+    empty = torch._cudnn_init_dropout_state(0.5, True, 1, dtype=torch.uint8, device="cuda")
+    assert empty.is_cuda
+
+
+def test_affine_grids_of_cudnn_are_the_plain_ones():
+    """With their gradients."""
+    theta, gradient = torch.randn(2, 2, 3), torch.randn(2, 3, 4, 2)
+    leaf = theta.clone().requires_grad_()
+    expected = F.affine_grid(leaf, (2, 1, 3, 4), align_corners=True)
+    (of_theta,) = torch.autograd.grad(expected, leaf, gradient)
+    sizes = 2, 1, 3, 4
+    assert_equal(aten.cudnn_affine_grid_generator(theta.cuda(), *sizes), expected.detach())
+    found = aten.cudnn_affine_grid_generator_backward(gradient.cuda(), *sizes)
+    assert_equal(found, of_theta)
+
+
+# ---- The table ----
+
+WITHOUT_VALUES = {
+    *("aten::record_stream", "aten::_cudnn_rnn_flatten_weight", "inductor_prims::*"),
+    *("aten::_use_cudnn_ctc_loss*", "aten::_use_miopen_ctc_loss*"),
+    *("aten::lstm.*", "aten::gru.*", "aten::rnn_tanh.*", "aten::rnn_relu.*", "_native::*"),
+}
+"""Operators that write no values, or call others, which are computed."""
+
+
+def test_every_equivalent_was_compared_and_names_its_source():
+    """The tests above it, and those of ``on_device_equivalents.py``, call each operator."""
+    missing = sorted({*EQUIVALENTS} - OPERATORS_SEEN)
+    assert not missing, missing
+    for name, entry in EQUIVALENTS.items():
+        assert re.match(r"(aten/src/ATen|torch)/[\w/]+\.(cpp|cuh?|py)(: |$)", entry.source), name
+
+
+def test_operators_that_only_cuda_has_are_computed_or_listed_as_raising():
+    """The table is in ``docs/explanation/values.md``; ``*`` stands for anything."""
+    of_cuda = {*torch_private.registered("CUDA")}
+    for key in ("CPU", "CompositeExplicitAutograd"):
+        of_cuda -= {*torch_private.registered(key)}
+    of_cuda = {name for name in of_cuda if torch_private.operator_of(name) is not None}
+    page = Path(__file__).parents[2].joinpath("docs/explanation/values.md").read_text("utf-8")
+    table = page.split("## What raises")[1].split("##")[0]
+    first_column = "".join(row.split("|")[1] for row in table.splitlines() if "|" in row)
+    listed = [f"*{name}" for name in re.findall(r"`([\w:.*]+)`", first_column)]
+    left = set()
+    for name in of_cuda:
+        base = re.sub(r"[._]out$", "", name)
+        is_computed = name in EQUIVALENTS or base in EQUIVALENTS
+        if not is_computed and not any(fnmatch(name, pattern) for pattern in WITHOUT_VALUES):
+            left.add(name)
+    unlisted = {name for name in left if not any(fnmatch(name, pattern) for pattern in listed)}
+    assert sorted(unlisted) == []
+    assert [pattern for pattern in listed if not any(fnmatch(n, pattern) for n in left)] == []
