@@ -10,9 +10,11 @@ A suite has a switch for the device, or parametrizes its tests over the devices 
 the two forms of a test are compared.
 
 Tests with another outcome run a third time, with ``values=off``. Then no code of this plugin runs
-in an operator, only PyTorch's own. If PyTorch's check of devices raises there, at the same line of
-the project, a card refuses the operator as well. With ``--keep FOLDER`` the outcomes of a session
-that has ended are kept, so that an interrupted run can be continued.
+in an operator, only PyTorch's own. If PyTorch's check of devices raises there, a card refuses that
+line of the project as well. A test may also stop earlier without values.
+
+With ``--keep FOLDER`` the outcomes of a session that has ended are kept, so that an interrupted run
+can be continued.
 """
 
 from __future__ import annotations
@@ -89,23 +91,25 @@ class Recorder:
 
     def __init__(self, out: Path) -> None:
         self._lines = out.open("a", encoding="utf-8")
-        self._outcome = self._line = ""
+        self._outcome = ""
+        self._line: str | None = None
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Count the blocks that the allocator of the device hands out until the test has ended."""
         before = blocks_allocated()
-        self._outcome, self._line = "passed", ""
+        self._outcome, self._line = "passed", None
         result = yield
         blocks = blocks_allocated() - before
-        outcome = {"outcome": self._outcome, "blocks": blocks, "line": self._line}
+        outcome = {"outcome": self._outcome, "blocks": blocks, "line": self._line or ""}
         print(json.dumps({"name": item.nodeid, **outcome}), file=self._lines, flush=True)
         return result
 
     def pytest_exception_interact(self, call: pytest.CallInfo[object]) -> None:
         """Note the line of the project below which the first error of a test was raised."""
-        if call.excinfo is None or self._outcome != "passed":
+        if call.excinfo is None or self._line is not None:
             return
+        self._line = ""
         entries = [(e, str(e.statement).strip()) for e in call.excinfo.traceback]
         if entries[-1][1].startswith(("raise", "assert")):
             return
@@ -232,14 +236,17 @@ def compared(suite: Suite, folder: Path, limit: int, keep: Path | None) -> Compa
     }
     different = {name: pair for name, pair in known.items() if pair[0].kind != pair[1].kind}
     suspects = [name for name, (_, found) in different.items() if DEVICE_CHECK.search(found.text)]
-    refused = set()
+    refused: set[str] = set()
     if suspects:
         again = outcomes(suite, folder, "without values", limit, keep, suspects)
-        for name in suspects:
-            found, torchs = known[name][1], again.get(name)
-            at_same_line = torchs is not None and found.line and torchs.line == found.line
-            if at_same_line and DEVICE_CHECK.search(torchs.text):
-                refused.add(name)
+        repeated = [found for found in again.values() if DEVICE_CHECK.search(found.text)]
+        lines = {found.line for found in repeated if found.line}
+        refused = {name for name in suspects if known[name][1].line in lines}
+        print(
+            f"  {suite.name}: {len(repeated)} of {len(suspects)} that mix devices do so without "
+            f"values, at {len(lines)} lines",
+            file=sys.stderr,
+        )
     allocating = sum(1 for _, found in known.values() if found.blocks)
     return Comparison(len(known), allocating, different, refused)
 
