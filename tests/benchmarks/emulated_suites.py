@@ -178,7 +178,7 @@ def run(
     suite: Suite, folder: Path, device: str, limit: int, names: Sequence[str], lines: Path
 ) -> None:
     """Run a session that writes its outcomes to a file."""
-    options = ["-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+    options = ["-q", "--tb=short", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
     options += ["-W", "ignore", "-p", "no:randomly", *suite.options]
     if device == "cpu":
         options += suite.on_cpu
