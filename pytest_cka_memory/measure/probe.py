@@ -101,6 +101,12 @@ class MemoryProbe:
         with self._ending(region):
             yield region
 
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Measure a ``with`` block that needs no label and no region: a whole test."""
+        with self._ending(self._region("")):
+            yield
+
     def run(
         self, func: Callable[..., Any], /, *args: Any, warmup: int = 0, **kwargs: Any
     ) -> Region:

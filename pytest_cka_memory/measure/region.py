@@ -140,7 +140,7 @@ class Region:
             return
         reading = self._samples.add(size)
         if reading is not None and not self._grown and self._explainer is not None:
-            self._grown = self._find_growth(self._unfinished_record(reading))
+            self._grown = self._find_growth(self._record_at(reading))
 
     def _check_if_open(self) -> None:
         if self._record is None:
@@ -153,8 +153,16 @@ class Region:
         allocations = self._stack.meter.allocations_since(self._open_region.peaks.mark)
         return _in_several_batches(self._holdings(allocations))
 
-    def _unfinished_record(self, end: Reading) -> RegionRecord:
-        """Return the record as if the region ended now, without cleaning and retained bytes."""
+    def _record_at(
+        self,
+        end: Reading,
+        *,
+        retained_bytes: int = 0,
+        one_time_bytes: int | None = None,
+        garbage_left: bool = False,
+        host_retained_bytes: int | None = None,
+    ) -> RegionRecord:
+        """Return the record as if the region ended now; the rest is known only after cleaning."""
         start = self._open_region.start
         return RegionRecord(
             label=self.label,
@@ -162,7 +170,10 @@ class Region:
             start_bytes=start.allocated_bytes,
             end_bytes=end.allocated_bytes,
             peak_bytes=end.peak_bytes,
-            retained_bytes=0,
+            retained_bytes=retained_bytes,
+            one_time_bytes=one_time_bytes,
+            garbage_left=garbage_left,
+            host_retained_bytes=host_retained_bytes,
             reserved_start_bytes=start.reserved_bytes,
             reserved_peak_bytes=end.peak_reserved_bytes,
             reserved_end_bytes=end.reserved_bytes,
@@ -175,12 +186,17 @@ class Region:
         with self._stack.closing(self._open_region, thorough=thorough) as closed:
             record = self._record_of(closed, first_run_retained_bytes)
             self._survivors, self._host_survivors = closed.survivors, closed.host_survivors
-            self._record = replace(record, completed=False)
-            if completed:
+            self._record = record if completed else replace(record, completed=False)
+            if not completed:
+                return
+            try:
                 # A region that is only reported needs no explanation, and reading takes a while.
                 if self._explainer is not None and thorough:
                     self._live_at_peak = self._open_region.peaks.allocations()
                 self._record = self._with_explanations(record)
+            except BaseException:
+                self._record = replace(record, completed=False)
+                raise
 
     def _record_of(
         self, closed: ClosedRegion, first_run_retained_bytes: int | None
@@ -189,8 +205,8 @@ class Region:
         if first_run_retained_bytes is not None:
             kept_once = max(0, first_run_retained_bytes - closed.retained_bytes)
             one_time_bytes = (one_time_bytes or 0) + kept_once
-        return replace(
-            self._unfinished_record(closed.end),
+        return self._record_at(
+            closed.end,
             retained_bytes=closed.retained_bytes,
             one_time_bytes=one_time_bytes,
             garbage_left=closed.garbage_left,

@@ -21,13 +21,19 @@ class Garbage:
 
     Args:
         level: returns the bytes that are live now.
+        live_between: returns those of them that were allocated after one allocation, by its number,
+            and not after another.
         clock: returns the seconds of the processor that the process has used.
     """
 
     def __init__(
-        self, level: Callable[[], int], clock: Callable[[], float] = time.process_time
+        self,
+        level: Callable[[], int],
+        live_between: Callable[[int, int], int],
+        clock: Callable[[], float] = time.process_time,
     ) -> None:
         self._level = level
+        self._live_between = live_between
         self._clock = clock
         self._clean_levels = {0}
         """Levels that there were without garbage; a process starts without tensors."""
@@ -39,19 +45,24 @@ class Garbage:
         """The level at that moment, including garbage."""
         self._promotions = _promotions()
         """How often objects had become old when there was last no garbage."""
-        self._suspected = False
+        self._suspected: tuple[int, int] | None = None
+        """The allocations among which there may be garbage that the level does not show."""
         self._kept = False
         """Whether the last region left something, which may become garbage later."""
         self._start_promotions = 0
         """How often objects had become old at the start of the last region."""
         self._spent_s = 0.0
         """The time of all full collections so far."""
-        self._is_slow = False
-        """Whether one of them was slow."""
+        self._last_s = 0.0
+        """That of the last one."""
 
-    def suspect(self) -> None:
-        """Collect before the next region, because objects were dropped that may be garbage."""
-        self._suspected = True
+    def suspect(self, since: int, until: int) -> None:
+        """Collect before the next region, because objects were dropped that may be garbage.
+
+        Not if what was allocated between the allocations `since` and `until` is freed before.
+        """
+        old = self._suspected or (since, until)
+        self._suspected = min(old[0], since), max(old[1], until)
 
     def note_quiet_moment(self) -> None:
         """Take note of a moment at which a change of the level would not be garbage's.
@@ -60,7 +71,7 @@ class Garbage:
         the last test, then everything that these two allocated has been freed.
         """
         level = self._level_with_garbage = self._level()
-        if self._suspected or level not in {*self._clean_levels, self._quiet_level}:
+        if self._is_suspected() or level not in {*self._clean_levels, self._quiet_level}:
             self._quiet_level = None
             return
         self._quiet_level = level
@@ -76,20 +87,22 @@ class Garbage:
         Returns:
             False if there may still be garbage, because finding it would take too long.
         """
-        level_with_garbage = self._level()
+        level = level_with_garbage = self._level()
         is_clean = True
-        if self.is_possible():
+        if self._is_suspected() or level not in self._clean_levels:
             has_old = self._promotions != _promotions()
             collect(1)
-            was_old = self._suspected or self._kept
+            was_old = self._is_suspected() or self._kept
             if was_old or (has_old and self._level() not in self._clean_levels):
                 is_clean = self._collect_all(thorough)
-        elif self._is_slow:
+            level = self._level()
+        elif self._is_slow():
             collect(1)  # what is young at the end of the region has then been made in it
+            level = self._level()
         self._start_promotions = _promotions()
-        self._start_level = self._level()
+        self._start_level = level
         if is_clean:
-            self._suspected = False
+            self._suspected = None
             if self._quiet_level is None:
                 garbage_bytes = level_with_garbage - self._start_level
                 self._quiet_level = self._level_with_garbage - garbage_bytes
@@ -98,7 +111,17 @@ class Garbage:
 
     def is_possible(self) -> bool:
         """Whether there may be garbage now."""
-        return self._suspected or self._level() not in self._clean_levels
+        return self._is_suspected() or self._level() not in self._clean_levels
+
+    def _is_suspected(self) -> bool:
+        """Whether anything is still live of what may be garbage although the level is clean."""
+        if self._suspected is not None and not self._live_between(*self._suspected):
+            self._suspected = None
+        return self._suspected is not None
+
+    def _is_slow(self) -> bool:
+        """Whether a full collection takes so long that it is worth avoiding."""
+        return self._last_s > _SLOW_S
 
     def collect_after(self, retained: Callable[[], int], *, thorough: bool = True) -> bool:
         """Free what is garbage if anything that a region has allocated is still live.
@@ -114,7 +137,7 @@ class Garbage:
         """
         if not retained():
             return True
-        all_young = self._is_slow and self._start_promotions == _promotions()
+        all_young = self._is_slow() and self._start_promotions == _promotions()
         collect(1)
         if not retained():
             return True
@@ -131,12 +154,12 @@ class Garbage:
         """Collect all garbage and return True, unless it would take too much of the time."""
         start_s = self._clock()
         may_wait = not thorough and self._level() <= _SMALL_BYTES
-        if may_wait and self._is_slow and self._spent_s > _SHARE * start_s:
+        expected_s = self._spent_s + self._last_s
+        if may_wait and self._is_slow() and expected_s > _SHARE * start_s:
             return False
         collect()
-        spent_s = self._clock() - start_s
-        self._spent_s += spent_s
-        self._is_slow = spent_s > _SLOW_S
+        self._last_s = self._clock() - start_s
+        self._spent_s += self._last_s
         return True
 
     def _note_clean(self, *levels: int) -> None:

@@ -87,7 +87,8 @@ class SharedPatches(Locking, ABC):
     def start(self, user: object) -> None:
         """Apply the patches until `user` stops them or is freed."""
         if not self._users:
-            for shared in [*_all] * 2:  # one that interrupted calls have left may hide another
+            left = [shared for shared in _all if shared._patches]
+            for shared in left * 2:  # one that interrupted calls have left may hide another
                 shared.undo_if_unused()
         with self._lock:
             if not (self._users and self._are_complete):

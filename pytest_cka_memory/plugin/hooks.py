@@ -10,7 +10,11 @@ from pytest_cka_memory.core.markers import SESSION_FIXTURE
 from pytest_cka_memory.integrations import xdist
 from pytest_cka_memory.integrations.ranks import this_rank
 from pytest_cka_memory.plugin import kept_tracebacks
-from pytest_cka_memory.plugin.item_kinds import is_sync_testcase, wrapped_method
+from pytest_cka_memory.plugin.item_kinds import (
+    has_class_fixture,
+    is_sync_testcase,
+    wrapped_method,
+)
 from pytest_cka_memory.plugin.item_plan import check, plan_of
 from pytest_cka_memory.plugin.options import given_by
 from pytest_cka_memory.plugin.session_meter import fail_without_meter, known_meter, meter_of
@@ -34,8 +38,10 @@ def _measuring(config: pytest.Config) -> ModuleType:
     return config.stash[_measuring_key]
 
 
-_serials_key = pytest.StashKey[dict[pytest.FixtureDef[Any], int]]()
-"""The number of allocations before each class and module with a set-up of its own was set up."""
+_serials_key = pytest.StashKey[dict[pytest.FixtureDef[Any], int | None]]()
+"""The number of allocations before each class and module was set up; None if nothing was done."""
+_start_key = pytest.StashKey[int]()
+"""The number of allocations before the set-up of the last test."""
 _SET_UPS = ("_unittest_", "_xunit_")
 """Start of the names of the fixtures by which pytest calls ``setUpClass``, ``setup_module``, ..."""
 
@@ -83,7 +89,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     released = kept_tracebacks.release_at_setup(item)
     meter = known_meter(item.config)
     if meter is not None:
-        meter.between_regions(objects_dropped=released)
+        stash = item.config.stash
+        if released:
+            meter.between_regions(objects_dropped=True, since=stash.get(_start_key, 0))
+        meter.between_regions()
+        stash[_start_key] = meter.serial()
     _measuring(item.config).begin(item)
 
 
@@ -91,10 +101,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> None:
-    # pytest gives one to every TestCase, and most do nothing. Other fixtures may drop anything.
+    if not fixturedef.argname.startswith(_SET_UPS):  # other fixtures may drop anything
+        return
     meter = known_meter(request.config)
-    if meter is not None and fixturedef.argname.startswith(_SET_UPS):
-        request.config.stash.setdefault(_serials_key, {})[fixturedef] = meter.serial()
+    does_nothing = fixturedef.argname.startswith("_unittest_") and not has_class_fixture(
+        request.cls
+    )
+    if does_nothing or meter is not None:
+        serial = None if meter is None or does_nothing else meter.serial()
+        request.config.stash.setdefault(_serials_key, {})[fixturedef] = serial
 
 
 def pytest_fixture_post_finalizer(
@@ -103,8 +118,9 @@ def pytest_fixture_post_finalizer(
     meter = known_meter(request.config)
     # What a fixture of one test made shows in the level, but a module's model was part of it.
     if meter is not None and fixturedef.scope != "function":
-        serials = request.config.stash.setdefault(_serials_key, {})
-        meter.between_regions(objects_dropped=True, since=serials.pop(fixturedef, 0))
+        since = request.config.stash.setdefault(_serials_key, {}).pop(fixturedef, 0)
+        if since is not None:
+            meter.between_regions(objects_dropped=True, since=since)
 
 
 # After the implementations that skip tests, which are tryfirst: a skipped test imports no torch.

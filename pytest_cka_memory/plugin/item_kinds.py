@@ -16,6 +16,8 @@ def unseen_reason(item: pytest.Item) -> str:
 
 def is_sync_testcase(item: pytest.Item) -> bool:
     """Whether `item` is a plain method of a ``unittest.TestCase``, which pytest calls itself."""
+    if type(item) is pytest.Function:  # a test of such a class is of a subclass
+        return False
     unittest = sys.modules.get("unittest")  # not imported for a session that has no such test
     cls = getattr(item, "cls", None)
     if unittest is None or cls is None or not issubclass(cls, unittest.TestCase):
@@ -23,6 +25,16 @@ def is_sync_testcase(item: pytest.Item) -> bool:
     import inspect
 
     return not inspect.iscoroutinefunction(getattr(item, "obj", None))
+
+
+def has_class_fixture(cls: type) -> bool:
+    """Whether a ``unittest.TestCase`` has a ``setUpClass`` or ``tearDownClass`` of its own."""
+    import unittest
+
+    names = ("setUpClass", "tearDownClass")
+    own = (getattr(getattr(cls, name, None), "__func__", None) for name in names)
+    inherited = (getattr(unittest.TestCase, name).__func__ for name in names)
+    return any(one is not other for one, other in zip(own, inherited, strict=True))
 
 
 @contextmanager

@@ -59,7 +59,7 @@ class ItemMeasurement:
         snapshots = self._item.config.stash[settings_key].snapshots
         with history_recorded(snapshots, self.probe.meter):
             try:
-                with whole.measure():
+                with whole._whole():
                     yield
                 self._returned = True
             except AssertionError as error:
@@ -68,7 +68,7 @@ class ItemMeasurement:
                 raise
             finally:
                 if len(self.probe.records) == in_fixtures:
-                    self.probe.records.extend(replace(r, label="") for r in whole.records)
+                    self.probe.records.extend(whole.records)
                 untouched = (is_untouched(record, whole.meter) for record in whole.records)
                 self._is_untouched = all(untouched)
                 results = self._collect()
@@ -80,10 +80,12 @@ class ItemMeasurement:
 
     def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
         """Return the figures to explain: those too high and, on request, what is retained."""
-        breaches = judge(self._item.nodeid, record, self._limits).breaches
         explain = self._item.config.stash[settings_key].explain
-        broken = {breach.figure for breach in breaches if breach.measured_bytes is not None}
-        return broken | ({"retained_bytes"} if explain else set())
+        figures = {"retained_bytes"} if explain else set()
+        if self._limits:
+            breaches = judge(self._item.nodeid, record, self._limits).breaches
+            figures.update(b.figure for b in breaches if b.measured_bytes is not None)
+        return figures
 
     def _is_whole_test_judged(self) -> bool:
         """Whether the figures of the whole test are more than a row in the report."""
@@ -167,7 +169,8 @@ class ItemMeasurement:
         from pytest_cka_memory.plugin import extensions
 
         try:
-            return replace(result, extra=extensions.fields_of(self._item, result))
+            fields = extensions.fields_of(self._item, result)
+            return replace(result, extra=fields) if fields else result
         except extensions.FieldError as error:
             if self._returned:  # otherwise the test has failed for its own reason
                 self._wrong.append(str(error))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +15,8 @@ from pytest_cka_memory.plugin.session_meter import known_meter
 from pytest_cka_memory.plugin.settings import Settings, settings_key
 
 if TYPE_CHECKING:
+    from _pytest.nodes import Node
+
     from pytest_cka_memory.limits import Limit
     from pytest_cka_memory.meters.base import Meter
 
@@ -38,15 +41,21 @@ class _Computed:
     """A plan, and what it was computed from."""
 
     plan: ItemPlan
-    marks: tuple[pytest.Mark, ...]
+    marks: tuple[tuple[pytest.Mark, ...], ...]
+    """Those of the test, and of each node around it."""
     meter: "Meter | None"
+    """None also if the plan is the same on every device."""
+    depends_on_meter: bool
 
-    def is_current(self, marks: tuple[pytest.Mark, ...], meter: "Meter | None") -> bool:
-        return (
-            self.meter is meter
-            and len(self.marks) == len(marks)
-            and all(old is new for old, new in zip(self.marks, marks, strict=True))
-        )
+    def is_current(self, item: pytest.Item) -> bool:
+        # Called eight times for each test, so without the generator item.iter_markers().
+        node: Node | None = item
+        for known in self.marks:
+            own = node.own_markers if node is not None else ()
+            if (own or known) and (len(own) != len(known) or not all(map(is_, own, known))):
+                return False
+            node = None if node is None else node.parent
+        return not self.depends_on_meter or self.meter is known_meter(item.config)
 
 
 _plan_key = pytest.StashKey[_Computed]()
@@ -58,10 +67,11 @@ def plan_of(item: pytest.Item) -> ItemPlan:
     It is computed at collection, and again only if a fixture or the test has changed its markers,
     or if the device has become known since, because baselines depend on it.
     """
-    marks, meter = tuple(item.iter_markers()), known_meter(item.config)
     computed = item.stash.get(_plan_key, None)
-    if computed is None or not computed.is_current(marks, meter):
-        computed = _Computed(_compute(item), marks, meter)
+    if computed is None or not computed.is_current(item):
+        marks = tuple(tuple(node.own_markers) for node in reversed(item.listchain()))
+        meter, depends_on_meter = known_meter(item.config), _depends_on_meter(item)
+        computed = _Computed(_compute(item), marks, meter, depends_on_meter)
         item.stash[_plan_key] = computed
     return computed.plan
 
@@ -96,6 +106,12 @@ def limits_or_fail(item: pytest.Item) -> "tuple[Limit, ...]":
     return plan.limits
 
 
+def _depends_on_meter(item: pytest.Item) -> bool:
+    """Whether a baseline, which has figures of one device, may set a limit for `item`."""
+    named = item.config.stash[settings_key].baseline.named
+    return named or item.get_closest_marker(BASELINE_MARKER) is not None
+
+
 def _compute(item: pytest.Item) -> ItemPlan:
     settings = item.config.stash[settings_key]
     try:
@@ -120,7 +136,7 @@ def _is_measured(item: pytest.Item, settings: Settings) -> bool:
     return (
         settings.measures_all
         or FIXTURE in getattr(item, "fixturenames", ())
-        or any(item.get_closest_marker(name) is not None for name in MARKERS)
+        or any(mark.name in MARKERS for mark in item.iter_markers())
         or settings.baseline.measures(item.nodeid)
         or bool(_limits_of_plugins(item))
     )
@@ -150,11 +166,12 @@ def _limit_from_marker(mark: pytest.Mark) -> Any:
 
 def _marker_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
     limits: list[Limit] = []
+    given = {mark.name for mark in item.iter_markers()}
     for name in MARKERS:
-        mark = _closest(item, name)
+        mark = _closest(item, name) if name in given else None
         if mark is not None and name != BASELINE_MARKER:
             limits.append(_limit_from_marker(mark))
-    if item.get_closest_marker(BASELINE_MARKER) is not None:
+    if BASELINE_MARKER in given:
         limits += _baseline_limits(item, settings)
     return limits
 

@@ -20,6 +20,9 @@ _failed_key = pytest.StashKey[bool]()
 _NOT_SEARCHED = frozenset({"funcargs"})
 """Attributes of a test that contain the user's values."""
 _MOST_NESTED = 3
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+_SEARCHED = frozenset({dict, list, tuple, pytest.ExceptionInfo, pytest.CallInfo})
+"""Types that may contain an exception."""
 
 
 def release_at_setup(item: pytest.Item) -> bool:
@@ -91,9 +94,17 @@ _ALONE = _references((object(),))[0]
 def _errors_kept_by(item: pytest.Item) -> Iterator[BaseException]:
     seen: set[int] = set()
     for name, value in vars(item).items():
-        if name not in _NOT_SEARCHED:
+        if name not in _NOT_SEARCHED and _may_contain(value):
             for error in _errors_in(value, _MOST_NESTED):
                 yield from _with_causes(error, seen)
+
+
+def _may_contain(value: Any) -> bool:
+    """Whether `value` is an exception or of a type that is searched; quickly, for every test."""
+    kind = type(value)
+    if kind is tuple:  # most are names with their numbers
+        return not _PLAIN.issuperset(map(type, value))
+    return kind in _SEARCHED or issubclass(kind, BaseException)
 
 
 def _errors_in(value: Any, depth: int) -> Iterator[BaseException]:
@@ -106,7 +117,8 @@ def _errors_in(value: Any, depth: int) -> Iterator[BaseException]:
         yield from _errors_in(value.excinfo, depth)
     elif depth and kind in (dict, list, tuple):
         for part in list(value.values() if kind is dict else value):
-            yield from _errors_in(part, depth - 1)
+            if _may_contain(part):
+                yield from _errors_in(part, depth - 1)
 
 
 def _with_causes(error: BaseException | None, seen: set[int]) -> Iterator[BaseException]:

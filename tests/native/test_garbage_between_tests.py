@@ -18,7 +18,11 @@ class Memory:
         self.full_collections = 0
         self.at_next_collection: Callable[[], None] | None = None
         self.seconds = 0.0
-        self.garbage = Garbage(lambda: self.level, lambda: self.seconds)
+        self.dropped = 0
+        """What is live of the objects that a fixture has dropped."""
+        self.garbage = Garbage(
+            lambda: self.level, lambda since, until: self.dropped, lambda: self.seconds
+        )
 
     def run_test(
         self, *, fixture_bytes: int, keeps: int = 0, thorough: bool = True, promotes: bool = False
@@ -111,6 +115,28 @@ def test_level_between_tests_is_known_again_after_garbage_was_found(memory: Memo
     assert memory.full_collections == 0
 
 
+def test_objects_of_a_fixture_are_collected_before_the_next_region(memory: Memory) -> None:
+    """The level was the same while they were in use."""
+    memory.run_test(fixture_bytes=10)
+    memory.dropped = 10
+    memory.garbage.suspect(0, 1)
+    memory.run_test(fixture_bytes=10)
+    assert memory.full_collections == 1
+
+
+def test_objects_of_a_fixture_that_are_freed_need_no_full_collection(memory: Memory) -> None:
+    """Before the next region begins, or by the collection of young objects at its beginning."""
+    for freed in (True, False):
+        memory.run_test(fixture_bytes=10)
+        memory.dropped = 10
+        memory.garbage.suspect(0, 1)
+        if freed:
+            memory.dropped = 0
+        memory.at_next_collection = lambda: setattr(memory, "dropped", 0)
+        memory.run_test(fixture_bytes=10)
+    assert memory.full_collections == 0
+
+
 def kept_by_each_of_three_tests(memory: Memory, **how: bool) -> list[bool]:
     """Return whether all garbage was collected for each; the last two run without limits."""
     memory.seconds = 10.0  # of which a full collection takes one
@@ -134,6 +160,9 @@ def test_region_without_limits_gets_no_full_collection_above_its_share_of_the_ti
 def test_region_without_limits_gets_a_full_collection_within_the_share(memory: Memory) -> None:
     """The process has run for longer meanwhile."""
     kept_by_each_of_three_tests(memory, promotes=True)
+    memory.seconds = 39.0  # of which two collections would be more than the share
+    assert not memory.run_test(fixture_bytes=10, keeps=KEPT, thorough=False, promotes=True)
+    memory.level -= KEPT
     memory.seconds = 100.0
     assert memory.run_test(fixture_bytes=10, keeps=KEPT, thorough=False, promotes=True)
     assert memory.full_collections == 2

@@ -1,6 +1,10 @@
 """Every kind of test item is either measured or reported as not measured."""
 
+import unittest
+
 import pytest
+
+from pytest_cka_memory.plugin.item_kinds import has_class_fixture
 
 ASYNC_PLUGIN = """
 import asyncio
@@ -304,3 +308,18 @@ def test_hypothesis_examples_share_a_region(scripted):
     )
     run.assert_outcomes(failed=1)
     assert run.region["retained_bytes"] == 5
+
+
+def test_class_fixture_is_one_that_the_class_or_a_base_of_it_defines() -> None:
+    """A TestCase always has both methods, and pytest calls them."""
+
+    class Plain(unittest.TestCase):
+        def setUp(self) -> None: ...
+
+    class Own(unittest.TestCase):
+        @classmethod
+        def tearDownClass(cls) -> None: ...
+
+    class Inherited(Own): ...
+
+    assert [has_class_fixture(cls) for cls in (Plain, Own, Inherited)] == [False, True, True]

@@ -126,11 +126,26 @@ def test_markers_added_by_fixtures_apply(scripted):
 
         @pytest.mark.max_retained_mb(0)
         def test_loosened(loose, meter): meter.allocate(1)
+
+        @pytest.fixture
+        def replaced(request):
+            request.node.own_markers[:] = [pytest.mark.max_retained_mb(2).mark]
+
+        @pytest.mark.max_retained_mb(0)
+        def test_replaced(replaced, meter): meter.allocate(1)
+
+        @pytest.fixture
+        def of_class(request): request.node.parent.add_marker(pytest.mark.max_retained_mb(3))
+
+        class TestIt:
+            def test_of_class(self, of_class, meter): meter.allocate(1)
         """
     )
-    run.assert_outcomes(passed=1, failed=1)
+    run.assert_outcomes(passed=3, failed=1)
     assert run.region_of("test_unmarked")["verdict"] == "BREACH"
     assert run.region_of("test_loosened")["verdict"] == "ok"
+    assert run.region_of("test_replaced")["limits"] == ["max_retained_mb(2)"]
+    assert run.region_of("TestIt::test_of_class")["limits"] == ["max_retained_mb(3)"]
 
 
 def test_marker_added_inside_a_measured_test_applies(scripted):

@@ -21,7 +21,9 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._counter = Counter()
-        self._garbage = Garbage(lambda: self._counter.figures().level)
+        self._garbage = Garbage(
+            lambda: self._counter.figures().level, self._counter.retained_between
+        )
         self._lent_memory = LentMemory(self._counter)
 
     def start(self, user: object) -> None:

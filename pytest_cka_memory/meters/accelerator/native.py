@@ -41,7 +41,7 @@ class NativeCounting(Counting):
 
     def __init__(self, device: torch.device, stats: AllocatorStats, counter: Counter) -> None:
         self._device, self._stats, self._counter = device, stats, counter
-        self._garbage = Garbage(self._level)
+        self._garbage = Garbage(self._level, counter.retained_between)
         self._emptied = EmptiedStorages(counter, device)
         self._host = host_memory()
 
@@ -72,10 +72,10 @@ class NativeCounting(Counting):
         self._counter.set_level(UNKNOWN, self._stats.levels().reserved)
 
     def between_regions(self, *, objects_dropped: bool, since: int) -> None:
-        if not objects_dropped:
+        if objects_dropped:
+            self._garbage.suspect(since, self.serial())
+        else:
             self._garbage.note_quiet_moment()
-        elif self._counter.retained_since(since):
-            self._garbage.suspect()
 
     def peaks(self) -> tuple[int, int]:
         figures = self._counter.figures()
@@ -150,13 +150,13 @@ class _RegionPeaks(Peaks):
         self.mark = _Mark(self._region.serial, levels.allocated, levels.requested)
 
     def start(self) -> Reading:
-        levels = self._region.read()
+        level, reserved = self._region.start_level, self._region.start_reserved
         return Reading(
-            allocated_bytes=levels.start_level,
+            allocated_bytes=level,
             requested_bytes=self.mark.requested_bytes,
-            peak_bytes=levels.start_level,
-            reserved_bytes=levels.start_reserved,
-            peak_reserved_bytes=levels.start_reserved,
+            peak_bytes=level,
+            reserved_bytes=reserved,
+            peak_reserved_bytes=reserved,
         )
 
     def read(self) -> Reading:

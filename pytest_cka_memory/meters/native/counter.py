@@ -38,8 +38,6 @@ class Levels(NamedTuple):
     """Highest level since the region was last sampled."""
     serial: int
     """The number of allocations so far."""
-    start_level: int
-    start_reserved: int
 
 
 class State(NamedTuple):
@@ -100,10 +98,16 @@ class Counter:
         count = ctypes.c_uint64()
         return cast(int, self._functions.counter_retained(self._number, serial, byref(count)))
 
+    def retained_between(self, since: int, until: int) -> int:
+        """Return the bytes of those live blocks that were not allocated after `until` either."""
+        return self.retained_since(since) - self.retained_since(until)
+
     def allocations_since(self, serial: int) -> Sequence[Allocation]:
-        """Return those blocks, newest first."""
+        """Return the live blocks allocated after the allocation `serial`, newest first."""
         count = ctypes.c_uint64()
         self._functions.counter_retained(self._number, serial, byref(count))
+        if not count.value:
+            return ()
         # Another thread may allocate more meanwhile; those are left out.
         blocks = (Block * count.value)()
         found = self._functions.counter_blocks(self._number, serial, blocks, count)
@@ -177,11 +181,11 @@ class RegionCounter:
         _handles[id(self._handle)] = weakref.ref(self), self._handle
         if not functions.counter_open(number, byref(self._handle)):
             raise MemoryError("no memory left to count a region")
-
-    @property
-    def serial(self) -> int:
+        figures = self._read(sample=False)
+        self.serial: int = figures.start_serial
         """The number of allocations before it."""
-        return cast(int, self._read(sample=False).start_serial)
+        self.start_level: int = figures.start_level
+        self.start_reserved: int = figures.start_reserved
 
     def read(self, *, sample: bool = False) -> Levels:
         """Return its levels; with `sample`, the next sample peak starts from the level now."""
@@ -193,8 +197,6 @@ class RegionCounter:
             figures.peak_reserved,
             figures.sample_peak,
             figures.serial,
-            figures.start_level,
-            figures.start_reserved,
         )
 
     def at_peak(self) -> list[AllocationGroup]:

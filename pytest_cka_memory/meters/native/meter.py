@@ -34,7 +34,7 @@ class NativeMeter(Meter):
             *torch_private.LOST,
         )
         self._counter = Counter()
-        self._garbage = Garbage(self._level)
+        self._garbage = Garbage(self._level, self._counter.retained_between)
         self._other_memory = OtherMemory(self._counter)
         self._add_live()
 
@@ -57,10 +57,10 @@ class NativeMeter(Meter):
         return Cleaned(garbage_left=not is_clean)
 
     def between_regions(self, *, objects_dropped: bool = False, since: int = 0) -> None:
-        if not objects_dropped:
+        if objects_dropped:
+            self._garbage.suspect(since, self.serial())
+        else:
             self._garbage.note_quiet_moment()
-        elif self._counter.retained_since(since):
-            self._garbage.suspect()
 
     def read(self) -> Reading:
         figures = self._counter.figures()
@@ -113,7 +113,7 @@ class _RegionPeaks(Peaks):
         self.mark = self._region.serial
 
     def start(self) -> Reading:
-        level = self._region.read().start_level
+        level = self._region.start_level
         return _reading(level, level)
 
     def read(self) -> Reading:

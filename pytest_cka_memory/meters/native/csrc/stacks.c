@@ -137,12 +137,24 @@ static void classify(Code *code) {
     py.Err_Restore(type, value, trace);
 }
 
+/* The same for a key, which is a whole number of words: one step for eight bytes. */
+static uint64_t hash_of_key(const void *key, size_t size) {
+    uint64_t hash = 14695981039346656037u;
+    for (size_t i = 0; i < size; i += sizeof(uint64_t)) {
+        uint64_t word;
+        memcpy(&word, (const char *)key + i, sizeof word);
+        hash = (hash ^ word) * 0x9E3779B97F4A7C15u;
+        hash ^= hash >> 29;
+    }
+    return hash;
+}
+
 static void *item_at(const Table *table, uint32_t number) {
     return table->items + (size_t)(number - 1) * table->item_size;
 }
 
 static uint32_t *slot_for(const Table *table, const void *key) {
-    uint32_t at = (uint32_t)(hash_of(key, table->key_size) >> 32) & (2 * table->size - 1);
+    uint32_t at = (uint32_t)(hash_of_key(key, table->key_size) >> 32) & (2 * table->size - 1);
     while (table->slots[at] && memcmp(item_at(table, table->slots[at]), key, table->key_size))
         at = (at + 1) & (2 * table->size - 1);
     return &table->slots[at];
