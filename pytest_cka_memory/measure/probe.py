@@ -101,12 +101,6 @@ class MemoryProbe:
         with self._ending(region):
             yield region
 
-    @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Measure a ``with`` block that needs no label and no region: a whole test."""
-        with self._ending(self._region("")):
-            yield
-
     def run(
         self, func: Callable[..., Any], /, *args: Any, warmup: int = 0, **kwargs: Any
     ) -> Region:
@@ -239,6 +233,13 @@ class MemoryProbe:
             return label
         # Recursive, because the user may have used the numbered label too.
         return self._unique_label(f"{label} #{self._labels[label]}")
+
+
+@contextmanager
+def measuring_whole(probe: MemoryProbe) -> Iterator[None]:
+    """Measure a ``with`` block that needs no label and no region: a whole test."""
+    with probe._ending(probe._region("")):
+        yield
 
 
 def _label_text(label: object) -> str:

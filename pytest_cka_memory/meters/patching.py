@@ -87,7 +87,7 @@ class SharedPatches(Locking, ABC):
     def start(self, user: object) -> None:
         """Apply the patches until `user` stops them or is freed."""
         if not self._users:
-            left = [shared for shared in _all if shared._patches]
+            left = [shared for shared in _all if shared.has_patches()]
             for shared in left * 2:  # one that interrupted calls have left may hide another
                 shared.undo_if_unused()
         with self._lock:
@@ -105,6 +105,10 @@ class SharedPatches(Locking, ABC):
             self._users.remove(user)
             if not self._users:
                 self._undo()
+
+    def has_patches(self) -> bool:
+        """Whether any patch is not undone yet."""
+        return bool(self._patches)
 
     def undo_if_unused(self) -> None:
         """Undo what is left of users that were freed without stopping."""
