@@ -235,13 +235,6 @@ class MemoryProbe:
         return self._unique_label(f"{label} #{self._labels[label]}")
 
 
-@contextmanager
-def measuring_whole(probe: MemoryProbe) -> Iterator[None]:
-    """Measure a ``with`` block that needs no label and no region: a whole test."""
-    with probe._ending(probe._region("")):
-        yield
-
-
 def _label_text(label: object) -> str:
     """Return a label as text without line breaks, because reports and xdist take only that."""
     return "" if label is None else " ".join(str(label).split())

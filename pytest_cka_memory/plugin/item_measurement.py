@@ -10,7 +10,7 @@ import pytest
 from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.report_builder import Payload
 from pytest_cka_memory.core.verdicts import Limit, Result, judge
-from pytest_cka_memory.measure.probe import MemoryProbe, measuring_whole
+from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region_context import never_closed
 from pytest_cka_memory.plugin import comparisons
 from pytest_cka_memory.plugin.item_kinds import unseen_reason
@@ -59,7 +59,7 @@ class ItemMeasurement:
         snapshots = self._item.config.stash[settings_key].snapshots
         with history_recorded(snapshots, self.probe.meter):
             try:
-                with measuring_whole(whole):
+                with whole.measure():
                     yield
                 self._returned = True
             except AssertionError as error:
@@ -68,7 +68,7 @@ class ItemMeasurement:
                 raise
             finally:
                 if len(self.probe.records) == in_fixtures:
-                    self.probe.records.extend(whole.records)
+                    self.probe.records.extend(replace(r, label="") for r in whole.records)
                 untouched = (is_untouched(record, whole.meter) for record in whole.records)
                 self._is_untouched = all(untouched)
                 results = self._collect()
