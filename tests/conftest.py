@@ -1,8 +1,10 @@
 """Fixtures for every test, and skips for tests that this machine or torch version cannot run."""
 
 import gc
+import importlib
 import itertools
 import os
+import pkgutil
 import shutil
 import sys
 import threading
@@ -28,8 +30,8 @@ def imports_excluded_from_collection() -> Iterator[None]:
     """Hide what was imported so far from the garbage collector.
 
     Every reading collects, and with the modules of torch one collection is slow. Objects that a
-    test creates are collected as usual. Not for tests of the meters, because the CPU meter takes
-    tensors that it sees for the first time for old ones while objects are frozen.
+    test creates are collected as usual. While objects are frozen, the CPU meter takes tensors that
+    it sees for the first time for old ones; tests of the meters use `imports_excluded_from_search`.
     """
     gc.collect()
     gc.freeze()
@@ -37,8 +39,44 @@ def imports_excluded_from_collection() -> Iterator[None]:
     gc.unfreeze()
 
 
+_IMPORTED_BY_SESSIONS = ("baseline", "core", "holders", "measure", "plugin", "reports")
+
+
+@pytest.fixture(scope="session")
+def _imported_for_inner_sessions() -> None:
+    """Import what inner sessions import, because pytester removes what a session has added.
+
+    Otherwise each inner session in this process would compile these modules again.
+    """
+    names = ["pytest_cka_memory.testing"]
+    names += [f"pytest_cka_memory.{package}" for package in _IMPORTED_BY_SESSIONS]
+    if "xdist" in sys.modules:
+        names += [f"xdist.{name}" for name in ("dsession", "remote", "report", "workermanage")]
+    for name in names:
+        imported = importlib.import_module(name)
+        for module in pkgutil.iter_modules(getattr(imported, "__path__", []), f"{name}."):
+            importlib.import_module(module.name)
+
+
+@pytest.fixture(scope="module")
+def imports_excluded_from_search(imports_excluded_from_collection: None) -> Iterator[None]:
+    """Hide what was imported so far also from the CPU meter's search for tensors.
+
+    The meter counts as if nothing were frozen. A tensor that a test module has created when it was
+    imported must be created again after this, otherwise the meter would take it for a new one.
+    """
+    frozen, count = gc.get_freeze_count(), gc.get_freeze_count
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "get_freeze_count", lambda: max(0, count() - frozen))
+        yield
+
+
 @pytest.fixture
-def pytester(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+def pytester(
+    _imported_for_inner_sessions: None,
+    pytester: pytest.Pytester,
+    monkeypatch: pytest.MonkeyPatch,
+) -> pytest.Pytester:
     """Run inner sessions without the other pytest plugins and outside of a GitHub job.
 
     Their terminal has 100 columns, so that lines do not depend on the terminal of this session.

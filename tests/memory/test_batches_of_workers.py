@@ -15,6 +15,12 @@ BATCH_BYTES = 4 * 1000 * 4
 DATA = TensorDataset(torch.ones(40, 1000))
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _data(imports_excluded_from_search: None) -> None:
+    global DATA
+    DATA = TensorDataset(torch.ones(40, 1000))
+
+
 def loader(workers: int) -> "DataLoader[tuple[torch.Tensor, ...]]":
     return DataLoader(DATA, batch_size=4, num_workers=workers)
 

@@ -17,6 +17,12 @@ def double(x: torch.Tensor) -> torch.Tensor:
     return (x * 2).sin()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _old(imports_excluded_from_search: None) -> None:
+    global OLD
+    OLD = torch.ones(100)
+
+
 @pytest.fixture(autouse=True)
 def _fresh_compiler() -> None:
     torch._dynamo.reset()

@@ -19,6 +19,7 @@ from pytest_cka_memory.meters.ledger.interrupts import hook_for
 from pytest_cka_memory.meters.ledger.ledger import Ledger
 from pytest_cka_memory.meters.ledger.meter import LedgerMeter
 
+pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")
 LONGEST_WAIT_SECONDS = 20
 
 

@@ -10,6 +10,12 @@ from pytest_cka_memory import MemoryProbe
 EXISTING = torch.ones(25)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _existing(imports_excluded_from_search: None) -> None:
+    global EXISTING
+    EXISTING = torch.ones(25)
+
+
 @pytest.mark.parametrize("more", range(8))
 @pytest.mark.parametrize(
     ("computes", "inside"),

@@ -30,6 +30,12 @@ OLDER_POOL.apply(int)
 VARIABLE: contextvars.ContextVar[Any] = contextvars.ContextVar("VARIABLE", default=None)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _old_values(imports_excluded_from_search: None) -> None:
+    global VALUES
+    VALUES = torch.ones(SIZE)
+
+
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
     yield

@@ -1,0 +1,22 @@
+"""Regions on the CPU while ``gc.freeze`` hides objects from the search for live tensors."""
+
+import gc
+
+import torch
+
+from pytest_cka_memory import MemoryProbe
+
+
+def test_frozen_objects_are_not_counted(cpu: MemoryProbe) -> None:
+    """``gc.freeze`` hides them from the search at the start; new tensors are still counted."""
+    old = torch.zeros(100)
+    gc.collect()
+    gc.freeze()
+    try:
+        with cpu.measure() as region:
+            new = old + 1
+            old.add_(1)
+    finally:
+        gc.unfreeze()
+    assert region.retained_bytes == 400
+    del new
