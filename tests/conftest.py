@@ -21,6 +21,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+# Processes that tests start read what an earlier one has compiled of this project. Otherwise each
+# would compile all of it again, and pytest's rewriting of asserts makes that slow.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Tests of the plugin together with these load them explicitly with -p.
 _OTHER_PLUGINS = ("asyncio", "cov", "randomly", "repeat")
 
@@ -81,6 +85,8 @@ def pytester(
 
     Their terminal has 100 columns, so that lines do not depend on the terminal of this session.
     """
+    # A test may write a module twice within a second, so nothing compiled is kept in its folder.
+    pytester.path.joinpath("__pycache__").touch()
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.setenv("PYTEST_ADDOPTS", " ".join(f"-p no:{name}" for name in _OTHER_PLUGINS))
     for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "GITHUB_WORKSPACE"):

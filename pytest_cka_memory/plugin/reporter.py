@@ -178,10 +178,12 @@ def owners_of_cka() -> list[str]:
 
     pytorch-cka installs one too, and which of them is imported is undefined. To read all
     distributions takes 70 ms, so it is done only if there is a second folder ``cka``, or if ours
-    contains a file that is not part of this project.
+    contains a file that is not part of this project. A folder without ``__init__.py``, such as one
+    of tests, is not a package that could be imported in place of ours.
     """
     ours = Path(__file__).parents[2] / "cka"
-    folders = {path for entry in sys.path if (path := Path(entry) / "cka").is_dir()}
+    packages = (Path(entry) / "cka" for entry in sys.path)
+    folders = {package for package in packages if (package / "__init__.py").is_file()}
     files = {path.name for path in ours.iterdir()} - {"__pycache__", "py.typed"}
     if folders <= {ours} and files <= CKA_PARTS:
         return []

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from docs_pages import Block, commands
-from docs_process import run
+from forked_processes import run
 
 _TITLE = re.compile(r"^[=_]{3,} (.+?) [=_]{3,}$")
 _MACHINE = re.compile(r"^(device: \w+) \(.*$", re.MULTILINE)
@@ -80,14 +80,15 @@ class Session:
             os.chdir(words[1])
             return 0, ""
         assert words[0] in ("pytest", "python"), f"no test can run this command: {command}"
-        status, printed = run(words)
-        return status, printed.replace(self._home, "/home/you")
+        done = run(words, merged=True)
+        return done.returncode, done.stdout.replace(self._home, "/home/you")
 
     def _run_script(self, block: Block) -> None:
         script = Path(f"block_{block.line}.py")
         script.write_text(block.text, "utf-8")
-        status, self._printed = run(["python", script.name])
-        assert status == 0, f"{block}\n{self._printed}"
+        done = run(["python", script.name], merged=True)
+        self._printed = done.stdout
+        assert done.returncode == 0, f"{block}\n{self._printed}"
 
 
 def is_checked_elsewhere(block: Block) -> bool:

@@ -40,7 +40,7 @@ print(loading.is_loaded(), loading.card().name, loading.loaded().title)
 @pytest.mark.parametrize("load", [EARLY, LATE], ids=["before-torch", "after-torch"])
 def test_torch_finds_the_device(python, load):
     """Whether torch was imported before or not; a second call for another card is refused."""
-    run = python("-c", load + USE)
+    run = python("-c", load + USE, forked=load is LATE)
     assert run.stdout.splitlines() == [
         "Tesla T4 True",
         "this process already emulates 1 × NVIDIA T4 with 14,909 MB each, and 1 × NVIDIA H100 80GB "
@@ -58,7 +58,7 @@ print(tuple(torchvision.ops.roi_align(torch.ones(1, 4, 8, 8, device="cuda"), box
 
 def test_library_that_is_imported_after_loading_finds_the_device(python):
     """Also if torch was imported before, which makes the real runtime visible to all libraries."""
-    run = python("-c", LATE + THEN_TORCHVISION)
+    run = python("-c", LATE + THEN_TORCHVISION, forked=True)
     assert run.stdout.strip() == "(1, 4, 2, 2)", run.stderr
 
 
@@ -76,7 +76,7 @@ print(torch.cuda.is_available(), loading.is_loaded(), (torch.ones(3) + 1).sum().
 
 def test_torch_that_was_asked_for_devices_before_is_refused(python):
     """It keeps the answer for ever; the CPU still works."""
-    first, message, *rest = python("-c", ASKED).stdout.splitlines()
+    first, message, *rest = python("-c", ASKED, forked=True).stdout.splitlines()
     assert first == "False"
     assert message.startswith("emulate:cuda comes too late: torch was imported")
     assert "do not call torch.cuda.is_available()" in message

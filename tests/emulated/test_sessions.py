@@ -41,7 +41,7 @@ for name in ("emulate:cuda:h100", "emulate:cuda:t4,devices=2", "emulate:cuda:t1"
 @pytest.mark.parametrize("start", [EARLY, LATE], ids=["before-torch", "after-torch"])
 def test_script_measures_the_emulated_device(python, start):
     """Torch may have been imported before; one process emulates one kind of device."""
-    run = python("-c", start + MEASURE + OTHERS)
+    run = python("-c", start + MEASURE + OTHERS, forked=start is LATE)
     *measured, card, devices, unknown = run.stdout.splitlines() or [run.stderr] * 3
     assert measured == MEASURED
     for message in (card, devices):
@@ -66,7 +66,7 @@ print(auto.meter is MemoryProbe("auto").meter, loading.is_loaded())
 @pytest.mark.emulates
 def test_auto_never_emulates_a_device(python):
     """It is the CPU. Torch has then looked for devices, so it is too late to emulate one."""
-    first, message, last = python("-c", REFUSED).stdout.splitlines()
+    first, message, last = python("-c", REFUSED, forked=True).stdout.splitlines()
     assert first == "cpu cpu False"
     assert message.startswith("emulate:cuda comes too late: torch was imported in this process")
     assert "; load the emulated device before, or do not call torch.cuda.is_avail" in message
@@ -85,7 +85,7 @@ except DeviceError as error:
 @pytest.mark.emulates
 def test_device_that_the_environment_hides_is_refused(python):
     """The real runtime would hide it as well; the message names the variable."""
-    assert python("-c", HIDDEN, CUDA_VISIBLE_DEVICES="2").stdout == (
+    assert python("-c", HIDDEN, forked=True, CUDA_VISIBLE_DEVICES="2").stdout == (
         "device 'emulate:cuda,devices=2' is not available: CUDA_VISIBLE_DEVICES is '2', which "
         "hides it from torch; unset the variable, or set it to 0\n"
     )
@@ -132,7 +132,7 @@ def test_process_that_has_predicted_cannot_measure_the_emulated_device(python):
         "this process has used predict:cuda, and torch.accelerator finds no other device "
         "afterwards; measure the two in different processes"
     )
-    run = python("-c", AFTER_PREDICTING)
+    run = python("-c", AFTER_PREDICTING, forked=True)
     assert run.stdout.splitlines() == [
         f"emulate:cuda:a100 cannot be measured: {why}",
         f"device 'cuda' is not available: {why}",

@@ -25,7 +25,7 @@ print([note for note in probe.meter.notes if "values" in note][0])
 )
 def test_setting_decides_whether_values_are_computed(python, setting, numbers, note):
     """The meter's notes say which of the two it was."""
-    run = python("-c", SETTINGS, setting)
+    run = python("-c", SETTINGS, setting, forked=True)
     first, second = run.stdout.splitlines() or [run.stderr] * 2
     assert first == numbers
     assert second.startswith(note)
@@ -44,7 +44,7 @@ except DeviceError as error:
 
 def test_process_has_values_for_all_of_its_devices_or_for_none(python):
     """A name that says nothing means the device that is there."""
-    assert python("-c", OTHER).stdout.startswith(
+    assert python("-c", OTHER, forked=True).stdout.startswith(
         "this process already emulates 1 × NVIDIA T4 with 14,909 MB each, without values, and "
         "1 × NVIDIA T4 with 14,909 MB each was asked for"
     )
@@ -71,9 +71,9 @@ print((torch.ones(3, device="cuda") + 1).sum().item(), "no values are" in str(pr
 def test_torch_version_that_cannot_compute_values_emulates_memory_only(python):
     """It is an error only if values were asked for."""
     assert "the emulated device computes values with torch.library.get_kernel, which torch" in (
-        python("-c", WITHOUT_KERNELS).stdout
+        python("-c", WITHOUT_KERNELS, forked=True).stdout
     )
-    assert python("-c", OLD_BY_DEFAULT).stdout.split() == ["0.0", "True"]
+    assert python("-c", OLD_BY_DEFAULT, forked=True).stdout.split() == ["0.0", "True"]
 
 
 AFTER_TORCH = """
@@ -90,7 +90,7 @@ print(loss.item() > 0, region.peak_increase_bytes > 0)
 
 def test_values_are_computed_inside_regions_and_if_torch_was_imported_before(python):
     """They need no context."""
-    assert python("-c", AFTER_TORCH).stdout.split() == ["True", "True"]
+    assert python("-c", AFTER_TORCH, forked=True).stdout.split() == ["True", "True"]
 
 
 CHILDREN = """
@@ -201,7 +201,7 @@ for make in (
 
 def test_training_has_the_losses_of_the_cpu(python):
     """ResNet-18, a transformer and an LSTM, over 20 steps."""
-    run = python("-c", TRAINING)
+    run = python("-c", TRAINING, forked=True)
     found = [float(line) for line in run.stdout.splitlines()]
     assert len(found) == 3, run.stderr
     assert max(found) < 1e-4

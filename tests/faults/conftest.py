@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forked_processes
 import pytest
 
 OPTIONS = (
@@ -37,9 +38,12 @@ Run = Callable[..., Session]
 
 @pytest.fixture(scope="session")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Run a test file, given as text or as a path, with this plugin and those in the options."""
+    """Run a test file, given as text or as a path, with this plugin and those in the options.
 
-    def run(tests: str | Path, *options: str, **how: Any) -> Session:
+    In a new interpreter, or in a process that has imported torch already (``forked=True``).
+    """
+
+    def run(tests: str | Path, *options: str, forked: bool = False, **how: Any) -> Session:
         folder = tmp_path_factory.mktemp("faulty")
         if isinstance(tests, str):
             (folder / "test_it.py").write_text(tests, encoding="utf-8")
@@ -47,11 +51,17 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Run:
         environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "COLUMNS": "100"}
         for name in ("PYTEST_ADDOPTS", "CI", "GITHUB_ACTIONS"):
             environment.pop(name, None)
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", str(tests), "--rootdir", str(tests.parent),
-             "--confcutdir", str(folder), *OPTIONS, *options],
-            cwd=folder, env=environment, capture_output=True, text=True, check=False, **how,
-        )  # fmt: skip
+        words = [
+            "pytest", str(tests), "--rootdir", str(tests.parent), "--confcutdir", str(folder),
+            *OPTIONS, *options,
+        ]  # fmt: skip
+        if forked:
+            done = forked_processes.run(words, folder=folder, environment=environment)
+        else:
+            done = subprocess.run(
+                [sys.executable, "-m", *words],
+                cwd=folder, env=environment, capture_output=True, text=True, check=False, **how,
+            )  # fmt: skip
         text = done.stdout + done.stderr
         file = folder / "r.json"
         report = json.loads(file.read_text("utf-8")) if file.exists() else {}

@@ -55,7 +55,7 @@ FULL = "No space left on device"
 @pytest.mark.parametrize("kind", FILES)
 def test_full_device_fails_the_session_with_a_message(faulty, kind):
     """The report is written after all tests; every test keeps its outcome."""
-    run = faulty(TESTS, f"--cka-memory-{kind}=/dev/full", "-k", "clean")
+    run = faulty(TESTS, f"--cka-memory-{kind}=/dev/full", "-k", "clean", forked=True)
     assert run.status == pytest.ExitCode.TESTS_FAILED
     assert f"FAILED: cannot write /dev/full: {FULL}" in run.text
     assert "3 passed" in run.text
@@ -66,7 +66,7 @@ def test_full_device_fails_the_session_with_a_message(faulty, kind):
 def test_unwritable_folder_is_refused_before_any_test_runs(faulty, option):
     """Not even root can create a file in /proc."""
     update = ["--cka-memory-update-baseline"] if option == "baseline" else []
-    run = faulty(TESTS, f"--cka-memory-{option}=/proc/r.json", *update)
+    run = faulty(TESTS, f"--cka-memory-{option}=/proc/r.json", *update, forked=True)
     assert run.status == pytest.ExitCode.USAGE_ERROR
     assert f"--cka-memory-{option}: cannot write /proc/r.json: " in run.text
     assert "test_it.py" not in run.text
@@ -89,7 +89,7 @@ def test_other_reports_are_written_if_one_cannot_be_written(faulty, tmp_path):
     """The HTML report names the report that could not be written."""
     run = faulty(
         TESTS, f"--cka-memory-json={tmp_path / 'r.json'}", "--cka-memory-markdown=/dev/full",
-        f"--cka-memory-html={tmp_path / 'r.html'}",
+        f"--cka-memory-html={tmp_path / 'r.html'}", forked=True,
     )  # fmt: skip
     page = (tmp_path / "r.html").read_text("utf-8")
     assert f"cannot write …/full: {FULL}" in page  # reports name no folder outside the project

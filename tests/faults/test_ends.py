@@ -58,7 +58,7 @@ def test_session_that_ends_in_a_region_reports_the_tests_that_ran(faulty, tmp_pa
     (tmp_path / "conftest.py").write_text(CONFTEST)
     test = tmp_path / "test_it.py"
     test.write_text(TESTS.format(end=end))
-    run = faulty(test, "--confcutdir", str(tmp_path))
+    run = faulty(test, "--confcutdir", str(tmp_path), forked=True)
     assert run.status == status
     assert "INTERNALERROR" not in run.text
     assert "modes left: []" in run.text
@@ -79,7 +79,7 @@ def test_session_that_ends_in_a_region_reports_the_tests_that_ran(faulty, tmp_pa
 def test_worker_that_ends_in_a_region_loses_only_that_test(faulty, end):
     """The worker that replaces it measures the remaining tests to the byte."""
     pytest.importorskip("xdist")
-    run = faulty(TESTS.format(end=end), "-p", "xdist", "-n1")
+    run = faulty(TESTS.format(end=end), "-p", "xdist", "-n1", forked=True)
     assert run.status == pytest.ExitCode.TESTS_FAILED
     assert "INTERNALERROR" not in run.text
     assert [name.split("::")[1] for name in run.missing] == ["test_ends"]

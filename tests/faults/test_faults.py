@@ -3,15 +3,18 @@
 import sys
 from pathlib import Path
 
-import faulty as faulty_tests
+import faulty
+import faulty_concurrency
+import faulty_patches
 import pytest
 
 pytestmark = pytest.mark.skipif(
     sys.platform == "win32", reason="Windows has no fork and no SIGALRM"
 )
 
-FILE = Path(faulty_tests.__file__)
-FAULTS = [name for name, it in vars(faulty_tests).items() if name.startswith("Test")]
+MODULES = (faulty, faulty_patches, faulty_concurrency)
+FILES = [str(module.__file__) for module in MODULES]
+FAULTS = [name for module in MODULES for name in vars(module) if name.startswith("Test")]
 KEPT = [True, 100, 100, 100, "no limit"]
 FREED = [True, 0, 0, 40, "ok"]
 EXPECTED = {
@@ -49,7 +52,8 @@ Faulty tests that are not listed pass and keep 100 bytes.
 @pytest.fixture(scope="module")
 def session(faulty):
     """A session that runs all faulty tests in one process."""
-    return faulty(FILE)
+    first, *others = FILES
+    return faulty(Path(first), *others)
 
 
 def figures(region, *names):
@@ -114,6 +118,10 @@ def test_report_path_does_not_depend_on_the_working_directory_of_tests(session):
 def test_xdist_worker_measures_the_same_after_faults(faulty):
     """The figures are the same in a worker process of xdist."""
     pytest.importorskip("xdist")
-    run = faulty(FILE, "-p", "xdist", "-n1", "-k", "TestForks or TestThreadsPatched")
+    first, *others = FILES
+    run = faulty(
+        Path(first), *others, "-p", "xdist", "-n1", "-k", "TestForks or TestThreadsPatched",
+        forked=True,
+    )  # fmt: skip
     assert "INTERNALERROR" not in run.text
     assert [r["retained_bytes"] for r in run.regions] == [100, 100, 0] * 2 + [100] * 4 + [0]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import forked_processes
 import pytest
 
 from pytest_cka_memory import MemoryProbe
@@ -58,19 +59,25 @@ def few_objects() -> Iterator[None]:
 def run_code(tmp_path: Path) -> Callable[..., str]:
     """Run Python code in a new process and return what it prints; it must not fail or hang.
 
+    It is a new interpreter, or a process that has imported torch already (``forked=True``).
     Keyword arguments are added to the environment.
     """
 
-    def run(code: str, **environment: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=tmp_path,
-            env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=300,
-        )
+    def run(code: str, *, forked: bool = False, **environment: str) -> str:
+        given = {**os.environ, **environment}
+        if forked:
+            words = ["python", "-c", code]
+            done = forked_processes.run(words, folder=tmp_path, environment=given)
+        else:
+            done = subprocess.run(
+                [sys.executable, "-c", code],
+                cwd=tmp_path,
+                env=given,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=300,
+            )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -34,7 +34,7 @@ Counter.counts = lambda *_: False
 
 def test_the_allocator_is_counted_if_the_library_was_compiled(run_code) -> None:
     """Without a note about it."""
-    assert run_code(NOTES, CKA_MEMORY_NATIVE="1").splitlines() == ["NativeMeter", "[]"]
+    assert run_code(NOTES, forked=True, CKA_MEMORY_NATIVE="1").splitlines() == ["NativeMeter", "[]"]
 
 
 @pytest.mark.parametrize(
@@ -62,6 +62,7 @@ def test_the_ledger_takes_over_and_one_note_says_why(
     run_code, before: str, native: str, reason: str
 ) -> None:
     """Its figures are right as well."""
-    meter, notes = run_code(before + NOTES, CKA_MEMORY_NATIVE=native).splitlines()
+    printed = run_code(before + NOTES, forked=True, CKA_MEMORY_NATIVE=native)
+    meter, notes = printed.splitlines()
     assert meter == "LedgerMeter"
     assert notes == str([f"torch's allocator is not counted: {reason}"])

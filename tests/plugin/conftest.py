@@ -1,11 +1,14 @@
 """Inner pytest sessions for the tests of the plugin, most of them with a scripted meter."""
 
 import json
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forked_processes
 import pytest
 
 # After an inner session in this process, pytester removes the modules that the session imported.
@@ -94,12 +97,20 @@ def _fast_collections(imports_excluded_from_collection: None) -> None:
 
 @pytest.fixture
 def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a file of tests in an inner session that writes its JSON report."""
+    """Run a file of tests in an inner session that writes its JSON report.
+
+    It runs in this process, in a new one that has torch already (``forked=True``), or in a new
+    interpreter (``subprocess=True``), which takes three seconds longer if it imports torch.
+    """
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.delenv("CI", raising=False)
 
     def run(
-        source: str | None, *args: str, subprocess: bool = False, writes_json: bool = True
+        source: str | None,
+        *args: str,
+        forked: bool = False,
+        subprocess: bool = False,
+        writes_json: bool = True,
     ) -> Session:
         if source is not None:
             pytester.makepyfile(test_it=source)
@@ -108,10 +119,22 @@ def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
         options = ["-p", "no:hypothesispytest", *args]  # slow to import in every session
         if writes_json:
             options.append("--cka-memory-json=r.json")
+        if forked:
+            return Session(_run_forked(pytester, options), _read(path))
         start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
         return Session(start(*options), _read(path))
 
     return run
+
+
+def _run_forked(pytester: pytest.Pytester, options: list[str]) -> pytest.RunResult:
+    start_s = time.perf_counter()
+    words = ["pytest", f"--basetemp={pytester.path.with_name('of-forked')}", *options]
+    done = forked_processes.run(words)
+    for text, stream in ((done.stdout, sys.stdout), (done.stderr, sys.stderr)):
+        print(text, file=stream)  # shown if a test fails
+    outputs = done.stdout.splitlines(), done.stderr.splitlines()
+    return pytest.RunResult(done.returncode, *outputs, time.perf_counter() - start_s)
 
 
 @pytest.fixture

@@ -56,14 +56,13 @@ def test_driver_lists_the_gpus_if_the_caller_names_none(monkeypatch, tmp_path):
     assert xdist.visible_gpus() == ["0", "1"]
 
 
+# pytest-xdist gives the first test to the first worker and the second one to the other.
 SHOW = """
 import os
 import pytest
 
 @pytest.mark.parametrize("n", range(2))
 def test_it({fixture}n):
-    import time
-    time.sleep(0.3)
     print("sees", os.environ["PYTEST_XDIST_WORKER"], os.environ["CUDA_VISIBLE_DEVICES"])
 """
 
@@ -75,7 +74,7 @@ def test_workers_that_measure_see_one_gpu_each(scripted, monkeypatch, fixture, s
     """Workers that measure nothing see all of the caller's GPUs."""
     pytest.importorskip("xdist")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,9")
-    run = scripted(SHOW.format(fixture=fixture), "-n2", "-rP", subprocess=True)
+    run = scripted(SHOW.format(fixture=fixture), "-n2", "-rP", forked=True)
     run.assert_outcomes(passed=2)
     first = "7" if fixture else "7,9"
     seen = {tuple(line.split()[1:]) for line in run.result.outlines if line.startswith("sees")}
@@ -88,7 +87,7 @@ def test_workers_on_a_device_that_is_not_chosen_among_gpus_keep_all(scripted, mo
     pytest.importorskip("xdist")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,9")
     options = ["-n2", "-rP", f"--cka-memory-device={device}"]
-    run = scripted(SHOW.format(fixture="cka_memory, "), *options, subprocess=True)
+    run = scripted(SHOW.format(fixture="cka_memory, "), *options, forked=True)
     run.assert_outcomes(passed=2)
     seen = {tuple(line.split()[1:]) for line in run.result.outlines if line.startswith("sees")}
     assert seen == {("gw0", "7,9"), ("gw1", "7,9")}

@@ -304,7 +304,7 @@ def test_hypothesis_examples_share_a_region(scripted):
         @given(st.integers(1, 1000))
         def test_it(n): METER.allocate(1)
         """,
-        subprocess=True,
+        forked=True,
     )
     run.assert_outcomes(failed=1)
     assert run.region["retained_bytes"] == 5

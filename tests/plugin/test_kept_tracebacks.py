@@ -46,7 +46,7 @@ def test_after(cka_memory):
 def test_memory_of_a_failed_run_is_freed_before_the_next(session, error, mark, runs):
     """pytest-rerunfailures keeps the exception of a test that it does not run again, too."""
     source = SOURCE.format(error=error, mark=mark, runs=runs)
-    run = session(source, subprocess=True)  # pytester keeps the exceptions of its own process
+    run = session(source, forked=True)  # pytester keeps the exceptions of its own process
     found = run.result.parseoutcomes()
     assert (found["passed"], found["failed"], found.get("rerun", 0)) == (1, 1, runs - 1), run.text
 
@@ -95,7 +95,8 @@ def test_card_is_not_full_after_an_out_of_memory_error(session, device):
             assert cka_memory.snapshot().allocated_bytes == 0
         """,
         device,
-        subprocess=True,
+        forked="predict" in device,
+        subprocess="emulate" in device,
     )
     run.assert_outcomes(passed=3, failed=3)
     assert "CUDA out of memory" in run.text

@@ -8,7 +8,7 @@ def run_in_job(scripted, job_summary):
     """Run tests without any option; return the session and the summary of its GitHub job."""
 
     def run(source, *args):
-        session = scripted(source, *args, writes_json=False, subprocess=True)
+        session = scripted(source, *args, writes_json=False, forked=True)
         return session, job_summary.read_text("utf-8") if job_summary.exists() else ""
 
     return run
@@ -33,7 +33,7 @@ def test_session_that_measures_nothing_does_not_import_the_hooks(run_in_job, wor
 
 
 @pytest.mark.parametrize("where", ["test", "fixture"])
-def test_fixture_requested_by_name_measures(run_in_job, where, workers):
+def test_fixture_requested_by_name_measures(run_in_job, where, worker):
     """A test or another fixture may request it; earlier tests are not reported as missing."""
     session, summary = run_in_job(
         f"""
@@ -52,7 +52,7 @@ def test_fixture_requested_by_name_measures(run_in_job, where, workers):
 
         def test_after(): pass
         """,
-        *workers,
+        *worker,
     )
     session.assert_outcomes(passed=3)
     assert "1 region measured, no limits set" in summary
@@ -61,7 +61,7 @@ def test_fixture_requested_by_name_measures(run_in_job, where, workers):
 
 
 @pytest.mark.parametrize(("size", "outcome"), [(4, "passed"), (5, "failed")])
-def test_marker_added_by_a_fixture_is_checked(run_in_job, size, outcome, workers):
+def test_marker_added_by_a_fixture_is_checked(run_in_job, size, outcome, worker):
     """No test had a marker at collection."""
     session, summary = run_in_job(
         f"""
@@ -74,7 +74,7 @@ def test_marker_added_by_a_fixture_is_checked(run_in_job, size, outcome, workers
 
         def test_it(limited, meter): meter.allocate({size})
         """,
-        *workers,
+        *worker,
     )
     session.assert_outcomes(
         **({"passed": 2} if outcome == "passed" else {"passed": 1, "failed": 1})
@@ -101,7 +101,7 @@ def test_marker_added_to_a_testcase_by_a_fixture_is_checked(run_in_job):
 
 
 @pytest.mark.parametrize("marker", ["zero_retention", "max_retained_mb(-1)"])
-def test_marker_added_inside_the_test_fails_it(run_in_job, marker, workers):
+def test_marker_added_inside_the_test_fails_it(run_in_job, marker, worker):
     """A limit that was added inside the test was not checked, so the test must not pass."""
     session, _ = run_in_job(
         f"""
@@ -109,7 +109,7 @@ def test_marker_added_inside_the_test_fails_it(run_in_job, marker, workers):
         def test_before(): pass
         def test_it(request): request.applymarker(pytest.mark.{marker})
         """,
-        *workers,
+        *worker,
     )
     session.assert_outcomes(passed=1, failed=1)
     assert f"{marker}: " in session.text

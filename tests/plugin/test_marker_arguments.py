@@ -105,8 +105,8 @@ def test_wrong_marker_in_a_worker_is_an_error_of_its_test(scripted):
     skip = "\n@pytest.mark.skip\n@pytest.mark.max_peak_mb(-8)\ndef test_skip(): pass\n"
     run = scripted(
         ONE_TEST_PER_WRONG_MARKER + xfail + skip + "\ndef test_right(): pass\n",
-        "-n2",
-        subprocess=True,
+        "-n1",
+        forked=True,
     )
     run.assert_outcomes(passed=1, errors=len(WRONG) + 2)
     for number, message in enumerate(WRONG.values()):

@@ -19,7 +19,7 @@ no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is availabl
 )
 def test_unavailable_device_ends_the_session(session, worker, source, device, message):
     """It does not matter whether a test requests a measurement."""
-    run = session(source, f"--cka-memory-device={device}", *worker, subprocess=bool(worker))
+    run = session(source, f"--cka-memory-device={device}", *worker, forked=bool(worker))
     run.assert_refused("--cka-memory-device: ", message)
 
 
@@ -34,7 +34,7 @@ def test_invalid_device_name_is_refused(session, device):
 def test_unavailable_device_in_the_ini_file_is_refused(session, pytester):
     """The ini key is checked in the same way as the option."""
     pytester.makeini("[pytest]\ncka_memory_device = cuda:1\n")
-    run = session(MARKED, subprocess=True)  # where nothing was predicted, which hides devices
+    run = session(MARKED, forked=True)  # where nothing was predicted, which hides devices
     run.assert_refused("device 'cuda:1' is not available", "write cpu, or auto")
 
 
@@ -42,7 +42,7 @@ def test_unavailable_device_in_the_ini_file_is_refused(session, pytester):
 def test_collect_only_does_not_require_the_device(session, device, worker):
     """Tests can be listed on a machine that cannot run them."""
     run = session(
-        MARKED, f"--cka-memory-device={device}", "--collect-only", *worker, subprocess=bool(worker)
+        MARKED, f"--cka-memory-device={device}", "--collect-only", *worker, forked=bool(worker)
     )
     assert run.result.ret == pytest.ExitCode.OK
     assert "INTERNALERROR" not in run.text
@@ -71,7 +71,7 @@ def test_fixture_has_the_device(session):
 
 def test_conftest_may_provide_a_device(scripted, worker):
     """A device that the plugin does not know is accepted if a hook returns a meter for it."""
-    run = scripted(MARKED, "--cka-memory-device=abacus", *worker, subprocess=bool(worker))
+    run = scripted(MARKED, "--cka-memory-device=abacus", *worker, forked=bool(worker))
     run.assert_outcomes(passed=1)
     assert run.report["session"]["meter"] == "scripted figures"
 
@@ -104,7 +104,7 @@ def test_device_that_fails_at_the_first_test_is_an_error_of_each_test(session, p
             raise DeviceError("the abacus is lost")
         """
     )
-    run = session(MARKED + "\ndef test_unmarked(): pass\n", *worker, subprocess=bool(worker))
+    run = session(MARKED + "\ndef test_unmarked(): pass\n", *worker, forked=bool(worker))
     run.assert_outcomes(passed=1, errors=1)
     run.result.stdout.fnmatch_lines(["test_it.py::test_it: --cka-memory-device: the abacus is*"])
     assert run.regions == []

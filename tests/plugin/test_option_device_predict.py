@@ -28,7 +28,7 @@ def run_on(session, finished_sessions):
         key = (device, *workers)
         if key not in finished_sessions:
             options = (f"--cka-memory-device={device}", "--cka-memory-report", *workers)
-            finished_sessions[key] = session(TESTS, *options, subprocess=True)
+            finished_sessions[key] = session(TESTS, *options, forked=True)
         return finished_sessions[key]
 
     return run
@@ -74,9 +74,7 @@ def test_reports_name_the_predicted_card(run_on, device, reported):
 @pytest.mark.parametrize("card", ["b9000", "a100:1", "A100"])
 def test_unknown_card_ends_the_session(session, worker, source, card):
     """The error lists the known cards."""
-    run = session(
-        source, f"--cka-memory-device=predict:cuda:{card}", *worker, subprocess=bool(worker)
-    )
+    run = session(source, f"--cka-memory-device=predict:cuda:{card}", *worker, forked=bool(worker))
     run.assert_refused("--cka-memory-device: ", f"unknown card {card!r}", "a100, a100-40gb, h100")
 
 

@@ -136,5 +136,5 @@ def test_update_writes_the_last_run_of_a_rerun_test(scripted, baseline_path):
             meter.allocate(10 // len(RUNS))
             assert len(RUNS) == 2
         """
-    scripted(source, UPDATE, "--reruns=1", subprocess=True)
+    scripted(source, UPDATE, "--reruns=1", forked=True)
     assert [region["retained_bytes"] for region in regions_in(baseline_path)] == [5]

@@ -31,7 +31,8 @@ def with_plugin(scripted):
         # `plugin` is the name of the entry point; the module of some has another name.
         module = {"rerunfailures": "pytest_rerunfailures", "timeout": "pytest_timeout"}
         pytest.importorskip(module.get(plugin, f"pytest_{plugin.removeprefix('pytest_')}"))
-        return scripted(source, "-p", plugin, *args, subprocess=True)
+        covers = plugin == "pytest_cov"  # from the start of its process on
+        return scripted(source, "-p", plugin, *args, forked=not covers, subprocess=covers)
 
     return run
 
@@ -234,7 +235,7 @@ def test_all_plugins_together_report_each_test_once(with_plugin):
 )
 def test_pytest_options_still_print_their_output(scripted, options, shown):
     """Pytest prints what the options ask for, and the verdicts are the same."""
-    run = scripted(FIVE_PASS_ONE_FAILS, *options, subprocess=True)
+    run = scripted(FIVE_PASS_ONE_FAILS, *options, forked=True)
     run.assert_outcomes(passed=5, failed=1)
     assert sorted(r["verdict"] for r in run.regions) == ["BREACH", *["ok"] * 5]
     run.result.stdout.fnmatch_lines_random(shown)

@@ -50,6 +50,7 @@ def test_two_installed_packages_named_cka_give_a_warning(scripted, pytester, mon
     """If both are installed, which one is imported is undefined; the header warns once."""
     site = pytester.mkdir("site")
     (site / "cka").mkdir()
+    (site / "cka" / "__init__.py").touch()
     for name in ("one-cka", "other-cka"):
         info = site / f"{name.replace('-', '_')}-1.0.dist-info"
         info.mkdir()
@@ -63,7 +64,8 @@ def test_two_installed_packages_named_cka_give_a_warning(scripted, pytester, mon
 
 def test_distributions_are_not_read_if_there_is_one_package_named_cka(monkeypatch):
     """To read them takes 70 ms, in every session that measures."""
-    monkeypatch.setattr(sys, "path", [str(Path(__file__).parents[2])])  # "tests" has a folder cka
+    tests = Path(__file__).parents[1]  # has a folder cka, which is not a package
+    monkeypatch.setattr(sys, "path", [str(tests.parent), str(tests)])
     monkeypatch.setattr(metadata, "packages_distributions", lambda: pytest.fail("read"))
     assert owners_of_cka() == []
 
@@ -103,7 +105,7 @@ def test_scripted_meter_does_not_import_torch(scripted, extend_conftest):
 
 def test_without_the_plugin_markers_are_unknown(session):
     """-p no:cka_memory turns the whole plugin off; wrong arguments are not checked."""
-    run = session(MARKED, "-p", "no:cka_memory", subprocess=True, writes_json=False)
+    run = session(MARKED, "-p", "no:cka_memory", forked=True, writes_json=False)
     run.assert_outcomes(passed=1, warnings=2)
     assert "Unknown pytest.mark.zero_retention" in run.text
 

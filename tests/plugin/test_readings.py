@@ -98,7 +98,7 @@ def test_leak_after_a_failure_is_exact_with_real_tensors(session):
             torch.ones(10).sum()
         """,
         "--cka-memory-device=cpu",
-        subprocess=True,
+        forked=True,
     )
     run.assert_outcomes(passed=1, failed=2)
     assert run.region_of("test_leaks")["retained_bytes"] == 400

@@ -95,7 +95,7 @@ def test_legend_of_the_ledger_says_why_it_counts_and_that_peaks_are_a_lower_boun
     """Peaks only include tensors there. The session runs in a process of its own."""
     monkeypatch.setenv("CKA_MEMORY_NATIVE", "0")
     run = session(
-        "def test_it(): pass", "--cka-memory-report", "--cka-memory-device=cpu", subprocess=True
+        "def test_it(): pass", "--cka-memory-report", "--cka-memory-device=cpu", forked=True
     )
     run.result.stdout.fnmatch_lines(
         ["device: cpu (*), torch *", "meter: exact accounting of tensor storages"]

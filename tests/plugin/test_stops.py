@@ -39,7 +39,7 @@ def test_stopping_workers_at_a_failure_reports_what_ran(scripted):
 
 def test_ctrl_c_in_a_test_reports_what_ran(scripted):
     """KeyboardInterrupt ends the session with pytest's own status, and the report is written."""
-    run = scripted(INTERRUPTED, subprocess=True)
+    run = scripted(INTERRUPTED, forked=True)
     assert run.result.ret == pytest.ExitCode.INTERRUPTED
     assert "INTERNALERROR" not in run.text
     assert [r["verdict"] for r in run.regions] == ["ok"] * 3
@@ -72,7 +72,7 @@ def test_ctrl_c_removes_the_hooks_of_the_meter(session, pytester):
                 raise KeyboardInterrupt
         """,
         "--cka-memory-device=cpu",
-        subprocess=True,
+        forked=True,
     )
     assert run.result.ret == pytest.ExitCode.INTERRUPTED
     assert "modes left: []" in run.text
@@ -81,7 +81,7 @@ def test_ctrl_c_removes_the_hooks_of_the_meter(session, pytester):
 def test_ctrl_c_in_a_worker_reports_what_ran(scripted):
     """A worker that is interrupted ends the session without an internal error."""
     pytest.importorskip("xdist")
-    run = scripted(INTERRUPTED, "-n2", subprocess=True)
+    run = scripted(INTERRUPTED, "-n2", forked=True)
     assert run.result.ret != pytest.ExitCode.OK
     assert "INTERNALERROR" not in run.text + run.errors
     assert run.report is not None

@@ -43,8 +43,8 @@ def _without_worker(run):
 def test_workers_report_the_same_as_a_serial_run(session):
     """Regions have the same order and the same figures; only the worker differs."""
     options = ["--cka-memory-report", "--cka-memory-device=cpu"]
-    serial = session(NETWORK, *options, subprocess=True)
-    parallel = session(NETWORK, *options, "-n2", subprocess=True)
+    serial = session(NETWORK, *options, forked=True)
+    parallel = session(NETWORK, *options, "-n2", forked=True)
     for run in (serial, parallel):
         run.assert_outcomes(passed=6, failed=1)
     assert _without_worker(parallel) == _without_worker(serial)

@@ -1,0 +1,93 @@
+"""Processes forked from a server that has imported torch and pytest once.
+
+Each is as fresh as a new interpreter in every other respect. To import torch again for each would
+take most of their time.
+"""
+
+import gc
+import multiprocessing
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+
+import pytest
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch._dynamo", "pytest"])
+_TESTS = str(Path(__file__).parent)
+_LONGEST_SECONDS = 120
+
+
+def run(
+    words: Sequence[str],
+    *,
+    folder: str | Path | None = None,
+    environment: Mapping[str, str] | None = None,
+    merged: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run ``pytest ...``, ``python -c ...`` or ``python FILE``; returns its status and outputs.
+
+    In this folder and with this environment, if none are given. With `merged`, what it writes to
+    stderr is part of stdout.
+    """
+    with TemporaryDirectory() as written:
+        outputs = [Path(written) / name for name in ("out", "out" if merged else "err")]
+        given = dict(os.environ if environment is None else environment)
+        arguments = (words, str(folder or os.getcwd()), given, outputs)
+        process = _CONTEXT.Process(target=_command, args=arguments)
+        process.start()
+        process.join(_LONGEST_SECONDS)
+        if process.exitcode is None:
+            process.kill()
+            raise AssertionError(f"still running after {_LONGEST_SECONDS} s: {words}")
+        texts = [path.read_text("utf-8") if path.exists() else "" for path in outputs]
+        return subprocess.CompletedProcess(
+            list(words), process.exitcode, texts[0], "" if merged else texts[1]
+        )
+
+
+def _command(
+    words: Sequence[str],
+    folder: str,
+    environment: Mapping[str, str],
+    outputs: Sequence[Path],
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    sys.dont_write_bytecode = True  # a test may write a module twice within a second
+    sys.path[:] = [path for path in sys.path if not path.startswith(_TESTS)]
+    for stream, path in zip((sys.stdout, sys.stderr), outputs, strict=True):
+        with path.open("a") as file:
+            os.dup2(file.fileno(), stream.fileno())
+    # Collections then leave out what importing torch created, which references no tensor.
+    gc.freeze()
+    status = _run(words)
+    sys.stdout.flush()
+    sys.exit(status)
+
+
+def _run(words: Sequence[str]) -> int:
+    program, *arguments = words
+    if arguments[:2] == ["-m", "pytest"]:
+        program, *arguments = arguments[1:]
+    if program == "pytest":
+        return int(pytest.main(arguments))
+    if arguments[:2] == ["-m", "pytest_cka_memory"]:
+        from pytest_cka_memory.cli.main import main
+
+        return main(arguments[2:])
+    sys.path.insert(0, os.getcwd())
+    if arguments[0] == "-c":
+        sys.argv[:] = ["-c", *arguments[2:]]
+        sys.modules["__main__"] = main_module = ModuleType("__main__")
+        exec(arguments[1], vars(main_module))
+    else:
+        sys.argv[:] = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
+    return 0
