@@ -10,6 +10,7 @@ import os
 import runpy
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -49,6 +50,16 @@ def run(
         return subprocess.CompletedProcess(
             list(words), process.exitcode, texts[0], "" if merged else texts[1]
         )
+
+
+def run_pytest(*options: str) -> pytest.RunResult:
+    """Run pytest in this folder, that of a `pytester`; returns what its methods return."""
+    start_s = time.perf_counter()
+    done = run(["pytest", f"--basetemp={Path.cwd().with_name('of-forked')}", *options])
+    for text, stream in ((done.stdout, sys.stdout), (done.stderr, sys.stderr)):
+        print(text, file=stream)  # shown if the test fails
+    outputs = done.stdout.splitlines(), done.stderr.splitlines()
+    return pytest.RunResult(done.returncode, *outputs, time.perf_counter() - start_s)
 
 
 def _command(

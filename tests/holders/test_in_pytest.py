@@ -3,12 +3,14 @@
 import json
 from typing import Any
 
+import forked_processes
 import pytest
 
 CLEAN = """
 import logging
 import sys
 
+import forked_processes
 import pytest
 import torch
 
@@ -59,6 +61,7 @@ LEAKS = """
 import logging
 import warnings
 
+import forked_processes
 import pytest
 import torch
 
@@ -106,7 +109,7 @@ def regions(pytester: pytest.Pytester):
     def run(source: str, **outcomes: int) -> dict[str, dict[str, Any]]:
         pytester.makepyfile(test_it=source)
         options = ["--cka-memory-json=r.json", "--cka-memory-device=cpu", "-p", "no:randomly"]
-        pytester.runpytest_subprocess(*options).assert_outcomes(**outcomes)
+        forked_processes.run_pytest(*options).assert_outcomes(**outcomes)
         report = json.loads((pytester.path / "r.json").read_text("utf-8"))
         return {region["nodeid"].rpartition("::")[2]: region for region in report["regions"]}
 

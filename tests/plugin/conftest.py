@@ -1,8 +1,6 @@
 """Inner pytest sessions for the tests of the plugin, most of them with a scripted meter."""
 
 import json
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,21 +118,11 @@ def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
         if writes_json:
             options.append("--cka-memory-json=r.json")
         if forked:
-            return Session(_run_forked(pytester, options), _read(path))
+            return Session(forked_processes.run_pytest(*options), _read(path))
         start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
         return Session(start(*options), _read(path))
 
     return run
-
-
-def _run_forked(pytester: pytest.Pytester, options: list[str]) -> pytest.RunResult:
-    start_s = time.perf_counter()
-    words = ["pytest", f"--basetemp={pytester.path.with_name('of-forked')}", *options]
-    done = forked_processes.run(words)
-    for text, stream in ((done.stdout, sys.stdout), (done.stderr, sys.stderr)):
-        print(text, file=stream)  # shown if a test fails
-    outputs = done.stdout.splitlines(), done.stderr.splitlines()
-    return pytest.RunResult(done.returncode, *outputs, time.perf_counter() - start_s)
 
 
 @pytest.fixture
