@@ -31,7 +31,7 @@ def run(
     environment: Mapping[str, str] | None = None,
     merged: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run ``pytest ...``, ``python -c ...`` or ``python FILE``; returns its status and outputs.
+    """Run ``pytest ...`` or ``python ...``; returns its status and outputs.
 
     In this folder and with this environment, if none are given. With `merged`, what it writes to
     stderr is part of stdout.
@@ -89,12 +89,11 @@ def _run(words: Sequence[str]) -> int:
         program, *arguments = arguments[1:]
     if program == "pytest":
         return int(pytest.main(arguments))
-    if arguments[:2] == ["-m", "pytest_cka_memory"]:
-        from pytest_cka_memory.cli.main import main
-
-        return main(arguments[2:])
     sys.path.insert(0, os.getcwd())
-    if arguments[0] == "-c":
+    if arguments[0] == "-m":
+        sys.argv[:] = arguments[1:]
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    elif arguments[0] == "-c":
         sys.argv[:] = ["-c", *arguments[2:]]
         sys.modules["__main__"] = main_module = ModuleType("__main__")
         exec(arguments[1], vars(main_module))

@@ -1,12 +1,11 @@
 """Under torchrun all ranks share one report, and a failure on one rank fails every rank."""
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forked_processes
 import pytest
 import torch
 from torch.distributed import HashStore
@@ -91,13 +90,8 @@ def torchrun(pytester, monkeypatch):
         pytester.makeconftest(STATUS)
         pytester.makepyfile(test_it=source)
         launch = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "pytest"]
-        done = subprocess.run(
-            [sys.executable, "-m", *launch, "-p", "no:cacheprovider", *options],
-            capture_output=True,
-            text=True,
-            timeout=150,
-            check=False,
-        )
+        words = ["python", "-m", *launch, "-p", "no:cacheprovider", *options]
+        done = forked_processes.run(words)
         return Job(done.returncode, done.stdout + done.stderr, pytester.path)
 
     return run
