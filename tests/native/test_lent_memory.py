@@ -12,6 +12,8 @@ import torch
 
 from pytest_cka_memory import MemoryProbe
 
+pytestmark = pytest.mark.usefixtures("imports_excluded_from_collection")
+
 
 @functools.cache
 def old() -> torch.Tensor:

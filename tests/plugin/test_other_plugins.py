@@ -78,7 +78,9 @@ def test_region_that_times_out_is_not_judged(with_plugin):
     run = with_plugin(
         """
         import time
+        import pytest
 
+        @pytest.mark.timeout(0.5)
         def test_it(cka_memory):
             with cka_memory.measure("hangs"):
                 time.sleep(30)
@@ -86,7 +88,6 @@ def test_region_that_times_out_is_not_judged(with_plugin):
         def test_next(cka_memory): pass
         """,
         "timeout",
-        "--timeout=0.5",
     )
     run.assert_outcomes(passed=1, failed=1)
     assert [r["verdict"] for r in run.regions] == ["not judged", "no limit"]

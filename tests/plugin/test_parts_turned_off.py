@@ -117,35 +117,55 @@ def test_without_the_plugin_its_fixture_is_missing(session):
     assert "fixture 'cka_memory' not found" in run.text
 
 
+ONE_OF_TWO_LEAKS = """
+import pytest
+@pytest.mark.zero_retention
+@pytest.mark.parametrize("size", [0, 1])
+def test_it(meter, size): meter.allocate(size)
+"""
+NO_CACHE = ["-p", "no:cacheprovider"]
+NO_REPORTS = ["-p", "no:junitxml", "-p", "no:logging", "-p", "no:skipping"]
+NO_OTHER_TESTS = ["-p", "no:warnings", "-p", "no:unittest", "-p", "no:doctest"]
+VERY_QUIET = ["-qq", "--tb=no", "--no-header", "--no-summary"]
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        ["-p", "no:cacheprovider"],
+        NO_CACHE,
         ["-p", "no:terminal"],
-        ["-p", "no:junitxml", "-p", "no:logging", "-p", "no:skipping"],
-        ["-p", "no:warnings", "-p", "no:unittest", "-p", "no:doctest"],
+        NO_REPORTS,
+        NO_OTHER_TESTS,
         ["-q"],
-        ["-qq", "--tb=no", "--no-header", "--no-summary"],
+        VERY_QUIET,
         ["--tb=no"],
         ["-vv", "-rA"],
         ["--import-mode=importlib"],
-        ["-p", "no:capture", "-s"],
+        ["-s"],
     ],
     ids="_".join,
 )
-def test_other_parts_of_pytest_may_be_turned_off(scripted, options, worker):
+def test_other_parts_of_pytest_may_be_turned_off(scripted, options):
     """Verdicts and the JSON report are the same without pytest's own plugins."""
-    source = """
-        import pytest
-        @pytest.mark.zero_retention
-        @pytest.mark.parametrize("size", [0, 1])
-        def test_it(meter, size): meter.allocate(size)
-        """
-    if worker and "no:terminal" in options:
-        pytest.skip("pytest-xdist itself requires the terminal plugin")
-    if options[:2] == ["-p", "no:capture"]:
-        options = ["-s"]
-    run = scripted(source, *options, *worker)
+    assert_verdicts(scripted(ONE_OF_TWO_LEAKS, *options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [*NO_CACHE, *NO_REPORTS, "-q", "--tb=no"],
+        [*NO_OTHER_TESTS, *VERY_QUIET, "--import-mode=importlib"],
+        ["-vv", "-rA", "-s"],
+    ],
+    ids="_".join,
+)
+def test_other_parts_of_pytest_may_be_turned_off_with_a_worker(scripted, options):
+    """Except the terminal, which pytest-xdist itself requires."""
+    pytest.importorskip("xdist")
+    assert_verdicts(scripted(ONE_OF_TWO_LEAKS, *options, "-n1"))
+
+
+def assert_verdicts(run):
     assert run.result.ret == pytest.ExitCode.TESTS_FAILED
     assert "INTERNALERROR" not in run.text + run.errors
     assert [r["verdict"] for r in run.regions] == ["ok", "BREACH"]
