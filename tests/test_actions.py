@@ -56,6 +56,8 @@ def gate(tmp_path):
     """Run the action's shell steps on a project, as GitHub's runner does."""
     project = tmp_path / "project"
     project.mkdir()
+    # test_it.py may be written twice within a second, so nothing compiled is kept here.
+    (project / "__pycache__").touch()
     (project / "conftest.py").write_text(CONFTEST, "utf-8")
     (project / "test_other.py").write_text("def test_other(cka_memory): pass\n", "utf-8")
     defaults = {name: spec.get("default") for name, spec in ACTION["inputs"].items()}
