@@ -73,11 +73,13 @@ def test_unwritable_folder_is_refused_before_any_test_runs(faulty, option):
     assert "Traceback" not in run.text
 
 
-def test_report_that_does_not_fit_leaves_the_old_report_unchanged(faulty, tmp_path):
+def test_report_that_does_not_fit_leaves_the_old_report_unchanged(faulty, tmp_path, monkeypatch):
     """The old report stays as it was, and no temporary file is left."""
     old = tmp_path / "r.json"
     old.write_text("old")
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    # Python would keep the first 1000 bytes of each module that it compiles there.
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     run = faulty(TESTS, f"--cka-memory-json={old}", "-k", "clean", "-s", preexec_fn=limit)
     assert run.status == pytest.ExitCode.TESTS_FAILED
     assert f"FAILED: cannot write {old}: File too large" in run.text
