@@ -284,6 +284,13 @@ def test_device_type_of_an_external_backend_is_accepted() -> None:
         check_device_name("abaci", found="abacus")
 
 
+@pytest.fixture
+def nothing_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide what an earlier test in this process has predicted, because messages mention it."""
+    monkeypatch.delattr(torch, "predicted", raising=False)
+
+
+@pytest.mark.usefixtures("nothing_predicted")
 @pytest.mark.parametrize("ask", [meter_for, MemoryProbe], ids=["meter", "probe"])
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "xpu"])
 def test_unavailable_device_is_an_error(
@@ -298,6 +305,7 @@ def test_unavailable_device_is_an_error(
         ask(name)
 
 
+@pytest.mark.usefixtures("nothing_predicted")
 def test_unavailable_device_error_names_the_available_accelerator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
