@@ -12,7 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.meters.ledger.meter import LedgerMeter
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
+    pytest.mark.usefixtures("imports_excluded_from_search"),
+]
 
 
 def ledger_probe() -> MemoryProbe:
