@@ -265,14 +265,14 @@ def explain(found: Comparison) -> None:
 def print_shares(totals: list[int]) -> None:
     """Print which share of all tests has the same outcome, and of those that can have it."""
     ran, _, same, skipped, refused, _ = totals
-    comparable = ran - skipped - refused
     for text, count in (
         ("all tests", ran),
-        ("those that the CPU runs", ran - skipped),
-        ("those that the CPU runs and PyTorch does not refuse", comparable),
+        ("all but those that pass here and that the CPU skips", ran - skipped),
+        ("all but those and the ones that PyTorch refuses", ran - skipped - refused),
     ):
         if count:
-            print(f"{100 * same / count:.2f} % of {text} ({same} of {count}) have the same outcome")
+            share = 100 * same / count
+            print(f"{share:.2f} % of {text} have the same outcome ({same} of {count})")
 
 
 def main() -> int:
