@@ -9,7 +9,7 @@ outcome as on the CPU, and the others by cause.
 A suite has a switch for the device, or parametrizes its tests over the devices that there are; then
 the two forms of a test are compared.
 
-Tests with another outcome run a third time, with ``values=off``. Then no code of this plugin runs
+Tests that mix devices run a third time, with ``values=off``. Then no code of this plugin runs
 in an operator, only PyTorch's own. If PyTorch's check of devices raises there, a card refuses that
 line of the project as well. A test may also stop earlier without values.
 
