@@ -17,7 +17,11 @@ from pytest_cka_memory.holders.roots import (
     traceback_roots,
 )
 from pytest_cka_memory.holders.search import Reference, search
-from pytest_cka_memory.holders.torch_references import dtype_and_shape_of, tensor_rules
+from pytest_cka_memory.holders.torch_references import (
+    dtype_and_shape_of,
+    is_pinned_tensor,
+    tensor_rules,
+)
 
 
 class _Entry(NamedTuple):
@@ -110,8 +114,10 @@ def _entry(
     if path and holding.shape is None:
         dtype, shape = dtype_and_shape_of(path[-1].value)
         holding = replace(holding, dtype=dtype, shape=shape)
+    if path:
+        holding = replace(holding, pinned=is_pinned_tensor(path[-1].value))
     batch = sum(serial < allocation.serial for serial in boundaries) if boundaries else None
-    group = _site_key(allocation.site), expressions.pattern_of(held_by)
+    group = _site_key(allocation.site), expressions.pattern_of(held_by), holding.pinned
     return _Entry(holding, group, batch, _module_of(allocation.site))
 
 

@@ -125,6 +125,21 @@ def is_part_of_its_storage(tensor: "torch.Tensor") -> bool:
             return False
 
 
+def is_pinned_tensor(value: Any) -> bool:
+    """Whether a value is a tensor or storage in pinned memory of the host, as far as is known."""
+    import torch
+
+    from pytest_cka_memory.meters import torch_private
+    from pytest_cka_memory.meters.pinned import is_pinned
+
+    if torch_private.is_tracing() or not issubclass(
+        type(value), (torch.Tensor, torch.UntypedStorage)
+    ):
+        return False
+    with torch_private.no_subclass_function(), torch_private.no_dispatch():
+        return is_pinned(value)
+
+
 def mro(kind: type) -> tuple[type, ...]:
     """Return a class and its bases, even if its metaclass overrides ``__mro__``."""
     found: tuple[type, ...] = type.__dict__["__mro__"].__get__(kind)

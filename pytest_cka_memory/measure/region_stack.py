@@ -99,13 +99,13 @@ class RegionStack:
         Inside the block, what was live at its peak can still be asked for.
         """
         try:
-            region.peaks.read()
+            self.merge_peaks()
             mark = region.peaks.mark
             cleaned = self.meter.clean_after(mark, thorough=thorough)
             self._add_workspaces(cleaned.workspace_bytes)
             host_bytes = self.meter.host_retained_since(mark)
             yield ClosedRegion(
-                end=region.peaks.read(),  # cleaning may run finalizers, which raise the peak
+                end=region.peaks.end(),  # cleaning may run finalizers, which raise the peak
                 retained_bytes=self.meter.retained_since(mark),
                 survivors=self.meter.allocations_since(mark),
                 host_retained_bytes=host_bytes,

@@ -50,6 +50,10 @@ class Peaks(ABC):
         """Return the levels when the region began, also if another thread has allocated since."""
         return self.read()
 
+    def end(self) -> Reading:
+        """Return what :meth:`read` does, just after cleaning, which may have read the levels."""
+        return self.read()
+
     @abstractmethod
     def sample(self) -> tuple[Reading, int, int]:
         """Return a reading, the highest level since the last sample, and the allocations so far."""

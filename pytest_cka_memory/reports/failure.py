@@ -146,6 +146,8 @@ def holding_lines(holding: Holding, width: int = WIDTH, *, traced: bool = True) 
         kind.append("live before the region")
     elif not traced and not holding.created_at:
         kind.append("allocated before the region or by unknown code")
+    if holding.pinned:
+        kind.append("pinned")
     if traced and holding.batches is not None:
         kind.append(f"allocated in {counted(holding.batches, 'batch')}")
     yield from wrapped(", ".join(kind), width, "  ")

@@ -6,9 +6,14 @@ import numpy
 import pytest
 import torch
 
+from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.limits import max_retained_mb
 from pytest_cka_memory.meters.accelerator import host_memory
+from pytest_cka_memory.meters.accelerator import native as native_module
+from pytest_cka_memory.meters.native import meter as cpu_module
+from pytest_cka_memory.meters.native.counter import Counter, counts_pinned
+from pytest_cka_memory.meters.native.library import NOT_LIVE
 from pytest_cka_memory.reports import failure
 
 pytestmark = pytest.mark.gpu
@@ -19,6 +24,18 @@ KEEP: list[object] = []
 def _forget():
     yield
     KEEP.clear()
+
+
+@pytest.fixture
+def pinned(native):
+    """Return a function that allocates so many bytes of pinned memory; skip if none is counted."""
+    if not counts_pinned():
+        pytest.skip("pinned memory is not counted with this build of torch")
+
+    def pinned(size: int) -> torch.Tensor:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+
+    return pinned
 
 
 def test_tensors_on_the_host_count_beside_those_on_the_device(native, allocate):
@@ -106,3 +123,85 @@ def test_region_without_tensors_on_the_host_collects_no_garbage(native, allocate
         torch.ones(1000)
     assert region.host_retained_bytes == 0
     assert gc.get_stats()[2]["collections"] == collections
+
+
+def test_pinned_memory_counts_with_the_bytes_that_were_asked_for(native, pinned):
+    """Its allocator rounds them up to a power of two; what is freed inside the region is cached."""
+    with native.measure() as region:
+        KEEP.append(pinned(700))
+        KEEP.append(torch.ones(100).pin_memory())
+        pinned(5000)
+    assert region.host_retained_bytes == 1100
+    assert [
+        (held.bytes, held.pinned, held.held_by.rpartition(".")[2]) for held in region.host_retained
+    ] == [
+        (700, True, "KEEP[0]"),
+        (400, True, "KEEP[1]"),
+    ]
+    (line, *_) = failure.holding_lines(region.host_retained[0])
+    assert line == "  1 tensor, 700 bytes, uint8 (700,), pinned"
+
+
+def test_copies_to_the_host_without_waiting_are_pinned_memory(native, allocate, pinned):
+    """Torch itself allocates it then; tensors in pageable memory are described apart."""
+    with native.measure() as region:
+        for non_blocking in (True, False):
+            KEEP.append(allocate(512).to("cpu", non_blocking=non_blocking))
+    assert region.host_retained_bytes == 1024
+    assert {(held.bytes, held.pinned) for held in region.host_retained} == {
+        (512, True),
+        (512, False),
+    }
+
+
+def test_pinned_block_that_is_used_again_is_new(native, pinned):
+    """The allocator hands out the block of an older tensor that was freed in the region."""
+    old = [pinned(4096)]
+    address = old[0].data_ptr()
+    with native.measure() as region:
+        old.clear()
+        KEEP.append(pinned(4000))
+    assert KEEP[0].data_ptr() == address
+    assert region.host_retained_bytes == 4000
+
+
+def test_every_pinned_block_that_is_freed_no_longer_counts(native, pinned):
+    """In whatever order; no device needs to be ready for it."""
+    level = Counter().figures().level
+    tensors = [pinned(size) for size in range(1, 600)]
+    assert Counter().figures().level - level == sum(range(1, 600))
+    del tensors[::3]
+    del tensors[::-2]
+    tensors.clear()
+    assert Counter().figures().level == level
+
+
+def test_meter_for_the_cpu_counts_pinned_memory(pinned):
+    """It is the host's, also if the tests use an accelerator beside it."""
+    probe = MemoryProbe("cpu")
+    with probe.measure() as region:
+        KEEP.append(pinned(700))
+        pinned(5000)
+    assert (region.retained_bytes, region.peak_increase_bytes) == (700, 5700)
+    assert "packed weights of quantised layers are not counted" in probe.meter.notes
+
+
+def test_pinned_memory_from_before_counting_is_left_out_by_the_meter_for_the_cpu(pinned):
+    """Otherwise it would count for ever, because that it is freed is not seen."""
+    old = pinned(700)
+    Counter().remove(old.data_ptr())
+    level = Counter().figures().level
+    cpu_module.NativeMeter()
+    assert Counter().serial_of(old.data_ptr()) == NOT_LIVE
+    assert Counter().figures().level == level
+
+
+def test_reports_say_if_pinned_memory_is_not_counted(native, monkeypatch):
+    """For example because the library in C is older than this."""
+    counting = native.meter._counting
+    for module in (native_module, cpu_module):
+        monkeypatch.setattr(module, "counts_pinned", lambda: False)
+    notes = type(counting)(counting._device, counting._levels._stats, counting._counter).notes
+    assert "pinned memory of the host is not counted" in notes
+    of_cpu = cpu_module.NativeMeter().notes
+    assert "packed weights of quantised layers and pinned memory are not counted" in of_cpu

@@ -216,3 +216,15 @@ def test_device_that_is_no_longer_counted_is_refused(native):
     with native.measure() as region:
         pass
     assert region.retained_bytes == 0
+
+
+def test_empty_region_reads_the_statistics_twice(native, monkeypatch):
+    """Each reading takes longer than all else that such a region does (issue 21, point 18)."""
+    stats = native.meter._counting._levels._stats
+    read, readings = stats.levels, []
+    with native.measure():
+        pass
+    monkeypatch.setattr(stats, "levels", lambda: readings.append(read()) or readings[-1])
+    with native.measure():
+        pass
+    assert len(readings) == 2

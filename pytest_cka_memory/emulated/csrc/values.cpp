@@ -19,6 +19,9 @@ static thread_local std::deque<int64_t> answers;
 Phase phase() { return current_phase; }
 
 API void emulated_compute_values(int on) { values_are_computed = on; }
+// Whether this thread runs an operator in whose place Python was called, so that it holds Python's lock.
+// The native counter asks for it by this name.
+API int emulated_runs_operator() { return current_phase != kNoOperator; }
 API int emulated_set_phase(int wanted) {
   int before = current_phase;
   current_phase = (Phase)wanted;

@@ -4,6 +4,7 @@ from abc import abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from pytest_cka_memory.meters.accelerator.stats import Levels
 from pytest_cka_memory.meters.base import AllocationCounts
 
 
@@ -22,6 +23,10 @@ class Counting(AllocationCounts):
 
     def stop_for(self, user: object) -> None:
         """Undo the matching :meth:`start_for`, if there was one."""
+
+    @abstractmethod
+    def levels(self) -> Levels:
+        """Return the allocator's levels, in which the reserve may be older than the rest."""
 
     @abstractmethod
     def collect_before(self, *, thorough: bool) -> bool:

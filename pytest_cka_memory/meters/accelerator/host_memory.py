@@ -13,7 +13,7 @@ from pytest_cka_memory.meters.native.other_memory import LentMemory
 
 
 class HostMemory:
-    """Blocks of torch's CPU allocator, and memory of other libraries that is lent to tensors.
+    """Blocks of torch's CPU allocator, pinned memory, and what other libraries lend to tensors.
 
     Serial numbers are those of the native counter, which numbers the allocations of all devices
     together. So a region needs no mark of its own here.
@@ -24,15 +24,8 @@ class HostMemory:
         self._garbage = Garbage(
             lambda: self._counter.figures().level, self._counter.retained_between
         )
-        self._lent_memory = LentMemory(self._counter)
-
-    def start(self, user: object) -> None:
-        """Count also memory that is lent to tensors, until `user` stops it or is freed."""
-        self._lent_memory.start(user)
-
-    def stop(self, user: object) -> None:
-        """End what :meth:`start` began for `user`."""
-        self._lent_memory.stop(user)
+        self.lent_memory = LentMemory(self._counter)
+        """Counts memory that is lent to tensors, while it is started."""
 
     def collect_after(self, serial: int, *, thorough: bool) -> bool:
         """Free what is garbage if anything on the host that is newer than `serial` is live.

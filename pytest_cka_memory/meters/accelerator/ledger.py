@@ -9,7 +9,7 @@ from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.meters.accelerator import backward_threads
 from pytest_cka_memory.meters.accelerator.counting import Counting
 from pytest_cka_memory.meters.accelerator.peak_resets import PeaksBeforeResets
-from pytest_cka_memory.meters.accelerator.stats import AllocatorStats
+from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, Levels
 from pytest_cka_memory.meters.ledger import live_objects
 from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
 
@@ -45,6 +45,9 @@ class LedgerCounting(Counting):
     def stop_for(self, user: object) -> None:
         self._erased_peaks.stop(user)
         self._tracker.stop(user)
+
+    def levels(self) -> Levels:
+        return self._stats.levels()
 
     def collect_before(self, *, thorough: bool) -> bool:
         # Objects that a backward pass holds may be in a cycle.

@@ -142,10 +142,10 @@ class AcceleratorMeter(Meter):
         """Drop the libraries' workspaces; return their bytes, None if they cannot be dropped."""
         if self._drop_workspaces is None:
             return None
-        before = self._stats.levels().requested
+        before = self._counting.levels().requested
         with self._counting.dropping_workspaces():
             self._drop_workspaces()
-        return before - self._stats.levels().requested
+        return before - self._counting.levels().requested
 
     def _empty_cache(self) -> None:
         torch.accelerator.empty_cache()

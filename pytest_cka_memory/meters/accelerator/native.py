@@ -11,15 +11,17 @@ from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters.accelerator import backward_threads, blocks_in_use
 from pytest_cka_memory.meters.accelerator.counting import Counting
-from pytest_cka_memory.meters.accelerator.host_memory import HostMemory, host_memory
+from pytest_cka_memory.meters.accelerator.host_memory import host_memory
+from pytest_cka_memory.meters.accelerator.last_levels import LastLevels
 from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, Levels
 from pytest_cka_memory.meters.base import Peaks, Reading
 from pytest_cka_memory.meters.cpu import SWITCH
 from pytest_cka_memory.meters.garbage import Garbage
 from pytest_cka_memory.meters.native import library
-from pytest_cka_memory.meters.native.counter import Counter, repair
+from pytest_cka_memory.meters.native.counter import Counter, counts_pinned, repair
 from pytest_cka_memory.meters.native.emptied import EmptiedStorages
 from pytest_cka_memory.meters.native.library import UNKNOWN
+from pytest_cka_memory.meters.patching import JoinedPatches, SharedPatches
 
 _DEVICE_TYPES = {"cuda": 1, "xpu": 12}
 """Of ``c10::DeviceType``; ROCm's devices are ``cuda`` too."""
@@ -40,19 +42,25 @@ class NativeCounting(Counting):
     """
 
     def __init__(self, device: torch.device, stats: AllocatorStats, counter: Counter) -> None:
-        self._device, self._stats, self._counter = device, stats, counter
+        self._device, self._counter = device, counter
+        self._levels = LastLevels(stats, counter)
         self._garbage = Garbage(self._level, counter.retained_between)
-        self._emptied = EmptiedStorages(counter, device)
         self._host = host_memory()
+        self._patches: SharedPatches = EmptiedStorages(counter, device)
+        if self._host is not None:
+            self._patches = JoinedPatches(self._patches, self._host.lent_memory)
+            if not counts_pinned():
+                self.notes = ("pinned memory of the host is not counted",)
+
+    def levels(self) -> Levels:
+        return self._levels.known()
 
     def collect_before(self, *, thorough: bool) -> bool:
-        self._check()
         if self._garbage.is_possible():
             backward_threads.wait_until_ended(self._device)
         return self._garbage.collect_before(thorough=thorough)
 
     def collect_after(self, mark: _Mark, *, thorough: bool) -> bool:
-        self._check()
         if not (self._counter.retained_since(mark.serial) or self.host_retained_since(mark)):
             return True
         backward_threads.wait_until_ended(self._device)
@@ -69,7 +77,21 @@ class NativeCounting(Counting):
         return self._counter.dropping_workspaces()
 
     def note_empty_cache(self) -> None:
-        self._counter.set_level(UNKNOWN, self._stats.levels().reserved)
+        """Read the levels: the only time in cleaning that it is always done, as it takes long.
+
+        Raises:
+            DeviceError: if blocks are no longer counted, because every limit would pass.
+        """
+        before = self._counter.figures()
+        levels = self._levels.read()
+        # If another thread has allocated meanwhile, blocks are counted.
+        if levels.allocated != before.level and before == self._counter.figures():
+            raise DeviceError(
+                f"{self._device} can no longer be measured: something, perhaps a profiler, has "
+                "replaced the function by which torch's allocator reports its blocks; run without "
+                f"it, or set {SWITCH}=0 to count tensors instead"
+            )
+        self._counter.set_level(UNKNOWN, levels.reserved)
 
     def between_regions(self, *, objects_dropped: bool, since: int) -> None:
         if objects_dropped:
@@ -85,18 +107,18 @@ class NativeCounting(Counting):
         self._counter.reset_peak()
 
     def mark(self) -> _Mark:
-        levels = self._stats.levels()
+        levels = self._levels.known()
         return _Mark(self._counter.figures().serial, levels.allocated, levels.requested)
 
     def open_peaks(self) -> Peaks:
-        return _RegionPeaks(self._counter, self._emptied, self._stats, self._host)
+        return _RegionPeaks(self._counter, self._patches, self._levels)
 
     def retained_since(self, mark: _Mark) -> int:
         """Return what was requested, which the allocator's reports do not contain."""
         block_bytes = self._counter.retained_since(mark.serial)
         if not block_bytes:
             return 0
-        levels = self._stats.levels()
+        levels = self._levels.known()
         if levels.allocated - block_bytes == mark.allocated_bytes:  # all older blocks are live
             return max(0, levels.requested - mark.requested_bytes)
         return sum(allocation.bytes for allocation in self.allocations_since(mark))
@@ -118,36 +140,16 @@ class NativeCounting(Counting):
     def _level(self) -> int:
         return self._counter.figures().level
 
-    def _check(self) -> None:
-        """Raise an error if blocks are no longer counted, because every limit would pass."""
-        before = self._counter.figures()
-        allocated_bytes = self._stats.levels().allocated
-        # If another thread has allocated meanwhile, blocks are counted.
-        if allocated_bytes != before.level and before == self._counter.figures():
-            raise DeviceError(
-                f"{self._device} can no longer be measured: something, perhaps a profiler, has "
-                "replaced the function by which torch's allocator reports its blocks; run without "
-                f"it, or set {SWITCH}=0 to count tensors instead"
-            )
-
 
 class _RegionPeaks(Peaks):
     """The peaks that the counter keeps for one region; users' resets of torch's do not matter."""
 
-    def __init__(
-        self,
-        counter: Counter,
-        emptied: EmptiedStorages,
-        stats: AllocatorStats,
-        host: HostMemory | None,
-    ) -> None:
-        emptied.start(self)
-        if host is not None:
-            host.start(self)
-        self._emptied, self._stats, self._host = emptied, stats, host
+    def __init__(self, counter: Counter, patches: SharedPatches, levels: LastLevels) -> None:
+        patches.start(self)
+        self._patches, self._levels = patches, levels
         self._region = counter.open()
-        levels = stats.levels()
-        self.mark = _Mark(self._region.serial, levels.allocated, levels.requested)
+        now = levels.known()
+        self.mark = _Mark(self._region.serial, now.allocated, now.requested)
 
     def start(self) -> Reading:
         level, reserved = self._region.start_level, self._region.start_reserved
@@ -161,12 +163,15 @@ class _RegionPeaks(Peaks):
 
     def read(self) -> Reading:
         levels = self._region.read()
-        return _reading(self._stats.levels(), levels.peak, levels.peak_reserved)
+        return _reading(self._levels.read(), levels.peak, levels.peak_reserved)
+
+    def end(self) -> Reading:
+        levels = self._region.read()
+        return _reading(self._levels.known(), levels.peak, levels.peak_reserved)
 
     def sample(self) -> tuple[Reading, int, int]:
         levels = self._region.read(sample=True)
-        now = self._stats.levels()
-        reading = _reading(now, levels.peak, levels.peak_reserved)
+        reading = _reading(self._levels.read(), levels.peak, levels.peak_reserved)
         return reading, levels.sample_peak, levels.serial
 
     def allocations(self) -> list[AllocationGroup]:
@@ -179,9 +184,7 @@ class _RegionPeaks(Peaks):
 
     def close(self) -> None:
         self._region.close()
-        if self._host is not None:
-            self._host.stop(self)
-        self._emptied.stop(self)
+        self._patches.stop(self)
 
 
 def native_counting(device: torch.device, stats: AllocatorStats) -> NativeCounting | None:

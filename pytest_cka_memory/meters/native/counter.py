@@ -302,6 +302,12 @@ def repair() -> bool:
     return is_intact()
 
 
+def counts_pinned() -> bool:
+    """Whether pinned memory is counted as the CPU's; uses no accelerator to find out."""
+    functions = prepared_functions()
+    return hasattr(functions, "counter_counts_pinned") and bool(functions.counter_counts_pinned())
+
+
 def counts_cpu() -> bool:
     """Whether torch's allocator for the CPU can be counted in this process: tried, not assumed."""
     if library.functions() is None:

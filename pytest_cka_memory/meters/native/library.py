@@ -100,11 +100,13 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "stacks_read": (c_int, [c_uint32, POINTER(c_void_p), POINTER(c_int)]),
     "stacks_release": (None, []),
 }
-_MODULES: dict[str, tuple[Any, list[Any]]] = {
+_OPTIONAL: dict[str, tuple[Any, list[Any]]] = {
     "stacks_note_modules": (c_int, [c_void_p, c_uint64]),
     "stacks_module": (c_uint64, [c_uint32]),
+    "counter_counts_pinned": (c_int, []),
 }
-"""Functions that a library from an older checkout lacks; without them no modules are noted."""
+"""Functions that a library from an older checkout lacks; without them modules are not noted, or
+pinned memory is not counted."""
 
 
 def objects_of_types(types: set[type]) -> list[Any]:
@@ -122,7 +124,7 @@ def functions() -> Any:
     try:
         # PyDLL: its functions take microseconds at most and never wait for the interpreter's lock.
         library = ctypes.PyDLL(spec.origin)
-        optional = {name: kinds for name, kinds in _MODULES.items() if hasattr(library, name)}
+        optional = {name: kinds for name, kinds in _OPTIONAL.items() if hasattr(library, name)}
         for name, (result, arguments) in {**_FUNCTIONS, **optional}.items():
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments

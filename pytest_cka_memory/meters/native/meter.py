@@ -10,9 +10,15 @@ from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.base import Cleaned, Meter, Peaks, Reading
 from pytest_cka_memory.meters.garbage import Garbage
 from pytest_cka_memory.meters.ledger.live_objects import live_storages
-from pytest_cka_memory.meters.native.counter import Counter, is_intact, repair
+from pytest_cka_memory.meters.native.counter import (
+    Counter,
+    counts_pinned,
+    is_intact,
+    repair,
+)
 from pytest_cka_memory.meters.native.library import objects_of_types
 from pytest_cka_memory.meters.native.other_memory import OtherMemory
+from pytest_cka_memory.meters.pinned import is_pinned
 from pytest_cka_memory.meters.processor import processor_name
 
 
@@ -30,7 +36,7 @@ class NativeMeter(Meter):
         self.notes = (
             "the peak includes temporaries inside operators, which depend on how many threads run",
             "memory of other libraries counts if it is lent to a tensor inside the region",
-            "packed weights of quantised layers and pinned memory are not counted",
+            _not_counted(),
             *torch_private.LOST,
         )
         self._counter = Counter()
@@ -101,8 +107,16 @@ class NativeMeter(Meter):
         """Count what was allocated before counting began, as far as Python objects hold it."""
         with torch_private.no_torch_function():  # the user's modes must not see these calls
             for storage in live_storages(torch.device("cpu"), objects_of=objects_of_types):
-                if storage.nbytes():
+                # That pinned memory is freed is only seen if its allocation was.
+                if storage.nbytes() and not is_pinned(storage):
                     self._counter.add(storage.data_ptr(), storage.nbytes(), is_new=False)
+
+
+def _not_counted() -> str:
+    """Return what is left out; a torch build without accelerators has no pinned memory."""
+    if counts_pinned() or torch.accelerator.current_accelerator() is None:
+        return "packed weights of quantised layers are not counted"
+    return "packed weights of quantised layers and pinned memory are not counted"
 
 
 class _RegionPeaks(Peaks):

@@ -3,11 +3,13 @@
    hooks.c    puts functions of its own in the place of torch's calls to its allocators
    blocks.c   live blocks by address and in the order of their allocation, levels of devices
    regions.c  open regions: their peaks, and what was live at them
+   pinned.c   the blocks of the allocator for pinned memory of the host
    stacks.c   the Python frames of allocations
    objects.c  all objects of some Python types, to find tensors that existed before
 
-   All functions may be called from any thread. There is one lock for blocks and regions, and one for
-   stacks. No code holds both, and none waits for the interpreter's lock while it holds one. */
+   All functions may be called from any thread. There is one lock for blocks and regions, one for
+   pinned memory and one for stacks. No code holds two, and none calls a function of Python while it
+   holds one. */
 #ifndef CKA_MEMORY_COUNTER_H
 #define CKA_MEMORY_COUNTER_H
 
@@ -51,6 +53,16 @@ typedef struct {
 
 typedef struct Region Region;
 
+/* c10::DataPtr, of which libstdc++ stores the freeing function before the context. */
+typedef struct {
+    void *data;
+    void (*free)(void *);
+    void *context;
+    int8_t device_type, device_index;
+} DataPtr;
+
+typedef DataPtr (*PinnedAllocate)(void *allocator, size_t bytes);
+
 /* blocks.c */
 void block_allocated(const void *address, int64_t bytes, int device, int64_t level, int64_t reserved);
 void block_freed(const void *address, int device, int64_t level, int64_t reserved);
@@ -63,11 +75,19 @@ void unlock_blocks(void);
 /* regions.c */
 int any_region_open(void);
 
+/* pinned.c */
+extern PinnedAllocate real_pinned_allocate;
+extern uintptr_t pinned_code_start, pinned_code_end; /* of the library that has the allocator */
+DataPtr counted_pinned_allocate(void *allocator, size_t bytes);
+void lock_pinned(void);
+void unlock_pinned(void);
+
 /* stacks.c */
 uint32_t current_stack(void);
 void note_stack(void);
 void note_operator(void);
 uint32_t take_stack(void);
+void find_emulated_device(void);
 int in_operator_of(uint32_t stack);
 void lock_stacks(void);
 void unlock_stacks(void);

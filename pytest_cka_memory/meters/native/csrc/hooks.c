@@ -3,7 +3,8 @@
    A library calls functions of other libraries through a table of addresses (its GOT). Two entries
    of libc10.so, posix_memalign and free, are all the ways in which torch allocates and frees memory
    for CPU tensors. Allocators of accelerators and mapped files report what they do to torch's
-   profiler, by one function of libc10.so that other libraries call through their tables.
+   profiler, by one function of libc10.so that other libraries call through their tables. The allocator
+   for pinned memory reports nothing, but its class has a table of virtual functions.
 
    While they report, they hold a lock, so that nothing may wait for Python. CUDA's and ROCm's ask for
    the current stream just before they take it: that is the moment to note Python's frames. */
@@ -12,6 +13,7 @@
 
 #include <dlfcn.h>
 #include <elf.h>
+#include <limits.h>
 #include <link.h>
 #include <pthread.h>
 #include <string.h>
@@ -141,6 +143,10 @@ static const Hook hooks[] = {
     {"_ZN3c103hip19getCurrentHIPStreamEa", (void *)noted_stream, (void **)&real_stream, IN_CUDA, NULL},
 };
 
+/* Looked up in the table of a class, not by its name. */
+static const Hook pinned_hook = {"allocate", (void *)counted_pinned_allocate,
+                                 (void **)&real_pinned_allocate, OUTSIDE_C10, NULL};
+
 /* The entries that were replaced, to find out later whether they still are ours. */
 #define MOST_ENTRIES 64
 static struct {
@@ -179,6 +185,7 @@ static uint32_t symbol_named(const Names *names, const char *name) {
 typedef struct {
     uintptr_t start, end;             /* the library in memory */
     uintptr_t readonly, readonly_end; /* what the loader protected after it had filled the tables */
+    const ElfW(Dyn) *dynamic;
 } Image;
 
 /* `own`: the function, if the library itself defines it, or NULL. */
@@ -216,22 +223,32 @@ EXPORT int counter_is_intact(void) {
     return replaced_count > 0;
 }
 
+static Image image_of(const struct dl_phdr_info *info) {
+    Image image = {UINTPTR_MAX, 0, 0, 0, NULL};
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        const ElfW(Phdr) *part = &info->dlpi_phdr[i];
+        uintptr_t start = info->dlpi_addr + part->p_vaddr, end = start + part->p_memsz;
+        if (part->p_type == PT_DYNAMIC) image.dynamic = (const void *)start;
+        if (part->p_type == PT_LOAD && start < image.start) image.start = start;
+        if (part->p_type == PT_LOAD && end > image.end) image.end = end;
+        if (part->p_type == PT_GNU_RELRO) image.readonly = start, image.readonly_end = end;
+    }
+    return image;
+}
+
+/* The path of libtorch_cpu.so, once it was found. */
+static char torch_path[PATH_MAX];
+
 static int hook_library(struct dl_phdr_info *info, size_t size, void *count) {
     (void)size;
     const char *name = info->dlpi_name ? strrchr(info->dlpi_name, '/') : NULL;
     if (!name || (strncmp(name, "/libc10", 7) && strncmp(name, "/libtorch", 9))) return 0;
     int is_c10 = !strcmp(name, "/libc10.so");
     int is_cuda = !strcmp(name, "/libc10_cuda.so") || !strcmp(name, "/libc10_hip.so");
-    const ElfW(Dyn) *dynamic = NULL;
-    Image image = {UINTPTR_MAX, 0, 0, 0};
-    for (int i = 0; i < info->dlpi_phnum; i++) {
-        const ElfW(Phdr) *part = &info->dlpi_phdr[i];
-        uintptr_t start = info->dlpi_addr + part->p_vaddr, end = start + part->p_memsz;
-        if (part->p_type == PT_DYNAMIC) dynamic = (const void *)start;
-        if (part->p_type == PT_LOAD && start < image.start) image.start = start;
-        if (part->p_type == PT_LOAD && end > image.end) image.end = end;
-        if (part->p_type == PT_GNU_RELRO) image.readonly = start, image.readonly_end = end;
-    }
+    if (!strcmp(name, "/libtorch_cpu.so") && strlen(info->dlpi_name) < sizeof torch_path)
+        strcpy(torch_path, info->dlpi_name);
+    Image image = image_of(info);
+    const ElfW(Dyn) *dynamic = image.dynamic;
     Names names = {NULL, NULL, NULL};
     const ElfW(Rela) *tables[2] = {NULL, NULL};
     size_t sizes[2] = {0, 0};
@@ -272,12 +289,48 @@ static int hook_library(struct dl_phdr_info *info, size_t size, void *count) {
     return 0;
 }
 
+/* c10::Allocator's table begins with two destructors; the third function is `allocate`. */
+#define PLACE_OF_ALLOCATE 2
+
+/* Return the entry for `allocate` of the accelerator's allocator for pinned memory; NULL if none is
+   loaded. It is created when its library is loaded, so that asking for it uses no device. */
+static void **pinned_entry(void) {
+    static const int8_t accelerators[] = {1 /* CUDA and ROCm */, 12 /* XPU */};
+    void *torch = *torch_path ? dlopen(torch_path, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+    if (!torch) return NULL;
+    void ***(*allocator_of)(int8_t); /* at::getHostAllocator, from torch 2.8 on */
+    *(void **)&allocator_of = dlsym(torch, "_ZN2at16getHostAllocatorEN3c1010DeviceTypeE");
+    void ***allocator = NULL;
+    for (size_t i = 0; allocator_of && !allocator && i < sizeof accelerators; i++)
+        allocator = allocator_of(accelerators[i]);
+    dlclose(torch);
+    return allocator ? *allocator + PLACE_OF_ALLOCATE : NULL;
+}
+
+static int hook_pinned(struct dl_phdr_info *info, size_t size, void *entry) {
+    (void)size;
+    Image image = image_of(info);
+    uintptr_t function = (uintptr_t)*(void **)entry;
+    if ((uintptr_t)entry < image.start || (uintptr_t)entry >= image.end) return 0;
+    if (function < image.start || function >= image.end) return 0;
+    pinned_code_start = image.start;
+    pinned_code_end = image.end;
+    return replace((void **)entry, &pinned_hook, &image, (void *)function);
+}
+
+static int counts_pinned;
+
+/* Return whether pinned memory is counted. */
+EXPORT int counter_counts_pinned(void) { return counts_pinned; }
+
 static void before_fork(void) {
     lock_stacks();
     lock_blocks();
+    lock_pinned();
 }
 
 static void after_fork(void) {
+    unlock_pinned();
     unlock_blocks();
     unlock_stacks();
 }
@@ -289,5 +342,8 @@ EXPORT int counter_install(void) {
     if (!registered) registered = !pthread_atfork(before_fork, after_fork, after_fork);
     int count = 0;
     dl_iterate_phdr(hook_library, &count);
-    return count;
+    void **entry = pinned_entry();
+    find_emulated_device();
+    if (entry && *entry != pinned_hook.ours) counts_pinned = dl_iterate_phdr(hook_pinned, entry);
+    return count + counts_pinned;
 }

@@ -118,23 +118,10 @@ static uint64_t hash_of(const void *data, size_t size) {
     return hash;
 }
 
-static void classify(Code *code) {
-    Object type, value, trace;
-    py.Err_Fetch(&type, &value, &trace);
-    Object name = py.Object_GetAttrString(code->code, "co_filename");
-    ptrdiff_t size = 0;
-    const char *text = name ? py.Unicode_AsUTF8AndSize(name, &size) : NULL;
-    code->kind = USER;
-    if (text) {
-        code->file = hash_of(text, (size_t)size);
-        for (int i = 0; i < prefix_count; i++)
-            if (!strncmp(text, prefixes[i], strlen(prefixes[i]))) {
-                code->kind = prefix_kinds[i];
-                break;
-            }
-    }
-    if (name) py.DecRef(name);
-    py.Err_Restore(type, value, trace);
+static int kind_of(const char *file) {
+    for (int i = 0; i < prefix_count; i++)
+        if (!strncmp(file, prefixes[i], strlen(prefixes[i]))) return prefix_kinds[i];
+    return USER;
 }
 
 /* The same for a key, which is a whole number of words: one step for eight bytes. */
@@ -194,13 +181,31 @@ static void empty(Table *table) {
     table->used = 0;
 }
 
-/* Return the number of a code object; takes over one reference to it. */
-static uint32_t number_of_code(Object object) {
-    Code code = {object, 0, USER};
-    int is_new;
-    uint32_t number = number_of(&codes, &code, &is_new);
-    if (is_new) classify(item_at(&codes, number));
-    else py.DecRef(object); /* the table has a reference of its own */
+/* Return the number of a code object and describe it; takes over one reference to it.
+
+   No function of Python is called while the lock is held: in a free-threaded interpreter such a call
+   may suspend the thread until all others are suspended, also one that waits for the lock. */
+static uint32_t number_of_code(Object object, Code *code) {
+    int is_new = 0;
+    lock_stacks();
+    uint32_t number = codes.size ? *slot_for(&codes, &object) : 0;
+    if (number) *code = *(Code *)item_at(&codes, number);
+    unlock_stacks();
+    if (!number) {
+        Object type, value, trace;
+        py.Err_Fetch(&type, &value, &trace);
+        Object name = py.Object_GetAttrString(object, "co_filename");
+        ptrdiff_t size = 0;
+        const char *file = name ? py.Unicode_AsUTF8AndSize(name, &size) : NULL;
+        *code = (Code){object, file ? hash_of(file, (size_t)size) : 0, USER};
+        lock_stacks();
+        if (file) code->kind = kind_of(file);
+        number = number_of(&codes, code, &is_new);
+        unlock_stacks();
+        if (name) py.DecRef(name);
+        py.Err_Restore(type, value, trace);
+    }
+    if (!is_new) py.DecRef(object); /* the table has a reference of its own */
     return number;
 }
 
@@ -232,19 +237,22 @@ static uint32_t walk(void) {
     Stack stack;
     memset(&stack, 0, sizeof stack);
     uint64_t last = 0, before_last = 0;
+    lock_stacks();
+    uint32_t began = generation;
+    unlock_stacks();
     Object frame = py.ThreadState_GetFrame(py.ThreadState_Get());
     for (int i = 0; frame && i < MOST_SEARCHED && stack.count < MAX_FRAMES; i++) {
         Object object = py.Frame_GetCode(frame);
         if (object == module_code && first_local && !stack.module)
             stack.module = local_at(frame, first_local);
-        uint32_t number = number_of_code(object);
-        const Code *code = number ? item_at(&codes, number) : NULL;
-        if (!code || code->kind == END) break;
-        if (code->kind == USER && !(code->file == last && last == before_last)) {
+        Code code;
+        uint32_t number = number_of_code(object, &code);
+        if (!number || code.kind == END) break;
+        if (code.kind == USER && !(code.file == last && last == before_last)) {
             stack.codes[stack.count] = number;
             stack.last[stack.count++] = py.Frame_GetLasti(frame);
             before_last = last;
-            last = code->file;
+            last = code.file;
         }
         Object back = py.Frame_GetBack(frame);
         py.DecRef(frame);
@@ -252,8 +260,11 @@ static uint32_t walk(void) {
     }
     if (frame) py.DecRef(frame);
     int is_new;
-    uint32_t number = stack.count ? number_of(&stacks, &stack, &is_new) : 0;
-    return number ? generation << 16 | number : NO_STACK;
+    lock_stacks();
+    /* If the last region has ended meanwhile, the numbers of codes have lost their meaning. */
+    uint32_t number = stack.count && generation == began ? number_of(&stacks, &stack, &is_new) : 0;
+    unlock_stacks();
+    return number ? began << 16 | number : NO_STACK;
 }
 
 /* Return the number of the calling thread's Python stack. Waits for the interpreter's lock. */
@@ -263,9 +274,7 @@ uint32_t current_stack(void) {
     inside = 1;
     int state = py.GILState_Ensure();
     int collects = collects_at_allocations && py.GC_Disable();
-    lock_stacks();
     uint32_t number = walk();
-    unlock_stacks();
     if (collects) py.GC_Enable();
     py.GILState_Release(state);
     inside = 0;
@@ -289,10 +298,17 @@ uint32_t take_stack(void) {
 /* Torch lets go of the interpreter's lock to run an operator, and again to free a tensor of Python's. */
 void note_operator(void) { operator_number++; }
 
+/* On an emulated device that computes values, operators are called by Python, which keeps its lock. */
+static int (*emulated_runs_operator)(void);
+
+void find_emulated_device(void) {
+    *(void **)&emulated_runs_operator = dlsym(RTLD_DEFAULT, "emulated_runs_operator");
+}
+
 /* Whether this thread still runs the operator that allocated a block with this stack. */
 int in_operator_of(uint32_t stack) {
-    return stack != NO_STACK && stack == last_taken && last_operator == operator_number && ready &&
-           !py.GILState_Check();
+    if (stack == NO_STACK || stack != last_taken || last_operator != operator_number || !ready) return 0;
+    return !py.GILState_Check() || (emulated_runs_operator && emulated_runs_operator());
 }
 
 /* Write the frames of a stack, innermost first, and return their number. The caller holds the

@@ -1,0 +1,21 @@
+"""Whether memory of the host is pinned, so that an accelerator can copy it directly."""
+
+from typing import Any
+
+import torch
+
+_ACCELERATORS = ("cuda", "xpu")
+
+
+def is_pinned(value: Any) -> bool:
+    """Whether the memory of a tensor or storage is pinned; False if that is not known.
+
+    No accelerator is initialized for this: as long as none is, there is no pinned memory.
+    """
+    modules = (getattr(torch, name, None) for name in _ACCELERATORS)
+    if not any(module is not None and module.is_initialized() for module in modules):
+        return False
+    try:
+        return value.device.type == "cpu" and bool(value.is_pinned())
+    except (RuntimeError, TypeError):  # it has no memory of its own
+        return False
