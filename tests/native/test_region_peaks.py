@@ -73,6 +73,7 @@ def test_the_start_of_a_region_is_its_first_peak(counter: Counter) -> None:
 
 def test_what_was_live_at_the_peak_is_known_by_stack(counter: Counter) -> None:
     """Live or freed since; what came after the peak, or was freed before, is left out."""
+    old = torch.UntypedStorage(10)
     level = counter.figures().level
     region = counter.open()
     temporary(30)
@@ -90,7 +91,7 @@ def test_what_was_live_at_the_peak_is_known_by_stack(counter: Counter) -> None:
     assert older.bytes == level
     codes = [str(group.recorded.readable().code) for group in groups[:2]]
     assert codes == ["torch.UntypedStorage(100)", "torch.UntypedStorage(40)"]
-    del kept, later
+    del old, kept, later
 
 
 def test_a_new_peak_forgets_what_was_live_at_the_one_before(counter: Counter) -> None:
