@@ -25,6 +25,8 @@ class Holding:
     """What usually helps when such an object holds memory."""
     batches: int | None = None
     """Number of batches in which such storages were allocated; None outside a batch loop."""
+    first_batches: int | None = None
+    """Number of batches that had ended when growth was found, if the loop freed them at its end."""
     code: str | None = None
     """The expression that allocated the largest: ``(weight * batch).sum()``; None if unknown."""
     before_region: bool = False

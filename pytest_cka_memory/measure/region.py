@@ -151,7 +151,9 @@ class Region:
         if "growth_bytes_per_batch" not in self._figures_to_explain(record):
             return ()
         allocations = self._stack.meter.allocations_since(self._open_region.peaks.mark)
-        return _in_several_batches(self._holdings(allocations))
+        ended = len(self._samples.serials)
+        grown = _in_several_batches(self._holdings(allocations))
+        return tuple(replace(holding, first_batches=ended) for holding in grown)
 
     def _record_at(
         self,

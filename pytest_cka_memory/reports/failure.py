@@ -149,7 +149,7 @@ def holding_lines(holding: Holding, width: int = WIDTH, *, traced: bool = True) 
     if holding.pinned:
         kind.append("pinned")
     if traced and holding.batches is not None:
-        kind.append(f"allocated in {counted(holding.batches, 'batch')}")
+        kind.append(f"allocated in {_batches(holding.batches, holding.first_batches)}")
     yield from wrapped(", ".join(kind), width, "  ")
     if holding.created_at:
         yield from wrapped(f"made at {_created_at(holding)}", width, "    ")
@@ -159,6 +159,10 @@ def holding_lines(holding: Holding, width: int = WIDTH, *, traced: bool = True) 
         yield from wrapped(f"held by {holding.held_by}", width, "    ")
     elif traced and holding.hint is None:
         yield "    no Python reference to it was found"
+
+
+def _batches(count: int, first: int | None) -> str:
+    return counted(count, "batch") if first is None else f"{count} of the first {first} batches"
 
 
 def _created_at(holding: Holding) -> str:

@@ -13,8 +13,11 @@ def written(name: str) -> Block:
     return [block for block in PAGE if block.note == f"file: {name}"][-1]
 
 
-def steps() -> list[dict[str, object]]:
-    (job,) = yaml.safe_load(written(".github/workflows/memory.yml").text)["jobs"].values()
+WORKFLOW = written(".github/workflows/memory.yml").text
+
+
+def steps(text: str = WORKFLOW) -> list[dict[str, object]]:
+    (job,) = yaml.safe_load(text)["jobs"].values()
     found: list[dict[str, object]] = job["steps"]
     return found
 
@@ -43,3 +46,12 @@ def test_job_of_the_tutorial_installs_what_the_page_has_installed() -> None:
     assert f'python -m pip install "{plugin}"' in installed
     assert Requirement(torch).name == "torch"
     assert str(Requirement(torch).specifier).startswith("==")
+
+
+def test_workflow_without_a_gpu_differs_from_the_tutorial_in_its_command_alone() -> None:
+    """Its page sends readers to the tutorial for the rest."""
+    page = blocks(ROOT / "docs" / "how-to" / "emulating.md")
+    (shown,) = [block.text for block in page if block.language == "yaml"]
+    *setup, gate = steps(shown)
+    assert setup == steps()[: len(setup)]
+    assert gate == {"run": "pytest --cka-memory-device=emulate:cuda"}

@@ -125,7 +125,7 @@ class TestGrowth:
         assert "losses[" in str(group.held_by)
         assert " in loop (test_groups.py:" in str(group.held_by)
         text = "\n".join(text_of(region, limit))
-        assert "allocated in" in text
+        assert f"allocated in {group.batches} of the first 5 batches" in text
         assert "above the first batch" in text
 
 
