@@ -125,7 +125,8 @@ class TestGrowth:
         assert "losses[" in str(group.held_by)
         assert " in loop (test_groups.py:" in str(group.held_by)
         text = "\n".join(text_of(region, limit))
-        assert f"allocated in {group.batches} of the first 5 batches" in text
+        assert (group.batches, group.first_batches) == (2, 2)
+        assert "allocated in 2 of the first 2 batches" in text
         assert "above the first batch" in text
 
 

@@ -38,8 +38,7 @@ def refusal(what: str, why: str, instead: str) -> PredictionError:
     lines = [line for line in format_frames(user_frames()) if "/contextlib.py:" not in line]
     place = f"{lines[0]}: " if lines else ""
     return PredictionError(
-        f"{place}cannot predict {what}: {why}. {instead}, or measure this test on a GPU "
-        "or with emulate:cuda, which computes values"
+        f"{place}cannot predict {what}: {why}. {instead}, or measure this test on a GPU"
     )
 
 
