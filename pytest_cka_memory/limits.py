@@ -158,14 +158,20 @@ def limit_from_marker(name: str, args: Sequence[Any], kwargs: Mapping[str, Any])
     """
     marker = MARKERS[name]
     build = marker.build()
-    given = ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())])
+    given = call_text(name, args, kwargs)
     try:
         return build(*args, **kwargs)
     except (SizeError, LimitError) as error:
-        raise LimitError(f"{name}({given}): {error}") from None
+        raise LimitError(f"{given}: {error}") from None
     except TypeError:
         hint = f"wrong arguments; write e.g. @pytest.mark.{marker.example}"
-        raise LimitError(f"{name}({given}): {hint}") from None
+        raise LimitError(f"{given}: {hint}") from None
+
+
+def call_text(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return a marker as its user has written it, such as ``max_peak_mb(limit=-1)``."""
+    given = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
+    return f"{name}({', '.join(given)})"
 
 
 def default_limits(

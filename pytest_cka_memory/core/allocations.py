@@ -53,6 +53,8 @@ class Allocation:
     """Returns whether it has not been freed; keeps nothing alive."""
     recorded: RecordedSite | None = None
     """None if nothing was recorded when it was allocated."""
+    is_at_key: bool = False
+    """Whether `key` is the address of its data."""
     may_be_unowned: bool = False
     """Whether it is an allocator's block, which may belong to no tensor."""
 

@@ -81,6 +81,19 @@ conjugated: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, "_conj", tor
 negated: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, "_neg_view", torch.neg)
 
 
+def never_compiled(kernel: Callable[..., Any]) -> None:
+    """Keep ``torch.compile`` from compiling a kernel and what it calls.
+
+    After a graph break, torch calls kernels in Python while Dynamo compiles every new frame.
+    """
+    frames = getattr(torch._C._dynamo, "eval_frame", None)
+    names = ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction")
+    set_strategy, strategy, action = (getattr(frames, name, None) for name in names)
+    code = getattr(kernel, "__code__", None)
+    if set_strategy and strategy and action and code:
+        set_strategy(code, strategy(action.SKIP, action.SKIP))
+
+
 SPARSE_PARTS = (
     "_coalesced_",
     "_dimI",

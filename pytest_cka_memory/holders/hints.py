@@ -18,6 +18,7 @@ from pytest_cka_memory.holders.torch_references import (
     dtype_and_shape_of,
     grad_fn_of,
     is_gradient,
+    is_hooks,
     is_node,
     is_part_of_its_storage,
 )
@@ -143,8 +144,8 @@ def _hook(path: ReferencePath) -> str | None:
     if first.root is not None and first.root.prefix.startswith("torch."):
         return _HOOK if name.startswith("_global_") and name.endswith("_hooks") else None
     dicts = [step for step in path[1:] if issubclass(type(step.value), dict)]
-    if any(issubclass(type(step.parent), torch.Tensor) for step in dicts):
-        return _HOOK  # tensors reference no other dicts in such a way
+    if any(is_hooks(step.value, step.parent) for step in dicts):
+        return _HOOK
     modules = [step.value for step in path if issubclass(type(step.value), torch.nn.Module)]
     hooks = {id(vars(module).get(name)) for module in modules for name in _names_of_hooks()}
     return _HOOK if any(id(step.value) in hooks for step in dicts) else None

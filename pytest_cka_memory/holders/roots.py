@@ -5,6 +5,7 @@ No user code runs here: reading an attribute of a lazily loaded module would loa
 
 import contextvars
 import os
+import signal
 import sys
 import sysconfig
 import threading
@@ -116,6 +117,18 @@ def context_root() -> Root:
     """Return the context variables of this thread."""
     found = contextvars.copy_context().items()
     return Root("", " (a context variable)", {f"{var.name}.get()": value for var, value in found})
+
+
+def signal_root() -> Root:
+    """Return the functions that handle signals, which only C code references."""
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    names = {f"signal.getsignal({_name_of(n)})": it for n, it in handlers.items() if callable(it)}
+    return Root("", "", names)
+
+
+def _name_of(number: int) -> str:
+    """Return how to write a signal: ``signal.SIGUSR1``, or its number if it has no name."""
+    return f"signal.{number.name}" if isinstance(number, signal.Signals) else str(number)
 
 
 def _base(filename: str) -> str:

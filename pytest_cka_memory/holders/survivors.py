@@ -14,6 +14,7 @@ from pytest_cka_memory.holders.roots import (
     context_root,
     frame_roots,
     module_roots,
+    signal_root,
     traceback_roots,
 )
 from pytest_cka_memory.holders.search import Reference, search
@@ -49,14 +50,18 @@ def holdings(
         boundaries: the number of allocations before each batch boundary.
         error: an exception; the frames of its traceback have ended, but the user knows their names.
     """
+    from pytest_cka_memory.meters.torch_private import no_torch_function
+
     # In the order of allocation, so that of equally large ones the same is described every time.
     ordered = sorted(allocations, key=lambda found: found.serial)
     live = {found.key: found for found in ordered if found.is_live()}
     was_enabled = gc.isenabled()
     gc.disable()  # a collection during the search would only cost time
     try:
-        paths = _search(live, named_values, error)
-        return _grouped([_entry(found, paths.get(key), boundaries) for key, found in live.items()])
+        with no_torch_function():  # the user's modes must not see these calls
+            paths = _search(live.values(), named_values, error)
+            entries = [_entry(found, paths.get(key), boundaries) for key, found in live.items()]
+        return _grouped(entries)
     finally:
         if was_enabled:
             gc.enable()
@@ -152,18 +157,20 @@ def _site_key(site: AllocationSite | None) -> tuple[object, ...]:
 
 
 def _search(
-    keys: Collection[int], named_values: Mapping[str, Any], error: BaseException | None
+    live: Collection[Allocation], named_values: Mapping[str, Any], error: BaseException | None
 ) -> dict[int, list[Reference]]:
-    if not keys:
+    if not live:
         return {}
     named_roots = [
         Root("", " (the test's)" if name == "self" else " (a fixture)", {name: value})
         for name, value in named_values.items()
     ]
     ended = [] if error is None else traceback_roots(error, _is_own)
-    roots = [*ended, *frame_roots(_is_own), context_root(), *module_roots()]
+    roots = [*ended, *frame_roots(_is_own), context_root(), signal_root(), *module_roots()]
     early = [*named_roots, *(root for root in roots if not root.is_library)]
-    return search(tensor_rules(), keys, early, [root for root in roots if root.is_library])
+    rules = tensor_rules({found.key: found.bytes for found in live if found.is_at_key})
+    keys = [found.key for found in live]
+    return search(rules, keys, early, [root for root in roots if root.is_library])
 
 
 def _is_own(filename: str) -> bool:

@@ -9,7 +9,8 @@ import gc
 import sys
 import threading
 import types
-from collections.abc import Callable, Collection, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.holders.search import RulesForType, TypeRules
@@ -18,18 +19,22 @@ if TYPE_CHECKING:
     import torch
 
 
-def tensor_rules() -> RulesForType:
+def tensor_rules(blocks: Mapping[int, int] | None = None) -> RulesForType:
     """Return the rules for a search for storages: who has them, and what else is referenced.
 
     A storage has two keys, because some meters see storages and others the allocator's blocks: its
     own address in C++ and the address of its data. Both are addresses of live blocks of this
-    process, so the keys of different storages never collide.
+    process, so the keys of different storages never collide. A storage inside one of `blocks`, such
+    as a part of a mapped file, has the address of that block as well.
+
+    Args:
+        blocks: the addresses of blocks of memory, and how many bytes each has.
     """
     import torch
 
     from pytest_cka_memory.meters.ledger.live_objects import with_subclasses
 
-    keys_of_tensor, keys_of_storage = _key_functions()
+    keys_of_tensor, keys_of_storage = _key_functions(blocks or {})
     tensor_types = with_subclasses(torch.Tensor)
     array = getattr(sys.modules.get("numpy"), "ndarray", None)
     plain = {
@@ -52,7 +57,9 @@ def tensor_rules() -> RulesForType:
     return rules_for
 
 
-def _key_functions() -> tuple[Callable[..., Collection[int]], Callable[..., Collection[int]]]:
+def _key_functions(
+    blocks: Mapping[int, int],
+) -> tuple[Callable[..., Collection[int]], Callable[..., Collection[int]]]:
     """Return the functions that return the keys of a tensor and of a storage.
 
     A search calls them for every tensor it meets, so what they need is looked up once.
@@ -63,6 +70,7 @@ def _key_functions() -> tuple[Callable[..., Collection[int]], Callable[..., Coll
     from pytest_cka_memory.meters.torch_private import is_lazy_clone, storage_key
 
     meta = torch.device("meta")
+    starts = sorted(blocks)
 
     def of_tensor(tensor: torch.Tensor) -> Collection[int]:
         storages = storages_of(tensor)
@@ -83,7 +91,12 @@ def _key_functions() -> tuple[Callable[..., Collection[int]], Callable[..., Coll
             address = storage.data_ptr()
         except RuntimeError:  # it has been released
             return (key,)
-        return (key, address) if address else (key,)
+        if not address:
+            return (key,)
+        before = bisect_right(starts, address)
+        start = starts[before - 1] if before else 0
+        is_inside = before and start < address < start + blocks[start]
+        return (key, address, start) if is_inside else (key, address)
 
     return of_tensor, of_storage
 
@@ -119,6 +132,8 @@ def is_part_of_its_storage(tensor: "torch.Tensor") -> bool:
 
     with torch_private.no_subclass_function(), torch_private.no_dispatch():
         storages = storages_of(tensor)
+        inner = torch_private.unwrapped(tensor)  # has all elements, and not those of one example
+        tensor = tensor if inner is None else inner
         try:
             return len(storages) == 1 and _field(tensor, "nbytes") < storages[0].nbytes()
         except Exception:  # as in dtype_and_shape_of
@@ -171,6 +186,23 @@ def is_gradient(value: Any, tensor: Any) -> bool:
         return False
     with torch_private.no_subclass_function():
         return gradient_of(tensor) is value
+
+
+def is_hooks(value: Any, tensor: Any) -> bool:
+    """Whether `value`, a dict, has the hooks of `tensor`, if that is a tensor.
+
+    Any dict of a tensor counts in a torch version that does not tell them.
+    """
+    import torch
+
+    from pytest_cka_memory.meters import torch_private
+
+    if not issubclass(type(tensor), torch.Tensor):
+        return False
+    if not torch_private.KNOWS_TENSOR_HOOKS:
+        return True
+    with torch_private.no_subclass_function():
+        return any(getattr(tensor, name) is value for name in torch_private.TENSOR_HOOKS)
 
 
 def grad_fn_of(tensor: "torch.Tensor") -> Any:

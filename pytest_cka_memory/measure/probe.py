@@ -109,7 +109,15 @@ class MemoryProbe:
         The result is live when the region ends, so it counts as retained. With ``warmup=n``, `func`
         runs n times before; the bytes that the first of these runs retained and the measured run
         did not are the region's ``one_time_bytes``.
+
+        Raises:
+            ValueError: if `warmup` is not a whole number, 0 or more.
         """
+        if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
+            raise ValueError(
+                f"warmup must be a whole number of calls, 0 or more, not {warmup!r}; "
+                "write e.g. warmup=1"
+            )
         label = self._unique_label(_function_name(func))
         warmup_retained_bytes = []
         for _ in range(warmup):

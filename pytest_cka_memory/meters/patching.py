@@ -27,7 +27,7 @@ class Patch:
     """
 
     def __init__(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
-        self._owner, self._name, self._function = owner, name, function
+        self._owner, self._name, self.function = owner, name, function
         self._before = vars(owner).get(name)  # None if the attribute is inherited
 
     def fits(self) -> bool:
@@ -36,7 +36,7 @@ class Patch:
 
     def apply(self) -> None:
         """Replace the attribute."""
-        setattr(self._owner, self._name, self._function)
+        setattr(self._owner, self._name, self.function)
 
     def undo(self) -> bool:
         """Restore the attribute; return whether that was possible.
@@ -46,7 +46,7 @@ class Patch:
         current = vars(self._owner).get(self._name)
         if current is self._before:  # it was never applied, or undone without this returning
             return True
-        if current is not self._function:
+        if current is not self.function:
             return False
         if self._before is None:
             delattr(self._owner, self._name)

@@ -9,10 +9,11 @@ No other module may use one. They exist from torch 2.9 to 2.15 but may be remove
 
 import pkgutil
 import sys
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from operator import attrgetter
-from types import FrameType
+from types import BuiltinFunctionType, FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -157,6 +158,22 @@ is_lazy_clone: Callable[[torch.Tensor], bool] = _found(
 """Whether a tensor shares its data until one of those that share it is written or asked for its
 address; raises NotImplementedError for a tensor without a storage."""
 
+_is_wrapped = _found(
+    "torch._C._functorch.is_functorch_wrapped_tensor",
+    _never,
+    "tensors that torch.func or torch.vmap has wrapped are not found as holders",
+)
+_unwrapped = _found("torch._C._functorch.get_unwrapped", None)
+
+
+def unwrapped(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return what a tensor wraps that ``torch.func`` or ``torch.vmap`` made; None for others."""
+    found = None
+    while _unwrapped is not None and _is_wrapped(tensor):
+        found = tensor = _unwrapped(tensor)
+    return found
+
+
 TENSOR_HOOKS = tuple(
     name
     for name in ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -167,6 +184,8 @@ TENSOR_HOOKS = tuple(
     )
 )
 """Attributes of a tensor that contain its hooks."""
+KNOWS_TENSOR_HOOKS = len(TENSOR_HOOKS) == 2
+"""Whether these are all of them."""
 
 TRACERS = ("trace", "trace_module") + (
     ("_get_trace_graph",)
@@ -174,6 +193,38 @@ TRACERS = ("trace", "trace_module") + (
     else ()
 )
 """Functions of ``torch.jit`` that trace; ``torch.onnx`` uses the last one."""
+
+_device_constructors = _found("torch.utils._device._device_constructors", None)
+
+
+def list_constructors() -> None:
+    """Make torch list the functions to which a default device applies, with their true objects.
+
+    It lists them once, when a default device is first used, which may be while some are replaced.
+    """
+    if _device_constructors is not None:
+        _device_constructors()
+
+
+_given_to_script: set[int] = set()
+"""Identities of the functions of torch that :func:`keep_scriptable` has listed."""
+
+
+def keep_scriptable(replacement: Callable[..., Any], original: Callable[..., Any]) -> None:
+    """Make ``torch.jit.script`` take `replacement` for `original`, one of its builtin functions.
+
+    It lists its builtins when it is first used, which may be while `original` is replaced.
+    """
+    builtins = sys.modules.get("torch.jit._builtins")
+    table = getattr(builtins, "_builtin_table", None)
+    if table is None:
+        if isinstance(original, BuiltinFunctionType) and id(original) not in _given_to_script:
+            _given_to_script.add(id(original))
+            getattr(builtins, "_builtin_ops", []).append((original, f"aten::{original.__name__}"))
+    elif id(original) in table and id(replacement) not in table:
+        table[id(replacement)] = table[id(original)]
+        weakref.finalize(replacement, table.pop, id(replacement), None).atexit = False
+
 
 active_modes = _found("torch.utils._python_dispatch._get_current_dispatch_mode_stack", None)
 pop_mode = _found("torch.utils._python_dispatch._pop_mode", None)

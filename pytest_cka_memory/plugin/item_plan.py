@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_cka_memory.baseline.plan import MARKER as BASELINE_MARKER
-from pytest_cka_memory.core.markers import FIXTURE, MARKERS
+from pytest_cka_memory.core.markers import FIXTURE, MARKERS, NO_ALLOCATIONS
 from pytest_cka_memory.errors import BaselineError, LimitError
 from pytest_cka_memory.plugin.options import given_by
 from pytest_cka_memory.plugin.session_meter import known_meter
@@ -167,6 +167,12 @@ def _limit_from_marker(mark: pytest.Mark) -> Any:
 def _marker_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
     limits: list[Limit] = []
     given = {mark.name for mark in item.iter_markers()}
+    allowing = _closest(item, NO_ALLOCATIONS) if NO_ALLOCATIONS in given else None
+    if allowing is not None and (allowing.args or allowing.kwargs):
+        from pytest_cka_memory.limits import call_text
+
+        text = call_text(NO_ALLOCATIONS, allowing.args, allowing.kwargs)
+        raise LimitError(f"{text}: it takes no arguments; write @pytest.mark.{NO_ALLOCATIONS}")
     for name in MARKERS:
         mark = _closest(item, name) if name in given else None
         if mark is not None and name != BASELINE_MARKER:

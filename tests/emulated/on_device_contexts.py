@@ -125,6 +125,18 @@ def test_autocast_and_gradient_scaling_work():
     assert scaler.get_scale() == 2.0**3
 
 
+def test_compiled_functions_with_graph_breaks_are_computed():
+    """After a break, Dynamo would compile the kernels that compute values too."""
+
+    @torch.compile(backend="eager")
+    def selected(x):
+        positive = x[x > 0]
+        return positive.sum() + torch.unique(x).numel() + positive.max().item()
+
+    on_both(selected, torch.tensor([1.0, -2, 3, 3]))
+    torch.compiler.reset()
+
+
 def test_library_with_its_own_operators_is_computed():
     """Torchvision is imported after the device was loaded."""
     torchvision = pytest.importorskip("torchvision")

@@ -6,6 +6,7 @@ import functools
 import logging
 import logging.handlers
 import queue
+import signal
 import types
 import warnings
 import weakref
@@ -311,6 +312,13 @@ class Callback:
         return isinstance(other, Callback)
 
     __hash__ = None  # type: ignore[assignment]
+
+
+@leak(OBJECTS, "signal.getsignal(signal.SIGTERM).__kwdefaults__['kept']")
+def handler_of_a_signal() -> None:
+    memory = torch.ones(250)
+    before = signal.signal(signal.SIGTERM, lambda *_, kept=memory: None)
+    CLEANUP.callback(signal.signal, signal.SIGTERM, before)
 
 
 @leak(OBJECTS, NO_HOLDER)

@@ -260,6 +260,17 @@ def sparse_tensor() -> None:
     KEEP.append(torch.ones(10, 25).to_sparse())
 
 
+@leak(TORCH, "planted.KEEP[0]", made="x + 1")
+def wrapped_by_vmap() -> None:
+    torch.vmap(lambda x: KEEP.append(x + 1) or x)(torch.ones(5, 50))
+
+
+@leak(TORCH, "planted.KEEP[0]", hint="keep its detach()", made="x + 1")
+def wrapped_by_two_transforms() -> None:
+    old = WEIGHT.detach().view(5, 50)
+    torch.vmap(torch.func.grad(lambda x: KEEP.append(x + 1) or x.sum()))(old)
+
+
 @leak(TORCH, NO_HOLDER)
 def held_by_cpp() -> None:
     future: torch.futures.Future[Any] = torch.futures.Future()

@@ -140,8 +140,8 @@ def test_a_part_of_a_larger_storage_wants_a_clone() -> None:
 
 
 def test_attributes_that_are_only_named_like_those_of_torch_have_no_hint() -> None:
-    """A user's ``grad`` is no gradient, and ``_my_hooks`` of a module are no hooks."""
-    stats, module = Namespace(), nn.Module()
+    """A user's ``grad`` is no gradient; ``_my_hooks`` of a module or a tensor are no hooks."""
+    stats, module, values = Namespace(), nn.Module(), torch.ones(1)
     KEEP.extend([stats, module])
     with MemoryProbe("cpu").measure() as region:
         stats.grad = torch.ones(250)  # type: ignore[attr-defined]
@@ -149,10 +149,12 @@ def test_attributes_that_are_only_named_like_those_of_torch_have_no_hint() -> No
         stats.state = {stats: torch.ones(252)}  # type: ignore[attr-defined]
         stats._forward_hooks = {1: torch.ones(253)}  # type: ignore[attr-defined]
         module._my_hooks = {1: torch.ones(254)}  # type: ignore[assignment]
-    assert len(region.retained) == 5
+        values._my_hooks = {1: torch.ones(255)}  # type: ignore[attr-defined]
+    assert len(region.retained) == 6
     assert {str(holding.hint).partition(" of ")[0] for holding in region.retained} == {
         "`stats` is a local variable",
         "`module` is a local variable",
+        "`values` is a local variable",
     }
 
 

@@ -15,6 +15,8 @@ import pytest
 import refusing_objects
 import torch
 from planted import KEEP, cleaned_up
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cka_memory import MemoryProbe, Region
 
@@ -115,6 +117,27 @@ class TestNoUserCodeRuns:
         """Their fields are read from memory, without calling their methods."""
         assert path_to(make).startswith(path)
         assert refusing_objects.CountingReads.reads == 0
+
+    def test_modes_of_the_user_see_no_call_of_the_search(self) -> None:
+        """Neither a function mode nor a dispatch mode, also if sparse tensors are searched."""
+        calls: list[Any] = []
+
+        class FunctionMode(TorchFunctionMode):
+            def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+                calls.append(func)
+                return func(*args, **(kwargs or {}))
+
+        class DispatchMode(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+                calls.append(func)
+                return func(*args, **(kwargs or {}))
+
+        KEEP.append(torch.ones(3, requires_grad=True).exp())
+        with MemoryProbe("cpu").measure() as region:
+            KEEP.append(torch.eye(5).to_sparse())
+        with FunctionMode(), DispatchMode():
+            assert "planted.KEEP[1]" in str(region.retained)
+        assert not calls
 
     def test_a_key_of_an_unusual_type_is_written_as_its_type(self) -> None:
         """Its own ``__repr__`` does not run."""

@@ -155,6 +155,14 @@ def test_a_sweep_without_setup_passes_only_the_loader(probe: MemoryProbe) -> Non
     assert sweep.growth_over_batch_counts_mb == 0.0
 
 
+@pytest.mark.parametrize("warmup", [-1, "2", 1.5, True])
+def test_run_refuses_an_invalid_number_of_warm_up_calls(probe: MemoryProbe, warmup: object) -> None:
+    """A negative number would be no warm-up, so what a first call keeps would be retained."""
+    with pytest.raises(ValueError, match="warmup must be a whole number of calls, 0 or more, not"):
+        probe.run(list, warmup=warmup)  # type: ignore[arg-type]
+    assert not probe.records
+
+
 @pytest.mark.parametrize(
     "counts", [(), (0, 1), (2, 1), (1, 1), (-1,)], ids=["none", "zero", "falling", "twice", "minus"]
 )

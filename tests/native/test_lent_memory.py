@@ -2,6 +2,9 @@
 
 import functools
 import gc
+import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from pytest_cka_memory import MemoryProbe
 
@@ -104,6 +108,63 @@ def test_functions_are_restored_after_the_last_region(probe: MemoryProbe) -> Non
     assert torch.from_numpy is before
 
 
+@pytest.mark.parametrize("name", ["from_numpy", "as_tensor", "from_dlpack", "frombuffer"])
+def test_functions_can_be_pickled_in_a_region(probe: MemoryProbe, name: str) -> None:
+    """As what a data loader calls; the other process has the function of torch."""
+    with probe.measure():
+        text = pickle.dumps(getattr(torch, name))
+    assert pickle.loads(text) is getattr(torch, name)
+
+
+SCRIPTING = """
+import torch
+from pytest_cka_memory import MemoryProbe
+
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.as_tensor([2.0])
+
+def add(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.as_tensor([2.0])
+
+def subtract(x: torch.Tensor) -> torch.Tensor:
+    return x - torch.as_tensor([2.0])
+
+probe = MemoryProbe("cpu")
+with probe.measure():
+    assert torch.jit.script(doubled)(torch.ones(1)).item() == 2
+assert torch.jit.script(add)(torch.ones(1)).item() == 3
+with probe.measure(), MemoryProbe("cpu").measure():
+    assert torch.jit.script(subtract)(torch.ones(1)).item() == -1
+"""
+
+
+def test_functions_can_be_scripted_in_a_region_and_after_it(tmp_path: Path) -> None:
+    """In a new process: torch lists its builtin functions at the first use of ``torch.jit``."""
+    (tmp_path / "scripting.py").write_text(SCRIPTING, "utf-8")
+    command = [sys.executable, "-W", "ignore", str(tmp_path / "scripting.py")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
+
+
+def test_default_device_that_is_first_used_in_a_region_applies_there_and_after_it(
+    run_code: Callable[..., str],
+) -> None:
+    """In a new process: torch then lists the functions to which it applies, once."""
+    printed = run_code(
+        "import torch; from pytest_cka_memory import MemoryProbe\n"
+        "with MemoryProbe('cpu').measure(), torch.device('meta'): print(torch.as_tensor([1.0]))\n"
+        "with torch.device('meta'): print(torch.as_tensor([1.0]))"
+    )
+    assert printed.count("device='meta'") == 2
+
+
+def test_fake_tensors_can_be_made_in_a_region(probe: MemoryProbe) -> None:
+    """They have no address."""
+    with probe.measure(), FakeTensorMode():
+        made = torch.as_tensor([1.0])
+    assert type(made) is FakeTensor
+
+
 def test_a_patch_of_the_user_in_a_region_stays(
     probe: MemoryProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -180,6 +241,21 @@ def test_a_storage_on_a_file_counts(probe: MemoryProbe, tmp_path: Path) -> None:
     file.write_bytes(bytes(1000))
     region = probe.run(torch.UntypedStorage.from_file, str(file), False, 1000)
     assert region.retained_bytes == 1000
+
+
+def test_parts_of_a_mapped_file_count_once_and_are_named(
+    probe: MemoryProbe, tmp_path: Path
+) -> None:
+    """As safetensors makes them: a storage on the file, and tensors on parts of that."""
+    (tmp_path / "file").write_bytes(bytes(4096))
+    with probe.measure() as region:
+        mapped = torch.UntypedStorage.from_file(str(tmp_path / "file"), False, 4096)
+        weights = [torch.asarray(mapped[start:2048], dtype=torch.uint8) for start in (8, 64)]
+        del mapped
+    assert region.retained_bytes == 4096
+    (holding,) = region.retained
+    assert str(holding.held_by).startswith("weights[")
+    del weights
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no mkldnn here")

@@ -27,6 +27,9 @@ WRONG = {
     "flat_per_batch(warmup=True)": "warmup=True: write a whole number",
     "flat_per_batch(0, 1, 2)": "flat_per_batch(0, 1, 2): wrong arguments",
     "flat_per_batch(tolerance=1)": "flat_per_batch(tolerance=1): wrong arguments",
+    "zero_retention\n@pytest.mark.allow_no_allocations(False)": (
+        "allow_no_allocations(False): it takes no arguments; write @pytest.mark.allow_no"
+    ),
 }
 ONE_TEST_PER_WRONG_MARKER = "import pytest\n" + "".join(
     f"\n@pytest.mark.{marker}\ndef test_{number}(): pass\n" for number, marker in enumerate(WRONG)

@@ -105,6 +105,7 @@ def register_all() -> None:
     _known.update((key, name) for key, name, _ in kernels)
     for key, name, kernel in kernels:
         if kernel is not None:
+            torch_private.never_compiled(kernel)
             namespace, _, rest = name.partition("::")
             _library(namespace).impl(rest, kernel, key, with_keyset=True, allow_override=True)
 

@@ -1,6 +1,7 @@
 """Find the live tensor storages of this process."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -39,7 +40,8 @@ def storages_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, ...]:
         try:
             return (_untyped_storage(tensor),)
         except _NO_STORAGE:
-            return ()
+            inner = torch_private.unwrapped(tensor)
+            return () if inner is None else storages_of(inner)
     with torch_private.no_subclass_function():
         try:
             return _storages_of_parts(tensor)
@@ -68,7 +70,9 @@ def _storages_of_parts(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, ...]
     if hasattr(tensor, "__tensor_flatten__") and hasattr(tensor, "__tensor_unflatten__"):
         parts = _inner_tensors(tensor)
     elif tensor.layout in _SPARSE_PARTS:
-        parts = [getattr(tensor, name)() for name in _SPARSE_PARTS[tensor.layout]]
+        # The user's modes must not see these calls.
+        with torch_private.no_dispatch() if type(tensor) in _PLAIN else nullcontext():
+            parts = [getattr(tensor, name)() for name in _SPARSE_PARTS[tensor.layout]]
     else:
         return (tensor.untyped_storage(),)
     return tuple(s for part in parts if isinstance(part, torch.Tensor) for s in storages_of(part))

@@ -163,6 +163,7 @@ class _Allocations(LazyAllocations[Block]):
             serial=block.serial,
             is_live=partial(self._counter.is_live, block.address, block.serial),
             recorded=self._sites[block.stack],
+            is_at_key=True,
         )
 
 

@@ -6,6 +6,7 @@ received early are counted, but they are no growth.
 """
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -37,6 +38,7 @@ class LentMemory(SharedPatches):
 
     def __init__(self, counter: Counter) -> None:
         super().__init__()
+        torch_private.list_constructors()
         self._counter = counter
         self._lent: dict[int, list[weakref.ref[torch.UntypedStorage]]] = {}
         """Address -> the storages on it: the same memory may be lent more than once."""
@@ -44,27 +46,36 @@ class LentMemory(SharedPatches):
     def make_patches(self) -> Iterator[Patch]:
         for owner, name in _LENDERS:
             if hasattr(owner, name):
-                yield self.patch(owner, name, self._lending)
+                patch = self.patch(owner, name, functools.partial(self._lending, owner, name))
+                torch_private.keep_scriptable(patch.function, getattr(owner, name))
+                yield patch
 
-    def _lending(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _lending(self, owner: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def function(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
-            # A tensor that was given may be returned again: its memory is not new.
-            if args and isinstance(args[0], torch.Tensor):
-                return result
             if torch.compiler.is_compiling():  # otherwise the rest would be traced as well
+                return result
+            # A tensor that was given may be returned again, and a part of a storage be used, as
+            # safetensors does with a mapped file: that memory is not new.
+            if args and isinstance(args[0], (torch.Tensor, torch.UntypedStorage)):
                 return result
             storages = storages_of(result) if type(result) is torch.Tensor else storages_in(result)
             for storage in storages:
                 self._add(storage)
             return result
 
+        # Pickle writes a function as its name, which that of a builtin function is not.
+        in_module = inspect.ismodule(owner)
+        function.__module__ = owner.__name__ if in_module else owner.__module__
+        function.__qualname__ = name if in_module else f"{owner.__name__}.{name}"
         return function
 
     def _add(self, storage: torch.UntypedStorage) -> None:
+        if storage.device != _CPU:  # also one of a fake tensor, which has no address
+            return
         address = storage.data_ptr()
-        if storage.device != _CPU or not address:
+        if not address:
             return
         lent = self._lent.get(address)
         if lent is None:
