@@ -15,6 +15,9 @@ _TORCH = ("torch", "functorch", "torchgen")
 """The packages of torch's distribution, which are installed into one folder."""
 _PYTEST = ("_pytest", "pluggy")
 _GENERATED = ("<frozen", "<string>", "<eval_with_key>")
+_STANDARD_LIBRARY = os.path.dirname(os.__file__)
+_CALLERS = tuple(os.path.join(_STANDARD_LIBRARY, name, "") for name in ("asyncio", "unittest"))
+"""Folders of Python's library whose code only calls the user's: event loops and test runners."""
 _MOST_FILES = 4096
 
 
@@ -22,7 +25,7 @@ def foreign_prefixes() -> tuple[str, ...]:
     """Return the start of the names of files whose frames are never shown."""
     beside = [Path(folder).parent for folder in _folders_of("torch")]
     of_torch = (f"{folder / name}{os.sep}" for folder in beside for name in _TORCH)
-    return (PACKAGE_FOLDER, *of_torch, *_GENERATED)
+    return (PACKAGE_FOLDER, *of_torch, *_CALLERS, *_GENERATED)
 
 
 def pytest_folders() -> tuple[str, ...]:

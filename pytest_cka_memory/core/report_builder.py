@@ -23,8 +23,8 @@ meanwhile.
 
 
 _GARBAGE_LEFT = (
-    "≤ marks tests without limits for which collecting all garbage would have taken too long:",
-    "what they retained may include reference cycles; a limit makes the figure exact",
+    "≤ marks tests without limits for which collecting all garbage would have taken too long: what "
+    "they retained may include reference cycles; a limit makes the figure exact",
 )
 
 
@@ -183,7 +183,7 @@ class ReportBuilder:
     def _description(self) -> Mapping[str, Any]:
         unknown = dict.fromkeys(("device", "device_name", "meter", "torch", "cuda"))
         facts = self.facts or {**unknown, "notes": []}
-        if any(result.record.garbage_left for result in self.results):
+        if any(r.record.garbage_left and r.record.retained_bytes for r in self.results):
             facts = _with_notes(facts, {"notes": _GARBAGE_LEFT})
         return {
             **facts,

@@ -12,7 +12,7 @@ from pytest_cka_memory.integrations.ranks import this_rank
 from pytest_cka_memory.plugin import kept_tracebacks
 from pytest_cka_memory.plugin.item_kinds import (
     has_class_fixture,
-    is_sync_testcase,
+    is_testcase,
     wrapped_method,
 )
 from pytest_cka_memory.plugin.item_plan import check, plan_of
@@ -135,7 +135,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     measurement = _measuring(item.config).measurement_of(item)
     if measurement is None:
         return (yield)
-    if is_sync_testcase(item):
+    if is_testcase(item):
         with wrapped_method(item, measurement.measured_call):
             return (yield)
     result = yield

@@ -245,9 +245,10 @@ def refuse_unseen(item: pytest.Item, measurement: ItemMeasurement) -> None:
     if plan.error is not None:
         limits_or_fail(item)
     if plan.own_limits and not measurement.called:
+        reason = unseen_reason(item)
         pytest.fail(
             f"{', '.join(limit.text for limit in plan.own_limits)}: not checked. "
-            f"{unseen_reason(item)}; write it as a plain or async test function, or remove the "
+            f"{reason[0].upper()}{reason[1:]}; write it as a plain or async test function, or remove the "
             "marker",
             pytrace=False,
         )

@@ -1,6 +1,8 @@
 """Frames of user code: what is left out, and what only looks similar."""
 
+import re
 import sys
+import unittest
 from pathlib import Path
 from types import CodeType, FrameType
 
@@ -75,6 +77,23 @@ def test_recorded_frames_are_shown_as_those_that_user_frames_selects() -> None:
     names = [frame.rpartition(" in ")[2].rpartition(".")[2] for frame in site.frames]
     assert names == ["__torch_function__", "recursive"]
     assert "all_frames()" in str(site.code)
+
+
+def test_frames_of_event_loops_and_of_unittest_are_left_out() -> None:
+    """They call every test of their kind, so they explain nothing."""
+    found: list[RawFrames] = []
+
+    class TestIt(unittest.IsolatedAsyncioTestCase):
+        async def test_it(self) -> None:
+            found.extend((all_frames(), user_frames()))
+
+    TestIt("test_it").debug()
+    everything, of_user = found
+    assert {"asyncio", "unittest"} <= {Path(code.co_filename).parent.name for code, _ in everything}
+    for recorded in (everything, of_user):
+        frames = FramesSite(recorded).readable().frames
+        assert frames[0].endswith("test_it")
+        assert not any(re.match(r"(<python>|unittest|asyncio)/", frame) for frame in frames)
 
 
 def test_the_code_is_that_of_the_innermost_frame_that_is_shown() -> None:

@@ -113,10 +113,54 @@ def test_testcase_methods_may_open_regions(scripted):
 
 
 ASYNC_TESTCASE = """
+import asyncio
+import unittest
+
+import pytest
+from conftest import METER
+
+class TestIt(unittest.IsolatedAsyncioTestCase):
+    async def asyncSetUp(self): METER.allocate(1000)
+    async def asyncTearDown(self): METER.allocate(100)
+
+    @pytest.mark.max_retained_mb("5 B")
+    async def test_kept(self):
+        await asyncio.sleep(0)
+        METER.allocate(5)
+
+    @pytest.mark.max_retained_mb("5 B")
+    async def test_broken(self):
+        await asyncio.sleep(0)
+        METER.allocate(6)
+
+    @pytest.mark.zero_retention
+    async def test_fails(self): self.fail("its own failure")
+
+    @pytest.mark.zero_retention
+    def test_sync(self): pass
+"""
+
+
+def test_async_testcase_methods_are_measured_without_set_up_and_tear_down(scripted):
+    """As those of other test cases, although unittest runs them in an event loop."""
+    run = scripted(ASYNC_TESTCASE, "--cka-memory-report")
+    run.assert_outcomes(passed=2, failed=2)
+    verdicts = {r["nodeid"].rpartition("::")[2]: r["verdict"] for r in run.regions}
+    assert verdicts == {
+        "test_kept": "ok",
+        "test_broken": "BREACH",
+        "test_fails": "not judged",
+        "test_sync": "ok",
+    }
+    assert run.region_of("test_kept")["retained_bytes"] == 5
+    assert "pytest_cka_memory/" not in run.text  # no traceback of the plugin
+
+
+UNAWAITED_TESTCASE = """
 import unittest
 import pytest
 
-class TestIt(unittest.IsolatedAsyncioTestCase):
+class TestIt(unittest.TestCase):
     {marker}
     async def test_async(self): pass
 
@@ -125,21 +169,21 @@ class TestIt(unittest.IsolatedAsyncioTestCase):
 """
 
 
-def test_marked_async_testcase_method_fails(scripted):
-    """It cannot be measured; the failure says what to write instead."""
-    run = scripted(ASYNC_TESTCASE.format(marker="@pytest.mark.zero_retention"))
+def test_marked_async_method_of_a_plain_testcase_fails(scripted):
+    """Its code is never run; the failure says what to write instead."""
+    run = scripted(UNAWAITED_TESTCASE.format(marker="@pytest.mark.zero_retention"))
     run.assert_outcomes(passed=1, failed=1)
     run.result.stdout.fnmatch_lines(
-        ["zero_retention: not checked. TestCaseFunction items run*write it as a plain or async*"]
+        ["zero_retention: not checked. Async methods of a unittest.TestCase*write it as a plain*"]
     )
     assert run.region["nodeid"].endswith("test_sync")
 
 
-def test_unmarked_async_testcase_method_is_counted_as_not_measured(scripted):
+def test_unmarked_async_method_of_a_plain_testcase_is_counted_as_not_measured(scripted):
     """It passes; the summary counts it."""
-    run = scripted(ASYNC_TESTCASE.format(marker=""), "--cka-memory-report")
+    run = scripted(UNAWAITED_TESTCASE.format(marker=""), "--cka-memory-report")
     run.assert_outcomes(passed=2)
-    run.result.stdout.fnmatch_lines(["1 not measured: TestCaseFunction items run their code*"])
+    run.result.stdout.fnmatch_lines(["1 not measured: async methods of a unittest.TestCase that*"])
 
 
 def test_doctests_are_counted_as_not_measured(scripted, pytester):
@@ -151,7 +195,7 @@ def test_doctests_are_counted_as_not_measured(scripted, pytester):
         "--cka-memory-report",
     )
     run.assert_outcomes(passed=3)
-    run.result.stdout.fnmatch_lines(["2 not measured: DoctestItem items run their code*"])
+    run.result.stdout.fnmatch_lines(["2 not measured: doctests run their code*"])
     assert len(run.regions) == 1
 
 
@@ -164,7 +208,7 @@ def test_option_with_a_limit_does_not_fail_doctests(scripted):
         "--cka-memory-report",
     )
     run.assert_outcomes(passed=2)
-    run.result.stdout.fnmatch_lines(["1 not measured: DoctestItem items run their code*"])
+    run.result.stdout.fnmatch_lines(["1 not measured: doctests run their code*"])
 
 
 def test_items_of_other_plugins_are_counted_as_not_measured(scripted, pytester, extend_conftest):

@@ -299,3 +299,11 @@ def test_only_whole_tests_without_limits_may_be_reported_with_garbage(scripted, 
         "test_reported"
     ]
     assert "≤ marks tests without limits" in run.text
+
+
+def test_mark_of_garbage_is_explained_only_if_a_figure_has_it(scripted, extend_conftest):
+    """A test that retained nothing has none."""
+    extend_conftest(HASTY)
+    run = scripted("def test_it(meter): meter.free(meter.allocate(1))", "--cka-memory-report")
+    assert run.region["garbage_left"] is True
+    assert "≤" not in run.text
