@@ -7,7 +7,7 @@ from functools import cached_property
 from types import CodeType, FrameType
 from typing import NamedTuple, Protocol
 
-from pytest_cka_memory.core.libraries import is_foreign, is_foreign_file, pytest_folders
+from pytest_cka_memory.core.libraries import is_foreign, is_foreign_file, runner_folders
 from pytest_cka_memory.core.places import short
 from pytest_cka_memory.core.source_code import expression_at, line_at
 
@@ -149,8 +149,8 @@ def format_frames(frames: RawFrames) -> tuple[str, ...]:
 
 
 def _shown(frames: RawFrames) -> Iterator[tuple[CodeType, int]]:
-    """Yield the frames that are shown to users: those of pytest only clutter."""
-    folders = pytest_folders()
+    """Yield the frames that are shown to users: those of pytest and IPython only clutter."""
+    folders = runner_folders()
     for code, last in frames:
         if not code.co_filename.startswith(folders):
             yield code, last

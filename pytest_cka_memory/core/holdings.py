@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass
 
+from pytest_cka_memory.units import counted, format_exact
 
-@dataclass(frozen=True, kw_only=True)
+
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Holding:
     """Storages that were allocated in one place and are referenced in one way."""
 
@@ -37,3 +39,9 @@ class Holding:
     """What allocated it if no tensor owned it, such as ``workspace``; known for the peak only."""
     pinned: bool = False
     """Whether it is pinned memory of the host; False if no tensor was found that uses it."""
+
+    def __repr__(self) -> str:
+        count = f"{counted(self.count, 'tensor')}, " if self.count else ""
+        made = f", made at {self.created_at[0]}" if self.created_at else ""
+        held = f", held by {self.held_by}" if self.held_by else ""
+        return f"<Holding: {count}{format_exact(self.bytes)}{made}{held}>"

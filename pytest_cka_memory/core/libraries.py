@@ -13,7 +13,8 @@ PACKAGE_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
 """Start of the names of the plugin's own files."""
 _TORCH = ("torch", "functorch", "torchgen")
 """The packages of torch's distribution, which are installed into one folder."""
-_PYTEST = ("_pytest", "pluggy")
+_RUNNERS = ("_pytest", "pluggy", "IPython", "ipykernel")
+"""The packages that call a test or a cell of a notebook."""
 _GENERATED = ("<frozen", "<string>", "<eval_with_key>")
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 _CALLERS = tuple(os.path.join(_STANDARD_LIBRARY, name, "") for name in ("asyncio", "unittest"))
@@ -28,9 +29,12 @@ def foreign_prefixes() -> tuple[str, ...]:
     return (PACKAGE_FOLDER, *of_torch, *_CALLERS, *_GENERATED)
 
 
-def pytest_folders() -> tuple[str, ...]:
-    """Return the start of the names of pytest's files; what called them is of no interest."""
-    return tuple(f"{folder}{os.sep}" for name in _PYTEST for folder in _folders_of(name))
+def runner_folders() -> tuple[str, ...]:
+    """Return the start of the names of files of pytest and IPython; what called them is left out.
+
+    They call every test and every cell of a notebook.
+    """
+    return tuple(f"{folder}{os.sep}" for name in _RUNNERS for folder in _folders_of(name))
 
 
 def is_foreign(filename: str) -> bool:

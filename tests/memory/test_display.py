@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_cka_memory import MemoryProbe, Region
+from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.errors import MissingPackageError, SizeError
 from pytest_cka_memory.measure import display
 from pytest_cka_memory.testing import ScriptedMeter
@@ -24,6 +25,16 @@ def region(probe: MemoryProbe, meter: ScriptedMeter) -> Region:
             meter.free(meter.allocate(12))
             region.batch_done(4)
     return region
+
+
+def test_holding_prints_its_bytes_its_line_and_its_holder() -> None:
+    """``region.retained`` is read in notebooks, where a cell shows its value."""
+    frames = "train.py:3 in fit", "train.py:9 in <module>"
+    tensors = Holding(bytes=12_000, count=3, dtype="float32", created_at=frames, held_by="kept[0]")
+    assert repr(tensors) == (
+        "<Holding: 3 tensors, 12,000 bytes (0.01 MB), made at train.py:3 in fit, held by kept[0]>"
+    )
+    assert repr(Holding(bytes=1, count=0)) == "<Holding: 1 byte>"
 
 
 def cells(html: str) -> list[list[str]]:

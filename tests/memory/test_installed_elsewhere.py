@@ -66,7 +66,7 @@ def test_library_that_was_not_imported_is_not_searched_for(monkeypatch: pytest.M
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.delitem(sys.modules, "pluggy")
     assert not any("torch" in prefix for prefix in libraries.foreign_prefixes())
-    assert not any("pluggy" in folder for folder in libraries.pytest_folders())
+    assert not any("pluggy" in folder for folder in libraries.runner_folders())
     assert "torch" not in sys.modules
 
 

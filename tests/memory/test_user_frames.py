@@ -4,7 +4,7 @@ import re
 import sys
 import unittest
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 
 import pytest
 import torch
@@ -94,6 +94,23 @@ def test_frames_of_event_loops_and_of_unittest_are_left_out() -> None:
         frames = FramesSite(recorded).readable().frames
         assert frames[0].endswith("test_it")
         assert not any(re.match(r"(<python>|unittest|asyncio)/", frame) for frame in frames)
+
+
+def test_frames_that_call_a_cell_of_a_notebook_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its own frame, whose file is not in IPython's folder, is shown."""
+    package = ModuleType("IPython")
+    package.__path__ = ["/lib/IPython"]
+    monkeypatch.setitem(sys.modules, "IPython", package)
+    found: dict[str, RawFrames] = {}
+    cell = compile("found['of the user'] = user_frames()", "<ipython-input-1>", "exec")
+    shell = compile("exec(cell, names)", "/lib/IPython/core/interactiveshell.py", "exec")
+    names = {"found": found, "user_frames": user_frames}
+    exec(shell, {"cell": cell, "names": names})
+    frames = FramesSite(found["of the user"]).readable().frames
+    assert frames[0] == "<ipython-input-1>:1 in <module>"
+    assert not any("interactiveshell" in frame for frame in frames)
 
 
 def test_the_code_is_that_of_the_innermost_frame_that_is_shown() -> None:

@@ -19,7 +19,7 @@ from pytest_cka_memory.core.allocations import (
     FramesSite,
     RawFrames,
 )
-from pytest_cka_memory.core.libraries import foreign_prefixes, pytest_folders
+from pytest_cka_memory.core.libraries import foreign_prefixes, runner_folders
 from pytest_cka_memory.meters.lazy_allocations import LazyAllocations
 from pytest_cka_memory.meters.native import library
 from pytest_cka_memory.meters.native.library import Block, Figures, byref
@@ -285,7 +285,7 @@ def prepared_functions() -> ctypes.PyDLL:
     functions = library.functions()
     for prefix in foreign_prefixes():
         functions.stacks_leave_out(prefix.encode(), False)
-    for folder in pytest_folders():
+    for folder in runner_folders():
         functions.stacks_leave_out(folder.encode(), True)
     notes_modules()
     functions.counter_install()
