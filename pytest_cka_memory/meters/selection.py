@@ -1,6 +1,7 @@
 """Select the meter for the name of a device; there is one per device and process."""
 
 import os
+import sys
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -68,9 +69,11 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
         if hasattr(torch, "predicted"):
             raise DeviceError(f"device {name!r} is not available: {AFTER_PREDICTING}")
         found = "no accelerator" if accelerator is None else f"only {accelerator.type}"
+        can_emulate = kind == "cuda" and sys.platform == "linux" and torch.version.cuda is not None
+        emulate = ", or emulate:cuda to run CUDA code without a GPU" if can_emulate else ""
         raise DeviceError(
             f"device {name!r} is not available: torch {torch.__version__} found {found} on this "
-            "machine; write cpu, or auto to use what is available"
+            f"machine; write cpu, or auto to use what is available{emulate}"
         )
     return _accelerator_meter(kind, _index_of(name, preferred))
 

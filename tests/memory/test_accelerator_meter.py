@@ -3,6 +3,7 @@
 ``tests/gpu`` tests it on real and emulated devices.
 """
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -306,6 +307,19 @@ def test_unavailable_device_is_an_error(
 
 
 @pytest.mark.usefixtures("nothing_predicted")
+@pytest.mark.parametrize(("build", "named"), [("13.0", True), (None, False)])
+def test_unavailable_cuda_device_error_names_the_emulated_device_if_it_can_run(
+    build: str | None, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It requires PyTorch's CUDA build on Linux."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
+    monkeypatch.setattr(torch.version, "cuda", build)
+    monkeypatch.setattr(sys, "platform", "linux")
+    with pytest.raises(DeviceError, match="write cpu, or auto to use what is available") as error:
+        meter_for("cuda")
+    assert ("or emulate:cuda to run CUDA code without a GPU" in str(error.value)) is named
+
+
 def test_unavailable_device_error_names_the_available_accelerator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

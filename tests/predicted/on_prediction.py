@@ -111,8 +111,10 @@ def halved(x: torch.Tensor) -> torch.Tensor:
 def test_unpredictable_operation_is_refused_with_its_line(device, name):
     """The error names the operator, the reason and, if there is one, an alternative."""
     call, message = REFUSED[name]
-    with pytest.raises(PredictionError, match=rf"on_prediction\.py:\d+ in .*{message}"):
+    with pytest.raises(PredictionError, match=rf"on_prediction\.py:\d+ in .*{message}") as error:
         call(torch.ones(4, device=device))
+    if name in ("item", "tolist", "branch", "equal", "mask"):
+        assert "use --cka-memory-device=emulate:cuda, which computes values" in str(error.value)
 
 
 def test_disabled_autocast_is_accepted(device):

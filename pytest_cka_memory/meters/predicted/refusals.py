@@ -25,6 +25,7 @@ _UNPREDICTABLE = (
 """What fake tensors raise if an operator needs values or has no known shape rule."""
 
 _NO_VALUE = "it needs a value, and predicted tensors have none"
+_WITH_VALUES = "use --cka-memory-device=emulate:cuda, which computes values"
 
 
 def is_unpredictable(error: RuntimeError) -> bool:
@@ -46,10 +47,11 @@ def refusal_of(func: Any, error: Exception) -> PredictionError:
     """Return the error for an operator that raised an error that :func:`is_unpredictable`."""
     if isinstance(error, NeedsValueError):
         why = _NO_VALUE
-        instead = "Keep .item(), .tolist(), float() and branches on tensors out of the test"
+        avoid = "Keep .item(), .tolist(), float() and branches on tensors out of the test"
+        instead = f"{avoid}, {_WITH_VALUES}"
     elif isinstance(error, NeedsShapeError):
         why = "the shape of its result depends on values, and predicted tensors have none"
-        instead = "Use a fixed shape, e.g. torch.where(mask, x, y) instead of x[mask]"
+        instead = f"Use a fixed shape, e.g. torch.where(mask, x, y) for x[mask], {_WITH_VALUES}"
     else:
         why = "the shapes of its results are not known without running it"
         instead = "Register a rule for the shapes with torch.library.register_fake"
