@@ -8,7 +8,6 @@ from typing import cast
 
 import pytest
 
-
 _KINDS = {
     "DoctestItem": "doctests",
     "TestCaseFunction": "async methods of a unittest.TestCase that is not IsolatedAsyncioTestCase",

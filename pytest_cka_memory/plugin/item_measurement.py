@@ -248,7 +248,7 @@ def refuse_unseen(item: pytest.Item, measurement: ItemMeasurement) -> None:
         reason = unseen_reason(item)
         pytest.fail(
             f"{', '.join(limit.text for limit in plan.own_limits)}: not checked. "
-            f"{reason[0].upper()}{reason[1:]}; write it as a plain or async test function, or remove the "
-            "marker",
+            f"{reason[0].upper()}{reason[1:]}; write it as a plain or async test function, or "
+            "remove the marker",
             pytrace=False,
         )
