@@ -9,19 +9,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.core.figures import RegionRecord
-from pytest_cka_memory.measure import display
-from pytest_cka_memory.measure.loaders import FirstBatches, length_of
 from pytest_cka_memory.measure.observers import observers
 from pytest_cka_memory.measure.region import Explainer, Region
 from pytest_cka_memory.measure.region_context import RegionContext
 from pytest_cka_memory.measure.region_stack import region_stack_for
-from pytest_cka_memory.measure.sweeps import Sweep
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.meters.selection import meter_for
 from pytest_cka_memory.units import counted, format_with_unit
 
 if TYPE_CHECKING:
     import torch
+
+    from pytest_cka_memory.measure.sweeps import Sweep
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,8 @@ class Snapshot:
 
     def _repr_html_(self) -> str:
         """Return a table of the figures, which notebooks show."""
+        from pytest_cka_memory.measure import display
+
         figures = {name.removesuffix("_bytes"): value for name, value in vars(self).items()}
         return display.table(figures, [map(format_with_unit, figures.values())], "memory now")
 
@@ -139,7 +140,7 @@ class MemoryProbe:
         loader: Iterable[Any],
         batch_counts: Sequence[int] = (1, 2, 4, 8, 16),
         setup: Callable[[], Any] | None = None,
-    ) -> Sweep:
+    ) -> "Sweep":
         """Measure `func` over the first n batches of `loader`, for each n in `batch_counts`.
 
         `func` is called with what `setup` returned (if given) and the shortened loader. `setup`
@@ -148,6 +149,9 @@ class MemoryProbe:
         Raises:
             ValueError: if there are no counts, they do not rise, or the loader is too short.
         """
+        from pytest_cka_memory.measure.loaders import FirstBatches
+        from pytest_cka_memory.measure.sweeps import Sweep
+
         counts = _checked_counts(batch_counts, loader)
         name = _function_name(func)
         regions = []
@@ -197,6 +201,8 @@ class MemoryProbe:
 
     def _repr_html_(self) -> str:
         """Return a table of the regions that have ended, which notebooks show."""
+        from pytest_cka_memory.measure import display
+
         return display.table_of_regions(
             self.records, f"{self.meter.device}, measured by {self.meter.name}"
         )
@@ -258,6 +264,8 @@ def _checked_counts(batch_counts: Sequence[int], loader: Iterable[Any]) -> tuple
         raise ValueError(
             f"batch_counts must be rising numbers, 1 or more, not {counts}; write e.g. (1, 2, 4)"
         )
+    from pytest_cka_memory.measure.loaders import length_of
+
     available = length_of(loader)
     if available is not None and available < counts[-1]:
         raise ValueError(

@@ -10,9 +10,7 @@ from pytest_cka_memory.core.figures import FIGURES, READABLE, RegionRecord
 from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.errors import RegionError
-from pytest_cka_memory.measure import display
 from pytest_cka_memory.measure.batches import BatchSamples
-from pytest_cka_memory.measure.loaders import SampledLoader
 from pytest_cka_memory.measure.region_stack import ClosedRegion, RegionStack
 from pytest_cka_memory.meters.base import Reading
 
@@ -121,6 +119,8 @@ class Region:
 
     def batches(self, loader: Iterable[Any]) -> Any:
         """Return a wrapper of `loader` that behaves the same and samples at each batch boundary."""
+        from pytest_cka_memory.measure.loaders import SampledLoader
+
         return SampledLoader(loader, self._sample_if_open, self._check_if_open)
 
     def batch_done(self, size: int | None = None) -> None:
@@ -295,6 +295,8 @@ class Region:
         return plot_timeline(self.record, self._stack.meter.device, ax=ax, limit_mb=limit_mb)
 
     def __repr__(self) -> str:
+        from pytest_cka_memory.measure import display
+
         record = self._record
         text = ", open" if record is None else f": {display.summary(record)}"
         return f"<Region {self.label!r}{text}>"
@@ -303,6 +305,8 @@ class Region:
         """Return a table of the figures, which notebooks show."""
         if self._record is None:
             return f"<p>{escape(repr(self))}</p>"
+        from pytest_cka_memory.measure import display
+
         return display.table_of_regions([self._record], self._stack.meter.device)
 
     def __getattr__(self, name: str) -> Any:

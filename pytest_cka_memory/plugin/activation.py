@@ -82,9 +82,12 @@ def start(config: pytest.Config) -> "Reporter | None":
         pytest.UsageError: if an option cannot be used.
     """
     _drop_stale_modules()
-    from pytest_cka_memory.core import places
-    from pytest_cka_memory.integrations import xdist
-    from pytest_cka_memory.plugin import hooks, settings
+    from pytest_cka_memory.plugin.plain_imports import plain_imports
+
+    with plain_imports():
+        from pytest_cka_memory.core import places
+        from pytest_cka_memory.integrations import xdist
+        from pytest_cka_memory.plugin import fixture_regions, hooks, settings
 
     named_from_root = ExitStack()
     named_from_root.enter_context(places.root(config.rootpath))
@@ -96,8 +99,6 @@ def start(config: pytest.Config) -> "Reporter | None":
 
         collecting.record(config)
     if not xdist.is_controller(config):
-        from pytest_cka_memory.plugin import fixture_regions
-
         fixture_regions.collect(config)
     if xdist.is_worker(config):
         return None
@@ -111,8 +112,10 @@ def _reporter(config: pytest.Config) -> "Reporter":
         from pytest_cka_memory.plugin import torchrun_reporter
 
         return torchrun_reporter.reporter(config)
-    from pytest_cka_memory.plugin.reporter import Reporter
+    from pytest_cka_memory.plugin.plain_imports import plain_imports
 
+    with plain_imports():
+        from pytest_cka_memory.plugin.reporter import Reporter
     return Reporter(config)
 
 

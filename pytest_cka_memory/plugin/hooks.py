@@ -17,6 +17,7 @@ from pytest_cka_memory.plugin.item_kinds import (
 )
 from pytest_cka_memory.plugin.item_plan import check, plan_of
 from pytest_cka_memory.plugin.options import given_by
+from pytest_cka_memory.plugin.plain_imports import plain_imports
 from pytest_cka_memory.plugin.session_meter import fail_without_meter, known_meter, meter_of
 from pytest_cka_memory.plugin.settings import settings_key
 
@@ -32,8 +33,8 @@ def _measuring(config: pytest.Config) -> ModuleType:
     It is the same module for a whole session, also if a test removes modules from ``sys.modules``.
     """
     if _measuring_key not in config.stash:
-        from pytest_cka_memory.plugin import item_measurement
-
+        with plain_imports():
+            from pytest_cka_memory.plugin import item_measurement
         config.stash[_measuring_key] = item_measurement
     return config.stash[_measuring_key]
 
@@ -48,10 +49,11 @@ _SET_UPS = ("_unittest_", "_xunit_")
 
 @pytest.hookimpl(trylast=True)
 def pytest_cka_memory_meter(device: str) -> "Meter":
-    from pytest_cka_memory.meters.selection import meter_for
-
     rank = this_rank()
-    return meter_for(device, preferred=rank.local if rank else None)
+    with plain_imports():  # some meters are imported when they are asked for
+        from pytest_cka_memory.meters.selection import meter_for
+
+        return meter_for(device, preferred=rank.local if rank else None)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

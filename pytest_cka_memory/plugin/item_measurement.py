@@ -12,7 +12,6 @@ from pytest_cka_memory.core.report_builder import Payload
 from pytest_cka_memory.core.verdicts import Limit, Result, judge
 from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region_context import never_closed
-from pytest_cka_memory.plugin import comparisons
 from pytest_cka_memory.plugin.item_kinds import unseen_reason
 from pytest_cka_memory.plugin.item_plan import limits_or_fail, plan_of
 from pytest_cka_memory.plugin.narrowing import is_narrowed
@@ -63,6 +62,8 @@ class ItemMeasurement:
                     yield
                 self._returned = True
             except AssertionError as error:
+                from pytest_cka_memory.plugin import comparisons
+
                 if comparisons.is_of_figures(error):
                     self._compared = self.probe._explain_comparisons(error)
                 raise
