@@ -61,6 +61,9 @@ class SharedPatches(Locking, ABC):
     An exception at any line leaves at most what the next start or stop repairs.
     """
 
+    kind: type[Patch] = Patch
+    """What :meth:`patch` makes."""
+
     def __init__(self) -> None:
         super().__init__()
         _all.add(self)
@@ -77,7 +80,7 @@ class SharedPatches(Locking, ABC):
         """Return a patch of an attribute by what `wrapper` returns for it; the last if it fits."""
         patch = self._last.get((owner, name))
         if patch is None or not patch.fits():
-            patch = self._last[owner, name] = Patch(owner, name, wrapper(getattr(owner, name)))
+            patch = self._last[owner, name] = self.kind(owner, name, wrapper(getattr(owner, name)))
         return patch
 
     @abstractmethod

@@ -226,6 +226,31 @@ def keep_scriptable(replacement: Callable[..., Any], original: Callable[..., Any
         weakref.finalize(replacement, table.pop, id(replacement), None).atexit = False
 
 
+_COMPILER_TABLES = (
+    ("torch._dynamo.trace_rules", "get_torch_obj_rule_map"),
+    ("torch._dynamo.variables.torch", "TorchInGraphFunctionVariable._get_handlers"),
+)
+"""Cached functions that return what ``torch.compile`` knows about functions, by the function."""
+
+
+def keep_compilable(replacement: Any) -> None:
+    """Let ``torch.compile`` know a function that was replaced, and is not any more.
+
+    It lists functions when it is first used, which may be while `replacement`, made with
+    ``functools.wraps``, is in the place of the original.
+    """
+    for module, path in _COMPILER_TABLES:
+        listing: Any = sys.modules.get(module)
+        if listing is None:  # as long as nothing is compiled
+            return
+        for name in path.split("."):
+            listing = getattr(listing, name, None)
+        if listing is not None and listing.cache_info().currsize:
+            table = listing()
+            if replacement in table:
+                table.setdefault(replacement.__wrapped__, table[replacement])
+
+
 active_modes = _found("torch.utils._python_dispatch._get_current_dispatch_mode_stack", None)
 pop_mode = _found("torch.utils._python_dispatch._pop_mode", None)
 push_mode = _found("torch.utils._python_dispatch._push_mode", None)

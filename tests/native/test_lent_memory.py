@@ -165,6 +165,31 @@ def test_fake_tensors_can_be_made_in_a_region(probe: MemoryProbe) -> None:
     assert type(made) is FakeTensor
 
 
+COMPILING = """
+import numpy as np
+import torch
+from pytest_cka_memory import MemoryProbe
+
+def compiled(function):
+    assert torch.compile(function, backend="eager", fullgraph=True)(torch.ones(1)).item() == 2
+
+probe = MemoryProbe("cpu")
+with probe.measure():
+    compiled(lambda x: x * 2)
+compiled(lambda x: x + torch.as_tensor([1.0]))
+with probe.measure():
+    compiled(lambda x: x + torch.asarray([1.0]))
+compiled(lambda x: x + torch.from_numpy(np.ones(1, dtype=np.float32)))
+"""
+
+
+def test_functions_can_be_compiled_after_a_region_that_compiled_first(
+    run_code: Callable[..., str],
+) -> None:
+    """In a new process: Dynamo lists the functions of torch when it is first used."""
+    run_code(COMPILING)
+
+
 def test_a_patch_of_the_user_in_a_region_stays(
     probe: MemoryProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:

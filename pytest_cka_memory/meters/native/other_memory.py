@@ -33,8 +33,21 @@ _LENDERS = (
 _CPU = torch.device("cpu")
 
 
+class CompilablePatch(Patch):
+    """Tells ``torch.compile`` about the function that is no longer replaced."""
+
+    def undo(self) -> bool:
+        """Restore the attribute; return whether that was possible."""
+        is_undone = super().undo()
+        if is_undone:
+            torch_private.keep_compilable(self.function)
+        return is_undone
+
+
 class LentMemory(SharedPatches):
     """Reports to a counter what other libraries lend to tensors."""
+
+    kind = CompilablePatch
 
     def __init__(self, counter: Counter) -> None:
         super().__init__()
