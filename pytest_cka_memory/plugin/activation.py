@@ -87,7 +87,7 @@ def start(config: pytest.Config) -> "Reporter | None":
     with plain_imports():
         from pytest_cka_memory.core import places
         from pytest_cka_memory.integrations import xdist
-        from pytest_cka_memory.plugin import fixture_regions, hooks, settings
+        from pytest_cka_memory.plugin import hooks, settings
 
     named_from_root = ExitStack()
     named_from_root.enter_context(places.root(config.rootpath))
@@ -99,6 +99,8 @@ def start(config: pytest.Config) -> "Reporter | None":
 
         collecting.record(config)
     if not xdist.is_controller(config):
+        with plain_imports():
+            from pytest_cka_memory.plugin import fixture_regions
         fixture_regions.collect(config)
     if xdist.is_worker(config):
         return None

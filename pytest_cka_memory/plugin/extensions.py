@@ -109,8 +109,6 @@ def fields_of(item: pytest.Item, result: Result) -> dict[str, Any]:
         FieldError: if a field cannot be written as JSON; it names the plugin and the hook.
     """
     fields: dict[str, Any] = {}
-    if not getattr(item.ihook, REGION).get_hookimpls():
-        return fields
     arguments = {"item": item, "result": result}
     for plugin_name, returned in _call_each(REGION, FieldError, arguments):
         problem = _problem_of_fields(returned, fields)
