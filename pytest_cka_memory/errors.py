@@ -37,10 +37,6 @@ class RankError(CkaMemoryError, RuntimeError):
     """Ranks of one job that cannot communicate."""
 
 
-class PredictionError(CkaMemoryError, RuntimeError):
-    """A request that needs a real device, such as reading a computed value."""
-
-
 class StaleValueError(CkaMemoryError, RuntimeError):
     """A read of a value that was not computed on the emulated device."""
 
@@ -50,7 +46,3 @@ class DeviceAssertError(CkaMemoryError, IndexError, RuntimeError):
 
     On the CPU torch raises an IndexError or a RuntimeError for it, on a card a RuntimeError.
     """
-
-
-class CapacityError(CkaMemoryError, MemoryError):
-    """A simulated card that is out of memory; its argument is the number of bytes requested."""

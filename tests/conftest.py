@@ -220,11 +220,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.fixturenames.insert(0, "emulation")
     for marker, is_supported, reason in (
         ("gpu", _has_accelerator, "requires an accelerator; torch found none"),
-        (
-            "predicts",
-            _can_predict,
-            "requires a torch version that can register a backend from Python",
-        ),
         ("native", _counts_natively, "requires the native counter; it was not compiled here"),
     ):
         marked = [item for item in items if item.get_closest_marker(marker) is not None]
@@ -237,9 +232,3 @@ def _has_accelerator() -> bool:
     import torch
 
     return torch.accelerator.is_available()
-
-
-def _can_predict() -> bool:
-    from torch.utils import backend_registration
-
-    return hasattr(backend_registration, "_setup_privateuseone_for_python_backend")

@@ -1,4 +1,4 @@
-"""The cards that can be predicted or emulated: memory, workspaces and other properties."""
+"""The cards that can be emulated: their memory and other properties."""
 
 from dataclasses import dataclass
 
@@ -12,13 +12,6 @@ CONTEXT_BYTES = _GIB // 2
 It is 0.49 GiB in three published out-of-memory messages of single processes ("this process has ...
 in use" minus "allocated" and "reserved but unallocated"): A100, L40 and RTX 4090.
 """
-
-# ``parseChosenWorkspaceSize`` in aten/src/ATen/cuda/CublasHandlePool.cpp: ":4096:2:16:8", and
-# 32 MiB for compute capability 9, 10 and 12.
-_USUAL_WORKSPACE = 2 * 4096 * 1024 + 8 * 16 * 1024
-_HOPPER_WORKSPACE = 32 * 2**20
-LT_WORKSPACE_BYTES = 2**20
-"""The cuBLASLt workspace on any card: ``parseCUDABlasLtWorkspaceSize`` (PyTorch issue 73328)."""
 
 
 @dataclass(frozen=True)
@@ -51,29 +44,16 @@ class Card:
     """One kind of GPU."""
 
     name: str
-    """Its name in ``--cka-memory-device``: ``predict:cuda:NAME`` or ``emulate:cuda:NAME``."""
+    """Its name in ``--cka-memory-device``: ``emulate:cuda:NAME``."""
     title: str
     """Its product name, shown in reports."""
     total_bytes: int
     """Its memory as PyTorch reports it: ``total_memory``, "total capacity"."""
-    workspace_bytes: int
-    """The workspace that PyTorch allocates for cuBLAS, per stream."""
     hardware: Hardware
 
-    @property
-    def capacity_bytes(self) -> int:
-        """The most that the caching allocator can reserve."""
-        return self.total_bytes - CONTEXT_BYTES
 
-
-def _card(
-    name: str,
-    title: str,
-    total_gib: float,
-    hardware: Hardware,
-    workspace_bytes: int = _USUAL_WORKSPACE,
-) -> Card:
-    return Card(name, title, int(total_gib * _GIB), workspace_bytes, hardware)
+def _card(name: str, title: str, total_gib: float, hardware: Hardware) -> Card:
+    return Card(name, title, int(total_gib * _GIB), hardware)
 
 
 # The totals were printed by PyTorch on such a card. They vary by about 0.2 GiB with the driver and
@@ -94,12 +74,10 @@ CARDS = {
         _card(
             *("h100", "NVIDIA H100 80GB", 79.11),
             Hardware("NVIDIA H100 80GB HBM3", (9, 0), 132, 50, 228, 2048, 32, 1980, 2619, 5120),
-            _HOPPER_WORKSPACE,
         ),
         _card(
             *("h100-nvl", "NVIDIA H100 NVL", 93.00),
             Hardware("NVIDIA H100 NVL", (9, 0), 132, 50, 228, 2048, 32, 1785, 2619, 6016),
-            _HOPPER_WORKSPACE,
         ),
         _card(
             *("l40", "NVIDIA L40", 44.40),
@@ -124,26 +102,25 @@ CARDS = {
         _card(
             *("rtx5090", "NVIDIA GeForce RTX 5090", 31.37),
             Hardware("NVIDIA GeForce RTX 5090", (12, 0), 170, 96, 100, 1536, 24, 2407, 14001, 512),
-            _HOPPER_WORKSPACE,
         ),
     )
 }
 DEFAULT_CARD = "a100"
-"""The card of ``predict:cuda`` without a name; predictions are checked against figures from it."""
+"""The card of ``emulate:cuda`` without a name; its figures are compared with published ones."""
 
 
-def card_of(name: str, kind: str = "predict:cuda") -> Card:
+def card_of(name: str) -> Card:
     """Return the card with a name; an empty name means the default card.
 
     Args:
         name: a key of :data:`CARDS`, or an empty text.
-        kind: how to write the device; the error message contains it.
 
     Raises:
         DeviceError: for an unknown name; the message lists the known ones.
     """
     if (name or DEFAULT_CARD) not in CARDS:
         raise DeviceError(
-            f"unknown card {name!r}; write {kind}, or {kind}: and one of {', '.join(CARDS)}"
+            f"unknown card {name!r}; write emulate:cuda, or emulate:cuda: and one of "
+            f"{', '.join(CARDS)}"
         )
     return CARDS[name or DEFAULT_CARD]

@@ -133,7 +133,7 @@ def load(
             was found and what to do.
     """
     global _loaded, _library
-    wanted_card = card_of(card_name or "", EMULATED)
+    wanted_card = card_of(card_name or "")
     total = wanted_card.total_bytes if total_bytes is None else total_bytes
     if not 1 <= devices <= MOST_DEVICES:
         raise DeviceError(
@@ -203,7 +203,7 @@ def _check_platform() -> None:
     if sys.platform != "linux" or machine not in ("x86_64", "AMD64"):
         raise DeviceError(
             f"{EMULATED} requires Linux on x86-64, and this is {sys.platform} on {machine}; "
-            f"use predict:cuda"
+            f"run it on such a machine, for example in CI, or use cpu"
         )
 
 
@@ -233,12 +233,12 @@ def _cuda_of_torch() -> tuple[int, int]:
     if cuda is None:
         raise DeviceError(
             f"{EMULATED} requires a CUDA build of torch, and {torch_version} is not one; install "
-            f"one (on Linux: pip install torch), or use predict:cuda"
+            f"one (on Linux: pip install torch), or use cpu"
         )
     if int(cuda[1]) not in (12, 13):
         raise DeviceError(
             f"{EMULATED} supports builds of torch for CUDA 12 and 13, and {torch_version} is for "
-            f"CUDA {cuda[1]}.{cuda[2]}; install another, or use predict:cuda"
+            f"CUDA {cuda[1]}.{cuda[2]}; install another, or use cpu"
         )
     return int(cuda[1]), int(cuda[2])
 
@@ -251,8 +251,7 @@ def _check_kernels(wanted: Card, cuda: tuple[int, int]) -> None:
     if too_old or too_new:
         raise DeviceError(
             f"torch for CUDA {cuda[0]}.{cuda[1]} has no kernels for the {wanted.title} (compute "
-            f"capability {capability[0]}.{capability[1]}); name another card, or use "
-            f"predict:cuda:{wanted.name}"
+            f"capability {capability[0]}.{capability[1]}); name another card"
         )
 
 
@@ -264,7 +263,7 @@ def _check_addresses(size: int) -> None:
         raise DeviceError(
             f"{EMULATED} reserves {size >> 30:,} GB of addresses, though hardly any memory, and "
             f"this process may not ({error.strerror}); set 'ulimit -v unlimited' and do not set "
-            f"vm.overcommit_memory to 2, or use predict:cuda"
+            f"vm.overcommit_memory to 2"
         ) from error
 
 
@@ -275,8 +274,7 @@ def _compiled(module: str) -> str:
         raise DeviceError(
             f"{EMULATED} requires a library that is compiled when pytest-cka-memory is installed, "
             f"and {module} is missing; install g++ and reinstall pytest-cka-memory from source "
-            f"(pip install --force-reinstall --no-binary pytest-cka-memory pytest-cka-memory), or "
-            f"use predict:cuda"
+            f"(pip install --force-reinstall --no-binary pytest-cka-memory pytest-cka-memory)"
         )
     return spec.origin
 

@@ -65,4 +65,4 @@ def parse(name: str) -> Specification:
                 f"unknown setting {setting!r} of the device {name!r}; write values=off, or "
                 f"devices= and a number from 1 to {MOST_DEVICES}"
             )
-    return Specification(card_of(device[len(EMULATED) + 1 :], EMULATED), devices, values)
+    return Specification(card_of(device[len(EMULATED) + 1 :]), devices, values)

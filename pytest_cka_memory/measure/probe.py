@@ -49,7 +49,7 @@ class MemoryProbe:
 
     Args:
         device: ``"auto"`` (or None) for the accelerator if there is one, else the CPU; or
-            ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"emulate:cuda"``, ``"predict:cuda"``, ...
+            ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"emulate:cuda"``, ...
         meter: another meter to read from, such as
             :class:`~pytest_cka_memory.testing.ScriptedMeter`.
         explainer: decides which figures to explain when a region ends; by default

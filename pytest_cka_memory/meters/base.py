@@ -117,7 +117,7 @@ class Meter(AllocationCounts):
     """
 
     device: str
-    """The device in reports: ``cpu``, ``cuda:0``, or the name of a predicted or emulated one."""
+    """The device in reports: ``cpu``, ``cuda:0``, or the name of an emulated one."""
     device_name: str
     """What the device is, e.g. ``NVIDIA A100-SXM4-80GB``."""
     name: str

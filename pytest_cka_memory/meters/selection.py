@@ -3,18 +3,12 @@
 import os
 import sys
 from functools import cache
-from typing import TYPE_CHECKING
 
 from pytest_cka_memory.emulated import specification
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.meters.cpu import cpu_meter
-from pytest_cka_memory.meters.device_names import AFTER_PREDICTING, KNOWN_DEVICES
-
-if TYPE_CHECKING:
-    from pytest_cka_memory.core.cards import Card
-
-_PREDICTED = "predict:cuda"
+from pytest_cka_memory.meters.device_names import KNOWN_DEVICES
 
 
 def check_device_name(name: str, found: str = "cpu") -> str:
@@ -46,12 +40,9 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
             current device is used.
 
     Raises:
-        DeviceError: for a device that is unknown or not available.
+        DeviceError: for a device that is unknown, not available, or no longer supported.
     """
-    if _is_predicted(name):
-        from pytest_cka_memory.core.cards import card_of  # most sessions need no card
-
-        return _predicted_meter(card_of(name[len(_PREDICTED) + 1 :]))
+    _refuse_predicted(name)
     if specification.is_emulated(name):
         _load_emulated(name)
         name = "cuda"
@@ -66,8 +57,6 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
     if kind == "auto":
         return cpu_meter() if accelerator is None else meter_for(accelerator.type, preferred)
     if accelerator is None or accelerator.type != kind:
-        if hasattr(torch, "predicted"):
-            raise DeviceError(f"device {name!r} is not available: {AFTER_PREDICTING}")
         found = "no accelerator" if accelerator is None else f"only {accelerator.type}"
         can_emulate = kind == "cuda" and sys.platform == "linux" and torch.version.cuda is not None
         emulate = ", or emulate:cuda to run CUDA code without a GPU" if can_emulate else ""
@@ -76,6 +65,21 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
             f"machine; write cpu, or auto to use what is available{emulate}"
         )
     return _accelerator_meter(kind, _index_of(name, preferred))
+
+
+def _refuse_predicted(name: str) -> None:
+    """Raise an error for ``predict:cuda``, which was removed; name the device to use instead."""
+    if name.partition(":")[0] != "predict":
+        return
+    from pytest_cka_memory.core.cards import CARDS  # most sessions need no card
+
+    card = name.removeprefix("predict:cuda")
+    instead = specification.EMULATED + (card if card[1:] in CARDS else "")
+    raise DeviceError(
+        f"predict:cuda was removed, and {name!r} was given; write {instead}, which runs torch's "
+        "own CUDA allocator without a GPU. It requires Linux on x86-64 and a CUDA build of torch, "
+        "which 'pip install torch' installs there"
+    )
 
 
 def _index_of(name: str, preferred: int | None) -> int:
@@ -146,14 +150,3 @@ def _accelerator_meter(kind: str, index: int) -> Meter:
     from pytest_cka_memory.meters.accelerator.tensor_meter import TensorMeter
 
     return TensorMeter(torch.device(kind, index), reason)
-
-
-def _is_predicted(name: str) -> bool:
-    return name == _PREDICTED or name.startswith(f"{_PREDICTED}:")
-
-
-@cache
-def _predicted_meter(card: "Card") -> Meter:
-    from pytest_cka_memory.meters.predicted.meter import PredictedMeter
-
-    return PredictedMeter(card)

@@ -3,7 +3,7 @@
 No other module may use one. They exist from torch 2.9 to 2.15 but may be removed without notice:
 
 - most are looked up once, and :data:`LOST` states what does not work without them;
-- a few are required: importing one that is missing raises an error with its name;
+- one is required: importing it raises an error with its name if it is missing;
 - those of CUDA are looked up when a meter is created, because only some builds have them.
 """
 
@@ -23,57 +23,24 @@ from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters.patching import replaced
 
 if TYPE_CHECKING:
-    from torch._subclasses import fake_tensor
-    from torch.utils import _python_dispatch, backend_registration
+    from torch.utils import _python_dispatch
 
-    # Those of the names in _NEEDED that are types.
     TorchDispatchMode = _python_dispatch.TorchDispatchMode
-    FakeTensor = fake_tensor.FakeTensor
-    FakeTensorMode = fake_tensor.FakeTensorMode
-    BackendModule = backend_registration._DummyBackendModule
-    DeviceGuard = backend_registration._DummyDeviceGuard
 
-_FAKE = "torch._subclasses.fake_tensor"
-_NEEDED = {
-    "measuring": {"TorchDispatchMode": "torch.utils._python_dispatch.TorchDispatchMode"},
-    "predict:cuda": {
-        "FakeTensor": f"{_FAKE}.FakeTensor",
-        "FakeTensorMode": f"{_FAKE}.FakeTensorMode",
-        "NeedsValueError": f"{_FAKE}.DataDependentOutputException",
-        "NeedsShapeError": f"{_FAKE}.DynamicOutputShapeException",
-        "UnknownShapesError": f"{_FAKE}.UnsupportedOperatorException",
-        "UnfakeableError": f"{_FAKE}.UnsupportedFakeTensorException",
-        "in_kernel": f"{_FAKE}.in_kernel_invocation_manager",
-        "callback_handler": "torch._dynamo.callback.callback_handler",
-        "BackendModule": "torch.utils.backend_registration._DummyBackendModule",
-        "DeviceGuard": "torch.utils.backend_registration._DummyDeviceGuard",
-        "set_up_python_backend": (
-            "torch.utils.backend_registration._setup_privateuseone_for_python_backend"
-        ),
-        "DeviceType": "torch._C._autograd.DeviceType",
-        "DispatchKey": "torch._C.DispatchKey",
-        "ForceDispatchKeyGuard": "torch._C._ForceDispatchKeyGuard",
-        "dispatch_keys_excluded": "torch._C._dispatch_tls_local_exclude_set",
-        "dispatch_keys_included": "torch._C._dispatch_tls_local_include_set",
-        "privateuse1_backend_name": "torch._C._get_privateuse1_backend_name",
-        "run_backward": "torch.autograd.graph._engine_run_backward",
-        "storage_of_weak": "torch.UntypedStorage._new_with_weak_ptr",
-    },
-}
-"""Purpose -> the names that it requires in this module -> their paths in torch."""
+_NEEDED = {"TorchDispatchMode": "torch.utils._python_dispatch.TorchDispatchMode"}
+"""The names in this module that measuring requires -> their paths in torch."""
 
 
 def __getattr__(name: str) -> Any:
-    for purpose, paths in _NEEDED.items():
-        if name in paths:
-            try:
-                return pkgutil.resolve_name(paths[name])
-            except (ImportError, AttributeError) as error:
-                raise DeviceError(
-                    f"{purpose} needs {paths[name]}, which torch {torch.__version__} lacks; "
-                    "use another torch version, for example 2.15"
-                ) from error
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _NEEDED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        return pkgutil.resolve_name(_NEEDED[name])
+    except (ImportError, AttributeError) as error:
+        raise DeviceError(
+            f"measuring needs {_NEEDED[name]}, which torch {torch.__version__} lacks; "
+            "use another torch version, for example 2.15"
+        ) from error
 
 
 LOST: list[str] = []
@@ -264,8 +231,6 @@ if not KNOWS_MODES:
 
 BACKWARD_THREAD = "pt_autograd"
 """The start of the names of threads in which torch runs backward passes."""
-COPY_FROM = "_copy_from"
-"""The aten operator that every backend must implement."""
 _RAW_SAVED = "_raw_saved_"
 
 
@@ -305,23 +270,6 @@ def schema_of(operator: Any) -> Any:
             f"cannot read the arguments of {operator}: in torch {torch.__version__} operators have "
             "no _schema; use another torch version, for example 2.15"
         ) from error
-
-
-def set_run_backward(function: Callable[..., Any]) -> None:
-    """Make torch run every backward pass by calling `function`."""
-    for module in (torch.autograd, torch.autograd.graph):
-        setattr(module, "_engine_run_backward", function)  # noqa: B010
-
-
-def allow_foreach(kind: type) -> None:
-    """Make optimizers choose their foreach implementation for parameters of this type as well.
-
-    In a torch version without the list of such types they compute one parameter after the other.
-    """
-    module = sys.modules["torch.optim.optimizer"]  # torch.optim has removed it from its attributes
-    kinds = getattr(module, "_foreach_supported_types", None)
-    if kinds is not None and kind not in kinds:
-        kinds.append(kind)
 
 
 def workspace_dropper(device_type: str) -> Callable[[], None] | None:

@@ -115,24 +115,6 @@ def gates() -> str:
     return f"```text\n{report}```\n"
 
 
-def predicted() -> str:
-    """Predicted peaks and the peaks that the notebook published."""
-    (file,) = RESULTS.glob("predicted-*.json")
-    rows = json.loads(file.read_text(encoding="utf-8"))["published"]
-    return _markdown(
-        ("batch", "predicted, MB", "published, MB", "error"),
-        [
-            (
-                str(row["batch_size"]),
-                f"{row['peak_bytes'] / MB:.2f}",
-                f"{row['published_mb']:.2f}",
-                f"{row['error']:+.2%}".replace("%", " %"),
-            )
-            for row in rows
-        ],
-    )
-
-
 def _pair(row: Row) -> str:
     return f"{row['peak_bytes'] / MB:.2f} / {row['retained_bytes'] / MB:.2f}"
 
@@ -153,7 +135,6 @@ def _markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 DOCS = ROOT / "docs"
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "explanation" / "figures.md": {"gates": gates},
-    DOCS / "how-to" / "predicting.md": {"predicted": predicted},
     DOCS / "explanation" / "libraries.md": {
         "libraries": libraries,
         "libraries, native counter": libraries_native,

@@ -19,16 +19,16 @@ def test_readme_example_passes_when_its_advice_is_followed() -> None:
     assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout
 
 
-@pytest.mark.predicts
+@pytest.mark.emulates
 @pytest.mark.usefixtures("session")
-def test_example_of_the_fixture_is_predicted_as_well() -> None:
-    """The same test, on fake tensors."""
+def test_example_of_the_fixture_passes_on_the_emulated_device() -> None:
+    """The same test, unchanged, on a CUDA device."""
     example = block_noted("file: test_fixture_by_example.py").text
     Path("test_fixture_by_example.py").write_text(example, "utf-8")
-    options = "--cka-memory-device=predict:cuda", "--cka-memory-report"
+    options = "--cka-memory-device=emulate:cuda", "--cka-memory-report"
     done = run(["pytest", *options], merged=True)
     assert (done.returncode, "1 passed" in done.stdout) == (0, True), done.stdout
-    assert "PREDICTED" in done.stdout
+    assert "EMULATED" in done.stdout
 
 
 @pytest.mark.usefixtures("session")

@@ -12,10 +12,8 @@ from docs_session import Session, Shown, is_checked_elsewhere
 def _pages_to_run() -> Iterator[ParameterSet]:
     for page in pages():
         found = [block for block in blocks(page) if not is_checked_elsewhere(block)]
-        predicts = any("predict:" in block.text for block in found if block.language == "sh")
         if found:
-            marks = [pytest.mark.predicts] if predicts else []
-            yield pytest.param(page, id=name_of(page), marks=marks)
+            yield pytest.param(page, id=name_of(page))
 
 
 @pytest.mark.parametrize("page", [*_pages_to_run()])

@@ -6,9 +6,9 @@ import pytest
 
 MEASURE = """
 import sys
-sys.path.insert(0, "tests/benchmarks")
+sys.path.insert(0, "tests/emulated")
 import json
-from predicted_vs_emulated import measure
+from small_programs import measure
 print(json.dumps(measure(sys.argv[1])))
 """
 

@@ -113,32 +113,6 @@ def test_environment_in_which_torch_counts_nothing_is_refused(python, variable, 
     assert message in python("-c", UNMEASURABLE, **{variable: value}).stdout
 
 
-AFTER_PREDICTING = """
-from pytest_cka_memory import DeviceError, MemoryProbe
-emulated = MemoryProbe("emulate:cuda")
-MemoryProbe("predict:cuda")
-for use in (lambda: emulated.measure().__enter__(), lambda: MemoryProbe("emulate:cuda:a100")):
-    try:
-        use()
-    except DeviceError as error:
-        print(error)
-"""
-
-
-@pytest.mark.emulates
-def test_process_that_has_predicted_cannot_measure_the_emulated_device(python):
-    """Predicting registers a device after which ``torch.accelerator`` finds no other one."""
-    why = (
-        "this process has used predict:cuda, and torch.accelerator finds no other device "
-        "afterwards; measure the two in different processes"
-    )
-    run = python("-c", AFTER_PREDICTING, forked=True)
-    assert run.stdout.splitlines() == [
-        f"emulate:cuda:a100 cannot be measured: {why}",
-        f"device 'cuda' is not available: {why}",
-    ], run.stderr
-
-
 @pytest.mark.emulates
 @pytest.mark.filterwarnings("ignore")  # nbclient and ipykernel warn
 def test_notebook_measures_the_emulated_device(monkeypatch, tmp_path):

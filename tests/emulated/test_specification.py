@@ -32,9 +32,12 @@ def test_title_says_that_there_is_no_gpu():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        (
-            "emulate:cuda:a1000",
-            "unknown card 'a1000'; write emulate:cuda, or emulate:cuda: and one",
+        *(
+            (
+                f"emulate:cuda:{card}",
+                f"unknown card '{card}'; write emulate:cuda, or emulate:cuda: and one of a100, ",
+            )
+            for card in ("a1000", "A100", "a100:0")
         ),
         ("emulate:cuda,values=maybe", "unknown setting 'values=maybe' .*; write values=off"),
         ("emulate:cuda,speed=1", "unknown setting 'speed=1'"),
@@ -47,7 +50,7 @@ def test_wrong_name_is_refused_with_what_to_write(name, message):
         parse(name)
 
 
-@pytest.mark.parametrize("name", ["cuda", "predict:cuda", "emulate", "emulate:cudax", "cpu"])
+@pytest.mark.parametrize("name", ["cuda", "cuda:0", "emulate", "emulate:cudax", "cpu"])
 def test_other_devices_are_not_emulated(name):
     """Only the one kind can be."""
     assert not is_emulated(name)

@@ -82,8 +82,6 @@ class Allocator:
 def install(monkeypatch: pytest.MonkeyPatch) -> Allocator:
     """Replace torch's functions for ``cuda`` by a scripted allocator."""
     made = Allocator()
-    # After a prediction in the same process, no other device could be measured.
-    monkeypatch.delattr(torch, "predicted", raising=False)
     for name, function in {
         "memory_stats": made.stats,
         "synchronize": made.synchronize,

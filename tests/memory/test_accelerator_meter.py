@@ -285,13 +285,6 @@ def test_device_type_of_an_external_backend_is_accepted() -> None:
         check_device_name("abaci", found="abacus")
 
 
-@pytest.fixture
-def nothing_predicted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide what an earlier test in this process has predicted, because messages mention it."""
-    monkeypatch.delattr(torch, "predicted", raising=False)
-
-
-@pytest.mark.usefixtures("nothing_predicted")
 @pytest.mark.parametrize("ask", [meter_for, MemoryProbe], ids=["meter", "probe"])
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "xpu"])
 def test_unavailable_device_is_an_error(
@@ -306,7 +299,6 @@ def test_unavailable_device_is_an_error(
         ask(name)
 
 
-@pytest.mark.usefixtures("nothing_predicted")
 @pytest.mark.parametrize(("build", "named"), [("13.0", True), (None, False)])
 def test_unavailable_cuda_device_error_names_the_emulated_device_if_it_can_run(
     build: str | None, named: bool, monkeypatch: pytest.MonkeyPatch

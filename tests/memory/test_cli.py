@@ -16,6 +16,7 @@ from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.reports import markdown, terminal
 from pytest_cka_memory.reports.html import page as html_page
 from pytest_cka_memory.reports.json import writer as json_writer
+from pytest_cka_memory.reports.json.reader import read
 from pytest_cka_memory.units import MB
 
 
@@ -60,6 +61,49 @@ def test_show_prints_a_report_without_regions(write, capsys):
     """The output says that nothing was measured."""
     assert main(["show", write("r", [])]) == OK
     assert capsys.readouterr().out.startswith("nothing was measured\ndevice: cuda:0 (A100)")
+
+
+PREDICTED = str(Path(__file__).with_name("predicted_report.json"))
+"""A report that version 0.1.0 wrote on ``predict:cuda:t4``, which was removed later."""
+
+
+def test_show_prints_a_report_of_a_predicted_device(capsys, monkeypatch):
+    """Its figures and notes are those that the session printed."""
+    monkeypatch.setenv("COLUMNS", "110")
+    assert main(["show", PREDICTED]) == OK
+    lines = capsys.readouterr().out.splitlines()
+    rows = [" ".join(line.split()) for line in lines]
+    assert "test_product product - 1.02 9.16 8.14 0 - 22.00 no limit" in rows
+    assert "device: predict:cuda:t4 (NVIDIA T4, predicted), torch 2.15.0+cu132" in lines
+    assert "  PREDICTED, not measured: no GPU ran" in lines
+
+
+def test_other_formats_label_the_figures_of_a_predicted_device(capsys, tmp_path):
+    """A reader must not take them for measurements."""
+    notice = "These figures are predicted for the device; they were not measured on it."
+    assert main(["show", PREDICTED, "--format", "markdown"]) == OK
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("### Predicted memory: ")
+    assert lines[2] == notice
+    page = tmp_path / "page.html"
+    assert main(["html", PREDICTED, "-o", str(page)]) == OK
+    assert "<h1>Predicted memory</h1>" in page.read_text("utf-8")
+    assert notice in page.read_text("utf-8")
+
+
+def test_compare_reads_a_report_of_a_predicted_device(write, capsys):
+    """The warning names both devices, so that prediction and measurement are not confused."""
+    before = read(Path(PREDICTED))
+    emulated = {
+        "device": "emulate:cuda:t4",
+        "device_name": "emulated NVIDIA T4 (no GPU)",
+        "meter": "PyTorch's caching allocator, emulated device",
+    }
+    after = write("new", replace(before, session={**before.session, **emulated}))
+    assert main(["compare", PREDICTED, after]) == OK
+    output = capsys.readouterr().out
+    assert "measured on NVIDIA T4, predicted, now on emulated NVIDIA T4 (no GPU)" in output
+    assert "compared: none of 2 regions rose by more than 5%" in output
 
 
 def test_html_writes_the_page_that_the_option_writes(write, tmp_path):

@@ -153,13 +153,13 @@ def test_long_timeline_is_reduced_to_the_highest_point_of_each_step(batches, poi
         assert row["timeline"][-1][0] == 42 * 2**20 + batches
 
 
-def test_page_says_that_figures_are_predicted():
+def test_page_says_that_figures_are_emulated():
     """The heading, a notice and the data for the script say so."""
-    session = {**SESSION, "meter": "predicted CUDA allocations"}
+    session = {**SESSION, "meter": "PyTorch's caching allocator, emulated device"}
     text = html_page.render(Report(session, (kept(),)))
-    assert Page(text).texts["h1"] == "Predicted memory"
-    assert "predicted for the device; they were not measured" in text
-    assert data_of(text)["notMeasured"] == "predicted"
+    assert Page(text).texts["h1"] == "Emulated memory"
+    assert "on an emulated device; no GPU was used" in text
+    assert data_of(text)["notMeasured"] == "emulated"
     assert data_of(html_page.render(one_of_each()))["notMeasured"] == ""
 
 

@@ -15,9 +15,8 @@ from pytest_cka_memory.testing import ScriptedMeter
     [
         ("PyTorch's caching allocator", False),
         ("PyTorch's caching allocator, emulated device", True),
-        ("predicted: fake tensors and a simulated CUDA caching allocator", True),
     ],
-    ids=["measured", "emulated", "predicted"],
+    ids=["measured", "emulated"],
 )
 def test_a_device_that_was_not_measured_is_a_property(
     record: Callable[..., RegionRecord], meter: str, named: bool

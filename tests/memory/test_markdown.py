@@ -123,12 +123,14 @@ def test_a_problem_of_the_session_follows_the_verdict():
     )
 
 
-def test_predicted_figures_are_marked_before_the_first_figure():
+def test_emulated_figures_are_marked_before_the_first_figure():
     """In the title and in a sentence below it."""
-    session = {**SESSION, "meter": "predicted CUDA allocations"}
+    session = {**SESSION, "meter": "PyTorch's caching allocator, emulated device"}
     lines = markdown.render(Report(session, (kept(),))).splitlines()
-    assert lines[0] == "### Predicted memory: 1 region kept every limit"
-    assert lines[2] == "These figures are predicted for the device; they were not measured on it."
+    assert lines[0] == "### Emulated memory: 1 region kept every limit"
+    assert lines[2] == (
+        "These figures come from torch's CUDA allocator on an emulated device; no GPU was used."
+    )
 
 
 def test_text_from_a_test_is_never_interpreted_as_markup():

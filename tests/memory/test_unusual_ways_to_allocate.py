@@ -298,15 +298,3 @@ def test_finalizer_that_runs_in_an_outer_region_is_in_its_peak(cpu: MemoryProbe)
     assert ran_at == [True]
     assert outer.peak_increase_bytes >= BYTES
     assert inner.peak_increase_bytes == 0
-
-
-@pytest.mark.predicts
-def test_predicted_block_without_a_tensor_is_retained_although_an_old_tensor_is_freed() -> None:
-    """What is freed of before does not hide it."""
-    probe = MemoryProbe("predict:cuda")
-    old = [torch.ones(2**18, device=probe.device)]
-    with probe.measure() as region:
-        old.clear()
-        block = probe.meter._allocator.allocate(2**20)  # type: ignore[attr-defined]
-    assert region.retained_bytes == 2**20
-    probe.meter._allocator.free(block)  # type: ignore[attr-defined]

@@ -81,7 +81,7 @@ def test_workers_that_measure_see_one_gpu_each(scripted, monkeypatch, fixture, s
     assert seen == {("gw0", first), ("gw1", second)}
 
 
-@pytest.mark.parametrize("device", ["cpu", "predict:cuda", "cuda:1"])
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
 def test_workers_on_a_device_that_is_not_chosen_among_gpus_keep_all(scripted, monkeypatch, device):
     """A test that uses CUDA by itself still sees what the caller gave it."""
     pytest.importorskip("xdist")

@@ -51,15 +51,8 @@ def test_memory_of_a_failed_run_is_freed_before_the_next(session, error, mark, r
     assert (found["passed"], found["failed"], found.get("rerun", 0)) == (1, 1, runs - 1), run.text
 
 
-@pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param("--cka-memory-device=predict:cuda:t4", marks=pytest.mark.predicts),
-        pytest.param("--cka-memory-device=emulate:cuda:t4,values=off", marks=pytest.mark.emulates),
-    ],
-    ids=["predicted", "emulated"],
-)
-def test_card_is_not_full_after_an_out_of_memory_error(session, device):
+@pytest.mark.emulates
+def test_card_is_not_full_after_an_out_of_memory_error(session):
     """Otherwise every later test would run out of memory too, and nothing would say why."""
     run = session(
         """
@@ -94,9 +87,8 @@ def test_card_is_not_full_after_an_out_of_memory_error(session, device):
         def test_after_the_hook(cka_memory):
             assert cka_memory.snapshot().allocated_bytes == 0
         """,
-        device,
-        forked="predict" in device,
-        subprocess="emulate" in device,
+        "--cka-memory-device=emulate:cuda:t4,values=off",
+        subprocess=True,
     )
     run.assert_outcomes(passed=3, failed=3)
     assert "CUDA out of memory" in run.text

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from pytest_cka_memory import DeviceError, MemoryProbe
+
 pytest_xdist = pytest.importorskip("xdist")
 
 MARKED = "import pytest\n@pytest.mark.zero_retention\ndef test_it(): pass\n"
@@ -34,11 +36,56 @@ def test_invalid_device_name_is_refused(session, device):
 def test_unavailable_device_in_the_ini_file_is_refused(session, pytester):
     """The ini key is checked in the same way as the option."""
     pytester.makeini("[pytest]\ncka_memory_device = cuda:1\n")
-    run = session(MARKED, forked=True)  # where nothing was predicted, which hides devices
+    run = session(MARKED)
     run.assert_refused("device 'cuda:1' is not available", "write cpu, or auto")
 
 
-@pytest.mark.parametrize("device", ["cuda", "nonsense"])
+def removal(given, instead):
+    """Return the message for a device that was removed, without the option's name."""
+    return (
+        f"predict:cuda was removed, and {given!r} was given; write {instead}, which runs torch's "
+        "own CUDA allocator without a GPU. It requires Linux on x86-64 and a CUDA build of torch, "
+        "which 'pip install torch' installs there"
+    )
+
+
+@pytest.mark.parametrize("source", [MARKED, "def test_it(): pass\n"], ids=["marked", "unmarked"])
+def test_predicted_device_ends_the_session_and_names_the_emulated_one(session, worker, source):
+    """The message names the same card, and what the emulated device requires."""
+    device = "predict:cuda:a100-40gb"
+    run = session(source, f"--cka-memory-device={device}", *worker, forked=bool(worker))
+    assert run.result.ret == pytest.ExitCode.USAGE_ERROR == 4
+    message = removal(device, "emulate:cuda:a100-40gb")
+    run.assert_refused(f"ERROR: --cka-memory-device: {message}\n")
+
+
+def test_predicted_device_in_the_ini_file_is_refused(session, pytester):
+    """The message names the key."""
+    pytester.makeini("[pytest]\ncka_memory_device = predict:cuda\n")
+    run = session(MARKED)
+    run.assert_refused("cka_memory_device", removal("predict:cuda", "emulate:cuda"))
+
+
+@pytest.mark.parametrize(
+    ("device", "instead"),
+    [
+        ("predict:cuda", "emulate:cuda"),
+        ("predict:cuda:h100", "emulate:cuda:h100"),
+        ("predict:cuda:b9000", "emulate:cuda"),
+        ("predict:cuda0", "emulate:cuda"),
+        ("predict:cpu", "emulate:cuda"),
+        ("predict:a100", "emulate:cuda"),
+        ("predict", "emulate:cuda"),
+    ],
+)
+def test_probe_on_a_predicted_device_is_an_error(device, instead):
+    """The message repeats a card only if the emulated device has it."""
+    with pytest.raises(DeviceError) as error:
+        MemoryProbe(device=device)
+    assert str(error.value) == removal(device, instead)
+
+
+@pytest.mark.parametrize("device", ["cuda", "nonsense", "predict:cuda"])
 def test_collect_only_does_not_require_the_device(session, device, worker):
     """Tests can be listed on a machine that cannot run them."""
     run = session(

@@ -183,7 +183,7 @@ def test_every_report_labels_its_figures_as_emulated(users_session):
 
 
 @pytest.mark.emulates
-def test_baselines_of_real_predicted_and_emulated_cards_do_not_mix(users_session):
+def test_baselines_of_real_and_emulated_cards_do_not_mix(users_session):
     """Their fingerprints differ even if the card and the versions are the same."""
     emulated = users_session[0].report["session"]
     real = {
@@ -192,14 +192,8 @@ def test_baselines_of_real_predicted_and_emulated_cards_do_not_mix(users_session
         "device_name": "Tesla T4",
         "meter": "PyTorch's caching allocator",
     }
-    predicted = {
-        **emulated,
-        "device": "predict:cuda:t4",
-        "device_name": "NVIDIA T4, predicted",
-        "meter": "predicted: fake tensors",
-    }
     renamed = {**real, "device_name": emulated["device_name"]}
-    assert len({*map(fingerprint_of, (emulated, real, predicted, renamed))}) == 4
+    assert len({*map(fingerprint_of, (emulated, real, renamed))}) == 3
 
 
 # pytest-xdist gives the first test to the first worker and the second one to the other.
@@ -339,9 +333,9 @@ def test_module_that_imported_torch_is_named_if_no_plugin_did(
 @pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "parallel"])
 def test_device_that_cannot_be_emulated_here_ends_the_session(session, refuse, workers):
     """The error is that of loading, without a traceback and without the importers of torch."""
-    refuse(DeviceError("emulate:cuda requires Linux on x86-64; use predict:cuda"))
+    refuse(DeviceError("emulate:cuda requires Linux on x86-64; use cpu"))
     run = session(UNMARKED, "--cka-memory-device=emulate:cuda", *workers)
-    run.assert_refused("--cka-memory-device: emulate:cuda requires Linux on x86-64; use predict:")
+    run.assert_refused("--cka-memory-device: emulate:cuda requires Linux on x86-64; use cpu")
     assert "torch was imported" not in run.errors
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
-from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.accelerator.allocator_history import AllocatorHistory
 from pytest_cka_memory.meters.accelerator.counting import Counting
@@ -15,7 +14,6 @@ from pytest_cka_memory.meters.accelerator.ledger import LedgerCounting
 from pytest_cka_memory.meters.accelerator.native import native_counting
 from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, device_name
 from pytest_cka_memory.meters.base import Cleaned, Meter, Peaks, Reading
-from pytest_cka_memory.meters.device_names import AFTER_PREDICTING
 
 
 class AcceleratorMeter(Meter):
@@ -68,7 +66,6 @@ class AcceleratorMeter(Meter):
         return self.clean_before(thorough=True).workspace_bytes
 
     def clean_before(self, *, thorough: bool) -> Cleaned:
-        self._check_available()
         return self._clean(lambda: self._counting.collect_before(thorough=thorough))
 
     def clean_after(self, mark: Any, *, thorough: bool) -> Cleaned:
@@ -87,7 +84,6 @@ class AcceleratorMeter(Meter):
         self._counting.between_regions(objects_dropped=objects_dropped, since=since)
 
     def read(self) -> Reading:
-        self._check_available()
         levels = self._stats.levels()
         peak_bytes, peak_reserved_bytes = self._counting.peaks()
         return Reading(
@@ -133,10 +129,6 @@ class AcceleratorMeter(Meter):
 
     def allocations_at_peak(self) -> list[AllocationGroup]:
         return self._counting.allocations_at_peak()
-
-    def _check_available(self) -> None:
-        if hasattr(torch, "predicted"):
-            raise DeviceError(f"{self.device} cannot be measured: {AFTER_PREDICTING}")
 
     def _without_workspaces(self) -> int | None:
         """Drop the libraries' workspaces; return their bytes, None if they cannot be dropped."""

@@ -1,1 +1,0 @@
-"""A simulated CUDA device: fake tensors over a simulation of the caching allocator."""
