@@ -48,6 +48,32 @@ def test_page_without_a_place_for_its_table_is_an_error() -> None:
 
 
 @pytest.mark.usefixtures("benchmarks")
+@pytest.mark.parametrize(
+    ("version", "library", "kind", "percent"),
+    [
+        ("2.9.0", "pytorch-cka 0.1.3", "peak", 0.09),
+        ("2.9.0", "torch-cka 0.21", "peak", 0.29),
+        ("2.9.0", "torch-cka 0.21", "retained", 0.31),
+        ("2.15.0", "pytorch-cka 0.1.3", "peak", 0.72),
+        ("2.15.0", "torch-cka 0.21", "peak", 3.78),
+        ("2.15.0", "torch-cka 0.21", "retained", 1.40),
+    ],
+)
+def test_emulated_figures_are_as_close_to_those_of_a_real_card_as_the_pages_say(
+    version: str, library: str, kind: str, percent: float
+) -> None:
+    """The committed figures; every library and batch size of the notebook is among them."""
+    from side_by_side_published import PUBLISHED
+
+    (file,) = (BENCHMARKS / "results").glob(f"notebook-*-torch-{version}.json")
+    rows = [row for row in json.loads(file.read_text("utf-8")) if row["library"] == library]
+    published = {size: getattr(both, kind) for size, both in PUBLISHED[library].items()}
+    found = {row["batch_size"]: row[f"{kind}_bytes"] / 2**20 for row in rows}
+    errors = {size: 100 * (found[size] / published[size] - 1) for size in published}
+    assert round(max(map(abs, errors.values())), 2) == percent
+
+
+@pytest.mark.usefixtures("benchmarks")
 def test_every_view_shows_what_was_measured() -> None:
     """Growth is that of retention from the first to the last number of batches."""
     import side_by_side_views as views

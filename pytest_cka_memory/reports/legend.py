@@ -33,7 +33,7 @@ class Provenance(NamedTuple):
 
 MEASURED = Provenance("", "", "measured on")
 _NOT_MEASURED = (
-    Provenance(
+    Provenance(  # only in reports of earlier versions, which had predict:cuda
         "predicted",
         "These figures are predicted for the device; they were not measured on it.",
         "predicted for",

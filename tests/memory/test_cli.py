@@ -64,7 +64,7 @@ def test_show_prints_a_report_without_regions(write, capsys):
 
 
 PREDICTED = str(Path(__file__).with_name("predicted_report.json"))
-"""A report that version 0.1.0 wrote on ``predict:cuda:t4``, which was removed later."""
+"""A report that an earlier version wrote on ``predict:cuda:t4``, which was removed later."""
 
 
 def test_show_prints_a_report_of_a_predicted_device(capsys, monkeypatch):
