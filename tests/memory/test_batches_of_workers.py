@@ -94,9 +94,7 @@ def test_batch_that_waited_in_the_loader_and_was_freed_is_no_growth(
 ) -> None:
     """In torch 2.9 its storage's Python object lives on, and was counted by the ledger."""
     sharing_strategy(strategy)
-    late = DataLoader(
-        SlowFirstWorker(), batch_size=4, num_workers=2, persistent_workers=persistent
-    )
+    late = DataLoader(SlowFirstWorker(), batch_size=4, num_workers=2, persistent_workers=persistent)
     with cpu.measure() as region:
         for batch in region.batches(late):
             del batch
