@@ -14,6 +14,16 @@ from torch import Tensor, nn
 from cka.capture.outputs import tensors_in
 from cka.errors import InputError
 
+# On a CPU, torch 2.9 cannot index tensors of these dtypes, but others of the same width.
+_INDEXED_AS = {
+    **dict.fromkeys((torch.float8_e4m3fn, torch.float8_e4m3fnuz), torch.uint8),
+    **dict.fromkeys((torch.float8_e5m2, torch.float8_e5m2fnuz), torch.uint8),
+    torch.float8_e8m0fnu: torch.uint8,
+    torch.uint16: torch.int16,
+    torch.uint32: torch.int32,
+    torch.uint64: torch.int64,
+}
+
 
 @dataclass(frozen=True)
 class TokenMask:
@@ -165,7 +175,11 @@ def first_of_tokens(tensor: Tensor, real: Tensor | None) -> Tensor:
     if real is None:
         return tensor[:, 0]
     first = real.to(torch.uint8).argmax(1)
-    return tensor[torch.arange(len(tensor), device=tensor.device), first]
+    samples = torch.arange(len(tensor), device=tensor.device)
+    other = _INDEXED_AS.get(tensor.dtype)
+    if other is None:
+        return tensor[samples, first]
+    return tensor.view(other)[samples, first].view(tensor.dtype)
 
 
 def without_padding(tensor: Tensor, real: Tensor | None) -> Tensor:

@@ -1,10 +1,14 @@
 """Batches of worker processes count when the loader yields them, with either meter."""
 
 import gc
+import time
+import typing
+from collections.abc import Callable
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.meters import torch_private
@@ -58,6 +62,55 @@ def test_batch_that_became_old_before_it_was_yielded_counts(cpu: MemoryProbe) ->
             gc.collect()
     assert region.growth_bytes_per_batch == BATCH_BYTES
     assert region.retained_bytes == len(kept) * BATCH_BYTES
+
+
+class SlowFirstWorker(Dataset[torch.Tensor]):
+    """Samples of which the first worker's first batch arrives after the second worker's."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == 0:
+            time.sleep(0.3)
+        return torch.ones(1000)
+
+
+@pytest.fixture
+def sharing_strategy() -> typing.Iterator[Callable[[str], None]]:
+    """Set how workers share memory; put back what it was."""
+    before = torch.multiprocessing.get_sharing_strategy()
+    yield torch.multiprocessing.set_sharing_strategy
+    torch.multiprocessing.set_sharing_strategy(before)
+
+
+@pytest.mark.parametrize("persistent", [False, True], ids=["once", "persistent"])
+@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
+def test_batch_that_waited_in_the_loader_and_was_freed_is_no_growth(
+    cpu: MemoryProbe,
+    sharing_strategy: Callable[[str], None],
+    strategy: str,
+    persistent: bool,
+) -> None:
+    """In torch 2.9 its storage's Python object lives on, and was counted by the ledger."""
+    sharing_strategy(strategy)
+    late = DataLoader(SlowFirstWorker(), batch_size=4, num_workers=2, persistent_workers=persistent)
+    with cpu.measure() as region:
+        for batch in region.batches(late):
+            del batch
+    assert [sample.requested_bytes - region.start_bytes for sample in region.timeline] == [0, 0]
+    assert region.retained_bytes == 0
+
+
+def test_freed_storage_is_not_yielded_although_its_object_lives() -> None:
+    """It lives in torch 2.9 as long as torch's cache of shared storages knows the storage."""
+    batches = LoaderBatches()
+    tensor = torch.ones(4).share_memory_()
+    known = StorageWeakRef(tensor.untyped_storage())
+    assert not list(batches.yielded([tensor.untyped_storage()], collecting=True))
+    del tensor
+    assert known.expired()
+    assert not list(batches.yielded([], collecting=False))
 
 
 class Iterator:

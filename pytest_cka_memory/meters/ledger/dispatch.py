@@ -175,7 +175,7 @@ class StorageTracker(SharedPatches):
         begins = phase == "start"
         if begins and info["generation"] > 0:
             self.record_unseen(young=True, collecting=True)
-        if torch.__version__ < "2.15":
+        if torch.__version__ < "2.10":
             self.ledger.note_collection(begins=begins)
 
     def record(self, values: Iterable[Any], *, counted: bool, operator: object = None) -> None:

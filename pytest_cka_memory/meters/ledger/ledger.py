@@ -97,10 +97,10 @@ class Ledger(Locking):
         self._freed_since_peak: list[_Entry] = []
         self._freed: deque[_Entry | bool] = deque()
         """Freed storages in order, between the start (True) and the end (False) of collections."""
-        # Before torch 2.15 the Python object of a storage shared between processes outlives it.
+        # In torch 2.9 the Python object of a storage shared between processes outlives it.
         self._shared: dict[int, tuple[_Entry, StorageWeakRef]] = {}
-        # Also before torch 2.15, a collection may free only the Python object of a live storage, if
-        # that object was part of a cycle, as in torch.save.
+        # Also in torch 2.9, a collection may free only the Python object of a live storage, if that
+        # object was part of a cycle, as in torch.save.
         self._collecting = False
         self._maybe_alive: dict[int, _Entry] = {}
         # A collection inside record() may run a __del__ that computes with tensors. Its storages

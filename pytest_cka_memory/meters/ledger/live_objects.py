@@ -132,8 +132,7 @@ def _storages_among(objects: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
     for item in objects:
         kind = type(item)
         if kind is torch.UntypedStorage:
-            # Before torch 2.15, the object of a storage shared between processes may outlive it.
-            if not StorageWeakRef(item).expired():
+            if not was_freed(item):
                 yield item
         elif kind in script_types:  # its tensors are in C++ until they are read
             for tensor in _script_tensors(item):
@@ -143,6 +142,15 @@ def _storages_among(objects: Iterable[Any]) -> Iterator[torch.UntypedStorage]:
             gradient = gradient_of(item)
             if gradient is not None:
                 yield from storages_of(gradient)
+
+
+def was_freed(storage: torch.UntypedStorage) -> bool:
+    """Whether only the Python object of `storage` is left.
+
+    In torch 2.9 it lives as long as a StorageWeakRef, which torch has for each storage that is
+    shared between processes. Such an object still has its size, but is no longer shared.
+    """
+    return StorageWeakRef(storage).expired()
 
 
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.ledger.live_objects import storages_in
+from pytest_cka_memory.meters.ledger.live_objects import storages_in, was_freed
 from pytest_cka_memory.meters.torch_private import storage_key
 
 
@@ -44,7 +44,8 @@ class LoaderBatches:
         """
         early = None if collecting else self._received_early()
         waiting, self._waiting = self._waiting, []
-        kept_back = (storage for known in waiting if (storage := known()) is not None)
+        objects = (storage for known in waiting if (storage := known()) is not None)
+        kept_back = (storage for storage in objects if not was_freed(storage))
         for found in (kept_back, storages):
             for storage in found:
                 if not may_be_prefetched(storage) or (

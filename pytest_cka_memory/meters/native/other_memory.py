@@ -17,6 +17,7 @@ from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.ledger.live_objects import storages_in, storages_of
 from pytest_cka_memory.meters.native.counter import Counter
 from pytest_cka_memory.meters.native.emptied import EmptiedStorages
+from pytest_cka_memory.meters.native.library import NOT_LIVE
 from pytest_cka_memory.meters.patching import Patch, SharedPatches
 from pytest_cka_memory.meters.torch_private import LOADER_ITERATOR
 
@@ -31,6 +32,9 @@ _LENDERS = (
 )
 """Functions that return a tensor or storage on memory which another library has allocated."""
 _CPU = torch.device("cpu")
+_HEADER_BYTES = 64
+"""In front of the data of a storage that processes share by the name of a file, as they do with
+the sharing strategy ``file_system``."""
 
 
 class CompilablePatch(Patch):
@@ -128,12 +132,20 @@ class OtherMemory(LentMemory):
         if not self._iterators:
             return 0
         storages = {
-            storage.data_ptr(): storage.nbytes()
+            storage.data_ptr(): self._counted_bytes(storage)
             for iterator in list(self._iterators)
             for batch in torch_private.received_early(iterator)
             for storage in storages_in(batch)
         }
         return sum(storages.values())
+
+    def _counted_bytes(self, storage: torch.UntypedStorage) -> int:
+        address = storage.data_ptr()
+        has_header = (
+            self._counter.serial_of(address) == NOT_LIVE
+            and self._counter.serial_of(address - _HEADER_BYTES) != NOT_LIVE
+        )
+        return storage.nbytes() + (_HEADER_BYTES if has_header else 0)
 
     def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:  # noqa: N807
