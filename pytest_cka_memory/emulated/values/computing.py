@@ -89,6 +89,7 @@ def compute_after(name: str, operator: Any, original: Kernel, compute: Kernel) -
             results = operators.run(original, keyset, args, kwargs)
         except Unavailable:  # not kept: its traceback would keep the arguments
             is_available = False
+        has_checked = thread.has_checked
         with without_torch_function(), without_keys(skipped):
             if is_random:
                 if generator is not None:
@@ -114,7 +115,7 @@ def compute_after(name: str, operator: Any, original: Kernel, compute: Kernel) -
             except ShapeError as error:
                 unknown = results, f"{name} was not computed: {error}"
             except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
-                if not is_available or torch_private.is_singular(error):
+                if not is_available or has_checked or torch_private.is_singular(error):
                     raise
                 if may_be_stale and errors_on_device.is_assert(error):
                     staleness.check((args, kwargs))

@@ -24,6 +24,8 @@ class _Thread(threading.local):
     """The operator that runs in a thread: its arguments, or None."""
 
     arguments: tuple[Any, ...] | None = None
+    has_checked = False
+    """Whether the operator that runs, or ran last, has read back a check of its arguments."""
 
 
 thread = _Thread()
@@ -80,6 +82,7 @@ def run(original: Kernel, keyset: Any, args: Any, kwargs: Any, phase: int = OPER
     """
     assert _library is not None
     thread.arguments = args
+    thread.has_checked = False
     _library.set_phase(phase)
     try:
         return original(keyset, *args, **kwargs)

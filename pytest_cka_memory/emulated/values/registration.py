@@ -65,7 +65,10 @@ _WITHOUT_CUDA_KERNEL = (
     *("aten::copy_", "aten::convolution_backward"),
     *("aten::ldexp.Tensor", "aten::ldexp.out", "aten::ldexp_"),
 )
-"""Operators whose kernel is the same for all devices and launches CUDA kernels itself."""
+"""Operators whose kernel is the same for all devices and launches CUDA kernels itself.
+
+In torch versions in which one of them only calls others, as ``ldexp`` in 2.9, those are computed.
+"""
 _OTHER_PACKAGES = {
     *("symm_mem", "c10d", "fsdp", "quantized", "_native", "quantization", "inductor_prims"),
 }
@@ -83,9 +86,10 @@ _known: set[tuple[str, str]] = set()
 
 def register_all() -> None:
     """Register a kernel for every CUDA operator that torch has now and had not at the last call."""
-    on_cpu = {*torch_private.registered("CPU")}
-    on_cpu.update(torch_private.registered("CompositeExplicitAutograd"))
-    found = [(_KEY, name) for name in (*torch_private.registered(_KEY), *_WITHOUT_CUDA_KERNEL)]
+    for_all_devices = {*torch_private.registered("CompositeExplicitAutograd")}
+    on_cpu = {*torch_private.registered("CPU"), *for_all_devices}
+    launching = for_all_devices.intersection(_WITHOUT_CUDA_KERNEL)
+    found = [(_KEY, name) for name in (*torch_private.registered(_KEY), *sorted(launching))]
     found += [(key, name) for key in _PARTS for name in torch_private.registered(key)]
     found.append((_QUANTIZED, "aten::copy_"))
     new = [entry for entry in found if entry not in _known]
