@@ -52,13 +52,14 @@ def _copy_inside(original: Kernel, keyset: Any, target: Any, source: Any, block:
 def reading_a_number(original: Kernel, operator: Any) -> Kernel:
     """Return the kernel of ``_local_scalar_dense``, which ``item()`` calls.
 
-    Inside of an operator, a truth value is the result of a check of its arguments, such as whether
-    all are positive. It is true here: if they are not valid, the CPU's operator raises the error.
+    Some operators read back whether their arguments are valid. Here they always are: if not, the
+    CPU's operator raises the error.
     """
 
     def kernel(keyset: Any, tensor: Any) -> Any:
         if thread.arguments is not None:
-            is_argument, is_check = is_argument_of_running(tensor), tensor.dtype is torch.bool
+            is_argument = is_argument_of_running(tensor)
+            is_check = thread.checks_pass and tensor.dtype is torch.bool
             if not is_argument and not is_check:
                 return original(keyset, tensor)
             phase = operators.library().set_phase(OUTSIDE)  # so that no announced size is read

@@ -129,7 +129,14 @@ def _other_kernel(key: str, name: str) -> Kernel | None:
         return sparse.computing(name, operator, original)
     if name == "aten::copy_":
         return copies.copying(original)
-    return compute_after(name, operator, original, if_refused(operator))
+    return compute_after(name, operator, original, _compute_of(name, operator))
+
+
+def _compute_of(name: str, operator: Any) -> Kernel:
+    """Return what computes an operator: its equivalent if it has one, or else the CPU's kernel."""
+    if name in EQUIVALENTS:
+        return by_name(operator, EQUIVALENTS[name].function)
+    return if_refused(operator)
 
 
 def _library(namespace: str) -> torch.library.Library:
@@ -166,16 +173,13 @@ def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
         return sizes.guided(name, operator, original)
     if name in sizes.BY_VALUES:
         return sizes.sized(name, operator, original)
-    if name in EQUIVALENTS:
-        compute = by_name(operator, EQUIVALENTS[name].function)
-        return compute_after(name, operator, original, compute)
     functional = _functional_name(name)
-    if functional in EQUIVALENTS:
+    if name not in EQUIVALENTS and functional in EQUIVALENTS:
         compute = into_out(operator, by_name(operator, EQUIVALENTS[functional].function))
         return compute_after(name, operator, original, compute)
-    if not has_cpu_kernel:
+    if name not in EQUIVALENTS and not has_cpu_kernel:
         return not_computed(name, operator, original, "the CPU has no such operator")
-    return compute_after(name, operator, original, if_refused(operator))
+    return compute_after(name, operator, original, _compute_of(name, operator))
 
 
 def _is_in_python(name: str, kernel: Any) -> bool:
