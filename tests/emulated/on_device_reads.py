@@ -188,7 +188,7 @@ def test_arguments_that_the_operator_checks_are_accepted_or_refused_at_once():
         lambda scale: torch.normal(mean, scale, out=torch.empty(100, device="cuda")),
     ):
         assert 1 < draw(std).std().item() < 3
-        with pytest.raises(RuntimeError, match="normal expects all elements of std >= 0.0"):
+        with pytest.raises(RuntimeError, match=r"normal expects all elements of std >= 0\.0"):
             draw(-std)
     repeats = torch.tensor([1, -1], device="cuda")
     with pytest.raises(RuntimeError, match="repeats can not be negative"):
