@@ -5,6 +5,7 @@ the plugin ``values_on_both``.
 """
 
 import re
+from fnmatch import filter as fnmatch_filter
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -19,6 +20,8 @@ from pytest_cka_memory.emulated.values.equivalents import EQUIVALENTS, by_name
 pytestmark = pytest.mark.usefixtures("operators_seen")
 aten = torch.ops.aten
 FLOAT8 = torch.float8_e4m3fn
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+IN_PLACE = "_flash_attention_forward_no_dropout_inplace"
 
 
 def assert_equal(found: torch.Tensor, expected: torch.Tensor, tolerance: float = 1e-4) -> None:
@@ -88,10 +91,17 @@ def test_scaled_product_multiplies_by_its_scales(by_row):
         *(a.cuda(), b.cuda().T, scale_a.cuda(), scale_b.cuda()), out_dtype=torch.bfloat16
     )
     assert_equal(found, expected, 2e-2)
+    assert hasattr(aten, "_scaled_mm_v2") == (VERSION >= (2, 10))
+    if VERSION >= (2, 10):
+        recipe = F.ScalingType.RowWise if by_row else F.ScalingType.TensorWise
+        given = a.cuda(), b.cuda().T, scale_a.cuda(), recipe, scale_b.cuda(), recipe
+        assert_equal(F.scaled_mm(*given, output_dtype=torch.bfloat16), expected, 2e-2)
 
 
 def test_scales_of_blocks_are_not_taken_for_those_of_rows():
     """They are stored in another order, so the product is not computed."""
+    with pytest.raises(NotImplementedError, match="scales of blocks are not computed"):
+        EQUIVALENTS["aten::_scaled_mm_v2"].function(None, None, [], [3], [], [3], None, None)
     function = by_name(aten._scaled_mm.default, EQUIVALENTS["aten::_scaled_mm"].function)
     a, scale = torch.randn(32, 32).to(FLOAT8), torch.ones(32).to(torch.float8_e8m0fnu)
     with pytest.raises(NotImplementedError, match="scales of blocks are not computed"):
@@ -188,11 +198,13 @@ def test_attention_by_its_lower_operators_is_the_plain_one():
             *(causal, flash[2], flash[3]),
         )
         assert_equal(sum(found), of_input, 5e-2)
-        into = torch.empty_like(device)
-        aten._flash_attention_forward_no_dropout_inplace(
-            *(into, device, device, device, begin, begin, 3, 3, 0.0, causal, False)
-        )
-        assert_equal(into, expected, 2e-2)
+        assert hasattr(aten, IN_PLACE) == (VERSION >= (2, 12))
+        if VERSION >= (2, 12):
+            into = torch.empty_like(device)
+            getattr(aten, IN_PLACE)(
+                *(into, device, device, device, begin, begin, 3, 3, 0.0, causal, False)
+            )
+            assert_equal(into, expected, 2e-2)
         batch = device[None]
         efficient = aten._efficient_attention_forward(
             *(batch, batch, batch, None, begin, begin, 3, 3, 0.0, int(causal), True)
@@ -203,6 +215,27 @@ def test_attention_by_its_lower_operators_is_the_plain_one():
             *(efficient[1], 0.0, efficient[2], efficient[3], int(causal), False),
         )
         assert_equal(sum(found[:3])[0], of_input, 5e-2)
+
+
+@pytest.mark.parametrize("lengths", [None, (3, 1), (8, 9)])
+def test_heads_of_nested_tensors_are_padded_with_zeros_to_a_multiple_of_eight(lengths):
+    """Queries are divided by the root of a head's size; a bias is added to each position."""
+    heads, size = 2, 4
+    parts = [torch.randn(length, 3 * heads * size) for length in lengths or (4, 4)]
+    bias = torch.randn(3 * heads * size)
+    if lengths is None:
+        given, positions = torch.stack(parts).cuda(), 4
+    else:
+        given = torch.nested.nested_tensor([part.cuda() for part in parts])
+        positions = {3: 8, 8: 16}[lengths[0]]
+    expected = torch.zeros(3, len(parts), heads, positions, size)
+    for number, part in enumerate(parts):
+        split = (part + bias).view(-1, 3, heads, size).permute(1, 2, 0, 3)
+        expected[:, number, :, : len(part)] = split
+    expected[0] /= size**0.5
+    found = aten._transform_bias_rescale_qkv(given, bias.cuda(), heads)
+    for value, own in zip(found, expected, strict=True):
+        assert_equal(value, own)
 
 
 def test_attention_of_cudnn_by_its_lower_operators_is_the_plain_one():
@@ -326,18 +359,35 @@ WITHOUT_VALUES = {
     *("aten::lstm.*", "aten::gru.*", "aten::rnn_tanh.*", "aten::rnn_relu.*", "_native::*"),
 }
 """Operators that write no values, or call others, which are computed."""
+RAISING_IN: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
+    "_scaled_addmm*": ((2, 15), (3, 0)),
+    "_scaled_grouped_mm_v2*": ((2, 10), (3, 0)),
+    "_flash_attention_forward.quantized": ((2, 11), (3, 0)),
+    "_scaled_dot_product_flash_attention.quantized": ((2, 11), (3, 0)),
+    "_cudnn_attention_forward_no_dropout_inplace": ((2, 15), (3, 0)),
+    "_philox_*": ((2, 12), (2, 14)),
+}
+"""Pattern -> the first version of torch with such operators for CUDA only, and the first without.
+
+Other operators in the table are in all versions.
+"""
 
 
 def test_every_equivalent_was_compared_and_names_its_source():
     """The tests above it, and those of ``on_device_equivalents.py``, call each operator."""
-    missing = sorted({*EQUIVALENTS} - OPERATORS_SEEN)
+    there = {name for name in EQUIVALENTS if torch_private.operator_of(name) is not None}
+    assert len({*EQUIVALENTS} - there) <= 2  # those of newer versions
+    missing = sorted(there - OPERATORS_SEEN)
     assert not missing, missing
     for name, entry in EQUIVALENTS.items():
         assert re.match(r"(aten/src/ATen|torch)/[\w/]+\.(cpp|cuh?|py)(: |$)", entry.source), name
 
 
 def test_operators_that_only_cuda_has_are_computed_or_listed_as_raising():
-    """The table is in ``docs/explanation/values.md``; ``*`` stands for anything."""
+    """The table is in ``docs/explanation/values.md``; ``*`` stands for anything.
+
+    What it lists is there in this version of torch, if `RAISING_IN` does not say otherwise.
+    """
     of_cuda = {*torch_private.registered("CUDA")}
     for key in ("CPU", "CompositeExplicitAutograd"):
         of_cuda -= {*torch_private.registered(key)}
@@ -345,13 +395,17 @@ def test_operators_that_only_cuda_has_are_computed_or_listed_as_raising():
     page = Path(__file__).parents[2].joinpath("docs/explanation/values.md").read_text("utf-8")
     table = page.split("## What raises")[1].split("##")[0]
     first_column = "".join(row.split("|")[1] for row in table.splitlines() if "|" in row)
-    listed = [f"*{name}" for name in re.findall(r"`([\w:.*]+)`", first_column)]
+    listed = re.findall(r"`([\w:.*]+)`", first_column)
+    assert {*RAISING_IN} <= {*listed}
     left = set()
     for name in of_cuda:
         base = re.sub(r"[._]out$", "", name)
         is_computed = name in EQUIVALENTS or base in EQUIVALENTS
         if not is_computed and not any(fnmatch(name, pattern) for pattern in WITHOUT_VALUES):
             left.add(name)
-    unlisted = {name for name in left if not any(fnmatch(name, pattern) for pattern in listed)}
-    assert sorted(unlisted) == []
-    assert [pattern for pattern in listed if not any(fnmatch(n, pattern) for n in left)] == []
+    found = {pattern: fnmatch_filter(left, f"*{pattern}") for pattern in listed}
+    assert sorted(left.difference(*found.values())) == []
+    always = (0, 0), (9, 9)
+    for pattern, names in found.items():
+        first, after = RAISING_IN.get(pattern, always)
+        assert bool(names) == (first <= VERSION < after), pattern

@@ -30,11 +30,22 @@ def test_sizes_that_depend_on_values_are_the_cpus():
         lambda t: t[mask.to(t.device)],
         lambda t: t.masked_select(t > 1),
         lambda t: torch.repeat_interleave(t),
+        lambda t: torch.repeat_interleave(t * 10, t),
+        lambda t: torch.repeat_interleave(t * 10, t, output_size=13),
+        lambda t: torch.segment_reduce(t[:2].float(), "max", lengths=t[3:5], unsafe=False),
+        lambda t: torch.linalg.eigvals(t.float().diag(), out=complex_pair(t)[0]).abs(),
+        lambda t: torch.linalg.eig(t.float().diag(), out=complex_pair(t))[0].abs(),
         lambda t: torch.histc(t.float(), 4),
         lambda t: t.clone().index_put_((t > 1,), t[t > 1] * 2),
         lambda t: torch.argwhere(t),
     ):
         on_both(function, x)
+
+
+def complex_pair(like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a vector and a matrix to write eigenvalues and eigenvectors into."""
+    size, options = len(like), {"dtype": torch.complex64, "device": like.device}
+    return torch.empty(size, **options), torch.empty(size, size, **options)
 
 
 def test_selected_elements_have_their_memory():
@@ -163,6 +174,28 @@ def test_index_out_of_range_raises_at_once():
             use()
     assert issubclass(DeviceAssertError, IndexError)
     assert issubclass(DeviceAssertError, RuntimeError)
+
+
+def test_arguments_that_the_operator_checks_are_accepted_or_refused_at_once():
+    """It reads back whether they are valid: ``normal`` of torch before 2.14, for example.
+
+    Newer versions check standard deviations in a kernel, as a device-side assert.
+    """
+    mean, std = torch.zeros(100, device="cuda"), torch.full((100,), 2.0, device="cuda")
+    for draw in (
+        lambda scale: torch.normal(mean, scale),
+        lambda scale: torch.normal(0.0, scale),
+        lambda scale: torch.normal(mean, scale, out=torch.empty(100, device="cuda")),
+    ):
+        assert 1 < draw(std).std().item() < 3
+        with pytest.raises(RuntimeError, match=r"normal expects all elements of std >= 0\.0"):
+            draw(-std)
+    repeats = torch.tensor([1, -1], device="cuda")
+    with pytest.raises(RuntimeError, match="repeats can not be negative"):
+        torch.repeat_interleave(repeats)
+    lengths = torch.tensor([1, 5], device="cuda")
+    with pytest.raises(RuntimeError, match="Expected all rows of lengths along axis"):
+        torch.segment_reduce(torch.ones(3, device="cuda"), "max", lengths=lengths)
 
 
 def test_tensors_on_two_devices_are_refused():

@@ -27,6 +27,9 @@ _LOW = (
     *tuple(dtype for name, dtype in vars(torch).items() if name.startswith("float8_")),
 )
 
+_CHECKING = ("normal",)
+"""Operators that check their arguments in some versions of torch, and read back the result."""
+
 _FILLING = (
     *("fill_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_", "geometric_"),
     *("cauchy_", "log_normal_"),
@@ -66,8 +69,9 @@ def compute_after(name: str, operator: Any, original: Kernel, compute: Kernel) -
         compute: gets the operator's arguments with CPU aliases of its tensors.
     """
     schema = torch_private.schema_of(operator)
-    outs = {argument.name for argument in schema.arguments if _is_out(argument)}
-    fills = name.partition("::")[2].partition(".")[0] in _FILLING
+    outs = names_of_outs(operator)
+    base = name.partition("::")[2].partition(".")[0]
+    fills, checks = base in _FILLING, base in _CHECKING
     is_random = randomness.is_random(operator)
     gives_tensors = schema.is_mutable or any("Tensor" in str(r.type) for r in schema.returns)
     skipped = _skipped()
@@ -86,9 +90,10 @@ def compute_after(name: str, operator: Any, original: Kernel, compute: Kernel) -
         results, is_available = None, True
         unknown: tuple[Any, str] | None = None
         try:
-            results = operators.run(original, keyset, args, kwargs)
+            results = operators.run(original, keyset, args, kwargs, checks_pass=checks)
         except Unavailable:  # not kept: its traceback would keep the arguments
             is_available = False
+        has_checked = thread.has_checked
         with without_torch_function(), without_keys(skipped):
             if is_random:
                 if generator is not None:
@@ -114,7 +119,7 @@ def compute_after(name: str, operator: Any, original: Kernel, compute: Kernel) -
             except ShapeError as error:
                 unknown = results, f"{name} was not computed: {error}"
             except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
-                if not is_available or torch_private.is_singular(error):
+                if not is_available or has_checked or torch_private.is_singular(error):
                     raise
                 if may_be_stale and errors_on_device.is_assert(error):
                     staleness.check((args, kwargs))
@@ -247,8 +252,10 @@ def _device_of(args: Any, kwargs: Any) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def _is_out(argument: Any) -> bool:
-    return argument.kwarg_only and _is_written(argument)
+def names_of_outs(operator: Any) -> list[str]:
+    """Return the names of the arguments into which an operator writes its results."""
+    arguments = torch_private.schema_of(operator).arguments
+    return [one.name for one in arguments if one.kwarg_only and _is_written(one)]
 
 
 def _is_written(argument: Any) -> bool:
@@ -277,11 +284,7 @@ def _cast(value: Any, kinds: tuple[torch.dtype, ...], dtype: torch.dtype) -> Any
 
 def into_out(operator: Any, compute: Kernel) -> Kernel:
     """Return a function that writes what `compute` returns into the ``out`` arguments."""
-    names = [
-        argument.name
-        for argument in torch_private.schema_of(operator).arguments
-        if _is_out(argument)
-    ]
+    names = names_of_outs(operator)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         outputs = [kwargs.pop(name) for name in names]

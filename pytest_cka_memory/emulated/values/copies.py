@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from pytest_cka_memory.emulated.values import operators, staleness
 from pytest_cka_memory.emulated.values.aliases import alias
 from pytest_cka_memory.emulated.values.computing import on_the_cpu
@@ -48,17 +50,27 @@ def _copy_inside(original: Kernel, keyset: Any, target: Any, source: Any, block:
 
 
 def reading_a_number(original: Kernel, operator: Any) -> Kernel:
-    """Return the kernel of ``_local_scalar_dense``, which ``item()`` calls."""
+    """Return the kernel of ``_local_scalar_dense``, which ``item()`` calls.
+
+    Some operators read back whether their arguments are valid. Here they always are: if not, the
+    CPU's operator raises the error.
+    """
 
     def kernel(keyset: Any, tensor: Any) -> Any:
         if thread.arguments is not None:
-            if not is_argument_of_running(tensor):
+            is_argument = is_argument_of_running(tensor)
+            is_check = thread.checks_pass and tensor.dtype is torch.bool
+            if not is_argument and not is_check:
                 return original(keyset, tensor)
-            phase = operators.library().set_phase(OUTSIDE)
+            phase = operators.library().set_phase(OUTSIDE)  # so that no announced size is read
             try:
-                return original(keyset, tensor)
+                value = original(keyset, tensor)
             finally:
                 operators.library().set_phase(phase)
+            if is_argument:
+                return value
+            thread.has_checked = True
+            return True
         if staleness.is_possible():
             staleness.check(tensor)
         operators.run(original, keyset, (tensor,), {})

@@ -15,7 +15,7 @@ _UNSUPPORTED = re.compile(
 _VALUES = re.compile(
     r"out of (range|bounds)|index|invalid multinomial|probability|is invalid|nonzero value|"
     r"should be between 0 and 1|must be (>=|in the)|non-negative|negative|"
-    r"to be true, but got false",
+    r"expects all elements of|to be true, but got false",
     re.IGNORECASE,
 )
 

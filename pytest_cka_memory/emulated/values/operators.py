@@ -24,6 +24,10 @@ class _Thread(threading.local):
     """The operator that runs in a thread: its arguments, or None."""
 
     arguments: tuple[Any, ...] | None = None
+    checks_pass = False
+    """Whether a truth value that the operator reads back is a check, true if it may go on."""
+    has_checked = False
+    """Whether the operator that runs, or ran last, has read back such a check."""
 
 
 thread = _Thread()
@@ -72,14 +76,32 @@ def library() -> Library:
     return _library
 
 
-def run(original: Kernel, keyset: Any, args: Any, kwargs: Any, phase: int = OPERATOR) -> Any:
+def run(
+    original: Kernel,
+    keyset: Any,
+    args: Any,
+    kwargs: Any,
+    phase: int = OPERATOR,
+    *,
+    checks_pass: bool = False,
+) -> Any:
     """Run torch's kernel in this thread without changing what its arguments contain.
+
+    Args:
+        original: the kernel.
+        keyset: what it gets from the dispatcher, before the arguments.
+        args: its positional arguments.
+        kwargs: its other arguments.
+        phase: what its copies and reads do.
+        checks_pass: answer the checks of its arguments that it reads back with true.
 
     Raises:
         Unavailable: if it calls a library that is not emulated.
     """
     assert _library is not None
     thread.arguments = args
+    thread.checks_pass = checks_pass
+    thread.has_checked = False
     _library.set_phase(phase)
     try:
         return original(keyset, *args, **kwargs)

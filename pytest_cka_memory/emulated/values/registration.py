@@ -65,7 +65,10 @@ _WITHOUT_CUDA_KERNEL = (
     *("aten::copy_", "aten::convolution_backward"),
     *("aten::ldexp.Tensor", "aten::ldexp.out", "aten::ldexp_"),
 )
-"""Operators whose kernel is the same for all devices and launches CUDA kernels itself."""
+"""Operators whose kernel is the same for all devices and launches CUDA kernels itself.
+
+In torch versions in which one of them only calls others, as ``ldexp`` in 2.9, those are computed.
+"""
 _OTHER_PACKAGES = {
     *("symm_mem", "c10d", "fsdp", "quantized", "_native", "quantization", "inductor_prims"),
 }
@@ -83,9 +86,10 @@ _known: set[tuple[str, str]] = set()
 
 def register_all() -> None:
     """Register a kernel for every CUDA operator that torch has now and had not at the last call."""
-    on_cpu = {*torch_private.registered("CPU")}
-    on_cpu.update(torch_private.registered("CompositeExplicitAutograd"))
-    found = [(_KEY, name) for name in (*torch_private.registered(_KEY), *_WITHOUT_CUDA_KERNEL)]
+    for_all_devices = {*torch_private.registered("CompositeExplicitAutograd")}
+    on_cpu = {*torch_private.registered("CPU"), *for_all_devices}
+    launching = for_all_devices.intersection(_WITHOUT_CUDA_KERNEL)
+    found = [(_KEY, name) for name in (*torch_private.registered(_KEY), *sorted(launching))]
     found += [(key, name) for key in _PARTS for name in torch_private.registered(key)]
     found.append((_QUANTIZED, "aten::copy_"))
     new = [entry for entry in found if entry not in _known]
@@ -125,7 +129,14 @@ def _other_kernel(key: str, name: str) -> Kernel | None:
         return sparse.computing(name, operator, original)
     if name == "aten::copy_":
         return copies.copying(original)
-    return compute_after(name, operator, original, if_refused(operator))
+    return compute_after(name, operator, original, _compute_of(name, operator))
+
+
+def _compute_of(name: str, operator: Any) -> Kernel:
+    """Return what computes an operator: its equivalent if it has one, or else the CPU's kernel."""
+    if name in EQUIVALENTS:
+        return by_name(operator, EQUIVALENTS[name].function)
+    return if_refused(operator)
 
 
 def _library(namespace: str) -> torch.library.Library:
@@ -162,16 +173,13 @@ def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
         return sizes.guided(name, operator, original)
     if name in sizes.BY_VALUES:
         return sizes.sized(name, operator, original)
-    if name in EQUIVALENTS:
-        compute = by_name(operator, EQUIVALENTS[name].function)
-        return compute_after(name, operator, original, compute)
     functional = _functional_name(name)
-    if functional in EQUIVALENTS:
+    if name not in EQUIVALENTS and functional in EQUIVALENTS:
         compute = into_out(operator, by_name(operator, EQUIVALENTS[functional].function))
         return compute_after(name, operator, original, compute)
-    if not has_cpu_kernel:
+    if name not in EQUIVALENTS and not has_cpu_kernel:
         return not_computed(name, operator, original, "the CPU has no such operator")
-    return compute_after(name, operator, original, if_refused(operator))
+    return compute_after(name, operator, original, _compute_of(name, operator))
 
 
 def _is_in_python(name: str, kernel: Any) -> bool:

@@ -7,7 +7,7 @@ returns another size, the computed result is put into memory of the right size i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ import torch
 from pytest_cka_memory.emulated import torch_private
 from pytest_cka_memory.emulated.values import errors_on_device, operators, staleness
 from pytest_cka_memory.emulated.values.aliases import on_cpu
-from pytest_cka_memory.emulated.values.computing import compute_after, on_the_cpu
+from pytest_cka_memory.emulated.values.computing import compute_after, names_of_outs, on_the_cpu
 from pytest_cka_memory.emulated.values.operators import Kernel, Unavailable, tensors_in, thread
 from pytest_cka_memory.emulated.values.results import replace, upload, write
 
@@ -63,16 +63,6 @@ def _nothing(args: Any, result: Any) -> list[int]:
     return []
 
 
-def _yes_once(args: Any, result: Any) -> list[int]:
-    """The operator checks that its argument is finite, and reads that back; then its status."""
-    return [1]
-
-
-def _yes(args: Any, result: Any) -> list[int]:
-    """The operator checks its argument first, and reads back that it is valid."""
-    return [1] * 4
-
-
 BY_VALUES: dict[str, Answers] = {
     "aten::nonzero": _rows,
     "aten::nonzero.out": _rows,
@@ -88,9 +78,9 @@ BY_VALUES: dict[str, Answers] = {
     "aten::unique_dim_consecutive": _unique_rows,
     "aten::bincount": _smallest_and_largest,
     "aten::repeat_interleave.Tensor": _total,
-    "aten::linalg_eig.out": _yes_once,
-    "aten::linalg_eigvals.out": _yes_once,
-    "aten::segment_reduce": _yes,
+    "aten::linalg_eig.out": _nothing,
+    "aten::linalg_eigvals.out": _nothing,
+    "aten::segment_reduce": _nothing,
     "torchvision::nms": _nothing,
 }
 """Operator -> what it reads back."""
@@ -109,9 +99,9 @@ def sized(name: str, operator: Any, original: Kernel) -> Kernel:
     answers = BY_VALUES[name]
     schema = torch_private.schema_of(operator)
     is_functional = not schema.is_mutable
-    has_out = name.endswith(("out", "Tensor_out"))
+    outs = names_of_outs(operator)
     usual = compute_after(name, operator, original, operator)
-    compute = _functional_form(name, operator) if has_out else operator
+    compute = _functional_form(name, operator) if outs else operator
     needs_mask = name in _ONLY_WITH_MASKS
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
@@ -123,8 +113,8 @@ def sized(name: str, operator: Any, original: Kernel) -> Kernel:
             staleness.check(args[1] if needs_mask else (args, kwargs))
         with on_the_cpu():
             on_host = [on_cpu(value) for value in args]
-            if is_functional or has_out:
-                options = {key: on_cpu(v) for key, v in kwargs.items() if key != "out"}
+            if is_functional or outs:
+                options = {key: on_cpu(v) for key, v in kwargs.items() if key not in outs}
                 try:
                     computed = compute(*on_host, **options)
                 except (RuntimeError, IndexError) as error:
@@ -143,7 +133,7 @@ def sized(name: str, operator: Any, original: Kernel) -> Kernel:
             results = _results(original, keyset, args, kwargs)
         finally:
             library.forget_answers()
-        return _with_values(results, computed, args, kwargs)
+        return _with_values(results, computed, args, kwargs, outs)
 
     return kernel
 
@@ -175,23 +165,26 @@ def guided(name: str, operator: Any, original: Kernel) -> Kernel:
 def _results(original: Kernel, keyset: Any, args: Any, kwargs: Any) -> Any:
     """Return what torch's operator returns; None if it fails because values are not there."""
     try:
-        return operators.run(original, keyset, args, kwargs)
+        return operators.run(original, keyset, args, kwargs, checks_pass=True)
     except Unavailable:
         return None
 
 
-def _with_values(results: Any, computed: Any, args: Any, kwargs: Any) -> Any:
+def _with_values(
+    results: Any, computed: Any, args: Any, kwargs: Any, outs: Sequence[str] = ()
+) -> Any:
     with on_the_cpu():
-        found = _written(results, computed, args, kwargs)
+        found = _written(results, computed, args, [kwargs[name] for name in outs])
         if staleness.is_possible():  # of the arguments it was checked before
             staleness.propagate((), found, given=(args, kwargs))
     return found
 
 
-def _written(results: Any, computed: Any, args: Any, kwargs: Any) -> Any:
-    if "out" in kwargs:
-        replace(kwargs["out"], computed)
-        return kwargs["out"]
+def _written(results: Any, computed: Any, args: Any, targets: list[torch.Tensor]) -> Any:
+    if targets:
+        for target, value in zip(targets, tensors_in(computed), strict=True):
+            replace(target, value)
+        return targets[0] if len(targets) == 1 else tuple(targets)
     if results is not None and _fit(results, computed):
         write(results, computed)
         return results

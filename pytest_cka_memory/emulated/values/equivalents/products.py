@@ -75,6 +75,30 @@ def scaled_mm(
     return result.to(self.dtype if out_dtype is None else out_dtype)
 
 
+_ONE_FOR_ALL, _OF_ROWS = 0, 1  # torch.nn.functional.ScalingType
+
+
+@equivalent("aten::_scaled_mm_v2", source=_SCALED)
+def scaled_mm_of_recipes(
+    self: Tensor,
+    mat2: Tensor,
+    scale_a: list[Tensor],
+    recipe_a: list[int],
+    scale_b: list[Tensor],
+    recipe_b: list[int],
+    bias: Tensor | None,
+    out_dtype: torch.dtype | None,
+) -> Tensor:
+    recipes = [*recipe_a], [*recipe_b]
+    if recipes == ([_OF_ROWS], [_OF_ROWS]):
+        scales = scale_a[0].reshape(-1, 1), scale_b[0].reshape(1, -1)
+    elif recipes == ([_ONE_FOR_ALL], [_ONE_FOR_ALL]):
+        scales = scale_a[0], scale_b[0]
+    else:
+        raise NotImplementedError("scales of blocks are not computed, those of rows are")
+    return scaled_mm(self, mat2, *scales, bias, None, out_dtype)
+
+
 @equivalent("aten::_scaled_grouped_mm", source=_GROUPED)
 def scaled_grouped_mm(
     self: Tensor, mat2: Tensor, scale_a: Tensor, scale_b: Tensor, offs: Tensor | None
