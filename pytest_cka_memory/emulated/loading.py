@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_cka_memory.core.cards import CONTEXT_BYTES, Card, card_of
-from pytest_cka_memory.emulated import after_torch, children, cudnn_attention, shutdown
+from pytest_cka_memory.emulated import after_torch, children, cudnn_attention, graphs, shutdown
 from pytest_cka_memory.emulated.specification import EMULATED, MOST_DEVICES, Specification
 from pytest_cka_memory.emulated.values import activation
 from pytest_cka_memory.errors import DeviceError
@@ -364,6 +364,7 @@ def _then_follow(function: Callable[..., Any], is_late: bool) -> Callable[..., A
 def _prepare_torch(path: str, values: bool, required: bool) -> None:
     """Change what torch, which is imported now, does with the emulated device."""
     cudnn_attention.switch_off()
+    graphs.refuse_captures(path)
     if not (values and activation.turn_on(path, required=required)):
         cudnn_attention.refuse_calls()
 

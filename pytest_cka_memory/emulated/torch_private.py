@@ -203,6 +203,14 @@ def disable_fusion() -> None:
         disable(False)
 
 
+def replace_captures(capture: Callable[..., Any]) -> None:
+    """Call `capture` in place of the methods that begin and end the capture of a CUDA graph."""
+    torch.cuda.graph.__enter__ = capture  # type: ignore[method-assign]
+    graph = torch._C._CUDAGraph
+    for name in ("capture_begin", "capture_end"):
+        setattr(graph, name, capture)
+
+
 def is_singular(error: Exception) -> bool:
     """Whether an error says that a matrix has no such decomposition, as a card would say too."""
     return type(error).__name__ == "_LinAlgError"
