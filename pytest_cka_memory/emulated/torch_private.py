@@ -4,8 +4,10 @@ No other module of this package may use one. :func:`missing` names what a torch 
 the device computes no values.
 """
 
+import contextlib
 import pkgutil
-from collections.abc import Callable, Iterable
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -48,6 +50,17 @@ def operator_of(name: str) -> Any:
         return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
     except AttributeError:
         return None
+
+
+@contextlib.contextmanager
+def unreported_overrides() -> Iterator[None]:
+    """Return a context in which kernels may be put before torch's own without a warning.
+
+    Torch up to 2.12 warns about the first one, and under ``-W error`` the warning is an exception.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")
+        yield
 
 
 def schema_of(operator: Any) -> Any:
