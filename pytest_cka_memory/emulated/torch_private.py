@@ -6,9 +6,11 @@ the device computes no values.
 
 import contextlib
 import pkgutil
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from types import FrameType
 from typing import Any
 
 import torch
@@ -214,6 +216,23 @@ def disable_fusion() -> None:
     disable = getattr(torch._C, "_jit_override_can_fuse_on_gpu", None)
     if disable is not None:
         disable(False)
+
+
+_AUTOTUNER = "torch._inductor.runtime.triton_heuristics"
+
+
+def is_measuring_kernels(frame: FrameType | None) -> bool:
+    """Whether a frame is of Inductor while it measures kernels with the user's tensors.
+
+    It may copy those that a kernel changes to the host before each launch, and back after it.
+    """
+    if _AUTOTUNER not in sys.modules:
+        return False
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _AUTOTUNER:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def replace_captures(capture: Callable[..., Any]) -> None:

@@ -4,6 +4,7 @@
 """
 
 import ctypes
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -57,6 +58,25 @@ def test_kernel_of_triton_is_noticed_and_named(tmp_path, monkeypatch):
     values = torch.ones(8, device="cuda")
     add_one[(1,)](values, 8)
     with pytest.raises(StaleValueError, match=r"kernel add_one was .* TRITON_INTERPRET=1"):
+        values.cpu()
+
+
+def test_values_that_inductor_copies_while_it_measures_kernels_stay_unknown():
+    """It copies what a kernel changes to the host and back, if the device has no room for it."""
+    pytest.importorskip("triton")
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    values = torch.ones(8, device="cuda")
+    torch.cuda._compile_kernel('extern "C" __global__ void change(float* x) {}', "change")(
+        (1, 1, 1), (8, 1, 1), (values,)
+    )
+    function = SimpleNamespace(arg_names=["x"])
+    tuner = SimpleNamespace(optimize_mem=True, mutated_arg_names=["x"], fn=function)
+    torch.cuda.reset_peak_memory_stats()
+    copies = CachingAutotuner.copy_args_to_cpu_if_needed(tuner, values)
+    assert list(copies) == ["x"]
+    CachingAutotuner.restore_args_from_cpu(tuner, copies)
+    with pytest.raises(StaleValueError, match="the kernel change was launched outside"):
         values.cpu()
 
 
