@@ -10,6 +10,20 @@ version changes one, this is the place to mend it. Three larger tables are where
 - operators that only CUDA has, each with the file of torch from which its formula is:
   :mod:`.values.equivalents`
 
+What differs between versions in these tables is found by feature, not by the version's number:
+
+- ``repeat_interleave``, ``linalg_eig`` and ``segment_reduce`` read back truth values about their
+  arguments (2.9 to 2.15; ``repeat_interleave`` to 2.14, ``normal`` with a tensor of deviations to
+  2.13): the type of the number that is read says so, and ``normal`` is a check in a kernel later
+- ``bincount`` reads its smallest and its largest number, ``unique_dim`` the number of rows twice
+  (2.9 to 2.15): the order of reads
+- ``ldexp`` calls other operators in 2.9 and 2.10, and has one kernel for all devices from 2.11: by
+  where it is registered
+- a nested tensor's heads are padded to a multiple of 8 (2.9 to 2.15; up to 2.11 also for heads of
+  size 4): the formula of torch's CUDA operator
+- ``_scaled_mm_v2`` exists from 2.10, ``_flash_attention_forward_no_dropout_inplace`` from 2.12:
+  whether the operator exists
+
 Nothing here imports torch, because the device is loaded before it.
 """
 
@@ -101,7 +115,7 @@ ABOUT_VALUES = Row(
     re.compile(
         r"out of (range|bounds)|index|invalid multinomial|probability|is invalid|nonzero value|"
         r"should be between 0 and 1|must be (>=|in the)|non-negative|negative|"
-        r"to be true, but got false",
+        r"expects all elements of|to be true, but got false",
         re.IGNORECASE,
     ),
     "the CPU refuses a value; it is raised as a device-side assert, otherwise there is no value",
