@@ -39,14 +39,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_cka_memory.core.cards import CONTEXT_BYTES, Card, card_of
-from pytest_cka_memory.emulated import (
-    after_torch,
-    children,
-    cudnn_attention,
-    graphs,
-    shutdown,
-    torch_versions,
-)
+from pytest_cka_memory.emulated import after_torch, children, cudnn_attention, graphs, shutdown
+from pytest_cka_memory.emulated import torch_versions as versions
 from pytest_cka_memory.emulated.specification import EMULATED, MOST_DEVICES, Specification
 from pytest_cka_memory.emulated.values import activation
 from pytest_cka_memory.errors import DeviceError
@@ -327,10 +321,10 @@ def _take_over_imported_torch() -> None:
     """
     assert _library is not None
     # torch loads these two when they are first needed, and would then find the real runtime first.
-    for library in torch_versions.LATE_LIBRARIES.value:
+    for library in versions.LATE_LIBRARIES.value:
         ctypes.CDLL(str(_torch_folder() / "lib" / library))
     _library.emulated_take_over()
-    name = torch_versions.DEVICE_COUNT.value
+    name = versions.DEVICE_COUNT.value
     count = getattr(ctypes.CDLL(str(_torch_folder() / "lib" / "libc10_cuda.so")), name)
     count.restype = ctypes.c_int8
     if count() == 0 and os.environ.get("CUDA_VISIBLE_DEVICES", "0") != "":
