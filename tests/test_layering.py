@@ -187,7 +187,11 @@ def test_only_meters_ask_a_device() -> None:
 
 
 PRIVATE_HOMES = {
-    "pytest_cka_memory": ("meters.torch_private", "emulated.torch_private"),
+    "pytest_cka_memory": (
+        "meters.torch_private",
+        "emulated.torch_private",
+        "emulated.torch_versions",
+    ),
     "cka": ("running.placement",),
 }
 """The modules that may use private names of torch, and work without them; one for each purpose."""

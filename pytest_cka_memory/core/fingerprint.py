@@ -34,13 +34,13 @@ def fingerprint_of(facts: Mapping[str, Any]) -> Fingerprint:
     return Fingerprint(
         device="cpu" if on_cpu else facts["device_name"],
         meter=facts["meter"],
-        torch=_minor(facts["torch"] or _installed_torch()),
+        torch=_minor(facts["torch"] or installed_torch()),
         cuda=_minor(facts["cuda"]),
     )
 
 
 @cache
-def _installed_torch() -> str | None:
+def installed_torch() -> str | None:
     """Return the installed version, because whether a test has imported torch must not matter."""
     try:
         return version("torch")

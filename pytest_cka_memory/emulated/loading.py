@@ -39,7 +39,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_cka_memory.core.cards import CONTEXT_BYTES, Card, card_of
-from pytest_cka_memory.emulated import after_torch, children, cudnn_attention, shutdown
+from pytest_cka_memory.emulated import after_torch, children, cudnn_attention, graphs, shutdown
+from pytest_cka_memory.emulated import torch_versions as versions
 from pytest_cka_memory.emulated.specification import EMULATED, MOST_DEVICES, Specification
 from pytest_cka_memory.emulated.values import activation
 from pytest_cka_memory.errors import DeviceError
@@ -49,7 +50,6 @@ _NVML = "pytest_cka_memory.emulated._nvml"
 _DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
 _LEAST_ADDRESSES = 2**38  # open_window() in csrc/memory.cpp reserves so many for a device
 _NO_RESERVE = 0x4000  # MAP_NORESERVE, which the module mmap does not name in every version
-_DEVICE_COUNT = "_ZN3c104cuda12device_countEv"  # c10::cuda::device_count()
 
 
 class TooLateError(DeviceError):
@@ -319,10 +319,11 @@ def _take_over_imported_torch() -> None:
     """
     assert _library is not None
     # torch loads these two when they are first needed, and would then find the real runtime first.
-    for name in ("libcaffe2_nvrtc.so", "libtorch_cuda_linalg.so"):
-        ctypes.CDLL(str(_torch_folder() / "lib" / name))
+    for library in versions.LATE_LIBRARIES.value:
+        ctypes.CDLL(str(_torch_folder() / "lib" / library))
     _library.emulated_take_over()
-    count = getattr(ctypes.CDLL(str(_torch_folder() / "lib" / "libc10_cuda.so")), _DEVICE_COUNT)
+    name = versions.DEVICE_COUNT.value
+    count = getattr(ctypes.CDLL(str(_torch_folder() / "lib" / "libc10_cuda.so")), name)
     count.restype = ctypes.c_int8
     if count() == 0 and os.environ.get("CUDA_VISIBLE_DEVICES", "0") != "":
         _library.emulated_give_back()
@@ -362,6 +363,7 @@ def _then_follow(function: Callable[..., Any], is_late: bool) -> Callable[..., A
 def _prepare_torch(path: str, values: bool, required: bool) -> None:
     """Change what torch, which is imported now, does with the emulated device."""
     cudnn_attention.switch_off()
+    graphs.refuse_captures(path)
     if not (values and activation.turn_on(path, required=required)):
         cudnn_attention.refuse_calls()
 

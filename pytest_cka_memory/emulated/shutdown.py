@@ -11,8 +11,8 @@ import sys
 from contextlib import suppress
 
 from pytest_cka_memory.core import threads
+from pytest_cka_memory.emulated.torch_versions import BACKWARD_THREAD
 
-_BACKWARD_THREAD = "pt_autograd"
 _kept: list[object] = []
 
 
@@ -21,7 +21,7 @@ def wait_for_backward_threads() -> None:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return
-    if not threads.may_exist(_BACKWARD_THREAD):
+    if not threads.may_exist(BACKWARD_THREAD.value):
         return
     for index in range(torch.cuda.device_count()):
         # A pass over nothing goes through the queue of the device's thread, behind earlier passes.

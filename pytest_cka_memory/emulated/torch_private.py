@@ -4,27 +4,23 @@ No other module of this package may use one. :func:`missing` names what a torch 
 the device computes no values.
 """
 
+import contextlib
 import pkgutil
-from collections.abc import Callable, Iterable
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from types import FrameType
 from typing import Any
 
 import torch
 
-_NEEDED = (
-    "torch.library.get_kernel",  # public since torch 2.10
-    "torch._C._dispatch_get_registrations_for_dispatch_key",
-    "torch._C._ExcludeDispatchKeyGuard",
-    "torch._C.DispatchKeySet",
-    "torch._C.DisableTorchFunction",
-    "torch._conj",
-    "torch._neg_view",
-)
+from pytest_cka_memory.emulated import torch_versions
 
 
 def missing() -> list[str]:
     """Return the paths of names without which values cannot be computed."""
-    return [path for path in _NEEDED if not _exists(path)]
+    return [path for path in torch_versions.NEEDED_NAMES.value if not _exists(path)]
 
 
 def _exists(path: str) -> bool:
@@ -48,6 +44,17 @@ def operator_of(name: str) -> Any:
         return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
     except AttributeError:
         return None
+
+
+@contextlib.contextmanager
+def unreported_overrides() -> Iterator[None]:
+    """Return a context in which kernels may be put before torch's own without a warning.
+
+    Torch up to 2.12 warns about the first one, and under ``-W error`` the warning is an exception.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=torch_versions.OVERRIDE_WARNING.value)
+        yield
 
 
 def schema_of(operator: Any) -> Any:
@@ -203,6 +210,29 @@ def disable_fusion() -> None:
         disable(False)
 
 
+def is_measuring_kernels(frame: FrameType | None) -> bool:
+    """Whether a frame is of Inductor while it measures kernels with the user's tensors.
+
+    It may copy those that a kernel changes to the host before each launch, and back after it.
+    """
+    autotuner = torch_versions.AUTOTUNER.value
+    if autotuner not in sys.modules:
+        return False
+    while frame is not None:
+        if frame.f_globals.get("__name__") == autotuner:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def replace_captures(capture: Callable[..., Any]) -> None:
+    """Call `capture` in place of the methods that begin and end the capture of a CUDA graph."""
+    torch.cuda.graph.__enter__ = capture  # type: ignore[method-assign]
+    graph = torch._C._CUDAGraph
+    for name in torch_versions.CAPTURE_METHODS.value:
+        setattr(graph, name, capture)
+
+
 def is_singular(error: Exception) -> bool:
     """Whether an error says that a matrix has no such decomposition, as a card would say too."""
-    return type(error).__name__ == "_LinAlgError"
+    return type(error).__name__ == torch_versions.SINGULAR.value

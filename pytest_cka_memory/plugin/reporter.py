@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_cka_memory.core import fingerprint, tried_torch
 from pytest_cka_memory.core.places import anonymizer
 from pytest_cka_memory.core.report_builder import ReportBuilder
 from pytest_cka_memory.errors import ReportError
@@ -40,6 +41,8 @@ class Reporter:
         """Reasons why the session failed that belong to no test."""
         self._reruns: set[tuple[str, str]] = set()
         """Tests that will be run again, each with its worker."""
+        self._warned = False
+        """Whether the header could say that the torch version is too new."""
         self._ran = False
         """Whether tests were run, unlike with --collect-only, --fixtures or --cache-show."""
 
@@ -69,6 +72,10 @@ class Reporter:
                 f"cka-memory: warning: package 'cka' is installed by {' and by '.join(owners)}, "
                 "and which one is imported is undefined; uninstall all but one of them"
             )
+        self._warned = True
+        untried = tried_torch.warning_about(fingerprint.installed_torch())
+        if untried:
+            lines.append(f"cka-memory: warning: {untried}")
         return lines
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -148,6 +155,9 @@ class Reporter:
             for reason, count in report.unmeasured.items():
                 yield from terminal.sentence(f"{count} not measured: {reason}", width, "yellow")
             yield from terminal.missing(report.missing)
+        untried = tried_torch.warning_about(fingerprint.installed_torch())
+        if untried and report.results and not self._warned:
+            yield from terminal.sentence(f"warning: {untried}", width, "yellow")
         yield from map(terminal.Line, self.written)
         for problem in self.problems:
             yield terminal.Line(

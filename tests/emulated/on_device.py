@@ -314,7 +314,7 @@ def test_nvml_counts_the_memory_that_the_process_uses():
 # ---- What is not supported ----
 
 UNSUPPORTED = {
-    "cudaStreamBeginCapture": ("CUDA graphs", lambda: capture()),
+    "cudaStreamBeginCapture": ("CUDA graphs", lambda: torch.cuda.CUDAGraph().capture_begin()),
     "cudaIpcGetMemHandle": (
         "another process",
         lambda: torch.multiprocessing.reductions.reduce_tensor(torch.ones(1, device="cuda")),
@@ -339,15 +339,6 @@ def attend_by_cudnn() -> None:
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         F.scaled_dot_product_attention(values, values, values)
-
-
-def capture() -> None:
-    stream = torch.cuda.current_stream()
-    try:
-        with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            pass
-    finally:
-        torch.cuda.set_stream(stream)
 
 
 def all_reduce() -> None:

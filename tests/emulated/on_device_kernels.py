@@ -4,6 +4,7 @@
 """
 
 import ctypes
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -60,6 +61,25 @@ def test_kernel_of_triton_is_noticed_and_named(tmp_path, monkeypatch):
         values.cpu()
 
 
+def test_values_that_inductor_copies_while_it_measures_kernels_stay_unknown():
+    """It copies what a kernel changes to the host and back, if the device has no room for it."""
+    pytest.importorskip("triton")
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    values = torch.ones(8, device="cuda")
+    torch.cuda._compile_kernel('extern "C" __global__ void change(float* x) {}', "change")(
+        (1, 1, 1), (8, 1, 1), (values,)
+    )
+    function = SimpleNamespace(arg_names=["x"])
+    tuner = SimpleNamespace(optimize_mem=True, mutated_arg_names=["x"], fn=function)
+    torch.cuda.reset_peak_memory_stats()
+    copies = CachingAutotuner.copy_args_to_cpu_if_needed(tuner, values)
+    assert list(copies) == ["x"]
+    CachingAutotuner.restore_args_from_cpu(tuner, copies)
+    with pytest.raises(StaleValueError, match="the kernel change was launched outside"):
+        values.cpu()
+
+
 def test_host_code_of_the_user_that_copies_and_fills_is_computed():
     """``cudaMemcpy`` and ``cudaMemset`` run, because they are no kernels."""
     library = ctypes.CDLL("libcuda.so.1")
@@ -83,28 +103,60 @@ def test_kernel_that_only_waits_leaves_values_known():
 # ---- Graphs ----
 
 
-@pytest.mark.parametrize("way", ["graph", "capture", "callables"])
+WAYS = ["graph", "nested", "capture", "callables", "reduce-overhead"]
+
+
+def capture(way, graph):
+    """Capture a graph in one of the ways that torch has."""
+    values = torch.ones(2, 2, device="cuda")
+    if way == "graph":
+        with torch.cuda.graph(graph):
+            values.mul_(2)
+    elif way == "nested":
+        with torch.cuda.graph(graph), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            values.mul_(2)
+    elif way == "capture":
+        with torch.cuda.stream(torch.cuda.Stream()):
+            graph.capture_begin()
+    elif way == "callables":
+        torch.cuda.make_graphed_callables(nn.Linear(2, 2).cuda(), (values,))
+    else:
+        compiled = torch.compile(lambda values: values @ values + 1, mode=way)
+        for _ in range(3):
+            compiled(values)
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_graph_is_refused_by_name_when_it_is_captured(way):
     """So none is replayed; the device computes afterwards."""
-    values = torch.ones(2, device="cuda")
     graph = torch.cuda.CUDAGraph()
-
-    def capture():
-        if way == "graph":
-            with torch.cuda.graph(graph):
-                values.mul_(2)
-        elif way == "capture":
-            with torch.cuda.stream(torch.cuda.Stream()):
-                graph.capture_begin()
-        else:
-            torch.cuda.make_graphed_callables(nn.Linear(2, 2).cuda(), (values[None],))
-
-    stream = torch.cuda.current_stream()
-    try:
-        with pytest.raises(RuntimeError, match=r"cudaStreamBeginCapture .* leave out torch.cuda.g"):
-            capture()
-    finally:
-        torch.cuda.set_stream(stream)
+    with pytest.raises(RuntimeError, match=r"cudaStreamBeginCapture .* leave out torch.cuda.g"):
+        capture(way, graph)
     with pytest.raises(RuntimeError):
         graph.replay()
-    assert (values * 2).tolist() == [2, 2]
+    staleness.forget()
+    assert (torch.ones(2, device="cuda") * 2).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_refused_graph_leaves_generator_stream_and_allocator_as_they_were(way):
+    """Torch 2.9 to 2.14 begin to change them before they call the function that is refused."""
+    own = torch.Generator(device="cuda").manual_seed(1)
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(own)
+    stream, drawn = torch.cuda.current_stream(), torch.cuda.default_generators[0].get_offset()
+    with pytest.raises(RuntimeError, match="cudaStreamBeginCapture"):
+        capture(way, graph)
+    assert torch.cuda.current_stream() == stream
+    if way in ("graph", "nested", "capture"):
+        assert torch.cuda.default_generators[0].get_offset() == drawn
+    staleness.forget()
+    assert torch.randn(4, device="cuda", generator=own).isfinite().all()
+    assert torch.randn(4, device="cuda").isfinite().all()
+    assert nn.functional.dropout(torch.ones(4, device="cuda")).sum().item() in (0, 2, 4, 6, 8)
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    large = torch.empty(2**26, dtype=torch.uint8, device="cuda")
+    del large
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == before

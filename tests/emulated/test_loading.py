@@ -246,3 +246,13 @@ except loading.DeviceError as error:
 def test_process_that_loaded_another_driver_is_refused(python):
     """Libraries would find that one by its name."""
     assert "another libcuda.so is loaded in this process" in python("-c", DRIVER).stdout
+
+
+@pytest.mark.parametrize("order", ["before torch", "after torch"])
+def test_device_is_loaded_while_warnings_are_errors(python, order):
+    """Torch up to 2.12 warns about the first kernel that is put before one of its own."""
+    load = "from pytest_cka_memory.emulated import loading; loading.load('a100')"
+    lines = [load, "import torch"] if order == "before torch" else ["import torch", load]
+    lines += ["import torchvision", "print(torch.ones(2, device='cuda').add(1).tolist())"]
+    run = python("-W", "error", "-c", "\n".join(lines))
+    assert (run.stdout, run.returncode) == ("[2.0, 2.0]\n", 0), run.stderr

@@ -13,6 +13,9 @@ from pytest_cka_memory.units import MB
 pytestmark = pytest.mark.gpu
 
 TEMPORARY = "temporary memory of an operator, such as a workspace"
+# Torch up to 2.14 keeps the workspace of a matrix product for the next one.
+_IS_KEPT = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
+WORKSPACE = "workspace of a library" if _IS_KEPT else TEMPORARY
 BACKWARD = "allocated outside Python code, such as in a backward pass"
 
 
@@ -106,7 +109,6 @@ def test_peak_consists_of_what_the_allocator_had_then(explaining, cuda, allocate
     values = torch.ones(1024, 1024, device=cuda)
     with explaining.measure() as region:
         product = values @ values
-        torch.softmax(product, 0)
     groups = region.record.at_peak
     assert sum(group.bytes for group in groups) == region.peak_bytes
     *inside, before = groups
@@ -114,7 +116,7 @@ def test_peak_consists_of_what_the_allocator_had_then(explaining, cuda, allocate
     assert before.bytes >= old.nbytes + values.nbytes
     assert sum(group.bytes for group in inside) == region.peak_increase_bytes
     workspace, result = inside
-    assert workspace.inside == TEMPORARY
+    assert workspace.inside == WORKSPACE
     assert workspace.bytes >= 4 * MB
     assert (result.inside, result.bytes) == (None, product.nbytes)
     for group in inside:

@@ -89,8 +89,8 @@ def test_torch_without_metadata_has_no_version_in_the_fingerprint(
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(fingerprint, "version", no_metadata)
-    installed = fingerprint._installed_torch.__wrapped__
-    monkeypatch.setattr(fingerprint, "_installed_torch", installed)
+    installed = fingerprint.installed_torch.__wrapped__
+    monkeypatch.setattr(fingerprint, "installed_torch", installed)
     assert fingerprint_of({**FACTS, "torch": None}).torch is None
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pytest_cka_memory.core import fingerprint
 from pytest_cka_memory.meters.selection import meter_for
 
 TWO = """
@@ -203,6 +204,20 @@ def test_header_lists_the_options_in_effect(scripted):
         ["cka-memory: every test measured, max retained 1,048,576 bytes (1.00 MB), at least 1*"]
     )
     assert "cka-memory" not in scripted(TWO, writes_json=False).text.partition("plugins:")[0]
+
+
+@pytest.mark.parametrize("options", [(), ("--cka-memory-report",)], ids=["marker", "option"])
+def test_torch_version_that_was_not_tried_is_named_once(scripted, monkeypatch, options):
+    """In the header, or in the summary if only a marker asks for the plugin."""
+    monkeypatch.setattr(fingerprint, "installed_torch", lambda: "2.99.0.dev20270110+cu132")
+    test = "import pytest\n@pytest.mark.zero_retention\ndef test_it(meter): pass"
+    run = scripted(test, *options, writes_json=False)
+    run.assert_outcomes(passed=1)
+    header = run.text.partition("collected")[0]
+    said = "warning: not yet tried with torch 2.99; figures of torch's allocator are still torch's"
+    assert run.text.count(said) == 1
+    assert (said in header) == bool(options)
+    assert "not yet tried" not in scripted("def test_it(): pass", writes_json=False).text
 
 
 def test_plugin_emits_no_warnings(scripted):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pytest_cka_memory.core import tried_torch
 from pytest_cka_memory.errors import DeviceError
 
 _is_on = False
@@ -32,7 +33,8 @@ def turn_on(path: str, *, required: bool) -> bool:
         if required:
             raise DeviceError(
                 f"the emulated device computes values with {', '.join(missing)}, which torch "
-                f"{torch.__version__} lacks; use a newer version, or write values=off"
+                f"{torch.__version__} lacks; install one of the versions with which it was tried "
+                f"(torch {tried_torch.RANGE}), or write values=off"
             )
         return False
     from pytest_cka_memory.emulated.values import operators, registration

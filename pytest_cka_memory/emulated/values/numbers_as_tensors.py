@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.emulated import torch_private
+from pytest_cka_memory.emulated.torch_versions import NOT_A_TENSOR
 from pytest_cka_memory.emulated.values.operators import Kernel
 
 _NUMBERS = (int, float, bool, complex)
@@ -52,7 +53,7 @@ def if_refused(operator: Any) -> Kernel:
         try:
             return operator(*args, **kwargs)
         except RuntimeError as error:
-            if "Expected a value of type 'Tensor'" not in str(error):
+            if NOT_A_TENSOR.value not in str(error):
                 raise
             return with_tensors(None, *args, **kwargs)
 

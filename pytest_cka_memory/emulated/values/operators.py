@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
+from pytest_cka_memory.emulated.torch_versions import REFUSED
+
 Kernel = Callable[..., Any]
 OUTSIDE, OPERATOR, COPY = 0, 1, 2  # Phase in csrc/emulated.hpp
-
-_REFUSED = re.compile(
-    "is not supported by the emulated device"
-    "|RUNTIME_PREREQUISITE_MISSING"  # cuDNN asks the driver
-    "|INTERNAL ASSERT FAILED"  # about what a kernel would have written
-)
 
 
 class _Thread(threading.local):
@@ -106,7 +101,7 @@ def run(
     try:
         return original(keyset, *args, **kwargs)
     except RuntimeError as error:
-        if not _REFUSED.search(str(error)):
+        if not REFUSED.value.search(str(error)):
             raise
         raise Unavailable(str(error)) from None
     finally:

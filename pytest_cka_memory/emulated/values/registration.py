@@ -107,11 +107,14 @@ def register_all() -> None:
         if (key, name) not in _known
     ]
     _known.update((key, name) for key, name, _ in kernels)
-    for key, name, kernel in kernels:
-        if kernel is not None:
-            torch_private.never_compiled(kernel)
-            namespace, _, rest = name.partition("::")
-            _library(namespace).impl(rest, kernel, key, with_keyset=True, allow_override=True)
+    if not kernels:
+        return
+    with torch_private.unreported_overrides():
+        for key, name, kernel in kernels:
+            if kernel is not None:
+                torch_private.never_compiled(kernel)
+                namespace, _, rest = name.partition("::")
+                _library(namespace).impl(rest, kernel, key, with_keyset=True, allow_override=True)
 
 
 def _other_kernel(key: str, name: str) -> Kernel | None:

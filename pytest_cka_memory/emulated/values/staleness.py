@@ -17,6 +17,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_cka_memory.emulated import torch_private
+from pytest_cka_memory.emulated.torch_versions import SPIN_KERNEL
 from pytest_cka_memory.emulated.values import operators
 from pytest_cka_memory.emulated.values.operators import tensors_in
 from pytest_cka_memory.errors import StaleValueError
@@ -31,8 +32,6 @@ class _Stale:
     start: int
     end: int
 
-
-_WRITES_NOTHING = "spin_kernel"  # of torch.cuda._sleep
 
 _lock = threading.Lock()
 _stale: dict[int, _Stale] = {}
@@ -177,7 +176,7 @@ def _note_new_work() -> None:
     with _lock:
         before, _known_work = _known_work, operators.library().unknown_work.value
         name = operators.library().unknown_name()
-        if _known_work == before + 1 and _WRITES_NOTHING in name:
+        if _known_work == before + 1 and SPIN_KERNEL.value in name:
             return
         _fresh.clear()
         _reachable.clear()

@@ -1,0 +1,122 @@
+"""What the emulated device takes from torch's own code, which a version may change.
+
+Each row has the value that the code uses, and the versions in which it was seen. If a new torch
+version changes one, this is the place to mend it. Three larger tables are where they are used:
+
+- operators whose results have a size that torch reads back, and in which order it reads:
+  ``BY_VALUES`` and ``GUIDED`` in :mod:`.values.sizes`
+- operators that only allocate, only call others, or launch kernels of their own:
+  :mod:`.values.registration`, and the ``..._PARTS`` of :mod:`.torch_private`
+- operators that only CUDA has, each with the file of torch from which its formula is:
+  :mod:`.values.equivalents`
+
+What differs between versions in these tables is found by feature, not by the version's number:
+
+- ``repeat_interleave``, ``linalg_eig`` and ``segment_reduce`` read back truth values about their
+  arguments (2.9 to 2.15; ``repeat_interleave`` to 2.14, ``normal`` with a tensor of deviations to
+  2.13): the type of the number that is read says so, and ``normal`` is a check in a kernel later
+- ``bincount`` reads its smallest and its largest number, ``unique_dim`` the number of rows twice
+  (2.9 to 2.15): the order of reads
+- ``ldexp`` calls other operators in 2.9 and 2.10, and has one kernel for all devices from 2.11: by
+  where it is registered
+- a nested tensor's heads are padded to a multiple of 8 (2.9 to 2.15; up to 2.11 also for heads of
+  size 4): the formula of torch's CUDA operator
+- ``_scaled_mm_v2`` exists from 2.10, ``_flash_attention_forward_no_dropout_inplace`` from 2.12:
+  whether the operator exists
+
+Nothing here imports torch, because the device is loaded before it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Value = TypeVar("Value")
+Version = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Row(Generic[Value]):
+    """One thing that is taken from torch."""
+
+    value: Value
+    what: str
+    """What it is, and what happens with a version that has it no longer."""
+    oldest: Version = (2, 9)
+    newest: Version = (2, 15)
+    """The versions in which it was seen."""
+
+
+# ---- Names ----
+
+NEEDED_NAMES = Row(
+    (
+        "torch.library.get_kernel",  # public since torch 2.10
+        "torch._C._dispatch_get_registrations_for_dispatch_key",
+        "torch._C._ExcludeDispatchKeyGuard",
+        "torch._C.DispatchKeySet",
+        "torch._C.DisableTorchFunction",
+        "torch._conj",
+        "torch._neg_view",
+    ),
+    "private names without which no values are computed; values=on is then refused",
+)
+CAPTURE_METHODS = Row(
+    ("capture_begin", "capture_end"),
+    "methods of torch._C._CUDAGraph that are refused; otherwise the library refuses too late",
+)
+DEVICE_COUNT = Row(
+    "_ZN3c104cuda12device_countEv",
+    "c10::cuda::device_count() in libc10_cuda.so; needed if torch was imported before the device",
+)
+LATE_LIBRARIES = Row(
+    ("libcaffe2_nvrtc.so", "libtorch_cuda_linalg.so"),
+    "libraries that torch loads when they are first needed",
+)
+BACKWARD_THREAD = Row("pt_autograd", "how the names of torch's threads for backward passes begin")
+AUTOTUNER = Row(
+    "torch._inductor.runtime.triton_heuristics",
+    "the module in which Inductor measures kernels; without it, measuring one may raise",
+)
+SINGULAR = Row("_LinAlgError", "the name of the error for a matrix without such a decomposition")
+SPIN_KERNEL = Row("spin_kernel", "the kernel of torch.cuda._sleep, which writes nothing")
+
+# ---- English texts of errors and warnings ----
+
+OVERRIDE_WARNING = Row(
+    "Warning only once for all operators",
+    "begins the warning about the first kernel that is put before one of torch's",
+    newest=(2, 12),
+)
+NOT_A_TENSOR = Row(
+    "Expected a value of type 'Tensor'",
+    "torch refuses a number for a tensor; without it such calls compute no value",
+)
+REFUSED = Row(
+    re.compile(
+        "is not supported by the emulated device"
+        "|RUNTIME_PREREQUISITE_MISSING"  # cuDNN asks the driver
+        "|INTERNAL ASSERT FAILED"  # about what a kernel would have written
+    ),
+    "a CUDA operator fails because there is no GPU; other errors are raised to the user",
+)
+UNSUPPORTED = Row(
+    re.compile(
+        r"not implemented for|not supported on CPU|Could not run|not support|only supported|"
+        r"not been implemented|is not available for|unsupported|expected scalar type|"
+        r"must have the same dtype|same dtype|to have the same dtype|not compiled with",
+        re.IGNORECASE,
+    ),
+    "the CPU lacks an operator for these types; single precision is tried, then there is no value",
+)
+ABOUT_VALUES = Row(
+    re.compile(
+        r"out of (range|bounds)|index|invalid multinomial|probability|is invalid|nonzero value|"
+        r"should be between 0 and 1|must be (>=|in the)|non-negative|negative|"
+        r"expects all elements of|to be true, but got false",
+        re.IGNORECASE,
+    ),
+    "the CPU refuses a value; it is raised as a device-side assert, otherwise there is no value",
+)

@@ -1,0 +1,92 @@
+"""The table of what the emulated device takes from torch's own code is the one that is used."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from pytest_cka_memory import emulated
+from pytest_cka_memory.core import tried_torch
+from pytest_cka_memory.emulated import torch_private, torch_versions
+from pytest_cka_memory.emulated.torch_versions import Row
+from pytest_cka_memory.emulated.values import errors_on_device
+
+ROWS = {name: row for name, row in vars(torch_versions).items() if isinstance(row, Row)}
+FOLDER = Path(emulated.__file__).parent
+OTHERS = sorted({*FOLDER.rglob("*.py")} - {Path(torch_versions.__file__)})
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_row_is_used_by_the_code(name):
+    """A row that nothing reads could be wrong for years."""
+    uses = [path for path in OTHERS if re.search(rf"\b{name}\.value\b", path.read_text("utf-8"))]
+    assert uses
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_row_was_seen_in_versions_that_were_tried(name):
+    """From the oldest, and up to the newest unless torch has dropped it since."""
+    row = ROWS[name]
+    assert tried_torch.OLDEST_TRIED <= row.oldest <= row.newest <= tried_torch.NEWEST_TRIED
+    assert row.what
+
+
+def test_texts_of_errors_are_matched_by_rows_only():
+    """No other module compiles a pattern, or looks for a text in an error."""
+    found = []
+    for path in OTHERS:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            compiles = isinstance(node, ast.Call) and ast.unparse(node.func) == "re.compile"
+            compares = isinstance(node, ast.Compare) and isinstance(node.left, ast.Constant)
+            if compiles or (compares and ast.unparse(node.comparators[0]) == "str(error)"):
+                found.append((path.name, node.lineno, ast.unparse(node)))
+    assert found == []
+
+
+def test_installed_torch_has_the_needed_names():
+    """On every version that is supported, so that values are computed there."""
+    assert torch_private.missing() == []
+    graph = torch._C._CUDAGraph
+    assert all(hasattr(graph, name) for name in torch_versions.CAPTURE_METHODS.value)
+
+
+REFUSED_TYPES = {
+    "float8": lambda: torch.ones(2).to(torch.float8_e5m2).sin(),
+    "complex": lambda: torch.ones(2, dtype=torch.complex64).sort(),
+}
+REFUSED_VALUES = {
+    "probability": lambda: torch.multinomial(torch.tensor([-1.0, 1.0]), 1),
+    "index": lambda: torch.ones(2).index_select(0, torch.tensor([5])),
+    "gather": lambda: torch.ones(2).gather(0, torch.tensor([5])),
+    "bincount": lambda: torch.bincount(torch.tensor([-1])),
+    "target": lambda: torch.nn.functional.nll_loss(torch.ones(1, 2), torch.tensor([7])),
+    "embedding": lambda: torch.nn.functional.embedding(torch.tensor([7]), torch.ones(2, 2)),
+}
+
+
+def _error_of(call) -> Exception:
+    with pytest.raises(Exception) as raised:  # noqa: PT011  the text is what is looked at
+        call()
+    return raised.value
+
+
+@pytest.mark.parametrize("name", REFUSED_TYPES)
+def test_error_about_types_is_recognized_by_its_text(name):
+    """The text is that of the installed version."""
+    assert errors_on_device.is_unsupported(_error_of(REFUSED_TYPES[name]))
+
+
+@pytest.mark.parametrize("name", REFUSED_VALUES)
+def test_error_about_a_value_is_recognized_by_its_text(name):
+    """The text is that of the installed version."""
+    error = _error_of(REFUSED_VALUES[name])
+    assert errors_on_device.is_assert(error)
+    assert not errors_on_device.is_unsupported(error)
+
+
+def test_refused_number_is_recognized_by_its_text():
+    """Torch's own operator takes no number for a tensor."""
+    error = _error_of(lambda: torch.ops.aten.atan2.default(torch.ones(1), [1.0]))
+    assert torch_versions.NOT_A_TENSOR.value in str(error)

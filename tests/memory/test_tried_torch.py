@@ -1,0 +1,35 @@
+"""A torch version that is newer than those tried is named once."""
+
+import pytest
+
+from pytest_cka_memory.core import tried_torch
+from pytest_cka_memory.core.tried_torch import warning_about
+
+MAJOR, MINOR = tried_torch.NEWEST_TRIED
+
+
+@pytest.mark.parametrize(
+    ("version", "named"),
+    [
+        (f"{MAJOR}.{MINOR + 1}.0", f"{MAJOR}.{MINOR + 1}"),
+        (f"{MAJOR}.{MINOR + 1}.0.dev20270110+cu132", f"{MAJOR}.{MINOR + 1}"),
+        (f"{MAJOR}.{MINOR + 1}.0a0+git1234567", f"{MAJOR}.{MINOR + 1}"),
+        (f"{MAJOR}.{MINOR + 1}.0rc1", f"{MAJOR}.{MINOR + 1}"),
+        (f"{MAJOR}.100.1", f"{MAJOR}.100"),
+        (f"{MAJOR + 1}.0.0", f"{MAJOR + 1}.0"),
+    ],
+)
+def test_newer_version_is_named(version, named):
+    """By major and minor version, whatever follows them."""
+    assert warning_about(version) == (
+        f"not yet tried with torch {named}; figures of torch's allocator are still torch's own"
+    )
+
+
+@pytest.mark.parametrize(
+    "version",
+    [f"{MAJOR}.{MINOR}.0", f"{MAJOR}.{MINOR}.9+cpu", "2.9.1+cu128", "1.100.0", "unknown", None],
+)
+def test_version_that_was_tried_is_not_named(version):
+    """Nor an older one, nor one whose number cannot be read."""
+    assert warning_about(version) is None
