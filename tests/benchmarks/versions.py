@@ -26,7 +26,7 @@ from versions_steps import STEPS, Environment
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results" / "versions"
-NEWEST = "newest"
+NEWEST, PRE_RELEASE = "newest", "pre-release"
 FOR_OPINFO = ("expecttest", "scipy")
 _FOUND = """
 import json, platform
@@ -66,9 +66,12 @@ def interpreter(version: str | None) -> str:
         )
         found.append(asked.stdout.strip())
     for path in found:
-        if path and not subprocess.run(
-            [path, "-c", _IS_IT, version.removesuffix("t")], check=False, capture_output=True
-        ).returncode:
+        if (
+            path
+            and not subprocess.run(
+                [path, "-c", _IS_IT, version.removesuffix("t")], check=False, capture_output=True
+            ).returncode
+        ):
             return path
     sys.exit(f"--python: there is no python{version} on the PATH; install it, or name another")
 
@@ -85,16 +88,22 @@ def fresh(torch: str, options: argparse.Namespace) -> Iterator[Environment]:
         subprocess.run([interpreter(options.python), "-m", "venv", venv], check=True)
         environment = Environment(venv, ROOT)
         wanted = {"torch": torch, "pytest": options.pytest, "pytest-xdist": options.xdist}
-        pins = [f"{name}=={pin}" for name, pin in wanted.items() if pin and pin != NEWEST]
+        unnamed = (None, NEWEST, PRE_RELEASE)
+        pins = [f"{name}=={pin}" for name, pin in wanted.items() if pin not in unnamed]
         names = ["torch", "torchvision", *FOR_OPINFO, *pins, "-e", f"{ROOT}[test]"]
         given = dict(os.environ)
-        if torch == NEWEST or not shutil.which("uv"):
+        if torch in unnamed or not shutil.which("uv"):
             install = [environment.python, "-m", "pip", "install", "--quiet"]
             subprocess.run([*install, "--upgrade", "pip"], check=True, env=given)
         else:
             install = ["uv", "pip", "install", "--quiet", "--python", environment.python]
         if torch != NEWEST:  # a version that is named may be newer than a cap of this machine
             given["PIP_CONSTRAINT"] = os.devnull
+        if torch == PRE_RELEASE:
+            index = ["--index-url", options.index] if options.index else []
+            # Before the rest, which is not in an index of nightly builds and keeps this torch.
+            first = [*install, "--pre", *index, "torch", "torchvision"]
+            subprocess.run(first, check=True, env=given)
         subprocess.run([*install, *names], check=True, env=given)
         yield environment
 
@@ -112,7 +121,7 @@ def run(environment: Environment, options: argparse.Namespace) -> dict[str, Any]
     )
     row = {**json.loads(found.stdout), "processor": processor(), "steps": {}}
     file = file_of(row)
-    if options.only and not options.tests and file.exists():  # the other steps are kept
+    if options.only and is_recorded(options) and file.exists():  # the other steps are kept
         row["steps"] = json.loads(file.read_text(encoding="utf-8"))["steps"]
     about = {"commit": commit(), "fresh": options.venv is None}
     for name in options.only or STEPS:
@@ -124,9 +133,14 @@ def run(environment: Environment, options: argparse.Namespace) -> dict[str, Any]
             **{"date": begun.date().isoformat(), **about, "seconds": round(seconds)},
             **step,
         }
-        if not options.tests:
+        if is_recorded(options):
             write(file, row)  # also if a later step is interrupted
     return row
+
+
+def is_recorded(options: argparse.Namespace) -> bool:
+    """Whether the row is written: not that of a trial or a pre-release."""
+    return not options.tests and PRE_RELEASE not in options.versions
 
 
 def write(file: Path, row: dict[str, Any]) -> None:
@@ -181,7 +195,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         epilog=__doc__.partition("\n\n")[2],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("versions", nargs="*", metavar="VERSION", help=f"of torch, or {NEWEST}")
+    parser.add_argument(
+        "versions", nargs="*", metavar="VERSION", help=f"of torch, or {NEWEST}, or {PRE_RELEASE}"
+    )
+    parser.add_argument(
+        "--index",
+        default=os.environ.get("TORCH_INDEX"),
+        metavar="URL",
+        help=f"where {PRE_RELEASE} is found, if not where pip looks; by default $TORCH_INDEX",
+    )
     parser.add_argument("--python", help="such as 3.12; by default the one that runs this")
     parser.add_argument("--pytest", help="by default the newest")
     parser.add_argument("--xdist", help="of pytest-xdist; by default the newest")
@@ -195,6 +217,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if bool(options.versions) == bool(options.venv):
         parser.error("give versions of torch, such as 2.9.1, or an environment with --venv")
+    if PRE_RELEASE in options.versions and len(options.versions) > 1:
+        parser.error(f"{PRE_RELEASE} writes no row, so give no other version with it")
     if options.venv and (options.python or options.pytest or options.xdist):
         parser.error("--python, --pytest and --xdist choose what to install, --venv installs none")
     return options
@@ -211,7 +235,7 @@ def main() -> None:
         except subprocess.CalledProcessError as error:
             failed.append(f"torch {version}: no environment: {error}")
             continue
-        if options.tests:
+        if not is_recorded(options):
             print(json.dumps(row, indent=1))
         failed += [
             f"torch {row['torch']}, Python {row['python']}: {name}"
