@@ -130,7 +130,9 @@ def run(environment: Environment, options: argparse.Namespace) -> dict[str, Any]
         step = STEPS[name](environment, options.tests)
         seconds = (datetime.datetime.now(datetime.timezone.utc) - begun).total_seconds()
         row["steps"][name] = {
-            **{"date": begun.date().isoformat(), **about, "seconds": round(seconds)},
+            "date": begun.date().isoformat(),
+            **about,
+            "seconds": round(seconds),
             **step,
         }
         if is_recorded(options):

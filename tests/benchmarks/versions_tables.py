@@ -1,7 +1,7 @@
 """The tables of the rows that `versions.py` has written."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +98,8 @@ def _raising(row: Row) -> str:
     if "raising" not in step:
         return "-"
     refused = step["refused_by_torch"]
-    parts = [_names(step["raising"])] if step["raising"] else []
-    parts += [f"{len(refused)} that torch has not for CUDA"] if refused else []
+    parts = [f"**{_names(step['raising'])}**"] if step["raising"] else []
+    parts += [f"not in torch's CUDA build: {_names(refused)}"] if refused else []
     return "; ".join(parts) or "none"
 
 
@@ -113,7 +113,7 @@ def _published(row: Row) -> str:
     )
 
 
-def _names(names: set[str] | dict[str, str]) -> str:
+def _names(names: Iterable[str]) -> str:
     shown = [f"`{name}`" for name in sorted(names)]
     more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     return ", ".join(shown[:_SHOWN]) + more
