@@ -1,5 +1,6 @@
 """What the benchmarks show is what they measured: tables, figure and page, drawn from the JSON."""
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -104,3 +105,169 @@ def test_the_committed_text_is_drawn_from_the_committed_figures(file: Path) -> N
 
     rows = json.loads(file.read_text("utf-8"))
     assert file.with_suffix(".txt").read_text("utf-8") == views.text(rows) + "\n"
+
+
+JUNIT = """<testsuites><testsuite name="pytest">
+<testcase classname="a" name="test_one"/>
+<testcase classname="a" name="test_two"><failure message="no"/><error message="nor"/></testcase>
+<testcase classname="a" name="test_three"><skipped type="pytest.skip" message="no GPU"/></testcase>
+<testcase classname="b" name="test_four"><skipped type="pytest.skip" message="no GPU"/></testcase>
+<testcase classname="b" name="test_five"><skipped type="pytest.xfail" message="known"/></testcase>
+</testsuite></testsuites>"""
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_outcomes_have_names_of_failures_and_counts_of_reasons() -> None:
+    """A test that fails and whose teardown fails too is one failed test."""
+    from versions_steps import outcomes_in
+
+    assert outcomes_in(JUNIT) == {
+        "passed": 1,
+        "failed": ["a::test_two"],
+        "skipped": {"no GPU": 2},
+        "xfailed": {"known": 1},
+    }
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_operator_that_torch_itself_refuses_is_no_failure(tmp_path: Path) -> None:
+    """One that raises anything else, or gives another value, is."""
+    from versions_steps import opinfo
+
+    problems = {
+        "histogram": "0: NotImplementedError: Could not run with arguments from the 'CUDA' backend",
+        "ldexp": "0: RuntimeError: no values",
+        "add": "0: value: AssertionError: not close",
+    }
+
+    def step(names: list[str], crashed: list[str]) -> dict[str, object]:
+        found = {
+            "operators": 4,
+            "crashed": crashed,
+            "different": {name: [problems[name]] for name in names},
+        }
+
+        class Scripted:
+            def run(self, script: str, option: str, *arguments: str) -> int:
+                Path(option.partition("=")[2]).write_text(json.dumps(found), "utf-8")
+                return 0
+
+        return opinfo(Scripted(), None)  # type: ignore[arg-type]
+
+    refused = step(["histogram"], [])
+    assert refused["ok"]
+    assert refused["refused_by_torch"] == ["histogram"]
+    assert refused["agreeing"] == 3
+    assert not step([], ["mul"])["ok"]
+    wrong = step(["ldexp", "add", "histogram"], [])
+    assert not wrong["ok"]
+    assert list(wrong["raising"]) == ["ldexp"]  # type: ignore[call-overload]
+    assert list(wrong["other_values"]) == ["add"]  # type: ignore[call-overload]
+
+
+@pytest.fixture
+def options() -> argparse.Namespace:
+    """What .ci/against is given to run two steps in an environment that exists."""
+    return argparse.Namespace(
+        only=["gates", "published"], tests=None, venv=Path(sys.prefix), versions=[]
+    )
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_failing_step_is_recorded_and_the_next_one_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: argparse.Namespace
+) -> None:
+    """A later run of the one step keeps the other's result; the table shows both."""
+    import versions
+    from versions_tables import skips
+    from versions_tables import versions as drawn
+
+    passing = {"ok": True, "exit_status": 0, "passed": 9, "failed": [], "skipped": {"a|b": 2}}
+    failing = {"ok": False, "exit_status": 1, "figures": []}
+    monkeypatch.setattr(versions, "RESULTS", tmp_path)
+    monkeypatch.setitem(versions.STEPS, "gates", lambda *_: dict(passing))
+    monkeypatch.setitem(versions.STEPS, "published", lambda *_: dict(failing))
+    with versions.reused(options.venv) as environment:
+        versions.run(environment, options)
+    (file,) = tmp_path.iterdir()
+    row = json.loads(file.read_text("utf-8"))
+    assert list(row["steps"]) == ["gates", "published"]
+    assert not row["steps"]["published"]["ok"]
+    assert (row["fresh"], row["complete"]) == (False, False)
+    assert "| 9 | not run | 0 |" in drawn(tmp_path)
+    assert "| failed |" in drawn(tmp_path)
+    figures = [{"figure": "peak", "bytes": 10, "published": 12}]
+    monkeypatch.setitem(versions.STEPS, "published", lambda *_: {**passing, "figures": figures})
+    monkeypatch.setitem(versions.STEPS, "suite", lambda *_: {**passing, "failed": ["t::a"]})
+    options.only = ["suite", "published"]
+    with versions.reused(options.venv) as environment:
+        versions.run(environment, options)
+    assert list(json.loads(file.read_text("utf-8"))["steps"]) == ["gates", "suite", "published"]
+    assert "| 9 | 9, **1 failed** | 2 |" in drawn(tmp_path)
+    assert "| peak: -2 bytes |" in drawn(tmp_path)
+    assert "| a\\|b | 2 |" in skips(tmp_path)
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_trial_writes_no_row(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: argparse.Namespace
+) -> None:
+    """Neither does a pre-release."""
+    import versions
+
+    monkeypatch.setattr(versions, "RESULTS", tmp_path)
+    monkeypatch.setitem(versions.STEPS, "gates", lambda *_: {"ok": True})
+    options.only = ["gates"]
+    with versions.reused(options.venv) as environment:
+        options.tests = ["tests/gates"]
+        assert versions.run(environment, options)["steps"]["gates"]["ok"]
+        options.tests, options.versions = None, [versions.PRE_RELEASE]
+        assert versions.run(environment, options)["steps"]["gates"]["ok"]
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("benchmarks")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give versions of torch"),
+        (["2.9.1", "--venv", "x"], "give versions of torch"),
+        (["--venv", "x", "--pytest", "8.4.0"], "--venv installs none"),
+        (["2.9.1", "pre-release"], "pre-release writes no row"),
+        (["2.9.1", "--only", "nothing"], "invalid choice"),
+    ],
+)
+def test_unclear_arguments_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is installed."""
+    import versions
+
+    with pytest.raises(SystemExit):
+        versions.parse(arguments)
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_version_that_cannot_be_installed_fails_and_the_next_one_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The exit status is 1."""
+    import subprocess
+    from contextlib import contextmanager
+
+    import versions
+
+    @contextmanager
+    def fresh(version, options):
+        if version == "0.1":
+            raise subprocess.CalledProcessError(1, "install")
+        yield None
+
+    monkeypatch.setattr(sys, "argv", ["against", "0.1", "2.9.1"])
+    monkeypatch.setattr(versions, "fresh", fresh)
+    row = {"torch": "2.9.1", "python": "3.11", "steps": {"gates": {"ok": True}}}
+    monkeypatch.setattr(versions, "run", lambda environment, options: row)
+    with pytest.raises(SystemExit, match="1"):
+        versions.main()
+    assert "FAILED torch 0.1: no environment" in capsys.readouterr().out

@@ -101,9 +101,9 @@ class RankSync:
             self._store = self._connect(self.rank)
         return self._store
 
-    def shorten_wait(self) -> None:
+    def shorten_wait(self, seconds: float = SHORT_WAIT_S) -> None:
         """Wait at most a few seconds from now on, also in a wait that is in progress."""
-        self.timeout_s = min(self.timeout_s, SHORT_WAIT_S)
+        self.timeout_s = min(self.timeout_s, seconds)
 
     def heartbeat(self) -> None:
         """Show the other ranks that this one makes progress."""

@@ -1,6 +1,7 @@
 """The reporter under torchrun: rank 0 reports for all ranks, and a failure of one fails all."""
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -17,6 +18,9 @@ from pytest_cka_memory.plugin.reporter import Reporter
 from pytest_cka_memory.plugin.settings import describe, settings_key
 from pytest_cka_memory.reports.terminal import Line
 from pytest_cka_memory.units import counted
+
+SHORTEST_WAIT_AFTER_FAILURE_S = 10.0
+"""How long a rank that failed waits for the others, if its own tests took less than half of it."""
 
 
 def reporter(config: pytest.Config) -> Reporter:
@@ -51,6 +55,10 @@ class RankReporter(Reporter):
         """Whether this rank measures, or an option of its session asks for something."""
         self._exchanged = False
         self._stopped = False
+        self._began = time.monotonic()
+        """When the test that runs now began."""
+        self._longest_s = 0.0
+        """How long the longest test took; the other ranks run the same tests."""
         self._waited_for_by: list[int] = []
         """Ranks that wait for this one before they end."""
         self._sigterm = OnSigterm(self._stop)
@@ -66,7 +74,11 @@ class RankReporter(Reporter):
         if self._takes_part:
             self._sigterm.start()
 
+    def pytest_runtest_logstart(self) -> None:
+        self._began = time.monotonic()
+
     def pytest_runtest_logfinish(self) -> None:
+        self._longest_s = max(self._longest_s, time.monotonic() - self._began)
         if self._takes_part and "torch" in sys.modules:
             # The exchange at the end has the same error and reports it once.
             with suppress(RankError, RuntimeError):
@@ -111,6 +123,10 @@ class RankReporter(Reporter):
             "failures": self._failures(session, exitstatus),
             "report": self.builder.to_dict(),
         }
+        if results["failures"]:
+            # The others may wait in a collective for this rank, which torchrun would end only when
+            # one rank has ended.
+            self._sync.shorten_wait(max(SHORTEST_WAIT_AFTER_FAILURE_S, 2 * self._longest_s))
         exchange = self._collect_results if self._rank.number == 0 else self._send_results
         try:
             problems = exchange(results)
@@ -163,9 +179,12 @@ class RankReporter(Reporter):
         ]
 
     def _timed_out(self) -> str:
+        waited = f"finished no test and sent nothing for {self._sync.timeout_s:g} s"
+        if self._sync.timeout_s < self.settings.rank_timeout_s:
+            return f"{waited} after this rank had failed or was stopped: it has ended, or waits"
         return (
-            f"finished no test and sent nothing for {self._sync.timeout_s:g} s: it has ended or "
-            "hangs; if its tests take longer, give a longer --cka-memory-rank-timeout"
+            f"{waited}: it has ended or hangs; if its tests take longer, give a longer "
+            "--cka-memory-rank-timeout"
         )
 
     def _lines(self, width: int) -> Iterator[Line]:

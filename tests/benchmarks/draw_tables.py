@@ -13,6 +13,7 @@ from pathlib import Path
 
 from processes import Row
 from side_by_side_published import PUBLISHED
+from versions_tables import skips, versions
 
 from pytest_cka_memory.reports import terminal
 from pytest_cka_memory.reports.files import write_whole
@@ -135,6 +136,7 @@ def _markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 DOCS = ROOT / "docs"
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "explanation" / "figures.md": {"gates": gates},
+    DOCS / "explanation" / "trust.md": {"versions": versions, "skipped, by version": skips},
     DOCS / "explanation" / "libraries.md": {
         "libraries": libraries,
         "libraries, native counter": libraries_native,

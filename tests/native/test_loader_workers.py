@@ -8,7 +8,9 @@ from pytest_cka_memory import MemoryProbe, Region
 
 pytestmark = pytest.mark.usefixtures("imports_excluded_from_collection")
 BATCH_BYTES = 4 * 3 * 4
-DATA = TensorDataset(torch.ones(40, 3))
+# Shared before it is measured: unless workers are forked (not the default since Python 3.14), it is
+# moved to shared memory when they start, and the region would retain that too.
+DATA = TensorDataset(torch.ones(40, 3).share_memory_())
 
 
 def loader(workers: int) -> "DataLoader[tuple[torch.Tensor, ...]]":

@@ -238,7 +238,8 @@ def test_survivors_have_their_frames_after_the_region(counter: Counter) -> None:
     survivors = counter.allocations_since(since)
     region.close()
     assert survivors[0].site is not None
-    assert survivors[0].site.code == "torch.zeros(5)"
+    has_columns = hasattr(CodeType, "co_positions")  # not in Python 3.10: then the whole line
+    assert survivors[0].site.code == ("torch.zeros(5)" if has_columns else "kept = torch.zeros(5)")
     del kept
 
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import forked_processes
@@ -15,6 +16,7 @@ from pytest_cka_memory.integrations import torchrun as ranks
 from pytest_cka_memory.integrations.ranks import Rank
 from pytest_cka_memory.integrations.torchrun import RankSync
 from pytest_cka_memory.meters import selection
+from pytest_cka_memory.plugin import hooks, torchrun_reporter
 
 STATUS = """
 import os
@@ -165,6 +167,33 @@ def test_rank_that_waits_for_a_failed_rank_is_reported_as_hung(torchrun):
     assert failed or "test_it.py::test_reduce" in job.report["missing"]
     assert "FAILED: rank 0: finished no test and sent nothing for 1 s" in job.text
     assert "FAILED: rank 1: 1 failed" in job.text
+
+
+def test_rank_that_failed_does_not_wait_long_for_a_rank_that_waits_for_it(as_rank, monkeypatch):
+    """The other may hang in a collective, and torchrun ends it only when this rank has ended."""
+    monkeypatch.setattr(torchrun_reporter, "SHORTEST_WAIT_AFTER_FAILURE_S", 0.3)
+    source = "import pytest\ndef test_it(cka_memory): assert False\n"
+    for rank in (_first, _second):
+        run = rank(as_rank, None, "--cka-memory-rank-timeout=99", source=source)
+        run.assert_outcomes(failed=1)
+        assert "sent nothing for 99 s" not in run.text
+        assert "after this rank had failed or was stopped" in run.text
+
+
+def test_measured_device_is_the_current_one_of_each_rank(monkeypatch):
+    """A DeviceMesh leaves the device alone once CUDA is initialized, which measuring has done."""
+    chosen = []
+    monkeypatch.setattr(torch.accelerator, "set_device_index", chosen.append)
+    for name in ("cpu", "cuda:1"):
+        device = torch.device(name)
+        monkeypatch.setattr(
+            selection, "meter_for", lambda *_, d=device, **__: SimpleNamespace(device=d)
+        )
+        monkeypatch.setattr(hooks, "this_rank", lambda: Rank(1, 2, 1, "0"))
+        hooks.pytest_cka_memory_meter(device="auto")
+        monkeypatch.setattr(hooks, "this_rank", lambda: None)
+        hooks.pytest_cka_memory_meter(device="auto")
+    assert chosen == [1]
 
 
 def test_ranks_that_measure_nothing_print_nothing(torchrun):

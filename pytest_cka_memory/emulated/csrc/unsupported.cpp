@@ -71,7 +71,7 @@ REFUSED(cudaLibraryLoadFromFile) REFUSED(cudaLibraryUnload)
 
 namespace nccl {
 constexpr const char* kAdvice =
-    "NCCL needs GPUs: use the backend \"gloo\" with tensors on the CPU, or one process.";
+    "NCCL needs GPUs: use the backend \"gloo\", which takes tensors on this device too, or one process.";
 RAISED(ncclGetUniqueId) RAISED(ncclCommInitRank) RAISED(ncclCommInitRankConfig) RAISED(ncclCommInitAll)
 RAISED(ncclCommInitRankScalable) RAISED(ncclMemAlloc)
 }  // namespace nccl

@@ -266,7 +266,7 @@ def _site_of(stack: int) -> FramesSite | None:
 def notes_modules() -> bool:
     """Note the innermost running module of each stack, if the layout of frames here is known."""
     functions = library.functions()
-    is_known = (3, 11) <= sys.version_info < (3, 15) and sys.implementation.name == "cpython"
+    is_known = (3, 10) <= sys.version_info < (3, 15) and sys.implementation.name == "cpython"
     if not is_known or sysconfig.get_config_var("Py_GIL_DISABLED"):
         return False
     if not hasattr(functions, "stacks_note_modules"):

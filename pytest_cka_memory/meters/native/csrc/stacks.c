@@ -26,7 +26,6 @@ static struct {
     Object (*ThreadState_GetFrame)(Object);
     Object (*Frame_GetBack)(Object);
     Object (*Frame_GetCode)(Object);
-    int (*Frame_GetLasti)(Object);
     Object (*Object_GetAttrString)(Object, const char *);
     const char *(*Unicode_AsUTF8AndSize)(Object, ptrdiff_t *);
     void (*Err_Fetch)(Object *, Object *, Object *);
@@ -34,8 +33,11 @@ static struct {
     int (*GC_Disable)(void);
     int (*GC_Enable)(void);
     void (*DecRef)(Object);
+    long (*Long_AsLong)(Object);
 } py;
 static int (*is_finalizing)(void);
+static int (*frame_lasti)(Object); /* Python 3.10 has no function for it, only the attribute */
+static int locals_in_frame; /* up to Python 3.10 a frame object has the local variables itself */
 static int collects_at_allocations; /* up to Python 3.11 a new frame object may start a collection */
 
 enum { USER, FOREIGN, END };
@@ -81,13 +83,19 @@ static __thread uint32_t noted, last_taken, last_operator, operator_number;
 void lock_stacks(void) { pthread_mutex_lock(&lock); }
 void unlock_stacks(void) { pthread_mutex_unlock(&lock); }
 
+static int lasti_attribute(Object frame) {
+    Object number = py.Object_GetAttrString(frame, "f_lasti");
+    int last = number ? (int)py.Long_AsLong(number) : -1;
+    if (number) py.DecRef(number);
+    return last;
+}
+
 EXPORT int stacks_prepare(void) {
     static const char *const names[] = {
         "PyGILState_Ensure", "PyGILState_Release", "PyGILState_GetThisThreadState",
         "PyGILState_Check", "PyThreadState_Get", "PyThreadState_GetFrame", "PyFrame_GetBack",
-        "PyFrame_GetCode",
-        "PyFrame_GetLasti", "PyObject_GetAttrString", "PyUnicode_AsUTF8AndSize", "PyErr_Fetch",
-        "PyErr_Restore", "PyGC_Disable", "PyGC_Enable", "Py_DecRef"};
+        "PyFrame_GetCode", "PyObject_GetAttrString", "PyUnicode_AsUTF8AndSize", "PyErr_Fetch",
+        "PyErr_Restore", "PyGC_Disable", "PyGC_Enable", "Py_DecRef", "PyLong_AsLong"};
     void **into = (void **)&py;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(into[i] = dlsym(RTLD_DEFAULT, names[i]))) return 0;
@@ -95,7 +103,11 @@ EXPORT int stacks_prepare(void) {
     if (!is_finalizing) *(void **)&is_finalizing = dlsym(RTLD_DEFAULT, "_Py_IsFinalizing");
     const char *(*version)(void);
     *(void **)&version = dlsym(RTLD_DEFAULT, "Py_GetVersion");
-    collects_at_allocations = version && atoi(version() + 2) < 12;
+    int minor = version ? atoi(version() + 2) : 0;
+    collects_at_allocations = minor < 12;
+    locals_in_frame = minor < 11;
+    *(void **)&frame_lasti = dlsym(RTLD_DEFAULT, "PyFrame_GetLasti");
+    if (!frame_lasti) frame_lasti = lasti_attribute;
     ready = 1;
     return 1;
 }
@@ -209,10 +221,11 @@ static uint32_t number_of_code(Object object, Code *code) {
     return number;
 }
 
-/* The identity of a local variable. In CPython 3.11 to 3.14 a frame object has a pointer to its
-   interpreter frame after its head and its caller. The lowest bits of a local may be a tag. */
+/* The identity of a local variable. In CPython 3.10 a frame object has its locals after its stack of
+   blocks, at byte 352. In CPython 3.11 to 3.14 it has a pointer to its interpreter frame after its head
+   and its caller. The lowest bits of a local may be a tag. */
 static uint64_t local_at(Object frame, size_t offset) {
-    const char *interpreter_frame = ((char **)frame)[3];
+    const char *interpreter_frame = locals_in_frame ? frame : ((char **)frame)[3];
     return interpreter_frame ? *(const uint64_t *)(interpreter_frame + offset) & ~(uint64_t)7 : 0;
 }
 
@@ -221,7 +234,8 @@ static uint64_t local_at(Object frame, size_t offset) {
 EXPORT int stacks_note_modules(Object code, uint64_t first) {
     Object frame = py.ThreadState_GetFrame(py.ThreadState_Get());
     size_t found = 0;
-    for (size_t offset = 64; frame && offset <= 96 && !found; offset += 8)
+    size_t from = locals_in_frame ? 352 : 64, to = locals_in_frame ? 352 : 96;
+    for (size_t offset = from; frame && offset <= to && !found; offset += 8)
         if (local_at(frame, offset) == first) found = offset;
     if (frame) py.DecRef(frame);
     lock_stacks();
@@ -250,7 +264,7 @@ static uint32_t walk(void) {
         if (!number || code.kind == END) break;
         if (code.kind == USER && !(code.file == last && last == before_last)) {
             stack.codes[stack.count] = number;
-            stack.last[stack.count++] = py.Frame_GetLasti(frame);
+            stack.last[stack.count++] = frame_lasti(frame);
             before_last = last;
             last = code.file;
         }
