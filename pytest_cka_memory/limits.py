@@ -78,7 +78,8 @@ class FlatPerBatch(Limit):
         if not record.timeline:
             return (
                 "cannot be judged because no batch was seen: loop over region.batches(loader), "
-                "or call region.batch_done() after each batch"
+                "call region.batch_done() after each batch, or write 'with region.each_step():' "
+                "around code that trains, which counts the steps of its optimizer"
             )
         needed, seen = self.warmup + MIN_JUDGED_BATCHES, len(full_batches(record.timeline))
         return (
