@@ -45,14 +45,14 @@ class StepBoundaries:
         Raises:
             RegionError: if the steps are counted already.
         """
+        if context in self._unused:
+            self._unused.remove(context)
         if self._is_counting:
             raise RegionError(
                 f"region {self._label!r} already counts steps of optimizers; pass all optimizers to "
                 "one each_step(...), or none for every optimizer"
             )
         self._is_counting = True
-        if context in self._unused:
-            self._unused.remove(context)
 
     def end(self) -> None:
         """Note that the block has ended."""

@@ -264,7 +264,7 @@ class Region:
         if "growth_bytes_per_batch" in figures:
             grown = _in_several_batches(self._holdings(self._survivors, error)) or self._grown
             record = replace(record, grown=grown)
-        if {"peak_increase_bytes", "reserved_increase_bytes"} & set(figures):
+        if any(FIGURES[name].explained_by == "at_peak" for name in figures if name in FIGURES):
             from pytest_cka_memory.holders import survivors
 
             record = replace(record, at_peak=survivors.group_by_site(self._live_at_peak))

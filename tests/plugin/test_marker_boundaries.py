@@ -70,6 +70,17 @@ def test_peak_increase_at_the_limit_keeps_it(scripted, size, kept):
 @pytest.mark.parametrize(
     ("size", "kept"), [(MB, True), (MB + 1, False)], ids=["equal", "one-byte-above"]
 )
+def test_level_at_the_limit_keeps_it(scripted, size, kept):
+    """What was live before the region counts, as in ``torch.cuda.max_memory_allocated()``."""
+    before = f"import pytest\n@pytest.fixture(autouse=True)\ndef old(meter): meter.allocate({MB})\n"
+    run = scripted(before + PEAK.format(marker="max_level_mb(2)", size=size))
+    run.assert_outcomes(passed=int(kept), failed=int(not kept))
+    assert (run.region["start_bytes"], run.region["peak_bytes"]) == (MB, MB + size)
+
+
+@pytest.mark.parametrize(
+    ("size", "kept"), [(MB, True), (MB + 1, False)], ids=["equal", "one-byte-above"]
+)
 def test_reserve_at_the_limit_keeps_it(scripted_reserve, size, kept):
     """If the device has a reserve, its increase inside the region is judged."""
     run = scripted_reserve(PEAK.format(marker="max_reserved_mb(1)", size=size))
