@@ -13,8 +13,10 @@ def _pages_to_run() -> Iterator[ParameterSet]:
     for page in pages():
         found = [block for block in blocks(page) if not is_checked_elsewhere(block)]
         predicts = any("predict:" in block.text for block in found if block.language == "sh")
+        emulates = any("emulate:" in block.text for block in found if block.language == "sh")
         if found:
             marks = [pytest.mark.predicts] if predicts else []
+            marks += [pytest.mark.emulates] if emulates else []
             yield pytest.param(page, id=name_of(page), marks=marks)
 
 
