@@ -49,8 +49,8 @@ class StepBoundaries:
             self._unused.remove(context)
         if self._is_counting:
             raise RegionError(
-                f"region {self._label!r} already counts steps of optimizers; pass all optimizers to "
-                "one each_step(...), or none for every optimizer"
+                f"region {self._label!r} already counts steps of optimizers; pass all optimizers "
+                "to one each_step(...), or none for every optimizer"
             )
         self._is_counting = True
 

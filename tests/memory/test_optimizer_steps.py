@@ -159,7 +159,7 @@ def test_optimizer_that_is_made_for_each_batch_counts(probe: MemoryProbe) -> Non
 
 
 def test_step_that_calls_the_step_of_its_base_class_is_one_boundary(probe: MemoryProbe) -> None:
-    """torch calls the hooks for both steps, once the base class has had an instance."""
+    """Torch calls the hooks for both steps, once the base class has had an instance."""
 
     class Logged(torch.optim.SGD):
         def step(self, closure=None):  # type: ignore[no-untyped-def,override]
@@ -325,9 +325,13 @@ def test_call_without_with_is_an_error(probe: MemoryProbe) -> None:
 
 def test_error_of_the_block_comes_before_that_of_an_unused_call(probe: MemoryProbe) -> None:
     """It may be why the call was not used."""
-    with pytest.raises(ValueError, match="mine"), probe.measure() as region:
+
+    def fail(region: Region) -> None:
         region.each_step()
         raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"), probe.measure() as region:
+        fail(region)
 
 
 def test_call_after_the_region_is_an_error(probe: MemoryProbe) -> None:
@@ -358,7 +362,7 @@ def test_loop_over_it_is_refused(probe: MemoryProbe) -> None:
             raise AssertionError("there is nothing to loop over")
 
     with (
-        pytest.raises(TypeError, match="is not a loop; write 'with region.each_step"),
+        pytest.raises(TypeError, match="is not a loop; write 'with region"),
         probe.measure() as region,
     ):
         loop(region.each_step())  # type: ignore[arg-type]

@@ -267,8 +267,8 @@ def test_a_failure_of_a_region_without_a_label_names_the_whole_test(record: Make
     assert text.splitlines() == [
         "flat_per_batch broken: cannot be judged because no batch was seen: "
         "loop over region.batches(loader),",
-        "call region.batch_done() after each batch, or write 'with region.each_step():' around code "
-        "that",
+        "call region.batch_done() after each batch, or write 'with region.each_step():' around "
+        "code that",
         "trains with an optimizer",
         "  in the whole test, measured on cpu (scripted figures)",
     ]

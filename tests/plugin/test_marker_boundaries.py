@@ -78,6 +78,39 @@ def test_level_at_the_limit_keeps_it(scripted, size, kept):
     assert (run.region["start_bytes"], run.region["peak_bytes"]) == (MB, MB + size)
 
 
+@pytest.mark.parametrize("native", ["1", "0"], ids=["native", "ledger"])
+def test_broken_level_lists_what_was_live_before_and_what_the_region_allocated(
+    session, monkeypatch, native
+):
+    """The advice is on the larger part."""
+    monkeypatch.setenv("CKA_MEMORY_NATIVE", native)
+    run = session(
+        """
+        import pytest
+        import torch
+
+        @pytest.mark.max_level_mb(5)
+        @pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4)], ids=["before", "inside"])
+        def test_it(cka_memory, old, new):
+            kept = torch.empty(old * 2**20, dtype=torch.uint8)
+            with cka_memory.measure("use"):
+                torch.empty(new * 2**20, dtype=torch.uint8)
+        """,
+        "--cka-memory-device=cpu",
+        forked=True,
+    )
+    run.assert_outcomes(failed=2)
+    text = " ".join(run.text.split())
+    for old, new in ((4, 2), (2, 4)):
+        parts = f"it was {old * MB:,} bytes ({old}.00 MB) at the start of the region, which added"
+        assert f"{parts} {new * MB:,} bytes ({new}.00 MB)" in text
+        assert f"1 allocation, {old * MB:,} bytes ({old}.00 MB), " in text or native == "1"
+    first, second = text.split("[inside]")[:2]
+    assert "what to do: most of it was in use before the region" in first
+    assert "what to do: the region allocates most of it" in second
+    assert text.count("`torch.empty(new * 2**20, dtype=torch.uint8)`") == 2
+
+
 @pytest.mark.parametrize(
     ("size", "kept"), [(MB, True), (MB + 1, False)], ids=["equal", "one-byte-above"]
 )
