@@ -41,12 +41,12 @@ class Figure:
     never_negative: bool = False
     in_baselines: bool = False
     """Whether baselines keep it and comparisons look at it."""
+    advice_if_at_entry: str = ""
+    """What to do if more of it was live at entry than was allocated in the region."""
     explained_by: str = ""
     """The field of the record that lists the storages whose bytes it counts; empty if none does."""
     advice: str = ""
     """What to do when it is too high and nothing more specific is known."""
-    advice_if_at_entry: str = ""
-    """What to do if more of it was live at entry than was allocated in the region."""
     name: str = ""
     """Its attribute of the record, filled in by the registry."""
     optional: bool = False

@@ -64,6 +64,7 @@ class Region:
         self._stack = stack
         self._explainer = explainer
         self._is_thorough = is_thorough
+        self._steps = StepBoundaries(label)
         self._survivors: Sequence[Allocation] = ()
         self._host_survivors: Sequence[Allocation] = ()
         self._grown: tuple[Holding, ...] = ()
@@ -72,7 +73,6 @@ class Region:
         self._figures_read: set[str] = set()
         self._open_region = stack.open(thorough=is_thorough())
         self._samples = BatchSamples(self._open_region.peaks)
-        self._steps = StepBoundaries(label)
 
     @property
     def timeline(self) -> tuple[Sample, ...]:
