@@ -158,6 +158,21 @@ def test_optimizer_that_is_made_for_each_batch_counts(probe: MemoryProbe) -> Non
     assert boundaries(probe, train) == 5
 
 
+def test_optimizers_that_stay_alive_and_step_once_each_are_one_batch(probe: MemoryProbe) -> None:
+    """They cannot be told from optimizers that step in turn; a limit on growth then fails."""
+    kept: list[Leaf] = []
+
+    def train() -> None:
+        for _ in range(6):
+            kept.append(Leaf())
+            kept[-1].step()
+
+    with probe.measure() as region, region.each_step():
+        train()
+    assert region.growth_bytes_per_batch is None
+    assert len(region.timeline) == 1
+
+
 def test_step_that_calls_the_step_of_its_base_class_is_one_boundary(probe: MemoryProbe) -> None:
     """Torch calls the hooks for both steps, once the base class has had an instance."""
 
