@@ -16,11 +16,13 @@ __all__ = [
     "FlatPerBatch",
     "Limit",
     "Maximum",
+    "MaximumLevel",
     "Unjudged",
     "Verdict",
     "default_limits",
     "flat_per_batch",
     "limit_from_marker",
+    "max_level_mb",
     "max_peak_mb",
     "max_reserved_mb",
     "max_retained_mb",
@@ -46,9 +48,24 @@ class Maximum(Limit):
         message = (
             f"{FIGURES[self.figure].noun} {format_exact(measured)}, "
             f"allowed {format_exact(self.allowed_bytes)}: "
-            f"{format_exact(measured - self.allowed_bytes)} too much"
+            f"{format_exact(measured - self.allowed_bytes)} too much{self._parts(record)}"
         )
         return Breach(self.text, self.allowed_bytes, measured, message, self.figure)
+
+    def _parts(self, record: RegionRecord) -> str:
+        """Return what the figure consists of, as the end of a sentence."""
+        return ""
+
+
+@dataclass(frozen=True)
+class MaximumLevel(Maximum):
+    """The peak may be at most ``allowed_bytes``, with what was live before the region."""
+
+    def _parts(self, record: RegionRecord) -> str:
+        return (
+            f"; it was {format_exact(record.start_bytes)} at the start of the region, which added "
+            f"{format_exact(record.peak_increase_bytes)}"
+        )
 
 
 _GROWTH = "growth_bytes_per_batch"
@@ -78,7 +95,8 @@ class FlatPerBatch(Limit):
         if not record.timeline:
             return (
                 "cannot be judged because no batch was seen: loop over region.batches(loader), "
-                "or call region.batch_done() after each batch"
+                "call region.batch_done() after each batch, or write 'with region.each_step():' "
+                "around code that trains with an optimizer"
             )
         needed, seen = self.warmup + MIN_JUDGED_BATCHES, len(full_batches(record.timeline))
         return (
@@ -116,6 +134,18 @@ def max_peak_mb(limit: object) -> Maximum:
         SizeError: if `limit` is not a valid size.
     """
     return Maximum(f"max_peak_mb({limit!r})", "peak_increase_bytes", megabytes(limit))
+
+
+def max_level_mb(limit: object) -> MaximumLevel:
+    """Return a limit on the peak, with what was live before the region.
+
+    Args:
+        limit: a number of MB (2**20 bytes), or a text such as ``'512 KiB'``.
+
+    Raises:
+        SizeError: if `limit` is not a valid size.
+    """
+    return MaximumLevel(f"max_level_mb({limit!r})", "peak_bytes", megabytes(limit))
 
 
 def max_reserved_mb(limit: object) -> Maximum:

@@ -41,6 +41,8 @@ class Figure:
     never_negative: bool = False
     in_baselines: bool = False
     """Whether baselines keep it and comparisons look at it."""
+    advice_if_at_entry: str = ""
+    """What to do if more of it was live at entry than was allocated in the region."""
     explained_by: str = ""
     """The field of the record that lists the storages whose bytes it counts; empty if none does."""
     advice: str = ""
@@ -54,6 +56,11 @@ class Figure:
     def mb_name(self) -> str:
         """Name of the same figure in MB; the same name if it does not count bytes."""
         return self.name.replace("_bytes", "_mb")
+
+    def advice_for(self, record: "RegionRecord") -> str:
+        """Return what to do if it is too high in `record`; empty if there is no advice."""
+        at_entry = record.start_bytes > record.peak_increase_bytes
+        return self.advice_if_at_entry if at_entry and self.advice_if_at_entry else self.advice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +97,11 @@ class RegionRecord:
             position=3,
             importance=4,
             never_negative=True,
+            explained_by="at_peak",
+            advice="the region allocates most of it: free or detach tensors earlier, use "
+            "torch.no_grad(), or a smaller batch",
+            advice_if_at_entry="most of it was in use before the region: free what earlier code "
+            "and fixtures left there, or use smaller models and data",
         ),
     ]
     retained_bytes: Annotated[

@@ -48,6 +48,13 @@ _ROWS = (
         f"{_LIMITS}:max_peak_mb",
     ),
     Marker(
+        "max_level_mb",
+        "max_level_mb(1024)",
+        "the memory in use may be at most `limit` MB at any time, with what was in use before the "
+        "region.",
+        f"{_LIMITS}:max_level_mb",
+    ),
+    Marker(
         "max_reserved_mb",
         "max_reserved_mb(1024)",
         "the allocator's reserve may rise at most `limit` MB above its level at entry.",

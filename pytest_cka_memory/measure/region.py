@@ -1,6 +1,7 @@
 """The user's handle to a region: while it is open, and to its figures afterwards."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,6 +12,7 @@ from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.measure.batches import BatchSamples
+from pytest_cka_memory.measure.optimizer_steps import StepBoundaries
 from pytest_cka_memory.measure.region_stack import ClosedRegion, RegionStack
 from pytest_cka_memory.meters.base import Reading
 
@@ -62,6 +64,7 @@ class Region:
         self._stack = stack
         self._explainer = explainer
         self._is_thorough = is_thorough
+        self._steps = StepBoundaries(label)
         self._survivors: Sequence[Allocation] = ()
         self._host_survivors: Sequence[Allocation] = ()
         self._grown: tuple[Holding, ...] = ()
@@ -135,8 +138,32 @@ class Region:
             )
         self._sample_if_open(None if size is None else int(size))  # int() keeps no tensor alive
 
+    def each_step(self, *optimizers: Any) -> AbstractContextManager[None]:
+        """Sample a batch boundary at each step of `optimizers`, while a ``with`` block runs.
+
+        For code whose loop cannot be reached, such as ``with region.each_step(): train()``. Without
+        arguments the steps of every optimizer count. Optimizers that step in turn make one boundary
+        for each turn. A step that is skipped, as by a GradScaler, makes none.
+
+        Raises:
+            RegionError: after the region has ended; from the block, if the region counts steps
+                already, or if ``batches`` or ``batch_done`` samples the same batches.
+            TypeError: if one of `optimizers` is not an optimizer.
+        """
+        if self._record is not None:
+            raise RegionError(
+                f"region {self.label!r} has ended; use each_step inside its 'with' block"
+            )
+        return self._steps.each(optimizers, self._sample)
+
     def _sample_if_open(self, size: int | None) -> None:
         if self._record is not None:  # its loader is still used after the region
+            return
+        self._steps.refuse_if_counting()
+        self._sample(size)
+
+    def _sample(self, size: int | None = None) -> None:
+        if self._record is not None:  # optimizers still step in a block that ends after the region
             return
         reading = self._samples.add(size)
         if reading is not None and not self._grown and self._explainer is not None:
@@ -192,6 +219,7 @@ class Region:
             if not completed:
                 return
             try:
+                self._steps.check_used()
                 # A region that is only reported needs no explanation, and reading takes a while.
                 if self._explainer is not None and thorough:
                     self._live_at_peak = self._open_region.peaks.allocations()
@@ -236,7 +264,7 @@ class Region:
         if "growth_bytes_per_batch" in figures:
             grown = _in_several_batches(self._holdings(self._survivors, error)) or self._grown
             record = replace(record, grown=grown)
-        if {"peak_increase_bytes", "reserved_increase_bytes"} & set(figures):
+        if any(FIGURES[name].explained_by == "at_peak" for name in figures if name in FIGURES):
             from pytest_cka_memory.holders import survivors
 
             record = replace(record, at_peak=survivors.group_by_site(self._live_at_peak))

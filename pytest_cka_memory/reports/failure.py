@@ -99,8 +99,9 @@ def explanation(breach: Breach, record: RegionRecord, width: int = WIDTH) -> Ite
     for holding in holdings[len(inside) :]:
         yield from holding_lines(holding, width, traced=not at_peak)
     hinted = any(holding.hint for holding in inside[:_MOST_GROUPS])
-    if not hinted and figure is not None and figure.advice:
-        yield from wrapped(f"what to do: {figure.advice}", width, "  ")
+    advice = figure.advice_for(record) if figure is not None else ""
+    if advice and not hinted:
+        yield from wrapped(f"what to do: {advice}", width, "  ")
     if breach.figure == "retained_bytes" and record.host_retained_bytes:
         also = f"also retained on the host: {format_exact(record.host_retained_bytes)}, not judged"
         yield from wrapped(also, width, "  ")

@@ -12,8 +12,10 @@ from docs_session import Session, Shown, is_checked_elsewhere
 def _pages_to_run() -> Iterator[ParameterSet]:
     for page in pages():
         found = [block for block in blocks(page) if not is_checked_elsewhere(block)]
+        emulates = any("emulate:" in block.text for block in found if block.language == "sh")
         if found:
-            yield pytest.param(page, id=name_of(page))
+            marks = [pytest.mark.emulates] if emulates else []
+            yield pytest.param(page, id=name_of(page), marks=marks)
 
 
 @pytest.mark.parametrize("page", [*_pages_to_run()])

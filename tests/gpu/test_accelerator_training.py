@@ -40,6 +40,37 @@ def test_training_retains_nothing_and_does_not_grow(cka_memory, network, images)
     assert region.peak_increase_bytes > 0
 
 
+@pytest.mark.parametrize("kept_bytes", [0, 4096], ids=["clean", "leak"])
+def test_growth_per_optimizer_step_is_exact(probe, network, images, kept_bytes):
+    """No loader is sampled; the optimizer's state is allocated in the warm-up."""
+    optimizer = torch.optim.AdamW(network.parameters())
+    kept = []
+    with probe.measure() as region, region.each_step():
+        for _ in range(9):
+            optimizer.zero_grad()
+            with torch.autocast(probe.device.type, dtype=torch.bfloat16):
+                loss = network(images).square().mean()
+            loss.backward()
+            optimizer.step()
+            kept.append(torch.empty(kept_bytes, dtype=torch.uint8, device=probe.device))
+    assert len(region.timeline) == 9
+    assert region.growth_bytes_per_batch == kept_bytes
+
+
+@pytest.mark.max_level_mb(9)
+def test_level_is_what_torch_calls_the_maximum_allocated(cka_memory, allocate):
+    """With what was allocated before the region."""
+    old = allocate(4 * 2**20)
+    with cka_memory.measure() as region:
+        allocate(2 * 2**20)
+    if cka_memory.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        allocate(2 * 2**20)
+        assert region.peak_bytes == torch.cuda.max_memory_allocated()
+    assert region.peak_increase_bytes == 2 * 2**20
+    del old
+
+
 def test_first_step_retains_gradients_and_the_optimisers_state(probe, network, images):
     """Adam keeps two averages per parameter on the device; its step counts are on the CPU."""
     parameters = sum(parameter.nbytes for parameter in network.parameters())

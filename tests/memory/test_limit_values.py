@@ -56,6 +56,13 @@ def test_a_value_up_to_the_limit_keeps_it(record: MakeRecord, limit_mb: object, 
             "peak increase 5 bytes, allowed 4 bytes: 1 byte too much",
         ),
         (
+            "max_level_mb",
+            ("1000 B",),
+            {"start_bytes": 900, "peak_bytes": 1001},
+            "peak 1,001 bytes, allowed 1,000 bytes: 1 byte too much; it was 900 bytes at the "
+            "start of the region, which added 101 bytes",
+        ),
+        (
             "max_reserved_mb",
             (2,),
             {"reserved_start_bytes": MB, "reserved_peak_bytes": 3 * MB + 1},
@@ -79,6 +86,7 @@ def test_one_byte_above_the_limit_breaks_it(
     [
         ("zero_retention", (), {"retained_bytes": 0}),
         ("max_peak_mb", ("4 B",), {"start_bytes": 1000, "peak_bytes": 1004}),
+        ("max_level_mb", ("1000 B",), {"start_bytes": 900, "peak_bytes": 1000}),
         ("max_reserved_mb", (2,), {"reserved_start_bytes": MB, "reserved_peak_bytes": 3 * MB}),
         ("max_retained_mb", (0,), {"start_bytes": 9, "end_bytes": 2}),
     ],
@@ -147,7 +155,8 @@ def test_a_growth_limit_without_batches_is_broken_and_says_how_to_report_them(
     assert breach.measured_bytes is None
     assert breach.message == (
         "cannot be judged because no batch was seen: loop over region.batches(loader), "
-        "or call region.batch_done() after each batch"
+        "call region.batch_done() after each batch, or write 'with region.each_step():' around "
+        "code that trains with an optimizer"
     )
 
 

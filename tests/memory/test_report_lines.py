@@ -248,9 +248,30 @@ def test_a_failure_of_a_region_without_a_label_names_the_whole_test(record: Make
     assert text.splitlines() == [
         "flat_per_batch broken: cannot be judged because no batch was seen: "
         "loop over region.batches(loader),",
-        "or call region.batch_done() after each batch",
+        "call region.batch_done() after each batch, or write 'with region.each_step():' around "
+        "code that",
+        "trains with an optimizer",
         "  in the whole test, measured on cpu (scripted figures)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("start_bytes", "advice"),
+    [
+        (500, "the region allocates most of it: free or detach tensors earlier"),
+        (501, "most of it was in use before the region: free what earlier code"),
+    ],
+    ids=["half", "more-than-half"],
+)
+def test_a_failure_advises_on_the_larger_part_of_the_level(
+    record: MakeRecord, start_bytes: int, advice: str
+) -> None:
+    """What the region allocates cannot lower what a fixture has left before it."""
+    limit = limit_from_marker("max_level_mb", ("4 B",), {})
+    result = judge("t.py::t", record(start_bytes=start_bytes, peak_bytes=1000), [limit])
+    text = " ".join(failure.render([result], ScriptedMeter().facts()).split())
+    assert f"what to do: {advice}" in text
+    assert text.count("what to do") == 1
 
 
 def test_kept_limits_have_no_failure_text(record: MakeRecord) -> None:

@@ -1,5 +1,7 @@
 """Each marker at its exact boundary."""
 
+import re
+
 import pytest
 
 MB = 2**20
@@ -65,6 +67,50 @@ def test_peak_increase_at_the_limit_keeps_it(scripted, size, kept):
     assert run.region["peak_increase_bytes"] == size
     assert run.region["start_bytes"] == 10**9
     assert run.region["retained_bytes"] == 0
+
+
+@pytest.mark.parametrize(
+    ("size", "kept"), [(MB, True), (MB + 1, False)], ids=["equal", "one-byte-above"]
+)
+def test_level_at_the_limit_keeps_it(scripted, size, kept):
+    """What was live before the region counts, as in ``torch.cuda.max_memory_allocated()``."""
+    before = f"import pytest\n@pytest.fixture(autouse=True)\ndef old(meter): meter.allocate({MB})\n"
+    run = scripted(before + PEAK.format(marker="max_level_mb(2)", size=size))
+    run.assert_outcomes(passed=int(kept), failed=int(not kept))
+    assert (run.region["start_bytes"], run.region["peak_bytes"]) == (MB, MB + size)
+
+
+@pytest.mark.parametrize("native", ["1", "0"], ids=["native", "ledger"])
+def test_broken_level_lists_what_was_live_before_and_what_the_region_allocated(
+    session, monkeypatch, native
+):
+    """The advice is on the larger part."""
+    monkeypatch.setenv("CKA_MEMORY_NATIVE", native)
+    run = session(
+        """
+        import pytest
+        import torch
+
+        @pytest.mark.max_level_mb(5)
+        @pytest.mark.parametrize(("old", "new"), [(4, 2), (2, 4)], ids=["before", "inside"])
+        def test_it(cka_memory, old, new):
+            kept = torch.empty(old * 2**20, dtype=torch.uint8)
+            with cka_memory.measure("use"):
+                torch.empty(new * 2**20, dtype=torch.uint8)
+        """,
+        "--cka-memory-device=cpu",
+        forked=True,
+    )
+    run.assert_outcomes(failed=2)
+    text = " ".join(run.text.split())
+    for old, new in ((4, 2), (2, 4)):
+        parts = f"it was {old * MB:,} bytes ({old}.00 MB) at the start of the region, which added"
+        assert f"{parts} {new * MB:,} bytes ({new}.00 MB)" in text
+        assert re.search(rf"live at the peak:.* {old * MB:,} bytes \({old}.00 MB\)", text)
+    first, second = text.split("[inside]")[:2]
+    assert "what to do: most of it was in use before the region" in first
+    assert "what to do: the region allocates most of it" in second
+    assert text.count("`torch.empty(new * 2**20, dtype=torch.uint8)`") == 2
 
 
 @pytest.mark.parametrize(

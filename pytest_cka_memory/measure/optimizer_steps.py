@@ -1,0 +1,183 @@
+"""The steps of optimizers as batch boundaries, for code whose loop cannot be reached."""
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+from weakref import WeakSet
+
+from pytest_cka_memory.errors import RegionError
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
+
+
+class StepBoundaries:
+    """The optimizer steps that are batch boundaries of one region; `label` is that of the region.
+
+    A region does not reference itself through this, so that it is freed with its last reference.
+    """
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._is_counting = False
+        self._unused: list[EachStep] = []
+
+    def each(self, optimizers: Sequence[Any], done: Callable[[], object]) -> "EachStep":
+        """Return a context that calls `done` at each boundary.
+
+        Args:
+            optimizers: those whose steps count; every optimizer if there are none.
+            done: samples the region.
+
+        Raises:
+            TypeError: if one of them is not an optimizer.
+        """
+        context = EachStep(self, optimizers, done)
+        self._unused.append(context)
+        return context
+
+    def begin(self, context: "EachStep") -> None:
+        """Note that the block of `context` begins.
+
+        Raises:
+            RegionError: if the steps are counted already.
+        """
+        if context in self._unused:
+            self._unused.remove(context)
+        if self._is_counting:
+            raise RegionError(
+                f"region {self._label!r} already counts steps of optimizers; pass all optimizers "
+                "to one each_step(...), or none for every optimizer"
+            )
+        self._is_counting = True
+
+    def end(self) -> None:
+        """Note that the block has ended."""
+        self._is_counting = False
+
+    def refuse_if_counting(self) -> None:
+        """Refuse a boundary from elsewhere.
+
+        Raises:
+            RegionError: if the steps are counted, so that each batch would count twice.
+        """
+        if self._is_counting:
+            raise RegionError(
+                f"region {self._label!r} counts each batch twice: at the step of its optimizer "
+                "(each_step), and by region.batches or batch_done; remove one of them"
+            )
+
+    def check_used(self) -> None:
+        """Refuse a context that was never used.
+
+        Raises:
+            RegionError: if :meth:`each` was called without ``with``.
+        """
+        unused, self._unused = self._unused, []
+        if unused:
+            raise RegionError(
+                f"region {self._label!r}: each_step(...) was called without 'with', so no step was "
+                "counted; write 'with region.each_step():' around the code that trains"
+            )
+
+
+class EachStep(AbstractContextManager[None]):
+    """Counts the steps of optimizers while its ``with`` block runs.
+
+    Optimizers that step in turn, as those of a GAN, make one boundary for each turn: an optimizer
+    has its turn again when it steps a second time. It holds weak references only.
+    """
+
+    def __init__(
+        self, boundaries: StepBoundaries, optimizers: Sequence[Any], done: Callable[[], object]
+    ) -> None:
+        self._boundaries = boundaries
+        self._done = done
+        counted = [_unwrapped(optimizer) for optimizer in optimizers]
+        self._counted = WeakSet(counted) if counted else None
+        """None if those of every optimizer are."""
+        self._turn: WeakSet[Optimizer] = WeakSet()
+        """The optimizers that have stepped since the last boundary, with the one that made it."""
+        self._hook: RemovableHandle | None = None
+
+    def __enter__(self) -> None:
+        import torch
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._boundaries.begin(self)
+        try:
+            self._turn = WeakSet()
+            # Disabled, because torch.compile would otherwise trace the hook of a compiled step.
+            hook = torch.compiler.disable(self._step_done)
+            self._hook = register_optimizer_step_post_hook(hook)
+        except BaseException:
+            self._boundaries.end()
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._boundaries.end()
+        if self._hook is not None:
+            self._hook.remove()
+
+    def _step_done(self, optimizer: "Optimizer", args: object, kwargs: object) -> None:
+        if self._counted is not None and optimizer not in self._counted:
+            return
+        if _is_part_of_a_step(optimizer):
+            return
+        is_boundary = not self._turn or optimizer in self._turn
+        if is_boundary:
+            self._turn = WeakSet()
+        self._turn.add(optimizer)
+        if is_boundary:
+            self._done()
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(
+            "each_step() is not a loop; write 'with region.each_step():' around the code that "
+            "trains, or loop over region.batches(loader)"
+        )
+
+
+def _unwrapped(optimizer: Any) -> "Optimizer":
+    """Return the optimizer that steps: Accelerate's, for one, passes the step on to another.
+
+    Raises:
+        TypeError: if it is not an optimizer.
+    """
+    from torch.optim import Optimizer
+
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"each_step takes optimizers, not {type(optimizer).__name__}; write "
+            "'with region.each_step(optimizer):', or each_step() for every optimizer. For a loader "
+            "write 'for batch in region.batches(loader):'"
+        )
+    return optimizer
+
+
+def _is_part_of_a_step(optimizer: "Optimizer") -> bool:
+    """Whether the step that has just ended runs inside another one of the same optimizer.
+
+    torch wraps the ``step`` of a class when its first instance is made. If the step of a subclass
+    calls that of its base class, both may be wrapped, and each wrapper calls the hooks.
+    """
+    from torch.optim import Optimizer
+
+    wrapper = Optimizer.profile_hook_step(Optimizer.step).__code__
+    running = 0
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code is wrapper and frame.f_locals.get("self") is optimizer:
+            running += 1
+        frame = frame.f_back
+    return running > 1
