@@ -69,7 +69,7 @@ class Region:
         self._live_at_peak: list[AllocationGroup] = []
         self._figures_read: set[str] = set()
         self._open_region = stack.open(thorough=is_thorough())
-        self._samples = BatchSamples(self._open_region.peaks)
+        self._samples = BatchSamples(self._open_region.peaks, self._allocations)
 
     @property
     def timeline(self) -> tuple[Sample, ...]:
@@ -146,11 +146,15 @@ class Region:
         if self._record is None:
             self._samples.check()
 
+    def _allocations(self) -> Sequence[Allocation]:
+        """Return what was allocated in the region and is live."""
+        return self._stack.meter.allocations_since(self._open_region.peaks.mark)
+
     def _find_growth(self, record: RegionRecord) -> tuple[Holding, ...]:
         """Return what is allocated batch after batch, if `record` is to be explained so."""
         if "growth_bytes_per_batch" not in self._figures_to_explain(record):
             return ()
-        allocations = self._stack.meter.allocations_since(self._open_region.peaks.mark)
+        allocations = self._allocations()
         ended = len(self._samples.serials)
         grown = _in_several_batches(self._holdings(allocations))
         return tuple(replace(holding, first_batches=ended) for holding in grown)
@@ -183,7 +187,7 @@ class Region:
         )
 
     def _close(self, completed: bool, first_run_retained_bytes: int | None = None) -> None:
-        self._samples.check()
+        self._samples.finish()
         thorough = self._is_thorough()
         with self._stack.closing(self._open_region, thorough=thorough) as closed:
             record = self._record_of(closed, first_run_retained_bytes)
