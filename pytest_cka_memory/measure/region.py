@@ -167,6 +167,7 @@ class Region:
         one_time_bytes: int | None = None,
         garbage_left: bool = False,
         host_retained_bytes: int | None = None,
+        reserved_end_bytes: int | None = None,
     ) -> RegionRecord:
         """Return the record as if the region ended now; the rest is known only after cleaning."""
         start = self._open_region.start
@@ -182,7 +183,8 @@ class Region:
             host_retained_bytes=host_retained_bytes,
             reserved_start_bytes=start.reserved_bytes,
             reserved_peak_bytes=end.peak_reserved_bytes,
-            reserved_end_bytes=end.reserved_bytes,
+            reserved_end_bytes=reserved_end_bytes,
+            reserved_after_cleaning_bytes=end.reserved_bytes,
             timeline=self.timeline,
         )
 
@@ -217,6 +219,7 @@ class Region:
             one_time_bytes=one_time_bytes,
             garbage_left=closed.garbage_left,
             host_retained_bytes=closed.host_retained_bytes,
+            reserved_end_bytes=closed.reserved_bytes,
         )
 
     def _with_explanations(self, record: RegionRecord) -> RegionRecord:
