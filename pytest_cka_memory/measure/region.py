@@ -31,6 +31,10 @@ _EXPLAINED_WITH = {
 """Figure -> the figure whose storages explain it."""
 
 
+_EARLY_BATCHES = 2
+"""After so many batches it is noted what is live, to find later what is rebuilt larger."""
+
+
 class Explainer(Protocol):
     """Decides which figures of a region are explained while its objects still exist."""
 
@@ -65,6 +69,8 @@ class Region:
         self._survivors: Sequence[Allocation] = ()
         self._host_survivors: Sequence[Allocation] = ()
         self._grown: tuple[Holding, ...] = ()
+        self._early: list[Allocation] = []
+        """What was live after the second batch, without references to it."""
         self._record: RegionRecord | None = None
         self._live_at_peak: list[AllocationGroup] = []
         self._figures_read: set[str] = set()
@@ -139,6 +145,8 @@ class Region:
         if self._record is not None:  # its loader is still used after the region
             return
         reading = self._samples.add(size)
+        if self._explainer is not None and len(self._samples.serials) == _EARLY_BATCHES:
+            self._early = list(self._allocations())
         if reading is not None and not self._grown and self._explainer is not None:
             self._grown = self._find_growth(self._record_at(reading))
 
@@ -154,10 +162,16 @@ class Region:
         """Return what is allocated batch after batch, if `record` is to be explained so."""
         if "growth_bytes_per_batch" not in self._figures_to_explain(record):
             return ()
-        allocations = self._allocations()
         ended = len(self._samples.serials)
-        grown = _in_several_batches(self._holdings(allocations))
+        grown = self._growing(self._holdings(self._allocations()))
         return tuple(replace(holding, first_batches=ended) for holding in grown)
+
+    def _growing(self, holdings: Sequence[Holding]) -> tuple[Holding, ...]:
+        """Return those that were allocated in several batches, or are rebuilt larger in each."""
+        from pytest_cka_memory.holders import survivors
+
+        several = tuple(holding for holding in holdings if (holding.batches or 0) > 1)
+        return several or survivors.rebuilt(holdings, self._early)
 
     def _record_at(
         self,
@@ -241,7 +255,7 @@ class Region:
         if "retained_bytes" in figures:
             record = replace(record, retained=self._retained_holdings(record, error))
         if "growth_bytes_per_batch" in figures:
-            grown = _in_several_batches(self._holdings(self._survivors, error)) or self._grown
+            grown = self._growing(self._holdings(self._survivors, error)) or self._grown
             record = replace(record, grown=grown)
         if {"peak_increase_bytes", "reserved_increase_bytes"} & set(figures):
             from pytest_cka_memory.holders import survivors
@@ -333,7 +347,3 @@ def public_names() -> frozenset[str]:
     """Return the names of everything that can be read from a region, or called."""
     own = (name for name in vars(Region) if not name.startswith("_"))
     return frozenset((*own, "label", "result", *READABLE, *_IN_MB))
-
-
-def _in_several_batches(holdings: Iterable[Holding]) -> tuple[Holding, ...]:
-    return tuple(holding for holding in holdings if (holding.batches or 0) > 1)

@@ -148,7 +148,10 @@ def holding_lines(holding: Holding, width: int = WIDTH, *, traced: bool = True) 
         kind.append("allocated before the region or by unknown code")
     if holding.pinned:
         kind.append("pinned")
-    if traced and holding.batches is not None:
+    if holding.early_bytes is not None:
+        early, now = format_size(holding.early_bytes), format_size(holding.bytes)
+        kind.append(f"grows from {early} after 2 batches to {now}")
+    elif traced and holding.batches is not None:
         kind.append(f"allocated in {_batches(holding.batches, holding.first_batches)}")
     yield from wrapped(", ".join(kind), width, "  ")
     if holding.created_at:
