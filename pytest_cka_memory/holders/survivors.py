@@ -25,6 +25,8 @@ from pytest_cka_memory.holders.torch_references import (
     tensor_rules,
 )
 
+_REBUILT = "each batch replaces it by a larger one: limit its length, or empty it between batches"
+
 
 class _Entry(NamedTuple):
     """One storage, described."""
@@ -112,11 +114,18 @@ def rebuilt(holdings: Iterable[Holding], early: Iterable[Allocation]) -> tuple[H
         line: sum(holding.bytes for holding in found) - early_bytes[line]
         for line, found in lines.items()
     }
-    grown = sorted((line for line in lines if rises[line] > 0), key=lambda line: -rises[line])
+    grown = sorted(
+        (line for line in lines if early_bytes[line] and rises[line] > 0),
+        key=lambda line: -rises[line],
+    )
     return tuple(
-        replace(lines[line][0], bytes=sum(found.bytes for found in lines[line]),
-                count=sum(found.count for found in lines[line]),
-                early_bytes=early_bytes[line])
+        replace(
+            lines[line][0],
+            bytes=sum(found.bytes for found in lines[line]),
+            count=sum(found.count for found in lines[line]),
+            early_bytes=early_bytes[line],
+            hint=_REBUILT,
+        )
         for line in grown
     )
 

@@ -226,13 +226,16 @@ class _Habit:
         """Return the garbage that each batch before the last has left; None if that is unknown.
 
         Args:
-            garbage_bytes: what was freed after `batches` batches.
+            garbage_bytes: what was freed after the last batch.
+            batches: how many there were since the last collection.
         """
         if not self._is_known:
             return None
         usual = self._usual[1]
-        fits = garbage_bytes == batches * usual if self.goes_on else (
-            garbage_bytes >= (batches - 1) * usual
+        fits = (
+            garbage_bytes == batches * usual
+            if self.goes_on
+            else (garbage_bytes >= (batches - 1) * usual)
         )
         return usual if fits else None
 
