@@ -141,7 +141,18 @@ class RegionRecord:
     ] = None
     reserved_end_bytes: Annotated[
         int | None,
-        Figure("reserve at exit", "Held by the allocator at exit, after cleaning."),
+        Figure(
+            "reserve at exit",
+            "Held by the allocator when the code ended, before cleaning: unless the code emptied "
+            "the cache, this includes blocks that are not in use.",
+        ),
+    ] = None
+    reserved_after_cleaning_bytes: Annotated[
+        int | None,
+        Figure(
+            "reserve after cleaning",
+            "Held by the allocator after garbage, workspaces and the cache were freed at exit.",
+        ),
     ] = None
     one_time_bytes: Annotated[
         int | None,

@@ -29,6 +29,9 @@ class Holding:
     """Number of batches in which such storages were allocated; None outside a batch loop."""
     first_batches: int | None = None
     """Number of batches that had ended when growth was found, if the loop freed them at its end."""
+    early_bytes: int | None = None
+    """Bytes that the same line had in use after the second batch, if it rebuilds them in each one
+    and they grow; None otherwise."""
     code: str | None = None
     """The expression that allocated the largest: ``(weight * batch).sum()``; None if unknown."""
     before_region: bool = False

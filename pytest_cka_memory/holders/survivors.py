@@ -1,6 +1,7 @@
 """Group the storages that a region retained by where they were allocated and what holds them."""
 
 import gc
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -23,6 +24,8 @@ from pytest_cka_memory.holders.torch_references import (
     is_pinned_tensor,
     tensor_rules,
 )
+
+_REBUILT = "each batch replaces it by a larger one: limit its length, or empty it between batches"
 
 
 class _Entry(NamedTuple):
@@ -87,6 +90,48 @@ def unowned(rest_bytes: int) -> tuple[Holding, ...]:
     if rest_bytes <= 0:
         return ()
     return (Holding(bytes=rest_bytes, count=0, hint=hints.UNOWNED),)
+
+
+def rebuilt(holdings: Iterable[Holding], early: Iterable[Allocation]) -> tuple[Holding, ...]:
+    """Return what takes more bytes than `early` of the same line, largest rise first.
+
+    ``state = torch.cat([state, batch])`` allocates a larger tensor in each batch and frees the one
+    before, so that nothing is kept from batch to batch.
+
+    Args:
+        holdings: what is live now.
+        early: what was live at an early batch boundary; it may have been freed since.
+    """
+    early_bytes: Counter[object] = Counter()
+    for allocation in early:
+        if allocation.site is not None:
+            early_bytes[_line_of(allocation.site.frames, allocation.site.code)] += allocation.bytes
+    lines: dict[object, list[Holding]] = {}
+    for holding in holdings:
+        if holding.created_at:
+            lines.setdefault(_line_of(holding.created_at, holding.code), []).append(holding)
+    rises = {
+        line: sum(holding.bytes for holding in found) - early_bytes[line]
+        for line, found in lines.items()
+    }
+    grown = sorted(
+        (line for line in lines if early_bytes[line] and rises[line] > 0),
+        key=lambda line: -rises[line],
+    )
+    return tuple(
+        replace(
+            lines[line][0],
+            bytes=sum(found.bytes for found in lines[line]),
+            count=sum(found.count for found in lines[line]),
+            early_bytes=early_bytes[line],
+            hint=_REBUILT,
+        )
+        for line in grown
+    )
+
+
+def _line_of(frames: Sequence[str], code: str | None) -> object:
+    return tuple(frames[:1]), code
 
 
 def _grouped(entries: Iterable[_Entry]) -> tuple[Holding, ...]:

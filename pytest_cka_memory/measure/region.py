@@ -33,6 +33,10 @@ _EXPLAINED_WITH = {
 """Figure -> the figure whose storages explain it."""
 
 
+_EARLY_BATCHES = 2
+"""After so many batches it is noted what is live, to find later what is rebuilt larger."""
+
+
 class Explainer(Protocol):
     """Decides which figures of a region are explained while its objects still exist."""
 
@@ -68,11 +72,13 @@ class Region:
         self._survivors: Sequence[Allocation] = ()
         self._host_survivors: Sequence[Allocation] = ()
         self._grown: tuple[Holding, ...] = ()
+        self._early: list[Allocation] = []
+        """What was live after the second batch, without references to it."""
         self._record: RegionRecord | None = None
         self._live_at_peak: list[AllocationGroup] = []
         self._figures_read: set[str] = set()
         self._open_region = stack.open(thorough=is_thorough())
-        self._samples = BatchSamples(self._open_region.peaks)
+        self._samples = BatchSamples(self._open_region.peaks, self._allocations)
 
     @property
     def timeline(self) -> tuple[Sample, ...]:
@@ -166,6 +172,8 @@ class Region:
         if self._record is not None:  # optimizers still step in a block that ends after the region
             return
         reading = self._samples.add(size)
+        if self._explainer is not None and len(self._samples.serials) == _EARLY_BATCHES:
+            self._early = list(self._allocations())
         if reading is not None and not self._grown and self._explainer is not None:
             self._grown = self._find_growth(self._record_at(reading))
 
@@ -173,14 +181,24 @@ class Region:
         if self._record is None:
             self._samples.check()
 
+    def _allocations(self) -> Sequence[Allocation]:
+        """Return what was allocated in the region and is live."""
+        return self._stack.meter.allocations_since(self._open_region.peaks.mark)
+
     def _find_growth(self, record: RegionRecord) -> tuple[Holding, ...]:
         """Return what is allocated batch after batch, if `record` is to be explained so."""
         if "growth_bytes_per_batch" not in self._figures_to_explain(record):
             return ()
-        allocations = self._stack.meter.allocations_since(self._open_region.peaks.mark)
         ended = len(self._samples.serials)
-        grown = _in_several_batches(self._holdings(allocations))
+        grown = self._growing(self._holdings(self._allocations()))
         return tuple(replace(holding, first_batches=ended) for holding in grown)
+
+    def _growing(self, holdings: Sequence[Holding]) -> tuple[Holding, ...]:
+        """Return those that were allocated in several batches, or are rebuilt larger in each."""
+        from pytest_cka_memory.holders import survivors
+
+        several = tuple(holding for holding in holdings if (holding.batches or 0) > 1)
+        return several or survivors.rebuilt(holdings, self._early)
 
     def _record_at(
         self,
@@ -190,6 +208,7 @@ class Region:
         one_time_bytes: int | None = None,
         garbage_left: bool = False,
         host_retained_bytes: int | None = None,
+        reserved_end_bytes: int | None = None,
     ) -> RegionRecord:
         """Return the record as if the region ended now; the rest is known only after cleaning."""
         start = self._open_region.start
@@ -205,12 +224,13 @@ class Region:
             host_retained_bytes=host_retained_bytes,
             reserved_start_bytes=start.reserved_bytes,
             reserved_peak_bytes=end.peak_reserved_bytes,
-            reserved_end_bytes=end.reserved_bytes,
+            reserved_end_bytes=reserved_end_bytes,
+            reserved_after_cleaning_bytes=end.reserved_bytes,
             timeline=self.timeline,
         )
 
     def _close(self, completed: bool, first_run_retained_bytes: int | None = None) -> None:
-        self._samples.check()
+        self._samples.finish()
         thorough = self._is_thorough()
         with self._stack.closing(self._open_region, thorough=thorough) as closed:
             record = self._record_of(closed, first_run_retained_bytes)
@@ -241,6 +261,7 @@ class Region:
             one_time_bytes=one_time_bytes,
             garbage_left=closed.garbage_left,
             host_retained_bytes=closed.host_retained_bytes,
+            reserved_end_bytes=closed.reserved_bytes,
         )
 
     def _with_explanations(self, record: RegionRecord) -> RegionRecord:
@@ -262,7 +283,7 @@ class Region:
         if "retained_bytes" in figures:
             record = replace(record, retained=self._retained_holdings(record, error))
         if "growth_bytes_per_batch" in figures:
-            grown = _in_several_batches(self._holdings(self._survivors, error)) or self._grown
+            grown = self._growing(self._holdings(self._survivors, error)) or self._grown
             record = replace(record, grown=grown)
         if any(FIGURES[name].explained_by == "at_peak" for name in figures if name in FIGURES):
             from pytest_cka_memory.holders import survivors
@@ -354,7 +375,3 @@ def public_names() -> frozenset[str]:
     """Return the names of everything that can be read from a region, or called."""
     own = (name for name in vars(Region) if not name.startswith("_"))
     return frozenset((*own, "label", "result", *READABLE, *_IN_MB))
-
-
-def _in_several_batches(holdings: Iterable[Holding]) -> tuple[Holding, ...]:
-    return tuple(holding for holding in holdings if (holding.batches or 0) > 1)

@@ -33,6 +33,8 @@ class ClosedRegion:
     """The figures of a region at its end, in bytes."""
 
     end: Reading
+    reserved_bytes: int | None
+    """What the allocator held before it was cleaned; None if the device has no reserve."""
     retained_bytes: int
     survivors: Sequence[Allocation]
     """The retained allocations, as far as the meter knows them; they keep nothing alive."""
@@ -101,11 +103,14 @@ class RegionStack:
         try:
             self.merge_peaks()
             mark = region.peaks.mark
+            has_reserve = region.start.reserved_bytes is not None
+            reserved_bytes = region.peaks.reserved() if has_reserve else None
             cleaned = self.meter.clean_after(mark, thorough=thorough)
             self._add_workspaces(cleaned.workspace_bytes)
             host_bytes = self.meter.host_retained_since(mark)
             yield ClosedRegion(
                 end=region.peaks.end(),  # cleaning may run finalizers, which raise the peak
+                reserved_bytes=reserved_bytes,
                 retained_bytes=self.meter.retained_since(mark),
                 survivors=self.meter.allocations_since(mark),
                 host_retained_bytes=host_bytes,

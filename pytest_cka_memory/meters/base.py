@@ -54,6 +54,10 @@ class Peaks(ABC):
         """Return what :meth:`read` does, just after cleaning, which may have read the levels."""
         return self.read()
 
+    def reserved(self) -> int | None:
+        """Return what the allocator holds, before cleaning; None if the device has no reserve."""
+        return self.read().reserved_bytes
+
     @abstractmethod
     def sample(self) -> tuple[Reading, int, int]:
         """Return a reading, the highest level since the last sample, and the allocations so far."""

@@ -9,7 +9,7 @@ from pytest_cka_memory.core.verdicts import Breach, Result
 from pytest_cka_memory.reports.legend import provenance_of
 from pytest_cka_memory.reports.terminal import sparkline
 from pytest_cka_memory.reports.wrapping import wrapped
-from pytest_cka_memory.units import counted, format_exact, format_size
+from pytest_cka_memory.units import counted, format_exact, format_size, format_with_unit
 
 WIDTH = 100
 """Longer lines are hard to read, however wide the terminal is."""
@@ -149,7 +149,10 @@ def holding_lines(holding: Holding, width: int = WIDTH, *, traced: bool = True) 
         kind.append("allocated before the region or by unknown code")
     if holding.pinned:
         kind.append("pinned")
-    if traced and holding.batches is not None:
+    if holding.early_bytes is not None:
+        early, now = format_with_unit(holding.early_bytes), format_with_unit(holding.bytes)
+        kind.append(f"grows from {early} after 2 batches to {now}")
+    elif traced and holding.batches is not None:
         kind.append(f"allocated in {_batches(holding.batches, holding.first_batches)}")
     yield from wrapped(", ".join(kind), width, "  ")
     if holding.created_at:

@@ -61,7 +61,22 @@ def test_reserve_holds_freed_segments_until_the_region_ends(probe, allocate):
             allocate(size)
     assert region.peak_increase_bytes == 14 * MB
     assert region.reserved_increase_bytes == (10 + 12 + 14) * MB
-    assert region.reserved_end_bytes == region.reserved_start_bytes
+    assert region.reserved_after_cleaning_bytes == region.reserved_start_bytes
+
+
+@pytest.mark.parametrize("empties_cache", [False, True])
+def test_reserve_that_the_code_left_shows_whether_it_emptied_the_cache(
+    probe, allocate, empties_cache
+):
+    """The region empties the cache at its end itself; that is another figure."""
+    with probe.measure() as region:
+        allocate(64 * MB)
+        if empties_cache:
+            torch.accelerator.empty_cache()
+    left_bytes = region.reserved_end_bytes - region.reserved_start_bytes
+    assert left_bytes == (0 if empties_cache else 64 * MB)
+    assert region.reserved_after_cleaning_bytes == region.reserved_start_bytes
+    assert region.reserved_end_mb == region.reserved_end_bytes / MB
 
 
 def test_small_and_large_blocks_share_no_segment(probe, allocate):

@@ -27,7 +27,7 @@ def test_reserve_grows_with_the_largest_tensor(probe, allocate):
             allocate(size)
     assert region.peak_increase_bytes == 14 * MB
     assert region.reserved_increase_bytes == PAGE
-    assert region.reserved_end_bytes == region.reserved_start_bytes
+    assert region.reserved_after_cleaning_bytes == region.reserved_start_bytes
 
 
 def test_pages_between_kept_tensors_are_released_when_the_region_ends(probe, allocate):
@@ -37,7 +37,7 @@ def test_pages_between_kept_tensors_are_released_when_the_region_ends(probe, all
         del second
     assert region.retained_bytes == first.nbytes + third.nbytes
     assert region.reserved_increase_bytes == 3 * PAGE
-    assert region.reserved_end_bytes - region.reserved_start_bytes == 2 * PAGE
+    assert region.reserved_after_cleaning_bytes - region.reserved_start_bytes == 2 * PAGE
 
 
 def test_outer_region_keeps_its_peak_when_an_inner_region_opens(probe, allocate):

@@ -62,7 +62,7 @@ def test_streams_share_no_reserve(probe, allocate, side_stream):
         allocate(12 * MB)
     assert region.peak_increase_bytes == 12 * MB
     assert region.reserved_increase_bytes == 24 * MB
-    assert region.reserved_end_bytes == region.reserved_start_bytes
+    assert region.reserved_after_cleaning_bytes == region.reserved_start_bytes
 
 
 def test_workspaces_of_another_stream_are_not_retained(probe, side_stream):

@@ -129,6 +129,32 @@ class TestGrowth:
         assert "allocated in 2 of the first 2 batches" in text
         assert "above the first batch" in text
 
+    @pytest.mark.parametrize("is_freed", [False, True], ids=["kept", "freed-at-the-end"])
+    def test_what_is_rebuilt_larger_in_each_batch_is_named(self, is_freed: bool) -> None:
+        """Each tensor is freed in the next batch, so none is kept in several batches."""
+
+        def loop(region: Region) -> torch.Tensor:
+            state = torch.zeros(0)
+            for _ in range(16):
+                state = torch.cat([state, torch.zeros(1000)])
+                region.batch_done(4)
+            return state
+
+        limit = flat_per_batch()
+        with MemoryProbe("cpu", explainer=BrokenFigures(limit)).measure() as region:
+            state = loop(region)
+            if is_freed:
+                del state
+        (group,) = region.record.grown
+        assert group.code == "torch.cat([state, torch.zeros(1000)])"
+        assert group.early_bytes == 8000
+        assert (group.bytes, group.count) == (12_000 if is_freed else 64_000, 1)
+        assert str(group.held_by).startswith("state in ")
+        text = " ".join("\n".join(text_of(region, limit)).split())
+        now = "0.01 MB" if is_freed else "0.06 MB"
+        assert f"grows from 7.8 KB after 2 batches to {now}" in text
+        assert "each batch replaces it by a larger one" in text
+
 
 class BrokenFigures(FixedFigures):
     """An explainer that asks for the figures that break a limit, as a test does."""

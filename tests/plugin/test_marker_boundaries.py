@@ -122,7 +122,8 @@ def test_reserve_at_the_limit_keeps_it(scripted_reserve, size, kept):
     run.assert_outcomes(passed=int(kept), failed=int(not kept))
     region = run.region
     assert region["reserved_peak_bytes"] - region["reserved_start_bytes"] == size
-    assert region["reserved_end_bytes"] == 0
+    assert region["reserved_end_bytes"] == size
+    assert region["reserved_after_cleaning_bytes"] == 0
 
 
 @pytest.mark.parametrize("options", [(), ("--cka-memory-report",)], ids=["plain", "report"])

@@ -30,7 +30,13 @@ BYTES = (
     "retained_bytes",
     "net_bytes",
 )
-RESERVES = ("reserved_start_bytes", "reserved_peak_bytes", "reserved_end_bytes", "one_time_bytes")
+RESERVES = (
+    "reserved_start_bytes",
+    "reserved_peak_bytes",
+    "reserved_end_bytes",
+    "reserved_after_cleaning_bytes",
+    "one_time_bytes",
+)
 
 
 def test_report_has_every_documented_key(scripted):
@@ -85,7 +91,8 @@ def test_reserve_is_reported_if_the_device_has_one(scripted_reserve):
         """
     )
     region = run.region
-    assert (region["reserved_start_bytes"], region["reserved_end_bytes"]) == (100, 100)
+    assert (region["reserved_start_bytes"], region["reserved_end_bytes"]) == (100, 174)
+    assert region["reserved_after_cleaning_bytes"] == 100
     assert region["reserved_peak_bytes"] == 174
     assert region["one_time_bytes"] == 64
     assert region["retained_bytes"] == 0

@@ -169,6 +169,12 @@ class _RegionPeaks(Peaks):
         levels = self._region.read()
         return _reading(self._levels.known(), levels.peak, levels.peak_reserved)
 
+    def reserved(self) -> int:
+        levels, region = self._region.read(), self._region
+        if (levels.serial, levels.level) == (region.serial, region.start_level):
+            return region.start_reserved  # no block came or went, and the cache was empty before
+        return self._levels.read().reserved
+
     def sample(self) -> tuple[Reading, int, int]:
         levels = self._region.read(sample=True)
         reading = _reading(self._levels.read(), levels.peak, levels.peak_reserved)
