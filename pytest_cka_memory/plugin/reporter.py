@@ -13,6 +13,7 @@ import pytest
 
 from pytest_cka_memory.core.places import anonymizer
 from pytest_cka_memory.core.report_builder import ReportBuilder
+from pytest_cka_memory.emulated.specification import interpreter_warning, is_emulated
 from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.plugin import outputs
 from pytest_cka_memory.plugin.options import given_by, name_of
@@ -69,7 +70,8 @@ class Reporter:
                 f"cka-memory: warning: package 'cka' is installed by {' and by '.join(owners)}, "
                 "and which one is imported is undefined; uninstall all but one of them"
             )
-        return lines
+        warning = interpreter_warning() if is_emulated(self.settings.device) else None
+        return lines if warning is None else [*lines, f"cka-memory: warning: {warning}"]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.builder.expect(item.nodeid for item in session.items)

@@ -32,6 +32,8 @@ class _Stale:
     end: int
 
 
+_OF_INDUCTOR = tuple(f"triton_{kind}_" for kind in ("poi", "red", "per", "tem", "for", "spl"))
+"""Starts of the names that torch.compile gives to its kernels, each by its kind."""
 _WRITES_NOTHING = "spin_kernel"  # of torch.cuda._sleep
 
 _lock = threading.Lock()
@@ -185,10 +187,19 @@ def _note_new_work() -> None:
         _unknown = (
             f"the kernel {name} was launched outside of torch's "
             f"operators, and no kernel runs on the emulated device, so values that it may have "
-            f"written are not known; call a function that torch computes (with torch.compile, "
-            f'backend="eager"; with Triton, TRITON_INTERPRET=1), write ,values=off to measure '
-            f"memory only, or use a GPU"
+            f"written are not known; {_instead(name)}, write ,values=off to measure memory only, "
+            f"or use a GPU"
         )
+
+
+def _instead(kernel: str) -> str:
+    """Return what to do so that torch computes what an unknown kernel should have written."""
+    if kernel.startswith(_OF_INDUCTOR):
+        return (
+            "torch.compile made it: set TORCH_COMPILE_DISABLE=1 in the environment, with which the "
+            'same code runs uncompiled, or write backend="eager"'
+        )
+    return "call operators of torch in its place"
 
 
 def _blocks_in_use() -> list[int]:
