@@ -51,19 +51,32 @@ def root(folder: Path) -> Iterator[None]:
 
 @lru_cache(maxsize=1024)
 def short(filename: str) -> str:
-    """Return a file as frames name it, with at most two parts and the library it belongs to.
+    """Return a file as frames name it: as an editor opens it if it is the project's.
 
-    ``tests/test_net.py`` below the root, ``timm/…/resnet.py`` in site-packages,
-    ``<python>/threading.py``, and ``…/name.py`` elsewhere. Outside pytest there is no root, and no
-    report: then it is the last folder and the name.
+    That is ``tests/unit/test_net.py`` below the root. It is ``timm/…/resnet.py`` in site-packages,
+    ``<python>/threading.py``, and elsewhere ``shop/models/net.py`` from the package on, or
+    ``…/name.py`` if the file is in no package. Outside pytest there is no root, and no report: then
+    it is the last folder and the name.
     """
     if not _roots or not os.path.isabs(filename):
         return "/".join(Path(filename).parts[-2:])
-    parts = named(filename, _roots[-1]).split("/")
+    name = named(filename, _roots[-1])
+    parts = name.split("/")
     if parts[0] in _LIBRARY_FOLDERS:
         library, *inner = parts[1:] or parts
         return "/".join([library, *["…"][: len(inner) - 1], *inner[-1:]]) if inner else parts[-1]
-    return f"<python>/{parts[-1]}" if parts[0] == "<python>" else "/".join(parts[-2:])
+    if parts[0] == "<python>":
+        return f"<python>/{parts[-1]}"
+    return name if parts[0] != "…" else "/".join([*_packages_of(filename) or ["…"], *parts[1:]])
+
+
+def _packages_of(filename: str) -> list[str]:
+    """Return the names of the packages that a file belongs to, the outermost first."""
+    folder, found = Path(filename).parent, []
+    while (folder / "__init__.py").is_file() and folder.name not in ("", _user()):
+        found.append(folder.name)
+        folder = folder.parent
+    return found[::-1]
 
 
 def named(path: str, root: Path) -> str:

@@ -117,7 +117,7 @@ def test_the_code_is_that_of_the_innermost_frame_that_is_shown() -> None:
     """Operator, dtype and shape are not known from frames."""
     here = sys._getframe()
     site = FramesSite((OF_TORCH, place(here))).readable()
-    frame = f"memory/test_user_frames.py:{here.f_code.co_firstlineno + 3} in {here.f_code.co_name}"
+    frame = f"tests/memory/test_user_frames.py:{here.f_code.co_firstlineno + 3} in {here.f_code.co_name}"
     assert site == AllocationSite((frame,), site.code)
     assert "place(here)" in str(site.code)
 
