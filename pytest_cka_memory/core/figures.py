@@ -45,6 +45,8 @@ class Figure:
     """The field of the record that lists the storages whose bytes it counts; empty if none does."""
     advice: str = ""
     """What to do when it is too high and nothing more specific is known."""
+    includes: str = ""
+    """A figure whose bytes it includes, so that it is too high if that one is; empty if none."""
     name: str = ""
     """Its attribute of the record, filled in by the registry."""
     optional: bool = False
@@ -212,6 +214,7 @@ class RegionRecord:
             in_baselines=True,
             explained_by="at_peak",
             advice="blocks of changing sizes fragment the reserve: keep batch sizes equal",
+            includes="peak_increase_bytes",
         ),
     ]:
         """Peak of the reserve above its level at entry; None if the device has no reserve."""

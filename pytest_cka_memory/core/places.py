@@ -14,7 +14,8 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-_LIBRARY_FOLDERS = ("site-packages", "dist-packages")
+from pytest_cka_memory.core.libraries import SITE_FOLDERS
+
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 _HOMES = ("/home", "/Users", "C:/Users")
 _NOT_A_PATH = r"\s'\"`<>|:;,()\[\]{}*?"
@@ -62,12 +63,13 @@ def short(filename: str) -> str:
         return "/".join(Path(filename).parts[-2:])
     name = named(filename, _roots[-1])
     parts = name.split("/")
-    if parts[0] in _LIBRARY_FOLDERS:
+    if parts[0] in SITE_FOLDERS:
         library, *inner = parts[1:] or parts
         return "/".join([library, *["…"][: len(inner) - 1], *inner[-1:]]) if inner else parts[-1]
     if parts[0] == "<python>":
         return f"<python>/{parts[-1]}"
-    return name if parts[0] != "…" else "/".join([*_packages_of(filename) or ["…"], *parts[1:]])
+    packages = _packages_of(filename) if parts[0] == "…" else []
+    return "/".join([*packages, *parts[1:]]) if packages else name
 
 
 def _packages_of(filename: str) -> list[str]:
@@ -84,7 +86,7 @@ def named(path: str, root: Path) -> str:
     of_windows = PureWindowsPath(path)
     full = path if of_windows.drive else os.path.normpath(root / path)
     pure = of_windows if of_windows.drive else PurePosixPath(full)
-    for folder in _LIBRARY_FOLDERS:
+    for folder in SITE_FOLDERS:
         if folder in pure.parts:
             return "/".join(pure.parts[pure.parts.index(folder) :])
     for start, name in ((str(root), ""), (_STANDARD_LIBRARY, "<python>/")):
