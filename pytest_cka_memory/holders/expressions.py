@@ -51,6 +51,11 @@ def pattern_of(expression: str | None) -> str | None:
     return None if expression is None else re.sub(_SUBSCRIPT, "[]", expression)
 
 
+def is_own_dict(value: Any, parent: Any) -> bool:
+    """Whether `value` is the dict of the attributes of `parent`."""
+    return _dict_of(parent, mro(type(parent))) is value
+
+
 def _text_of(parent: Any, child: Any) -> str:
     for text in _texts_of(parent, child):
         return text

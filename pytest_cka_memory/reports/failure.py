@@ -124,7 +124,7 @@ def explanation(
     advice = (
         "" if any(holding.hint for holding in inside[:_MOST_GROUPS]) else _advice(breach, record)
     )
-    if advice and not (shown and advice in _advices(earlier, record)):
+    if advice:
         yield from wrapped(f"what to do: {advice}", width, "  ")
     if breach.figure == "retained_bytes" and record.host_retained_bytes:
         also = f"also retained on the host: {format_exact(record.host_retained_bytes)}, not judged"
@@ -155,10 +155,6 @@ def _site_of(holding: Holding) -> tuple[object, ...]:
 def _line_of(holding: Holding) -> str:
     """Return file and line of the innermost frame, without the name of its function."""
     return holding.created_at[0].partition(" in ")[0]
-
-
-def _advices(breaches: Sequence[Breach], record: RegionRecord) -> set[str]:
-    return {_advice(breach, record) for breach in breaches if breach.measured_bytes is not None}
 
 
 def _advice(breach: Breach, record: RegionRecord) -> str:
