@@ -52,6 +52,11 @@ class Figure:
     optional: bool = False
     """Whether it can be None, filled in by the registry."""
 
+    def shown_value(self, record: "RegionRecord") -> Any:
+        """Return its value as tables show it: None if a column that is rarely shown has nothing."""
+        value = getattr(record, self.name)
+        return None if self.only_if_not_zero and value == 0 else value
+
     @property
     def mb_name(self) -> str:
         """Name of the same figure in MB; the same name if it does not count bytes."""

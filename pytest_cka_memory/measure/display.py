@@ -34,7 +34,7 @@ def table_of_regions(records: Sequence[RegionRecord], caption: str) -> str:
 
 
 def _cell(record: RegionRecord, column: Figure) -> str:
-    value = getattr(record, column.name)
+    value = column.shown_value(record)
     return str(value) if column.name == "batches" else format_with_unit(value)
 
 

@@ -100,8 +100,7 @@ def test_losses_are_told_from_other_tensors_that_grow() -> None:
     """Only what has one element can be a loss."""
     dataset = KEEP.append(CachedDataset()) or KEEP[0]
     grown, text = growth(dataset.__getitem__)
-    del dataset
-    assert [holding.hint for holding in grown] == [GROWS.format("planted.KEEP[0].cache")]
+    assert [holding.hint for holding in grown] == [GROWS.format("dataset.cache")]
     assert ".cache[0]" in text
     grown, _ = growth(lambda _: KEEP.append((WEIGHT * 2).detach().sum()))
     assert grown[0].hint == "a tensor with one element: keep the number, its item(), instead"
@@ -120,13 +119,17 @@ def test_losses_are_told_from_other_tensors_that_grow() -> None:
 def logger() -> Any:
     """Return a function that keeps what it is given in a list that only it references."""
     history: list[torch.Tensor] = []
-    return history.append, lambda value: history.append(value)
+
+    def log(value: torch.Tensor) -> None:
+        history.append(value)
+
+    return log
 
 
 @pytest.mark.parametrize("detached", [False, True], ids=["attached", "detached"])
 def test_list_of_a_closure_that_grows_is_named_by_its_variable(detached: bool) -> None:
     """Also if what it keeps was detached, as earlier advice said."""
-    _, log = logger()
+    log = logger()
     KEEP.append(log)
     grown, _ = growth(lambda _: log((WEIGHT * 2).detach() if detached else WEIGHT * 2))
     assert str(grown[0].hint).startswith("`history`, a variable of the closure `")
@@ -171,7 +174,8 @@ def test_list_that_keeps_old_optimizers_is_named() -> None:
     """To take a step before measuring, or zero_grad(), would not help."""
     grown, _ = growth(lambda _: KEEP.append(optimizer_that_has_stepped()))
     assert {holding.hint for holding in grown} == {
-        "`planted.KEEP` keeps old optimizers, each with its state and gradients: remove them from it"
+        "`planted.KEEP` keeps old optimizers, each with its state and gradients: remove them "
+        "from it"
     }
 
 
