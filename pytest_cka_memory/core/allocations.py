@@ -13,7 +13,7 @@ from pytest_cka_memory.core.libraries import (
     is_of_python,
     runner_folders,
 )
-from pytest_cka_memory.core.places import short
+from pytest_cka_memory.core.places import shown
 from pytest_cka_memory.core.source_code import expression_at, line_at
 
 _MAX_FRAMES_SEARCHED = 100
@@ -170,5 +170,5 @@ def _shown(frames: RawFrames) -> Sequence[tuple[CodeType, int]]:
 
 
 def format_frame(filename: str, line: int, name: str) -> str:
-    """Return a frame as text; see :func:`.places.short` for the name of its file."""
-    return f"{short(filename)}:{line} in {name}"
+    """Return a frame as text; see :func:`.places.shown` for the name of its file."""
+    return f"{shown(filename)}:{line} in {name}"

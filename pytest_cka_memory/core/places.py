@@ -8,6 +8,7 @@ name of the file.
 import os
 import platform
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -48,6 +49,22 @@ def root(folder: Path) -> Iterator[None]:
     finally:
         _roots.remove(folder)
         short.cache_clear()
+
+
+def shown(filename: str) -> str:
+    """Return a file as users see it: ``Cell In[3]`` of a notebook, otherwise as :func:`short`."""
+    return _cell(filename) or short(filename)
+
+
+def _cell(filename: str) -> str:
+    """Return a cell as IPython names it in tracebacks; empty if the code is not that of a cell.
+
+    It is asked each time, because a cell that is run again keeps its file and gets a new number.
+    """
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = None if get_ipython is None else get_ipython()
+    name_of = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)
+    return " ".join(name_of(filename) or ())
 
 
 @lru_cache(maxsize=1024)

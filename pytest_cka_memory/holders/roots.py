@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_cka_memory.core.places import short
+from pytest_cka_memory.core.places import shown
 
 CO_OPTIMIZED = 0x1
 """Flag of code whose locals are stored in slots: its ``f_locals`` is a copy."""
@@ -105,7 +105,7 @@ def _roots_of(
     code, outside = frame.f_code, frame.f_globals
     if is_own(code.co_filename):
         return
-    where = f" in {code.co_name} ({short(code.co_filename)}:{frame.f_lineno})"
+    where = f" in {code.co_name} ({shown(code.co_filename)}:{frame.f_lineno})"
     is_library = code.co_filename.startswith(_INSTALLED_FOLDERS)
     if code.co_flags & CO_OPTIMIZED:
         function = code.co_name if is_of_this_thread else ""
