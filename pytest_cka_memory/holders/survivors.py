@@ -65,7 +65,7 @@ def holdings(
         with no_torch_function():  # the user's modes must not see these calls
             paths = _search(live.values(), named_values, error)
             entries = [_entry(found, paths.get(key), boundaries) for key, found in live.items()]
-        return _grouped(entries)
+            return _grouped(entries)
     finally:
         if was_enabled:
             gc.enable()

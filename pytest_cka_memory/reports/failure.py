@@ -1,6 +1,7 @@
 """The text of a failing test: the limits it broke, what holds the memory, and what to do."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
@@ -102,14 +103,11 @@ def explanation(
         yield "  live at the peak:"
     given = None
     inside = [holding for holding in holdings if not holding.before_region]
-    shown = _shown_with(earlier, record)
+    shown = _sites_shown(earlier, record, traced=not at_peak)
     for holding in inside[:_MOST_GROUPS]:
         if _site_of(holding) in shown:
-            limit = shown[_site_of(holding)]
-            line = (
-                f"{_size_of(holding, traced=not at_peak)}, made at {_line_of(holding)}: see {limit}"
-            )
-            yield from wrapped(line, width, "  ")
+            size = _size_of(holding, traced=not at_peak)
+            yield from wrapped(f"{size}, made at {_line_of(holding)}: as above", width, "  ")
             continue
         yield from holding_lines(holding, width, traced=not at_peak)
         if holding.hint not in (None, given):
@@ -133,18 +131,22 @@ def explanation(
             yield from holding_lines(holding, width)
 
 
-def _shown_with(earlier: Sequence[Breach], record: RegionRecord) -> Mapping[object, str]:
-    """Return the sites of the storages that were shown with earlier limits, each with its limit."""
-    found: dict[object, str] = {}
+def _sites_shown(
+    earlier: Sequence[Breach], record: RegionRecord, *, traced: bool
+) -> set[tuple[object, ...]]:
+    """Return the sites of the storages that were shown with earlier limits.
+
+    Args:
+        earlier: limits of the region, in the order in which they are shown.
+        record: the region.
+        traced: whether only those count that were shown with what references them.
+    """
+    found: set[tuple[object, ...]] = set()
     for number, breach in enumerate(earlier):
-        if is_explained(breach, earlier[:number]):
-            inside = [
-                holding for holding in holdings_of(breach, record) if not holding.before_region
-            ]
-            for holding in inside[:_MOST_GROUPS]:
-                found.setdefault(_site_of(holding), breach.limit)
-    found.pop((), None)
-    return found
+        if is_explained(breach, earlier[:number]) and (is_traced(breach) or not traced):
+            holdings = (each for each in holdings_of(breach, record) if not each.before_region)
+            found.update(map(_site_of, islice(holdings, _MOST_GROUPS)))
+    return found - {()}
 
 
 def _site_of(holding: Holding) -> tuple[object, ...]:

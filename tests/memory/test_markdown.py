@@ -53,7 +53,7 @@ it</summary>
 
 ```text
   ▁▂▃▄▅▅▆▇█  0 to 32 B above the first batch
-  9 tensors, 36 bytes, made at train.py:12: see zero_retention
+  9 tensors, 36 bytes, made at train.py:12: as above
 ```
 
 </details>

@@ -253,15 +253,26 @@ def test_a_failure_lists_a_group_once_and_refers_to_it_from_other_limits(
         "    what to do: empty it",
         "max_peak_mb('4 B') broken: peak increase 10 bytes, allowed 4 bytes: 6 bytes too much",
         "  live at the peak:",
-        "  2 allocations, 8 bytes, made at net.py:3: see zero_retention",
+        "  2 allocations, 8 bytes, made at net.py:3: as above",
         "  1 allocation, 2 bytes",
         "    made at net.py:9 in run: `x.exp()`",
         "  what to do: free or detach tensors earlier, use torch.no_grad(), or a smaller batch",
         "zero_retention broken: retained 8 bytes, allowed 0 bytes: 8 bytes too much",
     ]
     in_report = [problem.holders for problem in problems([result])]
-    assert in_report[1][1] == "  2 allocations, 8 bytes, made at net.py:3: see zero_retention"
+    assert in_report[1][1] == "  2 allocations, 8 bytes, made at net.py:3: as above"
     assert [bool(lines) for lines in in_report] == [True, True, False]
+
+
+def test_what_references_a_group_is_shown_also_if_the_peak_comes_first(record: MakeRecord) -> None:
+    """A baseline compares the peak first, whose storages were not searched for."""
+    leak = Holding(bytes=8, count=2, created_at=("net.py:3 in keep",), held_by="net.KEPT[0]")
+    limits = [limit_from_marker("max_peak_mb", ("4 B",), {}), ZERO]
+    at_peak = (replace(leak, held_by=None),)
+    leaking = record(retained_bytes=8, peak_bytes=8, retained=(leak,), at_peak=at_peak)
+    text = failure.render([judge("t.py::t", leaking, limits)], ScriptedMeter().facts())
+    assert "as above" not in text
+    assert text.splitlines()[-2] == "    held by net.KEPT[0]"
 
 
 @pytest.mark.parametrize(
