@@ -1,5 +1,6 @@
 """The notebook runs, cell by cell, on the device that this machine has."""
 
+import html
 import re
 from pathlib import Path
 
@@ -27,6 +28,31 @@ def test_notebook_shows_that_the_bundled_library_retains_nothing(monkeypatch, tm
     rows = [line for line in lines if re.match(r"\d+ +bundled cka", line)]
     assert len(rows) == 4
     assert all(line.endswith(" 0.00") for line in rows)
+
+
+CELLS = """
+import torch
+from pytest_cka_memory import MemoryProbe
+probe, KEPT = MemoryProbe("cpu"), []
+---
+with probe.measure() as region:
+    KEPT.append(torch.ones(1000)[:10])
+---
+region.retained
+"""
+
+
+@pytest.mark.filterwarnings("ignore")  # nbclient and ipykernel warn
+def test_notebook_shows_what_a_region_retains_as_a_table(tmp_path) -> None:
+    """With the cell, its code and the advice, as a failing test has them."""
+    cells = [nbformat.v4.new_code_cell(text.strip()) for text in CELLS.split("---")]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    (output,) = notebook.cells[-1].outputs
+    table = html.unescape(output["data"]["text/html"])
+    assert "<td>Cell In[2]:2 in <module>: `torch.ones(1000)`</td><td>__main__.KEPT[0]</td>" in table
+    assert "keep a clone() of it instead" in table
+    assert "ipykernel" not in output["data"]["text/plain"]
 
 
 def test_notebook_is_committed_with_its_output() -> None:

@@ -1,18 +1,24 @@
 """Where memory was allocated. Keeps no tensor alive; does not import torch."""
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import CodeType, FrameType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
-from pytest_cka_memory.core.libraries import is_foreign, is_foreign_file, runner_folders
-from pytest_cka_memory.core.places import short
+from pytest_cka_memory.core.libraries import (
+    is_foreign,
+    is_foreign_file,
+    is_of_python,
+    runner_folders,
+)
+from pytest_cka_memory.core.places import shown
 from pytest_cka_memory.core.source_code import expression_at, line_at
 
 _MAX_FRAMES_SEARCHED = 100
 _MAX_FRAMES = 6
+Frame = TypeVar("Frame")
 
 
 class AllocationSite(NamedTuple):
@@ -138,6 +144,14 @@ def innermost_code(frames: RawFrames) -> str | None:
     return next((expression_at(code, last) for code, last in _shown(frames)), None)
 
 
+def users_first(frames: Sequence[Frame], file_of: Callable[[Frame], str]) -> Sequence[Frame]:
+    """Return frames without those of Python's library, which explain little; or only those.
+
+    It is ``queue.get`` that allocates the batches of worker processes, wherever they are used.
+    """
+    return [frame for frame in frames if not is_of_python(file_of(frame))] or frames
+
+
 def format_frames(frames: RawFrames) -> tuple[str, ...]:
     """Return frames as text, for example ``torch_cka/cka.py:163 in CKA.compare``."""
     return tuple(
@@ -148,14 +162,13 @@ def format_frames(frames: RawFrames) -> tuple[str, ...]:
     )
 
 
-def _shown(frames: RawFrames) -> Iterator[tuple[CodeType, int]]:
-    """Yield the frames that are shown to users: those of pytest and IPython only clutter."""
+def _shown(frames: RawFrames) -> Sequence[tuple[CodeType, int]]:
+    """Return the frames that are shown to users: those of pytest and IPython only clutter."""
     folders = runner_folders()
-    for code, last in frames:
-        if not code.co_filename.startswith(folders):
-            yield code, last
+    called = [frame for frame in frames if not frame[0].co_filename.startswith(folders)]
+    return users_first(called, lambda frame: frame[0].co_filename)
 
 
 def format_frame(filename: str, line: int, name: str) -> str:
-    """Return a frame as text; see :func:`.places.short` for the name of its file."""
-    return f"{short(filename)}:{line} in {name}"
+    """Return a frame as text; see :func:`.places.shown` for the name of its file."""
+    return f"{shown(filename)}:{line} in {name}"

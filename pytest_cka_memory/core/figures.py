@@ -47,10 +47,17 @@ class Figure:
     """The field of the record that lists the storages whose bytes it counts; empty if none does."""
     advice: str = ""
     """What to do when it is too high and nothing more specific is known."""
+    includes: str = ""
+    """A figure whose bytes it includes, so that it is too high if that one is; empty if none."""
     name: str = ""
     """Its attribute of the record, filled in by the registry."""
     optional: bool = False
     """Whether it can be None, filled in by the registry."""
+
+    def shown_value(self, record: "RegionRecord") -> Any:
+        """Return its value as tables show it: None if a column that is rarely shown has nothing."""
+        value = getattr(record, self.name)
+        return None if self.only_if_not_zero and value == 0 else value
 
     @property
     def mb_name(self) -> str:
@@ -235,6 +242,7 @@ class RegionRecord:
             in_baselines=True,
             explained_by="at_peak",
             advice="blocks of changing sizes fragment the reserve: keep batch sizes equal",
+            includes="peak_increase_bytes",
         ),
     ]:
         """Peak of the reserve above its level at entry; None if the device has no reserve."""

@@ -45,6 +45,13 @@ class Holding:
 
     def __repr__(self) -> str:
         count = f"{counted(self.count, 'tensor')}, " if self.count else ""
-        made = f", made at {self.created_at[0]}" if self.created_at else ""
+        made = f", made at {self.made_at}" if self.created_at else ""
         held = f", held by {self.held_by}" if self.held_by else ""
-        return f"<Holding: {count}{format_exact(self.bytes)}{made}{held}>"
+        advice = f"; what to do: {self.hint}" if self.hint else ""
+        return f"<Holding: {count}{format_exact(self.bytes)}{made}{held}{advice}>"
+
+    @property
+    def made_at(self) -> str:
+        """The innermost frame and the expression there; empty if they are unknown."""
+        code = f": `{self.code}`" if self.code else ""
+        return f"{self.created_at[0]}{code}" if self.created_at else ""

@@ -20,6 +20,8 @@ _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 _CALLERS = tuple(os.path.join(_STANDARD_LIBRARY, name, "") for name in ("asyncio", "unittest"))
 """Folders of Python's library whose code only calls the user's: event loops and test runners."""
 _MOST_FILES = 4096
+SITE_FOLDERS = ("site-packages", "dist-packages")
+"""The names of the folders into which packages are installed."""
 
 
 def foreign_prefixes() -> tuple[str, ...]:
@@ -40,6 +42,12 @@ def runner_folders() -> tuple[str, ...]:
 def is_foreign(filename: str) -> bool:
     """Whether a file is not the user's: it belongs to the plugin, torch or the interpreter."""
     return is_foreign_file[filename]
+
+
+def is_of_python(filename: str) -> bool:
+    """Whether a file belongs to Python's library: not to what is installed in a folder below it."""
+    inside = filename.startswith(f"{_STANDARD_LIBRARY}{os.sep}")
+    return inside and not any(f"{os.sep}{name}{os.sep}" in filename for name in SITE_FOLDERS)
 
 
 class _ForeignFiles(dict[str, bool]):

@@ -8,13 +8,15 @@ name of the file.
 import os
 import platform
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
-_LIBRARY_FOLDERS = ("site-packages", "dist-packages")
+from pytest_cka_memory.core.libraries import SITE_FOLDERS
+
 _STANDARD_LIBRARY = os.path.dirname(os.__file__)
 _HOMES = ("/home", "/Users", "C:/Users")
 _NOT_A_PATH = r"\s'\"`<>|:;,()\[\]{}*?"
@@ -49,21 +51,51 @@ def root(folder: Path) -> Iterator[None]:
         short.cache_clear()
 
 
+def shown(filename: str) -> str:
+    """Return a file as users see it: ``Cell In[3]`` of a notebook, otherwise as :func:`short`."""
+    return _cell(filename) or short(filename)
+
+
+def _cell(filename: str) -> str:
+    """Return a cell as IPython names it in tracebacks; empty if the code is not that of a cell.
+
+    It is asked each time, because a cell that is run again keeps its file and gets a new number.
+    """
+    get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    shell = None if get_ipython is None else get_ipython()
+    name_of = getattr(getattr(shell, "compile", None), "format_code_name", lambda _: None)
+    return " ".join(name_of(filename) or ())
+
+
 @lru_cache(maxsize=1024)
 def short(filename: str) -> str:
-    """Return a file as frames name it, with at most two parts and the library it belongs to.
+    """Return a file as frames name it: as an editor opens it if it is the project's.
 
-    ``tests/test_net.py`` below the root, ``timm/…/resnet.py`` in site-packages,
-    ``<python>/threading.py``, and ``…/name.py`` elsewhere. Outside pytest there is no root, and no
-    report: then it is the last folder and the name.
+    That is ``tests/unit/test_net.py`` below the root. It is ``timm/…/resnet.py`` in site-packages,
+    ``<python>/threading.py``, and elsewhere ``shop/models/net.py`` from the package on, or
+    ``…/name.py`` if the file is in no package. Outside pytest there is no root, and no report: then
+    it is the last folder and the name.
     """
     if not _roots or not os.path.isabs(filename):
         return "/".join(Path(filename).parts[-2:])
-    parts = named(filename, _roots[-1]).split("/")
-    if parts[0] in _LIBRARY_FOLDERS:
+    name = named(filename, _roots[-1])
+    parts = name.split("/")
+    if parts[0] in SITE_FOLDERS:
         library, *inner = parts[1:] or parts
         return "/".join([library, *["…"][: len(inner) - 1], *inner[-1:]]) if inner else parts[-1]
-    return f"<python>/{parts[-1]}" if parts[0] == "<python>" else "/".join(parts[-2:])
+    if parts[0] == "<python>":
+        return f"<python>/{parts[-1]}"
+    packages = _packages_of(filename) if parts[0] == "…" else []
+    return "/".join([*packages, *parts[1:]]) if packages else name
+
+
+def _packages_of(filename: str) -> list[str]:
+    """Return the names of the packages that a file belongs to, the outermost first."""
+    folder, found = Path(filename).parent, []
+    while (folder / "__init__.py").is_file() and folder.name not in ("", _user()):
+        found.append(folder.name)
+        folder = folder.parent
+    return found[::-1]
 
 
 def named(path: str, root: Path) -> str:
@@ -71,7 +103,7 @@ def named(path: str, root: Path) -> str:
     of_windows = PureWindowsPath(path)
     full = path if of_windows.drive else os.path.normpath(root / path)
     pure = of_windows if of_windows.drive else PurePosixPath(full)
-    for folder in _LIBRARY_FOLDERS:
+    for folder in SITE_FOLDERS:
         if folder in pure.parts:
             return "/".join(pure.parts[pure.parts.index(folder) :])
     for start, name in ((str(root), ""), (_STANDARD_LIBRARY, "<python>/")):

@@ -1,5 +1,6 @@
 """The name of an emulated device: ``emulate:cuda[:CARD][,values=off][,devices=N]``."""
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:  # every session imports this module, and few need a card
 EMULATED = "emulate:cuda"
 """The name of the emulated device with the default card."""
 MOST_DEVICES = 16
+_ON = ("1", "true", "on", "yes", "y")
+"""What Triton takes for a switch that is on, in lower case."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,19 @@ class Specification:
 def is_emulated(name: str) -> bool:
     """Whether a device's name is that of an emulated device, valid or not."""
     return name.partition(",")[0] == EMULATED or name.startswith(f"{EMULATED}:")
+
+
+def interpreter_warning() -> str | None:
+    """Return a warning if the environment lets Triton interpret kernels; None if it does not.
+
+    Its interpreter stores bfloat16 as integers of 16 bits, which ``tl.dot`` multiplies as such.
+    """
+    if os.environ.get("TRITON_INTERPRET", "").lower() not in _ON:
+        return None
+    return (
+        "TRITON_INTERPRET is set: Triton's interpreter computes products of bfloat16 wrongly, and "
+        "without an error, so values that its kernels write may be wrong; unset it"
+    )
 
 
 def parse(name: str) -> Specification:

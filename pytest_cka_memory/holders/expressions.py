@@ -7,7 +7,7 @@ import functools
 import re
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from pytest_cka_memory.holders.roots import locals_of
@@ -15,7 +15,7 @@ from pytest_cka_memory.holders.search import Reference
 from pytest_cka_memory.holders.torch_references import mro
 
 _MAX_LENGTH = 240
-_MAX_KEY = 40
+_MAX_KEY = 60
 _FRAMES = {
     types.GeneratorType: "gi_frame",
     types.CoroutineType: "cr_frame",
@@ -34,21 +34,34 @@ _COMPUTED = {
     "_asyncio.Task": ("_coro", "_result", "_exception"),
 }
 """Attributes that are not plain fields but can be read without running the user's code."""
-_SUBSCRIPT = r"\[(?:'(?:[^'\\]|\\.)*'|\"[^\"]*\"|[^][]*)\]"
+_SUBSCRIPT = r"\[(?:'(?:[^'\\]|\\.)*'|\"[^\"]*\"|(?:[^][]|\[[^][]*\])*)\]"
+
+
+class _InList(str):
+    """The index of a key or element, which only a list of all of them has."""
+
+    __slots__ = ()
 
 
 def expression_of(path: Sequence[Reference]) -> str:
     """Return the references from a root to an object as an expression."""
     first = path[0]
     assert first.root is not None, "a path starts at a root"
-    texts = [step.text or _text_of(step.parent, step.value) for step in path[1:]]
-    text = f"{first.root.prefix}{first.text}{''.join(texts)}"
+    text = f"{first.root.prefix}{first.text}"
+    for step in path[1:]:
+        part = step.text or _text_of(step.parent, step.value)
+        text = f"list({text}){part}" if isinstance(part, _InList) else f"{text}{part}"
     return _shortened(text) + first.root.suffix
 
 
 def pattern_of(expression: str | None) -> str | None:
     """Return an expression without its keys and indices: equal for entries of one container."""
     return None if expression is None else re.sub(_SUBSCRIPT, "[]", expression)
+
+
+def is_own_dict(value: Any, parent: Any) -> bool:
+    """Whether `value` is the dict of the attributes of `parent`."""
+    return _dict_of(parent, mro(type(parent))) is value
 
 
 def _text_of(parent: Any, child: Any) -> str:
@@ -65,7 +78,8 @@ def _texts_of(parent: Any, child: Any) -> Iterator[str]:
     elif issubclass(kind, dict):
         yield from _entries(parent, child)
     elif issubclass(kind, (set, frozenset)):
-        yield " (an element)"
+        iterate = set.__iter__ if issubclass(kind, set) else frozenset.__iter__
+        yield from _elements(iterate(parent), child)
     elif kind in _FRAMES:
         if (frame := getattr(parent, _FRAMES[kind])) is not None:
             yield from (f".{_FRAMES[kind]}{local}" for local in _locals(frame, child))
@@ -89,7 +103,12 @@ def _items(parent: Any, child: Any) -> Iterator[str]:
 def _entries(parent: dict[Any, Any], child: Any) -> Iterator[str]:
     entries = list(dict.items(parent))  # a copy, because another thread may add to it
     yield from (f"[{_key_text(key)}]" for key, value in entries if value is child)
-    yield from (" (a key)" for key, _ in entries if key is child)
+    yield from _elements((key for key, _ in entries), child)
+
+
+def _elements(values: Iterable[Any], child: Any) -> Iterator[str]:
+    """Every index of `child` in a list of `values`."""
+    yield from (_InList(f"[{index}]") for index, it in enumerate(tuple(values)) if it is child)
 
 
 def _locals(frame: types.FrameType, child: Any) -> Iterator[str]:
@@ -154,9 +173,19 @@ def _key_text(key: Any) -> str:
         text = f"({', '.join(map(_key_text, key))}{',' * (len(key) == 1)})"
     elif type(key) in (str, int, float, bytes, bool, type(None)):
         text = repr(key)
+    elif _full_name(type(key)) in _WRITTEN:
+        text = _WRITTEN[_full_name(type(key))](key)
     else:
         text = f"<{type(key).__name__}>"
     return text if len(text) <= _MAX_KEY else f"{text[:_MAX_KEY]}…"
+
+
+_WRITTEN: dict[str, Callable[[Any], str]] = {
+    "torch.Size": lambda size: f"torch.Size([{', '.join(map(_key_text, tuple.__iter__(size)))}])",
+    "torch.dtype": str,
+    "torch.device": lambda device: f"torch.device({str(device)!r})",
+}
+"""How to write keys of torch's own types."""
 
 
 def _shortened(text: str) -> str:

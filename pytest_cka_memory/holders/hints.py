@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from pytest_cka_memory.core.allocations import Allocation
+from pytest_cka_memory.core.libraries import PACKAGE_FOLDER
+from pytest_cka_memory.holders.containers import ReferencePath, container_before, shared_container
 from pytest_cka_memory.holders.keepers import keeper_of
 from pytest_cka_memory.holders.search import Reference
 from pytest_cka_memory.holders.torch_references import (
@@ -22,6 +24,7 @@ from pytest_cka_memory.holders.torch_references import (
     is_node,
     is_part_of_its_storage,
 )
+from pytest_cka_memory.units import counted
 
 UNOWNED = (
     "no tensor that a Python object references owns these bytes: they may be a library's "
@@ -69,6 +72,13 @@ _COROUTINE = "a suspended coroutine keeps its local variables alive: await it, o
 _ASYNC = "a suspended generator keeps its local variables alive: exhaust it, or aclose() it"
 _GRADIENT = "gradients stay allocated until optimizer.zero_grad() sets them to None"
 _OPTIMIZER = "an optimizer allocates its state in its first step: take one before measuring"
+_OLD_OPTIMIZERS = "{} keeps old optimizers, each with its state and gradients: remove them from it"
+_OPTIMIZERS = (
+    "{} keeps {}: if the block makes them, remove them from it; otherwise take a step before "
+    "measuring, because an optimizer allocates its state in its first step"
+)
+_GROWS = "{} keeps more in every batch: empty it, or bound its length"
+_KEEPS = "{} keeps {} of them: empty it, or bound its length"
 _EXCEPTION = "a stored exception keeps its frames alive: store its text instead"
 _EXCEPTION_OF = (
     "{} stores an exception, which keeps its frames and their variables alive: run without it "
@@ -76,39 +86,69 @@ _EXCEPTION_OF = (
 )
 _CONTAINERS = (list, tuple, dict, deque, set, frozenset)
 
-ReferencePath = Sequence[Reference]
 Rule = Callable[[ReferencePath], str | None]
 """Returns the advice if it fits a path from a root to a holder, otherwise None."""
 
 
 def hint_for(
     allocation: Allocation,
-    path: ReferencePath | None,
+    paths: Sequence[ReferencePath],
     held_by: str | None,
-    *,
-    in_batches: bool = False,
+    batches: int | None = None,
 ) -> str | None:
-    """Return the advice for one live storage; None if there is no particular advice.
+    """Return the advice for storages that were made and are held in one way; None if there is none.
 
     Args:
-        allocation: the storage.
-        path: the references from a root to its holder; None if the search found none.
-        held_by: `path` as an expression.
-        in_batches: whether the region has batches, so that a loop may have kept it in each.
+        allocation: the largest of the storages.
+        paths: for each storage, the references from a root to its holder; that of the largest
+            first. Empty if the search found none.
+        held_by: the first path as an expression.
+        batches: in how many batches they were allocated; None if the region has no batches.
     """
-    if path is None or held_by is None:
+    if not paths or held_by is None:
         return _hint_without_holder(allocation)
-    found = (rule(path) for rule in _rules(in_batches))
+    first = paths[0]
+    advice = _first(_RAREST, first) or _of_several(paths, batches) or _gradient(first)
+    if advice is not None:
+        return advice
+    if batches is not None:
+        # A local that a loop adds to holds the earlier batches, so to delete it would be too late.
+        return _first((_plain_local, _of_tensor), first)
+    return _first((_local_tensor, _of_tensor, _local_object), first)
+
+
+def _first(rules: Sequence[Rule], path: ReferencePath) -> str | None:
+    """Return the advice of the first rule that fits."""
+    found = (rule(path) for rule in rules)
     return next((advice for advice in found if advice is not None), None)
 
 
-def _rules(in_batches: bool) -> Sequence[Rule]:
-    """Return the rules, those for the rarest holders first."""
-    rarest = (_logged, _hook, _exception, _suspended, _gradient)
-    if in_batches:
-        # A local that a loop adds to holds the earlier batches, so to delete it would be too late.
-        return (*rarest, _plain_local, _of_tensor)
-    return (*rarest, _local_tensor, _of_tensor, _local_object)
+def _of_several(paths: Sequence[ReferencePath], batches: int | None) -> str | None:
+    """Return advice that names the container of the user's that keeps optimizers, or that grows."""
+    import torch
+
+    grows = (batches or 0) > 1
+    if _has(paths[0], torch.optim.Optimizer):
+        keeper = container_before(paths, torch.optim.Optimizer)
+        if keeper is None:
+            return None
+        if grows and keeper.entries > 1:
+            return _OLD_OPTIMIZERS.format(keeper.name)
+        return _OPTIMIZERS.format(keeper.name, counted(keeper.entries, "optimizer"))
+    container = shared_container(paths)
+    if container is None or container.entries < 2:
+        return None
+    own = _of_tensor(paths[0])
+    if own in (_LOSS, _LOSS_PART, _NUMBER):  # a list of numbers may grow
+        return None
+    holds_them = all(len(path) <= len(container.path) + 2 for path in paths)
+    if not grows and (batches is not None or not holds_them or container.is_a_local):
+        return None
+    named = (_GROWS if grows else _KEEPS).format(container.name, container.entries)
+    if own is None:
+        return named
+    each = own.replace("the tensor", "each", 1) if own == _PART else f"each is {own}"
+    return f"{named}; {each}"
 
 
 def _hint_without_holder(allocation: Allocation) -> str:
@@ -168,6 +208,8 @@ def _exception(path: ReferencePath) -> str | None:
 
 def _suspended(path: ReferencePath) -> str | None:
     """Match caches of functions, and code that waits to be continued."""
+    if any(_is_own_generator(step.value) for step in path):
+        return None  # it wraps the user's loader; what that keeps is the user's
     for kind, advice in (
         (functools._lru_cache_wrapper, _CACHE),
         (types.GeneratorType, _GENERATOR),
@@ -177,6 +219,16 @@ def _suspended(path: ReferencePath) -> str | None:
         if _has(path, kind):
             return advice
     return None
+
+
+def _is_own_generator(value: object) -> bool:
+    return type(value) is types.GeneratorType and value.gi_code.co_filename.startswith(
+        PACKAGE_FOLDER
+    )
+
+
+_RAREST: Sequence[Rule] = (_logged, _hook, _exception, _suspended)
+"""The rules for the rarest holders."""
 
 
 def _gradient(path: ReferencePath) -> str | None:

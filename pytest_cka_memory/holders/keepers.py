@@ -3,31 +3,41 @@
 import sys
 import sysconfig
 from collections.abc import Sequence
+from itertools import takewhile
+from types import TracebackType
 from typing import Any
 
 from pytest_cka_memory.holders.search import Reference
 
 _FOLDERS = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
-_NOT_KEEPERS = frozenset({"_pytest", "pytest", "pluggy", "torch", "numpy"})
+_NOT_KEEPERS = frozenset({"_pytest", "pytest", "pluggy", "torch", "numpy", "pytest_cka_memory"})
 
 
 def keeper_of(path: Sequence[Reference]) -> str | None:
-    """Return who stores what a path of references leads to; None if it is the user's own code.
+    """Return who stores the exception on a path of references; None if it is the user's own code.
 
     That is a package that was installed, by a global or an object of one of its classes, or an
-    attribute of a test item, which only plugins of pytest set.
+    attribute of a test item, which only plugins of pytest set. What the frames of the traceback
+    reference does not count, because it did not store the exception.
     """
     root = path[0].root
     modules = [] if root is None else [root.prefix.rstrip(".")]
-    modules += [str(_module_of(step.value)) for step in path]
+    storing = _before_exception(path)
+    modules += [str(_module_of(step.value)) for step in storing]
     for name in modules:
         package = name.partition(".")[0]
         if package not in _NOT_KEEPERS and _is_installed(package):
             return f"the package {package}"
-    for number, step in enumerate(path):
+    for number, step in enumerate(storing):
         if _is_test_item(step.value):
             return f"a plugin that sets {_attribute(step.value, path[number + 1 :])} of a test"
     return None
+
+
+def _before_exception(path: Sequence[Reference]) -> Sequence[Reference]:
+    """Return the steps before the first exception or traceback; all if there is none."""
+    kinds = (BaseException, TracebackType)
+    return list(takewhile(lambda step: not issubclass(type(step.value), kinds), path))
 
 
 def _module_of(value: Any) -> Any:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_cka_memory.core.places import shown
+
 CO_OPTIMIZED = 0x1
 """Flag of code whose locals are stored in slots: its ``f_locals`` is a copy."""
 
@@ -103,7 +105,7 @@ def _roots_of(
     code, outside = frame.f_code, frame.f_globals
     if is_own(code.co_filename):
         return
-    where = f" in {code.co_name} ({_base(code.co_filename)}:{frame.f_lineno})"
+    where = f" in {code.co_name} ({shown(code.co_filename)}:{frame.f_lineno})"
     is_library = code.co_filename.startswith(_INSTALLED_FOLDERS)
     if code.co_flags & CO_OPTIMIZED:
         function = code.co_name if is_of_this_thread else ""
@@ -129,7 +131,3 @@ def signal_root() -> Root:
 def _name_of(number: int) -> str:
     """Return how to write a signal: ``signal.SIGUSR1``, or its number if it has no name."""
     return f"signal.{number.name}" if isinstance(number, signal.Signals) else str(number)
-
-
-def _base(filename: str) -> str:
-    return filename.replace("\\", "/").rpartition("/")[2]

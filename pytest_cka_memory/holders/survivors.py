@@ -37,6 +37,10 @@ class _Entry(NamedTuple):
     batch: int | None
     module: int = 0
     """Identity of the module that allocated it; 0 if unknown."""
+    allocation: Allocation | None = None
+    """None if references to it were not searched for, so that there is no advice."""
+    path: Sequence[Reference] | None = None
+    """The references that lead to it; None if none were found."""
 
 
 def holdings(
@@ -64,7 +68,7 @@ def holdings(
         with no_torch_function():  # the user's modes must not see these calls
             paths = _search(live.values(), named_values, error)
             entries = [_entry(found, paths.get(key), boundaries) for key, found in live.items()]
-        return _grouped(entries)
+            return _grouped(entries)
     finally:
         if was_enabled:
             gc.enable()
@@ -138,18 +142,23 @@ def _grouped(entries: Iterable[_Entry]) -> tuple[Holding, ...]:
     groups: dict[object, list[_Entry]] = {}
     for entry in entries:
         groups.setdefault(entry.group, []).append(entry)
-    paths = module_paths.paths_of(
+    modules = module_paths.paths_of(
         {entry.module for members in groups.values() for entry in members if entry.module}
     )
     merged = []
     for members in groups.values():
-        largest = max((entry.holding for entry in members), key=lambda holding: holding.bytes)
+        largest = max(members, key=lambda entry: entry.holding.bytes)
         size = sum(entry.holding.bytes for entry in members)
         batches = len({entry.batch for entry in members if entry.batch is not None}) or None
         count = sum(entry.holding.count for entry in members)
         sizes = ((entry.module, entry.holding.bytes) for entry in members)
-        module = module_paths.largest(sizes, paths)
-        merged.append(replace(largest, bytes=size, count=count, batches=batches, module=module))
+        module = module_paths.largest(sizes, modules)
+        found = replace(largest.holding, bytes=size, count=count, batches=batches, module=module)
+        if largest.allocation is not None:
+            paths = [entry.path for entry in (largest, *members) if entry.path]
+            hint = hints.hint_for(largest.allocation, paths, found.held_by, batches)
+            found = replace(found, hint=hint)
+        merged.append(found)
     return tuple(sorted(merged, key=lambda holding: -holding.bytes))
 
 
@@ -157,10 +166,9 @@ def _entry(
     allocation: Allocation, path: Sequence[Reference] | None, boundaries: Sequence[int]
 ) -> _Entry:
     held_by = expressions.expression_of(path) if path else None
-    hint = hints.hint_for(allocation, path, held_by, in_batches=bool(boundaries))
     count = 0 if allocation.may_be_unowned and not path else 1
     holding = _described(allocation.bytes, count, allocation.site)
-    holding = replace(holding, held_by=held_by, hint=hint)
+    holding = replace(holding, held_by=held_by)
     if path and holding.shape is None:
         dtype, shape = dtype_and_shape_of(path[-1].value)
         holding = replace(holding, dtype=dtype, shape=shape)
@@ -168,7 +176,7 @@ def _entry(
         holding = replace(holding, pinned=is_pinned_tensor(path[-1].value))
     batch = sum(serial < allocation.serial for serial in boundaries) if boundaries else None
     group = _site_key(allocation.site), expressions.pattern_of(held_by), holding.pinned
-    return _Entry(holding, group, batch, _module_of(allocation.site))
+    return _Entry(holding, group, batch, _module_of(allocation.site), allocation, path)
 
 
 def _peak_entry(group: AllocationGroup) -> _Entry:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from pytest_cka_memory.core.figures import Figure, RegionRecord, shown_columns
+from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.units import counted, format_with_unit
 
 
@@ -34,8 +35,29 @@ def table_of_regions(records: Sequence[RegionRecord], caption: str) -> str:
 
 
 def _cell(record: RegionRecord, column: Figure) -> str:
-    value = getattr(record, column.name)
+    value = column.shown_value(record)
     return str(value) if column.name == "batches" else format_with_unit(value)
+
+
+class Holdings(tuple[Holding, ...]):
+    """Groups of storages, which notebooks show as a table."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        rows = [
+            [
+                format_with_unit(holding.bytes),
+                str(holding.count or "-"),
+                f"{holding.dtype} {holding.shape}" if holding.shape is not None else "-",
+                holding.made_at or "-",
+                holding.held_by or "-",
+                holding.hint or "-",
+            ]
+            for holding in self
+        ]
+        head = ("size", "tensors", "largest", "made at", "held by", "what to do")
+        return table(head, rows, f"retained: {counted(len(self), 'group')}")
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]], caption: str) -> str:

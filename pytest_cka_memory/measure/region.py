@@ -103,14 +103,16 @@ class Region:
         """What is retained: where it was allocated and what holds it, largest first.
 
         Found at the region's end if a limit is broken; otherwise when this is first read, for
-        storages that are still live then.
+        storages that are still live then. A notebook shows it as a table.
 
         Raises:
             RegionError: while the region is open.
         """
+        from pytest_cka_memory.measure import display
+
         if not self.record.retained and self.record.retained_bytes:
             self._record = replace(self.record, retained=self._retained_holdings(self.record))
-        return self.record.retained
+        return display.Holdings(self.record.retained)
 
     @property
     def host_retained(self) -> tuple[Holding, ...]:
@@ -121,10 +123,12 @@ class Region:
         Raises:
             RegionError: while the region is open.
         """
+        from pytest_cka_memory.measure import display
+
         if not self.record.host_retained and self.record.host_retained_bytes:
             holdings = self._holdings(self._host_survivors)
             self._record = replace(self.record, host_retained=holdings)
-        return self.record.host_retained
+        return display.Holdings(self.record.host_retained)
 
     def batches(self, loader: Iterable[Any]) -> Any:
         """Return a wrapper of `loader` that behaves the same and samples at each batch boundary."""

@@ -14,6 +14,7 @@ import pytest
 from pytest_cka_memory.core import fingerprint, tried_torch
 from pytest_cka_memory.core.places import anonymizer
 from pytest_cka_memory.core.report_builder import ReportBuilder
+from pytest_cka_memory.emulated.specification import interpreter_warning, is_emulated
 from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.plugin import outputs
 from pytest_cka_memory.plugin.options import given_by, name_of
@@ -74,8 +75,8 @@ class Reporter:
             )
         self._warned = True
         untried = tried_torch.warning_about(fingerprint.installed_torch())
-        if untried:
-            lines.append(f"cka-memory: warning: {untried}")
+        interpreted = interpreter_warning() if is_emulated(self.settings.device) else None
+        lines += [f"cka-memory: warning: {text}" for text in (untried, interpreted) if text]
         return lines
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:

@@ -1,6 +1,7 @@
 """The text of a failing test: the limits it broke, what holds the memory, and what to do."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
@@ -30,11 +31,24 @@ def render(results: Sequence[Result], facts: Mapping[str, Any], width: int = WID
     lines: list[str] = []
     for result in results:
         for number, breach in enumerate(result.breaches):
-            already = {other.figure for other in result.breaches[:number]}
-            lines += _headline(breach, result, facts, width)
-            if breach.measured_bytes is not None and breach.figure not in already:
-                lines += explanation(breach, result.record, width)
+            lines += wrapped(f"{breach.limit} broken: {breach.message}", width, hanging="")
+            if number == 0:
+                lines += _place(result.record, facts, width)
+            earlier = result.breaches[:number]
+            if is_explained(breach, earlier):
+                lines += explanation(breach, result.record, width, earlier)
     return "\n".join(lines)
+
+
+def is_explained(breach: Breach, earlier: Sequence[Breach]) -> bool:
+    """Whether what holds the memory of a broken limit is to be shown: once for each figure.
+
+    Args:
+        breach: the limit.
+        earlier: the limits of the same region that are shown before it.
+    """
+    known = (other.figure for other in earlier)
+    return breach.measured_bytes is not None and breach.figure not in known
 
 
 def compared(
@@ -57,22 +71,24 @@ def compared(
         yield f"and {counted(len(explained) - _MOST_COMPARED, 'smaller figure')} of other regions"
 
 
-def _headline(
-    breach: Breach, result: Result, facts: Mapping[str, Any], width: int
-) -> Iterator[str]:
-    yield from wrapped(f"{breach.limit} broken: {breach.message}", width, hanging="")
-    yield from _place(result.record, facts, width)
-
-
 def _place(record: RegionRecord, facts: Mapping[str, Any], width: int) -> Iterator[str]:
     region = f"region {record.label!r}" if record.label else "the whole test"
     where = f"in {region}, {provenance_of(facts).verb} {facts['device']} ({facts['meter']})"
     yield from wrapped(where, width, "  ")
 
 
-def explanation(breach: Breach, record: RegionRecord, width: int = WIDTH) -> Iterator[str]:
-    """Yield lines about what holds the memory of a broken limit, and what to do."""
-    figure = FIGURES.get(breach.figure)
+def explanation(
+    breach: Breach, record: RegionRecord, width: int = WIDTH, earlier: Sequence[Breach] = ()
+) -> Iterator[str]:
+    """Yield lines about what holds the memory of a broken limit, and what to do.
+
+    Args:
+        breach: the limit.
+        record: the region that broke it.
+        width: characters of a line.
+        earlier: limits of the same region that were explained before. Of the storages that were
+            shown with them there is only one line.
+    """
     field = _explaining_field(breach)
     holdings = holdings_of(breach, record)
     at_peak = field == "at_peak"
@@ -87,7 +103,12 @@ def explanation(breach: Breach, record: RegionRecord, width: int = WIDTH) -> Ite
         yield "  live at the peak:"
     given = None
     inside = [holding for holding in holdings if not holding.before_region]
+    shown = _sites_shown(earlier, record, traced=not at_peak)
     for holding in inside[:_MOST_GROUPS]:
+        if _site_of(holding) in shown:
+            size = _size_of(holding, traced=not at_peak)
+            yield from wrapped(f"{size}, made at {_line_of(holding)}: as above", width, "  ")
+            continue
         yield from holding_lines(holding, width, traced=not at_peak)
         if holding.hint not in (None, given):
             given = holding.hint
@@ -98,15 +119,63 @@ def explanation(breach: Breach, record: RegionRecord, width: int = WIDTH) -> Ite
         yield f"  and {counted(len(rest), 'smaller group')}, {format_exact(rest_bytes)}"
     for holding in holdings[len(inside) :]:
         yield from holding_lines(holding, width, traced=not at_peak)
-    hinted = any(holding.hint for holding in inside[:_MOST_GROUPS])
-    advice = figure.advice_for(record) if figure is not None else ""
-    if advice and not hinted:
+    advice = (
+        "" if any(holding.hint for holding in inside[:_MOST_GROUPS]) else _advice(breach, record)
+    )
+    if advice:
         yield from wrapped(f"what to do: {advice}", width, "  ")
     if breach.figure == "retained_bytes" and record.host_retained_bytes:
         also = f"also retained on the host: {format_exact(record.host_retained_bytes)}, not judged"
         yield from wrapped(also, width, "  ")
         for holding in record.host_retained[:_MOST_GROUPS]:
             yield from holding_lines(holding, width)
+
+
+def _sites_shown(
+    earlier: Sequence[Breach], record: RegionRecord, *, traced: bool
+) -> set[tuple[object, ...]]:
+    """Return the sites of the storages that were shown with earlier limits.
+
+    Args:
+        earlier: limits of the region, in the order in which they are shown.
+        record: the region.
+        traced: whether only those count that were shown with what references them.
+    """
+    found: set[tuple[object, ...]] = set()
+    for number, breach in enumerate(earlier):
+        if is_explained(breach, earlier[:number]) and (is_traced(breach) or not traced):
+            holdings = (each for each in holdings_of(breach, record) if not each.before_region)
+            found.update(map(_site_of, islice(holdings, _MOST_GROUPS)))
+    return found - {()}
+
+
+def _site_of(holding: Holding) -> tuple[object, ...]:
+    """Return what is equal for storages that were made in one place; empty if it is unknown."""
+    return (holding.created_at[0], holding.code) if holding.created_at else ()
+
+
+def _line_of(holding: Holding) -> str:
+    """Return file and line of the innermost frame, without the name of its function."""
+    return holding.created_at[0].partition(" in ")[0]
+
+
+def _advice(breach: Breach, record: RegionRecord) -> str:
+    """Return general advice on a figure: on the one that it includes, if that is the cause.
+
+    That is so if the rest of it alone would have kept the limit.
+    """
+    figure = FIGURES.get(breach.figure)
+    if figure is None or not figure.includes or breach.measured_bytes is None:
+        return "" if figure is None else figure.advice_for(record)
+    cause = FIGURES[figure.includes]
+    part_bytes = getattr(record, cause.name)
+    if breach.measured_bytes - part_bytes > breach.allowed_bytes:
+        return figure.advice_for(record)
+    kept_bytes = min(record.retained_bytes, part_bytes)
+    kept = f", of which {format_with_unit(kept_bytes)} are retained" if kept_bytes else ""
+    main = FIGURES["retained_bytes"] if 2 * kept_bytes > part_bytes else cause
+    rise = f"it rose with the {cause.noun}, {format_with_unit(part_bytes)}{kept}"
+    return f"{rise}: {main.advice}"
 
 
 def holdings_of(breach: Breach, record: RegionRecord) -> tuple[Holding, ...]:
@@ -133,10 +202,7 @@ def holding_lines(holding: Holding, width: int = WIDTH, *, traced: bool = True) 
         width: characters of a line.
         traced: whether references to it were searched for.
     """
-    noun = "tensor" if traced or holding.shape is not None else "allocation"
-    plural = "" if holding.count == 1 else "s"
-    count = f"{holding.count} {noun}{plural}, " if holding.count else ""
-    kind = [f"{count}{format_exact(holding.bytes)}"]
+    kind = [_size_of(holding, traced=traced)]
     if holding.shape is not None:
         largest = "" if holding.count == 1 else "largest "
         by = "" if holding.operator is None else f" by {holding.operator}"
@@ -163,6 +229,13 @@ def holding_lines(holding: Holding, width: int = WIDTH, *, traced: bool = True) 
         yield from wrapped(f"held by {holding.held_by}", width, "    ")
     elif traced and holding.hint is None:
         yield "    no Python reference to it was found"
+
+
+def _size_of(holding: Holding, *, traced: bool) -> str:
+    """Return number and bytes of the storages of a group."""
+    noun = "tensor" if traced or holding.shape is not None else "allocation"
+    count = f"{counted(holding.count, noun)}, " if holding.count else ""
+    return f"{count}{format_exact(holding.bytes)}"
 
 
 def _batches(count: int, first: int | None) -> str:

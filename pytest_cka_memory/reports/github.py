@@ -70,7 +70,8 @@ def _breaches(report: Report, path_of: PathOf) -> Iterator[str]:
     adjective = provenance_of(report.session).adjective
     kind = f" ({adjective})" if adjective else ""
     for problem in sorted(broken, key=_excess_bytes, reverse=True):
-        lines = [f"{problem.result.name}: {problem.sentence}", *problem.holders[:_MOST_LINES]]
+        alone = problem._replace(earlier=())  # each annotation is read without the others
+        lines = [f"{problem.result.name}: {problem.sentence}", *alone.holders[:_MOST_LINES]]
         message = "\n".join(shorten(one_line(line), _MOST_LINE) for line in lines)
         place = _place(problem.result, report, path_of)
         yield command("error", message, **place, title=f"{one_line(problem.limit)} broken{kind}")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import KNOWN, Breach, Result
-from pytest_cka_memory.reports.failure import explanation
+from pytest_cka_memory.reports.failure import explanation, is_explained
 from pytest_cka_memory.reports.terminal import why_incomplete
 from pytest_cka_memory.units import counted
 
@@ -25,13 +25,15 @@ class Problem(NamedTuple):
     sentence: str
     explains: Breach | None = None
     """Breach whose holders to show; None if there are none or they are shown already."""
+    earlier: tuple[Breach, ...] = ()
+    """The limits of the same region that are shown before it."""
 
     @property
     def holders(self) -> tuple[str, ...]:
         """What references the bytes, as lines; computed on use, because few are shown."""
         if self.explains is None:
             return ()
-        return tuple(explanation(self.explains, self.result.record))
+        return tuple(explanation(self.explains, self.result.record, earlier=self.earlier))
 
 
 def counts(results: Sequence[Result]) -> dict[str, int]:
@@ -66,12 +68,10 @@ def verdict(report: Report) -> str:
 def problems(results: Sequence[Result]) -> Iterator[Problem]:
     """Yield the broken limits of every region, known ones last, then what was not judged."""
     for result in sorted(results, key=lambda result: result.verdict == KNOWN):
-        explained = set()
-        for breach in result.breaches:
-            known = breach.measured_bytes is None or breach.figure in explained
-            explained.add(breach.figure)
-            explains = None if known else breach
-            yield Problem(result.verdict, result, breach.limit, breach.message, explains)
+        for number, breach in enumerate(result.breaches):
+            earlier = result.breaches[:number]
+            explains = breach if is_explained(breach, earlier) else None
+            yield Problem(result.verdict, result, breach.limit, breach.message, explains, earlier)
     for result in results:
         for unjudged in result.unjudged:
             yield Problem("not judged", result, unjudged.limit, unjudged.reason)

@@ -141,7 +141,7 @@ def cells(result: Result, columns: Sequence[Figure]) -> dict[str, str]:
 
 
 def _cell(record: RegionRecord, figure: Figure) -> str:
-    value = getattr(record, figure.name)
+    value = figure.shown_value(record)
     if figure.name == "batches":
         return str(value or "-")
     at_most = "≤ " if figure.name == "retained_bytes" and record.garbage_left and value else ""

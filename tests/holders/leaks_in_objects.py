@@ -45,13 +45,13 @@ def dict_with_tuple_keys() -> None:
     CLEANUP.callback(DICT.clear)
 
 
-@leak(OBJECTS, "leaks_in_objects.DICT (a key)")
+@leak(OBJECTS, "list(leaks_in_objects.DICT)[0]")
 def key_of_a_dict() -> None:
     DICT[torch.ones(250)] = "seen"
     CLEANUP.callback(DICT.clear)
 
 
-@leak(OBJECTS, "leaks_in_objects.SET (an element)")
+@leak(OBJECTS, "list(leaks_in_objects.SET)[0]")
 def module_set() -> None:
     SET.add(torch.ones(250))
     CLEANUP.callback(SET.clear)

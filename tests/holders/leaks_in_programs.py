@@ -221,7 +221,7 @@ def in_thread(work: Any, *args: Any) -> None:
     CLEANUP.callback(end.set)
 
 
-@leak(PROGRAMS, "x in computing (leaks_in_programs.py:", made="torch.ones(250)")
+@leak(PROGRAMS, "x in computing (", made="torch.ones(250)")
 def local_of_a_running_thread() -> None:
     def computing(begun: threading.Event, end: threading.Event) -> None:
         x = torch.ones(250)
@@ -232,7 +232,7 @@ def local_of_a_running_thread() -> None:
     in_thread(computing)
 
 
-@leak(PROGRAMS, "x in sleeping (leaks_in_programs.py:")
+@leak(PROGRAMS, "x in sleeping (")
 def argument_of_a_running_thread() -> None:
     def sleeping(begun: threading.Event, end: threading.Event, x: torch.Tensor) -> None:
         begun.set()

@@ -11,7 +11,9 @@ from planted import KEEP, cleaned_up
 from torch import nn
 
 from pytest_cka_memory import Holding, MemoryProbe, Region, RegionRecord
+from pytest_cka_memory.core.libraries import PACKAGE_FOLDER
 from pytest_cka_memory.core.verdicts import judge
+from pytest_cka_memory.holders import keepers
 from pytest_cka_memory.holders.keepers import keeper_of
 from pytest_cka_memory.holders.roots import Root
 from pytest_cka_memory.holders.search import Reference
@@ -24,6 +26,8 @@ LOCAL = (
     "`{0}` is a local variable of {1}: `del {0}` in the block, or move the body of the block into "
     "a function"
 )
+
+GROWS = "`{}` keeps more in every batch: empty it, or bound its length"
 
 
 @pytest.fixture(autouse=True)
@@ -96,9 +100,8 @@ def test_losses_are_told_from_other_tensors_that_grow() -> None:
     """Only what has one element can be a loss."""
     dataset = KEEP.append(CachedDataset()) or KEEP[0]
     grown, text = growth(dataset.__getitem__)
-    assert [holding.hint for holding in grown] == [None]
+    assert [holding.hint for holding in grown] == [GROWS.format("dataset.cache")]
     assert ".cache[0]" in text
-    assert text.endswith("empty or bound the list, dict or cache that holds it")
     grown, _ = growth(lambda _: KEEP.append((WEIGHT * 2).detach().sum()))
     assert grown[0].hint == "a tensor with one element: keep the number, its item(), instead"
     grown, _ = growth(lambda _: KEEP.append(WEIGHT.sum()))
@@ -107,10 +110,90 @@ def test_losses_are_told_from_other_tensors_that_grow() -> None:
     )
     grown, text = growth(lambda _: KEEP.append(WEIGHT * 2))
     assert grown[0].hint == (
-        "attached to its autograd graph: keep its detach() instead, or compute it in "
-        "torch.no_grad()"
+        f"{GROWS.format('planted.KEEP')}; each is attached to its autograd graph: keep its "
+        "detach() instead, or compute it in torch.no_grad()"
     )
     assert "loss.item()" not in text
+
+
+def logger() -> Any:
+    """Return a function that keeps what it is given in a list that only it references."""
+    history: list[torch.Tensor] = []
+
+    def log(value: torch.Tensor) -> None:
+        history.append(value)
+
+    return log
+
+
+@pytest.mark.parametrize("detached", [False, True], ids=["attached", "detached"])
+def test_list_of_a_closure_that_grows_is_named_by_its_variable(detached: bool) -> None:
+    """Also if what it keeps was detached, as earlier advice said."""
+    log = logger()
+    KEEP.append(log)
+    grown, _ = growth(lambda _: log((WEIGHT * 2).detach() if detached else WEIGHT * 2))
+    assert str(grown[0].hint).startswith("`history`, a variable of the closure `")
+    assert "keeps more in every batch: empty it, or bound its length" in str(grown[0].hint)
+    assert ("its detach()" in str(grown[0].hint)) is not detached
+
+
+class Attention(nn.Module):
+    """A module that keeps a part or all of each key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: list[torch.Tensor] = []
+
+    def forward(self, key: torch.Tensor) -> None:
+        self.keys.append(key)
+
+
+def test_list_of_a_module_that_grows_is_named_and_not_the_module() -> None:
+    """To delete the local variable in which the path begins would not stop the growth."""
+    model = Attention()
+    grown, _ = growth(lambda _: model((WEIGHT * 2).detach()[:5]))
+    assert str(grown[0].hint).startswith(f"{GROWS.format('model.keys')}; each uses only part of")
+    grown, _ = growth(lambda _: model((WEIGHT * 2).detach()))
+    assert grown[0].hint == GROWS.format("model.keys")
+    with MemoryProbe("cpu").measure() as region:
+        for _ in range(3):
+            model((WEIGHT * 2).detach())
+    (holding,) = region.retained
+    assert holding.hint == "`model.keys` keeps 3 of them: empty it, or bound its length"
+
+
+def optimizer_that_has_stepped() -> torch.optim.Optimizer:
+    weight = nn.Parameter(torch.ones(250))
+    weight.sum().backward()
+    optimizer = torch.optim.Adam([weight])
+    optimizer.step()
+    return optimizer
+
+
+def test_list_that_keeps_old_optimizers_is_named() -> None:
+    """To take a step before measuring, or zero_grad(), would not help."""
+    grown, _ = growth(lambda _: KEEP.append(optimizer_that_has_stepped()))
+    assert {holding.hint for holding in grown} == {
+        "`planted.KEEP` keeps old optimizers, each with its state and gradients: remove them "
+        "from it"
+    }
+
+
+def test_optimizers_of_a_list_that_may_be_new_or_not_have_both_remedies() -> None:
+    """Outside of batches nobody knows; those that no list keeps have the usual advice."""
+    with MemoryProbe("cpu").measure() as region:
+        KEEP.extend((optimizer_that_has_stepped(), optimizer_that_has_stepped()))
+    assert "`planted.KEEP` keeps 2 optimizers: if the block makes them, remove them from it" in str(
+        region.retained[0].hint
+    )
+    optimizer = torch.optim.Adam([WEIGHT])
+    WEIGHT.grad = torch.ones(250)
+    with MemoryProbe("cpu").measure() as region:
+        optimizer.step()
+    WEIGHT.grad = None
+    assert region.retained[0].hint == (
+        "an optimizer allocates its state in its first step: take one before measuring"
+    )
 
 
 def test_a_local_that_sums_losses_is_told_to_detach_them() -> None:
@@ -178,6 +261,41 @@ def test_exception_kept_by_a_plugin_names_the_attribute_of_the_test(
         "keeps its frames and their variables alive: run without it (-p no:NAME for a plugin of"
     )
     del request.node._kept_by_a_plugin
+
+
+def test_exceptions_that_the_user_stores_are_told_from_those_of_the_packages_they_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A frame has the wrapped loader as a variable; this package is installed, and stored none."""
+    monkeypatch.setattr(keepers, "_FOLDERS", (PACKAGE_FOLDER,))
+
+    def fit(loader: Any) -> None:
+        for batch in loader:
+            if batch.sum() < 0:
+                raise ValueError("negative")
+        raise ValueError("the end")
+
+    with MemoryProbe("cpu").measure() as region:
+        try:
+            fit(region.batches([torch.ones(250) for _ in range(3)]))
+        except ValueError as error:
+            KEEP.append(error)
+    held = " ".join(str(holding.held_by) for holding in region.retained)
+    assert "f_locals['loader']" in held
+    assert {holding.hint for holding in region.retained} == {
+        "a stored exception keeps its frames alive: store its text instead"
+    }
+
+
+def test_generator_of_this_package_is_not_to_be_closed() -> None:
+    """It wraps the loader of the user, who sees no generator."""
+    with MemoryProbe("cpu").measure() as region:
+        batches = iter(region.batches([torch.ones(250) for _ in range(3)]))
+        KEEP.append(batches)
+        next(batches)
+    assert region.retained_bytes == 3000
+    assert not any("generator" in str(holding.hint) for holding in region.retained)
+    del batches
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import planted
 import pytest
 import refusing_objects
 import torch
@@ -19,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cka_memory import MemoryProbe, Region
+from pytest_cka_memory.holders.expressions import pattern_of
 
 SHOWS_SAVED = pytest.mark.skipif(
     not hasattr(torch._C._autograd.SavedTensor, "data"),
@@ -149,6 +151,27 @@ class TestNoUserCodeRuns:
                 raise SystemExit("accessed")
 
         assert path_to(lambda x: {Key("a"): x}) == "planted.KEEP[0][<Key>]"
+
+    @pytest.mark.parametrize(
+        ("key", "text"),
+        [
+            (torch.Size([100, 2]), "[torch.Size([100, 2])]"),
+            (torch.float32, "[torch.float32]"),
+            ((torch.device("cpu"), 1), "[(torch.device('cpu'), 1)]"),
+        ],
+        ids=["size", "dtype", "device"],
+    )
+    def test_a_key_of_torch_is_written_as_code(self, key: Any, text: str) -> None:
+        """And left out of the pattern that entries of one container share."""
+        assert path_to(lambda x: {key: x}) == f"planted.KEEP[0]{text}"
+        assert pattern_of(f"KEEP{text}.grad") == "KEEP[].grad"
+
+    def test_keys_and_elements_are_written_as_code(self) -> None:
+        """A user can type it; they have no index of their own."""
+        for hold in (lambda x: {"first": 1, x: 2}, lambda x: {x}, lambda x: frozenset((x,))):
+            found = eval(path_to(hold), {"planted": planted})
+            assert isinstance(found, torch.Tensor)
+            assert found in KEEP.pop()
 
     def test_a_dead_weak_proxy_is_skipped(self) -> None:
         """Any access to it raises."""

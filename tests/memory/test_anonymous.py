@@ -65,7 +65,8 @@ def test_path_keeps_what_is_the_same_on_every_machine(path, name):
 @pytest.mark.parametrize(
     ("path", "name"),
     [
-        ("tests/unit/test_net.py", "unit/test_net.py"),
+        ("tests/unit/test_net.py", "tests/unit/test_net.py"),
+        ("shop/models/vision/layers/attention.py", "shop/models/vision/layers/attention.py"),
         ("train.py", "train.py"),
         (".venv/lib/python3.11/site-packages/timm/models/vision/vit.py", "timm/…/vit.py"),
         (".venv/lib/python3.11/site-packages/timm/vit.py", "timm/vit.py"),
@@ -75,8 +76,8 @@ def test_path_keeps_what_is_the_same_on_every_machine(path, name):
         ("<string>", "<string>"),
     ],
 )
-def test_frame_names_its_file_in_few_parts(path, name):
-    """The library is named, because a file such as layers.py exists in many."""
+def test_frame_names_its_file_from_the_root_on(path, name):
+    """So that an editor opens it. Of a library only its name and the file are shown."""
     file = path if path.startswith("<") else str(ROOT / path)
     with places.root(ROOT):
         assert format_frame(file, 12, "step") == f"{name}:12 in step"
@@ -89,13 +90,24 @@ def test_frames_are_relative_to_the_root_of_their_session():
     with places.root(ROOT):
         with places.root(ROOT / "a" / "b"):
             assert site.readable().frames == ("net.py:1 in <module>",)
-        assert site.readable().frames == ("b/net.py:1 in <module>",)
+        assert site.readable().frames == ("a/b/net.py:1 in <module>",)
     places_before, places._roots[:] = list(places._roots), []
     try:
         assert format_frame("/home/alice/net.py", 1, "f") == "alice/net.py:1 in f"
     finally:
         places._roots[:] = places_before
         places.short.cache_clear()
+
+
+def test_file_outside_the_root_is_named_from_its_package_on(tmp_path):
+    """As a package that was installed in editable mode is; a file in no package by its name."""
+    inner = tmp_path / "shop" / "models"
+    inner.mkdir(parents=True)
+    for file in (inner.parent / "__init__.py", inner / "__init__.py", inner / "net.py"):
+        file.write_text("", "utf-8")
+    with places.root(ROOT):
+        assert places.short(str(inner / "net.py")) == "shop/models/net.py"
+        assert places.short(str(inner.parent / "setup" / "net.py")) == "…/net.py"
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,17 @@ def test_holding_prints_its_bytes_its_line_and_its_holder() -> None:
         "<Holding: 3 tensors, 12,000 bytes (0.01 MB), made at train.py:3 in fit, held by kept[0]>"
     )
     assert repr(Holding(bytes=1, count=0)) == "<Holding: 1 byte>"
+    explained = replace(tensors, code="x * 2", hint="empty it")
+    assert repr(explained) == (
+        "<Holding: 3 tensors, 12,000 bytes (0.01 MB), made at train.py:3 in fit: `x * 2`, held by "
+        "kept[0]; what to do: empty it>"
+    )
+    table = cells(display.Holdings((explained, Holding(bytes=1, count=0)))._repr_html_())
+    assert table == [
+        ["size", "tensors", "largest", "made at", "held by", "what to do"],
+        ["0.01 MB", "3", "-", "train.py:3 in fit: `x * 2`", "kept[0]", "empty it"],
+        ["1 B", "-", "-", "-", "-", "-"],
+    ]
 
 
 def cells(html: str) -> list[list[str]]:

@@ -171,6 +171,20 @@ def test_limit_on_growth_rises_from_the_second_batch():
     assert rising[1:] == (2 * MB, 2 * MB + 7 * MB // 2, 1)
 
 
+def test_limits_of_a_chart_look_different_and_equal_ones_are_one_line():
+    """In the drawing and in its key; a baseline often has the limit of a marker."""
+    zero, other = limit_from_marker("zero_retention", (), {}), ZERO
+    steep = limit_from_marker("flat_per_batch", (0.5,), {})
+    growing = record(retained_bytes=9 * MB)
+    result = judge("t", growing, [PEAK, zero, other, steep])
+    assert len(result.breaches) == 4
+    text = rendered(result)
+    styles = ["limit", "limit second", "limit third"]
+    assert re.findall(r"<path class='(limit[^']*)'", text) == styles
+    assert re.findall(r"<span class='key (limit[^']*)'", text) == styles
+    assert text.count("allowed by zero_retention: 0; allowed by zero_retention: 0") == 1
+
+
 def test_limit_that_could_not_be_judged_is_not_drawn():
     """It has no figure."""
     empty = record(batches=0)

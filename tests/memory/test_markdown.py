@@ -53,10 +53,7 @@ it</summary>
 
 ```text
   ▁▂▃▄▅▅▆▇█  0 to 32 B above the first batch
-  9 tensors, 36 bytes, float32 largest () by aten.sum, allocated in 9 batches
-    made at train.py:12 in step: `(weight * batch).sum()`, from train.py:40 in fit
-    held by train.LOSSES[0]
-    what to do: attached to its autograd graph: keep loss.item() or loss.detach() instead
+  9 tensors, 36 bytes, made at train.py:12: as above
 ```
 
 </details>

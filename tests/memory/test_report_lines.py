@@ -12,6 +12,7 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Result, judge
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports import failure, terminal
+from pytest_cka_memory.reports.summary import problems
 from pytest_cka_memory.testing import ScriptedMeter
 from pytest_cka_memory.units import MB
 
@@ -107,7 +108,7 @@ def test_column_of_the_host_is_shown_and_explained_only_if_it_is_not_zero(
     rows.append(judge("t.py::test_b", record(host_retained_bytes=3 * MB), [ZERO]))
     head, _, _file, one, other = terminal.table(rows)
     assert head.text.split()[-3:] == ["host", "timeline", "verdict"]
-    assert one.text.split()[-2:] == ["-" if host_bytes is None else "0", "ok"]
+    assert one.text.split()[-2:] == ["-", "ok"]
     assert other.text.split()[-2:] == ["3.00", "ok"]
     legend = " ".join(line.text for line in terminal.legend(SESSION, rows))
     assert "host: retained by tensors on the host, which no limit judges." in legend
@@ -214,7 +215,7 @@ def test_the_legend_has_device_versions_meter_and_notes() -> None:
 
 
 def test_a_failure_names_limit_region_device_and_remedy(record: MakeRecord) -> None:
-    """Three lines per broken limit."""
+    """The region once; what was exceeded and what to do for each broken limit."""
     limits = [ZERO, limit_from_marker("max_peak_mb", ("4 B",), {})]
     result = judge("t.py::t", record(label="fit", retained_bytes=1, peak_bytes=5), limits)
     assert failure.render([result], ScriptedMeter().facts()).splitlines() == [
@@ -222,9 +223,86 @@ def test_a_failure_names_limit_region_device_and_remedy(record: MakeRecord) -> N
         "  in region 'fit', measured on cpu (scripted figures)",
         "  what to do: find what still references them: a list, an attribute, a hook or a cache",
         "max_peak_mb('4 B') broken: peak increase 5 bytes, allowed 4 bytes: 1 byte too much",
-        "  in region 'fit', measured on cpu (scripted figures)",
         "  what to do: free or detach tensors earlier, use torch.no_grad(), or a smaller batch",
     ]
+
+
+def test_a_failure_lists_a_group_once_and_refers_to_it_from_other_limits(
+    record: MakeRecord,
+) -> None:
+    """One leak breaks the limits on retention and on the peak, and a baseline on both."""
+    leak = Holding(
+        bytes=8,
+        count=2,
+        created_at=("net.py:3 in keep",),
+        code="x * 2",
+        held_by="net.KEPT[0]",
+        hint="empty it",
+    )
+    other = Holding(bytes=2, count=1, created_at=("net.py:9 in run",), code="x.exp()")
+    at_peak = (replace(leak, held_by=None, hint=None), other)
+    limits = [ZERO, limit_from_marker("max_peak_mb", ("4 B",), {}), ZERO]
+    leaking = record(retained_bytes=8, peak_bytes=10, retained=(leak,), at_peak=at_peak)
+    result = judge("t.py::t", leaking, limits)
+    assert failure.render([result], ScriptedMeter().facts()).splitlines() == [
+        "zero_retention broken: retained 8 bytes, allowed 0 bytes: 8 bytes too much",
+        "  in the whole test, measured on cpu (scripted figures)",
+        "  2 tensors, 8 bytes",
+        "    made at net.py:3 in keep: `x * 2`",
+        "    held by net.KEPT[0]",
+        "    what to do: empty it",
+        "max_peak_mb('4 B') broken: peak increase 10 bytes, allowed 4 bytes: 6 bytes too much",
+        "  live at the peak:",
+        "  2 allocations, 8 bytes, made at net.py:3: as above",
+        "  1 allocation, 2 bytes",
+        "    made at net.py:9 in run: `x.exp()`",
+        "  what to do: free or detach tensors earlier, use torch.no_grad(), or a smaller batch",
+        "zero_retention broken: retained 8 bytes, allowed 0 bytes: 8 bytes too much",
+    ]
+    in_report = [problem.holders for problem in problems([result])]
+    assert in_report[1][1] == "  2 allocations, 8 bytes, made at net.py:3: as above"
+    assert [bool(lines) for lines in in_report] == [True, True, False]
+
+
+def test_what_references_a_group_is_shown_also_if_the_peak_comes_first(record: MakeRecord) -> None:
+    """A baseline compares the peak first, whose storages were not searched for."""
+    leak = Holding(bytes=8, count=2, created_at=("net.py:3 in keep",), held_by="net.KEPT[0]")
+    limits = [limit_from_marker("max_peak_mb", ("4 B",), {}), ZERO]
+    at_peak = (replace(leak, held_by=None),)
+    leaking = record(retained_bytes=8, peak_bytes=8, retained=(leak,), at_peak=at_peak)
+    text = failure.render([judge("t.py::t", leaking, limits)], ScriptedMeter().facts())
+    assert "as above" not in text
+    assert text.splitlines()[-2] == "    held by net.KEPT[0]"
+
+
+@pytest.mark.parametrize(
+    ("peak_mb", "retained_mb", "advice"),
+    [
+        pytest.param(
+            94, 94, "it rose with the peak increase, 94.00 MB, of which 94.00 MB are retained: "
+            "find what still references them: a list, an attribute, a hook or a cache", id="leak"),
+        pytest.param(
+            80, 0, "it rose with the peak increase, 80.00 MB: free or detach tensors earlier, use "
+            "torch.no_grad(), or a smaller batch", id="peak-just-explains-it"),
+        pytest.param(
+            79, 79, "blocks of changing sizes fragment the reserve: keep batch sizes equal",
+            id="the-rest-is-above-the-limit"),
+    ],
+)  # fmt: skip
+def test_advice_on_a_reserve_names_the_peak_if_that_is_the_cause(
+    record: MakeRecord, peak_mb: int, retained_mb: int, advice: str
+) -> None:
+    """It is, unless the rest of the reserve alone would break the limit."""
+    limit = limit_from_marker("max_reserved_mb", (20,), {})
+    measured = record(
+        peak_bytes=peak_mb * MB,
+        retained_bytes=retained_mb * MB,
+        reserved_start_bytes=0,
+        reserved_peak_bytes=100 * MB,
+    )
+    result = judge("t.py::t", measured, [limit])
+    text = " ".join(failure.render([result], ScriptedMeter().facts()).split())
+    assert text.endswith(f"what to do: {advice}")
 
 
 def test_a_failure_lists_the_largest_groups_and_sums_up_the_rest(record: MakeRecord) -> None:

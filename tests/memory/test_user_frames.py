@@ -1,5 +1,6 @@
 """Frames of user code: what is left out, and what only looks similar."""
 
+import copy
 import re
 import sys
 import unittest
@@ -17,6 +18,7 @@ from pytest_cka_memory.core.allocations import (
     user_frames,
 )
 from pytest_cka_memory.core.libraries import is_foreign
+from pytest_cka_memory.core.places import short
 
 PACKAGE = Path(pytest_cka_memory.__file__).parent
 OF_TORCH = torch.nn.Linear.forward.__code__, 0
@@ -96,6 +98,28 @@ def test_frames_of_event_loops_and_of_unittest_are_left_out() -> None:
         assert not any(re.match(r"(<python>|unittest|asyncio)/", frame) for frame in frames)
 
 
+def test_frames_of_python_are_shown_only_if_there_are_no_others() -> None:
+    """If a thread pool runs a function of torch, they are all that is known."""
+    found: list[RawFrames] = []
+    copy.deepcopy(Copied(found))
+    (both,) = found
+    only = tuple(frame for frame in both if frame[0].co_filename == copy.__file__)
+    names = [frame.rpartition(" in ")[2] for frame in FramesSite(both).readable().frames]
+    function = test_frames_of_python_are_shown_only_if_there_are_no_others.__name__
+    assert [name.rpartition(".")[2] for name in names[:2]] == ["__deepcopy__", function]
+    assert "/copy.py:" in FramesSite(only).readable().frames[0]
+
+
+class Copied:
+    """What Python's library copies records the frames."""
+
+    def __init__(self, found: list[RawFrames]) -> None:
+        self.found = found
+
+    def __deepcopy__(self, _: object) -> None:
+        self.found.append(user_frames())
+
+
 def test_frames_that_call_a_cell_of_a_notebook_are_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -117,7 +141,7 @@ def test_the_code_is_that_of_the_innermost_frame_that_is_shown() -> None:
     """Operator, dtype and shape are not known from frames."""
     here = sys._getframe()
     site = FramesSite((OF_TORCH, place(here))).readable()
-    frame = f"memory/test_user_frames.py:{here.f_code.co_firstlineno + 3} in {here.f_code.co_name}"
+    frame = f"{short(__file__)}:{here.f_code.co_firstlineno + 3} in {here.f_code.co_name}"
     assert site == AllocationSite((frame,), site.code)
     assert "place(here)" in str(site.code)
 

@@ -17,7 +17,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_cka_memory.emulated import torch_private
-from pytest_cka_memory.emulated.torch_versions import SPIN_KERNEL
+from pytest_cka_memory.emulated.torch_versions import INDUCTOR_KERNELS, SPIN_KERNEL
 from pytest_cka_memory.emulated.values import operators
 from pytest_cka_memory.emulated.values.operators import tensors_in
 from pytest_cka_memory.errors import StaleValueError
@@ -184,10 +184,19 @@ def _note_new_work() -> None:
         _unknown = (
             f"the kernel {name} was launched outside of torch's "
             f"operators, and no kernel runs on the emulated device, so values that it may have "
-            f"written are not known; call a function that torch computes (with torch.compile, "
-            f'backend="eager"; with Triton, TRITON_INTERPRET=1), write ,values=off to measure '
-            f"memory only, or use a GPU"
+            f"written are not known; {_instead(name)}, write ,values=off to measure memory only, "
+            f"or use a GPU"
         )
+
+
+def _instead(kernel: str) -> str:
+    """Return what to do so that torch computes what an unknown kernel should have written."""
+    if kernel.startswith(INDUCTOR_KERNELS.value):
+        return (
+            "torch.compile made it: set TORCH_COMPILE_DISABLE=1 in the environment, with which the "
+            'same code runs uncompiled, or write backend="eager"'
+        )
+    return "call operators of torch in its place"
 
 
 def _blocks_in_use() -> list[int]:

@@ -12,7 +12,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytest_cka_memory.core.allocations import Allocation, AllocationSite, format_frame
+from pytest_cka_memory.core.allocations import (
+    Allocation,
+    AllocationSite,
+    format_frame,
+    users_first,
+)
 from pytest_cka_memory.core.libraries import is_foreign
 from pytest_cka_memory.meters.lazy_allocations import LazyAllocations
 
@@ -87,4 +92,5 @@ def _block(block: Mapping[str, Any]) -> _Block:
 def _formatted(frames: Collection[Mapping[str, Any]]) -> tuple[str, ...]:
     """Return the innermost frames of the user's Python code as text; C++ frames are left out."""
     own = [f for f in frames if f["filename"].endswith(".py") and not is_foreign(f["filename"])]
-    return tuple(format_frame(f["filename"], f["line"], f["name"]) for f in own[:_MAX_FRAMES])
+    shown = users_first(own, lambda frame: str(frame["filename"]))[:_MAX_FRAMES]
+    return tuple(format_frame(f["filename"], f["line"], f["name"]) for f in shown)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from pytest_cka_memory.emulated.loading import Loaded
-from pytest_cka_memory.emulated.specification import EMULATED
+from pytest_cka_memory.emulated.specification import EMULATED, interpreter_warning
 from pytest_cka_memory.emulated.values import activation
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 
@@ -35,7 +35,8 @@ class EmulatedMeter(AcceleratorMeter):
     def __init__(self, emulated: Loaded, index: int) -> None:
         super().__init__("cuda", index)
         values = _COMPUTED if activation.are_computed() else _NOT_COMPUTED
-        self.notes = (*self.notes, *values)
+        warning = interpreter_warning()
+        self.notes = (*self.notes, *values, *([] if warning is None else [f"warning: {warning}"]))
         self._torch_name = self.device
         self.device = f"{EMULATED}:{emulated.card.name}"
         if emulated.devices > 1:

@@ -6,6 +6,7 @@ Labels are HTML beside the SVG, so that they keep their size on a narrow page.
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
+from itertools import cycle
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.figures import RegionRecord
@@ -86,7 +87,19 @@ def limit_lines(breaches: Sequence[Breach], record: RegionRecord) -> list[LimitL
             base = record.timeline[start].allocated_bytes - record.start_bytes
             rise = allowed * (count - 1 - start)
             found.append(LimitLine(f"{text} per batch", base, base + rise, start))
-    return found
+    return _merged(found)
+
+
+def _merged(lines: Sequence[LimitLine]) -> list[LimitLine]:
+    """Return lines of which no two lie on each other; one has the texts of all that do."""
+    texts: dict[tuple[object, ...], list[str]] = {}
+    for text, *spots in lines:
+        texts.setdefault(tuple(spots), []).append(text)
+    return [
+        line._replace(text="; ".join(texts.pop(tuple(line[1:]))))
+        for line in lines
+        if tuple(line[1:]) in texts
+    ]
 
 
 def axis(values: Iterable[float]) -> Axis:
@@ -164,9 +177,9 @@ def timeline(chart: Chart) -> Iterator[str]:
         yield f"<path class='grid' d='M0,{100 - chart.axis.share(value):.2f}h100'/>"
     yield _path(chart.heights(peaks), "peak")
     yield _path(chart.heights(levels), "level")
-    for line in chart.limits:
+    for line, style in zip(chart.limits, _limit_styles(), strict=False):
         left, first, last = chart.spots(line)
-        yield f"<path class='limit' d='M{left},{100 - first:.2f}L100,{100 - last:.2f}'/>"
+        yield f"<path class='{style}' d='M{left},{100 - first:.2f}L100,{100 - last:.2f}'/>"
     yield "</svg>"
     for value, text in chart.axis.ticks:
         yield f"<span class='tick' style='bottom:{chart.axis.share(value)}%'>{text}</span>"
@@ -176,9 +189,14 @@ def timeline(chart: Chart) -> Iterator[str]:
     every = f", highest of every {step}" if step > 1 else ""
     yield f"<figcaption><span class='key level'>live after each batch{every}</span> "
     yield "<span class='key peak'>peak within it</span> "
-    for line in chart.limits:
-        yield f"<span class='key limit'>{escape(one_line(line.text))}</span> "
+    for line, style in zip(chart.limits, _limit_styles(), strict=False):
+        yield f"<span class='key {style}'>{escape(one_line(line.text))}</span> "
     yield "</figcaption></figure>"
+
+
+def _limit_styles() -> Iterator[str]:
+    """Yield the styles of limits in a chart, so that neighbours look different."""
+    return cycle(("limit", "limit second", "limit third"))
 
 
 def _path(shares: Sequence[float], name: str) -> str:

@@ -70,6 +70,7 @@
     return drawing("spark", label, line(levels, low, high));
   }
 
+  const LIMITS = ["limit", "limit second", "limit third"];
   // The same figure as in the problems; the axis, its ticks and the limits come with the data.
   function chart(row) {
     const [title, low, high, ticks, limits] = row.chart;
@@ -85,7 +86,7 @@
     const plot = make("div", { className: "plot" }, drawing("", label,
       ...ticks.map(([share]) => straight("grid", 0, share, share)),
       line(peaks, low, high, "peak"), line(levels, low, high, "level"),
-      ...limits.map(([left, first, last]) => straight("limit", left, first, last))));
+      ...limits.map(([left, first, last], n) => straight(LIMITS[n % 3], left, first, last))));
     for (const [share, text] of ticks) {
       const tick = make("span", { className: "tick", textContent: text });
       tick.style.bottom = `${share}%`;
@@ -96,7 +97,7 @@
     return make("figure", { className: "chart" }, make("p", { className: "unit", textContent: title }), plot,
       make("p", { className: "axis" }, make("span", { textContent: "batch 1" }), make("span", { textContent: `batch ${row.batches.toLocaleString("en")}` })),
       make("figcaption", {}, key("level", `live after each batch${every}`), " ", key("peak", "peak within it"), " ",
-        ...limits.flatMap((limit) => [key("limit", limit[3]), " "])));
+        ...limits.flatMap((limit, n) => [key(LIMITS[n % 3], limit[3]), " "])));
   }
 
   function bar(...parts) {

@@ -102,7 +102,7 @@ def _row(result: Result, group: int | None) -> list[Any]:
         result.verdict,
         one_line(result.outcome),
         one_line(result.worker),
-        *(getattr(record, figure.name) for figure in COLUMNS),
+        *(figure.shown_value(record) for figure in COLUMNS),
         list(zip(found.levels, found.peaks, strict=True)),
         found.step,
         None if chart is None else chart.data,
