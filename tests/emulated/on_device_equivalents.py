@@ -150,6 +150,27 @@ def test_varying_lengths_in_attention_are_separate_sequences():
         torch.testing.assert_close(output[first:last].float(), expected, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("lengths", [None, (3, 1), (8, 9)])
+def test_heads_of_nested_tensors_are_padded_with_zeros_to_a_multiple_of_eight(lengths):
+    """Queries are divided by the root of a head's size; a bias is added to each position."""
+    heads, size = 2, 4
+    parts = [torch.randn(length, 3 * heads * size) for length in lengths or (4, 4)]
+    bias = torch.randn(3 * heads * size)
+    if lengths is None:
+        given, positions = torch.stack(parts).cuda(), 4
+    else:
+        given = torch.nested.nested_tensor([part.cuda() for part in parts])
+        positions = {3: 8, 8: 16}[lengths[0]]
+    expected = torch.zeros(3, len(parts), heads, positions, size)
+    for number, part in enumerate(parts):
+        split = (part + bias).view(-1, 3, heads, size).permute(1, 2, 0, 3)
+        expected[:, number, :, : len(part)] = split
+    expected[0] /= size**0.5
+    found = torch.ops.aten._transform_bias_rescale_qkv(given, bias.cuda(), heads)
+    for value, own in zip(found, expected, strict=True):
+        torch.testing.assert_close(value.cpu(), own)
+
+
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("options", [{}, {"bidirectional": True, "num_layers": 2}, {"bias": False}])
 def test_recurrent_layers_and_their_gradients_are_the_cpus(kind, options):

@@ -217,27 +217,6 @@ def test_attention_by_its_lower_operators_is_the_plain_one():
         assert_equal(sum(found[:3])[0], of_input, 5e-2)
 
 
-@pytest.mark.parametrize("lengths", [None, (3, 1), (8, 9)])
-def test_heads_of_nested_tensors_are_padded_with_zeros_to_a_multiple_of_eight(lengths):
-    """Queries are divided by the root of a head's size; a bias is added to each position."""
-    heads, size = 2, 4
-    parts = [torch.randn(length, 3 * heads * size) for length in lengths or (4, 4)]
-    bias = torch.randn(3 * heads * size)
-    if lengths is None:
-        given, positions = torch.stack(parts).cuda(), 4
-    else:
-        given = torch.nested.nested_tensor([part.cuda() for part in parts])
-        positions = {3: 8, 8: 16}[lengths[0]]
-    expected = torch.zeros(3, len(parts), heads, positions, size)
-    for number, part in enumerate(parts):
-        split = (part + bias).view(-1, 3, heads, size).permute(1, 2, 0, 3)
-        expected[:, number, :, : len(part)] = split
-    expected[0] /= size**0.5
-    found = aten._transform_bias_rescale_qkv(given, bias.cuda(), heads)
-    for value, own in zip(found, expected, strict=True):
-        assert_equal(value, own)
-
-
 def test_attention_of_cudnn_by_its_lower_operators_is_the_plain_one():
     """Forward and backward of a batch."""
     q, gradient = (torch.randn(1, 2, 8, 16).bfloat16() for _ in range(2))
