@@ -54,11 +54,12 @@ def pytest_cka_memory_meter(device: str) -> "Meter":
         from pytest_cka_memory.meters.selection import meter_for
 
         meter = meter_for(device, preferred=rank.local if rank else None)
-    if rank is not None and meter.device.type != "cpu":
+    index = meter.device.partition(":")[2]
+    if rank is not None and index:
         # Measuring has initialized CUDA, and then a DeviceMesh does not choose the rank's device.
         import torch
 
-        torch.accelerator.set_device_index(meter.device.index or 0)
+        torch.accelerator.set_device_index(int(index))
     return meter
 
 

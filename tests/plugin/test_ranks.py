@@ -184,8 +184,7 @@ def test_measured_device_is_the_current_one_of_each_rank(monkeypatch):
     """A DeviceMesh leaves the device alone once CUDA is initialized, which measuring has done."""
     chosen = []
     monkeypatch.setattr(torch.accelerator, "set_device_index", chosen.append)
-    for name in ("cpu", "cuda:1"):
-        device = torch.device(name)
+    for device in ("cpu", "cuda:1"):
         monkeypatch.setattr(
             selection, "meter_for", lambda *_, d=device, **__: SimpleNamespace(device=d)
         )
