@@ -36,8 +36,8 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
     Args:
         name: as the option ``--cka-memory-device`` takes it; ``auto`` is the accelerator if there
             is one, otherwise the CPU.
-        preferred: index to use if `name` has none, modulo the number of devices; if None, torch's
-            current device is used.
+        preferred: index to use if `name` has none, modulo the number of devices; the device is then
+            made torch's current one. If None, torch's current device is used.
 
     Raises:
         DeviceError: for a device that is unknown, not available, or no longer supported.
@@ -64,7 +64,11 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
             f"device {name!r} is not available: torch {torch.__version__} found {found} on this "
             f"machine; write cpu, or auto to use what is available{emulate}"
         )
-    return _accelerator_meter(kind, _index_of(name, preferred))
+    index = _index_of(name, preferred)
+    if preferred is not None:
+        # Measuring initializes CUDA, and then a DeviceMesh does not choose the rank's device.
+        torch.accelerator.set_device_index(index)
+    return _accelerator_meter(kind, index)
 
 
 def _refuse_predicted(name: str) -> None:

@@ -53,13 +53,7 @@ def pytest_cka_memory_meter(device: str) -> "Meter":
     with plain_imports():  # some meters are imported when they are asked for
         from pytest_cka_memory.meters.selection import meter_for
 
-        meter = meter_for(device, preferred=rank.local if rank else None)
-    if rank is not None and meter.device.type != "cpu":
-        # Measuring has initialized CUDA, and then a DeviceMesh does not choose the rank's device.
-        import torch
-
-        torch.accelerator.set_device_index(meter.device.index or 0)
-    return meter
+        return meter_for(device, preferred=rank.local if rank else None)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

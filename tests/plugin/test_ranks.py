@@ -3,7 +3,6 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import forked_processes
@@ -16,7 +15,7 @@ from pytest_cka_memory.integrations import torchrun as ranks
 from pytest_cka_memory.integrations.ranks import Rank
 from pytest_cka_memory.integrations.torchrun import RankSync
 from pytest_cka_memory.meters import selection
-from pytest_cka_memory.plugin import hooks, torchrun_reporter
+from pytest_cka_memory.plugin import torchrun_reporter
 
 STATUS = """
 import os
@@ -178,22 +177,6 @@ def test_rank_that_failed_does_not_wait_long_for_a_rank_that_waits_for_it(as_ran
         run.assert_outcomes(failed=1)
         assert "sent nothing for 99 s" not in run.text
         assert "after this rank had failed or was stopped" in run.text
-
-
-def test_measured_device_is_the_current_one_of_each_rank(monkeypatch):
-    """A DeviceMesh leaves the device alone once CUDA is initialized, which measuring has done."""
-    chosen = []
-    monkeypatch.setattr(torch.accelerator, "set_device_index", chosen.append)
-    for name in ("cpu", "cuda:1"):
-        device = torch.device(name)
-        monkeypatch.setattr(
-            selection, "meter_for", lambda *_, d=device, **__: SimpleNamespace(device=d)
-        )
-        monkeypatch.setattr(hooks, "this_rank", lambda: Rank(1, 2, 1, "0"))
-        hooks.pytest_cka_memory_meter(device="auto")
-        monkeypatch.setattr(hooks, "this_rank", lambda: None)
-        hooks.pytest_cka_memory_meter(device="auto")
-    assert chosen == [1]
 
 
 def test_ranks_that_measure_nothing_print_nothing(torchrun):
@@ -394,5 +377,11 @@ def test_each_rank_measures_its_own_gpu(monkeypatch, named, local, taken):
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: seen)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setattr(selection, "_accelerator_meter", lambda kind, index: (kind, index))
+    current = []
+    monkeypatch.setattr(torch.accelerator, "set_device_index", current.append)
     assert selection.meter_for(named, preferred=local) == ("cuda", taken)
     assert selection.meter_for("cuda:1", preferred=local) == ("cuda", 1)
+    # A DeviceMesh leaves the device alone once CUDA is initialized, which measuring does.
+    assert current == [taken, 1]
+    assert selection.meter_for("cuda:1") == ("cuda", 1)
+    assert current == [taken, 1]
