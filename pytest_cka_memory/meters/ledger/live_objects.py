@@ -150,7 +150,8 @@ def was_freed(storage: torch.UntypedStorage) -> bool:
     In torch 2.9 it lives as long as a StorageWeakRef, which torch has for each storage that is
     shared between processes. Such an object still has its size, but is no longer shared.
     """
-    return StorageWeakRef(storage).expired()
+    expired: bool = StorageWeakRef(storage).expired()
+    return expired
 
 
 def gradient_of(tensor: torch.Tensor) -> torch.Tensor | None:
