@@ -78,7 +78,11 @@ class Region:
         self._live_at_peak: list[AllocationGroup] = []
         self._figures_read: set[str] = set()
         self._open_region = stack.open(thorough=is_thorough())
-        self._samples = BatchSamples(self._open_region.peaks, self._allocations)
+        peaks, meter = self._open_region.peaks, stack.meter
+        # Without a reference to this region, so that it ends with the last reference to it.
+        self._allocations = lambda: meter.allocations_since(peaks.mark)
+        """Returns what was allocated in the region and is live."""
+        self._samples = BatchSamples(peaks, self._allocations)
 
     @property
     def timeline(self) -> tuple[Sample, ...]:
@@ -184,10 +188,6 @@ class Region:
     def _check_if_open(self) -> None:
         if self._record is None:
             self._samples.check()
-
-    def _allocations(self) -> Sequence[Allocation]:
-        """Return what was allocated in the region and is live."""
-        return self._stack.meter.allocations_since(self._open_region.peaks.mark)
 
     def _find_growth(self, record: RegionRecord) -> tuple[Holding, ...]:
         """Return what is allocated batch after batch, if `record` is to be explained so."""

@@ -245,7 +245,8 @@ def test_region_figures_on_a_scripted_gpu(gpu: AcceleratorMeter, allocator: Allo
     assert (region.start_bytes, region.end_bytes) == (1024, 1024 + 9 * 512)
     assert region.peak_bytes == 1024 + 4096 + 8 * 512 + 50_176
     assert region.reserved_peak_bytes == region.peak_bytes
-    assert region.reserved_end_bytes == region.end_bytes
+    assert region.reserved_end_bytes == region.peak_bytes
+    assert region.reserved_after_cleaning_bytes == region.end_bytes
 
 
 def test_outer_region_keeps_its_peak_when_an_inner_region_resets_the_counter(
