@@ -80,7 +80,9 @@ class Region:
         self._open_region = stack.open(thorough=is_thorough())
         peaks, meter = self._open_region.peaks, stack.meter
         # Without a reference to this region, so that it ends with the last reference to it.
-        self._allocations = lambda: meter.allocations_since(peaks.mark)
+        self._allocations: Callable[[], Sequence[Allocation]] = lambda: meter.allocations_since(
+            peaks.mark
+        )
         """Returns what was allocated in the region and is live."""
         self._samples = BatchSamples(peaks, self._allocations)
 
