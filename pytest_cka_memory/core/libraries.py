@@ -46,8 +46,20 @@ def is_foreign(filename: str) -> bool:
 
 def is_of_python(filename: str) -> bool:
     """Whether a file belongs to Python's library: not to what is installed in a folder below it."""
-    inside = filename.startswith(f"{_STANDARD_LIBRARY}{os.sep}")
-    return inside and not any(f"{os.sep}{name}{os.sep}" in filename for name in SITE_FOLDERS)
+    return filename.startswith(f"{_STANDARD_LIBRARY}{os.sep}") and not is_of_package(filename)
+
+
+def is_of_package(filename: str) -> bool:
+    """Whether a file belongs to an installed package, in whichever site folder that is.
+
+    A virtual environment may see more than its own, for example with ``--system-site-packages``.
+    """
+    return any(f"{os.sep}{name}{os.sep}" in filename for name in SITE_FOLDERS)
+
+
+def is_installed(filename: str) -> bool:
+    """Whether a file belongs to Python's library or to an installed package."""
+    return is_of_package(filename) or is_of_python(filename)
 
 
 class _ForeignFiles(dict[str, bool]):

@@ -1,8 +1,9 @@
 """CUDA graphs, which are refused before torch begins to capture one.
 
 The library refuses ``cudaStreamBeginCapture``, but before torch calls it, torch changes the current
-stream, and torch 2.9 to 2.14 also the pools of the allocator and the state of the generators: every
-``randn`` and ``dropout`` would raise until the process ends.
+stream. Up to torch 2.12 it also changes the pools of the allocator, so that ``empty_cache`` would
+free nothing, and up to 2.11 the state of the generators, so that every ``randn`` and ``dropout``
+would raise until the process ends.
 """
 
 from __future__ import annotations

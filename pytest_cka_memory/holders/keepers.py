@@ -1,15 +1,14 @@
 """Name the package or plugin that stores an object, if it is not the user's own code."""
 
 import sys
-import sysconfig
 from collections.abc import Sequence
 from itertools import takewhile
 from types import TracebackType
 from typing import Any
 
+from pytest_cka_memory.core.libraries import is_of_package
 from pytest_cka_memory.holders.search import Reference
 
-_FOLDERS = tuple({sysconfig.get_path(name) for name in ("purelib", "platlib")})
 _NOT_KEEPERS = frozenset({"_pytest", "pytest", "pluggy", "torch", "numpy", "pytest_cka_memory"})
 
 
@@ -46,7 +45,7 @@ def _module_of(value: Any) -> Any:
 
 def _is_installed(package: str) -> bool:
     file = getattr(sys.modules.get(package), "__file__", None)
-    return isinstance(file, str) and file.startswith(_FOLDERS)
+    return isinstance(file, str) and is_of_package(file)
 
 
 def _is_test_item(value: Any) -> bool:

@@ -4,10 +4,8 @@ No user code runs here: reading an attribute of a lazily loaded module would loa
 """
 
 import contextvars
-import os
 import signal
 import sys
-import sysconfig
 import threading
 import traceback
 import types
@@ -15,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from pytest_cka_memory.core.libraries import is_installed
 from pytest_cka_memory.core.places import shown
 
 CO_OPTIMIZED = 0x1
@@ -22,9 +21,6 @@ CO_OPTIMIZED = 0x1
 
 _OWN_REFERENCES = 3
 _MODULE_DICT: Any = vars(types.ModuleType)["__dict__"]
-_INSTALLED_FOLDERS = tuple(
-    {f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib")}
-)
 
 
 @dataclass(frozen=True)
@@ -71,7 +67,7 @@ def module_roots() -> Iterator[Root]:
     for name, module in modules().items():
         names = dict(globals_of(module))
         file = names.get("__file__")
-        installed = type(file) is not str or file.startswith(_INSTALLED_FOLDERS)
+        installed = type(file) is not str or is_installed(file)
         yield Root(f"{name}.", "", names, installed and name != "__main__")
 
 
@@ -106,7 +102,7 @@ def _roots_of(
     if is_own(code.co_filename):
         return
     where = f" in {code.co_name} ({shown(code.co_filename)}:{frame.f_lineno})"
-    is_library = code.co_filename.startswith(_INSTALLED_FOLDERS)
+    is_library = is_installed(code.co_filename)
     if code.co_flags & CO_OPTIMIZED:
         function = code.co_name if is_of_this_thread else ""
         yield Root("", where, locals_of(frame), is_library, function)

@@ -150,7 +150,9 @@ def test_wrapped_and_compiled_models_compute_values_or_raise(python, tmp_path):
         *("-W", "ignore", "-c", GLOO), TORCHINDUCTOR_CACHE_DIR=folder, TRITON_CACHE_DIR=folder
     )
     expected = ["True", "True", "[0.5, 0.5]", "StaleValueError True", "True"]
-    assert run.stdout.splitlines() == expected, run.stderr
+    # Gloo of torch 2.9 prints how many ranks are connected.
+    printed = [line for line in run.stdout.splitlines() if not line.startswith("[Gloo]")]
+    assert printed == expected, run.stderr
     assert run.returncode == 0, run.stderr
 
 

@@ -267,7 +267,7 @@ def test_exceptions_that_the_user_stores_are_told_from_those_of_the_packages_the
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A frame has the wrapped loader as a variable; this package is installed, and stored none."""
-    monkeypatch.setattr(keepers, "_FOLDERS", (PACKAGE_FOLDER,))
+    monkeypatch.setattr(keepers, "is_of_package", lambda file: file.startswith(PACKAGE_FOLDER))
 
     def fit(loader: Any) -> None:
         for batch in loader:

@@ -1,6 +1,7 @@
 """Frames of user code: what is left out, and what only looks similar."""
 
 import copy
+import os
 import re
 import sys
 import unittest
@@ -17,7 +18,7 @@ from pytest_cka_memory.core.allocations import (
     RawFrames,
     user_frames,
 )
-from pytest_cka_memory.core.libraries import is_foreign
+from pytest_cka_memory.core.libraries import is_foreign, is_installed, is_of_package
 from pytest_cka_memory.core.places import short
 
 PACKAGE = Path(pytest_cka_memory.__file__).parent
@@ -150,3 +151,20 @@ def test_the_code_is_that_of_the_innermost_frame_that_is_shown() -> None:
 def test_without_frames_of_the_user_nothing_is_known(frames: RawFrames) -> None:
     """As for memory that a thread without Python code allocates."""
     assert FramesSite(frames).readable() == AllocationSite(())
+
+
+@pytest.mark.parametrize(
+    ("file", "of_package", "installed"),
+    [
+        ("/other/lib/python3.11/site-packages/timm/models.py", True, True),
+        ("/usr/lib/python3/dist-packages/yaml/nodes.py", True, True),
+        (os.__file__, False, True),
+        ("/home/me/project/site-packages.py", False, False),
+    ],
+    ids=["another-environment", "debian", "python", "user"],
+)
+def test_package_is_installed_in_whichever_site_folder_it_is(
+    file: str, of_package: bool, installed: bool
+) -> None:
+    """An environment may see the packages of another one, with ``--system-site-packages``."""
+    assert (is_of_package(file), is_installed(file)) == (of_package, installed)
