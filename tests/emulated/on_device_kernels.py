@@ -143,7 +143,7 @@ def test_graph_is_refused_by_name_when_it_is_captured(way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_refused_graph_leaves_generator_stream_and_allocator_as_they_were(way):
-    """Torch begins to change them before it calls the function that is refused: up to 2.11 all three."""
+    """Torch begins to change them before it calls the function that is refused."""
     own = torch.Generator(device="cuda").manual_seed(1)
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(own)
