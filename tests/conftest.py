@@ -3,6 +3,7 @@
 import gc
 import importlib
 import itertools
+import linecache
 import os
 import pkgutil
 import shutil
@@ -140,13 +141,26 @@ class StopError(BaseException):
     """The exception of a signal handler, such as that of pytest-timeout."""
 
 
+def _ends_with_block(frame: FrameType) -> bool:
+    """Whether the next instruction of `frame` is part of the end of a ``with`` block.
+
+    Python traces the line of the ``with`` again there, before it calls ``__exit__``, but it runs no
+    signal handler: an exception of the tracing function would leave a lock held, a signal does not.
+    """
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    if not line.lstrip().startswith("with "):
+        return False
+    starts = [start for start, _, number in frame.f_code.co_lines() if number == frame.f_lineno]
+    return frame.f_lasti > min(starts)
+
+
 @pytest.fixture
 def interrupted() -> Callable[..., bool]:
     """Return a function that runs another with an exception at a line, in place of a signal's.
 
     It takes the function, and one that is called with the frame before each line that is traced,
     and returns whether to raise the exception there. It returns whether that was raised. Lines of
-    the file of the function do not count.
+    the file of the function do not count, nor does the end of a ``with`` block.
     """
 
     def run(function: Callable[[], object], is_interrupted: Callable[[FrameType], bool]) -> bool:
@@ -155,7 +169,7 @@ def interrupted() -> Callable[..., bool]:
 
         def trace(frame: FrameType, event: str, argument: object) -> Any:
             nonlocal was_interrupted
-            if frame.f_code.co_filename in left_out or event != "line":
+            if frame.f_code.co_filename in left_out or event != "line" or _ends_with_block(frame):
                 return trace
             if is_interrupted(frame):
                 was_interrupted = True

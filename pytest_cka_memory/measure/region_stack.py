@@ -49,7 +49,8 @@ class RegionStack:
     """Opens, samples and closes regions over one meter; regions may nest or overlap.
 
     A signal handler may raise an exception at any line. So only the code that opened a region keeps
-    it alive, and a region that was freed without being closed is no longer open.
+    it alive, and a region that was freed without being closed is no longer open. Blocks that hold a
+    lock contain no loop (see ``tests/test_locks.py``).
     """
 
     def __init__(self, meter: Meter) -> None:
@@ -121,7 +122,7 @@ class RegionStack:
             try:
                 region.peaks.close()
                 with self._lock:
-                    self._open = [known for known in self._open if known() not in (None, region)]
+                    self._open = _without(region, self._open)
             finally:
                 self.meter.stop_for(region.user)
 
@@ -136,8 +137,7 @@ class RegionStack:
             if not shared:
                 return None
             reading = self.meter.read()
-            for peaks in shared:
-                peaks.merge(reading, self.meter)
+            _merge_all(shared, reading, self.meter)
             self.meter.reset_peak()
             return reading
 
@@ -149,7 +149,7 @@ class RegionStack:
     def share_no_longer_with(self, peaks: "_SharedPeaks") -> None:
         """Undo :meth:`share_with`."""
         with self._lock:
-            self._shared = [known for known in self._shared if known() not in (None, peaks)]
+            self._shared = _without(peaks, self._shared)
 
     def _add_workspaces(self, dropped_bytes: int | None) -> None:
         """Add dropped workspaces to every open region, because regions may nest."""
@@ -163,6 +163,10 @@ T = TypeVar("T")
 
 def _still_live(references: list[weakref.ref[T]]) -> list[T]:
     return [found for reference in references if (found := reference()) is not None]
+
+
+def _without(ended: T, references: list[weakref.ref[T]]) -> list[weakref.ref[T]]:
+    return [known for known in references if known() not in (None, ended)]
 
 
 class _SharedPeaks(Peaks):
@@ -207,6 +211,11 @@ class _SharedPeaks(Peaks):
 
     def close(self) -> None:
         self._stack.share_no_longer_with(self)
+
+
+def _merge_all(shared: list[_SharedPeaks], reading: Reading, meter: Meter) -> None:
+    for peaks in shared:
+        peaks.merge(reading, meter)
 
 
 _ATTRIBUTE = "_cka_memory_region_stack"

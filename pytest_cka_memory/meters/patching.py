@@ -96,9 +96,7 @@ class SharedPatches(Locking, ABC):
         with self._lock:
             if not (self._users and self._are_complete):
                 self._undo()
-                for patch in self.make_patches():
-                    self._patches.append(patch)
-                    patch.apply()
+                self._apply()
                 self._are_complete = True
             self._users.add(user)
 
@@ -118,6 +116,11 @@ class SharedPatches(Locking, ABC):
         with self._lock:
             if not self._users:
                 self._undo()
+
+    def _apply(self) -> None:
+        for patch in self.make_patches():
+            self._patches.append(patch)
+            patch.apply()
 
     def _undo(self) -> None:
         self._are_complete = False

@@ -5,7 +5,6 @@ Such an exception is raised by the handler of a signal, as pytest-timeout's or C
 
 import concurrent.futures.thread
 import gc
-import linecache
 import multiprocessing.pool
 import re
 import sys
@@ -75,15 +74,6 @@ def left_behind(meter: Meter, before: list[Any]) -> list[str]:
     return [what for what, is_left in found.items() if is_left]
 
 
-def may_be_interrupted(line: Line) -> bool:
-    """Whether a signal handler can run at this line.
-
-    Python traces the line of a ``with`` again when its block has ended, before it calls
-    ``__exit__``, but runs no signal handler there.
-    """
-    return not linecache.getline(*line).lstrip().startswith("with ")
-
-
 @pytest.fixture(params=["ledger", "accelerator"])
 def patching_meter(request: pytest.FixtureRequest) -> Meter:
     """A meter for the CPU, and one for an accelerator, that record storages in a ledger."""
@@ -142,7 +132,7 @@ def test_an_exception_at_any_line_leaves_nothing_after_the_next_region(
     assert not interrupted(run, note)
     wrong = {}
     for line, times in often.items():
-        for time in {1, times} if may_be_interrupted(line) else ():
+        for time in {1, times}:
             interrupted(run, at(line, time))
             figures, left = next_figures(), left_behind(patching_meter, before)
             if left or figures != expected:

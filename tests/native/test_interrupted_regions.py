@@ -63,13 +63,16 @@ def test_an_exception_at_any_line_leaves_nothing_behind(
     at_line: Callable[[int], object],
     make: Callable[[NativeMeter], Callable[[], None]],
 ) -> None:
-    """The next region is right, and after it no region is open and no function is patched."""
+    """No lock is held; the next region is right, and after it none is open, nothing patched."""
     run = make(meter)
     run()
     before, stack = functions(), region_stack_for(meter)
+    locks: list[Any] = [stack._lock, meter._other_memory._lock]
     wrong: list[tuple[int, str]] = []
     at = 1
     while interrupted(run, at_line(at)):
+        if any(lock._is_owned() for lock in locks):
+            wrong.append((at, "a lock is held"))
         with MemoryProbe(meter=meter).measure() as region:
             kept = [torch.zeros(5), torch.frombuffer(bytearray(7), dtype=torch.uint8)]
         figures = region.retained_bytes, region.net_bytes, region.peak_increase_bytes

@@ -86,11 +86,15 @@ def ignored_work() -> Iterator[None]:
 def mark(values: Any, reason: str) -> None:
     """Note that these tensors were not computed."""
     with _lock:
-        for tensor in tensors_in(values):
-            if tensor.is_cuda:
-                for storage in _storages(tensor):
-                    ref, start = StorageWeakRef(storage), storage.data_ptr()
-                    _stale[ref.cdata] = _Stale(ref, reason, start, start + storage.nbytes())
+        _mark(values, reason)
+
+
+def _mark(values: Any, reason: str) -> None:
+    for tensor in tensors_in(values):
+        if tensor.is_cuda:
+            for storage in _storages(tensor):
+                ref, start = StorageWeakRef(storage), storage.data_ptr()
+                _stale[ref.cdata] = _Stale(ref, reason, start, start + storage.nbytes())
 
 
 def propagate(inputs: Any, outputs: Any, *, given: Any = None, overwrites: bool = False) -> None:
@@ -114,16 +118,20 @@ def propagate(inputs: Any, outputs: Any, *, given: Any = None, overwrites: bool 
         return
     old = None if given is None else {address for t in tensors_in(given) for address in _keys(t)}
     with _lock:
-        for tensor in tensors_in(outputs):
-            for storage in _storages(tensor) if tensor.is_cuda else ():
-                ref = StorageWeakRef(storage)
-                is_new = old is not None and ref.cdata not in old
-                whole = tensor.numel() * tensor.element_size() == storage.nbytes()
-                known = _reason_of_storage(ref, storage.data_ptr()) is None
-                if is_new or whole or known:
-                    _forget(ref, storage)
-                    if _unknown is not None:
-                        _fresh.add(storage.data_ptr())
+        _note_written(outputs, old)
+
+
+def _note_written(outputs: Any, old: set[int] | None) -> None:
+    for tensor in tensors_in(outputs):
+        for storage in _storages(tensor) if tensor.is_cuda else ():
+            ref = StorageWeakRef(storage)
+            is_new = old is not None and ref.cdata not in old
+            whole = tensor.numel() * tensor.element_size() == storage.nbytes()
+            known = _reason_of_storage(ref, storage.data_ptr()) is None
+            if is_new or whole or known:
+                _forget(ref, storage)
+                if _unknown is not None:
+                    _fresh.add(storage.data_ptr())
 
 
 def check(values: Any) -> None:

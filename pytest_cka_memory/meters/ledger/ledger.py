@@ -146,10 +146,13 @@ class Ledger(Locking):
             self._busy = id(sys._getframe())  # a variable for the frame would keep all others alive
             self._process_frees()
             result = call(*args)
-            while self._waiting:
-                self._record(*self._waiting.pop())
+            self._record_waiting()
             self._busy = None
             return result
+
+    def _record_waiting(self) -> None:
+        while self._waiting:
+            self._record(*self._waiting.pop())
 
     def _is_changing(self, frame: FrameType | None) -> bool:
         """Whether `frame` was called, perhaps through others, by a call that changes the ledger.
