@@ -247,6 +247,17 @@ def unpacked_name(raw: str) -> str:
     return "saved_tensors" if raw == f"{_RAW_SAVED}tensors" else raw.replace("_raw", "", 1)
 
 
+SHARING = tuple(
+    name
+    for name in ("_share_fd_cpu_", "_share_filename_cpu_")
+    if _found(
+        f"torch.UntypedStorage.{name}",
+        None,
+        "tensors that are moved to shared memory count as new, as those sent to worker processes",
+    )
+)
+"""Methods of a storage on the CPU that move it to shared memory, one for each strategy."""
+
 LOADER_ITERATOR: Any = _found("torch.utils.data.dataloader._MultiProcessingDataLoaderIter", None)
 """The type of iterators over a loader with workers."""
 

@@ -65,6 +65,15 @@ def test_copies_to_the_host_that_are_kept_are_named(native, allocate):
     assert held.code == "allocate(512).cpu()"
 
 
+def test_tensors_that_are_moved_to_shared_memory_are_not_new(native):
+    """As those of a data set when a loader starts workers that are not forked."""
+    older = torch.ones(64)
+    with native.measure() as region:
+        older.share_memory_()
+        KEEP.append(torch.ones(1000).share_memory_())
+    assert region.host_retained_bytes == 4000
+
+
 def test_garbage_on_the_host_does_not_count(native):
     """It is collected at the end of a region, also if the device has retained nothing."""
     gc.disable()

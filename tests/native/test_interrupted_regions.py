@@ -15,9 +15,13 @@ from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.measure.region_stack import region_stack_for
 from pytest_cka_memory.meters.native.meter import NativeMeter
 from pytest_cka_memory.meters.native.other_memory import _LENDERS
-from pytest_cka_memory.meters.torch_private import LOADER_ITERATOR
+from pytest_cka_memory.meters.torch_private import LOADER_ITERATOR, SHARING
 
-FUNCTIONS = (*_LENDERS, (torch.UntypedStorage, "resize_"), (LOADER_ITERATOR, "__next__"))
+FUNCTIONS = (
+    *_LENDERS,
+    *((torch.UntypedStorage, name) for name in ("resize_", *SHARING)),
+    (LOADER_ITERATOR, "__next__"),
+)
 
 
 def functions() -> list[Any]:

@@ -8,30 +8,36 @@ from pytest_cka_memory import MemoryProbe, Region
 
 pytestmark = pytest.mark.usefixtures("imports_excluded_from_collection")
 BATCH_BYTES = 4 * 3 * 4
-# Shared before it is measured: unless workers are forked (not the default since Python 3.14), it is
-# moved to shared memory when they start, and the region would retain that too.
-DATA = TensorDataset(torch.ones(40, 3).share_memory_())
 
 
-def loader(workers: int) -> "DataLoader[tuple[torch.Tensor, ...]]":
-    return DataLoader(DATA, batch_size=4, num_workers=workers)
+def loader(start_method: str | None) -> "DataLoader[tuple[torch.Tensor, ...]]":
+    """Return a loader on new data, with two workers unless `start_method` is None."""
+    data, workers = TensorDataset(torch.ones(40, 3)), 0 if start_method is None else 2
+    return DataLoader(data, batch_size=4, num_workers=workers, multiprocessing_context=start_method)
 
 
-def keep_every_batch(probe: MemoryProbe, workers: int) -> tuple[Region, list[torch.Tensor]]:
+def keep_every_batch(
+    probe: MemoryProbe, batches: "DataLoader[tuple[torch.Tensor, ...]]"
+) -> tuple[Region, list[torch.Tensor]]:
     kept: list[torch.Tensor] = []
     with probe.measure() as region:
-        for (batch,) in region.batches(loader(workers)):
+        for (batch,) in region.batches(batches):
             kept.append(batch)
             del batch
     return region, kept
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_kept_batches_are_growth_from_the_first_one_on(probe: MemoryProbe, workers: int) -> None:
-    """Issue 20, row 1: with workers, all samples used to be at the last level."""
-    region, kept = keep_every_batch(probe, workers)
+@pytest.mark.parametrize("start_method", [None, "fork", "forkserver", "spawn"])
+def test_kept_batches_are_growth_from_the_first_one_on(
+    probe: MemoryProbe, start_method: str | None
+) -> None:
+    """Issue 20, row 1: with workers, all samples used to be at the last level.
+
+    Unless workers are forked, the data set is moved to shared memory when they start; it is old.
+    """
+    region, kept = keep_every_batch(probe, loader(start_method))
     assert region.growth_bytes_per_batch == BATCH_BYTES
-    assert region.retained_bytes == len(kept) * BATCH_BYTES == 480
+    assert region.retained_bytes == region.net_bytes == len(kept) * BATCH_BYTES == 480
     levels = [sample.requested_bytes - region.start_bytes for sample in region.timeline]
     assert levels == [BATCH_BYTES * number for number in range(1, 11)]
 
@@ -42,7 +48,7 @@ def test_prefetched_batches_are_never_growth(probe: MemoryProbe) -> None:
     for _ in range(20):
         total = 0.0
         with probe.measure() as region:
-            for (batch,) in region.batches(loader(2)):
+            for (batch,) in region.batches(loader("fork")):
                 total += float(batch.sum())
                 del batch
         assert total == 120.0

@@ -52,6 +52,14 @@ class State(NamedTuple):
     """The number of allocations so far."""
 
 
+class Origin(NamedTuple):
+    """The allocation that a block continues: its own, or the older one from which it was moved."""
+
+    serial: int
+    """The number of the allocation; 0 if it is older than the counting."""
+    bytes: int
+
+
 class Counter:
     """Counts the blocks that torch's allocator for one device hands out.
 
@@ -121,6 +129,12 @@ class Counter:
         """Return the number of the live block at `address`; ``NOT_LIVE`` if there is none."""
         return cast(int, self._functions.counter_serial_of(address, self._number))
 
+    def origin_of(self, address: int) -> Origin | None:
+        """Return which allocation the live block at `address` continues; None if there is none."""
+        size = ctypes.c_int64()
+        serial = self._functions.counter_origin_of(address, self._number, byref(size))
+        return None if serial == library.NOT_LIVE else Origin(serial, size.value)
+
     def add(self, address: int, size: int, *, is_new: bool) -> bool:
         """Count a block that the allocator's calls do not show; return False if it is known."""
         return bool(self._functions.counter_add(address, size, self._number, is_new))
@@ -129,9 +143,9 @@ class Counter:
         """Count the block at `address` as freed."""
         self._functions.counter_remove(address, self._number)
 
-    def inherit(self, address: int, serial: int, size: int) -> None:
-        """Treat `size` bytes of the block at `address` as part of the older allocation `serial`."""
-        self._functions.counter_inherit(address, self._number, serial, size)
+    def inherit(self, address: int, origin: Origin) -> None:
+        """Treat the first bytes of the block at `address` as those of an older allocation."""
+        self._functions.counter_inherit(address, self._number, origin.serial, origin.bytes)
 
     @contextmanager
     def dropping_workspaces(self) -> Iterator[None]:

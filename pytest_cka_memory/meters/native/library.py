@@ -86,6 +86,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "counter_set_level": (None, [c_int, c_int64, c_int64]),
     "counter_drops_workspaces": (None, [c_int]),
     "counter_serial_of": (c_uint64, [c_uint64, c_int]),
+    "counter_origin_of": (c_uint64, [c_uint64, c_int, POINTER(c_int64)]),
     "counter_open_regions": (c_int, []),
     "counter_open": (c_int, [c_int, _REGION]),
     "counter_close": (None, [_REGION]),

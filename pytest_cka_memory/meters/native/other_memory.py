@@ -1,8 +1,9 @@
 """Memory of tensors that does not come from torch's allocator, while regions are open.
 
 NumPy arrays, buffers and other libraries lend their memory to tensors through a few functions of
-torch. Storages that are resized in place move to a new block. Batches that a data loader has
-received early are counted, but they are no growth.
+torch. Storages that are resized in place, or that are moved to shared memory to send them to
+another process, have a new block but are not new. Batches that a data loader has received early are
+counted, but they are no growth.
 """
 
 import functools
@@ -15,7 +16,7 @@ import torch
 
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.ledger.live_objects import storages_in, storages_of
-from pytest_cka_memory.meters.native.counter import Counter
+from pytest_cka_memory.meters.native.counter import Counter, Origin
 from pytest_cka_memory.meters.native.emptied import EmptiedStorages
 from pytest_cka_memory.meters.native.library import NOT_LIVE
 from pytest_cka_memory.meters.patching import Patch, SharedPatches
@@ -49,7 +50,7 @@ class CompilablePatch(Patch):
 
 
 class LentMemory(SharedPatches):
-    """Reports to a counter what other libraries lend to tensors."""
+    """Reports to a counter what other libraries lend to tensors, and which storages are shared."""
 
     kind = CompilablePatch
 
@@ -66,6 +67,8 @@ class LentMemory(SharedPatches):
                 patch = self.patch(owner, name, functools.partial(self._lending, owner, name))
                 torch_private.keep_scriptable(patch.function, getattr(owner, name))
                 yield patch
+        for name in torch_private.SHARING:
+            yield self.patch(torch.UntypedStorage, name, self._sharing)
 
     def _lending(self, owner: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -102,6 +105,44 @@ class LentMemory(SharedPatches):
         if not any(known() is storage for known in lent):
             lent.append(weakref.ref(storage, functools.partial(self._freed, address)))
 
+    def _sharing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def share(storage: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+            if storage.device != _CPU:
+                return original(storage, *args, **kwargs)
+            address, origin = storage.data_ptr(), self._origin_of(storage)
+            result = original(storage, *args, **kwargs)
+            if storage.data_ptr() != address:
+                self._move(storage, address, origin)
+            return result
+
+        return share
+
+    def _origin_of(self, storage: torch.UntypedStorage) -> Origin:
+        # What is not counted was lent before the region began.
+        origin = self._counter.origin_of(self._block_of(storage))
+        return origin or Origin(serial=0, bytes=storage.nbytes())
+
+    def _move(self, storage: torch.UntypedStorage, before: int, origin: Origin) -> None:
+        """Take note that a storage is in shared memory now, and no longer at an address."""
+        block = self._block_of(storage)
+        header_bytes = storage.data_ptr() - block
+        self._counter.inherit(block, Origin(origin.serial, origin.bytes + header_bytes))
+        for reference in self._lent.get(before, ()):
+            if reference() is storage:
+                self._freed(before, reference)
+                break
+
+    def _block_of(self, storage: torch.UntypedStorage) -> int:
+        """Return the address of the counted block that contains the data of a storage."""
+        address = storage.data_ptr()
+        has_header = (
+            storage.is_shared()
+            and self._counter.serial_of(address) == NOT_LIVE
+            and self._counter.serial_of(address - _HEADER_BYTES) != NOT_LIVE
+        )
+        return address - _HEADER_BYTES if has_header else address
+
     def _freed(self, address: int, reference: weakref.ref[torch.UntypedStorage]) -> None:
         lent = self._lent[address]
         lent.remove(reference)
@@ -132,20 +173,12 @@ class OtherMemory(LentMemory):
         if not self._iterators:
             return 0
         storages = {
-            storage.data_ptr(): self._counted_bytes(storage)
+            storage.data_ptr(): storage.nbytes() + storage.data_ptr() - self._block_of(storage)
             for iterator in list(self._iterators)
             for batch in torch_private.received_early(iterator)
             for storage in storages_in(batch)
         }
         return sum(storages.values())
-
-    def _counted_bytes(self, storage: torch.UntypedStorage) -> int:
-        address = storage.data_ptr()
-        has_header = (
-            self._counter.serial_of(address) == NOT_LIVE
-            and self._counter.serial_of(address - _HEADER_BYTES) != NOT_LIVE
-        )
-        return storage.nbytes() + (_HEADER_BYTES if has_header else 0)
 
     def _loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def __next__(iterator: Any) -> Any:  # noqa: N807

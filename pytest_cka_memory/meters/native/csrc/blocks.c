@@ -162,6 +162,11 @@ static int64_t bytes_since(const Node *node, uint64_t since) {
     return node->bytes > node->older_bytes ? node->bytes - node->older_bytes : 0;
 }
 
+static uint64_t origin_of(const Node *node, int64_t *bytes) {
+    *bytes = node->older_bytes ? node->older_bytes : node->bytes;
+    return node->older_bytes ? node->older_serial : node->serial;
+}
+
 void move_begins(void) {
     moving.active = 1;
     moving.to = 0;
@@ -181,10 +186,7 @@ void block_freed(const void *address, int number, int64_t level, int64_t reserve
         uint32_t slot = find((uintptr_t)address, number);
         if (slots[slot] != NONE) {
             const Node *node = &nodes[slots[slot]];
-            if (moving.active) {
-                moving.serial = node->older_bytes ? node->older_serial : node->serial;
-                moving.bytes = node->older_bytes ? node->older_bytes : node->bytes;
-            }
+            if (moving.active) moving.serial = origin_of(node, &moving.bytes);
             if (level == UNKNOWN) level = device->level - node->bytes;
             uint32_t inside = drops_workspaces ? WORKSPACE : 0;
             if (!inside && number != CPU_DEVICE && in_operator_of(node->stack)) inside = IN_OPERATOR;
@@ -241,6 +243,17 @@ EXPORT uint64_t counter_serial_of(uintptr_t address, int number) {
     lock_blocks();
     uint32_t slot = slots ? find(address, number) : 0;
     uint64_t found = slots && slots[slot] != NONE ? nodes[slots[slot]].serial : UINT64_MAX;
+    unlock_blocks();
+    return found;
+}
+
+/* Return the serial number and, in `*bytes`, the size of the allocation that a block continues: of the
+   older one from which it was moved, otherwise its own. UINT64_MAX if no block is live there. */
+EXPORT uint64_t counter_origin_of(uintptr_t address, int number, int64_t *bytes) {
+    uint64_t found = UINT64_MAX;
+    lock_blocks();
+    uint32_t at = slots ? slots[find(address, number)] : NONE;
+    if (at != NONE) found = origin_of(&nodes[at], bytes);
     unlock_blocks();
     return found;
 }
