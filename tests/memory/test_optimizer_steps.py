@@ -212,6 +212,7 @@ def test_wrapper_that_passes_its_steps_on_can_be_given(probe: MemoryProbe) -> No
     assert boundaries(probe, train, wrapper) == 3
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # torch 2.11, 2.12
 @pytest.mark.filterwarnings("error")
 def test_compiled_step_counts_and_its_hook_is_not_traced(probe: MemoryProbe) -> None:
     """torch.compile would warn about what it cannot trace, and compile again."""
