@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.growth import MIN_JUDGED_BATCHES, full_batches, growth_bytes_per_batch
+from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.markers import MARKERS
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
 from pytest_cka_memory.errors import LimitError, SizeError
@@ -77,6 +78,12 @@ class FlatPerBatch(Limit):
 
     tolerance_bytes: int
     warmup: int
+    reports_host: ClassVar[bool] = True
+
+    def verdicts(self, record: RegionRecord) -> Sequence[Verdict]:
+        """Return the verdict, and what several batches have left on the host, which has none."""
+        left = _left_on_host(record.host_retained)
+        return [self.judge(record), Unjudged(f"{self.text} on the host", left) if left else None]
 
     def judge(self, record: RegionRecord) -> Verdict:
         """Return None or a breach; too few batches are a breach that says how many are missing."""
@@ -105,6 +112,26 @@ class FlatPerBatch(Limit):
             f"({self.warmup} to warm up, {MIN_JUDGED_BATCHES} to judge): "
             f"add {needed - seen} more of the same size"
         )
+
+
+def _left_on_host(groups: Sequence[Holding]) -> str:
+    """Return what a line has left in several batches, as a sentence; empty if there is nothing.
+
+    It describes the largest group, with all that the same expression has allocated: the first
+    storages of a graph, for example, are held in another way than the others.
+    """
+    largest = next((group for group in groups if (group.batches or 0) > 1), None)
+    if largest is None:
+        return ""
+    same = [group for group in groups if group.made_at == largest.made_at]
+    count, size = sum(group.count for group in same), sum(group.bytes for group in same)
+    made = f": made at {largest.made_at}" if largest.created_at else ""
+    held = f", held by {largest.held_by}" if largest.held_by else ""
+    advice = f"; what to do: {largest.hint}" if largest.hint else ""
+    return (
+        f"{counted(count, 'tensor')}, {format_exact(size)}, allocated in several batches, are "
+        f"retained and not judged{made}{held}{advice}"
+    )
 
 
 def max_retained_mb(limit: object) -> Maximum:

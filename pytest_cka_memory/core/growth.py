@@ -4,6 +4,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+GROWTH_ON_HOST = "growth on the host"
+"""Among the figures to explain: tensors on the host that several batches have left, while another
+device is measured. No figure counts them."""
+
 MIN_JUDGED_BATCHES = 4
 """Number of full batches after the warm-up that a growth figure needs."""
 

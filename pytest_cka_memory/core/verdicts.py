@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from pytest_cka_memory.core.decoder import decode
 from pytest_cka_memory.core.figures import RegionRecord
@@ -34,7 +34,7 @@ class Unjudged:
     """A limit that does not apply on this device; reports name it, so it is not a silent pass."""
 
     limit: str
-    """As a user writes it."""
+    """As a user writes it; with what it leaves out, if the rest was judged."""
     reason: str
 
 
@@ -51,6 +51,9 @@ class Limit(ABC):
 
     text: str
     """As a user writes it: ``max_retained_mb(1)``."""
+
+    reports_host: ClassVar[bool] = False
+    """Whether it reports what several batches have left on the host, which it does not judge."""
 
     @abstractmethod
     def judge(self, record: RegionRecord) -> Verdict:
@@ -101,7 +104,8 @@ class Result:
             return "not judged"
         if not self.limits:
             return "no limit"
-        return "not judged" if len(self.unjudged) == len(self.limits) else "ok"
+        unjudged = {unjudged.limit for unjudged in self.unjudged}
+        return "not judged" if unjudged.issuperset(self.limits) else "ok"
 
     def to_dict(self) -> dict[str, Any]:
         """Return builtin types only, in the order of the published schema."""

@@ -1,5 +1,6 @@
 """The user's handle to a region: while it is open, and to its figures afterwards."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.core.figures import FIGURES, READABLE, RegionRecord
-from pytest_cka_memory.core.growth import Sample
+from pytest_cka_memory.core.growth import GROWTH_ON_HOST, Sample
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.measure.batches import BatchSamples
@@ -41,7 +42,10 @@ class Explainer(Protocol):
     """Decides which figures of a region are explained while its objects still exist."""
 
     def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
-        """Return the figures of `record` whose bytes are to be traced to allocation and holder."""
+        """Return the figures of `record` whose bytes are to be traced to allocation and holder.
+
+        With ``GROWTH_ON_HOST``, also what several batches have left on the host.
+        """
 
     def named_values(self) -> Mapping[str, Any]:
         """Return values that the user knows by name, such as a test's fixtures."""
@@ -295,10 +299,18 @@ class Region:
             from pytest_cka_memory.holders import survivors
 
             record = replace(record, at_peak=survivors.group_by_site(self._live_at_peak))
-        if figures and record.host_retained_bytes:
+        if record.host_retained_bytes and self._explains_host(figures):
             host_retained = self._holdings(self._host_survivors, error)
             record = replace(record, host_retained=host_retained)
         return record
+
+    def _explains_host(self, figures: Collection[str]) -> bool:
+        """Return whether to search for what holds tensors on the host, which takes a while."""
+        if set(figures) - {GROWTH_ON_HOST}:
+            return True
+        serials = (allocation.serial for allocation in self._host_survivors)
+        batches = {bisect_left(self._samples.serials, serial) for serial in serials}
+        return GROWTH_ON_HOST in figures and bool(self._samples.serials) and len(batches) > 1
 
     def _explain_comparison(self, error: BaseException) -> Collection[str]:
         """Explain the figures that the user has read and that are not 0; return their names.

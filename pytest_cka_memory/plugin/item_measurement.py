@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.core.growth import GROWTH_ON_HOST
 from pytest_cka_memory.core.report_builder import Payload
 from pytest_cka_memory.core.verdicts import Limit, Result, judge
 from pytest_cka_memory.measure.probe import MemoryProbe
@@ -86,6 +87,8 @@ class ItemMeasurement:
         if self._limits:
             breaches = judge(self._item.nodeid, record, self._limits).breaches
             figures.update(b.figure for b in breaches if b.measured_bytes is not None)
+        if any(limit.reports_host for limit in self._limits):
+            figures.add(GROWTH_ON_HOST)
         return figures
 
     def _is_whole_test_judged(self) -> bool:

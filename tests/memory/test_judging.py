@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from pytest_cka_memory import RegionRecord
+from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Result, judge
 from pytest_cka_memory.limits import Limit, limit_from_marker, max_peak_mb, max_retained_mb
 
@@ -34,6 +35,42 @@ def test_result_has_one_verdict(
 ) -> None:
     """A region that an exception aborted neither passes nor breaks a limit."""
     assert judge("test_x.py::test", record(**figures), limits).verdict == verdict
+
+
+def test_note_about_the_host_leaves_the_verdict(record: MakeRecord) -> None:
+    """The limit was judged, on the accelerator; with two notes as with one."""
+    left = Holding(bytes=128, count=16, batches=16)
+    levels = [0] * 9
+    result = judge("n", record(levels=levels, host_retained=(left,)), [FLAT, RESERVED])
+    assert [found.limit for found in result.unjudged] == [
+        "flat_per_batch on the host",
+        "max_reserved_mb(1)",
+    ]
+    assert result.verdict == "ok"
+
+
+@pytest.mark.parametrize("batches", [None, 1], ids=["no-loop", "one-batch"])
+def test_what_one_batch_has_left_on_the_host_is_not_noted(
+    record: MakeRecord, batches: int | None
+) -> None:
+    """For example an optimizer's counts of steps, which its first step allocates."""
+    left = Holding(bytes=64, count=16, batches=batches)
+    assert judge("n", record(levels=[0] * 9, host_retained=(left,)), [FLAT]).unjudged == ()
+
+
+def test_note_about_the_host_counts_all_storages_of_the_line(record: MakeRecord) -> None:
+    """The first ones of a graph are held in another way; other lines do not count."""
+    line = {"created_at": ("m.py:15 in update",), "code": "value * n"}
+    groups = (
+        Holding(bytes=900, count=1, batches=1, created_at=("m.py:1 in f",)),
+        Holding(bytes=112, count=14, batches=14, held_by="meter.sum", hint="keep item()", **line),
+        Holding(bytes=16, count=2, batches=1, **line),
+    )
+    (note,) = judge("n", record(levels=[0] * 9, host_retained=groups), [FLAT]).unjudged
+    assert note.reason == (
+        "16 tensors, 128 bytes, allocated in several batches, are retained and not judged: "
+        "made at m.py:15 in update: `value * n`, held by meter.sum; what to do: keep item()"
+    )
 
 
 def test_result_has_all_breaches(record: MakeRecord) -> None:
