@@ -43,10 +43,10 @@ _PERHAPS_AUTOCAST = (
     "it has cast until its block ends; measure around the block, or write torch.autocast(..., "
     "cache_enabled=False)"
 )
-_LOSS = "attached to its autograd graph: keep loss.item() or loss.detach() instead"
+# A list of losses that are detached still grows with every batch, so only item() is advised.
+_LOSS = "attached to its autograd graph: keep loss.item() instead"
 _LOSS_PART = (
-    "attached to its autograd graph, and it uses only part of its storage: keep loss.item() or "
-    "loss.detach().clone() instead"
+    "attached to its autograd graph, and it uses only part of its storage: keep loss.item() instead"
 )
 _ATTACHED = (
     "attached to its autograd graph: keep its detach() instead, or compute it in torch.no_grad()"
@@ -65,6 +65,10 @@ _PART = (
     "of some losses do: keep a clone() of it instead"
 )
 _NUMBER = "a tensor with one element: keep the number, its item(), instead"
+_NUMBER_PART = (
+    "a tensor with one element that keeps a larger storage alive, as views and the results of some "
+    "losses do: keep the number, its item(), instead"
+)
 _HOOK = "a hook was never removed: keep its handle and call handle.remove()"
 _CACHE = "a cache keeps its results alive: call cache_clear(), or do not cache tensors"
 _GENERATOR = "a suspended generator keeps its local variables alive: exhaust it, or close() it"
@@ -139,7 +143,7 @@ def _of_several(paths: Sequence[ReferencePath], batches: int | None) -> str | No
     if container is None or container.entries < 2:
         return None
     own = _of_tensor(paths[0])
-    if own in (_LOSS, _LOSS_PART, _NUMBER):  # a list of numbers may grow
+    if own in (_LOSS, _LOSS_PART, _NUMBER, _NUMBER_PART):  # a list of numbers may grow
         return None
     holds_them = all(len(path) <= len(container.path) + 2 for path in paths)
     if not grows and (batches is not None or not holds_them or container.is_a_local):
@@ -302,9 +306,9 @@ def _of_tensor(path: ReferencePath) -> str | None:
     if is_attached:
         part, whole = (_LOSS_PART, _LOSS) if is_number else (_ATTACHED_PART, _ATTACHED)
         return part if is_part else whole
-    if is_part:
-        return _PART
-    return _NUMBER if is_number and _is_in_container(path) else None
+    if is_number and _is_in_container(path):
+        return _NUMBER_PART if is_part else _NUMBER
+    return _PART if is_part else None
 
 
 def _is_in_container(path: ReferencePath) -> bool:

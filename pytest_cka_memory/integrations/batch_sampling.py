@@ -9,7 +9,10 @@ from pytest_cka_memory.measure.region import Region
 
 
 class BatchSampling:
-    """Samples a region after each batch; does nothing after the region has ended."""
+    """Samples a region after each batch.
+
+    Does nothing after the region has ended, nor while it counts the steps of optimizers instead.
+    """
 
     def __init__(self, region: Region) -> None:
         """Sample `region`.
@@ -33,5 +36,6 @@ class BatchSampling:
 
     def sample(self, batch: Any = None, *, size: int | None = None) -> None:
         """Sample after `batch`, or after a batch of `size` items; the batch is not kept."""
-        with suppress(RegionError):  # the trainer is used again after the region
+        # The trainer may be used after the region, or in a block with region.each_step().
+        with suppress(RegionError):
             self._region.batch_done(size_of(batch) if size is None else size)

@@ -42,8 +42,7 @@ class Reporter:
         """Reasons why the session failed that belong to no test."""
         self._reruns: set[tuple[str, str]] = set()
         """Tests that will be run again, each with its worker."""
-        self._warned = False
-        """Whether the header could say that the torch version is too new."""
+        self._warnings_in_header: Sequence[str] = ()
         self._ran = False
         """Whether tests were run, unlike with --collect-only, --fixtures or --cache-show."""
 
@@ -73,11 +72,17 @@ class Reporter:
                 f"cka-memory: warning: package 'cka' is installed by {' and by '.join(owners)}, "
                 "and which one is imported is undefined; uninstall all but one of them"
             )
-        self._warned = True
-        untried = tried_torch.warning_about(fingerprint.installed_torch())
-        interpreted = interpreter_warning() if is_emulated(self.settings.device) else None
-        lines += [f"cka-memory: warning: {text}" for text in (untried, interpreted) if text]
-        return lines
+        self._warnings_in_header = self._warnings()
+        return lines + [f"cka-memory: {warning}" for warning in self._warnings_in_header]
+
+    def _warnings(self) -> list[str]:
+        """Return what is known in this process so far; some needs torch, which may come later."""
+        texts = [tried_torch.warning_about(fingerprint.installed_torch())]
+        if is_emulated(self.settings.device):
+            from pytest_cka_memory.emulated.values import activation
+
+            texts += [activation.warning(), interpreter_warning()]
+        return [f"{_WARNING}{text}" for text in texts if text]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.builder.expect(item.nodeid for item in session.items)
@@ -156,14 +161,22 @@ class Reporter:
             for reason, count in report.unmeasured.items():
                 yield from terminal.sentence(f"{count} not measured: {reason}", width, "yellow")
             yield from terminal.missing(report.missing)
-        untried = tried_torch.warning_about(fingerprint.installed_torch())
-        if untried and report.results and not self._warned:
-            yield from terminal.sentence(f"warning: {untried}", width, "yellow")
+        for warning in self._late_warnings(report) if report.results else ():
+            yield from terminal.sentence(warning, width, "yellow")
         yield from map(terminal.Line, self.written)
         for problem in self.problems:
             yield terminal.Line(
                 f"FAILED: {problem}", "red"
             )  # in one piece, because it may name a path
+
+    def _late_warnings(self, report: "Report") -> Iterator[str]:
+        """Yield the warnings, also those of workers, that neither header nor table has shown."""
+        notes = report.session["notes"]
+        shown = {*self._warnings_in_header, *(notes if self.settings.report else ())}
+        of_meters = (note for note in notes if note.startswith(_WARNING))
+        yield from (
+            text for text in dict.fromkeys([*self._warnings(), *of_meters]) if text not in shown
+        )
 
     def _gate(self, session: pytest.Session) -> None:
         measured, wanted = self.builder.measured, self.settings.min_regions
@@ -212,6 +225,7 @@ CKA_PARTS = frozenset(
 )
 """What the folder of our own package contains."""
 
+_WARNING = "warning: "
 _NOTHING = (
     "nothing was measured: give tests a memory marker or the cka_memory fixture, "
     "or use --cka-memory-report to measure every test"

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.integrations.batch_sampling import BatchSampling
 
 
 @pytest.mark.parametrize("is_named", [True, False], ids=["named", "every"])
@@ -82,3 +83,19 @@ def test_step_of_transformers_is_one_boundary(tmp_path):
     with MemoryProbe("cpu").measure() as region, region.each_step():
         transformers.Trainer(Model(), arguments, train_dataset=rows).train()
     assert len(region.timeline) == 6
+
+
+def test_callback_samples_nothing_while_steps_are_counted():
+    """Each batch counts once, at its step; the callbacks of all frameworks sample in this way."""
+    weight = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with MemoryProbe("cpu").measure() as region:
+        sampling = BatchSampling(region)
+        with region.each_step():
+            for _ in range(3):
+                weight.sum().backward()
+                optimizer.step()
+                sampling.sample(size=4)
+        assert len(region.timeline) == 3
+        sampling.sample(size=4)
+    assert len(region.timeline) == 4

@@ -12,7 +12,7 @@ TORCH: Table = []
 LOSSES: list[Any] = []
 WEIGHT = nn.Parameter(torch.ones(250))
 LINEAR = nn.Linear(5, 50, bias=False)
-ATTACHED = "loss.detach()"
+ATTACHED = "keep loss.item()"
 HOOK = "handle.remove()"
 VIEW = "clone()"
 SHOWS_SAVED = hasattr(torch._C._autograd.SavedTensor, "data")  # not in torch 2.9
@@ -244,12 +244,12 @@ def small_view_of_a_large_tensor() -> None:
     KEEP.append(torch.ones(250)[:2])
 
 
-@leak(TORCH, "planted.KEEP[0]", hint=VIEW, made="mse_loss(")
+@leak(TORCH, "planted.KEEP[0]", hint="keep the number, its item()", made="mse_loss(")
 def reduced_loss_with_the_storage_of_the_unreduced() -> None:
     KEEP.append(nn.functional.mse_loss(torch.ones(250), torch.zeros(250)))
 
 
-@leak(TORCH, "planted.KEEP[0]", hint="loss.detach().clone()", made="mse_loss(")
+@leak(TORCH, "planted.KEEP[0]", hint="part of its storage: keep loss.item()", made="mse_loss(")
 def attached_loss_with_the_storage_of_the_unreduced() -> None:
     target = LINEAR.weight.detach()
     KEEP.append(nn.functional.mse_loss(LINEAR.weight, target))

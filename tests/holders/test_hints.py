@@ -1,7 +1,7 @@
 """The advice for each kind of holder, and that it is not given for anything else."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -105,15 +105,38 @@ def test_losses_are_told_from_other_tensors_that_grow() -> None:
     grown, _ = growth(lambda _: KEEP.append((WEIGHT * 2).detach().sum()))
     assert grown[0].hint == "a tensor with one element: keep the number, its item(), instead"
     grown, _ = growth(lambda _: KEEP.append(WEIGHT.sum()))
-    assert grown[0].hint == (
-        "attached to its autograd graph: keep loss.item() or loss.detach() instead"
-    )
+    assert grown[0].hint == ("attached to its autograd graph: keep loss.item() instead")
     grown, text = growth(lambda _: KEEP.append(WEIGHT * 2))
     assert grown[0].hint == (
         f"{GROWS.format('planted.KEEP')}; each is attached to its autograd graph: keep its "
         "detach() instead, or compute it in torch.no_grad()"
     )
     assert "loss.item()" not in text
+
+
+@pytest.mark.parametrize("way", ["attached", "detached", "cloned", "number"])
+def test_only_the_number_of_a_loss_is_advised_because_detached_losses_still_grow(
+    way: str,
+) -> None:
+    """The storage of `mse_loss` is that of the unreduced loss; a clone has one element."""
+    convert: dict[str, Callable[[torch.Tensor], Any]] = {
+        "attached": lambda loss: loss,
+        "detached": lambda loss: loss.detach(),
+        "cloned": lambda loss: loss.detach().clone(),
+        "number": lambda loss: loss.item(),
+    }
+    target = torch.zeros(250)
+    grown, text = growth(
+        lambda _: KEEP.append(convert[way](nn.functional.mse_loss(WEIGHT, target)))
+    )
+    if way == "number":
+        assert (grown, text) == ((), "")
+        return
+    assert grown
+    for hint in (str(holding.hint) for holding in grown):
+        assert "item()" in hint
+        assert not re.search(r"detach\(\)|clone\(\)|bound its length", hint)
+        assert ("larger storage" in hint) is (way == "detached")
 
 
 def logger() -> Any:
@@ -196,7 +219,7 @@ def test_optimizers_of_a_list_that_may_be_new_or_not_have_both_remedies() -> Non
     )
 
 
-def test_a_local_that_sums_losses_is_told_to_detach_them() -> None:
+def test_a_local_that_sums_losses_is_told_to_keep_their_numbers() -> None:
     """``del total`` after the loop would not stop the growth inside it."""
     total: Any = 0.0
     with MemoryProbe("cpu", explainer=GrowthExplainer()).measure() as region:
@@ -204,7 +227,7 @@ def test_a_local_that_sums_losses_is_told_to_detach_them() -> None:
             total = total + WEIGHT.exp().sum()
             region.batch_done(4)
     assert {holding.hint for holding in region.record.grown} == {
-        "attached to its autograd graph: keep loss.item() or loss.detach() instead"
+        "attached to its autograd graph: keep loss.item() instead"
     }
     del total
 

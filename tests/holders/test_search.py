@@ -9,6 +9,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import planted
@@ -206,6 +207,26 @@ class TestNoUserCodeRuns:
         """``sys.modules`` may contain anything."""
         monkeypatch.setitem(sys.modules, "planted_refusing", refusing_objects.Refusing(None))  # type: ignore[arg-type]
         leaking(lambda x: [x])
+
+    @pytest.mark.parametrize(
+        ("folder", "held_by"),
+        [
+            ("site-packages", "planted.KEEP[0][0]"),
+            ("dist-packages", "planted.KEEP[0][0]"),
+            ("project", "planted_elsewhere.STORE"),
+        ],
+    )
+    def test_a_package_of_any_site_folder_is_named_only_if_the_user_does_not_hold_the_tensor(
+        self, folder: str, held_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As in an environment that sees the packages of another one; a user's module is named."""
+        module: Any = ModuleType("planted_elsewhere")
+        module.__file__ = str(tmp_path / folder / "planted_elsewhere.py")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        with MemoryProbe("cpu").measure() as region:
+            module.STORE = torch.ones(250)
+            KEEP.append([module.STORE])
+        assert [holding.held_by for holding in region.retained] == [held_by]
 
     @SHOWS_SAVED
     def test_unpack_hooks_of_saved_tensors_do_not_run(self) -> None:

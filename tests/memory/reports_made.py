@@ -42,7 +42,7 @@ LOSSES = Holding(
     operator="aten.sum",
     created_at=("train.py:12 in step", "train.py:40 in fit"),
     held_by="train.LOSSES[0]",
-    hint="attached to its autograd graph: keep loss.item() or loss.detach() instead",
+    hint="attached to its autograd graph: keep loss.item() instead",
     batches=9,
     code="(weight * batch).sum()",
 )

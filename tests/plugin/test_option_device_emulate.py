@@ -152,25 +152,6 @@ def test_reports_show_what_is_retained_on_the_host_and_its_holder(users_session)
 
 
 @pytest.mark.emulates
-@pytest.mark.parametrize(
-    ("value", "warned"),
-    [("1", 2), ("True", 2), ("0", 0), (None, 0)],
-    ids=["1", "true", "0", "unset"],
-)
-def test_session_whose_triton_kernels_are_interpreted_is_warned(
-    session, monkeypatch, value, warned
-):
-    """Once in the header, which every session prints, and once in the report."""
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    if value is not None:
-        monkeypatch.setenv("TRITON_INTERPRET", value)
-    device = "--cka-memory-device=emulate:cuda:t4"
-    run = session("def test_it(cka_memory): pass", device, "--cka-memory-report", subprocess=True)
-    run.assert_outcomes(passed=1)
-    assert run.text.count("warning: TRITON_INTERPRET is set: Triton's interpreter") == warned
-
-
-@pytest.mark.emulates
 def test_every_report_labels_its_figures_as_emulated(users_session):
     """The table, the JSON, Markdown and HTML files, JUnit XML and the baseline say so."""
     run, files = users_session

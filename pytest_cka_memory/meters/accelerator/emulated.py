@@ -35,8 +35,8 @@ class EmulatedMeter(AcceleratorMeter):
     def __init__(self, emulated: Loaded, index: int) -> None:
         super().__init__("cuda", index)
         values = _COMPUTED if activation.are_computed() else _NOT_COMPUTED
-        warning = interpreter_warning()
-        self.notes = (*self.notes, *values, *([] if warning is None else [f"warning: {warning}"]))
+        warnings = filter(None, (activation.warning(), interpreter_warning()))
+        self.notes = (*self.notes, *values, *(f"warning: {warning}" for warning in warnings))
         self._torch_name = self.device
         self.device = f"{EMULATED}:{emulated.card.name}"
         if emulated.devices > 1:

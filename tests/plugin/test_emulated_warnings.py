@@ -1,0 +1,81 @@
+"""Warnings of a session on an emulated device: in the header or the summary, and in reports."""
+
+import os
+
+import pytest
+import torch
+
+from pytest_cka_memory.core import tried_torch
+
+pytestmark = pytest.mark.emulates
+
+
+@pytest.mark.parametrize(
+    ("value", "warned"),
+    [("1", 2), ("True", 2), ("0", 0), (None, 0)],
+    ids=["1", "true", "0", "unset"],
+)
+def test_session_whose_triton_kernels_are_interpreted_is_warned(
+    session, monkeypatch, value, warned
+):
+    """Once in the header, which every session prints, and once in the report."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    if value is not None:
+        monkeypatch.setenv("TRITON_INTERPRET", value)
+    device = "--cka-memory-device=emulate:cuda:t4"
+    run = session("def test_it(cka_memory): pass", device, "--cka-memory-report", subprocess=True)
+    run.assert_outcomes(passed=1)
+    assert run.text.count("warning: TRITON_INTERPRET is set: Triton's interpreter") == warned
+
+
+LACKING = """
+from pytest_cka_memory.emulated import torch_versions
+
+torch_versions.NEEDED_NAMES = torch_versions.Row(("torch.planted.name",), "not in any version")
+"""
+WITHOUT_VALUES = (
+    "warning: values are not computed: the emulated device computes values with "
+    f"torch.planted.name, which torch {torch.__version__} lacks; install one of the versions with "
+    f"which it was tried (torch {tried_torch.RANGE}), or write values=off"
+)
+
+
+@pytest.mark.parametrize(
+    ("conftest", "options", "in_header", "times"),
+    [
+        ("import torch", (), True, 1),
+        ("", (), False, 1),
+        ("import torch", ("--cka-memory-report",), True, 2),
+        ("", ("--cka-memory-report",), False, 1),
+        ("", ("-n1",), False, 1),
+    ],
+    ids=["torch-before", "torch-later", "table-torch-before", "table", "worker"],
+)
+def test_session_without_values_because_torch_lacks_a_name_is_warned(
+    session, pytester, monkeypatch, conftest, options, in_header, times
+):
+    """In the header if torch is imported by then, otherwise in the summary; and in each report."""
+    monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=os.pathsep)
+    pytester.makepyfile(lacking=LACKING)
+    pytester.makeconftest(conftest)
+    options = ("-p", "lacking", "--cka-memory-device=emulate:cuda:t4", *options)
+    run = session("def test_it(cka_memory): pass", *options, subprocess=True)
+    run.assert_outcomes(passed=1)
+    header = " ".join(run.text.partition("test session starts")[2].partition("plugins:")[0].split())
+    text = " ".join(run.text.split())
+    assert text.count(WITHOUT_VALUES) == times
+    assert (WITHOUT_VALUES in header) == in_header
+    assert WITHOUT_VALUES in run.report["session"]["notes"]
+
+
+def test_session_that_wants_no_values_is_not_warned_of_a_name_that_torch_lacks(
+    session, pytester, monkeypatch
+):
+    """With ``values=off``, as the warning advises."""
+    monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=os.pathsep)
+    pytester.makepyfile(lacking=LACKING)
+    device = "--cka-memory-device=emulate:cuda:t4,values=off"
+    run = session("def test_it(cka_memory): pass", "-p", "lacking", device, subprocess=True)
+    run.assert_outcomes(passed=1)
+    assert "torch.planted.name" not in run.text
+    assert not [note for note in run.report["session"]["notes"] if note.startswith("warning")]
