@@ -35,14 +35,3 @@ class BaselineError(ReportError):
 
 class RankError(CkaMemoryError, RuntimeError):
     """Ranks of one job that cannot communicate."""
-
-
-class StaleValueError(CkaMemoryError, RuntimeError):
-    """A read of a value that was not computed on the emulated device."""
-
-
-class DeviceAssertError(CkaMemoryError, IndexError, RuntimeError):
-    """A value that a kernel on a card would refuse, such as an index out of range.
-
-    On the CPU torch raises an IndexError or a RuntimeError for it, on a card a RuntimeError.
-    """

@@ -206,11 +206,11 @@ def emulation() -> None:
 
     Each test with the marker ``emulates`` uses it.
     """
-    from pytest_cka_memory.emulated import loading
-    from pytest_cka_memory.errors import DeviceError
+    from emulated_cuda.errors import DeviceError
+    from emulated_cuda.loading.checks import check_available
 
     try:
-        loading.check_available()
+        check_available()
     except DeviceError as error:
         wrong = str(error)
     else:

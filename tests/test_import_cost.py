@@ -73,6 +73,13 @@ def test_reading_and_judging_figures_needs_no_torch() -> None:
     assert "torch" not in loaded_by(statement)
 
 
+def test_emulated_device_imports_neither_the_plugin_nor_torch() -> None:
+    """Every Python process that an emulating program starts imports the second module."""
+    unwanted = {"pytest_cka_memory", "pytest", "torch", "numpy", "ctypes"}
+    for module in ("emulated_cuda", "emulated_cuda.loading.as_child"):
+        assert not loaded_by(f"import {module}") & unwanted
+
+
 def test_cka_imports_neither_the_plugin_nor_plotting() -> None:
     """The library stands on its own."""
     assert not loaded_by("import cka") & {"pytest_cka_memory", "pytest", "matplotlib", "pandas"}

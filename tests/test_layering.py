@@ -19,10 +19,19 @@ PICTURES = {
         measure        testing      hookspecs
         holders
         meters         limits
-        emulated
         core
         units
         errors         _version
+    """,
+    "emulated_cuda": """
+        __main__
+        running        site
+        loading
+        values         graphs
+        cudnn_attention
+        torch_private  tried_torch
+        torch_versions cards          threads
+        errors
     """,
     "cka": """
         many
@@ -160,10 +169,18 @@ def test_the_top_folder_has_few_modules() -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "other"), [("cka", "pytest_cka_memory"), ("pytest_cka_memory", "cka")]
+    ("package", "other"),
+    [
+        ("cka", "pytest_cka_memory"),
+        ("cka", "emulated_cuda"),
+        ("pytest_cka_memory", "cka"),
+        ("emulated_cuda", "pytest_cka_memory"),
+        ("emulated_cuda", "cka"),
+        ("emulated_cuda", "pytest"),
+    ],
 )
-def test_the_two_packages_never_import_each_other(package: str, other: str) -> None:
-    """They meet in the tests."""
+def test_package_never_imports_the_other(package: str, other: str) -> None:
+    """The plugin imports the emulated device; everything else meets in the tests."""
     imported = {
         name.split(".")[0] for file in modules_of(package).values() for _, name in imports_of(file)
     }
@@ -176,7 +193,7 @@ def test_only_meters_ask_a_device() -> None:
     asking = [
         f"{name}:{node.lineno}"
         for name, file in modules_of("pytest_cka_memory").items()
-        if unit_of(name) not in ("meters", "emulated")
+        if unit_of(name) != "meters"
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.Attribute)
         and isinstance(node.value, ast.Name)
@@ -187,11 +204,8 @@ def test_only_meters_ask_a_device() -> None:
 
 
 PRIVATE_HOMES = {
-    "pytest_cka_memory": (
-        "meters.torch_private",
-        "emulated.torch_private",
-        "emulated.torch_versions",
-    ),
+    "pytest_cka_memory": ("meters.torch_private",),
+    "emulated_cuda": ("torch_private", "torch_versions"),
     "cka": ("running.placement",),
 }
 """The modules that may use private names of torch, and work without them; one for each purpose."""

@@ -9,8 +9,13 @@ import os
 import sys
 from pathlib import Path
 
-PACKAGE_FOLDER = f"{Path(__file__).parents[1]}{os.sep}"
-"""Start of the names of the plugin's own files."""
+import emulated_cuda
+import pytest_cka_memory
+
+OWN_FOLDERS = tuple(
+    f"{Path(file).parent}{os.sep}" for file in (pytest_cka_memory.__file__, emulated_cuda.__file__)
+)
+"""Starts of the names of the plugin's own files, and of the emulated device's."""
 _TORCH = ("torch", "functorch", "torchgen")
 """The packages of torch's distribution, which are installed into one folder."""
 _RUNNERS = ("_pytest", "pluggy", "IPython", "ipykernel")
@@ -28,7 +33,7 @@ def foreign_prefixes() -> tuple[str, ...]:
     """Return the start of the names of files whose frames are never shown."""
     beside = [Path(folder).parent for folder in _folders_of("torch")]
     of_torch = (f"{folder / name}{os.sep}" for folder in beside for name in _TORCH)
-    return (PACKAGE_FOLDER, *of_torch, *_CALLERS, *_GENERATED)
+    return (*OWN_FOLDERS, *of_torch, *_CALLERS, *_GENERATED)
 
 
 def runner_folders() -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from pytest_cka_memory.core.allocations import Allocation
-from pytest_cka_memory.core.libraries import PACKAGE_FOLDER
+from pytest_cka_memory.core.libraries import OWN_FOLDERS
 from pytest_cka_memory.holders.containers import ReferencePath, container_before, shared_container
 from pytest_cka_memory.holders.keepers import keeper_of
 from pytest_cka_memory.holders.search import Reference
@@ -226,9 +226,7 @@ def _suspended(path: ReferencePath) -> str | None:
 
 
 def _is_own_generator(value: object) -> bool:
-    return type(value) is types.GeneratorType and value.gi_code.co_filename.startswith(
-        PACKAGE_FOLDER
-    )
+    return type(value) is types.GeneratorType and value.gi_code.co_filename.startswith(OWN_FOLDERS)
 
 
 _RAREST: Sequence[Rule] = (_logged, _hook, _exception, _suspended)

@@ -9,7 +9,9 @@ from typing import Any
 from pytest_cka_memory.core.libraries import is_of_package
 from pytest_cka_memory.holders.search import Reference
 
-_NOT_KEEPERS = frozenset({"_pytest", "pytest", "pluggy", "torch", "numpy", "pytest_cka_memory"})
+_NOT_KEEPERS = frozenset(
+    {"_pytest", "pytest", "pluggy", "torch", "numpy", "pytest_cka_memory", "emulated_cuda"}
+)
 
 
 def keeper_of(path: Sequence[Reference]) -> str | None:

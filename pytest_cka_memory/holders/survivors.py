@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, AllocationSite
 from pytest_cka_memory.core.holdings import Holding
-from pytest_cka_memory.core.libraries import PACKAGE_FOLDER
+from pytest_cka_memory.core.libraries import OWN_FOLDERS
 from pytest_cka_memory.holders import expressions, hints, module_paths
 from pytest_cka_memory.holders.roots import (
     Root,
@@ -227,4 +227,4 @@ def _search(
 
 
 def _is_own(filename: str) -> bool:
-    return filename.startswith(PACKAGE_FOLDER)
+    return filename.startswith(OWN_FOLDERS)

@@ -4,8 +4,8 @@ import os
 import sys
 from functools import cache
 
-from pytest_cka_memory.emulated import specification
 from pytest_cka_memory.errors import DeviceError
+from pytest_cka_memory.meters import emulated_names
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.meters.cpu import cpu_meter
 from pytest_cka_memory.meters.device_names import KNOWN_DEVICES
@@ -43,7 +43,7 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
         DeviceError: for a device that is unknown, not available, or no longer supported.
     """
     _refuse_predicted(name)
-    if specification.is_emulated(name):
+    if emulated_names.is_emulated(name):
         _load_emulated(name)
         name = "cuda"
     kind = name.partition(":")[0]
@@ -75,10 +75,10 @@ def _refuse_predicted(name: str) -> None:
     """Raise an error for ``predict:cuda``, which was removed; name the device to use instead."""
     if name.partition(":")[0] != "predict":
         return
-    from pytest_cka_memory.core.cards import CARDS  # most sessions need no card
+    from emulated_cuda.cards import CARDS  # most sessions need no card
 
     card = name.removeprefix("predict:cuda")
-    instead = specification.EMULATED + (card if card[1:] in CARDS else "")
+    instead = emulated_names.EMULATED + (card if card[1:] in CARDS else "")
     raise DeviceError(
         f"predict:cuda was removed, and {name!r} was given; write {instead}, which runs torch's "
         "own CUDA allocator without a GPU. It requires Linux on x86-64 and a CUDA build of torch, "
@@ -111,17 +111,20 @@ def _index_of(name: str, preferred: int | None) -> int:
 
 def _load_emulated(name: str) -> None:
     """Load the emulated device, unless a session has: under torchrun with a device per rank."""
-    from pytest_cka_memory.emulated import loading
+    import emulated_cuda
 
-    wanted = specification.parse(name)
-    loaded = loading.loaded()
+    wanted = emulated_names.parse(name)
+    loaded = emulated_cuda.loaded()
     if (
         loaded is None
-        or loaded.card != wanted.card
+        or loaded.card.name != wanted.card
         or loaded.devices < wanted.devices
-        or wanted.values not in (None, loaded.values)
+        or (wanted.values is not None and wanted.values != (loaded.values is not False))
     ):
-        loading.load(wanted.card.name, wanted.devices, values=wanted.values)
+        try:
+            emulated_cuda.load(wanted.card, wanted.devices, values=wanted.values)
+        except emulated_cuda.DeviceError as error:
+            raise DeviceError(f"device {name!r} is not available: {error}") from error
     import torch
 
     if not torch.cuda.is_available():
@@ -135,9 +138,9 @@ def _load_emulated(name: str) -> None:
 # One meter per device and process: a reset of the peak is global, so nested regions share it.
 @cache
 def _accelerator_meter(kind: str, index: int) -> Meter:
-    from pytest_cka_memory.emulated import loading
+    import emulated_cuda
 
-    emulated = loading.loaded() if kind == "cuda" else None
+    emulated = emulated_cuda.loaded() if kind == "cuda" else None
     if emulated is not None:
         from pytest_cka_memory.meters.accelerator.emulated import EmulatedMeter
 

@@ -7,8 +7,10 @@ from types import FunctionType, ModuleType
 
 import pytest
 
-from pytest_cka_memory.emulated import loading, specification
+import emulated_cuda
+from emulated_cuda.errors import TooLateError
 from pytest_cka_memory.errors import DeviceError
+from pytest_cka_memory.meters import emulated_names
 from pytest_cka_memory.plugin.options import early_device, early_device_given_by
 
 
@@ -22,15 +24,15 @@ def load_emulated_device(early_config: pytest.Config) -> None:
             looked for devices before, it names the plugins that imported torch.
     """
     try:
-        wanted = specification.parse(early_device(early_config) or specification.EMULATED)
+        wanted = emulated_names.parse(early_device(early_config) or emulated_names.EMULATED)
         devices = max(wanted.devices, _local_ranks())
-        loading.load(wanted.card.name, devices, values=wanted.values)
-    except DeviceError as error:
+        emulated_cuda.load(wanted.card, devices, values=wanted.values)
+    except (DeviceError, emulated_cuda.DeviceError) as error:
         given = early_config.known_args_namespace
         if given.collectonly or given.help or given.version:
             return
         wrong = f"{early_device_given_by(early_config)}: {error}"
-        if isinstance(error, loading.TooLateError):
+        if isinstance(error, TooLateError):
             importers = _importers_of_torch(early_config) or ["code that no longer refers to it"]
             wrong += f" (torch was imported by {', '.join(importers)})"
     else:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_cka_memory.core import fingerprint, tried_torch
+from emulated_cuda import tried_torch
+from pytest_cka_memory.core import fingerprint
 from pytest_cka_memory.core.places import anonymizer
 from pytest_cka_memory.core.report_builder import ReportBuilder
-from pytest_cka_memory.emulated.specification import interpreter_warning, is_emulated
 from pytest_cka_memory.errors import ReportError
+from pytest_cka_memory.meters.emulated_names import is_emulated
 from pytest_cka_memory.plugin import outputs
 from pytest_cka_memory.plugin.options import given_by, name_of
 from pytest_cka_memory.plugin.settings import describe, settings_key
@@ -79,9 +80,9 @@ class Reporter:
         """Return what is known in this process so far; some needs torch, which may come later."""
         texts = [tried_torch.warning_about(fingerprint.installed_torch())]
         if is_emulated(self.settings.device):
-            from pytest_cka_memory.emulated.values import activation
+            from emulated_cuda.values import activation
 
-            texts += [activation.warning(), interpreter_warning()]
+            texts += activation.warnings()
         return [f"{_WARNING}{text}" for text in texts if text]
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from pytest_cka_memory.emulated import loading as emulated
+import emulated_cuda
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def _torch_cka(model: nn.Module, loader: Iterable[Any], device: torch.device) ->
     comparison = CKA(model, model, model1_name="one", model2_name="other", device=device)
     # After the last batch it refuses NaN, which is what a device without values leads to.
     refusal: AbstractContextManager[None] = (
-        suppress(AssertionError) if emulated.is_loaded() else nullcontext()
+        suppress(AssertionError) if emulated_cuda.loaded() is not None else nullcontext()
     )
     with torch.no_grad(), refusal:
         comparison.compare(loader, loader)

@@ -34,9 +34,9 @@ UNINITIALIZED = (
 
 def work(names: list[str] | None, samples: int, out: Path, values: bool, skip: set[str]) -> None:
     """Append one line of JSON to `out` for every operator and type."""
-    from pytest_cka_memory.emulated import loading
+    import emulated_cuda
 
-    loading.load("h100", values=values)  # a card with float8
+    emulated_cuda.load("h100", values=values)  # a card with float8
     import torch
     from torch.testing._internal.common_methods_invocations import op_db
 
@@ -66,7 +66,7 @@ def compare(operator: Any, dtype: Any, samples: int, values: bool) -> dict[str, 
     """Run one operator on both devices; return differences and bytes."""
     import torch
 
-    from pytest_cka_memory.emulated import shutdown
+    from emulated_cuda import shutdown
 
     problems: list[str] = []
     sizes: list[list[int]] = []

@@ -36,9 +36,9 @@ PROMPT_TOKENS, NEW_TOKENS = 9, 2
 
 def measured() -> dict[str, int]:
     """Return the bytes of the loaded model, and the peak of generating two tokens."""
-    from pytest_cka_memory.emulated import loading
+    import emulated_cuda
 
-    loading.load(CARD, values=False)
+    emulated_cuda.load(CARD, values=False)
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

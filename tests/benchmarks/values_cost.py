@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pytest_cka_memory.emulated import loading
+import emulated_cuda
 
-loading.load("a100")
+emulated_cuda.load("a100")
 
 import torch  # noqa: E402
 import torchvision  # noqa: E402

@@ -3,12 +3,12 @@
 ``test_on_device.py`` runs them in a new process.
 """
 
-from pytest_cka_memory.emulated import loading
+import emulated_cuda
 
 MB = 2**20
 TOTAL = 4096 * MB
 CONTEXT = 512 * MB
-loading.load("a100", devices=2, total_bytes=TOTAL, values=False)
+emulated_cuda.load("a100", devices=2, total_bytes=TOTAL, values=False)
 
 import ctypes  # noqa: E402
 import gc  # noqa: E402

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_cka_memory.emulated.values import staleness
-from pytest_cka_memory.errors import StaleValueError
+from emulated_cuda.errors import StaleValueError
+from emulated_cuda.values import staleness
 
 # ---- Kernels ----
 

@@ -14,8 +14,8 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 from values_on_both import OPERATORS_SEEN, on_both
 
-from pytest_cka_memory.emulated import torch_private
-from pytest_cka_memory.emulated.values.equivalents import EQUIVALENTS, by_name
+from emulated_cuda import torch_private
+from emulated_cuda.values.equivalents import EQUIVALENTS, by_name
 
 pytestmark = pytest.mark.usefixtures("operators_seen")
 aten = torch.ops.aten

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional as F  # noqa: N812
 from values_on_both import MB, launch_unknown_kernel, on_both
 
-from pytest_cka_memory.errors import DeviceAssertError, StaleValueError
+from emulated_cuda.errors import DeviceAssertError, StaleValueError
 
 # ---- Sizes that depend on values ----
 

@@ -6,19 +6,20 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from pytest_cka_memory.emulated import loading
-from pytest_cka_memory.errors import DeviceError
+import emulated_cuda
+from emulated_cuda.errors import DeviceError
+from emulated_cuda.loading import checks, loaded
 
 EARLY = """
-from pytest_cka_memory.emulated import loading
-assert not loading.is_loaded() and loading.card() is None
-loading.load("t4")
+import emulated_cuda
+assert emulated_cuda.loaded() is None
+emulated_cuda.load("t4")
 assert "torch" not in __import__("sys").modules
 """
 LATE = """
 import torch
-from pytest_cka_memory.emulated import loading
-loading.load("t4")
+import emulated_cuda
+emulated_cuda.load("t4")
 """
 USE = """
 import torch
@@ -28,12 +29,12 @@ convolution = torch.nn.Conv2d(3, 8, 3).cuda()
 torch.linalg.lu_factor(torch.eye(4, device="cuda").expand(3, 4, 4))  # a library loaded on use
 torch.special.airy_ai(square.detach())  # compiled when used
 print(torch.cuda.get_device_name(), torch.cuda.memory_allocated() > 2 * square.nbytes)
-loading.load("t4")
+emulated_cuda.load("t4")
 try:
-    loading.load("h100")
-except loading.DeviceError as error:
+    emulated_cuda.load("h100")
+except emulated_cuda.DeviceError as error:
     print(error)
-print(loading.is_loaded(), loading.card().name, loading.loaded().title)
+print(emulated_cuda.loaded().card.name, emulated_cuda.loaded().title)
 """
 
 
@@ -45,7 +46,7 @@ def test_torch_finds_the_device(python, load):
         "Tesla T4 True",
         "this process already emulates 1 × NVIDIA T4 with 14,909 MB each, and 1 × NVIDIA H100 80GB "
         "with 81,008 MB each was asked for; use one device per process",
-        "True t4 emulated NVIDIA T4 (no GPU)",
+        "t4 emulated NVIDIA T4 (no GPU)",
     ], run.stderr
 
 
@@ -65,12 +66,12 @@ def test_library_that_is_imported_after_loading_finds_the_device(python):
 ASKED = """
 import torch
 print(torch.cuda.is_available())
-from pytest_cka_memory.emulated import loading
+import emulated_cuda
 try:
-    loading.load()
-except loading.DeviceError as error:
+    emulated_cuda.load()
+except emulated_cuda.DeviceError as error:
     print(error)
-print(torch.cuda.is_available(), loading.is_loaded(), (torch.ones(3) + 1).sum().item())
+print(torch.cuda.is_available(), emulated_cuda.loaded(), (torch.ones(3) + 1).sum().item())
 """
 
 
@@ -78,15 +79,15 @@ def test_torch_that_was_asked_for_devices_before_is_refused(python):
     """It keeps the answer for ever; the CPU still works."""
     first, message, *rest = python("-c", ASKED, forked=True).stdout.splitlines()
     assert first == "False"
-    assert message.startswith("emulate:cuda comes too late: torch was imported")
+    assert message.startswith("the emulated CUDA device comes too late: torch was imported")
     assert "do not call torch.cuda.is_available()" in message
-    assert rest == ["False False 6.0"]
+    assert rest == ["False None 6.0"]
 
 
 VISIBLE = """
 import ctypes
-from pytest_cka_memory.emulated import loading
-loading.load("a100", 3)
+import emulated_cuda
+emulated_cuda.load("a100", 3)
 cuda, text, buses = ctypes.CDLL("libcuda.so.1"), ctypes.create_string_buffer(20), []
 while cuda.cudaDeviceGetPCIBusId(text, 20, len(buses)) == 0:
     buses.append(text.value.decode())
@@ -112,14 +113,14 @@ def test_visible_devices_are_chosen_as_by_the_real_runtime(python, visible, expe
 @pytest.fixture(autouse=True)
 def nothing_loaded(monkeypatch):
     """Forget the device of this session, which may run on an emulated one."""
-    monkeypatch.setattr(loading, "_loaded", None)
+    monkeypatch.setattr(loaded, "_loaded", None)
 
 
 def refusal(**arguments) -> str:
     """Return the message with which loading is refused, before anything is loaded."""
     with pytest.raises(DeviceError) as raised:
-        loading.load(**arguments)
-    assert not loading.is_loaded()
+        emulated_cuda.load(**arguments)
+    assert emulated_cuda.loaded() is None
     return str(raised.value)
 
 
@@ -131,7 +132,7 @@ def torch_version(emulation, tmp_path, monkeypatch):
         (tmp_path / "version.py").write_text(text, encoding="utf-8")
         found = ModuleSpec("torch", None, origin=str(tmp_path / "__init__.py"))
         real = importlib.util.find_spec
-        monkeypatch.setattr(loading, "find_spec", lambda n: found if n == "torch" else real(n))
+        monkeypatch.setattr(checks, "find_spec", lambda n: found if n == "torch" else real(n))
 
     return install
 
@@ -140,32 +141,32 @@ def test_cpu_build_of_torch_is_refused(torch_version):
     """It has no code for CUDA devices that could be run."""
     torch_version("__version__ = '2.15.0+cpu'\ncuda: str | None = None\n")
     assert refusal() == (
-        "emulate:cuda requires a CUDA build of torch, and 2.15.0+cpu is not one; install one "
-        "(on Linux: pip install torch), or use cpu"
+        "an emulated CUDA device requires a CUDA build of torch, and 2.15.0+cpu is not one; "
+        "install one (on Linux: pip install torch), or use the CPU"
     )
 
 
 def test_build_for_another_cuda_version_is_refused(torch_version):
     """The structures of the runtime may have changed."""
     torch_version("__version__ = '3.1.0+cu140'\ncuda: str | None = '14.0'\n")
-    assert "for CUDA 14.0; install another, or use cpu" in refusal()
+    assert "for CUDA 14.0; install another, or use the CPU" in refusal()
 
 
 @pytest.mark.parametrize(("card", "cuda"), [("v100", "13.0"), ("rtx5090", "12.6")])
 def test_card_that_torch_has_no_kernels_for_is_refused(torch_version, card, cuda):
     """A real one would not work either."""
     torch_version(f"__version__ = '2.12.0'\ncuda: str | None = '{cuda}'\n")
-    message = refusal(card_name=card)
+    message = refusal(card=card)
     assert f"torch for CUDA {cuda} has no kernels for the NVIDIA" in message
     assert message.endswith("; name another card")
 
 
 def test_machine_with_a_driver_is_refused(emulation, tmp_path, monkeypatch):
     """The emulated device would hide the real one."""
-    monkeypatch.setattr(loading, "_DRIVER_FILES", (str(tmp_path),))
+    monkeypatch.setattr(checks, "_DRIVER_FILES", (str(tmp_path),))
     assert refusal() == (
-        f"emulate:cuda would hide this machine's GPU from torch: {tmp_path} exists, so an NVIDIA "
-        f"driver is present; use cuda, or run on a machine without a GPU"
+        f"an emulated CUDA device would hide this machine's GPU from torch: {tmp_path} exists, so "
+        f"an NVIDIA driver is present; use the GPU, or run on a machine without one"
     )
 
 
@@ -175,18 +176,18 @@ def test_machine_with_a_driver_is_refused(emulation, tmp_path, monkeypatch):
 def test_other_platform_is_refused(monkeypatch, system, machine):
     """Before anything else is looked at."""
     monkeypatch.setattr(sys, "platform", system)
-    monkeypatch.setattr(loading.platform, "machine", lambda: machine)
+    monkeypatch.setattr(checks.platform, "machine", lambda: machine)
     assert refusal() == (
-        f"emulate:cuda requires Linux on x86-64, and this is {system} on {machine}; "
-        f"run it on such a machine, for example in CI, or use cpu"
+        f"an emulated CUDA device requires Linux on x86-64, and this is {system} on {machine}; "
+        f"run it on such a machine, for example in CI, or use the CPU"
     )
 
 
 def test_library_that_was_not_compiled_is_refused(emulation, monkeypatch):
     """The message says how to compile it."""
     real = importlib.util.find_spec
-    ours = "pytest_cka_memory.emulated._cuda"
-    monkeypatch.setattr(loading, "find_spec", lambda n: None if n == ours else real(n))
+    ours = "emulated_cuda._cuda"
+    monkeypatch.setattr(checks, "find_spec", lambda n: None if n == ours else real(n))
     message = refusal()
     assert f"{ours} is missing; install g++ and reinstall pytest-cka-memory" in message
     assert message.endswith("--no-binary pytest-cka-memory pytest-cka-memory)")
@@ -195,7 +196,7 @@ def test_library_that_was_not_compiled_is_refused(emulation, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"card_name": "a1000"}, "unknown card 'a1000'"),
+        ({"card": "a1000"}, "unknown card 'a1000'"),
         ({"devices": 0}, "cannot emulate 0 devices; write a number from 1 to 16"),
         ({"devices": 17}, "cannot emulate 17 devices"),
         (
@@ -212,19 +213,19 @@ def test_wrong_argument_is_refused(arguments, message):
 LIMITED = """
 import resource
 resource.setrlimit(resource.RLIMIT_AS, (2**36, 2**36))
-from pytest_cka_memory.emulated import loading
+import emulated_cuda
 try:
-    loading.load("t4", 2)
-except loading.DeviceError as error:
-    print(error, loading.is_loaded())
+    emulated_cuda.load("t4", 2)
+except emulated_cuda.DeviceError as error:
+    print(error, emulated_cuda.loaded())
 """
 
 
 def test_limit_of_the_address_space_is_refused(python):
     """Otherwise each allocation would raise the error of a device that is out of memory."""
     message = python("-c", LIMITED).stdout
-    assert message.startswith("emulate:cuda reserves 512 GB of addresses, though hardly any mem")
-    assert message.endswith("do not set vm.overcommit_memory to 2 False\n")
+    assert message.startswith("an emulated CUDA device reserves 512 GB of addresses, though")
+    assert message.endswith("do not set vm.overcommit_memory to 2 None\n")
 
 
 DRIVER = """
@@ -235,10 +236,10 @@ open(source, "w").write("int cuInit(unsigned flags) { return 100; }")
 driver = os.path.join(folder, "libcuda.so.1")
 subprocess.run(["gcc", "-shared", "-o", driver, source], check=True)
 ctypes.CDLL(driver)
-from pytest_cka_memory.emulated import loading
+import emulated_cuda
 try:
-    loading.load()
-except loading.DeviceError as error:
+    emulated_cuda.load()
+except emulated_cuda.DeviceError as error:
     print(error)
 """
 
@@ -251,7 +252,7 @@ def test_process_that_loaded_another_driver_is_refused(python):
 @pytest.mark.parametrize("order", ["before torch", "after torch"])
 def test_device_is_loaded_while_warnings_are_errors(python, order):
     """Torch up to 2.12 warns about the first kernel that is put before one of its own."""
-    load = "from pytest_cka_memory.emulated import loading; loading.load('a100')"
+    load = "import emulated_cuda; emulated_cuda.load('a100')"
     lines = [load, "import torch"] if order == "before torch" else ["import torch", load]
     lines += ["import torchvision", "print(torch.ones(2, device='cuda').add(1).tolist())"]
     run = python("-W", "error", "-c", "\n".join(lines))

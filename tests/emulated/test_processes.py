@@ -4,9 +4,9 @@ import os
 import sys
 
 ALLOCATOR = """
-from pytest_cka_memory.emulated import loading
+import emulated_cuda
 MB = 2**20
-loading.load("a100", 2, total_bytes=1536 * MB)
+emulated_cuda.load("a100", 2, total_bytes=1536 * MB)
 import torch
 def filled(size, device="cuda"):
     return torch.empty(size, dtype=torch.uint8, device=device)
@@ -47,12 +47,12 @@ def test_asynchronous_allocations_come_from_the_devices_pool(python):
 
 MODULE = """
 import torch
-from pytest_cka_memory.emulated import loading
+import emulated_cuda
 
 def measure(answers):
     kept = torch.ones(1000, device="cuda")
     answers.put((torch.cuda.get_device_name(), torch.cuda.device_count(),
-                 torch.cuda.memory_allocated(), loading.card().name, kept.device.type))
+                 torch.cuda.memory_allocated(), emulated_cuda.loaded().card.name, kept.device.type))
 
 def use(answers):
     try:
@@ -61,9 +61,9 @@ def use(answers):
         answers.put(str(error))
 """
 SPAWN = """
-from pytest_cka_memory.emulated import loading
+import emulated_cuda
 if __name__ == "__main__":
-    loading.load("h100", 2)
+    emulated_cuda.load("h100", 2)
     import module, torch
     torch.ones(1, device="cuda")
     for method, function in (("spawn", module.measure), ("forkserver", module.measure),
@@ -90,8 +90,8 @@ def test_spawned_processes_have_the_device_and_forked_ones_are_refused_by_torch(
 
 
 COMPILED = """
-from pytest_cka_memory.emulated import loading
-loading.load("a100")
+import emulated_cuda
+emulated_cuda.load("a100")
 import os, torch
 print(sorted(os.listdir(os.environ["TRITON_LIBCUDA_PATH"])))
 
@@ -120,8 +120,8 @@ def test_compiled_code_launches_triton_kernels(python, tmp_path):
 
 
 ENDING = """
-from pytest_cka_memory.emulated import loading
-loading.load("a100")
+import emulated_cuda
+emulated_cuda.load("a100")
 import os, sys, threading, torch
 one = {min(os.sched_getaffinity(0))}
 

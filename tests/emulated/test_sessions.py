@@ -45,21 +45,21 @@ def test_script_measures_the_emulated_device(python, start):
     *measured, card, devices, unknown = run.stdout.splitlines() or [run.stderr] * 3
     assert measured == MEASURED
     for message in (card, devices):
-        assert message.startswith("this process already emulates 1 × NVIDIA T4 with")
+        assert "is not available: this process already emulates 1 × NVIDIA T4 with" in message
         assert message.endswith("asked for; use one device per process")
     assert unknown.startswith("unknown card 't1'; write emulate:cuda, or emulate:cuda: and one of")
 
 
 REFUSED = """
 from pytest_cka_memory import DeviceError, MemoryProbe
-from pytest_cka_memory.emulated import loading
+import emulated_cuda
 auto = MemoryProbe("auto")
-print(auto.device, MemoryProbe().device, loading.is_loaded())
+print(auto.device, MemoryProbe().device, emulated_cuda.loaded() is not None)
 try:
     MemoryProbe("emulate:cuda")
 except DeviceError as error:
     print(error)
-print(auto.meter is MemoryProbe("auto").meter, loading.is_loaded())
+print(auto.meter is MemoryProbe("auto").meter, emulated_cuda.loaded() is not None)
 """
 
 
@@ -68,7 +68,7 @@ def test_auto_never_emulates_a_device(python):
     """It is the CPU. Torch has then looked for devices, so it is too late to emulate one."""
     first, message, last = python("-c", REFUSED, forked=True).stdout.splitlines()
     assert first == "cpu cpu False"
-    assert message.startswith("emulate:cuda comes too late: torch was imported in this process")
+    assert message.startswith("device 'emulate:cuda' is not available: the emulated CUDA device c")
     assert "; load the emulated device before, or do not call torch.cuda.is_avail" in message
     assert last == "True False"
 

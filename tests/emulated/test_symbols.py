@@ -29,7 +29,7 @@ def names(*arguments: str) -> set[str]:
 @pytest.fixture(scope="module")
 def exported(emulation) -> set[str]:
     """The names that the library defines."""
-    spec = find_spec("pytest_cka_memory.emulated._cuda")
+    spec = find_spec("emulated_cuda._cuda")
     assert spec is not None
     assert spec.origin is not None
     return names("--defined-only", spec.origin)

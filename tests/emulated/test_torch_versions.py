@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_cka_memory import emulated
-from pytest_cka_memory.core import tried_torch
-from pytest_cka_memory.emulated import torch_private, torch_versions
-from pytest_cka_memory.emulated.torch_versions import Row
-from pytest_cka_memory.emulated.values import errors_on_device
+import emulated_cuda
+from emulated_cuda import torch_private, torch_versions, tried_torch
+from emulated_cuda.torch_versions import Row
+from emulated_cuda.values import errors_on_device
 
 ROWS = {name: row for name, row in vars(torch_versions).items() if isinstance(row, Row)}
-FOLDER = Path(emulated.__file__).parent
+FOLDER = Path(emulated_cuda.__file__).parent
 OTHERS = sorted({*FOLDER.rglob("*.py")} - {Path(torch_versions.__file__)})
 
 

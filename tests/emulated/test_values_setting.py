@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from pytest_cka_memory.core import tried_torch
+from emulated_cuda import tried_torch
+from emulated_cuda.errors import WITHOUT_VALUES as REMEDY
 
 pytestmark = pytest.mark.emulates
 
@@ -48,6 +49,7 @@ except DeviceError as error:
 def test_process_has_values_for_all_of_its_devices_or_for_none(python):
     """A name that says nothing means the device that is there."""
     assert python("-c", OTHER, forked=True).stdout.startswith(
+        "device 'emulate:cuda:t4,values=on' is not available: "
         "this process already emulates 1 × NVIDIA T4 with 14,909 MB each, without values, and "
         "1 × NVIDIA T4 with 14,909 MB each was asked for"
     )
@@ -83,7 +85,7 @@ def test_torch_version_that_cannot_compute_values_emulates_memory_only(python):
     assert warning == (
         "warning: values are not computed: the emulated device computes values with "
         f"torch.library.get_kernel, which torch {torch.__version__} lacks; install one of the "
-        f"versions with which it was tried (torch {tried_torch.RANGE}), or write values=off"
+        f"versions with which it was tried (torch {tried_torch.RANGE}), or {REMEDY}"
     )
 
 
@@ -105,8 +107,8 @@ def test_values_are_computed_inside_regions_and_if_torch_was_imported_before(pyt
 
 
 CHILDREN = """
-from pytest_cka_memory.emulated import loading
-loading.load("a100")
+import emulated_cuda
+emulated_cuda.load("a100")
 import torch
 from torch import multiprocessing
 
@@ -130,8 +132,8 @@ def test_spawned_processes_compute_values(python, tmp_path):
 
 GLOO = """
 import os
-from pytest_cka_memory.emulated import loading
-loading.load("a100")
+import emulated_cuda
+emulated_cuda.load("a100")
 import torch
 import torch.distributed as dist
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -168,8 +170,8 @@ def test_wrapped_and_compiled_models_compute_values_or_raise(python, tmp_path):
 
 
 COMPILED = """
-from pytest_cka_memory.emulated import loading
-loading.load("a100")
+import emulated_cuda
+emulated_cuda.load("a100")
 import torch
 print(torch.compile(lambda x: x.cos() + 1)(torch.zeros(3, device="cuda")).tolist())
 """
@@ -182,8 +184,8 @@ def test_compiled_code_computes_if_the_environment_turns_compiling_off(python):
 
 
 TRAINING = """
-from pytest_cka_memory.emulated import loading
-loading.load("a100")
+import emulated_cuda
+emulated_cuda.load("a100")
 import torch
 from torch import nn
 from torch.nn import functional as F

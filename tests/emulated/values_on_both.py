@@ -1,9 +1,9 @@
 """A pytest plugin that loads two emulated cards, and compares their values with the CPU's."""
 
-from pytest_cka_memory.emulated import loading
+import emulated_cuda
 
 MB = 2**20
-loading.load("h100", devices=2)
+emulated_cuda.load("h100", devices=2)
 
 import ctypes  # noqa: E402
 
@@ -11,8 +11,8 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from pytest_cka_memory.emulated.values import staleness  # noqa: E402
-from pytest_cka_memory.emulated.values.operators import tensors_in  # noqa: E402
+from emulated_cuda.values import staleness  # noqa: E402
+from emulated_cuda.values.operators import tensors_in  # noqa: E402
 
 OPERATORS_SEEN: set[str] = set()
 """Names of the operators that tests with the fixture `operators_seen` have run on the device."""

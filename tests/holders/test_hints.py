@@ -11,7 +11,7 @@ from planted import KEEP, cleaned_up
 from torch import nn
 
 from pytest_cka_memory import Holding, MemoryProbe, Region, RegionRecord
-from pytest_cka_memory.core.libraries import PACKAGE_FOLDER
+from pytest_cka_memory.core.libraries import OWN_FOLDERS
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.holders import keepers
 from pytest_cka_memory.holders.keepers import keeper_of
@@ -290,7 +290,7 @@ def test_exceptions_that_the_user_stores_are_told_from_those_of_the_packages_the
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A frame has the wrapped loader as a variable; this package is installed, and stored none."""
-    monkeypatch.setattr(keepers, "is_of_package", lambda file: file.startswith(PACKAGE_FOLDER))
+    monkeypatch.setattr(keepers, "is_of_package", lambda file: file.startswith(OWN_FOLDERS))
 
     def fit(loader: Any) -> None:
         for batch in loader:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pytest_cka_memory.core import tried_torch
-from pytest_cka_memory.core.tried_torch import warning_about
+from emulated_cuda import tried_torch
+from emulated_cuda.tried_torch import warning_about
 
 MAJOR, MINOR = tried_torch.NEWEST_TRIED
 

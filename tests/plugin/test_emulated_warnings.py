@@ -5,7 +5,8 @@ import os
 import pytest
 import torch
 
-from pytest_cka_memory.core import tried_torch
+from emulated_cuda import tried_torch
+from emulated_cuda.errors import WITHOUT_VALUES as REMEDY
 
 pytestmark = pytest.mark.emulates
 
@@ -29,14 +30,14 @@ def test_session_whose_triton_kernels_are_interpreted_is_warned(
 
 
 LACKING = """
-from pytest_cka_memory.emulated import torch_versions
+from emulated_cuda import torch_versions
 
 torch_versions.NEEDED_NAMES = torch_versions.Row(("torch.planted.name",), "not in any version")
 """
 WITHOUT_VALUES = (
     "warning: values are not computed: the emulated device computes values with "
     f"torch.planted.name, which torch {torch.__version__} lacks; install one of the versions with "
-    f"which it was tried (torch {tried_torch.RANGE}), or write values=off"
+    f"which it was tried (torch {tried_torch.RANGE}), or {REMEDY}"
 )
 
 

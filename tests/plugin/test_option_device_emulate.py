@@ -10,8 +10,9 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+import emulated_cuda
+from emulated_cuda.errors import TooLateError
 from pytest_cka_memory.core.fingerprint import fingerprint_of
-from pytest_cka_memory.emulated import loading
 from pytest_cka_memory.errors import DeviceError
 
 # Sessions in this process must not import it again: tests replace its functions.
@@ -97,6 +98,39 @@ def test_users_tests_run_on_the_emulated_card(users_session):
     training = run.region_of("test_training")
     assert training["outcome"] == "passed"
     assert training["peak_increase_bytes"] > 2**20
+
+
+STARTS_OTHERS = """
+import subprocess, sys
+
+RANK = "import os, torch; print(torch.zeros(1, device='cuda:' + os.environ['LOCAL_RANK']).device)"
+
+
+def test_python():
+    program = "import torch; print(torch.cuda.get_device_name(), torch.ones(2).cuda().sum().item())"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "Tesla T4 2.0\\n"
+
+
+def test_torchrun(tmp_path):
+    (tmp_path / "rank.py").write_text(RANK)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    printed = subprocess.check_output([*torchrun, str(tmp_path / "rank.py")], text=True)
+    assert sorted(printed.splitlines()) == ["cuda:0", "cuda:1"]
+
+
+def test_program_without_the_variables():
+    program = "import torch; print(torch.cuda.is_available())"
+    assert subprocess.check_output([sys.executable, "-c", program], env={}, text=True) == "False\\n"
+"""
+
+
+@pytest.mark.emulates
+@pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["serial", "parallel"])
+def test_processes_that_tests_start_have_the_device(session, workers):
+    """By ``subprocess`` and by torchrun; one that is started without the environment has none."""
+    device = "--cka-memory-device=emulate:cuda:t4,devices=2"
+    run = session(STARTS_OTHERS, device, *workers, subprocess=True)
+    run.assert_outcomes(passed=3)
 
 
 @pytest.mark.emulates
@@ -282,8 +316,8 @@ def test_plugin_that_asked_torch_for_devices_is_named(session, pytester, monkeyp
     monkeypatch.setenv("PYTHONPATH", str(pytester.path))
     run = session(UNMARKED, "-pasks", "--cka-memory-device=emulate:cuda", subprocess=True)
     run.assert_refused(
-        "--cka-memory-device: emulate:cuda comes too late: torch was imported in this process and "
-        "asked for CUDA devices",
+        "--cka-memory-device: the emulated CUDA device comes too late: torch was imported in this "
+        "process and asked for CUDA devices",
         "; load the emulated device before, or do not call torch.cuda.is_available()",
         "a module (torch was imported by plugin asks)",
     )
@@ -297,7 +331,7 @@ def refuse(monkeypatch):
         def load(*_, **__):
             raise error
 
-        monkeypatch.setattr(loading, "load", load)
+        monkeypatch.setattr(emulated_cuda, "load", load)
 
     return install
 
@@ -314,7 +348,7 @@ def main_module(monkeypatch):
 def test_script_that_imported_torch_is_named(session, refuse, main_module):
     """It called pytest.main() after it had asked for devices."""
     main_module.no_grad = torch.no_grad
-    refuse(loading.TooLateError("emulate:cuda comes too late"))
+    refuse(TooLateError("the emulated CUDA device comes too late"))
     run = session(UNMARKED, "--cka-memory-device=emulate:cuda")
     run.assert_refused("comes too late (torch was imported by ", "train.py")
 
@@ -325,7 +359,7 @@ def test_module_that_imported_torch_is_named_if_no_plugin_did(
     """A plugin may import torch only through a module of its own."""
     pytester.makepyfile(helper="import torch as t\nFOUND = t.ones(1)\n", asks="import helper\n")
     pytester.syspathinsert()
-    refuse(loading.TooLateError("emulate:cuda comes too late"))
+    refuse(TooLateError("the emulated CUDA device comes too late"))
     run = session(UNMARKED, "-pasks", "--cka-memory-device=emulate:cuda")
     run.assert_refused("comes too late (torch was imported by ", "module helper")
 
@@ -380,4 +414,5 @@ def test_other_devices_are_not_emulated(session, refuse, pytester, device):
     options = [f"--cka-memory-device={device}"] if device else []
     run = session("def test_it(cka_memory): pass\n", *options)
     run.assert_outcomes(passed=1)
-    assert loading.is_loaded() or "emulate" not in run.report["session"]["device"]
+    this_session_emulates = device != "cpu" and emulated_cuda.loaded() is not None
+    assert ("emulate" in run.report["session"]["device"]) == this_session_emulates

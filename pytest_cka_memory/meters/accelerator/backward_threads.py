@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import torch
 
-from pytest_cka_memory.core import threads
+from emulated_cuda import threads
 from pytest_cka_memory.meters import torch_private
 
 _LONGEST_WAIT_SECONDS = 1

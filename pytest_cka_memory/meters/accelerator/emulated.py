@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from pytest_cka_memory.emulated.loading import Loaded
-from pytest_cka_memory.emulated.specification import EMULATED, interpreter_warning
-from pytest_cka_memory.emulated.values import activation
+from emulated_cuda.loading.loaded import Loaded
+from emulated_cuda.values import activation
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
+from pytest_cka_memory.meters.emulated_names import EMULATED
 
 _COMPUTED = (
     "values on the device are computed by torch on the CPU: not by a card's kernels, and not in "
@@ -35,8 +35,8 @@ class EmulatedMeter(AcceleratorMeter):
     def __init__(self, emulated: Loaded, index: int) -> None:
         super().__init__("cuda", index)
         values = _COMPUTED if activation.are_computed() else _NOT_COMPUTED
-        warnings = filter(None, (activation.warning(), interpreter_warning()))
-        self.notes = (*self.notes, *values, *(f"warning: {warning}" for warning in warnings))
+        warnings = (f"warning: {warning}" for warning in activation.warnings())
+        self.notes = (*self.notes, *values, *warnings)
         self._torch_name = self.device
         self.device = f"{EMULATED}:{emulated.card.name}"
         if emulated.devices > 1:

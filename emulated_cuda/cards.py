@@ -1,0 +1,130 @@
+"""The cards that can be emulated: their memory and other properties."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from emulated_cuda.errors import DeviceError
+
+_GIB = 2**30
+
+CONTEXT_BYTES = _GIB // 2
+"""Memory of a card that the CUDA context uses, so that the allocator cannot.
+
+It is 0.49 GiB in three published out-of-memory messages of single processes ("this process has ...
+in use" minus "allocated" and "reserved but unallocated"): A100, L40 and RTX 4090.
+"""
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The properties of a card that CUDA reports, beside its memory."""
+
+    name: str
+    """The device's name, as ``torch.cuda.get_device_name`` returns it."""
+    capability: tuple[int, int]
+    multiprocessors: int
+    l2_mib: int
+    shared_kib: int
+    """Shared memory of a multiprocessor; a block can have all but 1 KiB of it."""
+    threads: int
+    """Resident threads of a multiprocessor."""
+    blocks: int
+    """Resident blocks of a multiprocessor."""
+    clock_mhz: int
+    memory_clock_mhz: int
+    memory_bus_bits: int
+
+    @property
+    def block_shared_kib(self) -> int:
+        """Shared memory of a block that opts in; before Ampere none was reserved."""
+        return self.shared_kib - (1 if self.capability >= (8, 0) else 0)
+
+
+@dataclass(frozen=True)
+class Card:
+    """One kind of GPU."""
+
+    name: str
+    """Its key in :data:`CARDS`."""
+    title: str
+    """Its product name, shown in reports."""
+    total_bytes: int
+    """Its memory as PyTorch reports it: ``total_memory``, "total capacity"."""
+    hardware: Hardware
+
+
+def _card(name: str, title: str, total_gib: float, hardware: Hardware) -> Card:
+    return Card(name, title, int(total_gib * _GIB), hardware)
+
+
+# The totals were printed by PyTorch on such a card. They vary by about 0.2 GiB with the driver and
+# with ECC; if several were published, this is the smallest. Hardware: device name, compute
+# capability, multiprocessors, L2 in MiB; per multiprocessor KiB of shared memory, threads and
+# blocks; MHz of the multiprocessors and of the memory, and the width of its bus in bits.
+CARDS: Mapping[str, Card] = {
+    card.name: card
+    for card in (
+        _card(
+            *("a100", "NVIDIA A100 80GB", 79.25),  # 79.32 in the original notebook
+            Hardware("NVIDIA A100-SXM4-80GB", (8, 0), 108, 40, 164, 2048, 32, 1410, 1593, 5120),
+        ),
+        _card(
+            *("a100-40gb", "NVIDIA A100 40GB", 39.50),
+            Hardware("NVIDIA A100-SXM4-40GB", (8, 0), 108, 40, 164, 2048, 32, 1410, 1215, 5120),
+        ),
+        _card(
+            *("h100", "NVIDIA H100 80GB", 79.11),
+            Hardware("NVIDIA H100 80GB HBM3", (9, 0), 132, 50, 228, 2048, 32, 1980, 2619, 5120),
+        ),
+        _card(
+            *("h100-nvl", "NVIDIA H100 NVL", 93.00),
+            Hardware("NVIDIA H100 NVL", (9, 0), 132, 50, 228, 2048, 32, 1785, 2619, 6016),
+        ),
+        _card(
+            *("l40", "NVIDIA L40", 44.40),
+            Hardware("NVIDIA L40", (8, 9), 142, 96, 100, 1536, 24, 2490, 9001, 384),
+        ),
+        _card(
+            *("a10", "NVIDIA A10", 21.99),
+            Hardware("NVIDIA A10", (8, 6), 72, 6, 100, 1536, 16, 1695, 6251, 384),
+        ),
+        _card(
+            *("v100", "NVIDIA V100 32GB", 31.74),
+            Hardware("Tesla V100-SXM2-32GB", (7, 0), 80, 6, 96, 2048, 32, 1530, 877, 4096),
+        ),
+        _card(
+            *("t4", "NVIDIA T4", 14.56),
+            Hardware("Tesla T4", (7, 5), 40, 4, 64, 1024, 16, 1590, 5001, 256),
+        ),
+        _card(
+            *("rtx4090", "NVIDIA GeForce RTX 4090", 23.52),
+            Hardware("NVIDIA GeForce RTX 4090", (8, 9), 128, 72, 100, 1536, 24, 2520, 10501, 384),
+        ),
+        _card(
+            *("rtx5090", "NVIDIA GeForce RTX 5090", 31.37),
+            Hardware("NVIDIA GeForce RTX 5090", (12, 0), 170, 96, 100, 1536, 24, 2407, 14001, 512),
+        ),
+    )
+}
+"""The cards that can be emulated, by the names that ``load`` and ``--card`` take.
+
+>>> from emulated_cuda import CARDS
+>>> CARDS["t4"].title, round(CARDS["t4"].total_bytes / 2**30, 2)
+('NVIDIA T4', 14.56)
+"""
+DEFAULT_CARD = "a100"
+"""The card that is emulated if none is named; its figures are compared with published ones."""
+
+
+def card_of(name: str) -> Card:
+    """Return the card with a name.
+
+    Args:
+        name: a key of :data:`CARDS`.
+
+    Raises:
+        DeviceError: for an unknown name; the message lists the known ones.
+    """
+    if name not in CARDS:
+        raise DeviceError(f"unknown card {name!r}; write one of {', '.join(CARDS)}")
+    return CARDS[name]

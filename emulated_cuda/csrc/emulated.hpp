@@ -1,0 +1,113 @@
+// Declarations shared by the files of this library, which takes the place of the CUDA runtime.
+//
+// The types and constants are those of CUDA's binary interface, as far as this library reads or
+// fills them. They are declared here so that neither CUDA's headers nor torch are needed to
+// compile, and so that one binary serves the CUDA 12 and CUDA 13 builds of torch.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#define API extern "C" __attribute__((visibility("default")))
+// A function that succeeds and has nothing to do, whatever its arguments are.
+#define NOTHING_TO_DO(name) \
+  API int name() { return kSuccess; }
+
+// ---- CUDA's interface ----
+
+using Stream = void*;
+using DevicePointer = uintptr_t;
+
+enum : int {  // the same numbers in the runtime (cudaError_t) and in the driver (CUresult)
+  kSuccess = 0,
+  kInvalidValue = 1,
+  kOutOfMemory = 2,
+  kInvalidConfiguration = 9,
+  kNoDevice = 100,
+  kInvalidDevice = 101,
+  kInvalidHandle = 400,
+  kNotFound = 500,
+  kNotSupported = 801,
+};
+
+struct Dim3 {
+  unsigned x, y, z;
+};
+
+// ---- Settings ----
+
+constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
+constexpr int kMostDevices = 16;
+constexpr size_t kGranularity = 2 * kMiB;  // the driver's unit of physical memory
+
+// The card, and how many there are. `_Settings` in loading/library.py has the same fields.
+struct Settings {
+  char name[256];
+  int64_t major, minor, multiprocessors, total_bytes, context_bytes;
+  int64_t address_bytes;  // of the address space that is reserved for a device
+  int64_t shared_per_block, shared_per_block_opt_in, shared_per_multiprocessor, l2_bytes;
+  int64_t threads_per_multiprocessor, blocks_per_multiprocessor;
+  int64_t clock_khz, memory_clock_khz, memory_bus_bits;
+  int64_t devices;       // before CUDA_VISIBLE_DEVICES
+  int64_t cuda_version;  // of torch's build: 13020 for 13.2
+};
+extern Settings settings;
+
+// ---- State shared between files ----
+
+extern thread_local int current_device;
+inline int fail(int error) {
+  extern thread_local int last_error;
+  return last_error = error;
+}
+
+// Indices of the physical devices that CUDA_VISIBLE_DEVICES leaves, in its order.
+const std::vector<int>& visible_devices();
+inline int device_count() { return (int)visible_devices().size(); }
+inline bool is_device(int device) { return device >= 0 && device < device_count(); }
+
+// Guards every table of memory below.
+extern std::mutex memory_mutex;
+// Counts `bytes` more as taken from a device; false if the card is full. Hold the mutex.
+bool take_bytes(int device, size_t bytes);
+void give_bytes(int device, size_t bytes);
+size_t bytes_in_use(int device);
+// Address space of a device; an address in it is device memory. Hold the mutex.
+void add_range(uintptr_t start, size_t size);
+void remove_range(uintptr_t start);
+void add_piece(uintptr_t start, size_t size, int device);
+void remove_pieces(uintptr_t start, size_t size);
+
+inline size_t round_up(size_t size, size_t step) { return (size + step - 1) / step * step; }
+
+// Counts work for a device: launches, products, copies. Nothing is executed, so no time passes on the
+// device; the times of events are computed from this number.
+void count_work();
+uint64_t work_counted();
+
+// ---- Values, which Python computes after each operator (values.cpp) ----
+
+// What this thread is doing, if values are computed.
+enum Phase : int {
+  kNoOperator,   // no operator of torch runs
+  kOperator,     // in an operator: what it would write on the device is computed afterwards
+  kCopyOperator  // in an operator that only copies: it writes nothing, the copy is made afterwards
+};
+extern std::atomic<int> values_are_computed;
+Phase phase();
+// Records work that was launched outside an operator: what it would have written is not computed.
+void note_work(const char* name);
+// Answers an operator's read with the next number that Python has announced; false if there is none.
+bool answer(void* to, size_t size);
+
+// ---- Refusals ----
+
+// Records that `function` is not supported and why; returns kNotSupported. The text is what
+// cudaGetErrorString and cuGetErrorString then return in this thread.
+int refuse(const char* function, const char* advice);
+const char* refusal_text();
+// For libraries whose codes torch turns into fixed texts: raises a RuntimeError in Python.
+[[noreturn]] void refuse_by_exception(const char* function, const char* advice);

@@ -1,0 +1,165 @@
+"""Whether a device can be emulated on this machine, with this torch, in this process.
+
+Nothing here imports torch: the library has to be loaded first.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from emulated_cuda.cards import CONTEXT_BYTES, Card
+from emulated_cuda.errors import DeviceError
+
+MOST_DEVICES = 16
+LIBRARY = "emulated_cuda._cuda"
+NVML = "emulated_cuda._nvml"
+_DRIVER_FILES = ("/proc/driver/nvidia/version", "/dev/nvidiactl", "/dev/dxg")
+_NO_RESERVE = 0x4000  # MAP_NORESERVE, which the module mmap does not name in every version
+
+
+def check_available() -> tuple[int, int]:
+    """Return the CUDA version of the installed torch, which is not imported.
+
+    Raises:
+        DeviceError: if this machine or this installation cannot emulate a device.
+    """
+    _check_platform()
+    _check_no_driver()
+    cuda = _cuda_of_torch()
+    for module in (LIBRARY, NVML):
+        path_of_compiled(module)
+    return cuda
+
+
+def check_wanted(card: Card, devices: int, total_bytes: int) -> None:
+    """Refuse numbers that make no sense.
+
+    Raises:
+        DeviceError: says which numbers are possible.
+    """
+    if not 1 <= devices <= MOST_DEVICES:
+        raise DeviceError(
+            f"cannot emulate {devices} devices; write a number from 1 to {MOST_DEVICES}"
+        )
+    if total_bytes <= CONTEXT_BYTES:
+        raise DeviceError(
+            f"the emulated {card.title} cannot have {total_bytes >> 20:,} MB of memory, because "
+            f"the CUDA context takes {CONTEXT_BYTES >> 20:,} MB of it; give it more"
+        )
+
+
+def check_kernels(card: Card, cuda: tuple[int, int]) -> None:
+    """Refuse a card that this CUDA version has no kernels for: a real one would not work either.
+
+    Raises:
+        DeviceError: names the card and the version.
+    """
+    capability = card.hardware.capability
+    too_old = capability < (7, 5) and cuda >= (13, 0)
+    too_new = capability >= (10, 0) and cuda < (12, 8)
+    if too_old or too_new:
+        raise DeviceError(
+            f"torch for CUDA {cuda[0]}.{cuda[1]} has no kernels for the {card.title} (compute "
+            f"capability {capability[0]}.{capability[1]}); name another card"
+        )
+
+
+def check_addresses(size: int) -> None:
+    """Refuse a limit under which each allocation on the device would be out of memory.
+
+    Raises:
+        DeviceError: names the limits that are possible causes.
+    """
+    try:
+        mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE).close()
+    except OSError as error:
+        raise DeviceError(
+            f"an emulated CUDA device reserves {size >> 30:,} GB of addresses, though hardly any "
+            f"memory, and this process may not ({error.strerror}); set 'ulimit -v unlimited' and "
+            f"do not set vm.overcommit_memory to 2"
+        ) from error
+
+
+def is_mapped(name: str) -> bool:
+    """Whether a file whose name starts so is mapped into this process."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+        return any(f"/{name}" in line for line in maps)
+
+
+def path_of_compiled(module: str) -> str:
+    """Return the path of a compiled library of this package.
+
+    Raises:
+        DeviceError: if it was not compiled.
+    """
+    spec = find_spec(module)
+    if spec is None or spec.origin is None:
+        raise DeviceError(
+            f"an emulated CUDA device requires a library that is compiled when pytest-cka-memory "
+            f"is installed, and {module} is missing; install g++ and reinstall pytest-cka-memory "
+            f"from source (pip install --force-reinstall --no-binary pytest-cka-memory "
+            f"pytest-cka-memory)"
+        )
+    return spec.origin
+
+
+def torch_folder() -> Path:
+    """Return the folder of the installed torch, which is not imported.
+
+    Raises:
+        DeviceError: if it is not installed.
+    """
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        raise DeviceError(
+            "an emulated CUDA device requires torch, which is not installed; install it"
+        )
+    return Path(spec.origin).parent
+
+
+def _check_platform() -> None:
+    machine = platform.machine()
+    if sys.platform != "linux" or machine not in ("x86_64", "AMD64"):
+        raise DeviceError(
+            f"an emulated CUDA device requires Linux on x86-64, and this is {sys.platform} on "
+            f"{machine}; run it on such a machine, for example in CI, or use the CPU"
+        )
+
+
+def _check_no_driver() -> None:
+    found = next((path for path in _DRIVER_FILES if os.path.exists(path)), None)
+    if found is not None:
+        raise DeviceError(
+            f"an emulated CUDA device would hide this machine's GPU from torch: {found} exists, so "
+            f"an NVIDIA driver is present; use the GPU, or run on a machine without one"
+        )
+    if is_mapped("libcuda.so"):
+        raise DeviceError(
+            "an emulated CUDA device takes the place of the CUDA driver, and another libcuda.so is "
+            "loaded in this process already; load nothing that uses it before torch"
+        )
+
+
+def _cuda_of_torch() -> tuple[int, int]:
+    """Return the CUDA version of the installed torch, read without importing it."""
+    text = torch_folder().joinpath("version.py").read_text(encoding="utf-8")
+    version = re.search(r"__version__ = '([^']*)'", text)
+    torch_version = version[1] if version else "unknown"
+    cuda = re.search(r"^cuda\b.*= '(\d+)\.(\d+)", text, re.MULTILINE)
+    if cuda is None:
+        raise DeviceError(
+            f"an emulated CUDA device requires a CUDA build of torch, and {torch_version} is not "
+            f"one; install one (on Linux: pip install torch), or use the CPU"
+        )
+    if int(cuda[1]) not in (12, 13):
+        raise DeviceError(
+            f"an emulated CUDA device requires a build of torch for CUDA 12 or 13, and "
+            f"{torch_version} is for CUDA {cuda[1]}.{cuda[2]}; install another, or use the CPU"
+        )
+    return int(cuda[1]), int(cuda[2])

@@ -1,0 +1,60 @@
+"""Load the emulated device also in the Python processes that this one starts.
+
+Two environment variables do it: one holds the arguments of
+:func:`emulated_cuda.loading.loaded.load`, and PYTHONPATH begins with a folder whose
+``sitecustomize`` loads the device before torch (:mod:`.as_child`). So ``subprocess``, ``torchrun``
+and ``multiprocessing`` with any start method work alike. A process that is started with another
+environment, or with one of Python's options ``-I``, ``-E`` and ``-S``, does not have the device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from emulated_cuda.errors import DeviceError
+
+VARIABLE = "EMULATED_CUDA"
+"""The arguments of ``load`` as JSON, and ``records``: see :mod:`.records`."""
+_SITE = str(Path(__file__).parents[1] / "site")
+
+
+def load_in_children(card: str, devices: int, total_bytes: int, values: bool | None) -> None:
+    """Have processes that are started from now on load this device."""
+    arguments = {"card": card, "devices": devices, "total_bytes": total_bytes, "values": values}
+    os.environ.update(environment_with(dict(os.environ), **arguments))
+
+
+def environment_with(environment: dict[str, str], **setting: Any) -> dict[str, str]:
+    """Return an environment in which a process has a device.
+
+    Args:
+        environment: of a process.
+        setting: arguments of ``load``; what `environment` has of others is kept.
+    """
+    merged = {**setting_of(environment), **setting}
+    paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if _SITE in paths:
+        paths.remove(_SITE)
+    changed = {VARIABLE: json.dumps(merged), "PYTHONPATH": os.pathsep.join([_SITE, *paths])}
+    return {**environment, **changed}
+
+
+def setting_of(environment: Any) -> dict[str, Any]:
+    """Return what an environment holds; empty if it has no device.
+
+    Raises:
+        DeviceError: if it holds something else.
+    """
+    text = environment.get(VARIABLE) or "{}"
+    with suppress(ValueError):
+        setting = json.loads(text)
+        if isinstance(setting, dict):
+            return setting
+    raise DeviceError(
+        f"{VARIABLE} is {text!r} in the environment, which only emulated_cuda writes; unset it, "
+        f"and run python -m emulated_cuda, or call emulated_cuda.load()"
+    )

@@ -1,0 +1,156 @@
+"""The library that takes the place of the CUDA runtime, as this process has loaded it.
+
+A library that is loaded with RTLD_GLOBAL before torch comes first when torch's libraries look for
+their functions, and its functions without a version satisfy references to any version. The real
+CUDA runtime and cuBLAS are mapped as well and never called.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable
+from functools import wraps
+from importlib.machinery import ExtensionFileLoader
+from typing import Any
+
+from emulated_cuda import torch_versions as versions
+from emulated_cuda.cards import CONTEXT_BYTES, Card
+from emulated_cuda.errors import DeviceError, TooLateError
+from emulated_cuda.loading import checks
+from emulated_cuda.values import activation
+
+_LEAST_ADDRESSES = 2**38
+"""So many addresses are reserved for a device at least; they take no memory."""
+
+
+class _Settings(ctypes.Structure):
+    """``Settings`` in csrc/emulated.hpp; the library compares the sizes of both."""
+
+    _fields_ = (
+        ("name", ctypes.c_char * 256),
+        *(
+            (name, ctypes.c_int64)
+            for name in (
+                *("major", "minor", "multiprocessors"),
+                *("total_bytes", "context_bytes", "address_bytes"),
+                *("shared_per_block", "shared_per_block_opt_in", "shared_per_multiprocessor"),
+                *("l2_bytes", "threads_per_multiprocessor", "blocks_per_multiprocessor"),
+                *("clock_khz", "memory_clock_khz", "memory_bus_bits"),
+                *("devices", "cuda_version"),
+            )
+        ),
+    )
+
+
+class Library:
+    """The loaded library.
+
+    Args:
+        card: what it emulates.
+        devices: how many of them.
+        total_bytes: memory of each, with the CUDA context.
+
+    Raises:
+        DeviceError: if this process cannot have it.
+    """
+
+    def __init__(self, card: Card, devices: int, total_bytes: int) -> None:
+        cuda = checks.check_available()
+        checks.check_kernels(card, cuda)
+        settings = _settings(card, devices, total_bytes, cuda)
+        checks.check_addresses(devices * settings.address_bytes)
+        self.path = checks.path_of_compiled(checks.LIBRARY)
+        paths = [self.path, checks.path_of_compiled(checks.NVML)]
+        self._is_late = checks.is_mapped("libc10_cuda.so")
+        libraries = [ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL) for path in paths]
+        self._functions = libraries[0]
+        size = ctypes.c_size_t(ctypes.sizeof(settings))
+        if self._functions.emulated_configure(ctypes.byref(settings), size) != 0:
+            raise DeviceError(
+                f"{self.path} was compiled from another version of emulated_cuda; reinstall "
+                f"pytest-cka-memory"
+            )
+        if self._is_late:
+            self._take_over_imported_torch()
+        self._follow_libraries()
+
+    def keep_figures_in(self, path: str) -> None:
+        """Keep what each device has had in use, and what it lacked, in a file that is created.
+
+        Raises:
+            OSError: if the file cannot be created.
+        """
+        error = self._functions.emulated_keep_figures_in(os.fsencode(path))
+        if error:
+            raise OSError(error, os.strerror(error), path)
+
+    def _take_over_imported_torch(self) -> None:
+        """Replace the runtime's functions in torch's libraries, which are loaded already.
+
+        Raises:
+            TooLateError: if torch has looked for devices before: it keeps the number it found.
+        """
+        folder = checks.torch_folder() / "lib"
+        # torch loads these two when they are first needed, and would then find the real runtime.
+        for library in versions.LATE_LIBRARIES.value:
+            ctypes.CDLL(str(folder / library))
+        self._functions.emulated_take_over()
+        count = getattr(ctypes.CDLL(str(folder / "libc10_cuda.so")), versions.DEVICE_COUNT.value)
+        count.restype = ctypes.c_int8
+        if count() == 0 and os.environ.get("CUDA_VISIBLE_DEVICES", "0") != "":
+            self._functions.emulated_give_back()
+            raise TooLateError(
+                "the emulated CUDA device comes too late: torch was imported in this process and "
+                "asked for CUDA devices, and it keeps the answer that there are none; load the "
+                "emulated device before, or do not call torch.cuda.is_available(), "
+                "torch.cuda.device_count() or torch.accelerator at the top of a conftest.py, a "
+                "plugin or a module"
+            )
+
+    def _follow_libraries(self) -> None:
+        """Compute values also for each library that is loaded from now on, such as torchvision's.
+
+        If torch was imported before the emulated device, take it over as well: it would find the
+        real runtime, which torch has made visible to all libraries, first.
+        """
+        for owner, name in (
+            (ExtensionFileLoader, "create_module"),
+            (ctypes.CDLL, "__init__"),  # torch.ops.load_library
+        ):
+            setattr(owner, name, self._then_follow(getattr(owner, name)))
+
+    def _then_follow(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def load_and_follow(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            if self._is_late:
+                self._functions.emulated_take_over()
+            activation.register_new_operators()
+            return result
+
+        return load_and_follow
+
+
+def _settings(card: Card, devices: int, total_bytes: int, cuda: tuple[int, int]) -> _Settings:
+    hardware = card.hardware
+    return _Settings(
+        name=hardware.name.encode(),
+        major=hardware.capability[0],
+        minor=hardware.capability[1],
+        multiprocessors=hardware.multiprocessors,
+        total_bytes=total_bytes,
+        context_bytes=CONTEXT_BYTES,
+        address_bytes=max(_LEAST_ADDRESSES, 4 * total_bytes),
+        shared_per_block=48 * 2**10,
+        shared_per_block_opt_in=hardware.block_shared_kib * 2**10,
+        shared_per_multiprocessor=hardware.shared_kib * 2**10,
+        l2_bytes=hardware.l2_mib * 2**20,
+        threads_per_multiprocessor=hardware.threads,
+        blocks_per_multiprocessor=hardware.blocks,
+        clock_khz=hardware.clock_mhz * 1000,
+        memory_clock_khz=hardware.memory_clock_mhz * 1000,
+        memory_bus_bits=hardware.memory_bus_bits,
+        devices=devices,
+        cuda_version=cuda[0] * 1000 + cuda[1] * 10,
+    )

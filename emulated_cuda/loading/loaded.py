@@ -1,0 +1,124 @@
+"""What this process emulates, and how it begins to."""
+
+from __future__ import annotations
+
+import atexit
+from dataclasses import dataclass
+
+from emulated_cuda import cudnn_attention, graphs
+from emulated_cuda.cards import DEFAULT_CARD, Card, card_of
+from emulated_cuda.errors import DeviceError
+from emulated_cuda.loading import checks, children, environment, records, shutdown, torch_import
+from emulated_cuda.loading.library import Library
+from emulated_cuda.values import activation
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What this process emulates."""
+
+    card: Card
+    devices: int
+    """How many such cards, before ``CUDA_VISIBLE_DEVICES`` is applied."""
+    total_bytes: int
+    """Memory of each device, of which the CUDA context takes some."""
+    values: bool | None = True
+    """Whether values are asked for; None to compute them if the torch version can."""
+
+    @property
+    def title(self) -> str:
+        """The device as a report should name it; it says that there is no GPU."""
+        return f"emulated {self.card.title} (no GPU)"
+
+
+_loaded: Loaded | None = None
+_library: Library | None = None  # a reference for the life of the process
+
+
+def loaded() -> Loaded | None:
+    """Return what this process emulates; None if it emulates nothing.
+
+    >>> import emulated_cuda
+    >>> emulated_cuda.load("t4", devices=2)
+    >>> emulated_cuda.loaded().title
+    'emulated NVIDIA T4 (no GPU)'
+    >>> emulated_cuda.loaded().devices
+    2
+    """
+    return _loaded
+
+
+def load(
+    card: str = DEFAULT_CARD,
+    devices: int = 1,
+    total_bytes: int | None = None,
+    values: bool | None = True,
+) -> None:
+    """Make torch find emulated CUDA devices in this process, and in the Python processes it starts.
+
+    Call it before torch is imported, or at least before torch is asked for devices. A second call
+    with the same arguments changes nothing.
+
+    >>> import emulated_cuda
+    >>> emulated_cuda.load("h100", devices=2)
+    >>> import torch
+    >>> torch.cuda.get_device_name(1)
+    'NVIDIA H100 80GB HBM3'
+
+    Args:
+        card: a key of ``CARDS``.
+        devices: how many such cards there are, before ``CUDA_VISIBLE_DEVICES`` is applied; 1 to 16.
+        total_bytes: memory of each; None for that of the card. The CUDA context takes 512 MB of
+            it.
+        values: whether operators compute values. False: device memory holds what was copied there,
+            and zeros elsewhere, and small reads such as ``.item()`` return 0 after an operator.
+            None: as an earlier call has chosen; the first computes them if the torch version can.
+
+    Raises:
+        DeviceError: if the device cannot be emulated here, or no longer. The message says why, what
+            was found and what to do. If values are required and the torch version cannot compute
+            them, the import of torch raises it.
+    """
+    global _loaded, _library
+    found = card_of(card)
+    total = found.total_bytes if total_bytes is None else total_bytes
+    checks.check_wanted(found, devices, total)
+    if values is None and _loaded is not None:
+        values = _loaded.values
+    wanted = Loaded(found, devices, total, values)
+    if _loaded is not None:
+        _check_same(_loaded, wanted)
+        return
+    _library = Library(found, devices, total)
+    _loaded = wanted
+    environment.prepare(_library.path)
+    torch_import.call_after(_prepare_torch)
+    children.load_in_children(card, devices, total, values)
+    records.write_at_exit(_library, found, total)
+    atexit.register(shutdown.wait_for_backward_threads)
+
+
+def _check_same(existing: Loaded, wanted: Loaded) -> None:
+    same = (existing.card, existing.devices, existing.total_bytes, existing.values is False)
+    if same != (wanted.card, wanted.devices, wanted.total_bytes, wanted.values is False):
+        raise DeviceError(
+            f"this process already emulates {_described(existing)}, and {_described(wanted)} was "
+            f"asked for; use one device per process"
+        )
+
+
+def _described(loaded: Loaded) -> str:
+    values = ", without values" if loaded.values is False else ""
+    memory = f"{loaded.total_bytes >> 20:,} MB each"
+    return f"{loaded.devices} × {loaded.card.title} with {memory}{values}"
+
+
+def _prepare_torch() -> None:
+    """Change what torch, which is imported now, does with the emulated device."""
+    assert _loaded is not None
+    assert _library is not None
+    cudnn_attention.switch_off()
+    graphs.refuse_captures(_library.path)
+    values = _loaded.values
+    if values is False or not activation.turn_on(_library.path, required=values is True):
+        cudnn_attention.refuse_calls()

@@ -1,0 +1,163 @@
+"""What each process writes about the memory of its devices, for ``python -m emulated_cuda``.
+
+A process has two files in the folder that the environment names. In one the library keeps the
+figures that it knows itself, so that they remain if the process is killed. The other has what torch
+knows, and is written when the process ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import struct
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from emulated_cuda.cards import CARDS, CONTEXT_BYTES, Card
+from emulated_cuda.loading import checks, children, torch_import
+from emulated_cuda.loading.library import Library
+
+_FIGURES = struct.Struct("QQ")
+"""``Figures`` in csrc/memory.cpp: most bytes in use, and bytes that the last refusal lacked."""
+
+
+@dataclass(frozen=True)
+class DeviceUse:
+    """What a process did with the memory of one device."""
+
+    index: int
+    reserved_bytes: int
+    """The most that was in use on the device, beside the CUDA context."""
+    missing_bytes: int
+    """What the last allocation that the device refused lacked; 0 if it refused none."""
+    allocated_bytes: int | None
+    """The most that torch's tensors took; None if the process was killed, or did not use torch."""
+    ran_out: bool | None
+    """Whether torch raised an error because the memory did not suffice; None if not known."""
+
+
+@dataclass(frozen=True)
+class ProcessUse:
+    """What a process did with emulated devices."""
+
+    process: int
+    program: str
+    rank: int | None
+    card: Card
+    total_bytes: int
+    ended: bool
+    """Whether it ended by itself; False if it was killed."""
+    devices: tuple[DeviceUse, ...]
+    """Those that it allocated memory on."""
+
+    @property
+    def usable_bytes(self) -> int:
+        """What the card has for a program, less its CUDA context."""
+        return self.total_bytes - CONTEXT_BYTES
+
+
+def write_at_exit(library: Library, card: Card, total_bytes: int) -> None:
+    """Write a record when this process ends, if the environment names a folder for it."""
+    folder = children.setting_of(os.environ).get("records")
+    if folder is not None and os.path.isdir(folder):
+        _Recorder(Path(folder), library, card, total_bytes).begin()
+
+
+class _Recorder:
+    """Writes the record of this process, and of each that is forked from it."""
+
+    def __init__(self, folder: Path, library: Library, card: Card, total_bytes: int) -> None:
+        self._folder, self._library = folder, library
+        self._card, self._total_bytes = card, total_bytes
+        self._highest: dict[int, int] = {}
+        """Device -> the highest allocated bytes before the program's last reset of the peak."""
+        torch_import.call_after(self._follow_resets)
+        atexit.register(self._write_end)
+        os.register_at_fork(after_in_child=self.begin)
+
+    def begin(self) -> None:
+        """Write what is known of this process, whatever happens to it."""
+        self._library.keep_figures_in(str(self._folder / f"{os.getpid()}.figures"))
+        self._write(None)
+        if "multiprocessing.util" in sys.modules:
+            from multiprocessing import util
+
+            # A forked process of multiprocessing ends without atexit, and forgets earlier ones.
+            util.register_after_fork(self, _Recorder.end_with_multiprocessing)
+            self.end_with_multiprocessing()
+
+    def end_with_multiprocessing(self) -> None:
+        """Write the record also where multiprocessing ends this process."""
+        from multiprocessing import util
+
+        util.Finalize(None, self._write_end, exitpriority=0)
+
+    def _follow_resets(self) -> None:
+        from emulated_cuda import torch_private
+
+        torch_private.call_before_peak_resets(self._note_peaks)
+
+    def _note_peaks(self) -> None:
+        for index, stats in _stats():
+            peak = stats.get("allocated_bytes.all.peak", 0)
+            self._highest[index] = max(peak, self._highest.get(index, 0))
+
+    def _write_end(self) -> None:
+        self._note_peaks()
+        ran_out = {index: stats.get("num_ooms", 0) > 0 for index, stats in _stats()}
+        self._write({"allocated": self._highest, "ran_out": ran_out})
+
+    def _write(self, of_torch: dict[str, dict[int, Any]] | None) -> None:
+        record = {
+            "program": os.path.basename((sys.argv or ["python"])[0]) or "python",
+            "rank": os.environ.get("RANK"),
+            "card": self._card.name,
+            "total_bytes": self._total_bytes,
+            "of_torch": of_torch,
+        }
+        path = self._folder / f"{os.getpid()}.json"
+        path.write_text(json.dumps(record), encoding="utf-8")
+
+
+def _stats() -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield index and torch's counters of each device; nothing if torch has used none."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        for index in range(torch.cuda.device_count()):
+            yield index, torch.cuda.memory_stats(index)
+
+
+def read(folder: Path) -> list[ProcessUse]:
+    """Return what the processes wrote that used a device: ranks first, then in order of start."""
+    found = [_process(path) for path in folder.glob("*.json")]
+    used = [process for process in found if process.devices]
+    return sorted(used, key=lambda p: (p.rank is None, p.rank or 0, p.process))
+
+
+def _process(path: Path) -> ProcessUse:
+    record = json.loads(path.read_text(encoding="utf-8"))
+    figures = _FIGURES.iter_unpack(path.with_suffix(".figures").read_bytes())
+    of_torch = record["of_torch"] or {"allocated": {}, "ran_out": {}}
+    return ProcessUse(
+        process=int(path.stem),
+        program=record["program"],
+        rank=int(record["rank"]) if str(record["rank"]).isdecimal() else None,
+        card=CARDS[record["card"]],
+        total_bytes=record["total_bytes"],
+        ended=record["of_torch"] is not None,
+        devices=tuple(
+            DeviceUse(
+                index,
+                reserved,
+                missing,
+                of_torch["allocated"].get(str(index)),
+                of_torch["ran_out"].get(str(index)),
+            )
+            for index, (reserved, missing) in zip(range(checks.MOST_DEVICES), figures, strict=True)
+            if reserved or missing
+        ),
+    )

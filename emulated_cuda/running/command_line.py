@@ -1,0 +1,158 @@
+"""The command line: its arguments, the program as a child process, and the summary at the end."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from emulated_cuda import tried_torch
+from emulated_cuda.cards import CARDS, DEFAULT_CARD, card_of
+from emulated_cuda.errors import DeviceError
+from emulated_cuda.loading import checks, children, records
+from emulated_cuda.running import summary
+
+PREFIX = "emulated_cuda: "
+_UNITS = {"MB": 2**20, "MIB": 2**20, "GB": 2**30, "GIB": 2**30}
+_IGNORING_THE_ENVIRONMENT = r"-[A-Za-z]*[IES]"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a program on emulated devices and return its exit status.
+
+    Args:
+        arguments: as ``sys.argv[1:]``.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if not options.program:
+        parser.error("write the script to run, or -m and a module")
+    try:
+        card = card_of(options.card)
+        total_bytes = _bytes(options.memory) if options.memory else card.total_bytes
+        checks.check_wanted(card, options.devices, total_bytes)
+        checks.check_kernels(card, checks.check_available())
+        command = _command(options.program, options.module)
+    except DeviceError as error:
+        parser.error(str(error))
+    _warn_of_untried_torch()
+    with tempfile.TemporaryDirectory(prefix="emulated-cuda-records-") as folder:
+        environment = children.environment_with(
+            dict(os.environ),
+            card=options.card,
+            devices=options.devices,
+            total_bytes=total_bytes,
+            values=options.values,
+            records=folder,
+        )
+        status = _run(command, environment)
+        processes = records.read(Path(folder))
+    for line in summary.lines(processes):
+        print(f"{PREFIX}{line}", file=sys.stderr)
+    if options.json is not None:
+        summary.write_json(options.json, processes)
+    return _end_like(status)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m emulated_cuda",
+        usage="%(prog)s [options] (script.py | -m module) [arguments of the program ...]",
+        description="Run a Python program on CUDA cards that this machine does not have. Its child "
+        "processes have them too. At the end, each process that used one is listed.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--card", choices=CARDS, default=DEFAULT_CARD, help="which one (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--devices", type=int, default=1, metavar="N", help="how many of them (default: 1)"
+    )
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="memory of each, such as 40GB (default: that of the card)"
+    )
+    parser.add_argument(
+        "--no-values",
+        dest="values",
+        action="store_false",
+        help="compute nothing on the devices: faster, and memory is the same where no size depends "
+        "on a value",
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="PATH", help="write what each process used to this file"
+    )
+    parser.add_argument(
+        "-m", dest="module", action="store_true", help="the program is a module, as for python -m"
+    )
+    parser.add_argument("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def _bytes(text: str) -> int:
+    """Return a size such as ``40GB`` or ``512 MB`` in bytes; a GB is 2**30 bytes.
+
+    Raises:
+        DeviceError: if it is none.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([A-Za-z]+)", text.strip())
+    if match is None or match[2].upper() not in _UNITS:
+        raise DeviceError(f"--memory: {text!r} is not a size; write, for example, 40GB or 512MB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def _command(program: Sequence[str], is_module: bool) -> list[str]:
+    """Return the command that runs the program as Python itself would, with Python's options.
+
+    Raises:
+        DeviceError: if the script does not exist, or an option hides the device from the program.
+    """
+    options = sys.orig_argv[1 : sys.orig_argv.index("-m")] if "-m" in sys.orig_argv else []
+    for option in options:
+        if re.match(_IGNORING_THE_ENVIRONMENT, option):
+            raise DeviceError(
+                f"python {option}: the program is given the device by environment variables, "
+                f"which Python ignores with -I and -E, and a module that it does not import with "
+                f"-S; leave out that option"
+            )
+    if not is_module and not os.path.exists(program[0]):
+        raise DeviceError(
+            f"there is no file {program[0]!r}; for a module write -m before its name, and for "
+            f"torchrun write -m torch.distributed.run"
+        )
+    return [sys.executable, *options, *(["-m"] if is_module else []), *program]
+
+
+def _warn_of_untried_torch() -> None:
+    try:
+        warning = tried_torch.warning_about(version("torch"))
+    except PackageNotFoundError:  # importable without metadata
+        return
+    if warning:
+        print(f"{PREFIX}warning: {warning}", file=sys.stderr)
+
+
+def _run(command: Sequence[str], environment: dict[str, str]) -> int:
+    """Return the status of the finished program; minus the signal's number if one ended it."""
+    with subprocess.Popen(command, env=environment) as process:
+        # The terminal sends Ctrl-C to both processes, and the program decides what it means.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda number, _frame: process.send_signal(number))
+        return process.wait()
+
+
+def _end_like(status: int) -> int:
+    """Return an exit status; end this process by a signal if one has ended the program."""
+    if status < 0:
+        sys.stderr.flush()
+        with suppress(OSError):  # SIGKILL has no other action
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    return status

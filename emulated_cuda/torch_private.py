@@ -1,0 +1,257 @@
+"""Every private name of torch that the emulated device uses.
+
+No other module of this package may use one. :func:`missing` names what a torch version lacks of
+those without which no values can be computed.
+"""
+
+import contextlib
+import pkgutil
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from types import FrameType
+from typing import Any
+
+import torch
+
+from emulated_cuda import torch_versions
+
+
+def missing() -> list[str]:
+    """Return the paths of names without which values cannot be computed."""
+    return [path for path in torch_versions.NEEDED_NAMES.value if not _exists(path)]
+
+
+def _exists(path: str) -> bool:
+    try:
+        pkgutil.resolve_name(path)
+    except (ImportError, AttributeError):
+        return False
+    return True
+
+
+def registered(dispatch_key: str) -> list[str]:
+    """Return the names of all operators that have a kernel for a dispatch key."""
+    return list(torch._C._dispatch_get_registrations_for_dispatch_key(dispatch_key))
+
+
+def operator_of(name: str) -> Any:
+    """Return the operator of a name such as ``aten::add.Tensor``; None if there is none."""
+    namespace, _, rest = name.partition("::")
+    packet, _, overload = rest.partition(".")
+    try:
+        return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+    except AttributeError:
+        return None
+
+
+@contextlib.contextmanager
+def unreported_overrides() -> Iterator[None]:
+    """Return a context in which kernels may be put before torch's own without a warning.
+
+    Torch up to 2.12 warns about the first one, and under ``-W error`` the warning is an exception.
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=torch_versions.OVERRIDE_WARNING.value)
+        yield
+
+
+def schema_of(operator: Any) -> Any:
+    """Return the schema of an operator."""
+    return operator._schema
+
+
+def excluded_keys(names: Iterable[str]) -> Any:
+    """Return a set of dispatch keys for :func:`without_keys`."""
+    found = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
+    for name in names:
+        key = torch._C.DispatchKey.__members__.get(name)
+        if key is not None:
+            found = found | torch._C.DispatchKeySet(key)
+    return found
+
+
+def without_keys(keys: Any) -> AbstractContextManager[object]:
+    """Return a context in which this thread's dispatcher skips these keys."""
+    guard: AbstractContextManager[object] = torch._C._ExcludeDispatchKeyGuard(keys)
+    return guard
+
+
+def without_torch_function() -> AbstractContextManager[object]:
+    """Return a context in which the user's subclasses and function modes see no call."""
+    guard: AbstractContextManager[object] = torch._C.DisableTorchFunction()
+    return guard
+
+
+conjugated: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, "_conj", torch.conj)
+negated: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, "_neg_view", torch.neg)
+
+
+def never_compiled(kernel: Callable[..., Any]) -> None:
+    """Keep ``torch.compile`` from compiling a kernel and what it calls.
+
+    After a graph break, torch calls kernels in Python while Dynamo compiles every new frame.
+    """
+    frames = getattr(torch._C._dynamo, "eval_frame", None)
+    names = ("set_code_exec_strategy", "_FrameExecStrategy", "_FrameAction")
+    set_strategy, strategy, action = (getattr(frames, name, None) for name in names)
+    code = getattr(kernel, "__code__", None)
+    if set_strategy and strategy and action and code:
+        set_strategy(code, strategy(action.SKIP, action.SKIP))
+
+
+SPARSE_PARTS = (
+    "_coalesced_",
+    "_dimI",
+    "_dimV",
+    "_indices",
+    "_nnz",
+    "_sparse_compressed_tensor_unsafe",
+    "_sparse_coo_tensor_with_dims",
+    "_sparse_coo_tensor_with_dims_and_tensors",
+    "_values",
+    "ccol_indices",
+    "col_indices",
+    "copy_",
+    "copy_sparse_to_sparse_",
+    "crow_indices",
+    "dense_dim",
+    "empty",
+    "empty_like",
+    "indices",
+    "is_coalesced",
+    "resize_as_sparse_",
+    "row_indices",
+    "select",
+    "sparse_dim",
+    "sparse_resize_",
+    "sparse_resize_and_clear_",
+    "unsqueeze",
+    "values",
+    "zero_",
+    "zeros",
+)
+"""Operators that only create, copy or return the parts of a sparse tensor, which are dense."""
+
+
+def sparse_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the indices and values of a sparse COO tensor, coalesced or not."""
+    return tensor._indices(), tensor._values()
+
+
+def compressed_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the outer and the inner indices of a tensor in a compressed layout."""
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices()
+    return tensor.ccol_indices(), tensor.row_indices()
+
+
+def nested_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+    """Return the buffer of a nested tensor, and its sizes, strides and offsets on the CPU."""
+    shape = (
+        tensor._nested_tensor_size(),
+        tensor._nested_tensor_strides(),
+        tensor._nested_tensor_storage_offsets(),
+    )
+    return tensor.values(), shape
+
+
+def nested_from_parts(values: torch.Tensor, shape: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """Return the nested tensor with a buffer and what :func:`nested_parts` returned."""
+    return torch._nested_view_from_buffer(values, *shape)
+
+
+def empty_quantized_like(
+    tensor: torch.Tensor, on_device: Callable[[torch.Tensor], torch.Tensor]
+) -> torch.Tensor:
+    """Return an empty quantized tensor with the type, scales and zero points of another.
+
+    ``on_device`` gets scales and zero points, and returns those to use.
+    """
+    if tensor.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        return torch._empty_affine_quantized(
+            (0,), scale=tensor.q_scale(), zero_point=tensor.q_zero_point(), dtype=tensor.dtype
+        )
+    return torch._empty_per_channel_affine_quantized(
+        tensor.size(),
+        scales=on_device(tensor.q_per_channel_scales()).clone(),
+        zero_points=on_device(tensor.q_per_channel_zero_points()).clone(),
+        axis=tensor.q_per_channel_axis(),
+        dtype=tensor.dtype,
+    )
+
+
+QUANTIZED_PARTS = (
+    *("_empty_affine_quantized", "_empty_per_channel_affine_quantized", "empty_quantized"),
+    *("empty", "empty_like", "empty_strided", "set_", "qscheme", "q_scale", "q_zero_point"),
+    *("q_per_channel_axis", "q_per_channel_scales", "q_per_channel_zero_points"),
+)
+"""Operators that only create a quantized tensor, or return how it is quantized."""
+
+
+NESTED_PARTS = (
+    *("_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets"),
+    *("_fused_sdp_choice", "_scaled_dot_product_cudnn_attention", "is_same_size", "values"),
+    "_scaled_dot_product_cudnn_attention_backward",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_flash_attention_backward",
+    *("_to_copy", "clone", "copy_", "empty_like", "matmul", "matmul_backward", "normal_"),
+    *("_native_multi_head_attention", "_transformer_encoder_layer_fwd"),
+)
+"""Operators that return the parts of a nested tensor, or only call others for it."""
+
+
+def disable_fusion() -> None:
+    """Keep TorchScript from launching kernels of its own for several operators at once."""
+    disable = getattr(torch._C, "_jit_override_can_fuse_on_gpu", None)
+    if disable is not None:
+        disable(False)
+
+
+def is_measuring_kernels(frame: FrameType | None) -> bool:
+    """Whether a frame is of Inductor while it measures kernels with the user's tensors.
+
+    It may copy those that a kernel changes to the host before each launch, and back after it.
+    """
+    autotuner = torch_versions.AUTOTUNER.value
+    if autotuner not in sys.modules:
+        return False
+    while frame is not None:
+        if frame.f_globals.get("__name__") == autotuner:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def replace_captures(capture: Callable[..., Any]) -> None:
+    """Call `capture` in place of the methods that begin and end the capture of a CUDA graph."""
+    torch.cuda.graph.__enter__ = capture  # type: ignore[method-assign]
+    graph = torch._C._CUDAGraph
+    for name in torch_versions.CAPTURE_METHODS.value:
+        setattr(graph, name, capture)
+
+
+def is_singular(error: Exception) -> bool:
+    """Whether an error says that a matrix has no such decomposition, as a card would say too."""
+    return type(error).__name__ == torch_versions.SINGULAR.value
+
+
+def call_before_peak_resets(function: Callable[[], None]) -> None:
+    """Call `function` before the program resets the peak of a device's memory.
+
+    Where torch has no such functions, nothing is called.
+    """
+    for name in ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"):
+        reset = getattr(torch._C, name, None)
+        if reset is not None:
+            setattr(torch._C, name, _after(function, reset))
+
+
+def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
+    def call_both(*args: Any) -> Any:
+        first()
+        return function(*args)
+
+    return call_both

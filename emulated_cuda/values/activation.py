@@ -1,0 +1,78 @@
+"""Turn values on for the life of the process."""
+
+from __future__ import annotations
+
+import os
+
+from emulated_cuda import tried_torch
+from emulated_cuda.errors import WITHOUT_VALUES, DeviceError
+
+_ON = ("1", "true", "on", "yes", "y")
+"""What Triton takes for a switch that is on, in lower case."""
+_is_on = False
+_reason: str | None = None
+"""What torch lacks, if values were to be computed and are not."""
+
+
+def are_computed() -> bool:
+    """Whether values are computed in this process."""
+    return _is_on
+
+
+def warnings() -> list[str]:
+    """Return what may be wrong with the values in this process; some is known once torch is here.
+
+    Triton's interpreter stores bfloat16 as integers of 16 bits, which ``tl.dot`` multiplies so.
+    """
+    found = [] if _reason is None else [f"values are not computed: {_reason}"]
+    if os.environ.get("TRITON_INTERPRET", "").lower() in _ON:
+        found.append(
+            "TRITON_INTERPRET is set: Triton's interpreter computes products of bfloat16 wrongly, "
+            "and without an error, so values that its kernels write may be wrong; unset it"
+        )
+    return found
+
+
+def turn_on(path: str, *, required: bool) -> bool:
+    """Compute values from now on, if the imported version of torch can; return whether it can.
+
+    Args:
+        path: of the library of the emulated device, which is loaded.
+        required: raise if the torch version cannot; otherwise no values are computed then, and
+            :func:`warnings` says why.
+
+    Raises:
+        DeviceError: names what the torch version lacks, if values are required.
+    """
+    global _is_on, _reason
+    import torch
+
+    from emulated_cuda import torch_private
+
+    missing = torch_private.missing()
+    if missing:
+        _reason = (
+            f"the emulated device computes values with {', '.join(missing)}, which torch "
+            f"{torch.__version__} lacks; install one of the versions with which it was tried "
+            f"(torch {tried_torch.RANGE}), or {WITHOUT_VALUES}"
+        )
+        if required:
+            raise DeviceError(_reason)
+        return False
+    from emulated_cuda.values import operators, registration
+
+    functions = operators.Library(path)
+    operators.use_library(functions)
+    registration.register_all()
+    torch_private.disable_fusion()
+    functions.compute_values(1)
+    _is_on = True
+    return True
+
+
+def register_new_operators() -> None:
+    """Compute also the operators of a library that was loaded after torch, such as torchvision."""
+    if _is_on:
+        from emulated_cuda.values import registration
+
+        registration.register_all()

@@ -1,0 +1,118 @@
+"""CPU tensors at the addresses of tensors on the emulated device."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import frombuffer  # at import, because a region counts what torch.frombuffer returns
+
+from emulated_cuda import torch_private
+
+# One CPU storage covers every address of the process. An alias is a view of it, which takes one
+# call to create; a storage of its own would take three, and aliases of one storage overlap as far
+# as torch's checks for overlapping arguments can see.
+_FIRST = 4096
+_SIZE = 2**47 - 2 * _FIRST
+_memory: dict[torch.dtype, torch.Tensor] = {}
+
+
+def _memory_of(dtype: torch.dtype) -> torch.Tensor:
+    """Return all addresses as elements of a type."""
+    if not _memory:
+        every_byte = (ctypes.c_char * _SIZE).from_address(_FIRST)
+        _memory[torch.uint8] = frombuffer(every_byte, dtype=torch.uint8)
+    found = _memory.get(dtype)
+    if found is None:
+        storage = _memory[torch.uint8].untyped_storage()
+        found = torch.empty(0, dtype=dtype)
+        found.set_(storage, 0, (_SIZE // found.element_size(),), (1,))
+        _memory[dtype] = found
+        # Searches for live storages, such as those of the CPU meter, must not find this one.
+        for hidden in (found, storage, _memory[torch.uint8]):
+            ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(hidden))
+    return found
+
+
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a CPU tensor with the memory, shape and strides of a strided tensor on the device."""
+    if not tensor.is_cuda:
+        return tensor
+    dtype = tensor.dtype
+    memory = _memory.get(dtype)
+    if memory is None:
+        if tensor.is_quantized:
+            return _quantized_alias(tensor)
+        memory = _memory_of(dtype)
+    # Without elements the address may be 0, and nothing is read there.
+    distance = (tensor.data_ptr() or _FIRST) - _FIRST
+    index, odd = divmod(distance, tensor.element_size())
+    if odd:
+        return _with_own_storage(tensor)
+    # size(), because subclasses may redefine shape: that of a lazy parameter raises.
+    result = torch.as_strided(memory, tensor.size(), tensor.stride(), index)
+    if tensor.is_neg():
+        result = torch_private.negated(result)
+    if tensor.is_conj():
+        result = torch_private.conjugated(result)
+    return result
+
+
+def _with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an alias of any address, whose storage ends where the tensor does."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    elements = 1 + sum((length - 1) * stride for length, stride in steps)
+    if tensor.numel() == 0:
+        elements = 0
+    size = elements * tensor.element_size()
+    block = (ctypes.c_char * max(size, 1)).from_address(tensor.data_ptr() or _FIRST)
+    storage = frombuffer(block, dtype=torch.uint8).untyped_storage()
+    return torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.shape, tensor.stride())
+
+
+def _quantized_alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an alias with a copy of the scales and zero points."""
+    empty = torch_private.empty_quantized_like(tensor, alias)
+    start = (tensor.data_ptr() or _FIRST) - _FIRST
+    storage = _memory_of(torch.uint8).untyped_storage()
+    return empty.set_(storage, start // tensor.element_size(), tensor.size(), tensor.stride())
+
+
+def nested_alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a nested CPU tensor in the strided layout with the memory of one on the device."""
+    values, shape = torch_private.nested_parts(tensor)
+    # Operators on nested tensors take the whole storage for the buffer.
+    return torch_private.nested_from_parts(_with_own_storage(values), shape)
+
+
+def sparse_alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a sparse CPU tensor whose parts have the memory of a sparse tensor's on the device."""
+    shape = tuple(tensor.shape)
+    if tensor.layout is torch.sparse_coo:
+        indices, values = map(alias, torch_private.sparse_parts(tensor))
+        coalesced = tensor.is_coalesced()
+        return torch.sparse_coo_tensor(
+            indices, values, shape, check_invariants=False, is_coalesced=coalesced
+        )
+    outer, inner = torch_private.compressed_parts(tensor)
+    return torch.sparse_compressed_tensor(
+        *(alias(outer), alias(inner), alias(tensor.values()), shape),
+        layout=tensor.layout,
+        check_invariants=False,
+    )
+
+
+def on_cpu(value: Any) -> Any:
+    """Return an argument of an operator with CPU aliases in place of tensors on the device."""
+    if isinstance(value, torch.Tensor):
+        if not value.is_cuda:
+            return value
+        if value.layout is not torch.strided:
+            return sparse_alias(value)
+        return nested_alias(value) if value.is_nested else alias(value)
+    if isinstance(value, (list, tuple)):
+        return [on_cpu(item) for item in value]
+    if isinstance(value, torch.device):
+        return torch.device("cpu") if value.type == "cuda" else value
+    return value

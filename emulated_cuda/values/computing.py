@@ -1,0 +1,327 @@
+"""Kernels that run torch's CUDA operator and then compute its result on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import torch
+
+from emulated_cuda import torch_private
+from emulated_cuda.errors import WITHOUT_VALUES
+from emulated_cuda.values import errors_on_device, operators, randomness, staleness
+from emulated_cuda.values.aliases import alias, on_cpu
+from emulated_cuda.values.operators import Kernel, Unavailable, tensors_in, thread
+from emulated_cuda.values.results import (
+    FormError,
+    ShapeError,
+    replace,
+    upload,
+    write,
+)
+
+_LOW = (
+    torch.float16,
+    torch.bfloat16,
+    *tuple(dtype for name, dtype in vars(torch).items() if name.startswith("float8_")),
+)
+
+_CHECKING = ("normal",)
+"""Operators that check their arguments in some versions of torch, and read back the result."""
+
+_FILLING = (
+    *("fill_", "uniform_", "normal_", "random_", "bernoulli_", "exponential_", "geometric_"),
+    *("cauchy_", "log_normal_"),
+)
+"""Operators that write their first argument, whatever it was before."""
+
+# Skipped in CPU operators that this package calls, because the user has not called them.
+_SKIPPED_KEYS = (
+    "AutogradCPU",
+    "AutogradOther",
+    "ADInplaceOrView",
+    "AutocastCPU",
+    "Tracer",
+    "Functionalize",
+)
+
+
+@cache
+def _skipped() -> Any:
+    return torch_private.excluded_keys(_SKIPPED_KEYS)
+
+
+@contextlib.contextmanager
+def on_the_cpu() -> Iterator[None]:
+    """Hide operators called in this context from autograd, autocast and the user's modes."""
+    with torch_private.without_torch_function(), torch_private.without_keys(_skipped()):
+        yield
+
+
+def compute_after(name: str, operator: Any, original: Kernel, compute: Kernel) -> Kernel:
+    """Return a kernel that runs `original` and then writes what `compute` returns.
+
+    Args:
+        name: of the operator, for errors.
+        operator: the operator of torch.
+        original: torch's CUDA kernel.
+        compute: gets the operator's arguments with CPU aliases of its tensors.
+    """
+    schema = torch_private.schema_of(operator)
+    outs = names_of_outs(operator)
+    base = name.partition("::")[2].partition(".")[0]
+    fills, checks = base in _FILLING, base in _CHECKING
+    is_random = randomness.is_random(operator)
+    gives_tensors = schema.is_mutable or any("Tensor" in str(r.type) for r in schema.returns)
+    skipped = _skipped()
+    without_torch_function = torch_private.without_torch_function
+    without_keys = torch_private.without_keys
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if thread.arguments is not None:
+            return original(keyset, *args, **kwargs)
+        may_be_stale = staleness.is_possible()
+        if may_be_stale and not gives_tensors:
+            staleness.check((args, kwargs))
+        if is_random:
+            generator = randomness.generator_of(args, kwargs)
+            seed = 0 if generator is None else randomness.seed_of(generator)
+        results, is_available = None, True
+        unknown: tuple[Any, str] | None = None
+        try:
+            results = operators.run(original, keyset, args, kwargs, checks_pass=checks)
+        except Unavailable:  # not kept: its traceback would keep the arguments
+            is_available = False
+        has_checked = thread.has_checked
+        with without_torch_function(), without_keys(skipped):
+            if is_random:
+                if generator is not None:
+                    randomness.advance(generator, seed)
+                call = _seeded(compute, seed)
+            else:
+                call = compute
+            try:
+                if not is_available:
+                    results = _instead(schema, call, args, kwargs)
+                else:
+                    computed = call(
+                        *[on_cpu(value) for value in args],
+                        **{key: on_cpu(value) for key, value in kwargs.items()},
+                    )
+                    unwritten = write(results, computed)
+                    if unwritten:
+                        unknown = unwritten, reason(name, "the CPU has no such result")
+            except FormError:  # how large the result is depends on values
+                if may_be_stale:
+                    staleness.check((args, kwargs))
+                results = upload(computed, _device_of(args, kwargs))
+            except ShapeError as error:
+                unknown = results, f"{name} was not computed: {error}"
+            except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
+                if not is_available or has_checked or torch_private.is_singular(error):
+                    raise
+                if may_be_stale and errors_on_device.is_assert(error):
+                    staleness.check((args, kwargs))
+                unknown = _after_error(name, schema, call, args, kwargs, results, error)
+        if may_be_stale:
+            read = args[1:] if fills else args, {k: v for k, v in kwargs.items() if k not in outs}
+            written = results, _mutated(schema, args, kwargs)
+            staleness.propagate(read, written, given=(args, kwargs))
+        if unknown is not None:
+            staleness.mark(*unknown)
+        return results
+
+    return kernel
+
+
+def _seeded(compute: Kernel, seed: int) -> Kernel:
+    return lambda *args, **kwargs: randomness.seeded(compute, seed, args, kwargs)
+
+
+# ---- Where the CPU has no such operator ----
+
+
+def _after_error(
+    name: str,
+    schema: Any,
+    call: Kernel,
+    args: Any,
+    kwargs: Any,
+    results: Any,
+    error: Exception,
+) -> tuple[Any, str] | None:
+    """Compute in single precision, or raise what a card would raise.
+
+    Returns:
+        The tensors that have no value, and why; None if all have been computed.
+    """
+    why = str(error)
+    if not errors_on_device.is_unsupported(error):
+        # Raised without a name for it here: that would keep this frame, and so the arguments.
+        if errors_on_device.is_assert(error):
+            raise errors_on_device.device_assert(name, error) from error
+    elif any(tensor.dtype in _LOW for tensor in tensors_in((args, kwargs))):
+        try:
+            _compute_in_single_precision(schema, call, args, kwargs, results)
+        except (RuntimeError, IndexError, ValueError, TypeError) as second:
+            why = str(second)
+        else:
+            return None
+    unknown = results, _mutated(schema, args, kwargs)
+    if not any(True for _ in tensors_in(unknown)):  # no later read could raise
+        raise errors_on_device.device_assert(name, error) from error
+    return unknown, reason(name, why)
+
+
+def reason(name: str, why: str) -> str:
+    """Return the text of the error for a value that an operator should have written."""
+    return (
+        f"the value that is read comes from {name}, which was not computed on the emulated "
+        f"device ({why.splitlines()[0]}); compute it on the CPU, {WITHOUT_VALUES} to "
+        f"measure memory only, or use a GPU"
+    )
+
+
+def _compute_in_single_precision(
+    schema: Any, call: Kernel, args: Any, kwargs: Any, results: Any
+) -> None:
+    def widened(value: Any) -> Any:
+        value = on_cpu(value)
+        if isinstance(value, torch.Tensor):
+            return value.float() if value.dtype in _LOW else value
+        if isinstance(value, list):
+            return [widened(item) for item in value]
+        return torch.float32 if value in _LOW else value
+
+    wide_args = [widened(value) for value in args]
+    wide_kwargs = {key: widened(value) for key, value in kwargs.items()}
+    computed = call(*wide_args, **wide_kwargs)
+    pairs = zip(
+        _mutated(schema, args, kwargs), _mutated(schema, wide_args, wide_kwargs), strict=True
+    )
+    for target, value in pairs:
+        write(target, value)
+    write(results, computed)
+
+
+def _mutated(schema: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Return the arguments that an operator writes."""
+    found = []
+    for index, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[index] if index < len(args) else kwargs.get(argument.name)
+            if value is not None:
+                found.append(value)
+    return found
+
+
+# ---- Where the library cannot run the CUDA operator ----
+
+
+def _instead(schema: Any, call: Kernel, args: Any, kwargs: Any) -> Any:
+    """Return the CPU's result in memory of the device, without the operator's workspace."""
+    device = _device_of(args, kwargs)
+    written = {argument.name for argument in schema.arguments if _is_written(argument)}
+    if not written:
+        return upload(_call_on_cpu(call, args, kwargs), device)
+    names = [argument.name for argument in schema.arguments]
+    targets: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def prepared(key: str, value: Any) -> Any:
+        if key not in written or not isinstance(value, torch.Tensor):
+            return on_cpu(value)
+        # An out= argument may have to grow, which must not happen at addresses of others.
+        fresh = alias(value).clone() if value.numel() else torch.empty(0, dtype=value.dtype)
+        targets.append((value, fresh))
+        return fresh
+
+    new_args = [prepared(names[index], value) for index, value in enumerate(args)]
+    new_kwargs = {key: prepared(key, value) for key, value in kwargs.items()}
+    call(*new_args, **new_kwargs)
+    for target, value in targets:
+        replace(target, value)
+    outputs = [target for target, _ in targets]
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _device_of(args: Any, kwargs: Any) -> torch.device:
+    for tensor in tensors_in((args, kwargs)):
+        if tensor.is_cuda:
+            return tensor.device
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def names_of_outs(operator: Any) -> list[str]:
+    """Return the names of the arguments into which an operator writes its results."""
+    arguments = torch_private.schema_of(operator).arguments
+    return [one.name for one in arguments if one.kwarg_only and _is_written(one)]
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
+
+
+def _call_on_cpu(call: Kernel, args: Any, kwargs: Any) -> Any:
+    args = [on_cpu(value) for value in args]
+    kwargs = {key: on_cpu(value) for key, value in kwargs.items()}
+    try:
+        return call(*args, **kwargs)
+    except RuntimeError as error:
+        low = next((t.dtype for t in tensors_in((args, kwargs)) if t.dtype in _LOW), None)
+        if low is None or not errors_on_device.is_unsupported(error):
+            raise
+        return _cast(call(*_cast(args, _LOW, torch.float32), **kwargs), (torch.float32,), low)
+
+
+def _cast(value: Any, kinds: tuple[torch.dtype, ...], dtype: torch.dtype) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if value.dtype in kinds else value
+    if isinstance(value, (list, tuple)):
+        return type(value)([_cast(item, kinds, dtype) for item in value])
+    return value
+
+
+def into_out(operator: Any, compute: Kernel) -> Kernel:
+    """Return a function that writes what `compute` returns into the ``out`` arguments."""
+    names = names_of_outs(operator)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        outputs = [kwargs.pop(name) for name in names]
+        computed = compute(*args, **kwargs)
+        write(outputs, computed if len(names) > 1 else [computed])
+        return outputs if len(names) > 1 else outputs[0]
+
+    return call
+
+
+def not_computed(name: str, operator: Any, original: Kernel, why: str) -> Kernel:
+    """Return a kernel that runs `original` and marks its results as not computed."""
+    schema = torch_private.schema_of(operator)
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if thread.arguments is not None:
+            return original(keyset, *args, **kwargs)
+        try:
+            results = operators.run(original, keyset, args, kwargs)
+        except Unavailable as error:
+            raise RuntimeError(str(error)) from None
+        staleness.mark((results, _mutated(schema, args, kwargs)), reason(name, why))
+        return results
+
+    return kernel
+
+
+def compute_first(original: Kernel, compute: Callable[..., Any]) -> Kernel:
+    """Return a kernel for an operator whose results are numbers, such as ``equal``."""
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if thread.arguments is not None:
+            return original(keyset, *args, **kwargs)
+        staleness.check((args, kwargs))
+        operators.run(original, keyset, args, kwargs)
+        with on_the_cpu():
+            return compute(*map(on_cpu, args), **{k: on_cpu(v) for k, v in kwargs.items()})
+
+    return kernel

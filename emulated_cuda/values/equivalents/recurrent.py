@@ -1,0 +1,298 @@
+"""Recurrent networks of cuDNN, and fused cells."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from emulated_cuda.torch_private import operator_of
+from emulated_cuda.values.equivalents.table import equivalent
+from emulated_cuda.values.operators import Kernel, Unavailable, run
+
+_RELU, _TANH, _LSTM, _GRU = range(4)  # cudnnRNNMode_t
+
+
+_CUDNN = "aten/src/ATen/native/cudnn/RNN.cpp"
+_CELLS = "aten/src/ATen/native/cuda/RNN.cu"
+
+
+# CuDNN's reserve is not known; here it holds the seed of the dropout between layers.
+@equivalent("aten::_cudnn_rnn", source=f"{_CUDNN}: _cudnn_rnn, computed by torch's RNN for the CPU")
+def cudnn_rnn(
+    input: Tensor,
+    weight: list[Tensor],
+    weight_stride0: int,
+    weight_buf: Tensor | None,
+    hx: Tensor,
+    cx: Tensor | None,
+    mode: int,
+    num_layers: int,
+    batch_first: bool,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_sizes: list[int],
+) -> Any:
+    seed = int(torch.randint(2**31, ())) if dropout and train else 0
+    options = (num_layers, dropout, train, bidirectional, batch_first, seed)
+    output, hy, cy = _run(input, weight, weight_stride0, hx, cx, mode, options, batch_sizes)
+    reserve = torch.tensor([seed]).view(torch.uint8) if train else torch.empty(0, dtype=torch.uint8)
+    buffer = torch.empty(0, dtype=input.dtype) if weight_buf is None else weight_buf
+    cell = torch.empty(0, dtype=input.dtype) if cy is None else cy
+    return output, hy, cell, reserve, buffer
+
+
+def _run(
+    values: Tensor,
+    weight: list[Tensor],
+    per_layer: int,
+    hx: Tensor,
+    cx: Tensor | None,
+    mode: int,
+    options: Any,
+    batch_sizes: list[int],
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    num_layers, dropout, train, bidirectional, batch_first, seed = options
+    has_biases = per_layer >= 4
+    function = {
+        _RELU: torch.rnn_relu,
+        _TANH: torch.rnn_tanh,
+        _LSTM: torch.lstm,
+        _GRU: torch.gru,
+    }[mode]
+    state: Any = [hx, cx] if mode == _LSTM else hx
+    settings = (has_biases, num_layers, dropout, train, bidirectional)
+    if dropout and train:
+        torch.default_generator.manual_seed(seed)
+    call: Any = function
+    if batch_sizes:
+        found = call(values, torch.tensor(batch_sizes), state, weight, *settings)
+    else:
+        found = call(values, state, weight, *settings, batch_first)
+    return (*found, None) if mode != _LSTM else found
+
+
+@equivalent("aten::_cudnn_rnn_backward", source=f"{_CUDNN}: the gradients of _cudnn_rnn")
+def cudnn_rnn_backward(
+    input: Tensor,
+    weight: list[Tensor],
+    weight_stride0: int,
+    hx: Tensor,
+    cx: Tensor | None,
+    grad_output: Tensor | None,
+    grad_hy: Tensor | None,
+    grad_cy: Tensor | None,
+    mode: int,
+    num_layers: int,
+    batch_first: bool,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_sizes: list[int],
+    reserve: Tensor,
+) -> Any:
+    seed = int(reserve.view(torch.int64)[0]) if reserve.numel() else 0
+    options = (num_layers, dropout, train, bidirectional, batch_first, seed)
+
+    def gradients() -> Any:
+        inputs = [input, hx, *([] if cx is None else [cx]), *weight]
+        leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+        given_cx = None if cx is None else leaves[2]
+        weights = leaves[2 if cx is None else 3 :]
+        results = _run(
+            leaves[0], weights, weight_stride0, leaves[1], given_cx, mode, options, batch_sizes
+        )
+        pairs = [
+            (result, gradient)
+            for result, gradient in zip(results, (grad_output, grad_hy, grad_cy), strict=True)
+            if result is not None and gradient is not None
+        ]
+        roots, seeds = zip(*pairs, strict=True)
+        return torch.autograd.grad(roots, leaves, seeds, allow_unused=True)
+
+    found = list(_in_new_thread(gradients))
+    of_values, of_hx = found[:2]
+    of_cx = torch.empty(0, dtype=input.dtype) if cx is None else found[2]
+    return of_values, of_hx, of_cx, found[2 if cx is None else 3 :]
+
+
+def _in_new_thread(function: Any) -> Any:
+    """Call a function in a new thread, because autograd is off in a thread that runs a kernel."""
+    results: list[Any] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        state = torch.default_generator.get_state()
+        try:
+            results.append(function())
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            torch.default_generator.set_state(state)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+# ---- torch.lstm and its relatives: they ask cuDNN about the weights before any operator runs ----
+
+LAYERS = {
+    "aten::lstm": _LSTM,
+    "aten::gru": _GRU,
+    "aten::rnn_tanh": _TANH,
+    "aten::rnn_relu": _RELU,
+}
+LAYER_KEYS = ("AutogradCUDA", "CUDA")
+
+
+# aten/src/ATen/native/cudnn/RNN.cpp: _cudnn_impl
+def layer(name: str, original: Kernel) -> Kernel:
+    """Return a kernel that calls cuDNN's operator as torch would."""
+    mode = LAYERS[name.partition(".")[0]]
+    is_packed = name.endswith(".data")
+    cudnn_operator = operator_of("aten::_cudnn_rnn")
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.backends.cudnn.enabled or kwargs:
+            return original(keyset, *args, **kwargs)
+        if is_packed:
+            values, sizes, state, weights, *settings = args
+            batch_first, batch_sizes = False, sizes.tolist()
+        else:
+            values, state, weights, *settings, batch_first = args
+            batch_sizes = []
+        has_biases, num_layers, dropout, train, bidirectional = settings
+        hx, cx = state if mode == _LSTM else (state, None)
+        projected = hx.shape[2] if cx is not None and cx.shape[2] != hx.shape[2] else 0
+        hidden = hx.shape[2] if cx is None else cx.shape[2]
+        stride = (4 if has_biases else 2) + (1 if projected else 0)
+        no_state = torch.empty(0, dtype=torch.uint8, device=values.device) if dropout else None
+        output, hy, cy, *_ = cudnn_operator(
+            *(values, list(weights), stride, _buffer(weights), hx.contiguous()),
+            *(None if cx is None else cx.contiguous(), mode, hidden, projected, num_layers),
+            *(batch_first, dropout, train, bidirectional, batch_sizes, no_state),
+        )
+        return (output, hy, cy) if mode == _LSTM else (output, hy)
+
+    return kernel
+
+
+def _buffer(weights: Any) -> Tensor | None:
+    """Return the buffer that has all weights; None if they do not share one."""
+    storages = {weight.untyped_storage().data_ptr() for weight in weights}
+    if len(storages) > 1:
+        return None
+    storage = weights[0].untyped_storage()
+    length = storage.nbytes() // weights[0].element_size()
+    buffer: Tensor = weights[0].detach().as_strided((length,), (1,), 0)
+    return buffer
+
+
+# aten/src/ATen/native/cudnn/RNN.cpp: all weights become parts of one buffer. The order in it is
+# cuDNN's own there; here it is that of the arguments.
+def flatten_weights(original: Kernel) -> Kernel:
+    """Return the kernel of the operator, which gives the weights other memory."""
+
+    def kernel(keyset: Any, weights: list[Tensor], *settings: Any) -> Tensor:
+        try:
+            found: Tensor = run(original, keyset, (weights, *settings), {})
+        except Unavailable:
+            found = weights[0].new_empty(sum(weight.numel() for weight in weights))
+            first = 0
+            for weight in weights:
+                part = found.narrow(0, first, weight.numel()).view(weight.shape)
+                first += weight.numel()
+                part.copy_(weight)
+                weight.set_(part)  # type: ignore[call-overload]
+        return found
+
+    return kernel
+
+
+@equivalent(
+    "aten::_cudnn_init_dropout_state",
+    source=f"{_CUDNN}: the state of cuDNN's own generator, which is not used here",
+)
+def dropout_state() -> Tensor:
+    return torch.empty(0, dtype=torch.uint8)
+
+
+# ---- Cells ----
+
+
+def _gates(one: Tensor, other: Tensor, bias: Tensor | None, other_bias: Tensor | None) -> Any:
+    with_bias = one if bias is None else one + bias
+    return with_bias, other if other_bias is None else other + other_bias
+
+
+@equivalent("aten::_thnn_fused_lstm_cell", source=f"{_CELLS}: lstm_cell_forward")
+def lstm_cell(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    cx: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> Any:
+    one, other = _gates(input_gates, hidden_gates, input_bias, hidden_bias)
+    i, f, g, o = (one + other).chunk(4, 1)
+    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
+    cy = f * cx + i * g
+    return o * cy.tanh(), cy, torch.cat([i, f, g, o], 1)
+
+
+@equivalent("aten::_thnn_fused_lstm_cell_backward_impl", source=f"{_CELLS}: lstm_cell_backward")
+def lstm_cell_backward(
+    grad_hy: Tensor | None,
+    grad_cy: Tensor | None,
+    cx: Tensor,
+    cy: Tensor,
+    workspace: Tensor,
+    has_bias: bool,
+) -> Any:
+    i, f, g, o = workspace.chunk(4, 1)
+    of_h = torch.zeros_like(cx) if grad_hy is None else grad_hy
+    of_c = torch.zeros_like(cx) if grad_cy is None else grad_cy
+    squashed = cy.tanh()
+    of_c = of_c + of_h * o * (1 - squashed.square())
+    of_i = of_c * g * i * (1 - i)
+    of_f = of_c * cx * f * (1 - f)
+    of_g = of_c * i * (1 - g.square())
+    of_o = of_h * squashed * o * (1 - o)
+    gates = torch.cat([of_i, of_f, of_g, of_o], 1)
+    return gates, of_c * f, gates.sum(0) if has_bias else None
+
+
+@equivalent("aten::_thnn_fused_gru_cell", source=f"{_CELLS}: gru_cell_forward")
+def gru_cell(
+    input_gates: Tensor,
+    hidden_gates: Tensor,
+    hx: Tensor,
+    input_bias: Tensor | None = None,
+    hidden_bias: Tensor | None = None,
+) -> Any:
+    one, other = _gates(input_gates, hidden_gates, input_bias, hidden_bias)
+    r_one, z_one, n_one = one.chunk(3, 1)
+    r_other, z_other, n_other = other.chunk(3, 1)
+    r = (r_one + r_other).sigmoid()
+    z = (z_one + z_other).sigmoid()
+    n = (n_one + r * n_other).tanh()
+    return n + z * (hx - n), torch.cat([r, z, n, hx, n_other], 1)
+
+
+@equivalent("aten::_thnn_fused_gru_cell_backward", source=f"{_CELLS}: gru_cell_backward")
+def gru_cell_backward(grad_hy: Tensor, workspace: Tensor, has_bias: bool) -> Any:
+    r, z, n, hx, n_other = workspace.chunk(5, 1)
+    of_n = grad_hy * (1 - z) * (1 - n.square())
+    of_z = grad_hy * (hx - n) * z * (1 - z)
+    of_r = of_n * n_other * r * (1 - r)
+    of_input = torch.cat([of_r, of_z, of_n], 1)
+    of_hidden = torch.cat([of_r, of_z, of_n * r], 1)
+    biases = (of_input.sum(0), of_hidden.sum(0)) if has_bias else (None, None)
+    return of_input, of_hidden, grad_hy * z, *biases

@@ -1,0 +1,205 @@
+"""Put kernels that compute values before torch's CUDA kernels, in every thread.
+
+A kernel is found by the dispatcher after autograd, autocast, the user's modes, subclasses and
+``torch.func``, and in backward threads as well. So values need no mode and no context.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from emulated_cuda import cudnn_attention, torch_private
+from emulated_cuda.values import copies, quantized, sizes, sparse
+from emulated_cuda.values.computing import (
+    compute_after,
+    compute_first,
+    into_out,
+    not_computed,
+)
+from emulated_cuda.values.equivalents import EQUIVALENTS, by_name, recurrent
+from emulated_cuda.values.numbers_as_tensors import (
+    accepting_numbers,
+    if_refused,
+    power_of_number,
+    power_of_number_out,
+)
+from emulated_cuda.values.operators import Kernel
+
+_KEY = "CUDA"
+_QUANTIZED = "QuantizedCUDA"
+_NESTED = "NestedTensorCUDA"
+_PARTS = {
+    **dict.fromkeys(sparse.KEYS, torch_private.SPARSE_PARTS),
+    _QUANTIZED: torch_private.QUANTIZED_PARTS,
+    _NESTED: torch_private.NESTED_PARTS,
+}
+"""For each key the operators that need no computation of their own."""
+_LEFT_ALONE = {
+    "aten::empty.memory_format",
+    "aten::empty_strided",
+    "aten::resize_",
+    "aten::record_stream",
+    "aten::is_set_to",
+    "aten::set_",
+    "aten::set_.source_Storage",
+    "aten::set_.source_Storage_storage_offset",
+    "aten::set_.source_Tensor",
+    "aten::_efficientzerotensor",
+    "aten::_fused_sdp_choice",
+    "aten::_use_cudnn_ctc_loss",
+    "aten::_use_cudnn_ctc_loss.Tensor",
+    "aten::_use_miopen_ctc_loss",
+    "aten::_use_miopen_ctc_loss.Tensor",
+}
+"""Operators that write no values: they allocate, or look at shapes."""
+_COMPOSITES = {
+    "aten::_nested_tensor_from_mask",
+    "aten::_nested_tensor_from_mask_left_aligned",
+    "aten::isin.Tensor_Tensor",
+    "aten::isin.Tensor_Tensor_out",
+}
+"""Operators that only call others, which compute, and choose them by values they read back."""
+_WITHOUT_CUDA_KERNEL = (
+    *("aten::copy_", "aten::convolution_backward"),
+    *("aten::ldexp.Tensor", "aten::ldexp.out", "aten::ldexp_"),
+)
+"""Operators whose kernel is the same for all devices and launches CUDA kernels itself.
+
+In torch versions in which one of them only calls others, as ``ldexp`` in 2.9, those are computed.
+"""
+_OTHER_PACKAGES = {
+    *("symm_mem", "c10d", "fsdp", "quantized", "_native", "quantization", "inductor_prims"),
+}
+"""Namespaces whose operators are distributed or compiled, or refused for quantized tensors."""
+
+_SUBSTITUTES = {
+    "aten::pow.Scalar": power_of_number,
+    "aten::pow.Scalar_out": power_of_number_out,
+}
+"""Operators whose CUDA kernel passes another one a number in a tensor on the device."""
+
+_libraries: dict[str, torch.library.Library] = {}
+_known: set[tuple[str, str]] = set()
+
+
+def register_all() -> None:
+    """Register a kernel for every CUDA operator that torch has now and had not at the last call."""
+    for_all_devices = {*torch_private.registered("CompositeExplicitAutograd")}
+    on_cpu = {*torch_private.registered("CPU"), *for_all_devices}
+    launching = for_all_devices.intersection(_WITHOUT_CUDA_KERNEL)
+    found = [(_KEY, name) for name in (*torch_private.registered(_KEY), *sorted(launching))]
+    found += [(key, name) for key in _PARTS for name in torch_private.registered(key)]
+    found.append((_QUANTIZED, "aten::copy_"))
+    new = [entry for entry in found if entry not in _known]
+    _known.update(new)
+    # All kernels are made before the first is registered: some call torch's kernel of another.
+    kernels = [
+        (key, name, _kernel_of(name, name in on_cpu) if key == _KEY else _other_kernel(key, name))
+        for key, name in new
+    ]
+    kernels += [
+        (key, name, recurrent.layer(name, torch.library.get_kernel(name, key).call_boxed))
+        for base in recurrent.LAYERS
+        for name in (f"{base}.input", f"{base}.data")
+        for key in recurrent.LAYER_KEYS
+        if (key, name) not in _known
+    ]
+    _known.update((key, name) for key, name, _ in kernels)
+    if not kernels:
+        return
+    with torch_private.unreported_overrides():
+        for key, name, kernel in kernels:
+            if kernel is not None:
+                torch_private.never_compiled(kernel)
+                namespace, _, rest = name.partition("::")
+                _library(namespace).impl(rest, kernel, key, with_keyset=True, allow_override=True)
+
+
+def _other_kernel(key: str, name: str) -> Kernel | None:
+    """Return the kernel for sparse, quantized or nested tensors."""
+    if name.startswith("quantized::"):
+        return quantized.refusing(name)
+    operator = torch_private.operator_of(name)
+    if operator is None or name.partition("::")[0] in _OTHER_PACKAGES or _returns_views(operator):
+        return None
+    base = name.partition("::")[2].partition(".")[0]
+    if base in _PARTS[key] or name in _LEFT_ALONE:
+        return None
+    original = accepting_numbers(operator, torch.library.get_kernel(name, key).call_boxed)
+    if key in sparse.KEYS:
+        return sparse.computing(name, operator, original)
+    if name == "aten::copy_":
+        return copies.copying(original)
+    return compute_after(name, operator, original, _compute_of(name, operator))
+
+
+def _compute_of(name: str, operator: Any) -> Kernel:
+    """Return what computes an operator: its equivalent if it has one, or else the CPU's kernel."""
+    if name in EQUIVALENTS:
+        return by_name(operator, EQUIVALENTS[name].function)
+    return if_refused(operator)
+
+
+def _library(namespace: str) -> torch.library.Library:
+    if namespace not in _libraries:
+        _libraries[namespace] = torch.library.Library(namespace, "IMPL")
+    return _libraries[namespace]
+
+
+def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
+    """Return the kernel to put before torch's; None to leave that in place."""
+    operator = torch_private.operator_of(name)
+    left_alone = name in _LEFT_ALONE | _COMPOSITES or name.partition("::")[0] in _OTHER_PACKAGES
+    if operator is None or left_alone or _returns_views(operator):
+        return None
+    cuda_kernel = torch.library.get_kernel(name, _KEY)
+    if _is_in_python(name, cuda_kernel):
+        return None
+    original = accepting_numbers(operator, cuda_kernel.call_boxed)
+    if name in cudnn_attention.OPERATORS:
+        original = cudnn_attention.refuse
+    if name in _SUBSTITUTES:
+        original = _SUBSTITUTES[name](original)
+    if name == "aten::copy_":
+        return copies.copying(original)
+    if name == "aten::_local_scalar_dense":
+        return copies.reading_a_number(original, operator)
+    if name == "aten::zero_":
+        return copies.zeroing(original, operator)
+    if name == "aten::equal":
+        return compute_first(original, operator)
+    if name == "aten::_cudnn_rnn_flatten_weight":
+        return recurrent.flatten_weights(original)
+    if name in sizes.GUIDED:
+        return sizes.guided(name, operator, original)
+    if name in sizes.BY_VALUES:
+        return sizes.sized(name, operator, original)
+    functional = _functional_name(name)
+    if name not in EQUIVALENTS and functional in EQUIVALENTS:
+        compute = into_out(operator, by_name(operator, EQUIVALENTS[functional].function))
+        return compute_after(name, operator, original, compute)
+    if name not in EQUIVALENTS and not has_cpu_kernel:
+        return not_computed(name, operator, original, "the CPU has no such operator")
+    return compute_after(name, operator, original, _compute_of(name, operator))
+
+
+def _is_in_python(name: str, kernel: Any) -> bool:
+    """Whether a user's kernel is a Python function: the operators that it calls are computed."""
+    return not name.startswith("aten::") and ".py:" in repr(kernel)  # where it was registered
+
+
+def _functional_name(name: str) -> str:
+    """Return the name of the operator without ``out`` of one with ``out``."""
+    base, _, overload = name.partition(".")
+    overload = overload.removesuffix("out").removesuffix("_")
+    return f"{base}.{overload}" if overload else base
+
+
+def _returns_views(operator: Any) -> bool:
+    """Whether an operator returns views of its arguments, which share their memory."""
+    return any(
+        result.alias_info is not None and not result.alias_info.is_write
+        for result in torch_private.schema_of(operator).returns
+    )

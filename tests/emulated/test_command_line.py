@@ -1,0 +1,242 @@
+"""``python -m emulated_cuda``: a program and all its processes on CUDA cards without a GPU."""
+
+import json
+import signal
+import sys
+
+import pytest
+
+from emulated_cuda.running import command_line
+
+TRAIN = """
+import subprocess, sys
+import torch, torch.multiprocessing
+
+ONE = "import torch; torch.ones(5, device='cuda:1'); print(torch.cuda.get_device_name())"
+
+def work():
+    print("worker", torch.ones(3 * 2**20, device="cuda").sum().item(), torch.cuda.device_count())
+
+if __name__ == "__main__":
+    square = torch.full((64, 64), 2.0, device="cuda")
+    print(sys.argv[1:], (square @ square)[0, 0].item())
+    subprocess.run([sys.executable, "-c", ONE], check=True)
+    for method in ("spawn", "forkserver"):
+        process = torch.multiprocessing.get_context(method).Process(target=work)
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+    del square
+    kept = torch.empty(300 * 2**20, dtype=torch.uint8, device="cuda:1")
+    del kept
+    torch.cuda.reset_peak_memory_stats(1)
+    sys.exit(7)
+"""
+
+
+@pytest.fixture
+def emulated(python, tmp_path):
+    """Return a function that runs a program by ``python -m emulated_cuda`` in an empty folder."""
+
+    def run(source: str, *options: str, arguments: tuple[str, ...] = (), **variables: str):
+        script = tmp_path / "train.py"
+        script.write_text(source, encoding="utf-8")
+        return python("-m", "emulated_cuda", *options, str(script), *arguments, **variables)
+
+    return run
+
+
+def lines(run) -> list[str]:
+    """Return the lines of the summary, without the numbers of processes."""
+    found = (line for line in run.stderr.splitlines() if line.startswith("emulated_cuda: "))
+    return [
+        " ".join("N" if word.isdecimal() else word for word in line.split()[1:]) for line in found
+    ]
+
+
+def test_script_and_the_processes_that_it_starts_have_the_devices(emulated, tmp_path):
+    """Each that used one has a line, and the exit status is that of the script."""
+    report = tmp_path / "used.json"
+    options = "--card", "h100", "--devices", "2", "--memory", "2GB", "--json", str(report)
+    run = emulated(TRAIN, *options, arguments=("--epochs", "3"))
+    assert run.stdout.splitlines() == [
+        "['--epochs', '3'] 256.0",
+        "NVIDIA H100 80GB HBM3",
+        "worker 3145728.0 2",
+        "worker 3145728.0 2",
+    ], run.stderr
+    assert run.returncode == 7
+    of = "of 1,536.0 MB: fits"
+    script, worker = "process N (train.py)", "at most 12.0 MB allocated, 14.0 MB reserved"
+    card = "emulated NVIDIA H100 80GB"
+    used, *others = lines(run)
+    assert used.startswith(f"{script}, cuda:0, {card}: at most ")
+    assert others == [
+        f"{script}, cuda:1, {card}: at most 300.0 MB allocated, 300.0 MB reserved, {of}",
+        f"process N (-c), cuda:1, {card}: at most 0.0 MB allocated, 2.0 MB reserved, {of}",
+        *[f"{script}, cuda:0, {card}: {worker}, {of}"] * 2,
+    ]
+    rows = json.loads(report.read_text(encoding="utf-8"))
+    assert [row["device"] for row in rows] == ["cuda:0", "cuda:1", "cuda:1", "cuda:0", "cuda:0"]
+    (one,) = [row for row in rows if row["program"] == "-c"]
+    del one["process"]
+    assert one == {
+        "emulated": True,
+        "program": "-c",
+        "rank": None,
+        "device": "cuda:1",
+        "card": "h100",
+        "total_bytes": 2**31,
+        "usable_bytes": 3 * 2**29,
+        "max_allocated_bytes": 512,
+        "max_reserved_bytes": 2**21,
+        "missing_bytes": 0,
+        "out_of_memory": False,
+        "ended": True,
+    }
+
+
+def test_out_of_memory_names_what_was_missing(emulated):
+    """The program's traceback is printed as without emulation."""
+    source = "import torch\ntorch.empty(2**31, dtype=torch.uint8, device='cuda')\n"
+    run = emulated(source, "--memory", "1.5GB", "--no-values")
+    assert run.returncode == 1
+    assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB" in run.stderr
+    assert lines(run) == [
+        "process N (train.py), cuda:0, emulated NVIDIA A100 80GB: at most 0.0 MB allocated, "
+        "0.0 MB reserved, of 1,024.0 MB: out of memory: 1,024.0 MB more would have been needed"
+    ]
+
+
+def test_process_that_is_killed_is_listed_with_what_the_library_knows(emulated):
+    """The command ends by the same signal."""
+    source = """
+import os, signal, torch
+kept = torch.empty(50 * 2**20, dtype=torch.uint8, device="cuda")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    run = emulated(source)
+    assert run.returncode == -signal.SIGKILL
+    assert lines(run) == [
+        "process N (train.py), cuda:0, emulated NVIDIA A100 80GB: at most allocated unknown, "
+        "50.0 MB reserved, of 80,640.0 MB: ended by a signal or os._exit; it fitted until then"
+    ]
+
+
+FORKED = """
+import multiprocessing, torch
+
+def work():
+    torch.empty(2**20, dtype=torch.uint8, device="cuda")
+
+if __name__ == "__main__":
+    for _ in range(2):
+        process = multiprocessing.get_context("fork").Process(target=work)
+        process.start()
+        process.join()
+"""
+
+
+def test_forked_processes_are_listed_too(emulated):
+    """The one that they are forked from has used no device, and is not listed."""
+    run = emulated(FORKED)
+    line = (
+        "process N (train.py), cuda:0, emulated NVIDIA A100 80GB: at most 1.0 MB allocated, "
+        "2.0 MB reserved, of 80,640.0 MB: fits"
+    )
+    assert lines(run) == [line, line], run.stderr
+
+
+RANKS = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+kept = torch.empty((rank + 1) * 100 * 2**20, dtype=torch.uint8, device=f"cuda:{rank}")
+dist.barrier()
+"""
+
+
+def test_ranks_are_named_and_sorted(python, tmp_path):
+    """Torchrun is a module as any other."""
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS, encoding="utf-8")
+    torchrun = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)
+    run = python("-m", "emulated_cuda", "--devices", "2", "--card", "t4", *torchrun)
+    assert run.returncode == 0, run.stderr
+    assert lines(run) == [
+        f"rank {rank}, process N (ranks.py), cuda:{rank}, emulated NVIDIA T4: at most {size} MB "
+        f"allocated, {size} MB reserved, of 14,397.4 MB: fits"
+        for rank, size in enumerate(["100.0", "200.0"])
+    ]
+
+
+def test_program_without_a_device_says_so(python):
+    """Otherwise a script that chose the CPU would pass for one that fits."""
+    run = python("-m", "emulated_cuda", "-m", "json.tool", "--help")
+    assert (run.returncode, lines(run)) == (0, ["no process allocated memory on a CUDA device"])
+    assert run.stdout.startswith("usage: ")
+
+
+CUSTOM_SITE = """
+import os, sys
+print("site of the user", "torch" in sys.modules, len([p for p in sys.path if "user" in p]))
+"""
+
+
+def test_sitecustomize_of_the_user_still_runs(emulated, tmp_path):
+    """Python imports only the first on its path."""
+    folder = tmp_path / "user"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(CUSTOM_SITE, encoding="utf-8")
+    source = "import sitecustomize, torch; print(sitecustomize.__file__, torch.cuda.is_available())"
+    run = emulated(source, PYTHONPATH=str(folder))
+    assert run.stdout.splitlines()[-2:] == [
+        "site of the user False 1",
+        f"{folder / 'sitecustomize.py'} True",
+    ], run.stderr
+
+
+def test_program_that_loads_another_card_itself_has_that_one(emulated):
+    """What a program says counts more than what it was given."""
+    source = """
+import emulated_cuda
+emulated_cuda.load("t4")
+import torch
+print(torch.cuda.get_device_name())
+"""
+    assert emulated(source, "--card", "h100").stdout == "Tesla T4\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "write the script to run, or -m and a module"),
+        (["--memory", "3", "x.py"], "--memory: '3' is not a size; write, for example, 40GB"),
+        (["--memory", "512MB", "x.py"], "cannot have 512 MB of memory"),
+        (["--devices", "17", "x.py"], "cannot emulate 17 devices; write a number from 1 to 16"),
+        (["--card", "a1000", "x.py"], "argument --card: invalid choice: 'a1000'"),
+        (["torchrun"], "no file 'torchrun'; for a module write -m before its name, and for torch"),
+    ],
+)
+def test_wrong_argument_is_refused_with_what_to_write(emulation, arguments, message, capsys):
+    """The status is that of a wrong command line."""
+    with pytest.raises(SystemExit) as raised:
+        command_line.main(arguments)
+    assert raised.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["-I", "-sE", "-S"])
+def test_option_that_would_hide_the_device_is_refused(emulation, monkeypatch, capsys, option):
+    """Python would then not read the variables."""
+    monkeypatch.setattr(sys, "orig_argv", ["python", option, "-m", "emulated_cuda", __file__])
+    with pytest.raises(SystemExit):
+        command_line.main([__file__])
+    assert f"python {option}: the program is given the device by" in capsys.readouterr().err
+
+
+def test_options_of_python_are_kept(python, tmp_path):
+    """``-W error`` and the like hold for the program too."""
+    (tmp_path / "options.py").write_text("import sys; print(sys.warnoptions)", encoding="utf-8")
+    run = python("-W", "error", "-m", "emulated_cuda", str(tmp_path / "options.py"))
+    assert run.stdout == "['error']\n", run.stderr

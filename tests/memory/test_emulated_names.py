@@ -1,0 +1,50 @@
+"""Names of emulated devices."""
+
+import pytest
+
+from pytest_cka_memory.errors import DeviceError
+from pytest_cka_memory.meters.emulated_names import is_emulated, parse
+
+
+@pytest.mark.parametrize(
+    ("name", "card", "values"),
+    [
+        ("emulate:cuda", "a100", None),
+        ("emulate:cuda:h100", "h100", None),
+        ("emulate:cuda,values=off", "a100", False),
+        ("emulate:cuda:t4,values=off", "t4", False),
+        ("emulate:cuda:h100,values=on", "h100", True),
+    ],
+)
+def test_name_gives_the_card_and_the_settings(name, card, values):
+    """The card is optional, and so are settings."""
+    found = parse(name)
+    assert (found.card, found.values) == (card, values)
+    assert is_emulated(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        *(
+            (
+                f"emulate:cuda:{card}",
+                f"unknown card '{card}'; write emulate:cuda, or emulate:cuda: and one of a100, ",
+            )
+            for card in ("a1000", "A100", "a100:0")
+        ),
+        ("emulate:cuda,values=maybe", "unknown setting 'values=maybe' .*; write values=off"),
+        ("emulate:cuda,speed=1", "unknown setting 'speed=1'"),
+        ("emulate:xpu", "'emulate:xpu' is not an emulated device; write emulate:cuda"),
+    ],
+)
+def test_wrong_name_is_refused_with_what_to_write(name, message):
+    """The message names the wrong part."""
+    with pytest.raises(DeviceError, match=message):
+        parse(name)
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0", "emulate", "emulate:cudax", "cpu"])
+def test_other_devices_are_not_emulated(name):
+    """Only the one kind can be."""
+    assert not is_emulated(name)
