@@ -15,8 +15,6 @@ def prepare(library: str) -> None:
         library: path of the emulated driver.
     """
     os.environ.setdefault("NUMBA_DISABLE_CUDA", "1")  # Numba would crash with this driver
-    # Inductor's worker processes do not have this device, and end without a message.
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     if "TRITON_LIBCUDA_PATH" in os.environ:
         return
     folder = tempfile.mkdtemp(prefix="emulated-cuda-")

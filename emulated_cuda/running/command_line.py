@@ -31,10 +31,10 @@ def main(arguments: Sequence[str]) -> int:
     Args:
         arguments: as ``sys.argv[1:]``.
     """
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    reader = parser()
+    options = reader.parse_args(arguments)
     if not options.program:
-        parser.error("write the script to run, or -m and a module")
+        reader.error("write the script to run, or -m and a module")
     try:
         card = card_of(options.card)
         total_bytes = _bytes(options.memory) if options.memory else card.total_bytes
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         checks.check_kernels(card, checks.check_available())
         command = _command(options.program, options.module)
     except DeviceError as error:
-        parser.error(str(error))
+        reader.error(str(error))
     _warn_of_untried_torch()
     with tempfile.TemporaryDirectory(prefix="emulated-cuda-records-") as folder:
         environment = children.environment_with(
@@ -62,7 +62,8 @@ def main(arguments: Sequence[str]) -> int:
     return _end_like(status)
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m emulated_cuda",
         usage="%(prog)s [options] (script.py | -m module) [arguments of the program ...]",

@@ -20,9 +20,13 @@ def lines(processes: Sequence[ProcessUse]) -> Iterator[str]:
 
 
 def write_json(path: Path, processes: Sequence[ProcessUse]) -> None:
-    """Write the same as a list of objects, sizes in bytes."""
-    rows = [_row(process, device) for process in processes for device in process.devices]
-    path.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    """Write the same as a list of objects."""
+    path.write_text(json.dumps(rows(processes), indent=2) + "\n", encoding="utf-8")
+
+
+def rows(processes: Sequence[ProcessUse]) -> list[dict[str, Any]]:
+    """Return one object for each device of each process, with sizes in bytes."""
+    return [_row(process, device) for process in processes for device in process.devices]
 
 
 def _line(process: ProcessUse, device: DeviceUse) -> str:
@@ -33,9 +37,9 @@ def _line(process: ProcessUse, device: DeviceUse) -> str:
         else f"{_mb(device.allocated_bytes)} allocated"
     )
     return (
-        f"{rank}process {process.process} ({process.program}), cuda:{device.index}, emulated "
-        f"{process.card.title}: at most {allocated}, {_mb(device.reserved_bytes)} reserved, of "
-        f"{_mb(process.usable_bytes)}: {_result(process, device)}"
+        f"{rank}{process.program}, cuda:{device.index}, emulated {process.card.title}: at most "
+        f"{allocated}, {_mb(device.reserved_bytes)} reserved, of {_mb(process.usable_bytes)}: "
+        f"{_result(process, device)}"
     )
 
 

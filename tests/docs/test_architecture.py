@@ -23,16 +23,17 @@ def pictures() -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("number", [0, 1], ids=["pytest_cka_memory", "cka"])
+@pytest.mark.parametrize("number", [0, 1, 2], ids=["pytest_cka_memory", "emulated_cuda", "cka"])
 def test_page_shows_the_levels_that_imports_are_checked_against(number: int) -> None:
     """A picture that nobody checks would soon be wrong."""
     shown = [block.text.strip() for block in blocks(PAGE) if block.language == "text"]
     assert shown[number] == pictures()[number]
 
 
-def test_page_describes_every_folder_of_the_plugin() -> None:
-    """Each has a row of its own, or a sentence."""
-    folders = [path for path in Path(ROOT / "pytest_cka_memory").iterdir() if path.is_dir()]
+@pytest.mark.parametrize("package", ["pytest_cka_memory", "emulated_cuda"])
+def test_page_describes_every_folder(package: str) -> None:
+    """Each has a row of its own."""
+    folders = [path for path in Path(ROOT / package).iterdir() if path.is_dir()]
     names = {path.name for path in folders if any(path.glob("*.py"))}
     rows = {line.split("`")[1] for line in PAGE.read_text("utf-8").splitlines() if "| `" in line}
     assert names <= rows

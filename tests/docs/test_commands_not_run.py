@@ -1,5 +1,6 @@
 """Commands noted as ``not run`` are checked: requirements, scripts and options exist."""
 
+import importlib.util
 import io
 import re
 import runpy
@@ -10,6 +11,8 @@ from contextlib import redirect_stdout
 import pytest
 from docs_pages import ROOT, blocks, commands, pages
 from packaging.requirements import Requirement
+
+from emulated_cuda.running import command_line
 
 NOT_RUN = [
     command
@@ -22,6 +25,7 @@ PIP = [command for command in NOT_RUN if "pip install" in command]
 BENCHMARKS = [command for command in NOT_RUN if command.startswith("python tests/benchmarks/")]
 SCRIPTS = [command for command in NOT_RUN if command.startswith("bash ")]
 _PYTEST = re.compile(r"(\S+=\S+ )?(torchrun .*)?(\S+ -m )?pytest")
+EMULATED = [command for command in NOT_RUN if command.startswith("python -m emulated_cuda ")]
 PYTEST = [command for command in NOT_RUN if _PYTEST.match(command)]
 OTHERS = {
     "python3 -m venv .venv",
@@ -41,9 +45,19 @@ OTHERS = {
 """Commands in which nothing can be checked that is not obvious."""
 
 
+def test_programs_are_run_on_devices_by_arguments_that_exist() -> None:
+    """Everything before the program is an option of ``python -m emulated_cuda``."""
+    assert EMULATED
+    for command in EMULATED:
+        _, _, _, *arguments = shlex.split(command)
+        options = command_line.parser().parse_args(arguments)
+        program = options.program[0]
+        assert importlib.util.find_spec(program) if options.module else program == "train.py"
+
+
 def test_every_command_that_is_not_run_is_checked() -> None:
     """A new one has to find its place here."""
-    assert {*PIP, *BENCHMARKS, *SCRIPTS, *PYTEST, *OTHERS} == set(NOT_RUN)
+    assert {*EMULATED, *PIP, *BENCHMARKS, *SCRIPTS, *PYTEST, *OTHERS} == set(NOT_RUN)
 
 
 def test_readme_shows_the_two_commands_for_a_checkout() -> None:

@@ -12,7 +12,11 @@ from docs_session import Session, Shown, is_checked_elsewhere
 def _pages_to_run() -> Iterator[ParameterSet]:
     for page in pages():
         found = [block for block in blocks(page) if not is_checked_elsewhere(block)]
-        emulates = any("emulate:" in block.text for block in found if block.language == "sh")
+        emulates = any(
+            "emulate:" in block.text or "emulated_cuda" in block.text
+            for block in found
+            if block.language in ("sh", "python")
+        )
         if found:
             marks = [pytest.mark.emulates] if emulates else []
             yield pytest.param(page, id=name_of(page), marks=marks)

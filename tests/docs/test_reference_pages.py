@@ -7,6 +7,10 @@ from docs_pages import ROOT, prose
 from test_links import options
 
 import cka
+import emulated_cuda
+from emulated_cuda.cards import CARDS
+from emulated_cuda.loading.records import DeviceUse, ProcessUse
+from emulated_cuda.running import command_line, summary
 from pytest_cka_memory import MemoryProbe, Region
 from pytest_cka_memory.__main__ import main
 from pytest_cka_memory.core.markers import MARKERS
@@ -52,6 +56,25 @@ def test_keys_of_the_json_report_are_all_described(capsys: pytest.CaptureFixture
     objects = [schema, *schema["$defs"].values()]
     keys = {key for found in objects for key in found["properties"]} - {"reason"}
     assert rows("json") - {"pytest-cka-memory/1"} == keys
+
+
+def test_command_line_of_the_emulated_device_is_described() -> None:
+    """Usage, options, fields of its file, functions, errors and cards, and no others."""
+    text = (REFERENCE / "emulated_cuda.md").read_text("utf-8")
+    parser = command_line.parser()
+    usage = parser.format_usage().removeprefix("usage: ").strip()
+    assert f"```text\n{usage}\n```" in text
+    given = {option for action in parser._actions for option in action.option_strings}
+    names = {row.partition(" ")[0].partition("(")[0] for row in rows("emulated_cuda")}
+    described = {name for name in names if name.startswith("-")}
+    assert described == given - {"-h", "--help", "-m"}
+    process = ProcessUse(1, "train.py", 0, CARDS["t4"], 2**30, True, (DeviceUse(0, 1, 0, 1, None),))
+    fields = set(summary.rows([process])[0])
+    names -= described | {"RuntimeError", "IndexError"}
+    assert names == {*fields, *CARDS, *emulated_cuda.__all__}
+    for name, card in CARDS.items():
+        gib, (major, minor) = card.total_bytes / 2**30, card.hardware.capability
+        assert f"| `{name}` | {card.title} | {gib:.2f} | {major}.{minor} |" in text
 
 
 def test_public_names_of_cka_are_all_described() -> None:
