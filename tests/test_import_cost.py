@@ -49,10 +49,10 @@ def test_an_unused_plugin_imports_only_what_declares_it(tmp_path: Path) -> None:
         *("meters", "meters.device_names"),
         *(
             "plugin",
-            "plugin.activation",
             "plugin.entry_point",
-            "plugin.narrowing",
-            "plugin.options",
+            "plugin.session",
+            "plugin.activation",
+            "plugin.session.options",
         ),
     )
     assert mine == {package, *(f"{package}.{name}" for name in modules)}

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_cka_memory._version import __version__
-from pytest_cka_memory.core.comparison import compare
 from pytest_cka_memory.core.tolerance import parse_tolerance
+from pytest_cka_memory.core.two_reports import compare
 from pytest_cka_memory.errors import CkaMemoryError, ReportError
-from pytest_cka_memory.reports import comparison, files, markdown, terminal
+from pytest_cka_memory.reports import files, markdown, terminal, two_reports
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.html import page as html_page
 from pytest_cka_memory.reports.json.reader import read
@@ -23,9 +23,9 @@ OK, REGRESSION, UNUSABLE = 0, 1, 2
 """Exit statuses; argparse also exits with 2 if the command line is wrong."""
 
 _COMPARISONS = {
-    "table": lambda found: comparison.as_table(found, shutil.get_terminal_size().columns),
-    "markdown": comparison.as_markdown,
-    "json": comparison.as_json,
+    "table": lambda found: two_reports.as_table(found, shutil.get_terminal_size().columns),
+    "markdown": two_reports.as_markdown,
+    "json": two_reports.as_json,
 }
 
 

@@ -45,6 +45,10 @@ class Figure:
     """What to do if more of it was live at entry than was allocated in the region."""
     explained_by: str = ""
     """The field of the record that lists the storages whose bytes it counts; empty if none does."""
+    judged_as: str = ""
+    """The figure that a limit judges in its place; empty if it is judged itself, or never."""
+    above_entry: bool = False
+    """Whether it is a level above that at entry, so that a chart of levels can show its limit."""
     advice: str = ""
     """What to do when it is too high and nothing more specific is known."""
     includes: str = ""
@@ -92,7 +96,12 @@ class RegionRecord:
     ]
     end_bytes: Annotated[
         int,
-        Figure("level at exit", "Live at exit, after cleaning.", never_negative=True),
+        Figure(
+            "level at exit",
+            "Live at exit, after cleaning.",
+            never_negative=True,
+            judged_as="retained_bytes",
+        ),
     ]
     peak_bytes: Annotated[
         int,
@@ -105,6 +114,7 @@ class RegionRecord:
             importance=4,
             never_negative=True,
             explained_by="at_peak",
+            judged_as="peak_increase_bytes",
             advice="the region allocates most of it: free or detach tensors earlier, use "
             "torch.no_grad(), or a smaller batch",
             advice_if_at_entry="most of it was in use before the region: free what earlier code "
@@ -123,6 +133,7 @@ class RegionRecord:
             never_negative=True,
             in_baselines=True,
             explained_by="retained",
+            above_entry=True,
             advice="find what still references them: a list, an attribute, a hook or a cache",
         ),
     ]
@@ -144,6 +155,7 @@ class RegionRecord:
             position=7,
             importance=3,
             only_if_known=True,
+            judged_as="reserved_increase_bytes",
         ),
     ] = None
     reserved_end_bytes: Annotated[
@@ -210,6 +222,7 @@ class RegionRecord:
             importance=6,
             in_baselines=True,
             explained_by="at_peak",
+            above_entry=True,
             advice="free or detach tensors earlier, use torch.no_grad(), or a smaller batch",
         ),
     ]:
@@ -224,6 +237,7 @@ class RegionRecord:
         Figure(
             "net change",
             "end_bytes minus start_bytes; negative if tensors from before were freed.",
+            judged_as="retained_bytes",
         ),
     ]:
         """Level at exit minus level at entry; negative if tensors from before were freed."""
@@ -314,7 +328,7 @@ class RegionRecord:
         return record
 
 
-HOLDINGS = ("retained", "grown", "at_peak", "host_retained")
+HOLDINGS = tuple(field.name for field in fields(RegionRecord) if field.type == tuple[Holding, ...])
 """Fields of the record that list the storages whose bytes a figure counts."""
 
 
@@ -349,6 +363,12 @@ COLUMNS = tuple(figure for figure in _BY_POSITION if figure.column)
 """Figures that tables show, from left to right."""
 COMPARED: Mapping[str, Figure] = {row.name: row for row in _BY_POSITION if row.in_baselines}
 """Figures that baselines keep and comparisons look at."""
+EXPLAINED: Mapping[str, str] = {
+    name: row.judged_as or name
+    for name, row in FIGURES.items()
+    if FIGURES[row.judged_as or name].explained_by
+}
+"""Figure -> the figure whose storages explain it, for those that storages explain."""
 READABLE = tuple(dict.fromkeys((*(field.name for field in fields(RegionRecord)), *FIGURES)))
 """Everything that can be read from a record by name."""
 

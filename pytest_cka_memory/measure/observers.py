@@ -1,4 +1,4 @@
-"""Who is told about regions that have ended; pytest's plugin reports those of fixtures."""
+"""Tell others about regions that have ended; pytest's plugin reports those of fixtures."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -6,5 +6,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pytest_cka_memory.core.figures import RegionRecord
 
-observers: "list[Callable[[Any, RegionRecord], None]]" = []
-"""Called with a ``MemoryProbe`` without an explainer, and the record of its region that ended."""
+    Observer = Callable[[Any, RegionRecord], None]
+    """Called with a ``MemoryProbe`` and the record of its region."""
+
+_observers: "list[Observer]" = []
+
+
+def observe_regions(observer: "Observer") -> Callable[[], None]:
+    """Call `observer` for each region of a probe without an explainer; return how to end that."""
+    _observers.append(observer)
+    return lambda: _observers.remove(observer)
+
+
+def note_end(probe: object, record: "RegionRecord") -> None:
+    """Tell the observers that a region of `probe` has ended."""
+    for observer in _observers:
+        observer(probe, record)

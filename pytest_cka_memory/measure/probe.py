@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.core.figures import RegionRecord
-from pytest_cka_memory.measure.observers import observers
+from pytest_cka_memory.measure.observers import note_end
 from pytest_cka_memory.measure.region import Explainer, Region
 from pytest_cka_memory.measure.region_context import RegionContext
 from pytest_cka_memory.measure.region_stack import region_stack_for
@@ -57,6 +57,7 @@ class MemoryProbe:
         is_thorough: called when a region starts and when it ends; returns whether all garbage in
             reference cycles must be freed first. If not, garbage may be left if finding it takes
             long; then ``record.garbage_left`` is true.
+        numbers_labels: whether a label that is used again gets a number: ``region #2``.
 
     Raises:
         DeviceError: if the device is unknown or not available.
@@ -69,6 +70,7 @@ class MemoryProbe:
         meter: Meter | None = None,
         explainer: Explainer | None = None,
         is_thorough: Callable[[], bool] = lambda: True,
+        numbers_labels: bool = True,
     ) -> None:
         self.meter = meter or meter_for("auto" if device is None else str(device))
         self.records: list[RegionRecord] = []
@@ -78,6 +80,7 @@ class MemoryProbe:
         self._stack = region_stack_for(self.meter)
         self._explainer = explainer
         self._is_thorough = is_thorough
+        self._numbers_labels = numbers_labels
         self._labels: Counter[str] = Counter()
         self._open_regions: list[Region] = []
         self._regions: list[weakref.ref[Region]] = []
@@ -179,7 +182,7 @@ class MemoryProbe:
             self._end(region, completed=False)
         return [region.label for region in still_open]
 
-    def _explain_comparisons(self, error: BaseException) -> list[tuple[str, RegionRecord]]:
+    def explain_compared(self, error: BaseException) -> list[tuple[str, RegionRecord]]:
         """Explain the figures of regions that the user has read before `error` was raised.
 
         Only for a probe with an explainer, and for regions that are still referenced.
@@ -238,12 +241,11 @@ class MemoryProbe:
         if record:
             self.records.append(region.record)
             if self._explainer is None:
-                for observer in observers:
-                    observer(self, region.record)
+                note_end(self, region.record)
 
     def _unique_label(self, label: str) -> str:
         self._labels[label] += 1
-        if self._labels[label] == 1:
+        if self._labels[label] == 1 or not self._numbers_labels:
             return label
         # Recursive, because the user may have used the numbered label too.
         return self._unique_label(f"{label} #{self._labels[label]}")

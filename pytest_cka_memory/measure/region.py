@@ -8,11 +8,12 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
-from pytest_cka_memory.core.figures import FIGURES, READABLE, RegionRecord
+from pytest_cka_memory.core.figures import EXPLAINED, FIGURES, READABLE, RegionRecord
 from pytest_cka_memory.core.growth import GROWTH_ON_HOST, Sample
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.measure.batches import BatchSamples
+from pytest_cka_memory.measure.figure_attributes import FigureAttributes
 from pytest_cka_memory.measure.optimizer_steps import StepBoundaries
 from pytest_cka_memory.measure.region_stack import ClosedRegion, RegionStack
 from pytest_cka_memory.meters.base import Reading
@@ -22,16 +23,6 @@ if TYPE_CHECKING:
 
 _IN_MB = {row.mb_name: row.name for row in FIGURES.values() if row.mb_name != row.name}
 """Name of a figure in MB -> its name in bytes."""
-
-
-_EXPLAINED_WITH = {
-    **dict.fromkeys(("retained_bytes", "net_bytes", "end_bytes"), "retained_bytes"),
-    **dict.fromkeys(("peak_bytes", "peak_increase_bytes"), "peak_increase_bytes"),
-    **dict.fromkeys(("reserved_peak_bytes", "reserved_increase_bytes"), "reserved_increase_bytes"),
-    "growth_bytes_per_batch": "growth_bytes_per_batch",
-    "host_retained_bytes": "host_retained_bytes",
-}
-"""Figure -> the figure whose storages explain it."""
 
 
 _EARLY_BATCHES = 2
@@ -51,7 +42,7 @@ class Explainer(Protocol):
         """Return values that the user knows by name, such as a test's fixtures."""
 
 
-class Region:
+class Region(FigureAttributes):
     """A measured block of code. Its figures can be read after it has ended.
 
     Every figure of :class:`~pytest_cka_memory.RegionRecord` in bytes is an attribute, and
@@ -290,12 +281,13 @@ class Region:
             figures: names of those to trace to allocation and holder.
             error: an exception whose traceback holds objects that the user can name.
         """
-        if "retained_bytes" in figures:
+        explained_by = {FIGURES[name].explained_by for name in figures if name in FIGURES}
+        if "retained" in explained_by:
             record = replace(record, retained=self._retained_holdings(record, error))
-        if "growth_bytes_per_batch" in figures:
+        if "grown" in explained_by:
             grown = self._growing(self._holdings(self._survivors, error)) or self._grown
             record = replace(record, grown=grown)
-        if any(FIGURES[name].explained_by == "at_peak" for name in figures if name in FIGURES):
+        if "at_peak" in explained_by:
             from pytest_cka_memory.holders import survivors
 
             record = replace(record, at_peak=survivors.group_by_site(self._live_at_peak))
@@ -320,7 +312,7 @@ class Region:
         """
         if self._record is None or not self._record.completed:
             return ()
-        figures = {_EXPLAINED_WITH[name] for name in self._figures_read if name in _EXPLAINED_WITH}
+        figures = {EXPLAINED[name] for name in self._figures_read if name in EXPLAINED}
         figures = {name for name in figures if (getattr(self._record, name) or 0) > 0}
         self._record = self._explained(self._record, figures, error)
         return sorted(figures)

@@ -2,22 +2,11 @@
 
 from dataclasses import dataclass
 
-from pytest_cka_memory.core.figures import FIGURES
+from pytest_cka_memory.core.figures import shown_columns
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.measure import display
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.units import MB, format_size, format_with_unit
-
-_COLUMNS = tuple(
-    FIGURES[name]
-    for name in (
-        "start_bytes",
-        "peak_bytes",
-        "peak_increase_bytes",
-        "retained_bytes",
-        "growth_bytes_per_batch",
-    )
-)
 
 
 @dataclass(frozen=True, repr=False)
@@ -72,11 +61,13 @@ class Sweep:
     def __str__(self) -> str:
         from tabulate import tabulate  # takes 20 ms, so only for a printed table
 
+        records = [region.record for region in self.regions]
+        columns = [row for row in shown_columns(records) if row.name != "batches"]
         rows = [
-            [str(count), *(format_size(getattr(region.record, figure.name)) for figure in _COLUMNS)]
-            for count, region in zip(self.batch_counts, self.regions, strict=True)
+            [str(count), *(format_size(getattr(record, row.name)) for row in columns)]
+            for count, record in zip(self.batch_counts, records, strict=True)
         ]
-        head = ["batches", *(figure.column for figure in _COLUMNS)]
+        head = ["batches", *(row.column for row in columns)]
         # The header is passed as an ordinary row, because tabulate widens columns for a header.
         table = tabulate(
             [head, *rows],

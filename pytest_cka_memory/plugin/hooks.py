@@ -9,17 +9,21 @@ import pytest
 from pytest_cka_memory.core.markers import SESSION_FIXTURE
 from pytest_cka_memory.integrations import xdist
 from pytest_cka_memory.integrations.ranks import this_rank
-from pytest_cka_memory.plugin import kept_tracebacks
-from pytest_cka_memory.plugin.item_kinds import (
+from pytest_cka_memory.plugin.item import kept_tracebacks
+from pytest_cka_memory.plugin.item.kinds import (
     has_class_fixture,
     is_testcase,
     wrapped_method,
 )
-from pytest_cka_memory.plugin.item_plan import check, plan_of
-from pytest_cka_memory.plugin.options import given_by
-from pytest_cka_memory.plugin.plain_imports import plain_imports
-from pytest_cka_memory.plugin.session_meter import fail_without_meter, known_meter, meter_of
-from pytest_cka_memory.plugin.settings import settings_key
+from pytest_cka_memory.plugin.item.plan import check, plan_of
+from pytest_cka_memory.plugin.pytest_private import (
+    is_set_up,
+    is_set_up_of_testcase,
+    plain_imports,
+)
+from pytest_cka_memory.plugin.session.meter import fail_without_meter, known_meter, meter_of
+from pytest_cka_memory.plugin.session.options import given_by
+from pytest_cka_memory.plugin.session.settings import settings_key
 
 if TYPE_CHECKING:
     from pytest_cka_memory.meters.base import Meter
@@ -34,8 +38,8 @@ def _measuring(config: pytest.Config) -> ModuleType:
     """
     if _measuring_key not in config.stash:
         with plain_imports():
-            from pytest_cka_memory.plugin import item_measurement
-        config.stash[_measuring_key] = item_measurement
+            from pytest_cka_memory.plugin.item import measurement
+        config.stash[_measuring_key] = measurement
     return config.stash[_measuring_key]
 
 
@@ -43,8 +47,6 @@ _serials_key = pytest.StashKey[dict[pytest.FixtureDef[Any], int | None]]()
 """The number of allocations before each class and module was set up; None if nothing was done."""
 _start_key = pytest.StashKey[int]()
 """The number of allocations before the set-up of the last test."""
-_SET_UPS = ("_unittest_", "_xunit_")
-"""Start of the names of the fixtures by which pytest calls ``setUpClass``, ``setup_module``, ..."""
 
 
 @pytest.hookimpl(trylast=True)
@@ -103,12 +105,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> None:
-    if not fixturedef.argname.startswith(_SET_UPS):  # other fixtures may drop anything
+    if not is_set_up(fixturedef):  # other fixtures may drop anything
         return
     meter = known_meter(request.config)
-    does_nothing = fixturedef.argname.startswith("_unittest_") and not has_class_fixture(
-        request.cls
-    )
+    does_nothing = is_set_up_of_testcase(fixturedef) and not has_class_fixture(request.cls)
     if does_nothing or meter is not None:
         serial = None if meter is None or does_nothing else meter.serial()
         request.config.stash.setdefault(_serials_key, {})[fixturedef] = serial

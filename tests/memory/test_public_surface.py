@@ -7,6 +7,7 @@ import pytest
 import pytest_cka_memory
 from pytest_cka_memory import MemoryProbe, Region, RegionRecord, errors
 from pytest_cka_memory.core.figures import FIGURES, READABLE, Figure
+from pytest_cka_memory.measure.figure_attributes import FigureAttributes
 from pytest_cka_memory.meters import Meter
 
 CONTRACT = (
@@ -51,6 +52,17 @@ def test_the_public_names_include_those_of_the_contract() -> None:
     assert len(names) == len(set(names))
     assert set(CONTRACT) <= set(names)
     assert set(FIGURES_OF_THE_CONTRACT) <= set(READABLE)
+
+
+def test_type_checkers_see_every_figure_of_a_region() -> None:
+    """Its other attributes are computed, so the class declares them; each has the row's type."""
+    expected = {"completed": bool, "garbage_left": bool}
+    for row in FIGURES.values():
+        if row.name != "batches":  # a method of a region
+            types = (float if "per_batch" in row.name else int, float)
+            for name, type_ in zip((row.name, row.mb_name), types, strict=True):
+                expected[name] = type_ | None if row.optional else type_
+    assert FigureAttributes.__annotations__ == expected
 
 
 @pytest.mark.parametrize(

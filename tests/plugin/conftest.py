@@ -14,12 +14,8 @@ import pytest
 import torch._dynamo  # noqa: F401
 
 # The package keeps the class MemoryProbe that it has imported first, so its module must stay too.
-import pytest_cka_memory.measure.probe
-import pytest_cka_memory.meters.cpu
-import pytest_cka_memory.plugin.activation
 
 # Importing this once is faster than importing it in every inner session.
-import pytest_cka_memory.plugin.torchrun_reporter  # noqa: F401
 
 SCRIPTED = """
 import pytest

@@ -16,7 +16,7 @@ from pytest_cka_memory.core.fingerprint import fingerprint_of
 from pytest_cka_memory.errors import DeviceError
 
 # Sessions in this process must not import it again: tests replace its functions.
-from pytest_cka_memory.plugin import emulation  # noqa: F401
+from pytest_cka_memory.plugin.session import emulation  # noqa: F401
 
 NAME = "emulated NVIDIA T4 (no GPU)"
 USERS_TESTS = """

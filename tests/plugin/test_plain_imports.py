@@ -5,7 +5,7 @@ from importlib.machinery import PathFinder
 
 from _pytest.assertion.rewrite import AssertionRewritingHook
 
-from pytest_cka_memory.plugin.plain_imports import plain_imports
+from pytest_cka_memory.plugin.pytest_private import plain_imports
 
 
 def pytest_finders() -> list[object]:

@@ -15,7 +15,7 @@ from pytest_cka_memory.integrations import torchrun as ranks
 from pytest_cka_memory.integrations.ranks import Rank
 from pytest_cka_memory.integrations.torchrun import RankSync
 from pytest_cka_memory.meters import selection
-from pytest_cka_memory.plugin import torchrun_reporter
+from pytest_cka_memory.plugin.report import torchrun as reporting
 
 STATUS = """
 import os
@@ -170,7 +170,7 @@ def test_rank_that_waits_for_a_failed_rank_is_reported_as_hung(torchrun):
 
 def test_rank_that_failed_does_not_wait_long_for_a_rank_that_waits_for_it(as_rank, monkeypatch):
     """The other may hang in a collective, and torchrun ends it only when this rank has ended."""
-    monkeypatch.setattr(torchrun_reporter, "SHORTEST_WAIT_AFTER_FAILURE_S", 0.3)
+    monkeypatch.setattr(reporting, "SHORTEST_WAIT_AFTER_FAILURE_S", 0.3)
     source = "import pytest\ndef test_it(cka_memory): assert False\n"
     for rank in (_first, _second):
         run = rank(as_rank, None, "--cka-memory-rank-timeout=99", source=source)

@@ -9,7 +9,7 @@ from html import escape
 from itertools import cycle
 from typing import Any, NamedTuple
 
-from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Breach
@@ -80,9 +80,12 @@ def limit_lines(breaches: Sequence[Breach], record: RegionRecord) -> list[LimitL
         text = f"allowed by {breach.limit}: {format_with_unit(allowed)}"
         if breach.measured_bytes is None:
             continue
-        if breach.figure in ("peak_increase_bytes", "retained_bytes"):
+        figure = FIGURES.get(breach.figure)
+        if figure is None:  # of a limit of another plugin
+            continue
+        if figure.above_entry:
             found.append(LimitLine(text, allowed, allowed))
-        elif breach.figure == "growth_bytes_per_batch" and count:
+        elif figure.explained_by == "grown" and count:
             start = min(1, count - 1)  # the first batch is warm-up
             base = record.timeline[start].allocated_bytes - record.start_bytes
             rise = allowed * (count - 1 - start)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from html import escape
 
+from pytest_cka_memory.core.figures import FIGURES
 from pytest_cka_memory.core.verdicts import Breach
 from pytest_cka_memory.reports.causes import Cause, ProblemGroup
 from pytest_cka_memory.reports.escapes import one_line
@@ -87,7 +88,7 @@ def _figures(group: ProblemGroup) -> Iterator[str]:
     if chart is not None:
         yield from timeline(chart)
     for breach in _owned(group.breaches):
-        if chart is None or breach.figure != "retained_bytes":
+        if chart is None or FIGURES[breach.figure].explained_by == "at_peak":
             yield from owners(breach, record)
 
 
@@ -95,7 +96,8 @@ def _owned(breaches: Sequence[Breach]) -> Iterator[Breach]:
     """Yield the limits whose bytes belong to owners: growth is a rise, and so it has none."""
     seen = set()
     for breach in breaches:
-        if breach.figure in ("peak_increase_bytes", "retained_bytes") and breach.figure not in seen:
+        figure = FIGURES.get(breach.figure)
+        if figure is not None and figure.above_entry and breach.figure not in seen:
             seen.add(breach.figure)
             yield breach
 

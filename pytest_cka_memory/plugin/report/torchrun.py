@@ -13,9 +13,9 @@ from pytest_cka_memory.integrations import xdist
 from pytest_cka_memory.integrations.ranks import this_rank
 from pytest_cka_memory.integrations.sigterm import OnSigterm
 from pytest_cka_memory.integrations.torchrun import RankSync
-from pytest_cka_memory.plugin.item_plan import plan_of
-from pytest_cka_memory.plugin.reporter import Reporter
-from pytest_cka_memory.plugin.settings import describe, settings_key
+from pytest_cka_memory.plugin.item.plan import plan_of
+from pytest_cka_memory.plugin.report.reporter import Reporter
+from pytest_cka_memory.plugin.session.settings import describe, settings_key
 from pytest_cka_memory.reports.terminal import Line
 from pytest_cka_memory.units import counted
 

@@ -10,15 +10,14 @@ import pytest
 from pytest_cka_memory.baseline.plan import MARKER as BASELINE_MARKER
 from pytest_cka_memory.core.markers import FIXTURE, MARKERS, NO_ALLOCATIONS
 from pytest_cka_memory.errors import BaselineError, LimitError
-from pytest_cka_memory.plugin.options import given_by
-from pytest_cka_memory.plugin.session_meter import known_meter
-from pytest_cka_memory.plugin.settings import Settings, settings_key
+from pytest_cka_memory.plugin.session.meter import known_meter
+from pytest_cka_memory.plugin.session.options import given_by
+from pytest_cka_memory.plugin.session.settings import Settings, settings_key
 
 if TYPE_CHECKING:
-    from _pytest.nodes import Node
-
     from pytest_cka_memory.limits import Limit
     from pytest_cka_memory.meters.base import Meter
+    from pytest_cka_memory.plugin.pytest_private import Node
 
 
 @dataclass(frozen=True)
@@ -145,7 +144,7 @@ def _is_measured(item: pytest.Item, settings: Settings) -> bool:
 def _limits_of_plugins(item: pytest.Item) -> "list[Limit]":
     if not item.config.hook.pytest_cka_memory_limits.get_hookimpls():
         return []
-    from pytest_cka_memory.plugin import extensions
+    from pytest_cka_memory.plugin.item import extensions
 
     return extensions.limits_of(item)
 

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from pytest_cka_memory.core.comparison import Change, Comparison, RegionKey
 from pytest_cka_memory.core.figures import COMPARED
+from pytest_cka_memory.core.two_reports import Change, Comparison, RegionKey
 from pytest_cka_memory.reports import markdown
 from pytest_cka_memory.reports.escapes import code, one_line, sentence
 from pytest_cka_memory.reports.names import fitted

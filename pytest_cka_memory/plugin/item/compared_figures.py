@@ -15,7 +15,7 @@ _NAMES = frozenset(
 )
 
 
-def is_of_figures(error: AssertionError) -> bool:
+def were_compared(error: AssertionError) -> bool:
     """Whether `error` comes from code that reads figures: ``assert region.retained_mb == 0``.
 
     The frame that raised it counts, or the one that called a method such as ``assertEqual``.

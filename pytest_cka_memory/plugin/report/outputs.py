@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from pytest_cka_memory.errors import ReportError
-from pytest_cka_memory.plugin.settings import Settings
+from pytest_cka_memory.plugin.session.settings import Settings
 
 if TYPE_CHECKING:
     from pytest_cka_memory.core.report import Report

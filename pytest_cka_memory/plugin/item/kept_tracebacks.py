@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from pytest_cka_memory.plugin.pytest_private import drop_instance
+
 _previous_key = pytest.StashKey[pytest.Item]()
 _failed_key = pytest.StashKey[bool]()
 _NOT_SEARCHED = frozenset({"funcargs"})
@@ -39,19 +41,13 @@ def release_at_setup(item: pytest.Item) -> bool:
     # Not before the test is run again, because a plugin may have wrapped its method.
     has_failed = previous is not None and previous.stash.get(_failed_key, False)
     if previous is not None and has_failed and previous is not item:
-        _drop_instance(previous)
+        drop_instance(previous)
     return bool(found) or has_failed
 
 
 def note_failure(item: pytest.Item) -> None:
     """Record that the call of `item` has failed."""
     item.stash[_failed_key] = True
-
-
-def _drop_instance(item: pytest.Item) -> None:
-    """Drop the object of the test's class, which pytest keeps with ``self.model`` and the like."""
-    for name in ("_obj", "_instance"):  # pytest makes them again if they are needed
-        vars(item).pop(name, None)
 
 
 def _clear_variables(error: BaseException) -> None:

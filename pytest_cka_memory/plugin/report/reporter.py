@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import pytest_cka_memory
 from emulated_cuda import tried_torch
 from pytest_cka_memory.core import fingerprint
 from pytest_cka_memory.core.places import anonymizer
 from pytest_cka_memory.core.report_builder import ReportBuilder
 from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.meters.emulated_names import is_emulated
-from pytest_cka_memory.plugin import outputs
-from pytest_cka_memory.plugin.options import given_by, name_of
-from pytest_cka_memory.plugin.settings import describe, settings_key
+from pytest_cka_memory.plugin.pytest_private import terminal_width
+from pytest_cka_memory.plugin.report import outputs
+from pytest_cka_memory.plugin.session.options import given_by, name_of
+from pytest_cka_memory.plugin.session.settings import describe, settings_key
 from pytest_cka_memory.units import counted
 
 if TYPE_CHECKING:
@@ -123,7 +125,7 @@ class Reporter:
             self._write(session, self.builder.report())
 
     def _write(self, session: pytest.Session, report: "Report") -> None:
-        from pytest_cka_memory.plugin import collecting
+        from pytest_cka_memory.plugin.session import collecting
         from pytest_cka_memory.reports.anonymous import anonymous
 
         report = replace(report, collection=collecting.collection_of(session.config))
@@ -138,7 +140,7 @@ class Reporter:
                 self._fail(session, str(error))
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        lines = list(self._lines(terminalreporter._tw.fullwidth)) if self._ran else []
+        lines = list(self._lines(terminal_width(terminalreporter.config))) if self._ran else []
         if lines:
             terminalreporter.section("cka-memory")
         for line in lines:
@@ -206,7 +208,7 @@ def owners_of_cka() -> list[str]:
     contains a file that is not part of this project. A folder without ``__init__.py``, such as one
     of tests, is not a package that could be imported in place of ours.
     """
-    ours = Path(__file__).parents[2] / "cka"
+    ours = Path(pytest_cka_memory.__file__).parents[1] / "cka"
     packages = (Path(entry) / "cka" for entry in sys.path)
     folders = {package for package in packages if (package / "__init__.py").is_file()}
     files = {path.name for path in ours.iterdir()} - {"__pycache__", "py.typed"}

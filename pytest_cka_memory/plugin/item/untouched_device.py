@@ -14,8 +14,8 @@ from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.markers import NO_ALLOCATIONS
 from pytest_cka_memory.core.verdicts import Breach, Result, Unjudged
 from pytest_cka_memory.meters.base import Meter
-from pytest_cka_memory.plugin.item_plan import plan_of
-from pytest_cka_memory.plugin.settings import settings_key
+from pytest_cka_memory.plugin.item.plan import plan_of
+from pytest_cka_memory.plugin.session.settings import settings_key
 
 
 def is_untouched(record: RegionRecord, meter: Meter) -> bool:

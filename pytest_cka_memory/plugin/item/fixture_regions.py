@@ -16,17 +16,16 @@ import pytest
 
 from pytest_cka_memory.core.fixture_names import fixture_nodeid
 from pytest_cka_memory.errors import BaselineError
-from pytest_cka_memory.measure.observers import observers
-from pytest_cka_memory.plugin.narrowing import is_narrowed
-from pytest_cka_memory.plugin.session_meter import known_meter, meter_of
-from pytest_cka_memory.plugin.settings import settings_key
+from pytest_cka_memory.measure.observers import observe_regions
+from pytest_cka_memory.plugin.session.meter import known_meter, meter_of
+from pytest_cka_memory.plugin.session.options import is_narrowed
+from pytest_cka_memory.plugin.session.settings import settings_key
 
 if TYPE_CHECKING:
     from pytest_cka_memory.core.figures import RegionRecord
     from pytest_cka_memory.core.report_builder import Payload
     from pytest_cka_memory.core.verdicts import Limit, Result
     from pytest_cka_memory.measure.probe import MemoryProbe
-    from pytest_cka_memory.plugin.session_probe import SessionProbe
 
     _Ended = list[tuple[MemoryProbe, RegionRecord]]
 
@@ -36,7 +35,7 @@ class FixtureRegions:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
-        self._probe: SessionProbe | None = None
+        self._probe: MemoryProbe | None = None
         self._setting_up: list[_Ended] = []
         """The regions of each fixture that is being set up, the innermost last."""
         self._pending: _Ended = []
@@ -57,9 +56,10 @@ class FixtureRegions:
             pytest.UsageError: if the device is not available.
         """
         if self._probe is None:
-            from pytest_cka_memory.plugin.session_probe import SessionProbe
+            from pytest_cka_memory.measure.probe import MemoryProbe
 
-            self._probe = SessionProbe(meter=meter_of(self._config))
+            # Equal labels are numbered for each fixture.
+            self._probe = MemoryProbe(meter=meter_of(self._config), numbers_labels=False)
         return self._probe
 
     def end_session_probe(self) -> None:
@@ -75,10 +75,10 @@ class FixtureRegions:
                 pytest.fail("\n".join(mistakes), pytrace=False)
 
     def pytest_configure(self) -> None:
-        observers.append(self._observe)
+        self._end_observing = observe_regions(self._observe)
 
     def pytest_unconfigure(self) -> None:
-        observers.remove(self._observe)
+        self._end_observing()
 
     def _observe(self, probe: "MemoryProbe", record: "RegionRecord") -> None:
         if self._setting_up:

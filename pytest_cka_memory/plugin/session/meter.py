@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.plugin.options import given_by
-from pytest_cka_memory.plugin.settings import settings_key
+from pytest_cka_memory.plugin.session.options import given_by
+from pytest_cka_memory.plugin.session.settings import settings_key
 
 if TYPE_CHECKING:
     from pytest_cka_memory.meters.base import Meter

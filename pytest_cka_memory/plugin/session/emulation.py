@@ -11,7 +11,7 @@ import emulated_cuda
 from emulated_cuda.errors import TooLateError
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import emulated_names
-from pytest_cka_memory.plugin.options import early_device, early_device_given_by
+from pytest_cka_memory.plugin.session.options import early_device, early_device_given_by
 
 
 def load_emulated_device(early_config: pytest.Config) -> None:

@@ -55,6 +55,8 @@ _VALUED = (
         "under torchrun: treat a rank that finishes no test for this long as hung; default 300",
     ),
 )
+narrowed_key = pytest.StashKey[bool]()
+"""Whether tests were deselected."""
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -134,4 +136,13 @@ def are_given(config: pytest.Config) -> bool:
     return any(
         config.getoption(option_of(name)) is not None or value_of(config, name) not in (None, "")
         for name, *_ in (*_FLAGS, *_VALUED)
+    )
+
+
+def is_narrowed(config: pytest.Config) -> bool:
+    """Whether tests of a collected file may be missing from this session."""
+    return (
+        config.stash.get(narrowed_key, False)
+        or any("::" in arg for arg in config.args)
+        or bool(config.getoption("lf", False))  # --last-failed deselects without calling the hook
     )

@@ -13,14 +13,14 @@ from pytest_cka_memory.core.report_builder import Payload
 from pytest_cka_memory.core.verdicts import Limit, Result, judge
 from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region_context import never_closed
-from pytest_cka_memory.plugin.item_kinds import unseen_reason
-from pytest_cka_memory.plugin.item_plan import limits_or_fail, plan_of
-from pytest_cka_memory.plugin.narrowing import is_narrowed
-from pytest_cka_memory.plugin.session_meter import meter_of
-from pytest_cka_memory.plugin.settings import settings_key
-from pytest_cka_memory.plugin.snapshots import history_recorded, write_snapshot
-from pytest_cka_memory.plugin.terminal_width import terminal_width
-from pytest_cka_memory.plugin.untouched_device import is_untouched, without_kept_limits
+from pytest_cka_memory.plugin.item.kinds import unseen_reason
+from pytest_cka_memory.plugin.item.plan import limits_or_fail, plan_of
+from pytest_cka_memory.plugin.item.snapshots import history_recorded, write_snapshot
+from pytest_cka_memory.plugin.item.untouched_device import is_untouched, without_kept_limits
+from pytest_cka_memory.plugin.pytest_private import terminal_width
+from pytest_cka_memory.plugin.session.meter import meter_of
+from pytest_cka_memory.plugin.session.options import is_narrowed
+from pytest_cka_memory.plugin.session.settings import settings_key
 from pytest_cka_memory.reports import junit
 
 
@@ -63,10 +63,10 @@ class ItemMeasurement:
                     yield
                 self._returned = True
             except AssertionError as error:
-                from pytest_cka_memory.plugin import comparisons
+                from pytest_cka_memory.plugin.item import compared_figures
 
-                if comparisons.is_of_figures(error):
-                    self._compared = self.probe._explain_comparisons(error)
+                if compared_figures.were_compared(error):
+                    self._compared = self.probe.explain_compared(error)
                 raise
             finally:
                 if len(self.probe.records) == in_fixtures:
@@ -170,7 +170,7 @@ class ItemMeasurement:
     def _extended(self, result: Result) -> Result:
         if not self._item.ihook.pytest_cka_memory_region.get_hookimpls():
             return result
-        from pytest_cka_memory.plugin import extensions
+        from pytest_cka_memory.plugin.item import extensions
 
         try:
             fields = extensions.fields_of(self._item, result)

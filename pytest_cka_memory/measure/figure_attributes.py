@@ -1,0 +1,39 @@
+"""The figures of a region as attributes, for editors and type checkers.
+
+They follow from the registry in :mod:`pytest_cka_memory.core.figures`; a test compares both.
+"""
+
+
+class FigureAttributes:
+    """Names and types of what a region reads from its record; it has no values of its own."""
+
+    start_bytes: int
+    start_mb: float
+    end_bytes: int
+    end_mb: float
+    peak_bytes: int
+    peak_mb: float
+    retained_bytes: int
+    retained_mb: float
+    reserved_start_bytes: int | None
+    reserved_start_mb: float | None
+    reserved_peak_bytes: int | None
+    reserved_peak_mb: float | None
+    reserved_end_bytes: int | None
+    reserved_end_mb: float | None
+    reserved_after_cleaning_bytes: int | None
+    reserved_after_cleaning_mb: float | None
+    one_time_bytes: int | None
+    one_time_mb: float | None
+    host_retained_bytes: int | None
+    host_retained_mb: float | None
+    peak_increase_bytes: int
+    peak_increase_mb: float
+    net_bytes: int
+    net_mb: float
+    reserved_increase_bytes: int | None
+    reserved_increase_mb: float | None
+    growth_bytes_per_batch: float | None
+    growth_mb_per_batch: float | None
+    completed: bool
+    garbage_left: bool

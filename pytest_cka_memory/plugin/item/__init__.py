@@ -1,0 +1,1 @@
+"""One test: its plan, its measurement, its fixtures, and what else it needs."""

@@ -1,0 +1,1 @@
+"""What a session prints and writes, alone or as a rank of torchrun."""
