@@ -222,7 +222,7 @@ def emulation() -> None:
 
 
 def _counts_natively() -> bool:
-    from pytest_cka_memory.meters.native import library
+    from pytest_cka_memory.meters.blocks import library
 
     return library.functions() is not None
 

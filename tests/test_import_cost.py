@@ -45,7 +45,15 @@ def test_an_unused_plugin_imports_only_what_declares_it(tmp_path: Path) -> None:
     package = "pytest_cka_memory"
     mine = {name for name in loaded["no:cacheprovider"] if name.startswith(package)}
     modules = (
-        *("_version", "core", "core.markers", "hookspecs", "integrations", "integrations.xdist"),
+        *(
+            "_version",
+            "core",
+            "core.markers",
+            "errors",
+            "hookspecs",
+            "integrations",
+            "integrations.xdist",
+        ),
         *("meters", "meters.device_names"),
         *(
             "plugin",

@@ -1,6 +1,66 @@
-"""Names of devices that ``--cka-memory-device`` takes; every session imports this for its help."""
+"""Names of devices that ``--cka-memory-device`` takes; every session imports this for its help.
 
+That of an emulated device is ``emulate:cuda[:CARD][,values=off][,devices=N]``.
+"""
+
+from dataclasses import dataclass
+
+from pytest_cka_memory.errors import DeviceError
+
+EMULATED = "emulate:cuda"
+"""The name of the emulated device with the default card."""
 KNOWN_DEVICES = (
     *("auto", "cpu", "cuda", "xpu", "mps", "hpu", "npu", "privateuseone"),
-    "emulate:cuda",
+    EMULATED,
 )
+
+
+@dataclass(frozen=True)
+class Specification:
+    """What an emulated device's name asks for."""
+
+    card: str
+    devices: int = 1
+    """Number of such cards."""
+    values: bool | None = None
+    """Whether values are asked for; None if the name says nothing: then they are computed."""
+
+
+def is_emulated(name: str) -> bool:
+    """Whether a device's name is that of an emulated device, valid or not."""
+    return name.partition(",")[0] == EMULATED or name.startswith(f"{EMULATED}:")
+
+
+def parse(name: str) -> Specification:
+    """Return what the name of an emulated device asks for.
+
+    Raises:
+        DeviceError: if the card or a setting is not known.
+    """
+    from emulated_cuda.cards import CARDS, DEFAULT_CARD  # few sessions need a card
+    from emulated_cuda.loading.checks import MOST_DEVICES
+
+    device, *settings = name.split(",")
+    if device != EMULATED and not device.startswith(f"{EMULATED}:"):
+        raise DeviceError(
+            f"{name!r} is not an emulated device; write {EMULATED} or {EMULATED}:a100"
+        )
+    values: bool | None = None
+    devices = 1
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        if setting in ("values=on", "values=off"):
+            values = value == "on"
+        elif key == "devices" and value.isdecimal() and 1 <= int(value) <= MOST_DEVICES:
+            devices = int(value)
+        else:
+            raise DeviceError(
+                f"unknown setting {setting!r} of the device {name!r}; write values=off, or "
+                f"devices= and a number from 1 to {MOST_DEVICES}"
+            )
+    card = device[len(EMULATED) + 1 :] or DEFAULT_CARD
+    if card not in CARDS:
+        raise DeviceError(
+            f"unknown card {card!r}; write {EMULATED}, or {EMULATED}: and one of {', '.join(CARDS)}"
+        )
+    return Specification(card, devices, values)

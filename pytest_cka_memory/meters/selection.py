@@ -5,9 +5,9 @@ import sys
 from functools import cache
 
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.meters import emulated_names
+from pytest_cka_memory.meters import device_names
 from pytest_cka_memory.meters.base import Meter
-from pytest_cka_memory.meters.cpu import cpu_meter
+from pytest_cka_memory.meters.cpu.choice import cpu_meter
 from pytest_cka_memory.meters.device_names import KNOWN_DEVICES
 
 
@@ -43,7 +43,7 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
         DeviceError: for a device that is unknown, not available, or no longer supported.
     """
     _refuse_predicted(name)
-    if emulated_names.is_emulated(name):
+    if device_names.is_emulated(name):
         _load_emulated(name)
         name = "cuda"
     kind = name.partition(":")[0]
@@ -78,7 +78,7 @@ def _refuse_predicted(name: str) -> None:
     from emulated_cuda.cards import CARDS  # most sessions need no card
 
     card = name.removeprefix("predict:cuda")
-    instead = emulated_names.EMULATED + (card if card[1:] in CARDS else "")
+    instead = device_names.EMULATED + (card if card[1:] in CARDS else "")
     raise DeviceError(
         f"predict:cuda was removed, and {name!r} was given; write {instead}, which runs torch's "
         "own CUDA allocator without a GPU. It requires Linux on x86-64 and a CUDA build of torch, "
@@ -113,7 +113,7 @@ def _load_emulated(name: str) -> None:
     """Load the emulated device, unless a session has: under torchrun with a device per rank."""
     import emulated_cuda
 
-    wanted = emulated_names.parse(name)
+    wanted = device_names.parse(name)
     loaded = emulated_cuda.loaded()
     if (
         loaded is None

@@ -61,7 +61,7 @@ def pytest_cka_memory_meter(device: str) -> "Meter":
 def pytest_sessionstart(session: pytest.Session) -> None:
     settings = session.config.stash[settings_key]
     if settings.names_accelerator and xdist.is_controller(session.config):
-        from pytest_cka_memory.meters.emulated_names import is_emulated
+        from pytest_cka_memory.meters.device_names import is_emulated
 
         if is_emulated(settings.device):
             return  # loaded already, or refused

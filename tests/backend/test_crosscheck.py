@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_cka_memory.meters.native import library
+from pytest_cka_memory.meters.blocks import library
 
 TESTS = Path(__file__).parents[1]
 BENCHMARKS = TESTS / "benchmarks"

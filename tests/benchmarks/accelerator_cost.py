@@ -35,12 +35,10 @@ def with_and_without_host(
     meter: Any, call: Callable[[], object], calls: int = 200, rounds: int = 31
 ) -> tuple[float, float]:
     """Return the medians of a call's microseconds with the meter for the host and without it."""
-    from pytest_cka_memory.meters.accelerator import native
-
     counting = meter._counting
-    find_host, native.host_memory = native.host_memory, lambda: None
-    without = native.NativeCounting(counting._device, counting._levels._stats, counting._counter)
-    native.host_memory = find_host
+    find_host, by_blocks.host_memory = by_blocks.host_memory, lambda: None
+    without = by_blocks.BlockCounting(counting._device, counting._levels._stats, counting._counter)
+    by_blocks.host_memory = find_host
     taken: dict[Any, list[float]] = {counting: [], without: []}
     for _ in range(rounds):
         for meter._counting in taken:

@@ -20,8 +20,8 @@ import torch
 from tabulate import tabulate
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters.ledger.meter import LedgerMeter
-from pytest_cka_memory.meters.native.meter import NativeMeter
+from pytest_cka_memory.meters.cpu.by_blocks import BlockMeter
+from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
 
 _BATCHES = (1_000, 4_000, 16_000)
 _OPERATORS = 20_000
@@ -99,9 +99,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-ledger", action="store_true", help="measure the native counter only")
     options = parser.parse_args()
-    probes = {"native": MemoryProbe(meter=NativeMeter())}
+    probes = {"native": MemoryProbe(meter=BlockMeter())}
     if not options.no_ledger:
-        probes["ledger"] = MemoryProbe(meter=LedgerMeter())
+        probes["ledger"] = MemoryProbe(meter=StorageMeter())
     torch.set_num_threads(1)
     rows: list[tuple[object, ...]] = []
 

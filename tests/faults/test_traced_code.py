@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters.ledger.meter import LedgerMeter
+from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
@@ -20,7 +20,7 @@ pytestmark = [
 
 def ledger_probe() -> MemoryProbe:
     """Return a probe with a ledger: counting in the allocator needs no mode, which traces break."""
-    return MemoryProbe(meter=LedgerMeter())
+    return MemoryProbe(meter=StorageMeter())
 
 
 class Flat(nn.Module):

@@ -9,11 +9,11 @@ import torch
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.limits import max_retained_mb
+from pytest_cka_memory.meters.accelerator import by_blocks as native_module
 from pytest_cka_memory.meters.accelerator import host_memory
-from pytest_cka_memory.meters.accelerator import native as native_module
-from pytest_cka_memory.meters.native import meter as cpu_module
-from pytest_cka_memory.meters.native.counter import Counter, counts_pinned
-from pytest_cka_memory.meters.native.library import NOT_LIVE
+from pytest_cka_memory.meters.blocks.counter import Counter, counts_pinned
+from pytest_cka_memory.meters.blocks.library import NOT_LIVE
+from pytest_cka_memory.meters.cpu import by_blocks as cpu_module
 from pytest_cka_memory.reports import failure
 
 pytestmark = pytest.mark.gpu
@@ -200,7 +200,7 @@ def test_pinned_memory_from_before_counting_is_left_out_by_the_meter_for_the_cpu
     old = pinned(700)
     Counter().remove(old.data_ptr())
     level = Counter().figures().level
-    cpu_module.NativeMeter()
+    cpu_module.BlockMeter()
     assert Counter().serial_of(old.data_ptr()) == NOT_LIVE
     assert Counter().figures().level == level
 
@@ -212,5 +212,5 @@ def test_reports_say_if_pinned_memory_is_not_counted(native, monkeypatch):
         monkeypatch.setattr(module, "counts_pinned", lambda: False)
     notes = type(counting)(counting._device, counting._levels._stats, counting._counter).notes
     assert "pinned memory of the host is not counted" in notes
-    of_cpu = cpu_module.NativeMeter().notes
+    of_cpu = cpu_module.BlockMeter().notes
     assert "packed weights of quantised layers and pinned memory are not counted" in of_cpu

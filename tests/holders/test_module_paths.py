@@ -78,7 +78,7 @@ def test_of_layers_that_differ_in_their_number_one_is_named() -> None:
 @pytest.mark.native
 def test_failure_names_the_layer_beside_the_line_that_runs_the_network() -> None:
     """For what is kept and for the peak. Before, one line was all that was known of a network."""
-    from pytest_cka_memory.meters.native.counter import notes_modules
+    from pytest_cka_memory.meters.blocks.counter import notes_modules
 
     if not notes_modules():
         pytest.skip("the layout of frames is not known in this version of Python")

@@ -12,13 +12,13 @@ import torch
 
 from pytest_cka_memory import MemoryProbe, RegionRecord, Sample
 from pytest_cka_memory.meters import Meter
-from pytest_cka_memory.meters.accelerator.ledger import LedgerCounting
+from pytest_cka_memory.meters.accelerator.by_storages import StorageCounting
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
-from pytest_cka_memory.meters.cpu import cpu_meter
-from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
-from pytest_cka_memory.meters.ledger.meter import LedgerMeter
-from pytest_cka_memory.meters.native import library
-from pytest_cka_memory.meters.native.meter import NativeMeter
+from pytest_cka_memory.meters.blocks import library
+from pytest_cka_memory.meters.cpu.by_blocks import BlockMeter
+from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
+from pytest_cka_memory.meters.cpu.choice import cpu_meter
+from pytest_cka_memory.meters.storages.dispatch import StorageTracker
 from pytest_cka_memory.testing import ScriptedMeter
 
 
@@ -37,11 +37,11 @@ def probe(meter: ScriptedMeter) -> MemoryProbe:
 def both_meters(request: pytest.FixtureRequest) -> Meter:
     """Each of the two meters for the CPU."""
     if request.param == "ledger":
-        return LedgerMeter()
+        return StorageMeter()
     if library.functions() is None:
         pytest.skip("the native counter was not compiled")
     chosen = cpu_meter()
-    return chosen if isinstance(chosen, NativeMeter) else NativeMeter()
+    return chosen if isinstance(chosen, BlockMeter) else BlockMeter()
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def cpu(both_meters: Meter) -> MemoryProbe:
 @pytest.fixture
 def is_native(both_meters: Meter) -> bool:
     """Whether the native counter measures, which counts what operators allocate inside."""
-    return isinstance(both_meters, NativeMeter)
+    return isinstance(both_meters, BlockMeter)
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +139,6 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> scripted_allocator.Allocator:
 def gpu(allocator: scripted_allocator.Allocator) -> AcceleratorMeter:
     """A meter with scripted counters that watches the tensors on the CPU."""
     meter = AcceleratorMeter("cuda", 1)
-    assert isinstance(meter._counting, LedgerCounting)
+    assert isinstance(meter._counting, StorageCounting)
     meter._counting._tracker = StorageTracker(torch.device("cpu"))
     return meter

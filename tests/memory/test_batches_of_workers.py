@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.ledger.loader_batches import LoaderBatches
+from pytest_cka_memory.meters.storages.loader_batches import LoaderBatches
 from pytest_cka_memory.meters.torch_private import storage_key
 
 BATCH_BYTES = 4 * 1000 * 4

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from pytest_cka_memory.meters.ledger import generations
-from pytest_cka_memory.meters.ledger.generations import PROMOTED_TOGETHER, Generations
+from pytest_cka_memory.meters.storages import generations
+from pytest_cka_memory.meters.storages.generations import PROMOTED_TOGETHER, Generations
 
 pytestmark = pytest.mark.usefixtures("imports_excluded_from_collection")
 
@@ -118,7 +118,7 @@ def test_search_leaves_the_collector_enabled_or_disabled(things, enabled):
 STEPS = """
 import gc, sys
 from random import Random
-from pytest_cka_memory.meters.ledger.generations import Generations
+from pytest_cka_memory.meters.storages.generations import Generations
 
 class Thing: pass
 
@@ -175,7 +175,7 @@ REGIONS = """
 import gc
 import torch
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters.ledger import generations
+from pytest_cka_memory.meters.storages import generations
 
 class Node: pass
 

@@ -22,11 +22,11 @@ from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.measure.region_stack import region_stack_for
 from pytest_cka_memory.meters import Meter, torch_private
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
-from pytest_cka_memory.meters.ledger import generations
-from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
-from pytest_cka_memory.meters.ledger.ledger import Ledger
-from pytest_cka_memory.meters.ledger.meter import LedgerMeter
+from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
 from pytest_cka_memory.meters.patching import Patch, SharedPatches
+from pytest_cka_memory.meters.storages import generations
+from pytest_cka_memory.meters.storages.dispatch import StorageTracker
+from pytest_cka_memory.meters.storages.ledger import Ledger
 
 FUNCTIONS = (
     (torch.UntypedStorage, "resize_"),
@@ -78,7 +78,7 @@ def left_behind(meter: Meter, before: list[Any]) -> list[str]:
 def patching_meter(request: pytest.FixtureRequest) -> Meter:
     """A meter for the CPU, and one for an accelerator, that record storages in a ledger."""
     if request.param == "ledger":
-        return LedgerMeter()
+        return StorageMeter()
     meter: AcceleratorMeter = request.getfixturevalue("gpu")
     return meter
 
@@ -86,7 +86,7 @@ def patching_meter(request: pytest.FixtureRequest) -> Meter:
 @pytest.fixture
 def few_objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Hide the modules of torch from the garbage collector, and from the ledger that it does."""
-    with MemoryProbe(meter=LedgerMeter()).measure():
+    with MemoryProbe(meter=StorageMeter()).measure():
         torch.zeros(1)  # imports modules
     gc.collect()
     gc.freeze()
@@ -148,7 +148,7 @@ def test_the_collector_is_enabled_again_by_the_next_region(
     monkeypatch.setattr(generations, "_off_in", threading.get_ident())
     gc.disable()
     try:
-        with MemoryProbe(meter=LedgerMeter()).measure():
+        with MemoryProbe(meter=StorageMeter()).measure():
             assert gc.isenabled()
     finally:
         gc.enable()

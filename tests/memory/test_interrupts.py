@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
-from pytest_cka_memory.meters.ledger.interrupts import hook_for
-from pytest_cka_memory.meters.ledger.ledger import Ledger
-from pytest_cka_memory.meters.ledger.meter import LedgerMeter
+from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
+from pytest_cka_memory.meters.storages.dispatch import StorageTracker
+from pytest_cka_memory.meters.storages.interrupts import hook_for
+from pytest_cka_memory.meters.storages.ledger import Ledger
 
 pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")
 LONGEST_WAIT_SECONDS = 20
@@ -148,7 +148,7 @@ def test_signal_during_the_search_for_new_storages_reaches_the_test(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A test with many small objects would otherwise lose more than half of its alarms."""
-    probe = MemoryProbe(meter=LedgerMeter())
+    probe = MemoryProbe(meter=StorageMeter())
     with probe.measure(), monkeypatch.context() as patched:
         patched.setattr(
             StorageTracker, "record_unseen", lambda *_, **__: signal.raise_signal(signal.SIGTERM)

@@ -4,7 +4,7 @@ import pytest
 
 from pytest_cka_memory.meters.accelerator.last_levels import LastLevels
 from pytest_cka_memory.meters.accelerator.stats import Levels
-from pytest_cka_memory.meters.native.counter import State
+from pytest_cka_memory.meters.blocks.counter import State
 
 
 class ScriptedAllocator:

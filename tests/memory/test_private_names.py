@@ -16,8 +16,8 @@ from pytest_cka_memory import DeviceError, MemoryProbe, RegionRecord
 from pytest_cka_memory.holders.survivors import holdings
 from pytest_cka_memory.holders.torch_references import tensor_rules
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.ledger import ledger
-from pytest_cka_memory.meters.ledger.meter import LedgerMeter
+from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
+from pytest_cka_memory.meters.storages import ledger
 
 pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")
 MODES = "has no list of the active dispatch modes"
@@ -78,7 +78,7 @@ def measured() -> tuple[RegionRecord, tuple[str, ...]]:
     """Measure a region that keeps 400 bytes and a gradient, after a graph that only C++ holds.
     Return its record and the meter's notes.
     """
-    meter = LedgerMeter()
+    meter = StorageMeter()
     weight = torch.ones(50, requires_grad=True)
     loss = torch.nn.functional.cross_entropy(weight.view(1, 50), torch.tensor([3]))
     gc.collect()
@@ -174,7 +174,7 @@ def test_only_coalesced_sparse_tensors_are_counted_by_public_methods(
     without, monkeypatch: pytest.MonkeyPatch, coalesced: bool, counted: bool
 ) -> None:
     """The public methods refuse tensors that are not coalesced."""
-    from pytest_cka_memory.meters.ledger import live_objects
+    from pytest_cka_memory.meters.storages import live_objects
 
     without("torch.Tensor._values")
     monkeypatch.setitem(live_objects._SPARSE_PARTS, torch.sparse_coo, torch_private.SPARSE_PARTS)
@@ -190,14 +190,14 @@ def test_regions_close_without_access_to_the_mode_stack(without) -> None:
     """Their mode is then the innermost one, unless a test leaves its own mode active."""
     without("torch.utils._python_dispatch._pop_mode")
     depth = torch._C._len_torch_dispatch_stack()
-    with MemoryProbe(meter=LedgerMeter()).measure() as region:
+    with MemoryProbe(meter=StorageMeter()).measure() as region:
         kept = torch.zeros(25)
     assert torch._C._len_torch_dispatch_stack() == depth
     assert region.record.retained_bytes == kept.nbytes
 
 
 def hint_of(make: Callable[[], object]) -> str | None:
-    meter = LedgerMeter()
+    meter = StorageMeter()
     meter.start()
     mark = meter.mark()
     kept = make()

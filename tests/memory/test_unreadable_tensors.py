@@ -8,8 +8,8 @@ import torch
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.core.report_builder import ReportBuilder
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
-from pytest_cka_memory.meters.ledger import live_objects
-from pytest_cka_memory.meters.ledger.meter import LedgerMeter
+from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
+from pytest_cka_memory.meters.storages import live_objects
 
 pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")
 
@@ -46,7 +46,7 @@ def no_notes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def probe(no_notes: None) -> MemoryProbe:
     """A probe with a ledger, without the notes of earlier tests."""
-    return MemoryProbe(meter=LedgerMeter())
+    return MemoryProbe(meter=StorageMeter())
 
 
 def test_tensors_in_its_attributes_are_counted(probe: MemoryProbe) -> None:

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters.ledger.meter import LedgerMeter
+from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
 
 SIZE = 2**16
 BYTES = 4 * SIZE
@@ -239,7 +239,7 @@ def test_older_thread_is_in_the_peak_or_the_notes_say_that_it_is_not(
 
 def test_notes_do_not_name_the_threads_of_an_executor(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it runs in the region is counted."""
-    meter = LedgerMeter()
+    meter = StorageMeter()
     with ThreadPoolExecutor(1) as pool:
         worker = pool.submit(threading.current_thread).result()
         monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread(), worker])
@@ -252,7 +252,7 @@ def test_notes_do_not_name_the_threads_of_an_executor(monkeypatch: pytest.Monkey
 def test_notes_name_no_threads_if_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """The note appears only where it may matter."""
     monkeypatch.setattr(threading, "active_count", lambda: 1)
-    meter = LedgerMeter()
+    meter = StorageMeter()
     with MemoryProbe(meter=meter).measure():
         pass
     assert not any(note.startswith("threads were alive") for note in meter.facts()["notes"])

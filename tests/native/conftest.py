@@ -11,10 +11,10 @@ import forked_processes
 import pytest
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters.cpu import cpu_meter
-from pytest_cka_memory.meters.native import library
-from pytest_cka_memory.meters.native.counter import Counter
-from pytest_cka_memory.meters.native.meter import NativeMeter
+from pytest_cka_memory.meters.blocks import library
+from pytest_cka_memory.meters.blocks.counter import Counter
+from pytest_cka_memory.meters.cpu.by_blocks import BlockMeter
+from pytest_cka_memory.meters.cpu.choice import cpu_meter
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -29,13 +29,13 @@ def counter() -> Counter:
 
 
 @pytest.fixture(scope="session")
-def meter() -> NativeMeter:
+def meter() -> BlockMeter:
     chosen = cpu_meter()
-    return chosen if isinstance(chosen, NativeMeter) else NativeMeter()
+    return chosen if isinstance(chosen, BlockMeter) else BlockMeter()
 
 
 @pytest.fixture
-def probe(meter: NativeMeter) -> MemoryProbe:
+def probe(meter: BlockMeter) -> MemoryProbe:
     return MemoryProbe(meter=meter)
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pytest_cka_memory import DeviceError, MemoryProbe
-from pytest_cka_memory.meters.native import counter
+from pytest_cka_memory.meters.blocks import counter
 
 needs_compiler = pytest.mark.skipif(shutil.which("gcc") is None, reason="requires gcc")
 
@@ -222,7 +222,7 @@ def test_a_preloaded_allocator_is_counted(run_code: Callable[..., str], tmp_path
     """As jemalloc or tcmalloc may be: torch's call goes there, through the counter."""
     library = built(ALLOCATOR, tmp_path, "allocator")
     printed = run_code(PRELOADED, LD_PRELOAD=str(library), CKA_MEMORY_NATIVE="1").split()
-    assert printed == ["NativeMeter", "4000", "12000", "True"]
+    assert printed == ["BlockMeter", "4000", "12000", "True"]
 
 
 def test_figures_are_the_same_under_tracemalloc(probe: MemoryProbe) -> None:

@@ -27,14 +27,14 @@ class Other(ctypes.PyDLL):
 ctypes.PyDLL = Other
 """
 NOT_COUNTED = """
-from pytest_cka_memory.meters.native.counter import Counter
+from pytest_cka_memory.meters.blocks.counter import Counter
 Counter.counts = lambda *_: False
 """
 
 
 def test_the_allocator_is_counted_if_the_library_was_compiled(run_code) -> None:
     """Without a note about it."""
-    assert run_code(NOTES, forked=True, CKA_MEMORY_NATIVE="1").splitlines() == ["NativeMeter", "[]"]
+    assert run_code(NOTES, forked=True, CKA_MEMORY_NATIVE="1").splitlines() == ["BlockMeter", "[]"]
 
 
 @pytest.mark.parametrize(
@@ -64,5 +64,5 @@ def test_the_ledger_takes_over_and_one_note_says_why(
     """Its figures are right as well."""
     printed = run_code(before + NOTES, forked=True, CKA_MEMORY_NATIVE=native)
     meter, notes = printed.splitlines()
-    assert meter == "LedgerMeter"
+    assert meter == "StorageMeter"
     assert notes == str([f"torch's allocator is not counted: {reason}"])

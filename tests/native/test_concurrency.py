@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters.native.meter import NativeMeter
+from pytest_cka_memory.meters.cpu.by_blocks import BlockMeter
 
 MB_4 = 4 * 2**20
 REGIONS = 100
@@ -77,7 +77,7 @@ def allocate() -> None:
 
 @pytest.mark.usefixtures("few_objects")
 def test_regions_of_two_threads_disturb_neither_each_other_nor_anything_else(
-    meter: NativeMeter, open_regions: Callable[[], int]
+    meter: BlockMeter, open_regions: Callable[[], int]
 ) -> None:
     """No peak is lost: each thread's own temporary is part of its region's peak, and its leak is
     among what is retained. Other threads only add to both.

@@ -13,8 +13,8 @@ import torch
 
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.measure.region_stack import region_stack_for
-from pytest_cka_memory.meters.native.meter import NativeMeter
-from pytest_cka_memory.meters.native.other_memory import _LENDERS
+from pytest_cka_memory.meters.blocks.other_memory import _LENDERS
+from pytest_cka_memory.meters.cpu.by_blocks import BlockMeter
 from pytest_cka_memory.meters.torch_private import LOADER_ITERATOR, SHARING
 
 FUNCTIONS = (
@@ -29,7 +29,7 @@ def functions() -> list[Any]:
     return [vars(owner).get(name) for owner, name in FUNCTIONS]
 
 
-def one_region(meter: NativeMeter) -> Callable[[], None]:
+def one_region(meter: BlockMeter) -> Callable[[], None]:
     def run() -> None:
         with MemoryProbe(meter=meter).measure():
             pass
@@ -37,7 +37,7 @@ def one_region(meter: NativeMeter) -> Callable[[], None]:
     return run
 
 
-def nested_regions(meter: NativeMeter) -> Callable[[], None]:
+def nested_regions(meter: BlockMeter) -> Callable[[], None]:
     def run() -> None:
         probe = MemoryProbe(meter=meter)
         with probe.measure() as outer, probe.measure():
@@ -47,7 +47,7 @@ def nested_regions(meter: NativeMeter) -> Callable[[], None]:
     return run
 
 
-def region_with_a_leak(meter: NativeMeter) -> Callable[[], None]:
+def region_with_a_leak(meter: BlockMeter) -> Callable[[], None]:
     """Collects garbage at its end."""
 
     def run() -> None:
@@ -61,11 +61,11 @@ def region_with_a_leak(meter: NativeMeter) -> Callable[[], None]:
 @pytest.mark.usefixtures("few_objects")
 @pytest.mark.parametrize("make", [one_region, nested_regions, region_with_a_leak])
 def test_an_exception_at_any_line_leaves_nothing_behind(
-    meter: NativeMeter,
+    meter: BlockMeter,
     open_regions: Callable[[], int],
     interrupted: Callable[..., bool],
     at_line: Callable[[int], object],
-    make: Callable[[NativeMeter], Callable[[], None]],
+    make: Callable[[BlockMeter], Callable[[], None]],
 ) -> None:
     """No lock is held; the next region is right, and after it none is open, nothing patched."""
     run = make(meter)

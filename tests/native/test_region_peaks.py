@@ -4,7 +4,7 @@ from types import CodeType
 
 import torch
 
-from pytest_cka_memory.meters.native.counter import Counter
+from pytest_cka_memory.meters.blocks.counter import Counter
 
 # In Python 3.10, which does not record the columns of instructions, code is a whole line.
 HAS_COLUMNS = hasattr(CodeType, "co_positions")

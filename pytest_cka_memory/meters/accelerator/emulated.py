@@ -5,7 +5,7 @@ from typing import Any
 from emulated_cuda.loading.loaded import Loaded
 from emulated_cuda.values import activation
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
-from pytest_cka_memory.meters.emulated_names import EMULATED
+from pytest_cka_memory.meters.device_names import EMULATED
 
 _COMPUTED = (
     "values on the device are computed by torch on the CPU: not by a card's kernels, and not in "

@@ -7,9 +7,9 @@ temporaries on the host that the user's code would not.
 from collections.abc import Sequence
 
 from pytest_cka_memory.core.allocations import Allocation
+from pytest_cka_memory.meters.blocks.counter import Counter, counts_cpu, is_intact
+from pytest_cka_memory.meters.blocks.other_memory import LentMemory
 from pytest_cka_memory.meters.garbage import Garbage
-from pytest_cka_memory.meters.native.counter import Counter, counts_cpu, is_intact
-from pytest_cka_memory.meters.native.other_memory import LentMemory
 
 
 class HostMemory:

@@ -1,7 +1,7 @@
 """The allocator's levels as they were last read, for as long as they are known to be the same."""
 
 from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, Levels
-from pytest_cka_memory.meters.native.counter import Counter, State
+from pytest_cka_memory.meters.blocks.counter import Counter, State
 
 
 class LastLevels:

@@ -9,9 +9,9 @@ import torch
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.accelerator.allocator_history import AllocatorHistory
+from pytest_cka_memory.meters.accelerator.by_blocks import native_counting
+from pytest_cka_memory.meters.accelerator.by_storages import StorageCounting
 from pytest_cka_memory.meters.accelerator.counting import Counting
-from pytest_cka_memory.meters.accelerator.ledger import LedgerCounting
-from pytest_cka_memory.meters.accelerator.native import native_counting
 from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, device_name
 from pytest_cka_memory.meters.base import Cleaned, Meter, Peaks, Reading
 
@@ -42,7 +42,7 @@ class AcceleratorMeter(Meter):
             "requested_bytes.all.allocated"
         ):  # e.g. backend:cudaMallocAsync
             self.name += ", whole blocks only"
-        self._counting: Counting = native_counting(self._device, self._stats) or LedgerCounting(
+        self._counting: Counting = native_counting(self._device, self._stats) or StorageCounting(
             self._device, self._stats
         )
         self.notes = (*self.notes, *self._counting.notes, *torch_private.LOST)

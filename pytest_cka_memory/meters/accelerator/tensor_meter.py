@@ -5,10 +5,10 @@ import torch
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.accelerator import backward_threads
 from pytest_cka_memory.meters.accelerator.stats import device_name
-from pytest_cka_memory.meters.ledger.meter import LedgerMeter
+from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
 
 
-class TensorMeter(LedgerMeter):
+class TensorMeter(StorageMeter):
     """Counts the bytes of the tensor storages on one device exactly, while started.
 
     Its peak is a lower bound, and there is no reserve: what the allocator has besides tensors,
@@ -24,7 +24,7 @@ class TensorMeter(LedgerMeter):
     def __init__(self, device: torch.device, reason: str) -> None:
         self._device = device
         super().__init__(device=device)
-        self.notes = (reason, *LedgerMeter.notes, *torch_private.LOST)
+        self.notes = (reason, *StorageMeter.notes, *torch_private.LOST)
         self.device_name = device_name(device)
 
     def clean(self) -> int | None:

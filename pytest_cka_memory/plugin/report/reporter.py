@@ -17,7 +17,7 @@ from pytest_cka_memory.core import fingerprint
 from pytest_cka_memory.core.places import anonymizer
 from pytest_cka_memory.core.report_builder import ReportBuilder
 from pytest_cka_memory.errors import ReportError
-from pytest_cka_memory.meters.emulated_names import is_emulated
+from pytest_cka_memory.meters.device_names import is_emulated
 from pytest_cka_memory.plugin.pytest_private import terminal_width
 from pytest_cka_memory.plugin.report import outputs
 from pytest_cka_memory.plugin.session.options import given_by, name_of

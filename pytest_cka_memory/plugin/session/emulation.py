@@ -10,7 +10,7 @@ import pytest
 import emulated_cuda
 from emulated_cuda.errors import TooLateError
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.meters import emulated_names
+from pytest_cka_memory.meters import device_names
 from pytest_cka_memory.plugin.session.options import early_device, early_device_given_by
 
 
@@ -24,7 +24,7 @@ def load_emulated_device(early_config: pytest.Config) -> None:
             looked for devices before, it names the plugins that imported torch.
     """
     try:
-        wanted = emulated_names.parse(early_device(early_config) or emulated_names.EMULATED)
+        wanted = device_names.parse(early_device(early_config) or device_names.EMULATED)
         devices = max(wanted.devices, _local_ranks())
         emulated_cuda.load(wanted.card, devices, values=wanted.values)
     except (DeviceError, emulated_cuda.DeviceError) as error:

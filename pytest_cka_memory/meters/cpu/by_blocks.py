@@ -8,24 +8,24 @@ from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.base import Cleaned, Meter, Peaks, Reading
-from pytest_cka_memory.meters.garbage import Garbage
-from pytest_cka_memory.meters.ledger.live_objects import live_storages
-from pytest_cka_memory.meters.native.counter import (
+from pytest_cka_memory.meters.blocks.counter import (
     Counter,
     counts_pinned,
     is_intact,
     repair,
 )
-from pytest_cka_memory.meters.native.library import objects_of_types
-from pytest_cka_memory.meters.native.other_memory import OtherMemory
+from pytest_cka_memory.meters.blocks.library import objects_of_types
+from pytest_cka_memory.meters.blocks.other_memory import OtherMemory
+from pytest_cka_memory.meters.cpu.processor import processor_name
+from pytest_cka_memory.meters.garbage import Garbage
 from pytest_cka_memory.meters.pinned import is_pinned
-from pytest_cka_memory.meters.processor import processor_name
+from pytest_cka_memory.meters.storages.live_objects import live_storages
 
 
-class NativeMeter(Meter):
+class BlockMeter(Meter):
     """Counts every block that torch's CPU allocator hands out, in all threads.
 
-    Only where :func:`~pytest_cka_memory.meters.native.counter.counts_cpu` is true.
+    Only where :func:`~pytest_cka_memory.meters.blocks.counter.counts_cpu` is true.
     """
 
     device = "cpu"

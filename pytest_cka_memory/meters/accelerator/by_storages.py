@@ -10,8 +10,8 @@ from pytest_cka_memory.meters.accelerator import backward_threads
 from pytest_cka_memory.meters.accelerator.counting import Counting
 from pytest_cka_memory.meters.accelerator.peak_resets import PeaksBeforeResets
 from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, Levels
-from pytest_cka_memory.meters.ledger import live_objects
-from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
+from pytest_cka_memory.meters.storages import live_objects
+from pytest_cka_memory.meters.storages.dispatch import StorageTracker
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class _Mark:
     """Requested bytes that no storage of the ledger had."""
 
 
-class LedgerCounting(Counting):
+class StorageCounting(Counting):
     """A dispatch mode records storages; the allocator has one peak counter for all regions."""
 
     notes = (

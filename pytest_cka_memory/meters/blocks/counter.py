@@ -20,9 +20,9 @@ from pytest_cka_memory.core.allocations import (
     RawFrames,
 )
 from pytest_cka_memory.core.libraries import foreign_prefixes, runner_folders
+from pytest_cka_memory.meters.blocks import library
+from pytest_cka_memory.meters.blocks.library import Block, Figures, byref
 from pytest_cka_memory.meters.lazy_allocations import LazyAllocations
-from pytest_cka_memory.meters.native import library
-from pytest_cka_memory.meters.native.library import Block, Figures, byref
 
 CPU = 0
 

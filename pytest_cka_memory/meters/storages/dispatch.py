@@ -8,16 +8,16 @@ from typing import Any, TypeVar
 import torch
 
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.ledger import generations, patches
-from pytest_cka_memory.meters.ledger.ledger import Ledger
-from pytest_cka_memory.meters.ledger.live_objects import (
+from pytest_cka_memory.meters.patching import SharedPatches, Undoable
+from pytest_cka_memory.meters.storages import generations, patches
+from pytest_cka_memory.meters.storages.ledger import Ledger
+from pytest_cka_memory.meters.storages.live_objects import (
     live_storages,
     none_after_collecting,
     storages_of,
 )
-from pytest_cka_memory.meters.ledger.loader_batches import LoaderBatches, may_be_prefetched
-from pytest_cka_memory.meters.ledger.tracing import is_refused_number, numbers_as_tensors
-from pytest_cka_memory.meters.patching import SharedPatches, Undoable
+from pytest_cka_memory.meters.storages.loader_batches import LoaderBatches, may_be_prefetched
+from pytest_cka_memory.meters.storages.tracing import is_refused_number, numbers_as_tensors
 from pytest_cka_memory.meters.torch_private import TorchDispatchMode
 
 _ALWAYS_NEW = torch.ops.aten.lift_fresh.default  # torch.tensor, torch.from_numpy

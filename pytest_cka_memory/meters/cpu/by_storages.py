@@ -10,9 +10,9 @@ import torch
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.base import Meter, Reading
-from pytest_cka_memory.meters.ledger import live_objects
-from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
-from pytest_cka_memory.meters.processor import processor_name
+from pytest_cka_memory.meters.cpu.processor import processor_name
+from pytest_cka_memory.meters.storages import live_objects
+from pytest_cka_memory.meters.storages.dispatch import StorageTracker
 
 _CPU = torch.device("cpu")
 _OLDER_THREADS = (
@@ -21,7 +21,7 @@ _OLDER_THREADS = (
 )
 
 
-class LedgerMeter(Meter):
+class StorageMeter(Meter):
     """Counts the bytes of all tensor storages on one device exactly, while started.
 
     Its peak counts tensors; temporaries that an operator allocates and frees are not counted.

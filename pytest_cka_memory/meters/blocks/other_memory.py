@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.ledger.live_objects import storages_in, storages_of
-from pytest_cka_memory.meters.native.counter import Counter, Origin
-from pytest_cka_memory.meters.native.emptied import EmptiedStorages
-from pytest_cka_memory.meters.native.library import NOT_LIVE
+from pytest_cka_memory.meters.blocks.counter import Counter, Origin
+from pytest_cka_memory.meters.blocks.emptied import EmptiedStorages
+from pytest_cka_memory.meters.blocks.library import NOT_LIVE
 from pytest_cka_memory.meters.patching import Patch, SharedPatches
+from pytest_cka_memory.meters.storages.live_objects import storages_in, storages_of
 from pytest_cka_memory.meters.torch_private import LOADER_ITERATOR
 
 _LENDERS = (

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from pytest_cka_memory.meters.native.counter import Counter, Origin
+from pytest_cka_memory.meters.blocks.counter import Counter, Origin
 from pytest_cka_memory.meters.patching import Patch, SharedPatches
 
 

@@ -8,7 +8,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.ledger.generations import Generations
+from pytest_cka_memory.meters.storages.generations import Generations
 
 # A tensor without a plain storage (opaque, batched by functorch, not yet materialised) raises one
 # of these and is not counted. A subclass may raise anything.

@@ -15,12 +15,12 @@ from pytest_cka_memory.meters.accelerator.host_memory import host_memory
 from pytest_cka_memory.meters.accelerator.last_levels import LastLevels
 from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, Levels
 from pytest_cka_memory.meters.base import Peaks, Reading
-from pytest_cka_memory.meters.cpu import SWITCH
+from pytest_cka_memory.meters.blocks import library
+from pytest_cka_memory.meters.blocks.counter import Counter, counts_pinned, repair
+from pytest_cka_memory.meters.blocks.emptied import EmptiedStorages
+from pytest_cka_memory.meters.blocks.library import UNKNOWN
+from pytest_cka_memory.meters.cpu.choice import SWITCH
 from pytest_cka_memory.meters.garbage import Garbage
-from pytest_cka_memory.meters.native import library
-from pytest_cka_memory.meters.native.counter import Counter, counts_pinned, repair
-from pytest_cka_memory.meters.native.emptied import EmptiedStorages
-from pytest_cka_memory.meters.native.library import UNKNOWN
 from pytest_cka_memory.meters.patching import JoinedPatches, SharedPatches
 
 _DEVICE_TYPES = {"cuda": 1, "xpu": 12}
@@ -35,7 +35,7 @@ class _Mark:
     requested_bytes: int
 
 
-class NativeCounting(Counting):
+class BlockCounting(Counting):
     """Every block by its address, and the peaks of each region, without a dispatch mode.
 
     Only for a device for which :func:`native_counting` has proved that it works.
@@ -193,7 +193,7 @@ class _RegionPeaks(Peaks):
         self._patches.stop(self)
 
 
-def native_counting(device: torch.device, stats: AllocatorStats) -> NativeCounting | None:
+def native_counting(device: torch.device, stats: AllocatorStats) -> BlockCounting | None:
     """Return native counting if it is proved to work: a trial tensor is counted to the byte."""
     number = _DEVICE_TYPES.get(device.type)
     if number is None or os.environ.get(SWITCH) == "0" or library.functions() is None:
@@ -207,7 +207,7 @@ def native_counting(device: torch.device, stats: AllocatorStats) -> NativeCounti
     if not figures.serial > before or figures.level != allocated_bytes or not figures.level:
         return None
     stats.read_fast()
-    return NativeCounting(device, stats, counter)
+    return BlockCounting(device, stats, counter)
 
 
 def _reading(levels: Levels, peak: int, peak_reserved: int) -> Reading:

@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.meters.emulated_names import is_emulated, parse
+from pytest_cka_memory.meters.device_names import is_emulated, parse
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.ledger.live_objects import storages_in, was_freed
+from pytest_cka_memory.meters.storages.live_objects import storages_in, was_freed
 from pytest_cka_memory.meters.torch_private import storage_key
 
 

@@ -14,19 +14,19 @@ def cpu_meter() -> Meter:
     """Return the meter, the same one at every call."""
     reason = _why_not_native()
     if reason is None:
-        from pytest_cka_memory.meters.native.meter import NativeMeter
+        from pytest_cka_memory.meters.cpu.by_blocks import BlockMeter
 
-        return NativeMeter()
-    from pytest_cka_memory.meters.ledger.meter import LedgerMeter
+        return BlockMeter()
+    from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
 
-    return LedgerMeter(reason)
+    return StorageMeter(reason)
 
 
 def _why_not_native() -> str | None:
     """Return why torch's allocator cannot be counted here; None if it can."""
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH} is 0"
-    from pytest_cka_memory.meters.native import counter, library
+    from pytest_cka_memory.meters.blocks import counter, library
 
     if library.functions() is None:
         return "the native counter was not compiled for this system"

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.ledger import interrupts
-from pytest_cka_memory.meters.ledger.tracing import without_mode
 from pytest_cka_memory.meters.patching import Patch, Undoable
+from pytest_cka_memory.meters.storages import interrupts
+from pytest_cka_memory.meters.storages.tracing import without_mode
 
 _Call = Callable[..., Any]
 _Collection = Callable[[str, Mapping[str, int]], None]
