@@ -10,7 +10,7 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.markers import MARKERS
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
 from pytest_cka_memory.errors import LimitError, SizeError
-from pytest_cka_memory.units import MB, counted, format_exact, format_fraction, megabytes
+from pytest_cka_memory.units import MB, counted, format_exact, megabytes
 
 __all__ = [
     "Breach",
@@ -93,7 +93,7 @@ class FlatPerBatch(Limit):
         if growth <= self.tolerance_bytes:
             return None
         message = (
-            f"grew by {format_fraction(growth)} bytes per batch over {record.batches} batches, "
+            f"grew by {format_exact(growth)} per batch over {record.batches} batches, "
             f"allowed {format_exact(self.tolerance_bytes)} per batch"
         )
         return Breach(self.text, self.tolerance_bytes, growth, message, _GROWTH)

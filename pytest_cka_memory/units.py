@@ -61,7 +61,7 @@ def format_size(size: float | None) -> str:
     if size == 0:
         return "0"
     if abs(size) < 2**10:
-        return f"{size} B" if isinstance(size, int) else f"{format_fraction(size)} B"
+        return f"{_number(size)} B"
     if abs(size) < 10 * 2**10:
         return f"{size / 2**10:.1f} KB"
     # At most seven characters up to a terabyte, so that tables do not become too wide.
@@ -76,13 +76,15 @@ def format_with_unit(size: float | None) -> str:
     return f"{text} MB" if size and text[-1].isdigit() else text
 
 
-def format_fraction(size: float) -> str:
-    """Format with one decimal, ``4.0``; below 0.05 with one significant digit, ``0.03``."""
-    return f"{size:,.1f}" if size == 0 or abs(size) >= 0.05 else f"{size:.1g}"
-
-
 def format_exact(size: float) -> str:
-    """Format bytes for a sentence, exactly: ``1,048,577 bytes (1.00 MB)``."""
+    """Format bytes for a sentence: ``1,048,577 bytes (1.00 MB)``, a mean as ``4.5 bytes``."""
     noun = "byte" if size == 1 else "bytes"
     approximate = f" ({size / MB:.2f} MB)" if abs(size) >= 10 * 2**10 else ""
-    return f"{size:,} {noun}{approximate}"
+    return f"{_number(size)} {noun}{approximate}"
+
+
+def _number(size: float) -> str:
+    """Format whole numbers as such, others with one decimal, or one digit if they are small."""
+    if size == int(size):
+        return f"{int(size):,}"
+    return f"{size:,.1f}" if abs(size) >= 0.05 else f"{size:.1g}"

@@ -102,13 +102,16 @@ def _check_same(existing: Loaded, wanted: Loaded) -> None:
     same = (existing.card, existing.devices, existing.total_bytes, existing.values is False)
     if same != (wanted.card, wanted.devices, wanted.total_bytes, wanted.values is False):
         raise DeviceError(
-            f"this process already emulates {_described(existing)}, and {_described(wanted)} was "
-            f"asked for; use one device per process"
+            f"this process already emulates {_described(existing, wanted)}, and "
+            f"{_described(wanted, existing)} was asked for; use one device per process"
         )
 
 
-def _described(loaded: Loaded) -> str:
-    values = ", without values" if loaded.values is False else ""
+def _described(loaded: Loaded, other: Loaded) -> str:
+    """Describe a device; its values only where those of the other differ."""
+    values = ""
+    if (loaded.values is False) != (other.values is False):
+        values = ", without values" if loaded.values is False else ", with values"
     memory = f"{loaded.total_bytes >> 20:,} MB each"
     return f"{loaded.devices} × {loaded.card.title} with {memory}{values}"
 

@@ -8,7 +8,7 @@ from pytest_cka_memory.core.figures import COMPARED, RegionRecord
 from pytest_cka_memory.core.fingerprint import Fingerprint
 from pytest_cka_memory.core.tolerance import Difference, Tolerance, differences, parse_tolerance
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
-from pytest_cka_memory.units import format_exact, format_fraction
+from pytest_cka_memory.units import format_exact
 
 REMEDY = "write one with --cka-memory-update-baseline"
 _NOT_GIVEN = object()
@@ -66,11 +66,7 @@ class WithinBaseline(Limit):
             )
         else:
             message = (
-                f"{noun} {_exact(new)}, allowed {format_exact(allowed)} ({self.tolerance.text} "
-                f"above the baseline's {format_exact(old)}): {_exact(new - allowed)} too much"
+                f"{noun} {format_exact(new)}, allowed {format_exact(allowed)} ({self.tolerance.text} "
+                f"above the baseline's {format_exact(old)}): {format_exact(new - allowed)} too much"
             )
         return Breach(self.text, allowed, new, message, difference.figure)
-
-
-def _exact(size: float) -> str:
-    return format_exact(size) if isinstance(size, int) else f"{format_fraction(size)} bytes"

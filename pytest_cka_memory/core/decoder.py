@@ -193,8 +193,7 @@ def _numbers_first(kind: Any, build: _Build) -> _Build:
         except (KeyError, TypeError, IndexError):
             return build(value)
         if tuple(map(type, given)) in good:
-            numbers = [number for number in given if number]
-            if not numbers or (min(numbers) > -MAX_NUMBER and max(numbers) < MAX_NUMBER):
+            if all(number is None or -MAX_NUMBER < number < MAX_NUMBER for number in given):
                 return kind(*given)
         return build(value)
 

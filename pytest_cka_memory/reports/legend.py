@@ -3,21 +3,13 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from pytest_cka_memory.core.figures import COLUMNS, Figure, RegionRecord, shown_columns
+from pytest_cka_memory.core.figures import RegionRecord, shown_columns
 
 
 def legend_of(records: Iterable[RegionRecord]) -> str:
-    """Return the unit and the meaning of the columns in a table of `records`.
-
-    A column that is rarely shown is explained only if it is.
-    """
-    shown = shown_columns(records)
-    columns = [row for row in COLUMNS if not row.only_if_not_zero or row in shown]
-    return f"Sizes are in MB (2**20 bytes) unless a unit is given. {_meanings(columns)}."
-
-
-def _meanings(columns: Iterable[Figure]) -> str:
-    return "; ".join(f"{row.column}: {row.legend}" for row in columns if row.legend)
+    """Return the unit and the meaning of the columns in a table of `records`."""
+    meanings = [f"{row.column}: {row.legend}" for row in shown_columns(records) if row.legend]
+    return f"Sizes are in MB (2**20 bytes) unless a unit is given. {'; '.join(meanings)}."
 
 
 class Provenance(NamedTuple):

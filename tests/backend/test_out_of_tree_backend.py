@@ -102,7 +102,7 @@ def test_every_marker_judges_the_allocators_figures(broken, test, verdict):
 
 def test_growth_is_shown_from_the_first_batch_on(broken):
     """In requested bytes: the region's start is known in blocks, so they cannot be subtracted."""
-    assert "grew by 4.0 bytes per batch over 8 batches" in broken.text
+    assert "grew by 4 bytes per batch over 8 batches" in broken.text
     assert "0 to 28 B above the first batch" in broken.text
 
 

@@ -135,7 +135,7 @@ def test_growth_message_gives_growth_batches_and_allowed_growth(record: MakeReco
     )
     assert isinstance(breach, Breach)
     assert breach.message == (
-        "grew by 4.0 bytes per batch over 9 batches, allowed 0 bytes per batch"
+        "grew by 4 bytes per batch over 9 batches, allowed 0 bytes per batch"
     )
 
 

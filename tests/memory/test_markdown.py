@@ -22,7 +22,7 @@ LEGEND = """\
 
 Sizes are in MB (2**20 bytes) unless a unit is given. start: live at entry; peak: highest live \
 level; increase: peak - start; retained: allocated inside and still live at the end; growth/b: \
-rise of the highest level per batch, from 5 full batches on; reserved: most that the allocator held.
+rise of the highest level per batch, from 5 full batches on.
 """
 WHOLE = f"""\
 ### Memory: 1 of 5 regions broke a limit, 2 not judged, 1 test without a result, 2 not measured
@@ -31,7 +31,7 @@ WHOLE = f"""\
 | :--- | :--- | :--- |
 | **BREACH** | `t.py::test_leak[64] train` | `zero_retention`: retained 36 bytes, allowed 0 bytes: \
 36 bytes too much |
-| **BREACH** | `t.py::test_leak[64] train` | `flat_per_batch`: grew by 4.0 bytes per batch over 9 \
+| **BREACH** | `t.py::test_leak[64] train` | `flat_per_batch`: grew by 4 bytes per batch over 9 \
 batches, allowed 0 bytes per batch |
 | not judged | `t.py::test_cpu` | `max_reserved_mb(1)`: this device has no reserve |
 | not judged | `t.py::test_fails` | the test failed |
@@ -63,7 +63,7 @@ it</summary>
 | region | verdict | timeline | batches | start | peak | increase | retained | growth/b |
 | :--- | :--- | :--- | ---: | ---: | ---: | ---: | ---: | ---: |
 | `t.py::test_kept` | ok | ▁▁▁▁▁▁▁▁ | 9 | 42.00 | 100.00 | 58.00 | 0 | 0 |
-| `t.py::test_leak[64] train` | BREACH | ▁▂▃▄▅▅▆█ | 9 | 42.00 | 100.00 | 58.00 | 36 B | 4.0 B |
+| `t.py::test_leak[64] train` | BREACH | ▁▂▃▄▅▅▆█ | 9 | 42.00 | 100.00 | 58.00 | 36 B | 4 B |
 | `t.py::test_free` | no limit | ▁▁▁▁▁▁▁▁ | 9 | 42.00 | 100.00 | 58.00 | 0 | 0 |
 | `t.py::test_cpu` | not judged | ▁▁▁▁▁▁▁▁ | 9 | 42.00 | 100.00 | 58.00 | 0 | 0 |
 | `t.py::test_fails` | not judged | ▁▁▁▁▁▁▁▁ | 9 | 42.00 | 100.00 | 58.00 | 0 | 0 |
@@ -175,7 +175,7 @@ def test_a_report_of_ten_thousand_regions_keeps_to_the_limit_on_length(limit):
     shown = [line for line in text.splitlines() if line.startswith("| **BREACH**")]
     counted = [line for line in text.splitlines() if line.endswith("more, in the JSON report |")]
     assert counted[0] == f"| and {2 * 1_667 - len(shown):,} more, in the JSON report |"
-    rows = [line for line in text.splitlines() if line.endswith((" 0 |", " 4.0 B |"))]
+    rows = [line for line in text.splitlines() if line.endswith((" 0 |", " 4 B |"))]
     assert counted[1] == f"| and {10_000 - len(rows):,} more, in the JSON report |"
     assert "The holders of " in text
     assert text.endswith(LEGEND)

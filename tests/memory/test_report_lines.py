@@ -54,7 +54,7 @@ def test_the_table_has_one_row_per_region(results: list[Result]) -> None:
         "tests/gates/test_cka.py",
         "  test_flat compare                       9  42.00  100.00     58.00         0         0"
         "  ok",
-        "  test_leak[64] compare                   9  42.00  100.00     58.00      36 B     4.0 B"
+        "  test_leak[64] compare                   9  42.00  100.00     58.00      36 B       4 B"
         "  BREACH",
         "tests/gates/test_cka.py::TestBig",
         "  test_a_very_lon…fit_into_the_row        -    5 B  2.0 KB    1.9 KB         0         -"
@@ -140,7 +140,7 @@ def test_findings_name_breaches_and_what_was_not_judged(results: list[Result]) -
     assert terminal.findings(results) == [
         (f"BREACH {FILE}::test_leak[64] compare", "red"),
         (
-            "  flat_per_batch: grew by 4.0 bytes per batch over 9 batches, "
+            "  flat_per_batch: grew by 4 bytes per batch over 9 batches, "
             "allowed 0 bytes per batch",
             "red",
         ),

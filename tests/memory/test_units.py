@@ -130,9 +130,9 @@ def test_size_error_is_a_value_error_and_a_package_error() -> None:
         (0, "0"),
         (0.0, "0"),
         (1, "1 B"),
-        (1023, "1023 B"),
-        (-1023, "-1023 B"),
-        (4.0, "4.0 B"),
+        (1023, "1,023 B"),
+        (-1023, "-1,023 B"),
+        (4.0, "4 B"),
         (5 / 3, "1.7 B"),
         (1 / 32, "0.03 B"),
         (1024, "1.0 KB"),
@@ -157,10 +157,13 @@ def test_format_size_returns_a_short_text_for_table_cells(size: float | None, te
         (10239, "10,239 bytes"),
         (10240, "10,240 bytes (0.01 MB)"),
         (2**20 + 1, "1,048,577 bytes (1.00 MB)"),
+        (4.0, "4 bytes"),
+        (20000.5, "20,000.5 bytes (0.02 MB)"),
+        (1 / 32, "0.03 bytes"),
     ],
 )
-def test_format_exact_returns_every_byte(size: int, text: str) -> None:
-    """One byte can break a limit, so messages show every byte."""
+def test_format_exact_returns_every_byte(size: float, text: str) -> None:
+    """One byte can break a limit, so messages show every byte, and decimals only of a mean."""
     assert format_exact(size) == text
 
 

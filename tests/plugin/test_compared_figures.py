@@ -85,7 +85,7 @@ def test_failed_comparison_names_line_and_holder_of_what_it_compared(session):
             "  1 tensor, 4,000 bytes, float32 (1000,)",
             "    made at *",
             "    held by ones in test_retained (test_it.py:12)",
-            "growth per batch 400.0 bytes",
+            "growth per batch 400 bytes",
             "  in region 'loop', measured on cpu (torch's CPU allocator)",
             "    held by test_it.KEPT[[]0]",
             "E * AssertionError: too much",

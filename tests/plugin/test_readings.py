@@ -216,7 +216,7 @@ def test_freeing_old_tensors_does_not_hide_a_leak(session):
 
 
 def test_leak_of_four_bytes_per_batch_with_real_tensors(session):
-    """Appending the loss tensor instead of its value grows by 4.0 bytes per batch."""
+    """Appending the loss tensor instead of its value grows by 4 bytes per batch."""
     run = session(
         """
         import pytest
