@@ -69,71 +69,117 @@ def compute_after(name: str, operator: Any, original: Kernel, compute: Kernel) -
         original: torch's CUDA kernel.
         compute: gets the operator's arguments with CPU aliases of its tensors.
     """
-    schema = torch_private.schema_of(operator)
-    outs = names_of_outs(operator)
-    base = name.partition("::")[2].partition(".")[0]
-    fills, checks = base in _FILLING, base in _CHECKING
-    is_random = randomness.is_random(operator)
-    gives_tensors = schema.is_mutable or any("Tensor" in str(r.type) for r in schema.returns)
-    skipped = _skipped()
-    without_torch_function = torch_private.without_torch_function
-    without_keys = torch_private.without_keys
+    return _Computation(name, operator, original, compute).kernel
 
-    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+
+_NOT_RUN = object()
+"""In place of results if the library cannot run the CUDA operator."""
+
+_WRITTEN: Any = object()
+"""In place of what was computed once it is written into the results."""
+
+
+class _Computation:
+    """A CUDA operator, and what computes its values after it."""
+
+    def __init__(self, name: str, operator: Any, original: Kernel, compute: Kernel) -> None:
+        self._name = name
+        self._original = original
+        self._compute = compute
+        self._schema = torch_private.schema_of(operator)
+        self._outs = names_of_outs(operator)
+        base = name.partition("::")[2].partition(".")[0]
+        self._fills = base in _FILLING
+        self._checks = base in _CHECKING
+        self._is_random = randomness.is_random(operator)
+        self._gives_tensors = self._schema.is_mutable or any(
+            "Tensor" in str(returned.type) for returned in self._schema.returns
+        )
+        self._skipped = _skipped()
+
+    def kernel(self, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run the CUDA operator, then compute its results on the CPU into the same memory."""
         if thread.arguments is not None:
-            return original(keyset, *args, **kwargs)
+            return self._original(keyset, *args, **kwargs)
         may_be_stale = staleness.is_possible()
-        if may_be_stale and not gives_tensors:
+        if may_be_stale and not self._gives_tensors:
             staleness.check((args, kwargs))
-        if is_random:
-            generator = randomness.generator_of(args, kwargs)
-            seed = 0 if generator is None else randomness.seed_of(generator)
-        results, is_available = None, True
-        unknown: tuple[Any, str] | None = None
-        try:
-            results = operators.run(original, keyset, args, kwargs, checks_pass=checks)
-        except Unavailable:  # not kept: its traceback would keep the arguments
-            is_available = False
+        generator, seed = self._random_state(args, kwargs)
+        results = self._run(keyset, args, kwargs)
         has_checked = thread.has_checked
-        with without_torch_function(), without_keys(skipped):
-            if is_random:
-                if generator is not None:
-                    randomness.advance(generator, seed)
-                call = _seeded(compute, seed)
-            else:
-                call = compute
+        # Not on_the_cpu(), which would take a microsecond more for each operator.
+        with torch_private.without_torch_function(), torch_private.without_keys(self._skipped):
+            call = self._compute
+            if generator is not None:
+                randomness.advance(generator, seed)
+            if self._is_random:
+                call = _seeded(call, seed)
+            unknown: tuple[Any, str] | None = None
+            computed = _WRITTEN
             try:
-                if not is_available:
-                    results = _instead(schema, call, args, kwargs)
+                if results is _NOT_RUN:
+                    results = _instead(self._schema, call, args, kwargs)
                 else:
-                    computed = call(
-                        *[on_cpu(value) for value in args],
-                        **{key: on_cpu(value) for key, value in kwargs.items()},
-                    )
-                    unwritten = write(results, computed)
-                    if unwritten:
-                        unknown = unwritten, reason(name, "the CPU has no such result")
-            except FormError:  # how large the result is depends on values
-                if may_be_stale:
-                    staleness.check((args, kwargs))
-                results = upload(computed, _device_of(args, kwargs))
-            except ShapeError as error:
-                unknown = results, f"{name} was not computed: {error}"
+                    computed, unknown = self._write(call, results, args, kwargs)
             except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
-                if not is_available or has_checked or torch_private.is_singular(error):
+                if results is _NOT_RUN or has_checked or torch_private.is_singular(error):
                     raise
                 if may_be_stale and errors_on_device.is_assert(error):
                     staleness.check((args, kwargs))
-                unknown = _after_error(name, schema, call, args, kwargs, results, error)
+                unknown = _after_error(self._name, self._schema, call, args, kwargs, results, error)
+            if computed is not _WRITTEN:
+                if may_be_stale:
+                    staleness.check((args, kwargs))
+                results = upload(computed, _device_of(args, kwargs))
         if may_be_stale:
-            read = args[1:] if fills else args, {k: v for k, v in kwargs.items() if k not in outs}
-            written = results, _mutated(schema, args, kwargs)
-            staleness.propagate(read, written, given=(args, kwargs))
+            self._propagate(results, args, kwargs)
         if unknown is not None:
             staleness.mark(*unknown)
         return results
 
-    return kernel
+    def _random_state(self, args: Any, kwargs: Any) -> tuple[Any, int]:
+        """Return the operator's generator, if any, and its seed before the operator runs."""
+        generator = randomness.generator_of(args, kwargs) if self._is_random else None
+        return generator, 0 if generator is None else randomness.seed_of(generator)
+
+    def _run(self, keyset: Any, args: Any, kwargs: Any) -> Any:
+        """Run torch's CUDA kernel, which allocates as on a card."""
+        try:
+            return operators.run(self._original, keyset, args, kwargs, checks_pass=self._checks)
+        except Unavailable:  # not kept: its traceback would keep the arguments
+            return _NOT_RUN
+
+    def _write(
+        self, call: Kernel, results: Any, args: Any, kwargs: Any
+    ) -> tuple[Any, tuple[Any, str] | None]:
+        """Compute values and write them into the results.
+
+        Returns:
+            What was computed if its form depends on values, so that it cannot be written; then
+            None, or which results have no value and why.
+        """
+        computed = call(
+            *[on_cpu(value) for value in args],
+            **{key: on_cpu(value) for key, value in kwargs.items()},
+        )
+        try:
+            unwritten = write(results, computed)
+        except FormError:
+            return computed, None
+        except ShapeError as error:
+            return _WRITTEN, (results, f"{self._name} was not computed: {error}")
+        if not unwritten:
+            return _WRITTEN, None
+        return _WRITTEN, (unwritten, reason(self._name, "the CPU has no such result"))
+
+    def _propagate(self, results: Any, args: Any, kwargs: Any) -> None:
+        """Mark what was computed from stale values as stale."""
+        read = (
+            args[1:] if self._fills else args,
+            {key: value for key, value in kwargs.items() if key not in self._outs},
+        )
+        written = results, _mutated(self._schema, args, kwargs)
+        staleness.propagate(read, written, given=(args, kwargs))
 
 
 def _seeded(compute: Kernel, seed: int) -> Kernel:

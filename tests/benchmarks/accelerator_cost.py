@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.meters.accelerator import by_blocks
 
 
 def median_us(call: Callable[[], object], calls: int, rounds: int = 7) -> float:
