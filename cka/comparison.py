@@ -51,8 +51,16 @@ class ComparedModel:
 class CKA:
     """Compares the layers of two networks, or of one network with itself.
 
-        with CKA(model1, model2) as cka:
-            result = cka.compare(loader)
+    >>> import torch
+    >>> _ = torch.manual_seed(0)
+    >>> model1, model2 = (
+    ...     torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU()) for _ in range(2)
+    ... )
+    >>> batches = torch.randn(4, 32, 8)
+    >>> with CKA(model1, model2, device="cpu") as cka:
+    ...     result = cka.compare(batches)
+    >>> result.matrix.shape
+    torch.Size([2, 2])
 
     Models run in evaluation mode and without gradients. Hooks are registered only during a forward
     pass. Every ``compare`` restores the models' modes and devices, also if it raises. At the end

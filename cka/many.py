@@ -29,6 +29,12 @@ def compare_many(
 ) -> CKAResults:
     """Compare several models with each other in one pass over the data.
 
+    >>> import torch
+    >>> models = {name: torch.nn.Linear(8, 4) for name in ("start", "epoch 1", "epoch 2")}
+    >>> results = compare_many(models, torch.randn(4, 32, 8), device="cpu")
+    >>> list(results)
+    [('start', 'epoch 1'), ('start', 'epoch 2'), ('epoch 1', 'epoch 2')]
+
     Every model runs once on each batch, and the results equal those of a ``CKA(one, other)`` for
     each pair. All models are on the device during the whole comparison. Of a batch, only the Gram
     matrices are kept, n² numbers for each of the L layers of a model with n samples, and never

@@ -30,6 +30,13 @@ def cka_from_features(
 ) -> Tensor:
     """Return CKA between features of the same n samples, computed in float64.
 
+    >>> x = torch.randn(100, 16)
+    >>> value = cka_from_features(x, 3 * x)  # linear CKA does not depend on the scale
+    >>> print(f"{value:.4f}")
+    1.0000
+    >>> cka_from_features([x, x[:, :4]], x).shape
+    torch.Size([2, 1])
+
     Features may have any scale that their dtype can represent.
 
     Args:

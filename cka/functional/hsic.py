@@ -31,6 +31,10 @@ def min_samples(estimator: HSICEstimator) -> int:
 def hsic(gram_x: Tensor, gram_y: Tensor, *, estimator: HSICEstimator = "unbiased") -> Tensor:
     """Return HSIC of two (n, n) Gram matrices of the same n samples.
 
+    >>> x, y = torch.randn(2, 50, 8)
+    >>> hsic(x @ x.T, y @ y.T).shape
+    torch.Size([])
+
     Args:
         gram_x: Gram matrix (n, n) of any real dtype; it need not be centred.
         gram_y: Gram matrix (n, n) of the same samples in the same order.

@@ -85,6 +85,10 @@ def null_distribution(
 ) -> NullDistribution:
     """Return CKA of two sets of features and its distribution by chance.
 
+    >>> x = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
+    >>> null_distribution(x, x + 0.1, n=99).is_above_chance(0.01)
+    True
+
     A permutation test (Good 2005, "Permutation, Parametric, and Bootstrap Tests of Hypotheses";
     for HSIC: Gretton et al. 2007, "A Kernel Statistical Test of Independence"): if the features
     were independent, each assignment of the samples of ``y`` to those of ``x`` would be equally

@@ -65,8 +65,9 @@ class WithinBaseline(Limit):
                 "now; run 5 full batches or more, or update the baseline"
             )
         else:
+            excess = f"{format_exact(new - allowed)} too much"
             message = (
-                f"{noun} {format_exact(new)}, allowed {format_exact(allowed)} ({self.tolerance.text} "
-                f"above the baseline's {format_exact(old)}): {format_exact(new - allowed)} too much"
+                f"{noun} {format_exact(new)}, allowed {format_exact(allowed)} "
+                f"({self.tolerance.text} above the baseline's {format_exact(old)}): {excess}"
             )
         return Breach(self.text, allowed, new, message, difference.figure)

@@ -192,9 +192,10 @@ def _numbers_first(kind: Any, build: _Build) -> _Build:
             given = pick(value)
         except (KeyError, TypeError, IndexError):
             return build(value)
-        if tuple(map(type, given)) in good:
-            if all(number is None or -MAX_NUMBER < number < MAX_NUMBER for number in given):
-                return kind(*given)
+        if tuple(map(type, given)) in good and all(
+            number is None or -MAX_NUMBER < number < MAX_NUMBER for number in given
+        ):
+            return kind(*given)
         return build(value)
 
     return build_quickly

@@ -57,10 +57,14 @@ class Limit(ABC):
 
     @abstractmethod
     def judge(self, record: RegionRecord) -> Verdict:
-        """Return None if `record` keeps this limit, a :class:`Breach` if not.
+        """Judge a region by this limit. A value equal to the limit keeps it.
 
-        A value equal to the limit keeps it. Return :class:`Unjudged` if the limit does not apply on
-        this device.
+        Args:
+            record: the figures of a region that has ended.
+
+        Returns:
+            None if `record` keeps the limit, a :class:`Breach` if not, :class:`Unjudged` if the
+            limit does not apply on this device.
         """
 
     def verdicts(self, record: RegionRecord) -> Sequence[Verdict]:

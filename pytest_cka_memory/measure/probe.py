@@ -47,6 +47,13 @@ class Snapshot:
 class MemoryProbe:
     """Measures one device.
 
+    >>> import torch
+    >>> probe, kept = MemoryProbe("cpu"), []
+    >>> with probe.measure("keep") as region:
+    ...     kept.append(torch.ones(1000))
+    >>> region.retained_bytes
+    4000
+
     Args:
         device: ``"auto"`` (or None) for the accelerator if there is one, else the CPU; or
             ``"cpu"``, ``"cuda"``, ``"cuda:1"``, ``"emulate:cuda"``, ...
@@ -95,7 +102,13 @@ class MemoryProbe:
     def measure(self, label: str | None = None) -> AbstractContextManager[Region]:
         """Measure a ``with`` block. Blocks may nest; an outer block includes its inner blocks.
 
-        The default label is ``region``. A label that is used again gets a number: ``region #2``.
+        Args:
+            label: names the region in reports; the default is ``region``. A label that is used
+                again gets a number: ``region #2``.
+
+        Returns:
+            A context manager that gives the :class:`Region`, whose figures are known after the
+            block.
         """
         return RegionContext(partial(self._measured, label), label, self.unused)
 
@@ -108,11 +121,24 @@ class MemoryProbe:
     def run(
         self, func: Callable[..., Any], /, *args: Any, warmup: int = 0, **kwargs: Any
     ) -> Region:
-        """Measure ``func(*args, **kwargs)``; the region's ``result`` is what it returned.
+        """Measure ``func(*args, **kwargs)``.
 
-        The result is live when the region ends, so it counts as retained. With ``warmup=n``, `func`
-        runs n times before; the bytes that the first of these runs retained and the measured run
-        did not are the region's ``one_time_bytes``.
+        >>> import torch
+        >>> region = MemoryProbe("cpu").run(torch.ones, 1000)
+        >>> region.result.shape, region.retained_bytes
+        (torch.Size([1000]), 4000)
+
+        Args:
+            func: the function; its name is the region's label.
+            *args: its positional arguments.
+            warmup: how many times `func` runs before it is measured. The bytes that the first of
+                these runs retained and the measured run did not are the region's
+                ``one_time_bytes``.
+            **kwargs: its keyword arguments.
+
+        Returns:
+            The region, which has ended. Its ``result`` is what `func` returned; it is live when the
+            region ends, so it counts as retained.
 
         Raises:
             ValueError: if `warmup` is not a whole number, 0 or more.
@@ -146,8 +172,21 @@ class MemoryProbe:
     ) -> "Sweep":
         """Measure `func` over the first n batches of `loader`, for each n in `batch_counts`.
 
-        `func` is called with what `setup` returned (if given) and the shortened loader. `setup`
-        runs again for each count, outside the region.
+        >>> import torch
+        >>> kept = []
+        >>> def keep(loader):
+        ...     kept.extend(batch + 1 for batch in loader)
+        >>> MemoryProbe("cpu").sweep(keep, torch.ones(4, 100), (1, 2, 4))
+        <Sweep over 1, 2, 4 batches: retained 400 B, 800 B, 1.6 KB>
+
+        Args:
+            func: is called with what `setup` returned (if given) and the shortened loader.
+            loader: batches; at least as many as the highest count.
+            batch_counts: numbers of batches, rising.
+            setup: runs again for each count, outside the region.
+
+        Returns:
+            One region for each count.
 
         Raises:
             ValueError: if there are no counts, they do not rise, or the loader is too short.

@@ -132,7 +132,19 @@ class Region(FigureAttributes):
         return display.Holdings(self.record.host_retained)
 
     def batches(self, loader: Iterable[Any]) -> Any:
-        """Return a wrapper of `loader` that behaves the same and samples at each batch boundary."""
+        """Return a wrapper of `loader` that behaves the same and samples at each batch boundary.
+
+        A boundary is when the next batch is asked for, and when the loop ends. Five full batches
+        or more have a growth per batch::
+
+            with cka_memory.measure("train") as region:
+                for images, labels in region.batches(loader):
+                    train_step(images, labels)
+            assert region.growth_bytes_per_batch == 0
+
+        Args:
+            loader: a DataLoader or another iterable of batches.
+        """
         from pytest_cka_memory.measure.loaders import SampledLoader
 
         return SampledLoader(loader, self._sample_if_open, self._check_if_open)

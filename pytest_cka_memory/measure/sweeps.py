@@ -14,7 +14,9 @@ class Sweep:
     """One region per batch count, each with a fresh set-up. ``print(sweep)`` shows a table."""
 
     batch_counts: tuple[int, ...]
+    """How many batches each region has seen."""
     regions: tuple[Region, ...]
+    """The regions, in the order of `batch_counts`."""
 
     @property
     def retained_mb(self) -> list[float]:

@@ -134,9 +134,7 @@ def test_growth_message_gives_growth_batches_and_allowed_growth(record: MakeReco
         record(levels=[4 * i for i in range(9)])
     )
     assert isinstance(breach, Breach)
-    assert breach.message == (
-        "grew by 4 bytes per batch over 9 batches, allowed 0 bytes per batch"
-    )
+    assert breach.message == "grew by 4 bytes per batch over 9 batches, allowed 0 bytes per batch"
 
 
 def test_growth_of_a_fraction_of_a_byte_is_not_written_as_zero(record: MakeRecord) -> None:

@@ -140,8 +140,7 @@ def test_findings_name_breaches_and_what_was_not_judged(results: list[Result]) -
     assert terminal.findings(results) == [
         (f"BREACH {FILE}::test_leak[64] compare", "red"),
         (
-            "  flat_per_batch: grew by 4 bytes per batch over 9 batches, "
-            "allowed 0 bytes per batch",
+            "  flat_per_batch: grew by 4 bytes per batch over 9 batches, allowed 0 bytes per batch",
             "red",
         ),
         ("not judged a.py::test_same: the test failed", "yellow"),

@@ -154,9 +154,7 @@ def test_leak_of_four_bytes_per_batch_is_reported_exactly(scripted):
     run = scripted(GROW.format(marker="flat_per_batch", batches=16, size=4, batch_size=8))
     run.assert_outcomes(failed=1)
     assert run.region["growth_bytes_per_batch"] == 4.0
-    run.result.stdout.fnmatch_lines(
-        ["*flat_per_batch*grew by 4 bytes per batch over 16 batches*"]
-    )
+    run.result.stdout.fnmatch_lines(["*flat_per_batch*grew by 4 bytes per batch over 16 batches*"])
 
 
 @pytest.mark.parametrize(
