@@ -204,7 +204,7 @@ def _numbers_first(kind: Any, build: _Build) -> _Build:
 def _number_types(hint: Any) -> set[type]:
     """Return every type that a value of this hint can have; empty if one is not a number."""
     parts = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    if not all(part in (int, float, type(None)) for part in parts):
+    if not all(part in (int, float, bool, type(None)) for part in parts):
         return set()
     return set().union(*(_ACCEPTED.get(part, {part}) for part in parts))
 

@@ -26,6 +26,8 @@ class Sample:
     """Live at the boundary, before the allocator rounds sizes up; growth is computed from it."""
     peak_bytes: int
     """Highest level since the previous boundary."""
+    may_have_garbage: bool = False
+    """Whether the level may be too high, because garbage in reference cycles may count in it."""
 
 
 def full_batches(samples: Sequence[Sample]) -> list[Sample]:
@@ -43,10 +45,31 @@ def growth_bytes_per_batch(samples: Sequence[Sample], warmup: int = 1) -> float 
     (maximum of the second half - maximum of the first half) / h. Unlike the slope of a fitted
     line, it is not affected by a single step, or by a level that alternates between batches, as
     in loops over ``zip`` or ``enumerate``.
+
+    Samples that may have garbage are left out. The two maxima may then be more or less than h
+    batches apart, and growth is their difference divided by the batches between them. If the
+    second half has no other samples, the batches up to the last other sample are judged.
     """
-    levels = [sample.requested_bytes for sample in full_batches(samples)[warmup:]]
-    half = len(levels) // 4 * 2
+    judged = full_batches(samples)[warmup:]
+    known = [place for place, sample in enumerate(judged) if not sample.may_have_garbage]
+    if known and MIN_JUDGED_BATCHES <= known[-1] + 1 <= len(judged) - _half(judged):
+        judged = judged[: known[-1] + 1]
+    half = _half(judged)
     if half == 0:
         return None
-    first, second = levels[-2 * half : -half], levels[-half:]
-    return (max(second) - max(first)) / half
+    middle = len(judged) - half
+    before = [place for place in known if middle - half <= place < middle]
+    after = [place for place in known if middle <= place]
+    if len(before) == len(after) == half or not before or not after:
+        levels = [sample.requested_bytes for sample in judged]
+        return (max(levels[middle:]) - max(levels[middle - half : middle])) / half
+    (low, start), (high, end) = (
+        max((judged[place].requested_bytes, place) for place in places)
+        for places in (before, after)
+    )
+    return (high - low) / (end - start)
+
+
+def _half(judged: Sequence[Sample]) -> int:
+    """Return how many samples are in each of the halves that are compared."""
+    return len(judged) // 4 * 2

@@ -1,64 +1,66 @@
 """The samples of a region at its batch boundaries, without the garbage that loops leave."""
 
-from bisect import bisect_left
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass
 from gc import collect  # at import, because a test may patch gc.collect
 
-from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.meters.base import Peaks, Reading
 
 _CHECKED_EACH = 40
 """Up to this number of samples each rise is checked at once, later at fewer and fewer samples."""
+_ENOUGH = 5
+"""If so many checks in a row have found no garbage, there was none between them either."""
+_LONGEST_PERIOD = 12
+"""Levels that repeat after more batches than this are not recognised as such."""
 
 
 class BatchSamples:
     """Takes a sample at each batch boundary.
 
-    Garbage in reference cycles is not growth, but a collection takes longer than most batches. It
-    therefore runs only if the level was above those of the last quarter of the samples: at each of
-    the first 40 boundaries, and then after five thirds as many samples as at the last check, or
-    earlier, if a batch differs from those before it and checks before were not needed.
+    Garbage in reference cycles is not growth, but a collection takes longer than most batches. So
+    only a sample above the checked ones of the last quarter of its size may need one: each of the
+    first 40, and later one after every two thirds as many batches as there were. What was not
+    needed is left for later. If the levels repeat every few batches, later checks are at batches
+    that do the same as the highest of the first 40, because growth compares the highest levels.
 
     What a collection frees was garbage at its own boundary. At those before, it may have been in
-    use, and a loop's objects often become garbage when the loop ends. So a sample is corrected by
-    the collection at its boundary; without one, by what earlier batches have left as garbage, or
-    to what was live without garbage at the checks around it.
-
-    Args:
-        peaks: the peaks of the region.
-        allocations: returns what was allocated in the region and is live.
+    use, and a loop's objects often become garbage when the loop ends. So no sample is corrected
+    by a later collection: it is only limited to the levels that were checked around it, and
+    marked, so that growth is not computed from it.
     """
 
-    def __init__(self, peaks: Peaks, allocations: Callable[[], Iterable[Allocation]]) -> None:
+    def __init__(self, peaks: Peaks) -> None:
         self.serials: list[int] = []
         """The number of allocations before each boundary."""
         self._peaks = peaks
-        self._allocations = allocations
-        self._rows: list[tuple[int | None, int, int, int]] = []
-        self._recent: dict[int | None, _RecentMaximum] = {}
+        self._boundaries: list[_Boundary] = []
+        self._of_size: dict[int | None, _Levels] = {}
+        self._most_of_a_size = 0
         self._has_risen = False
         self._checked = 0
-        """Number of the first sample since the last collection."""
-        self._next_check = 2
-        self._checks = self._collections = 0
-        """How many checks were planned, and how many collections there were."""
-        self._habit = _Habit()
-        self._last_garbage_bytes = 0
-        """What the last collection has freed."""
+        """Number of boundaries up to the last check."""
+        self._checked_bytes = 0
+        """The level at the last check, without the garbage."""
+        self._checks = 0
+        self._allowed_checks = _CHECKED_EACH - 1  # the first sample has none before it
+        self._more_allowed_at = _CHECKED_EACH * 5 // 3
+        self._without_garbage = 0
+        """How many checks in a row have found none."""
 
     def timeline(self) -> tuple[Sample, ...]:
         """Return one sample per boundary so far."""
         return tuple(
             Sample(
                 batch=number,
-                size=size,
-                allocated_bytes=allocated,
-                requested_bytes=requested,
-                peak_bytes=peak,
+                size=boundary.size,
+                allocated_bytes=boundary.allocated_bytes,
+                requested_bytes=boundary.requested_bytes,
+                peak_bytes=boundary.peak_bytes,
+                may_have_garbage=boundary.may_have_garbage,
             )
-            for number, (size, allocated, requested, peak) in enumerate(self._rows, 1)
+            for number, boundary in enumerate(self._boundaries, 1)
         )
 
     def add(self, size: int | None) -> Reading | None:
@@ -69,216 +71,139 @@ class BatchSamples:
             end; otherwise None. So few boundaries give one that the time is linear in the batches.
         """
         reading, peak_bytes, serial = self._peaks.sample()
-        recent = self._recent.setdefault(size, _RecentMaximum())
-        self._has_risen |= recent.is_below(reading.requested_bytes)
-        recent.add(reading.requested_bytes)
-        self._rows.append((size, reading.allocated_bytes, reading.requested_bytes, peak_bytes))
+        level = reading.requested_bytes
+        boundary = _Boundary(size, reading.allocated_bytes, level, peak_bytes)
+        self._boundaries.append(boundary)
         self.serials.append(serial)
-        self._habit.note_level(reading.requested_bytes)
-        count = len(self._rows)
-        is_planned = count >= self._next_check
-        if is_planned:
-            self._checks += 1
-            self._next_check = count + 1 if count < _CHECKED_EACH else count * 5 // 3
-        if is_planned or (self._collections < self._checks and not self._habit.goes_on):
+        levels = self._of_size.setdefault(size, _Levels())
+        levels.count += 1
+        self._most_of_a_size = max(self._most_of_a_size, levels.count)
+        if len(self._boundaries) >= self._more_allowed_at:
+            self._allowed_checks += 1
+            self._more_allowed_at = len(self._boundaries) * 5 // 3
+        if not levels.are_below(level):
+            levels.note(level)
+            return None
+        boundary.may_have_garbage = self._has_risen = True
+        if self._checks < self._allowed_checks and self._decides_growth(levels):
             self.check()
-            return reading if is_planned else None
-        self._habit.interrupt()
+            return reading
         return None
 
     def check(self) -> None:
         """Collect garbage if the level has risen since the last check, and correct the samples."""
-        unchecked = len(self._rows) - self._checked
-        if self._has_risen and unchecked:
-            garbage_bytes = self._correct(unchecked)
-            self._habit.learn(garbage_bytes, unchecked)
-            self._has_risen = False
-            self._checked = len(self._rows)
-        elif unchecked:
-            self._habit.learn(0, 1)
+        if not self._has_risen:
+            return
+        before, *_ = self._peaks.sample()
+        collect()
+        after, peak_bytes, _ = self._peaks.sample()
+        garbage_bytes = max(0, before.requested_bytes - after.requested_bytes)
+        last = self._boundaries[-1]
+        last.lower(garbage_bytes, max(0, before.allocated_bytes - after.allocated_bytes))
+        last.peak_bytes = max(last.peak_bytes, peak_bytes)
+        last.may_have_garbage = False
+        self._checks += 1
+        self._without_garbage = 0 if garbage_bytes else self._without_garbage + 1
+        most = max(self._checked_bytes, last.requested_bytes)
+        levels = self._of_size[last.size]
+        if garbage_bytes:
+            levels.limit(most)
+        self._correct_unchecked(most)
+        levels.note(last.requested_bytes)
+        self._checked, self._checked_bytes = len(self._boundaries), last.requested_bytes
+        self._has_risen = False
 
     def finish(self) -> None:
-        """Correct the samples since the last collection, after the last boundary.
+        """Correct the samples since the last check, after the last boundary.
 
         What a collection would free now may have been in use at all boundaries.
         """
-        unchecked = range(self._checked, len(self._rows))
-        if not self._has_risen or not unchecked:
-            return
-        usual = self._habit.usual_garbage_bytes
-        if usual is not None:
-            for number, index in enumerate(unchecked, 1):
-                garbage_bytes = min(number * usual, self._rows[index][2] - self._checked_bytes)
-                self._lower(index, garbage_bytes)
-        elif self._last_garbage_bytes or self._is_newer(self._freed_blocks()):
-            self._limit(unchecked, self._checked_bytes)
+        if self._has_risen:
+            self._correct_unchecked(self._checked_bytes)
 
-    @property
-    def _checked_bytes(self) -> int:
-        """The level at the last collection, without the garbage."""
-        return self._rows[self._checked - 1][2] if self._checked else 0
+    def _decides_growth(self, levels: "_Levels") -> bool:
+        """Whether the last sample, of the size of `levels`, is one to compare with the highest."""
+        if len(self._boundaries) <= _CHECKED_EACH:
+            return True
+        if levels.count < self._most_of_a_size:
+            return False
+        if levels.rhythm is None:
+            size = self._boundaries[-1].size
+            first = self._boundaries[:_CHECKED_EACH]
+            levels.rhythm = _rhythm([each.requested_bytes for each in first if each.size == size])
+        period, highest = levels.rhythm
+        return (levels.count - highest) % period == 0
 
-    def _correct(self, unchecked: int) -> int:
-        """Collect garbage, correct the unchecked samples and return the bytes of the garbage."""
-        before, *_ = self._peaks.sample()
-        freed: list[Allocation] = []
-        if unchecked > 1:
-            freed = self._freed_blocks()
-        else:
-            collect()
-        after, peak_bytes, _ = self._peaks.sample()
-        self._collections += 1
-        size, allocated, requested, peak = self._rows[-1]
-        self._rows[-1] = (size, allocated, requested, max(peak, peak_bytes))
-        garbage_bytes = max(0, before.requested_bytes - after.requested_bytes)
-        self._last_garbage_bytes = garbage_bytes
-        if not garbage_bytes:
-            return 0
-        last = len(self._rows) - 1
-        garbage_blocks_bytes = max(0, before.allocated_bytes - after.allocated_bytes)
-        earlier = range(self._checked, last)
-        most = max(self._checked_bytes, requested - garbage_bytes)
-        usual = self._habit.garbage_before(garbage_bytes, unchecked)
-        if usual is not None:
-            for number, index in enumerate(earlier, 1):
-                self._lower(index, number * usual)
-        elif requested - garbage_bytes < self._checked_bytes and self._is_mostly_old(freed):
-            dropped = bisect_left(self.serials, max(block.serial for block in freed)) + 1
-            for index in earlier[max(0, dropped - self._checked) :]:
-                self._lower(index, garbage_bytes)
-        else:
-            self._limit(earlier, most)
-        self._lower(last, garbage_bytes, garbage_blocks_bytes)
-        self._habit.note_freed(garbage_bytes)
-        for recent in self._recent.values():
-            recent.lower(most)
-        return garbage_bytes
-
-    def _limit(self, indices: Iterable[int], most: int) -> None:
-        """Lower the samples to `most`."""
-        for index in indices:
-            self._lower(index, self._rows[index][2] - most)
-
-    def _lower(self, index: int, garbage_bytes: int, blocks_bytes: int | None = None) -> None:
-        """Lower a sample by garbage; `blocks_bytes` is what the allocator counted for it."""
-        garbage_bytes = max(0, garbage_bytes)
-        size, allocated, requested, peak = self._rows[index]
-        blocks_bytes = garbage_bytes if blocks_bytes is None else blocks_bytes
-        self._rows[index] = (size, allocated - blocks_bytes, requested - garbage_bytes, peak)
-
-    def _freed_blocks(self) -> list[Allocation]:
-        """Collect garbage and return what was freed of what the region has allocated."""
-        before = list(self._allocations())
-        collect()
-        live = {(allocation.key, allocation.serial) for allocation in self._allocations()}
-        return [found for found in before if (found.key, found.serial) not in live]
-
-    def _is_newer(self, freed: list[Allocation]) -> bool:
-        """Whether anything was freed, and all of it was allocated after the last collection."""
-        last_serial = self.serials[self._checked - 1] if self._checked else 0
-        return bool(freed) and all(block.serial > last_serial for block in freed)
-
-    def _is_mostly_old(self, freed: list[Allocation]) -> bool:
-        """Whether most of it was allocated before the last collection, which did not free it."""
-        last_serial = self.serials[self._checked - 1] if self._checked else 0
-        old_bytes = sum(block.bytes for block in freed if block.serial <= last_serial)
-        return bool(freed) and 2 * old_bytes >= sum(block.bytes for block in freed)
+    def _correct_unchecked(self, most: int) -> None:
+        """Limit the samples since the last check to `most`, unless no garbage is to be expected."""
+        size = self._boundaries[-1].size
+        for boundary in self._boundaries[self._checked :]:
+            if self._without_garbage >= _ENOUGH:
+                boundary.may_have_garbage = False
+                self._of_size[boundary.size].note(boundary.requested_bytes)
+            elif boundary.size == size:
+                boundary.lower(boundary.requested_bytes - most)
 
 
-class _Habit:
-    """What batches do to the level as long as all do the same."""
+@dataclass(slots=True)
+class _Boundary:
+    """What was read at one boundary; corrected later."""
 
-    _ENOUGH = 5
-    """So many batches in a row must have done the same before the next are expected to."""
+    size: int | None
+    allocated_bytes: int
+    requested_bytes: int
+    peak_bytes: int
+    may_have_garbage: bool = False
+
+    def lower(self, garbage_bytes: int, blocks_bytes: int | None = None) -> None:
+        """Lower the level by garbage; `blocks_bytes` is what the allocator counted for it."""
+        if garbage_bytes > 0:
+            self.requested_bytes -= garbage_bytes
+            self.allocated_bytes -= garbage_bytes if blocks_bytes is None else blocks_bytes
+
+
+class _Levels:
+    """The levels after batches of one size, as far as they are known."""
 
     def __init__(self) -> None:
-        self._level = 0
-        """At the last boundary, without the garbage that was freed there."""
-        self._rise = 0
-        """By how much the last batch has raised it."""
-        self._usual = 0, 0
-        """By how much checked batches have raised it, and how much of that was garbage."""
-        self._in_a_row = 0
-
-    def note_level(self, level: int) -> None:
-        """Take note of the level at the next boundary."""
-        self._level, self._rise = level, level - self._level
-
-    def note_freed(self, garbage_bytes: int) -> None:
-        """Take note that a collection has lowered the level at this boundary."""
-        self._level -= garbage_bytes
-
-    @property
-    def _is_known(self) -> bool:
-        return self._in_a_row >= self._ENOUGH
-
-    @property
-    def goes_on(self) -> bool:
-        """Whether the last batch did what those before it did."""
-        return self._is_known and self._rise == self._usual[0]
-
-    @property
-    def usual_garbage_bytes(self) -> int | None:
-        """The garbage that each batch leaves; None if that differs."""
-        return self._usual[1] if self._is_known else None
-
-    def garbage_before(self, garbage_bytes: int, batches: int) -> int | None:
-        """Return the garbage that each batch before the last has left; None if that is unknown.
-
-        Args:
-            garbage_bytes: what was freed after the last batch.
-            batches: how many there were since the last collection.
-        """
-        if not self._is_known:
-            return None
-        usual = self._usual[1]
-        fits = (
-            garbage_bytes == batches * usual
-            if self.goes_on
-            else (garbage_bytes >= (batches - 1) * usual)
-        )
-        return usual if fits else None
-
-    def learn(self, garbage_bytes: int, batches: int) -> None:
-        """Take note of what was freed after `batches` batches that were not checked."""
-        if self.goes_on:
-            if garbage_bytes != batches * self._usual[1]:
-                self._in_a_row = 0
-        elif batches > 1 and garbage_bytes:
-            self._in_a_row = 0
-        else:
-            batch = self._rise, garbage_bytes
-            self._in_a_row = self._in_a_row + 1 if batch == self._usual else 1
-            self._usual = batch
-
-    def interrupt(self) -> None:
-        """Expect nothing of further batches if the last, which is not checked, was different."""
-        if not self.goes_on:
-            self._in_a_row = 0
-
-
-class _RecentMaximum:
-    """The highest of the last quarter of some levels, two at least, in constant time for each."""
-
-    def __init__(self) -> None:
-        self._count = 0
-        self._levels: deque[tuple[int, int]] = deque()
+        self.count = 0
+        """How many batches of this size there were."""
+        self.rhythm: tuple[int, int] | None = None
+        """See :func:`_rhythm`; None if it has not been determined."""
+        self._highest: deque[tuple[int, int]] = deque()
         """(number, level): levels that no later one exceeds, so they fall from left to right."""
 
-    def add(self, level: int) -> None:
-        """Add the next level."""
-        while self._levels and self._levels[-1][1] <= level:
-            self._levels.pop()
-        self._levels.append((self._count, level))
-        self._count += 1
+    def note(self, level: int) -> None:
+        """Take note that the level of the last batch is at most this."""
+        while self._highest and self._highest[-1][1] <= level:
+            self._highest.pop()
+        self._highest.append((self.count, level))
 
-    def is_below(self, level: int) -> bool:
-        """Whether all these levels are below `level`; False if there are none."""
-        first = self._count - max(2, self._count // 4)
-        while self._levels and self._levels[0][0] < first:
-            self._levels.popleft()
-        return bool(self._levels) and self._levels[0][1] < level
-
-    def lower(self, most: int) -> None:
+    def limit(self, most: int) -> None:
         """Lower all levels to `most`."""
-        self._levels = deque((number, min(level, most)) for number, level in self._levels)
+        self._highest = deque((number, min(level, most)) for number, level in self._highest)
+
+    def are_below(self, level: int) -> bool:
+        """Whether those of the last quarter of the batches, or the last, are below `level`."""
+        first = self.count - max(2, self.count // 4)
+        while len(self._highest) > 1 and self._highest[0][0] < first:
+            self._highest.popleft()
+        return bool(self._highest) and self._highest[0][1] < level
+
+
+def _rhythm(levels: Sequence[int]) -> tuple[int, int]:
+    """Return after how many batches all do the same again, and the number of the highest.
+
+    They do if nearly all levels differ from the one a period before by the same number of bytes;
+    some may be too high, because garbage counts in them.
+    """
+    count = len(levels)
+    for period in range(1, _LONGEST_PERIOD + 1):
+        compared = range(max(period, count - 2 * _LONGEST_PERIOD), count)
+        rises = Counter(levels[place] - levels[place - period] for place in compared)
+        for rise, found in rises.most_common(1):
+            if 4 * found >= 3 * len(compared):
+                last = range(count - period, count)
+                highest = max(last, key=lambda place: levels[place] * period - place * rise)
+                return period, highest + 1
+    return 1, 0

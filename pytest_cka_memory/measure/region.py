@@ -79,7 +79,7 @@ class Region(FigureAttributes):
             peaks.mark
         )
         """Returns what was allocated in the region and is live."""
-        self._samples = BatchSamples(peaks, self._allocations)
+        self._samples = BatchSamples(peaks)
 
     @property
     def timeline(self) -> tuple[Sample, ...]:

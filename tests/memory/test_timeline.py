@@ -1,6 +1,6 @@
 """Growth per batch, calculated from the samples at batch boundaries."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -109,3 +109,24 @@ def test_growth_is_calculated_from_requested_bytes() -> None:
         for i in range(1, 10)
     ]
     assert growth_bytes_per_batch(flat) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("known", "growth"),
+    [
+        pytest.param(range(1, 17), 40.0, id="all-known"),
+        pytest.param([3, 5, 12], 40.0, id="one-known-in-each-half"),
+        pytest.param([2, 3, 4, 5, 6, 7], 40.0, id="none-known-in-the-second-half"),
+        pytest.param([2, 3], 100.0, id="too-few-known"),
+        pytest.param([14], 100.0, id="none-known-in-the-first-half"),
+        pytest.param([], 100.0, id="none-known"),
+    ],
+)
+def test_samples_that_may_have_garbage_are_left_out(known: Sequence[int], growth: float) -> None:
+    """Growth is the rise between the highest others, divided by the batches between them."""
+    timeline = [
+        Sample(number, 64, level, level, level, may_have_garbage=number not in known)
+        for number in range(1, 17)
+        for level in [(40 if number in known else 100) * number]
+    ]
+    assert growth_bytes_per_batch(timeline) == growth

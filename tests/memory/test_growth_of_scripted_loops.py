@@ -1,0 +1,222 @@
+"""Growth of long loops that leave garbage in cycles, on a scripted meter and a scripted collector.
+
+No torch is involved, so hundreds of loops of 41 to 197 batches take a few seconds.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.core.growth import growth_bytes_per_batch
+from pytest_cka_memory.measure import batches as batches_module
+from pytest_cka_memory.measure.region import Region
+from pytest_cka_memory.testing import ScriptedMeter
+
+
+class Memory(ScriptedMeter):
+    """A scripted meter with blocks that only a collection frees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collections = 0
+        self._garbage: list[int] = []
+
+    def drop(self, block: int, *, is_in_cycle: bool) -> None:
+        """Drop the last reference from outside to a block, which may be in a cycle."""
+        if is_in_cycle:
+            self._garbage.append(block)
+        else:
+            self.free(block)
+
+    def collect(self) -> None:
+        while self._garbage:
+            self.free(self._garbage.pop())
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    """Return a scripted memory whose garbage batch boundaries collect and count."""
+    memory = Memory()
+
+    def counted() -> None:
+        memory.collections += 1
+        memory.collect()
+
+    monkeypatch.setattr(batches_module, "collect", counted)
+    return memory
+
+
+class Part:
+    """Allocates a block in each `period`-th batch and keeps it for the next `kept` batches.
+
+    Args:
+        choose: chooses the size of the blocks, and whether they are in cycles and are dropped
+            before the next is allocated or after it.
+        kept: for how many batches a block is live; None for all.
+        period: a block is allocated after so many batches,
+        phase: the first one in the batch of this number.
+    """
+
+    def __init__(
+        self, choose: random.Random, kept: int | None, period: int = 1, phase: int = 0
+    ) -> None:
+        self.size = choose.choice((4, 128 * choose.randrange(1, 40)))
+        self.is_in_cycle, self._drops_first = choose.random() < 0.7, choose.random() < 0.5
+        self._kept, self._period, self._phase = kept, period, phase
+        self._blocks: list[tuple[int, int]] = []
+
+    def run(self, memory: Memory, batch: int) -> None:
+        """Run one batch."""
+        if self._drops_first:
+            self._drop_old(memory, batch)
+        if batch % self._period == self._phase:
+            self._blocks.append((batch, memory.allocate(self.size)))
+        self._drop_old(memory, batch, without_this=self._drops_first)
+
+    def drop_all(self, memory: Memory) -> None:
+        """Go out of scope."""
+        for _, block in self._blocks:
+            memory.drop(block, is_in_cycle=self.is_in_cycle)
+
+    def _drop_old(self, memory: Memory, batch: int, *, without_this: bool = False) -> None:
+        if self._kept is None or (without_this and self._kept):
+            return
+        while self._blocks and self._blocks[0][0] + self._kept <= batch:
+            memory.drop(self._blocks.pop(0)[1], is_in_cycle=self.is_in_cycle)
+
+
+def run(memory: Memory, parts: Sequence[Part], count: int, choose: random.Random) -> Region:
+    """Run a loop over parts. `choose` chooses its form and when Python collects by itself."""
+    automatic = choose.choice((0, 0, 0.02, 0.1, 0.3))
+    way = choose.choice(("batch_done", "batches", "break"))
+
+    def run_batch(batch: int) -> None:
+        collected_before = choose.randrange(len(parts)) if choose.random() < automatic else None
+        for place, part in enumerate(parts):
+            if place == collected_before:
+                memory.collect()
+            part.run(memory, batch)
+
+    with MemoryProbe(meter=memory).measure() as region:
+        if way == "batch_done":
+            for batch in range(count):
+                run_batch(batch)
+                region.batch_done(1)
+        else:
+            for (batch,) in region.batches([[batch] for batch in range(count + (way == "break"))]):
+                if batch == count:
+                    break
+                run_batch(batch)
+        if choose.random() < 0.5:
+            for part in parts:
+                part.drop_all(memory)
+    return region
+
+
+def regular_parts(choose: random.Random) -> list[Part]:
+    """Return parts that do the same in each batch."""
+    kept = (0, 1, choose.randrange(12))
+    return [Part(choose, choose.choice(kept)) for _ in range(choose.randrange(1, 4))]
+
+
+def alternating_parts(choose: random.Random) -> list[Part]:
+    """Return parts that do the same every few batches, as if gradients were accumulated."""
+    period = choose.choice((2, 2, 3, 4, 8))
+    parts = [
+        Part(choose, choose.randrange(period + 1), period, choose.randrange(period))
+        for _ in range(choose.randrange(1, 4))
+    ]
+    return [*parts, Part(choose, 0)]
+
+
+@pytest.mark.parametrize("make_parts", [regular_parts, alternating_parts])
+@pytest.mark.parametrize("seed", range(60))
+def test_clean_loop_does_not_grow(
+    memory: Memory, make_parts: Callable[[random.Random], list[Part]], seed: int
+) -> None:
+    """Whatever it leaves in cycles, and whenever Python collects some of that."""
+    choose = random.Random(seed)
+    region = run(memory, make_parts(choose), choose.randrange(41, 198), choose)
+    growth = region.growth_bytes_per_batch
+    assert growth is not None
+    # The level may be found to fall if few of the highest samples are checked.
+    assert growth == 0 if make_parts is regular_parts else growth <= 0
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_leak_beside_garbage_is_exact(memory: Memory, seed: int) -> None:
+    """Also if what leaks goes out of scope before the region ends."""
+    choose = random.Random(seed)
+    leak = Part(choose, kept=None)
+    parts = [*regular_parts(choose), leak]
+    choose.shuffle(parts)
+    region = run(memory, parts, choose.randrange(41, 198), choose)
+    assert region.growth_bytes_per_batch == leak.size
+
+
+@pytest.mark.parametrize("count", [55, 60, 75, 100, 160])
+def test_leak_beside_garbage_is_exact_after_a_long_warm_up(memory: Memory, count: int) -> None:
+    """If the second half of the judged batches was not checked, those up to the last check are."""
+    choose = random.Random(count)
+    leak, garbage = Part(choose, kept=None), Part(choose, kept=0)
+    garbage.is_in_cycle = True
+    with MemoryProbe(meter=memory).measure() as region:
+        for batch in range(count):
+            leak.run(memory, batch)
+            garbage.run(memory, batch)
+            region.batch_done()
+    assert growth_bytes_per_batch(region.timeline, warmup=20) == leak.size
+
+
+def test_garbage_that_begins_late_is_no_growth(memory: Memory) -> None:
+    """A flat loop has not used the checks of its first batches, so they are left for later."""
+    with MemoryProbe(meter=memory).measure() as region:
+        for batch in range(150):
+            block = memory.allocate(100)
+            memory.drop(block, is_in_cycle=batch >= 100)
+            region.batch_done()
+    assert region.growth_bytes_per_batch == 0
+    assert {sample.requested_bytes for sample in region.timeline} == {0}
+
+
+def test_irregular_growth_without_garbage_is_computed_from_all_samples(memory: Memory) -> None:
+    """A step in the last batches, which are not checked, is growth as in a short loop."""
+    with MemoryProbe(meter=memory).measure() as region:
+        for batch in range(66):
+            memory.allocate(3200 if batch == 60 else 1)
+            region.batch_done()
+    assert region.growth_bytes_per_batch == 1 + (3200 - 1) / 32
+    assert not any(sample.may_have_garbage for sample in region.timeline)
+
+
+def test_samples_that_were_not_checked_say_so(memory: Memory) -> None:
+    """The first 40 are checked, then fewer and fewer; a sample is never below what was live."""
+    with MemoryProbe(meter=memory).measure() as region:
+        for _ in range(120):
+            memory.drop(memory.allocate(100), is_in_cycle=True)
+            region.batch_done()
+    checked = [sample.batch for sample in region.timeline if not sample.may_have_garbage]
+    assert checked == [*range(1, 41), 66, 110]
+    assert {sample.requested_bytes for sample in region.timeline} == {0}
+
+
+@pytest.mark.parametrize(
+    ("rise", "leaves_garbage", "collections"),
+    [(0, False, 0), (4, False, 50), (4, True, 50), (0, True, 50)],
+    ids=["flat", "leak", "leak-and-garbage", "garbage"],
+)
+def test_number_of_collections_is_small(
+    memory: Memory, rise: int, leaves_garbage: bool, collections: int
+) -> None:
+    """16,000 batches collect 50 times at most, and never if the level does not rise."""
+    kept = memory.allocate(4)
+    with MemoryProbe(meter=memory).measure() as region:
+        for batch in range(16_000):
+            memory.free(kept)
+            kept = memory.allocate(4 + rise * batch)
+            memory.drop(memory.allocate(1), is_in_cycle=leaves_garbage)
+            region.batch_done()
+    assert memory.collections == collections
+    assert region.growth_bytes_per_batch == rise
