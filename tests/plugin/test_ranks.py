@@ -179,6 +179,34 @@ def test_rank_that_failed_does_not_wait_long_for_a_rank_that_waits_for_it(as_ran
         assert "after this rank had failed or was stopped" in run.text
 
 
+def test_blocked_rank_reports_and_ends(torchrun):
+    """A rank in a call that does not return cannot run a handler for the signal of torchrun.
+
+    A store stands for a collective that does not notice that a rank has ended.
+    """
+    wait = """
+    assert RANK == 0, "rank 0 waits for this rank"
+    dist.HashStore().wait(["never"], timedelta(seconds=100))
+    """
+    job = torchrun(TESTS.format(reduce="pass", last=wait), *ALL, "--cka-memory-rank-timeout=1")
+    assert job.status == 1
+    assert job.statuses() == [1], job.text  # rank 0 did not get to the end of pytest
+    assert [region[:2] for region in job.regions] == [
+        ("test_sum", "rank 0"),
+        ("test_sum", "rank 1"),
+        ("test_reduce", "rank 0"),
+        ("test_reduce", "rank 1"),
+        ("test_last", "rank 1"),
+    ]
+    assert job.report["missing"] == ["test_it.py::test_last"]
+    blocked = "SIGTERM: rank 0 was blocked in test_it.py::test_last and has been ended"
+    assert f"{blocked}; it was at\n  File" in job.text
+    assert 'in test_last\n    dist.HashStore().wait(["never"]' in job.text
+    assert job.report["problems"] == [blocked, "rank 1: 1 failed"]
+    assert "FAILED: rank 0: finished no test and sent nothing for 1 s" in job.text
+    assert "the last test that it began is test_it.py::test_last" in job.text
+
+
 def test_ranks_that_measure_nothing_print_nothing(torchrun):
     """The plugin does not change their status either."""
     job = torchrun("def test_it(): pass\n")
@@ -191,7 +219,7 @@ def test_ranks_that_measure_nothing_print_nothing(torchrun):
 def as_rank(scripted, monkeypatch):
     """Run one of two ranks in this process; the other's messages are in the store already."""
 
-    def run(number, source, *options, other, says, **given):
+    def run(number, source, *options, other, says, began=None, **given):
         board = HashStore()
         monkeypatch.setattr(ranks, "torchrun_store", lambda rank: board)
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
@@ -199,6 +227,8 @@ def as_rank(scripted, monkeypatch):
             monkeypatch.setenv(name, str(value))
         absent = RankSync(Rank(1 - number, 2, 1 - number, "0"), 1.0)
         absent.publish("leaving", True)
+        if began is not None:
+            absent.begin(began)
         if says is not None:
             absent.publish(other, says)
         return scripted(source, "--cka-memory-rank-timeout=0.2", *options, **given)
@@ -253,6 +283,28 @@ def test_rank_that_hears_nothing_from_the_other_fails(as_rank, rank):
     run.assert_outcomes(passed=1)
     assert "finished no test and sent nothing for 0.2 s" in run.text
     assert "longer --cka-memory-rank-timeout" in run.text
+
+
+@pytest.mark.parametrize("rank", [_first, _second])
+@pytest.mark.parametrize(
+    ("test", "expected"),
+    [
+        ("test_passes", "nothing for 1 s: it has ended or hangs"),
+        ("test_fails", "nothing for 0.5 s after this rank had failed or was stopped"),
+    ],
+)
+def test_wait_after_a_failure_is_short_for_ranks_that_may_wait(
+    as_rank, monkeypatch, rank, test, expected
+):
+    """A rank in a test before the one that failed cannot wait for it, so it is only slower."""
+    monkeypatch.setattr(reporting, "SHORTEST_WAIT_AFTER_FAILURE_S", 0.5)
+    source = "def test_passes(cka_memory): pass\ndef test_fails(cka_memory): assert False\n"
+    run = rank(
+        as_rank, None, "--cka-memory-rank-timeout=1", source=source, began=f"test_it.py::{test}"
+    )
+    run.assert_outcomes(passed=1, failed=1)
+    assert expected in run.text
+    assert f"the last test that it began is test_it.py::{test}" in run.text
 
 
 @pytest.mark.parametrize("rank", [_first, _second])
