@@ -44,7 +44,8 @@ check("send and recv", filled(swap, 1), [1], [0])
 check("all_gather", filled(lambda *t: dist.all_gather(list(t), tensor(rank), group=group), 1, 1),
       [0, 1], [0, 1])
 check("all_gather_into_tensor",
-      filled(lambda t: dist.all_gather_into_tensor(t, tensor(rank), group=group), 2), [0, 1], [0, 1])
+      filled(lambda t: dist.all_gather_into_tensor(t, tensor(rank), group=group), 2),
+      [0, 1], [0, 1])
 check("reduce_scatter",
       filled(lambda t: dist.reduce_scatter(t, list(own(1)), group=group), 1), [3], [7])
 check("reduce_scatter_tensor",
@@ -54,7 +55,8 @@ check("gather", filled(lambda *t: dist.gather(tensor(rank), list(t) or None, 0, 
 check("scatter", filled(lambda t: dist.scatter(
       t, [tensor(4), tensor(5)] if rank == 0 else None, 0, group=group), 1), [4], [5])
 check("all_to_all_single",
-      filled(lambda t: dist.all_to_all_single(t, torch.cat(own(1)), group=group), 2), [1, 2], [3, 4])
+      filled(lambda t: dist.all_to_all_single(t, torch.cat(own(1)), group=group), 2),
+      [1, 2], [3, 4])
 check("barrier", dist.barrier(group=group), None, None)
 
 def trained(model, inputs):
