@@ -214,6 +214,7 @@ NOT_TORCHS = {
     "_fields": "named tuples'",
     "_replace": "named tuples'",
     "_current_frames": "Python's",
+    "_exit": "Python's",
     "_getframe": "Python's",
     "_lru_cache_wrapper": "Python's",
     "_close": "our regions'",

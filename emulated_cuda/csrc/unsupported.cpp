@@ -71,7 +71,7 @@ REFUSED(cudaLibraryLoadFromFile) REFUSED(cudaLibraryUnload)
 
 namespace nccl {
 constexpr const char* kAdvice =
-    "NCCL needs GPUs: use the backend \"gloo\", which takes tensors on this device too, or one process.";
+    "NCCL needs GPUs: use the backend \"cpu:gloo,cuda:gloo\", which takes tensors on this device too, or one process.";
 RAISED(ncclGetUniqueId) RAISED(ncclCommInitRank) RAISED(ncclCommInitRankConfig) RAISED(ncclCommInitAll)
 RAISED(ncclCommInitRankScalable) RAISED(ncclMemAlloc)
 }  // namespace nccl

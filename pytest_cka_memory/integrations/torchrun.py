@@ -5,7 +5,7 @@ import os
 import time
 import zlib
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -85,6 +85,8 @@ class RankSync:
         self.rank = rank
         self.timeout_s = timeout_s
         """How long to wait for a rank that finishes no test."""
+        self._unshortened_s = timeout_s
+        self._not_shortened_in: Container[str] = ()
         self._connect = connect or torchrun_store
         self._store: Store | None = None
         self._clock = clock
@@ -101,9 +103,29 @@ class RankSync:
             self._store = self._connect(self.rank)
         return self._store
 
-    def shorten_wait(self, seconds: float = SHORT_WAIT_S) -> None:
-        """Wait at most a few seconds from now on, also in a wait that is in progress."""
+    def shorten_wait(
+        self, seconds: float = SHORT_WAIT_S, unless_in: Container[str] = frozenset()
+    ) -> None:
+        """Wait at most a few seconds from now on, also in a wait that is in progress.
+
+        A rank that is in one of the tests `unless_in` is waited for as long as before.
+        """
+        self._not_shortened_in = unless_in
         self.timeout_s = min(self.timeout_s, seconds)
+
+    def timeout_of(self, rank: int) -> float:
+        """Return how long a rank that finishes no test is waited for."""
+        is_behind = self._not_shortened_in and self.test_of(rank) in self._not_shortened_in
+        return self._unshortened_s if is_behind else self.timeout_s
+
+    def begin(self, test: str) -> None:
+        """Show the other ranks in which test this one is."""
+        self.store.set(f"test/{self.rank.number}", test)
+
+    def test_of(self, rank: int) -> str | None:
+        """Return the test that a rank has begun last, if it is known."""
+        key = f"test/{rank}"
+        return self.store.get(key).decode() if self.store.check([key]) else None
 
     def heartbeat(self) -> None:
         """Show the other ranks that this one makes progress."""
@@ -131,7 +153,7 @@ class RankSync:
                     del waiting[rank]
                 elif heartbeats_now != heartbeats:
                     waiting[rank] = (heartbeats_now, now)
-                elif now - since >= self.timeout_s:
+                elif now - since >= self.timeout_of(rank):
                     del waiting[rank]
             if waiting:
                 self._sleep(_POLL_S)

@@ -3,7 +3,7 @@
 import shutil
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -44,6 +44,15 @@ def terminal_width(config: pytest.Config) -> int:
         return shutil.get_terminal_size().columns
     width: int = config.get_terminal_writer().fullwidth
     return width
+
+
+def without_capture(config: pytest.Config) -> AbstractContextManager[None]:
+    """Return a context in which pytest captures no output, also if it is entered within a test."""
+    captures = config.pluginmanager.get_plugin("capturemanager")
+    if captures is None:
+        return nullcontext()
+    disabled: AbstractContextManager[None] = captures.global_and_fixture_disabled()
+    return disabled
 
 
 def is_set_up(fixture: pytest.FixtureDef[Any]) -> bool:

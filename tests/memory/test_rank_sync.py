@@ -111,6 +111,26 @@ def test_shorten_wait_shortens_the_timeout_of_a_wait_in_progress(sync_of, clock)
     assert clock.now == pytest.approx(SHORT_WAIT_S, abs=0.1)
 
 
+@pytest.mark.parametrize(("test", "seconds"), [("before", 10.0), ("after", 5.0), (None, 5.0)])
+def test_a_rank_in_one_of_some_tests_is_waited_for_as_long_as_before(sync_of, clock, test, seconds):
+    """It cannot be waiting for a test that it has not reached."""
+    if test:
+        sync_of(1).begin(test)
+    sync = sync_of(0)
+    sync.shorten_wait(unless_in={"before"})
+    assert sync.collect("results", [1]) == {}
+    assert clock.now == pytest.approx(seconds, abs=0.1)
+    sync.shorten_wait()  # the process is to end: for every rank
+    assert sync.timeout_of(1) == SHORT_WAIT_S
+
+
+def test_the_test_that_a_rank_has_begun_last_is_known_to_the_others(sync_of):
+    """Nothing is known of a rank that has begun none."""
+    for test in ("first", "second"):
+        sync_of(1).begin(test)
+    assert (sync_of(0).test_of(1), sync_of(0).test_of(2)) == ("second", None)
+
+
 def test_incompletely_published_data_is_not_received(sync_of):
     """A rank may die after it has written only some of the chunks."""
     sync_of(1).store.set("results/1/0", "x")

@@ -1,11 +1,5 @@
-"""Under torchrun all ranks share one report, and a failure on one rank fails every rank."""
+"""What one rank does with what the others send it, or do not send: here they are in a store."""
 
-import json
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
-
-import forked_processes
 import pytest
 import torch
 from torch.distributed import HashStore
@@ -17,181 +11,12 @@ from pytest_cka_memory.integrations.torchrun import RankSync
 from pytest_cka_memory.meters import selection
 from pytest_cka_memory.plugin.report import torchrun as reporting
 
-STATUS = """
-import os
-import pytest
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_sessionfinish(session):
-    yield
-    with open(f"status-{os.environ['RANK']}", "w") as file:
-        file.write(str(int(session.exitstatus)))
-"""
-TESTS = """
-import os
-import time
-from datetime import timedelta
-import pytest
-import torch
-import torch.distributed as dist
-
-RANK = int(os.environ["RANK"])
-KEPT = []
-
-@pytest.mark.max_retained_mb(0)
-def test_sum(cka_memory):
-    with cka_memory.measure("sum"):
-        torch.ones(10 * (RANK + 1)).sum()
-
-def test_reduce(cka_memory):
-    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    with cka_memory.measure("reduce"):
-        {reduce}
-        dist.all_reduce(torch.ones(4))
-    dist.destroy_process_group()
-
-@pytest.mark.zero_retention
-def test_last():
-    {last}
-"""
-
-
-@dataclass(frozen=True)
-class Job:
-    """A finished run of torchrun."""
-
-    status: int
-    text: str
-    folder: Path
-
-    @property
-    def report(self) -> dict[str, Any]:
-        assert (self.folder / "r.json").is_file(), self.text
-        return json.loads((self.folder / "r.json").read_text("utf-8"))
-
-    @property
-    def regions(self) -> list[tuple[str, str, int]]:
-        """Test, worker and peak of each region."""
-        return [
-            (region["nodeid"].partition("::")[2], region["worker"], region["peak_bytes"])
-            for region in self.report["regions"]
-        ]
-
-    def statuses(self) -> list[int]:
-        """Return pytest's exit status on each rank that reached its end."""
-        return [int(path.read_text()) for path in sorted(self.folder.glob("status-*"))]
-
-
-@pytest.fixture
-def torchrun(pytester, monkeypatch):
-    """Run tests in two ranks on the CPU."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-
-    def run(source: str, *options: str) -> Job:
-        pytester.makeconftest(STATUS)
-        pytester.makepyfile(test_it=source)
-        launch = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "pytest"]
-        words = ["python", "-m", *launch, "-p", "no:cacheprovider", *options]
-        done = forked_processes.run(words)
-        return Job(done.returncode, done.stdout + done.stderr, pytester.path)
-
-    return run
-
-
-ALL = ("--cka-memory-device=cpu", "--cka-memory-report", "--cka-memory-json=r.json")
-
-
-def test_ranks_write_one_report(torchrun):
-    """The figures of both ranks are reported; the tests may use a process group of their own."""
-    job = torchrun(TESTS.format(reduce="pass", last="pass"), *ALL, "--cka-memory-min-regions=3")
-    assert (job.status, job.statuses()) == (0, [0, 0]), job.text
-    assert job.regions == [
-        ("test_sum", "rank 0", 44),
-        ("test_sum", "rank 1", 84),
-        ("test_reduce", "rank 0", 16),
-        ("test_reduce", "rank 1", 16),
-        ("test_last", "rank 0", 0),
-        ("test_last", "rank 1", 0),
-    ]
-    assert job.report["session"]["workers"] == 2
-    assert job.report["session"]["device"] == "cpu"
-    assert job.report["missing"] == []
-    assert job.text.count("figures written to") == 1
-    assert job.text.count("test_sum sum rank 1") == 1
-    assert job.text.count("rank 1 measured 3 regions: see the report of rank 0") == 1
-
-
-def test_breach_on_one_rank_fails_all_ranks(torchrun):
-    """All tests of the other rank passed."""
-    last = "if RANK == 1: KEPT.append(torch.ones(100))"
-    job = torchrun(TESTS.format(reduce="pass", last=last), *ALL)
-    assert job.status == 1
-    assert job.statuses() == [1, 1], job.text
-    verdicts = {(r["worker"], r["verdict"]) for r in job.report["regions"] if not r["label"]}
-    assert verdicts == {("rank 0", "ok"), ("rank 1", "BREACH")}
-    assert job.text.count("FAILED: rank 1: 1 failed") == 1
-    assert "BREACH test_it.py::test_last rank 1" in job.text
-    assert (
-        "held by test_it.KEPT[0]" in job.text
-    )  # rank 1 was not stopped before it printed its failure
-
-
-def test_rank_that_crashes_is_named(torchrun):
-    """The other ranks are stopped by torchrun, and rank 0 reports what was measured."""
-    last = """
-    while RANK == 1 and not os.path.exists("reached"):
-        time.sleep(0.01)
-    if RANK == 1:
-        os._exit(3)
-    open("reached", "w").close()
-    time.sleep(60)
-    """
-    job = torchrun(TESTS.format(reduce="pass", last=last), *ALL)
-    assert job.status == 1
-    assert job.statuses() == [int(pytest.ExitCode.INTERRUPTED)], job.text
-    assert [worker for _, worker, _ in job.regions] == ["rank 0", "rank 0"]
-    assert job.report["missing"] == ["test_it.py::test_last"]
-    assert "FAILED: rank 1: finished no test and sent nothing for 5 s" in job.text
-
-
-def test_rank_that_waits_for_a_failed_rank_is_reported_as_hung(torchrun):
-    """A collective without its partner ends when the partner has ended."""
-    job = torchrun(
-        TESTS.format(reduce="assert RANK == 0", last="pass"), *ALL, "--cka-memory-rank-timeout=1"
-    )
-    assert job.status == 1
-    assert ("test_reduce", "rank 1", 0) in job.regions, job.text
-    # Either the lost connection or torchrun may end rank 0 first.
-    failed = ("test_reduce", "rank 0", 16) in job.regions
-    assert failed or "test_it.py::test_reduce" in job.report["missing"]
-    assert "FAILED: rank 0: finished no test and sent nothing for 1 s" in job.text
-    assert "FAILED: rank 1: 1 failed" in job.text
-
-
-def test_rank_that_failed_does_not_wait_long_for_a_rank_that_waits_for_it(as_rank, monkeypatch):
-    """The other may hang in a collective, and torchrun ends it only when this rank has ended."""
-    monkeypatch.setattr(reporting, "SHORTEST_WAIT_AFTER_FAILURE_S", 0.3)
-    source = "import pytest\ndef test_it(cka_memory): assert False\n"
-    for rank in (_first, _second):
-        run = rank(as_rank, None, "--cka-memory-rank-timeout=99", source=source)
-        run.assert_outcomes(failed=1)
-        assert "sent nothing for 99 s" not in run.text
-        assert "after this rank had failed or was stopped" in run.text
-
-
-def test_ranks_that_measure_nothing_print_nothing(torchrun):
-    """The plugin does not change their status either."""
-    job = torchrun("def test_it(): pass\n")
-    assert (job.status, job.statuses()) == (0, [0, 0]), job.text
-    assert "rank 0" not in job.text
-    assert "= cka-memory =" not in job.text
-
 
 @pytest.fixture
 def as_rank(scripted, monkeypatch):
     """Run one of two ranks in this process; the other's messages are in the store already."""
 
-    def run(number, source, *options, other, says, **given):
+    def run(number, source, *options, other, says, began=None, **given):
         board = HashStore()
         monkeypatch.setattr(ranks, "torchrun_store", lambda rank: board)
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
@@ -199,6 +24,8 @@ def as_rank(scripted, monkeypatch):
             monkeypatch.setenv(name, str(value))
         absent = RankSync(Rank(1 - number, 2, 1 - number, "0"), 1.0)
         absent.publish("leaving", True)
+        if began is not None:
+            absent.begin(began)
         if says is not None:
             absent.publish(other, says)
         return scripted(source, "--cka-memory-rank-timeout=0.2", *options, **given)
@@ -217,6 +44,17 @@ def _first(as_rank, says, *options, source=ONE, **given):
 
 def _second(as_rank, says, *options, source=ONE, **given):
     return as_rank(1, source, *options, other="failures", says=says, **given)
+
+
+def test_rank_that_failed_does_not_wait_long_for_a_rank_that_waits_for_it(as_rank, monkeypatch):
+    """The other may hang in a collective, and torchrun ends it only when this rank has ended."""
+    monkeypatch.setattr(reporting, "SHORTEST_WAIT_AFTER_FAILURE_S", 0.3)
+    source = "import pytest\ndef test_it(cka_memory): assert False\n"
+    for rank in (_first, _second):
+        run = rank(as_rank, None, "--cka-memory-rank-timeout=99", source=source)
+        run.assert_outcomes(failed=1)
+        assert "sent nothing for 99 s" not in run.text
+        assert "after this rank had failed or was stopped" in run.text
 
 
 @pytest.mark.parametrize(
@@ -253,6 +91,28 @@ def test_rank_that_hears_nothing_from_the_other_fails(as_rank, rank):
     run.assert_outcomes(passed=1)
     assert "finished no test and sent nothing for 0.2 s" in run.text
     assert "longer --cka-memory-rank-timeout" in run.text
+
+
+@pytest.mark.parametrize("rank", [_first, _second])
+@pytest.mark.parametrize(
+    ("test", "expected"),
+    [
+        ("test_passes", "nothing for 1 s: it has ended or hangs"),
+        ("test_fails", "nothing for 0.5 s after this rank had failed or was stopped"),
+    ],
+)
+def test_wait_after_a_failure_is_short_for_ranks_that_may_wait(
+    as_rank, monkeypatch, rank, test, expected
+):
+    """A rank in a test before the one that failed cannot wait for it, so it is only slower."""
+    monkeypatch.setattr(reporting, "SHORTEST_WAIT_AFTER_FAILURE_S", 0.5)
+    source = "def test_passes(cka_memory): pass\ndef test_fails(cka_memory): assert False\n"
+    run = rank(
+        as_rank, None, "--cka-memory-rank-timeout=1", source=source, began=f"test_it.py::{test}"
+    )
+    run.assert_outcomes(passed=1, failed=1)
+    assert expected in run.text
+    assert f"the last test that it began is test_it.py::{test}" in run.text
 
 
 @pytest.mark.parametrize("rank", [_first, _second])

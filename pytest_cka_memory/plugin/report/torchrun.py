@@ -2,7 +2,7 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -14,12 +14,13 @@ from pytest_cka_memory.integrations.ranks import this_rank
 from pytest_cka_memory.integrations.sigterm import OnSigterm
 from pytest_cka_memory.integrations.torchrun import RankSync
 from pytest_cka_memory.plugin.item.plan import plan_of
+from pytest_cka_memory.plugin.report.blocked import end_blocked
 from pytest_cka_memory.plugin.report.reporter import Reporter
 from pytest_cka_memory.plugin.session.settings import describe, settings_key
 from pytest_cka_memory.reports.terminal import Line
 from pytest_cka_memory.units import counted
 
-SHORTEST_WAIT_AFTER_FAILURE_S = 10.0
+SHORTEST_WAIT_AFTER_FAILURE_S = 5.0
 """How long a rank that failed waits for the others, if its own tests took less than half of it."""
 
 
@@ -59,9 +60,15 @@ class RankReporter(Reporter):
         """When the test that runs now began."""
         self._longest_s = 0.0
         """How long the longest test took; the other ranks run the same tests."""
+        self._test: str | None = None
+        """The test that runs now."""
+        self._failed = False
+        """Whether a test has failed on this rank."""
+        self._before_failure: set[str] = set()
+        """Tests that this rank had finished when the first one failed."""
         self._waited_for_by: list[int] = []
         """Ranks that wait for this one before they end."""
-        self._sigterm = OnSigterm(self._stop)
+        self._sigterm = OnSigterm(self._stop, self._end_blocked)
         if self._rank.number != 0:
             self.outputs = []
 
@@ -71,18 +78,34 @@ class RankReporter(Reporter):
             return
         measures = any(plan_of(item).is_measured for item in session.items)
         self._takes_part = self._takes_part or measures
+        self._session = session
         if self._takes_part:
             self._sigterm.start()
 
-    def pytest_runtest_logstart(self) -> None:
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._test = nodeid
         self._began = time.monotonic()
+        if self._takes_part:
+            self._sigterm.resume()
+            self._show_progress(lambda: self._sync.begin(nodeid))
 
-    def pytest_runtest_logfinish(self) -> None:
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        super().pytest_runtest_logreport(report)
+        self._failed = self._failed or report.failed
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        self._test = None
         self._longest_s = max(self._longest_s, time.monotonic() - self._began)
-        if self._takes_part and "torch" in sys.modules:
+        if not self._failed:
+            self._before_failure.add(nodeid)
+        if self._takes_part:
+            self._show_progress(self._sync.heartbeat)
+
+    def _show_progress(self, send: Callable[[], None]) -> None:
+        if "torch" in sys.modules:
             # The exchange at the end has the same error and reports it once.
             with suppress(RankError, RuntimeError):
-                self._sync.heartbeat()
+                send()
 
     def _gate(self, session: pytest.Session) -> None:
         # By this rank's results alone: regions of other ranks do not count towards its minimum.
@@ -113,6 +136,26 @@ class RankReporter(Reporter):
             self._stopped = True
             pytest.exit("SIGTERM: torchrun stops this rank because another has ended")
 
+    def _end_blocked(self) -> None:
+        """Report and end this rank on SIGTERM, in place of its main thread, which cannot."""
+        end_blocked(self._session.config, self._rank.name, self._test, self._report_blocked)
+
+    def _report_blocked(self, problem: str) -> None:
+        session, config = self._session, self._session.config
+        if not self._exchanged:
+            self.problems.append(problem)
+            self._sync.shorten_wait()
+            self._exchange(session, pytest.ExitCode.INTERRUPTED)
+            super().pytest_sessionfinish(session, pytest.ExitCode.INTERRUPTED)
+        terminal = config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None:
+            status = pytest.ExitCode.INTERRUPTED
+            config.hook.pytest_terminal_summary(
+                terminalreporter=terminal, exitstatus=status, config=config
+            )
+        with suppress(RankError, RuntimeError):
+            self._sync.publish("leaving", True)
+
     def _exchange(self, session: pytest.Session, exitstatus: int = 0) -> None:
         """Exchange results, once per session; a failure of one rank fails every rank."""
         if self._exchanged:
@@ -126,7 +169,12 @@ class RankReporter(Reporter):
         if results["failures"]:
             # The others may wait in a collective for this rank, which torchrun would end only when
             # one rank has ended.
-            self._sync.shorten_wait(max(SHORTEST_WAIT_AFTER_FAILURE_S, 2 * self._longest_s))
+            # A rank in an earlier test cannot wait for what failed here.
+            ended = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+            self._sync.shorten_wait(
+                max(SHORTEST_WAIT_AFTER_FAILURE_S, 2 * self._longest_s),
+                unless_in=self._before_failure if self._failed and ended else (),
+            )
         exchange = self._collect_results if self._rank.number == 0 else self._send_results
         try:
             problems = exchange(results)
@@ -156,7 +204,9 @@ class RankReporter(Reporter):
         if not self._takes_part:
             return []
         failures = {number: result["failures"] for number, result in results.items()}
-        failures |= {number: [self._timed_out()] for number in others if number not in collected}
+        failures |= {
+            number: [self._timed_out(number)] for number in others if number not in collected
+        }
         self._sync.publish(
             "failures", [[number, text] for number in sorted(failures) for text in failures[number]]
         )
@@ -172,19 +222,23 @@ class RankReporter(Reporter):
             return []
         failures = self._sync.collect("failures", [0]).get(0)
         if failures is None:
-            return [f"rank 0: {self._timed_out()}"]
+            return [f"rank 0: {self._timed_out(0)}"]
         self._waited_for_by = [0]
         return [
             f"rank {number}: {text}" for number, text in failures if number != self._rank.number
         ]
 
-    def _timed_out(self) -> str:
-        waited = f"finished no test and sent nothing for {self._sync.timeout_s:g} s"
-        if self._sync.timeout_s < self.settings.rank_timeout_s:
-            return f"{waited} after this rank had failed or was stopped: it has ended, or waits"
+    def _timed_out(self, number: int) -> str:
+        seconds, test = self._sync.timeout_of(number), self._sync.test_of(number)
+        waited = f"finished no test and sent nothing for {seconds:g} s"
+        last = f"; the last test that it began is {test}" if test else ""
+        if seconds < self.settings.rank_timeout_s:
+            return (
+                f"{waited} after this rank had failed or was stopped: it has ended, or waits{last}"
+            )
         return (
             f"{waited}: it has ended or hangs; if its tests take longer, give a longer "
-            "--cka-memory-rank-timeout"
+            f"--cka-memory-rank-timeout{last}"
         )
 
     def _lines(self, width: int) -> Iterator[Line]:
