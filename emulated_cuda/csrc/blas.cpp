@@ -1,11 +1,18 @@
 // cuBLAS and cuBLASLt: handles and descriptors; every product succeeds without computing anything.
 // Workspaces belong to torch, which allocates them and passes their addresses to the library.
-#include "emulated.hpp"
+#include "pending.hpp"
 
 #include <cstdlib>
 #include <cstring>
 
-static int product() {
+struct Handle {
+  int math_mode, pointer_mode;
+  Stream stream;
+};
+constexpr int kExecutionFailed = 13;
+
+static int product(Stream stream) {
+  if (wait_for_stream(stream)) return kExecutionFailed;
   count_work();
   note_work("a product of cuBLAS");
   return kSuccess;
@@ -13,10 +20,6 @@ static int product() {
 
 // ---- Handles ----
 
-struct Handle {
-  int math_mode, pointer_mode;
-  Stream stream;
-};
 API int cublasCreate_v2(Handle** handle) { return *handle = new Handle{}, kSuccess; }
 API int cublasDestroy_v2(Handle* handle) { return delete handle, kSuccess; }
 API int cublasGetMathMode(Handle* handle, int* mode) { return *mode = handle->math_mode, kSuccess; }
@@ -29,7 +32,7 @@ NOTHING_TO_DO(cublasSetWorkspace_v2) NOTHING_TO_DO(cublasSetSmCountTarget)
 // ---- Products, by what they compute; their results stay in the device's memory ----
 
 #define PRODUCT(name) \
-  API int cublas##name() { return product(); }
+  API int cublas##name(Handle* handle) { return product(handle->stream); }
 #define SINGLE_DOUBLE(name) PRODUCT(S##name) PRODUCT(D##name)
 #define COMPLEX(name) PRODUCT(C##name) PRODUCT(Z##name)
 #define ALL(name) SINGLE_DOUBLE(name) COMPLEX(name)
@@ -45,16 +48,16 @@ ALL(trmm_v2) ALL(trmv_v2) ALL(trsm_v2) ALL(trsmBatched) ALL(trsv_v2)
 ALL(getrfBatched)
 
 // These report errors in their arguments to the host.
-#define REPORTING(name, ...)                          \
-  API int cublas##name(__VA_ARGS__, int* info, ...) { \
-    return *info = 0, product();                      \
+#define REPORTING(name, ...)                                          \
+  API int cublas##name(Handle* handle, __VA_ARGS__, int* info, ...) { \
+    return *info = 0, product(handle->stream);                        \
   }
 #define ALL_REPORTING(name, ...)                                      \
   REPORTING(S##name, __VA_ARGS__) REPORTING(D##name, __VA_ARGS__)     \
   REPORTING(C##name, __VA_ARGS__) REPORTING(Z##name, __VA_ARGS__)
-ALL_REPORTING(geqrfBatched, void*, int, int, void*, int, void*)
-ALL_REPORTING(getrsBatched, void*, int, int, int, void*, int, void*, void*, int)
-ALL_REPORTING(gelsBatched, void*, int, int, int, int, void*, int, void*, int)
+ALL_REPORTING(geqrfBatched, int, int, void*, int, void*)
+ALL_REPORTING(getrsBatched, int, int, int, void*, int, void*, void*, int)
+ALL_REPORTING(gelsBatched, int, int, int, int, void*, int, void*, int)
 
 // ---- cuBLASLt ----
 
@@ -78,7 +81,10 @@ API int cublasLtMatmulAlgoGetHeuristic(void*, void*, void*, void*, void*, void*,
   memset(results, 0, sizeof *results);
   return *count = 1, kSuccess;
 }
-API int cublasLtMatmul() { return product(); }
+API int cublasLtMatmul(void*, void*, const void*, const void*, void*, const void*, void*, const void*, const void*, void*,
+                       void*, void*, const void*, void*, size_t, Stream stream) {
+  return product(stream);
+}
 NOTHING_TO_DO(cublasLtMatmulAlgoInit) NOTHING_TO_DO(cublasLtMatmulAlgoConfigSetAttribute)
 API int cublasLtMatmulAlgoCheck(void*, void*, void*, void*, void*, void*, const void*, Heuristic* result) {
   return memset(result, 0, sizeof *result), kSuccess;

@@ -178,7 +178,7 @@ API int cudaSetDevice(int device) {
 API int cudaDriverGetVersion(int* version) { return *version = (int)settings.cuda_version, kSuccess; }
 API int cudaRuntimeGetVersion(int* version) { return *version = (int)settings.cuda_version, kSuccess; }
 API int cudaDeviceCanAccessPeer(int* can, int a, int b) { return *can = a != b, kSuccess; }
-NOTHING_TO_DO(cudaDeviceSynchronize) NOTHING_TO_DO(cudaDeviceEnablePeerAccess)
+NOTHING_TO_DO(cudaDeviceEnablePeerAccess)
 API int cudaDeviceGetPCIBusId(char* text, int size, int device) {
   if (!is_device(device)) return fail(kInvalidDevice);
   snprintf(text, size, "0000:%02X:00.0", visible_devices()[device] + 1);
@@ -199,6 +199,8 @@ static std::pair<const char*, const char*> error_texts(int error) {
     case kInvalidDevice: return {"cudaErrorInvalidDevice", "invalid device ordinal"};
     case kInvalidHandle: return {"cudaErrorInvalidResourceHandle", "invalid resource handle"};
     case kNotFound: return {"cudaErrorSymbolNotFound", "named symbol not found"};
+    case kNotReady: return {"cudaErrorNotReady", "device not ready"};
+    case kLaunchFailed: return {"cudaErrorLaunchFailure", refusal_text()};
     case kNotSupported: return {"cudaErrorNotSupported", refusal_text()};
     default: return {"cudaErrorUnknown", "an error that the emulated device does not return"};
   }

@@ -1,7 +1,7 @@
 // cuDNN. The real library does the host's work: descriptors, heuristics, plans and the sizes of their
 // workspaces. Since version 9.8 it can plan without the card, from a description of it ("deviceless
 // ahead-of-time compilation"). This file has the functions that need a handle. Plans are not executed.
-#include "emulated.hpp"
+#include "pending.hpp"
 
 #include <dlfcn.h>
 
@@ -86,11 +86,13 @@ API int cudnnBackendSetAttribute(Descriptor descriptor, int name, int type, int6
 
 // ---- Work: nothing is executed ----
 
-#define WORK(name)            \
-  API int cudnn##name() {     \
-    count_work();             \
-    note_work("cudnn" #name); \
-    return kSuccess;          \
+constexpr int kExecutionFailed = 5000;
+#define WORK(name)                                                   \
+  API int cudnn##name(DnnHandle* handle) {                           \
+    if (wait_for_stream(handle->stream)) return kExecutionFailed;    \
+    count_work();                                                    \
+    note_work("cudnn" #name);                                        \
+    return kSuccess;                                                 \
   }
 WORK(BackendExecute)
 WORK(BatchNormalizationForwardTrainingEx) WORK(BatchNormalizationBackwardEx) WORK(BatchNormalizationForwardInference)

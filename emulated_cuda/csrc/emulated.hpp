@@ -30,6 +30,8 @@ enum : int {  // the same numbers in the runtime (cudaError_t) and in the driver
   kInvalidDevice = 101,
   kInvalidHandle = 400,
   kNotFound = 500,
+  kNotReady = 600,
+  kLaunchFailed = 719,
   kNotSupported = 801,
 };
 
@@ -53,6 +55,7 @@ struct Settings {
   int64_t clock_khz, memory_clock_khz, memory_bus_bits;
   int64_t devices;       // before CUDA_VISIBLE_DEVICES
   int64_t cuda_version;  // of torch's build: 13020 for 13.2
+  int64_t nccl_version;  // of torch's build: 22907 for 2.29.7
 };
 extern Settings settings;
 
@@ -108,6 +111,8 @@ bool answer(void* to, size_t size);
 // Records that `function` is not supported and why; returns kNotSupported. The text is what
 // cudaGetErrorString and cuGetErrorString then return in this thread.
 int refuse(const char* function, const char* advice);
+// Records why work has failed after it was given; returns kLaunchFailed, whose text is then this problem.
+int fail_work(const char* problem);
 const char* refusal_text();
 // For libraries whose codes torch turns into fixed texts: raises a RuntimeError in Python.
 [[noreturn]] void refuse_by_exception(const char* function, const char* advice);

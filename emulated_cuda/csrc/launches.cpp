@@ -1,5 +1,5 @@
 // Kernels: they are registered and launched, and do nothing. A launch that a card would refuse fails.
-#include "emulated.hpp"
+#include "pending.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -10,7 +10,9 @@
 
 extern std::atomic<uint64_t> launches;
 
-static int launch(Dim3 grid, Dim3 block, size_t shared, const char* (*name)(const void*), const void* function) {
+static int launch(Dim3 grid, Dim3 block, size_t shared, Stream stream, const char* (*name)(const void*),
+                  const void* function) {
+  if (int error = wait_for_stream(stream)) return error;
   ++launches;
   count_work();
   if (values_are_computed && phase() == kNoOperator) note_work(name(function));
@@ -70,21 +72,22 @@ API int __cudaPopCallConfiguration(Dim3* grid, Dim3* block, size_t* shared, Stre
   return kSuccess;
 }
 API int __cudaGetKernel(const void** kernel, const void* function) { return *kernel = function, kSuccess; }
-API int __cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block, void**, size_t shared, Stream) {
-  return launch(grid, block, shared, kernel_name, function);
+API int __cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block, void**, size_t shared, Stream stream) {
+  return launch(grid, block, shared, stream, kernel_name, function);
 }
-API int cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block, void**, size_t shared, Stream) {
-  return launch(grid, block, shared, kernel_name, function);
+API int cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block, void**, size_t shared, Stream stream) {
+  return launch(grid, block, shared, stream, kernel_name, function);
 }
-API int cudaLaunchCooperativeKernel(const void* function, Dim3 grid, Dim3 block, void**, size_t shared, Stream) {
-  return launch(grid, block, shared, kernel_name, function);
+API int cudaLaunchCooperativeKernel(const void* function, Dim3 grid, Dim3 block, void**, size_t shared, Stream stream) {
+  return launch(grid, block, shared, stream, kernel_name, function);
 }
 struct LaunchConfiguration {
   Dim3 grid, block;
   size_t shared;
+  Stream stream;
 };
 API int cudaLaunchKernelExC(const LaunchConfiguration* wanted, const void* function, void**) {
-  return launch(wanted->grid, wanted->block, wanted->shared, kernel_name, function);
+  return launch(wanted->grid, wanted->block, wanted->shared, wanted->stream, kernel_name, function);
 }
 
 // ---- Attributes of kernels: those of a small one ----
@@ -150,19 +153,20 @@ API int cuFuncGetAttribute(int* value, int which, void*) {
   return *value = which == 0 ? 1024 : which == 4 ? 32 : 0, kSuccess;  // threads of a block, registers
 }
 API int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                       Stream, void**, void**) {
-  return launch({x, y, z}, {bx, by, bz}, shared, name_of_handle, function);
+                       Stream stream, void**, void**) {
+  return launch({x, y, z}, {bx, by, bz}, shared, stream, name_of_handle, function);
 }
 API int cuLaunchCooperativeKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
-                                  unsigned shared, Stream, void**) {
-  return launch({x, y, z}, {bx, by, bz}, shared, name_of_handle, function);
+                                  unsigned shared, Stream stream, void**) {
+  return launch({x, y, z}, {bx, by, bz}, shared, stream, name_of_handle, function);
 }
 struct DriverLaunch {
   Dim3 grid, block;
   unsigned shared;
+  Stream stream;
 };
 API int cuLaunchKernelEx(const DriverLaunch* wanted, void* function, void**, void**) {
-  return launch(wanted->grid, wanted->block, wanted->shared, name_of_handle, function);
+  return launch(wanted->grid, wanted->block, wanted->shared, wanted->stream, name_of_handle, function);
 }
 NOTHING_TO_DO(cuModuleUnload) NOTHING_TO_DO(cuFuncSetCacheConfig) NOTHING_TO_DO(cuTensorMapEncodeTiled)
 

@@ -2,7 +2,7 @@
 //
 // Device memory is host memory, reserved and only committed when it is written. Kernels write
 // nothing, so hardly any is unless values are computed.
-#include "emulated.hpp"
+#include "pending.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -210,8 +210,14 @@ static int free_device_memory(void* pointer) {
   device_pieces.erase(it);
   return kSuccess;
 }
-API int cudaFree(void* pointer) { return free_device_memory(pointer); }
-API int cudaFreeAsync(void* pointer, Stream) { return free_device_memory(pointer); }
+API int cudaFree(void* pointer) {
+  int error = wait_for_device(), freed = free_device_memory(pointer);  // as CUDA does
+  return error ? error : freed;
+}
+API int cudaFreeAsync(void* pointer, Stream stream) {
+  int error = wait_for_stream(stream), freed = free_device_memory(pointer);
+  return error ? error : freed;
+}
 
 API int cudaDeviceGetDefaultMemPool(void** pool, int device) {
   if (!is_device(device)) return fail(kInvalidDevice);
@@ -369,26 +375,30 @@ static void copy(void* to, const void* from, size_t size) {
   std::lock_guard<std::mutex> guard(memory_mutex);
   recent_writes[next_write++ % 256] = {(uintptr_t)to, size, launches};
 }
-static int copied(void* to, const void* from, size_t size) {
+static int copied(void* to, const void* from, size_t size, Stream stream) {
+  if (int error = wait_for_stream(stream)) return error;
   count_work();
   copy(to, from, size);
   return kSuccess;
 }
 static int copied_2d(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
-                     size_t height) {
+                     size_t height, Stream stream) {
+  if (int error = wait_for_stream(stream)) return error;
   count_work();
   for (size_t row = 0; row < height; ++row)
     copy((char*)to + row * to_pitch, (const char*)from + row * from_pitch, width);
   return kSuccess;
 }
-API int cudaMemcpy(void* to, const void* from, size_t size, int) { return copied(to, from, size); }
-API int cudaMemcpyAsync(void* to, const void* from, size_t size, int, Stream) { return copied(to, from, size); }
-API int cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t size, Stream) {
-  return copied(to, from, size);
+API int cudaMemcpy(void* to, const void* from, size_t size, int) { return copied(to, from, size, nullptr); }
+API int cudaMemcpyAsync(void* to, const void* from, size_t size, int, Stream stream) {
+  return copied(to, from, size, stream);
+}
+API int cudaMemcpyPeerAsync(void* to, int, const void* from, int, size_t size, Stream stream) {
+  return copied(to, from, size, stream);
 }
 API int cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
-                          size_t height, int, Stream) {
-  return copied_2d(to, to_pitch, from, from_pitch, width, height);
+                          size_t height, int, Stream stream) {
+  return copied_2d(to, to_pitch, from, from_pitch, width, height, stream);
 }
 // Variables of kernels, which never run.
 NOTHING_TO_DO(cudaMemcpyToSymbol)
@@ -396,7 +406,8 @@ API int cudaGetSymbolAddress(void** address, const void*) {
   static char variable[64 * kKiB];
   return *address = variable, kSuccess;
 }
-static int filled(void* start, int value, size_t size) {
+static int filled(void* start, int value, size_t size, Stream stream) {
+  if (int error = wait_for_stream(stream)) return error;
   count_work();
   if (phase() != kNoOperator) return kSuccess;
   if (!value && is_on_device(start)) zero((char*)start, size);
@@ -404,5 +415,7 @@ static int filled(void* start, int value, size_t size) {
   return kSuccess;
 }
 API void emulated_zero(void* start, size_t size) { zero((char*)start, size); }
-API int cudaMemset(void* start, int value, size_t size) { return filled(start, value, size); }
-API int cudaMemsetAsync(void* start, int value, size_t size, Stream) { return filled(start, value, size); }
+API int cudaMemset(void* start, int value, size_t size) { return filled(start, value, size, nullptr); }
+API int cudaMemsetAsync(void* start, int value, size_t size, Stream stream) {
+  return filled(start, value, size, stream);
+}

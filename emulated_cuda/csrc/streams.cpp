@@ -1,5 +1,5 @@
-// Streams and events. Work is done when it is given, so no stream ever waits.
-#include "emulated.hpp"
+// Streams and events. Work is done when it is given, but for collectives: what follows waits for those.
+#include "pending.hpp"
 
 #include <atomic>
 #include <utility>
@@ -15,8 +15,13 @@ static int create_stream(Stream* stream, int priority) { return *stream = new St
 API int cudaStreamCreate(Stream* stream) { return create_stream(stream, 0); }
 API int cudaStreamCreateWithFlags(Stream* stream, unsigned) { return create_stream(stream, 0); }
 API int cudaStreamCreateWithPriority(Stream* stream, unsigned, int priority) { return create_stream(stream, priority); }
-API int cudaStreamDestroy(Stream stream) { return delete (StreamState*)stream, kSuccess; }
-NOTHING_TO_DO(cudaStreamQuery) NOTHING_TO_DO(cudaStreamSynchronize) NOTHING_TO_DO(cudaStreamWaitEvent)
+API int cudaStreamDestroy(Stream stream) {
+  if (pending_jobs) forget_stream(stream);
+  return delete (StreamState*)stream, kSuccess;
+}
+API int cudaStreamQuery(Stream stream) { return are_done(jobs_of(stream)) ? kSuccess : kNotReady; }
+API int cudaStreamSynchronize(Stream stream) { return wait_for_stream(stream); }
+API int cudaDeviceSynchronize() { return wait_for_device(); }
 API int cudaStreamGetPriority(Stream stream, int* priority) {
   bool is_special = (uintptr_t)stream < 16;  // the default streams are small numbers
   *priority = is_special ? 0 : ((StreamState*)stream)->priority;
@@ -27,9 +32,13 @@ API int cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   if (greatest) *greatest = -5;
   return kSuccess;
 }
-API int cudaLaunchHostFunc(Stream, void (*function)(void*), void* data) { return function(data), kSuccess; }
+API int cudaLaunchHostFunc(Stream stream, void (*function)(void*), void* data) {
+  int error = wait_for_stream(stream);
+  return function(data), error;
+}
 API int cudaStreamAddCallback(Stream stream, void (*function)(Stream, int, void*), void* data, unsigned) {
-  return function(stream, kSuccess, data), kSuccess;
+  int error = wait_for_stream(stream);
+  return function(stream, error, data), kSuccess;
 }
 
 // ---- Capture: no stream ever captures ----
@@ -55,15 +64,28 @@ static constexpr float kMillisecondsOfWork = 0.01f;
 struct Event {
   bool recorded;
   uint64_t work;
+  std::shared_ptr<const Jobs> jobs;  // what was not done when it was recorded; other threads may read it
+  Jobs pending() const {
+    auto found = std::atomic_load(&jobs);
+    return found ? *found : Jobs();
+  }
 };
-static int create_event(Event** event) { return *event = new Event{false, 0}, kSuccess; }
-static int record_event(Event* event) { return *event = {true, work_counted()}, kSuccess; }
+static int create_event(Event** event) { return *event = new Event{false, 0, nullptr}, kSuccess; }
+static int record_event(Event* event, Stream stream) {
+  event->recorded = true;
+  event->work = work_counted();
+  Jobs jobs = jobs_of(stream);
+  std::shared_ptr<const Jobs> kept = jobs.empty() ? nullptr : std::make_shared<const Jobs>(std::move(jobs));
+  return std::atomic_store(&event->jobs, kept), kSuccess;
+}
 API int cudaEventCreate(Event** event) { return create_event(event); }
 API int cudaEventCreateWithFlags(Event** event, unsigned) { return create_event(event); }
 API int cudaEventDestroy(Event* event) { return delete event, kSuccess; }
-API int cudaEventRecord(Event* event, Stream) { return record_event(event); }
-API int cudaEventRecordWithFlags(Event* event, Stream, unsigned) { return record_event(event); }
-NOTHING_TO_DO(cudaEventQuery) NOTHING_TO_DO(cudaEventSynchronize)
+API int cudaEventRecord(Event* event, Stream stream) { return record_event(event, stream); }
+API int cudaEventRecordWithFlags(Event* event, Stream stream, unsigned) { return record_event(event, stream); }
+API int cudaEventQuery(const Event* event) { return are_done(event->pending()) ? kSuccess : kNotReady; }
+API int cudaEventSynchronize(const Event* event) { return wait_for(event->pending()); }
+API int cudaStreamWaitEvent(Stream stream, const Event* event) { return give(stream, event->pending()), kSuccess; }
 API int cudaEventElapsedTime(float* milliseconds, const Event* start, const Event* end) {
   if (!start->recorded || !end->recorded) return fail(kInvalidHandle);
   *milliseconds = (float)((int64_t)(end->work - start->work)) * kMillisecondsOfWork;

@@ -16,6 +16,10 @@ int refuse(const char* function, const char* advice) {
   describe(function, advice);
   return fail(kNotSupported);
 }
+int fail_work(const char* problem) {
+  snprintf(text, sizeof text, "%s", problem);
+  return fail(kLaunchFailed);
+}
 const char* refusal_text() { return text; }
 void refuse_by_exception(const char* function, const char* advice) {
   throw std::runtime_error(describe(function, advice));
@@ -68,13 +72,6 @@ REFUSED(cudaLibraryGetGlobal) REFUSED(cudaLibraryGetKernel) REFUSED(cudaLibraryG
 REFUSED(cudaLibraryGetManaged) REFUSED(cudaLibraryGetUnifiedFunction) REFUSED(cudaLibraryLoadData)
 REFUSED(cudaLibraryLoadFromFile) REFUSED(cudaLibraryUnload)
 }  // namespace modules
-
-namespace nccl {
-constexpr const char* kAdvice =
-    "NCCL needs GPUs: use the backend \"cpu:gloo,cuda:gloo\", which takes tensors on this device too, or one process.";
-RAISED(ncclGetUniqueId) RAISED(ncclCommInitRank) RAISED(ncclCommInitRankConfig) RAISED(ncclCommInitAll)
-RAISED(ncclCommInitRankScalable) RAISED(ncclMemAlloc)
-}  // namespace nccl
 
 namespace solver {
 constexpr const char* kAdvice =

@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import sys
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -35,6 +36,19 @@ def check_available() -> tuple[int, int]:
     for module in (LIBRARY, NVML):
         path_of_compiled(module)
     return cuda
+
+
+def nccl_version(cuda: tuple[int, int]) -> int:
+    """Return the NCCL version that torch's build comes with, as NCCL writes it: 22907 for 2.29.7.
+
+    Of a build whose version is not known, because it brings NCCL in another way, it is 2.27.5.
+    """
+    try:
+        text = metadata.version(f"nvidia-nccl-cu{cuda[0]}")
+        major, minor, patch = map(int, text.split(".")[:3])
+    except (metadata.PackageNotFoundError, ValueError):
+        major, minor, patch = 2, 27, 5
+    return major * 10_000 + minor * 100 + patch
 
 
 def check_wanted(card: Card, devices: int, total_bytes: int) -> None:

@@ -37,7 +37,7 @@ class _Settings(ctypes.Structure):
                 *("shared_per_block", "shared_per_block_opt_in", "shared_per_multiprocessor"),
                 *("l2_bytes", "threads_per_multiprocessor", "blocks_per_multiprocessor"),
                 *("clock_khz", "memory_clock_khz", "memory_bus_bits"),
-                *("devices", "cuda_version"),
+                *("devices", "cuda_version", "nccl_version"),
             )
         ),
     )
@@ -153,4 +153,5 @@ def _settings(card: Card, devices: int, total_bytes: int, cuda: tuple[int, int])
         memory_bus_bits=hardware.memory_bus_bits,
         devices=devices,
         cuda_version=cuda[0] * 1000 + cuda[1] * 10,
+        nccl_version=checks.nccl_version(cuda),
     )

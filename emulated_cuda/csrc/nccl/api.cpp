@@ -1,0 +1,264 @@
+// The functions of NCCL that torch calls. A call returns when its work is done, as everything on the
+// emulated device, so that memory does not depend on timing. Only if that cannot be, because ranks wait for
+// each other in a circle, or a rank does not come for some seconds, it returns earlier, as on a card.
+#include <unistd.h>
+
+#include <cstring>
+#include <thread>
+
+#include "collectives.hpp"
+#include "reductions.hpp"
+#include "waiting.hpp"
+
+std::string& problem_of_this_thread();
+
+namespace {
+constexpr int kLongestWait = 600;  // of 5 ms: 3 s
+
+// ---- Groups: what is called in one is given together at its end ----
+
+struct Given {
+  Communicator* communicator;
+  Stream stream;
+  Communicator::Run run;                // empty for transfers
+  std::vector<Transfer> transfers;
+};
+struct Group {
+  int depth = 0;
+  std::vector<Given> given;
+  std::vector<std::function<int()>> inits;
+};
+thread_local Group group;
+
+int failed(int code, const std::string& problem) { return problem_of_this_thread() = problem, code; }
+
+// Each in a thread of its own, because communicators of one process may wait for each other.
+int run_inits(const std::vector<std::function<int()>>& inits) {
+  if (inits.size() == 1) return inits[0]();
+  std::vector<std::thread> threads;
+  std::vector<int> codes(inits.size());
+  std::vector<std::string> problems(inits.size());
+  int device = current_device;
+  for (size_t i = 0; i < inits.size(); ++i)
+    threads.emplace_back([&, i] {
+      current_device = device;
+      codes[i] = inits[i]();
+      problems[i] = problem_of_this_thread();
+    });
+  for (auto& thread : threads) thread.join();
+  for (size_t i = 0; i < codes.size(); ++i)
+    if (codes[i]) return failed(codes[i], problems[i]);
+  return kDone;
+}
+
+bool may_go_on(const Jobs& jobs, int waits) {
+  show_waiting(jobs);
+  return waits > kLongestWait || (waits > 2 && is_in_circle());
+}
+int wait_at_first(const Jobs& jobs) {
+  wait_while(jobs, may_go_on);
+  show_waiting({});
+  for (const auto& job : jobs)
+    if (job->is_done() && job->take_failure()) return failed(job->code(), job->problem());
+  return kDone;
+}
+
+int give_all() {
+  auto inits = std::move(group.inits);
+  auto given = std::move(group.given);
+  group.inits.clear(), group.given.clear();
+  if (!inits.empty())
+    if (int code = run_inits(inits)) return code;
+  // The transfers of a communicator move together, after its collectives.
+  std::vector<Given> in_order;
+  for (auto& one : given)
+    if (one.transfers.empty()) in_order.push_back(std::move(one));
+  size_t collectives = in_order.size();
+  for (auto& one : given) {
+    if (one.transfers.empty()) continue;
+    size_t place = collectives;
+    while (place < in_order.size() && in_order[place].communicator != one.communicator) ++place;
+    if (place == in_order.size()) in_order.push_back({one.communicator, one.stream, {}, {}});
+    in_order[place].transfers.push_back(one.transfers[0]);
+  }
+  Jobs jobs;
+  for (auto& one : in_order) {
+    int device = one.communicator->device();
+    auto before = jobs_of(one.stream, device);
+    auto transfers = one.transfers;
+    if (!transfers.empty()) one.run = [transfers](Communicator& c) { return move(c, transfers); };
+    auto job = one.communicator->start(std::move(one.run), std::move(before), std::move(one.transfers));
+    give(one.stream, {job}, device);
+    jobs.push_back(std::move(job));
+  }
+  return wait_at_first(jobs);
+}
+
+int add(Communicator* communicator, Stream stream, Communicator::Run run, std::vector<Transfer> transfers = {}) {
+  if (!communicator) return failed(kInvalidArgument, "there is no communicator");
+  count_work();
+  if (int code = communicator->async_error()) return failed(code, communicator->problem());
+  group.given.push_back({communicator, stream, std::move(run), std::move(transfers)});
+  return group.depth ? (int)kDone : give_all();
+}
+int add_init(std::function<int()> init) {
+  group.inits.push_back(std::move(init));
+  return group.depth ? (int)kDone : give_all();
+}
+int cannot_reduce(int type) {
+  if (can_reduce(type)) return kDone;
+  return failed(kInvalidArgument, "the emulated NCCL does not add float8; convert to bfloat16 before the reduction");
+}
+// In the communicator's thread, and so after what it was given before.
+int run_and_wait(Communicator* communicator, Communicator::Run run) {
+  auto job = communicator->start(std::move(run), {});
+  Jobs jobs{job};
+  wait_while(jobs, [](const Jobs& waited, int) { return show_waiting(waited), false; });
+  show_waiting({});
+  return job->take_failure() ? failed(job->code(), job->problem()) : (int)kDone;
+}
+}  // namespace
+
+// ---- Communicators ----
+
+struct Id {  // ncclUniqueId
+  int64_t process, file;
+  char unused[112];
+};
+static_assert(sizeof(Id) == 128, "torch passes it by value");
+
+API int ncclGetVersion(int* version) { return *version = (int)settings.nccl_version, kDone; }
+API int ncclGetUniqueId(Id* id) {
+  memset(id, 0, sizeof *id);
+  int code = offer_communicator(&id->process, &id->file);
+  return code ? failed(code, "no shared memory for a communicator") : kDone;
+}
+static int init(Communicator** out, int ranks, const Id& id, int rank) {
+  *out = nullptr;
+  int device = current_device;
+  return add_init([=] { return Communicator::join(out, ranks, rank, id.process, id.file, device); });
+}
+API int ncclCommInitRank(Communicator** out, int ranks, Id id, int rank) { return init(out, ranks, id, rank); }
+API int ncclCommInitRankConfig(Communicator** out, int ranks, Id id, int rank, void*) { return init(out, ranks, id, rank); }
+API int ncclCommInitRankScalable(Communicator** out, int ranks, int rank, int, Id* ids, void*) {
+  return init(out, ranks, ids[0], rank);
+}
+API int ncclCommInitAll(Communicator** out, int ranks, const int* devices) {
+  Id id;
+  if (int code = ncclGetUniqueId(&id)) return code;
+  ++group.depth;
+  for (int rank = 0; rank < ranks; ++rank) {
+    int device = devices ? devices[rank] : rank;
+    add_init([=] { return Communicator::join(out + rank, ranks, rank, id.process, id.file, device); });
+  }
+  return --group.depth ? (int)kDone : give_all();
+}
+API int ncclCommSplit(Communicator* parent, int colour, int key, Communicator** out, void*) {
+  return add_init([=] { return run_and_wait(parent, [=](Communicator& c) { return c.split(colour, key, out); }); });
+}
+API int ncclCommShrink(Communicator* parent, int* excluded, int count, Communicator** out, void*, int flags) {
+  constexpr int kAbort = 1;
+  std::vector<int> ranks(excluded, excluded + count);
+  if (flags & kAbort) return failed(kInvalidUsage, "the emulated NCCL cannot shrink a communicator that has failed");
+  return add_init([=] { return run_and_wait(parent, [=](Communicator& c) { return c.shrink(ranks, out); }); });
+}
+API int ncclCommDestroy(Communicator* c) { return c->destroy(), kDone; }
+API int ncclCommFinalize(Communicator*) { return kDone; }
+API int ncclCommAbort(Communicator* c) { return c->abort(), kDone; }
+API int ncclCommGetAsyncError(Communicator* c, int* code) { return *code = c->async_error(), kDone; }
+API int ncclCommCount(Communicator* c, int* count) { return *count = c->ranks(), kDone; }
+API int ncclCommUserRank(Communicator* c, int* rank) { return *rank = c->rank(), kDone; }
+API int ncclCommCuDevice(Communicator* c, int* device) { return *device = c->device(), kDone; }
+
+API const char* ncclGetErrorString(int code) {
+  switch (code) {
+    case kDone: return "no error";
+    case kSystemError: return "unhandled system error";
+    case kInternalError: return "internal error";
+    case kInvalidArgument: return "invalid argument";
+    case kInvalidUsage: return "invalid usage";
+    case kRemoteError: return "remote process exited or there was a network error";
+    default: return "unknown result code";
+  }
+}
+API const char* ncclGetLastError(Communicator* c) {
+  static thread_local std::string text;
+  text = problem_of_this_thread();
+  if (text.empty() && c) text = c->problem();
+  return text.c_str();
+}
+
+// ---- Memory: registration has no effect, because nothing is sent by hardware ----
+
+API int cudaMalloc(void**, size_t);
+API int cudaFree(void*);
+API int ncclMemAlloc(void** out, size_t size) { return cudaMalloc(out, size) ? 1 : kDone; }
+API int ncclMemFree(void* pointer) { return cudaFree(pointer) ? 1 : kDone; }
+API int ncclCommRegister(Communicator*, void*, size_t, void** handle) { return *handle = nullptr, kDone; }
+API int ncclCommDeregister(Communicator*, void*) { return kDone; }
+
+// ---- Calls ----
+
+API int ncclGroupStart() { return ++group.depth, kDone; }
+API int ncclGroupEnd() { return --group.depth ? (int)kDone : give_all(); }
+API int ncclGroupSimulateEnd(void*) { return failed(kInvalidUsage, "the emulated NCCL does not know how long a group takes"); }
+
+API int ncclAllReduce(const void* send, void* recv, size_t count, int type, int op, Communicator* c, Stream stream) {
+  if (int code = cannot_reduce(type)) return code;
+  double factor = factor_of(op);
+  return add(c, stream, [=](Communicator& c) { return all_reduce(c, send, recv, count, type, op, factor); });
+}
+API int ncclReduce(const void* send, void* recv, size_t count, int type, int op, int root, Communicator* c, Stream stream) {
+  if (int code = cannot_reduce(type)) return code;
+  double factor = factor_of(op);
+  return add(c, stream, [=](Communicator& c) { return reduce_to(c, send, recv, count, type, op, factor, root); });
+}
+API int ncclReduceScatter(const void* send, void* recv, size_t count, int type, int op, Communicator* c, Stream stream) {
+  if (int code = cannot_reduce(type)) return code;
+  double factor = factor_of(op);
+  return add(c, stream, [=](Communicator& c) { return reduce_scatter(c, send, recv, count, type, op, factor); });
+}
+API int ncclBroadcast(const void* send, void* recv, size_t count, int type, int root, Communicator* c, Stream stream) {
+  return add(c, stream, [=](Communicator& c) { return broadcast(c, send, recv, count, type, root); });
+}
+API int ncclBcast(void* both, size_t count, int type, int root, Communicator* c, Stream stream) {
+  return ncclBroadcast(both, both, count, type, root, c, stream);
+}
+API int ncclAllGather(const void* send, void* recv, size_t count, int type, Communicator* c, Stream stream) {
+  return add(c, stream, [=](Communicator& c) { return all_gather(c, send, recv, count, type); });
+}
+API int ncclGather(const void* send, void* recv, size_t count, int type, int root, Communicator* c, Stream stream) {
+  return add(c, stream, [=](Communicator& c) { return gather_to(c, send, recv, count, type, root); });
+}
+API int ncclAlltoAll(const void* send, void* recv, size_t count, int type, Communicator* c, Stream stream) {
+  return add(c, stream, [=](Communicator& c) { return all_to_all(c, send, recv, count, type); });
+}
+API int ncclSend(const void* send, size_t count, int type, int peer, Communicator* c, Stream stream) {
+  return add(c, stream, {}, {{true, (char*)send, count * width_of(type), peer, 0}});
+}
+API int ncclRecv(void* recv, size_t count, int type, int peer, Communicator* c, Stream stream) {
+  return add(c, stream, {}, {{false, (char*)recv, count * width_of(type), peer, 0}});
+}
+
+API int ncclRedOpCreatePreMulSum(int* op, void* scalar, int type, int, Communicator*) {
+  *op = add_factor(scalar, type);
+  return *op < 0 ? failed(kInvalidArgument, "a factor of a sum must be a floating-point number") : (int)kDone;
+}
+API int ncclRedOpDestroy(int op, Communicator*) { return remove_factor(op), kDone; }
+
+// ---- What is not emulated ----
+
+#define RAISED(name) \
+  API int name() { refuse_by_exception(#name, kAdvice); }
+namespace symmetric {
+constexpr const char* kAdvice =
+    "Symmetric memory and one-sided calls of NCCL need GPUs: use the usual collectives, or send and recv.";
+RAISED(ncclCommWindowRegister) RAISED(ncclCommWindowDeregister) RAISED(ncclWinGetUserPtr) RAISED(ncclDevCommCreate)
+RAISED(ncclDevCommDestroy) RAISED(ncclGetLsaMultimemDevicePointer) RAISED(ncclGetPeerDevicePointer)
+RAISED(ncclPutSignal) RAISED(ncclSignal) RAISED(ncclWaitSignal)
+}  // namespace symmetric
+namespace elastic {
+constexpr const char* kAdvice = "Use ncclCommSplit, or new process groups.";
+RAISED(ncclCommGrow) RAISED(ncclCommGetUniqueId) RAISED(ncclCommRevoke) RAISED(ncclCommSuspend)
+RAISED(ncclCommResume) RAISED(ncclCommMemStats)
+}  // namespace elastic
