@@ -44,7 +44,7 @@ ON_EMULATED_DEVICES = [example for example in _examples(emulated_cuda) if exampl
 
 
 def test_names_that_users_begin_with_have_an_example():
-    """Others are found through these, and are described on the reference pages."""
+    """A docstring from which users begin has an example; other names are on the reference pages."""
     assert {example.name for example in EXAMPLES} >= WITH_EXAMPLES
 
 
