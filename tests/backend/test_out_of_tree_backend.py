@@ -109,9 +109,7 @@ def test_growth_is_shown_from_the_first_batch_on(broken):
 
 
 def test_block_that_no_tensor_owns_is_reported_without_a_line(broken):
-    """This device keeps no history of allocations, so such a block
-    has no line; the report says so.
-    """
+    """Without a history of allocations a block has no line; the report says that there is none."""
     (holding,) = broken.of("test_unowned")["retained"]
     assert (holding["bytes"], holding["count"]) == (100, 0)
     assert holding["created_at"] == []
