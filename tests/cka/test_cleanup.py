@@ -105,7 +105,7 @@ def test_models_run_in_evaluation_mode():
 
 
 def test_two_models_in_different_modes_get_their_own_mode_back():
-    """One is in training mode, the other in evaluation mode."""
+    """A model in training mode and one in evaluation mode both get their own mode back."""
     training, frozen = mlp(0).train(), mlp(1).eval()
     CKA(training, frozen).compare(batches_of(8), progress=False)
     assert all(modes_of(training))
@@ -268,7 +268,9 @@ def test_hooks_of_compiled_submodules_are_called():
 
 
 def test_submodules_count_as_compiled_if_torch_lacks_the_private_attribute(monkeypatch):
-    """There is no public attribute; running uncompiled is slower but calls every hook."""
+    """Without torch's private attribute, submodules run
+    uncompiled: slower, but hooks are called.
+    """
     monkeypatch.delattr(nn.Module, "_compiled_call_impl")
     context = eager([nn.Linear(6, 3)])
     with context:
@@ -313,7 +315,7 @@ class Movable(nn.Module):
 
 
 def test_model_is_moved_back_after_an_error():
-    """It is moved to the device, and then to the device that it was on."""
+    """A model is moved to the device for a comparison, and moved back also after an error."""
     model = Movable()
     away, home = torch.device("cuda", 1), torch.device("cpu")
     with pytest.raises(BrokenError), moved_to(model, away):
@@ -322,7 +324,7 @@ def test_model_is_moved_back_after_an_error():
 
 
 def test_model_that_is_on_the_device_already_is_not_moved():
-    """Its method ``to`` is not called."""
+    """The method ``to`` of a model that is on the device already is not called."""
     model = Movable()
     with moved_to(model, torch.device("cpu")):
         assert model.moves == []

@@ -64,7 +64,7 @@ def test_ranks_with_different_numbers_of_batches_give_the_result_of_one_process(
 
 
 def test_rank_without_any_batch_has_the_result_of_the_others(results):
-    """Its result is also in the dtype of the others, although its model never ran."""
+    """A rank whose model never ran has the result of the other ranks, in their dtype."""
     batches = [batch.double() for batch in unequal_batches(0)]
     expected = CKA(mlp(0).double(), kernel="rbf").compare(batches, progress=False)
     for found in results["empty"]:
@@ -83,12 +83,12 @@ def test_ranks_with_features_of_another_scale_give_the_result_of_one_process(res
 
 
 def test_padding_samples_are_not_counted(results):
-    """Every sample of the data set is used once."""
+    """On several ranks every sample of the data set is used once; padding samples do not count."""
     assert [one.samples for one in results["self"]] == [SAMPLES, SAMPLES]
 
 
 def test_ranks_do_not_communicate_if_distributed_is_false(results):
-    """Each rank has the result of its own samples."""
+    """With distributed=False each rank has the result of its own samples."""
     assert [one.samples for one in results["alone"]] == [19, 18]
 
 

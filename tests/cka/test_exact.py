@@ -100,27 +100,33 @@ def test_bytes_given_in_the_error_are_enough(kernel, samples, width):
 
 
 def test_loader_without_a_length_fails_when_its_samples_no_longer_fit():
-    """The bytes needed are those of the samples so far."""
+    """A loader without a length fails at the batch that no longer fits, with the bytes needed so
+    far.
+    """
     cka = CKA(mlp(), estimator="exact", memory_limit_bytes=needed(16))
     with pytest.raises(DoesNotFitError, match=rf"\({needed(24)} bytes\) for 24 samples"):
         cka.compare(iter(batches_of(8, 8, 8)), progress=False)
 
 
 def test_output_returned_by_several_modules_is_stored_once():
-    """Their features and Gram matrix count once in the bytes needed."""
+    """The features and Gram matrix of an output of several modules
+    count once in the bytes needed.
+    """
     cka = CKA(Aliases(), estimator="exact", memory_limit_bytes=1)
     with pytest.raises(DoesNotFitError, match="8 samples of 2 layers"):
         cka.compare(batches_of(8), progress=False)
 
 
 def test_available_memory_includes_the_stored_features():
-    """Their memory is already used, and is part of what the estimator needs."""
+    """Memory of stored features is used already, and it is part of what the estimator needs."""
     free = available_bytes(0)
     assert free is None or available_bytes(2**40) >= 2**40
 
 
 def test_there_is_no_limit_if_the_free_memory_is_unknown(monkeypatch):
-    """On macOS, ``sysconf`` raises for these names; the comparison still runs."""
+    """If ``sysconf`` raises, as on macOS, the free memory is unknown
+    and the comparison still runs.
+    """
 
     def sysconf(name):
         raise ValueError("unrecognized configuration name")
@@ -147,7 +153,7 @@ class EverySecond(torch.nn.Module):
 
 @pytest.mark.parametrize("first", [True, False], ids=["in-the-first", "not-in-the-first"])
 def test_layer_that_is_missing_from_a_batch_is_left_out_with_a_warning(first):
-    """The other layers have the result of all samples."""
+    """A layer that is missing from a batch does not change the results of the other layers."""
     batches = batches_of(8, 8, 8)
     model = EverySecond(first)
     with pytest.warns(CKAWarning, match="not run in every batch are left out: sometimes$"):
@@ -171,7 +177,7 @@ class Tokens(torch.nn.Module):
 
 
 def test_layer_of_varying_width_is_left_out_with_a_warning():
-    """Batches of texts have different numbers of tokens; pooled tokens can be compared."""
+    """Batches of texts differ in tokens, so layers of varying width are left out unless pooled."""
     model, batches = Tokens(), [torch.randn(8, tokens, 6) for tokens in (5, 7, 5)]
     with pytest.warns(CKAWarning, match=r'pooling="mean".*"unbiased"\): token$'):
         result = CKA(model, estimator="exact").compare(batches, progress=False)
@@ -185,7 +191,9 @@ def test_layer_of_varying_width_is_left_out_with_a_warning():
 
 
 def test_error_says_why_if_every_layer_has_varying_width():
-    """The features of the layer are released at the first batch that differs."""
+    """If every layer varies in width, the error says so; features are freed at the first such
+    batch.
+    """
     batches = [torch.randn(8, tokens, 6) for tokens in (5, 7)]
     with pytest.raises(LayerError, match=r"no layer is left to compare.*left out, because .*token"):
         CKA(Tokens(), Tokens(), "token", "token", estimator="exact").compare(
@@ -194,7 +202,9 @@ def test_error_says_why_if_every_layer_has_varying_width():
 
 
 def test_fewer_than_four_samples_are_an_error():
-    """The unbiased estimate does not exist for them."""
+    """Fewer than four samples are an error, because the unbiased
+    estimate does not exist for them.
+    """
     with pytest.raises(InputError, match="no batch had at least"):
         CKA(mlp(), estimator="exact").compare(batches_of(2, 1), progress=False)
 

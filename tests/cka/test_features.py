@@ -36,7 +36,7 @@ def features(seed: int, samples: int = 12, width: int = 5) -> torch.Tensor:
     ],
 )
 def test_google_demo_values_are_reproduced(google_demo, kernel, estimator, published):
-    """The five published digits are equal."""
+    """CKA of the data in Google's demo has the five published digits."""
     found = cka_from_features(*google_demo, kernel=kernel, estimator=estimator)
     assert round(float(found), 5) == published
 
@@ -96,7 +96,9 @@ def test_cka_of_independent_features_averages_to_zero_without_a_clamp():
 
 
 def test_biased_cka_of_wide_random_features_tends_to_one():
-    """It is about p / (p + n) (Murphy et al. 2024); the unbiased estimate is about 0."""
+    """The biased CKA of random features is about p / (p + n) (Murphy et al. 2024), the unbiased
+    about 0.
+    """
     x, y = features(0, 10, 990), features(1, 10, 990)
     assert float(cka_from_features(x, y, estimator="biased")) == pytest.approx(0.99, abs=0.01)
     assert abs(float(cka_from_features(x, y))) < 0.1
@@ -155,7 +157,7 @@ def test_user_kernel_gets_real_and_imaginary_parts_of_complex_features():
     ids=["sparse", "meta"],
 )
 def test_features_without_values_are_an_error(make):
-    """The error says what the tensor is and how to convert it."""
+    """The error for features without values says what the tensor is and how to convert it."""
     with pytest.raises(InputError, match=r"dense tensors with values, got .*; pass"):
         cka_from_features(make(features(0)), features(1))
     with pytest.raises(InputError, match=r"must be dense and real, got torch\.float64"):
@@ -163,7 +165,7 @@ def test_features_without_values_are_an_error(make):
 
 
 def test_complex_gram_matrix_is_an_error():
-    """HSIC is defined for real similarities."""
+    """HSIC is defined for real similarities, so a complex Gram matrix is an error."""
     with pytest.raises(InputError, match=r"dense and real, got torch\.complex64.*\.real"):
         hsic(torch.eye(5, dtype=torch.complex64), torch.eye(5))
 
@@ -205,7 +207,7 @@ def test_rotation_scale_and_offset_do_not_change_cka(seed, samples, width, scale
 
 
 def test_gradients_match_finite_differences():
-    """The function can be used as a loss, with either kernel."""
+    """Gradients match finite differences with either kernel, so that CKA can be used as a loss."""
     x, y = features(0, 6, 3).requires_grad_(), features(1, 6, 2).requires_grad_()
     assert torch.autograd.gradcheck(cka_from_features, (x, y))
     assert torch.autograd.gradcheck(lambda a, b: cka_from_features(a, b, kernel="rbf"), (x, y))
@@ -239,7 +241,7 @@ def test_features_that_cannot_be_compared_are_an_error(x, y, message):
 
 
 def test_biased_estimator_needs_two_samples():
-    """One sample is an error."""
+    """The biased estimator needs two samples, so one sample is an error."""
     x = torch.tensor([[0.0], [1.0]])
     assert cka_from_features(x, x, estimator="biased") == 1
     with pytest.raises(InputError, match="at least 2 samples, got 1"):

@@ -129,7 +129,7 @@ CKA(model, model).compare([torch.randn(8, 4)], progress=False)
 
 
 def test_autocast_does_not_apply_to_a_kernel() -> None:
-    """Otherwise the Gram matrix would be computed in half precision."""
+    """Autocast does not apply to a kernel, because the Gram matrix would be in half precision."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         with full_precision(CPU):
             assert (torch.ones(4, 4) @ torch.ones(4, 4)).dtype == torch.float32

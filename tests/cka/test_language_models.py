@@ -151,7 +151,7 @@ def assert_equals(result: CKAResult, rows: dict, columns: dict) -> None:
 
 @pytest.mark.parametrize("pooling", ["mean", "flatten"])
 def test_bert_and_bert_are_compared_by_their_real_tokens(pooling):
-    """The number of the pad token does not matter."""
+    """The number of the pad token does not change CKA of BERT with BERT."""
     one, two, loader = bert(0), bert(1), batches()
     result = CKA(one, two, BERT_LAYERS, BERT_LAYERS, pooling=pooling).compare(
         loader, progress=False
@@ -165,7 +165,7 @@ def test_bert_and_bert_are_compared_by_their_real_tokens(pooling):
 
 
 def test_gpt2_and_bert_are_compared_with_their_own_padding():
-    """GPT-2 is padded on the left, BERT on the right, by two loaders."""
+    """GPT-2 is padded on the left and BERT on the right, each by its own loader and mask."""
     one, two = gpt2(), bert()
     left, right = batches(1, left=True), batches(0)
     cka = CKA(one, two, GPT2_LAYERS, BERT_LAYERS, pooling="mean")

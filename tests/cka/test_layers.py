@@ -80,7 +80,9 @@ def test_predicate_without_a_signature_gets_the_module():
 
 
 def test_none_selects_all_layers_except_containers_and_the_model():
-    """Containers are never called."""
+    """By default all layers are selected except containers, which
+    are never called, and the model.
+    """
     assert names(None) == [
         "conv1", "layer1", "layer1.0", "layer1.1", "layer2", "layer2.0", "layer2.1", "heads.0",
     ]  # fmt: skip
@@ -135,7 +137,7 @@ def test_rows_have_the_order_of_the_selectors():
 
 
 def test_one_call_can_be_selected_by_its_label():
-    """The label relu:1 of a result selects the second call only, and relu:0 the first."""
+    """The label relu:1 selects the second call of the module only, and relu:0 the first."""
     batches = batches_of(8)
     both = CKA(Residual()).compare(batches, progress=False)
     one = CKA(Residual(), model1_layers="relu:1", model2_layers=["fc2", "relu:0"])
@@ -157,7 +159,7 @@ def test_different_layers_of_one_model_are_compared_in_one_pass(count_passes):
 
 
 def test_module_with_two_names_can_be_selected_by_either():
-    """Without a selection it is listed once."""
+    """A module with two names is listed once, and can be selected by either."""
     model = nn.Sequential(nn.Linear(6, 6), nn.ReLU())
     model.add_module("again", model[0])
     assert list(select(model, None).modules) == ["0", "1"]
@@ -165,5 +167,5 @@ def test_module_with_two_names_can_be_selected_by_either():
 
 
 def test_label_has_a_number_from_the_second_call_on():
-    """The labels are relu, relu:1, relu:2."""
+    """From the second call of a module on, its label has a number: relu, relu:1, relu:2."""
     assert [Call("relu", number).label for number in range(3)] == ["relu", "relu:1", "relu:2"]
