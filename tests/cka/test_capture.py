@@ -90,7 +90,7 @@ def test_output_changed_in_place_is_measured_again():
 
 
 def test_capture_is_empty_after_take():
-    """It holds no measurement, and the model has no hook."""
+    """After take() a capture holds no measurement, and the model has no hook."""
     model = mlp().eval()
     capture = Capture({"0": model[0]}, OutputReader(), lambda features: features.sum())
     with torch.no_grad(), capture.recording(4):
