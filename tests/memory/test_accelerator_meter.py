@@ -45,7 +45,9 @@ def test_reading_has_block_bytes_and_requested_bytes(
 def test_host_has_no_figures_of_its_own_on_the_cpu_or_beside_a_ledger(
     gpu: AcceleratorMeter, device: str
 ) -> None:
-    """On the CPU, or beside a ledger of its tensors, the host has no figures of its own."""
+    """The CPU has no separate figures of the host, nor has an accelerator whose tensors are
+    counted.
+    """
     kept = []
     with MemoryProbe(meter=gpu if device == "cuda" else meter_for("cpu")).measure() as region:
         kept.append(torch.ones(10))

@@ -118,7 +118,7 @@ class Iterator:
 
 
 def test_storage_is_kept_back_until_its_batch_is_yielded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A storage is kept back until its batch is yielded, also while the collector runs.
+    """While the collector runs, each shared storage is kept back until its batch is yielded.
 
     A freed one is forgotten.
     """

@@ -46,8 +46,8 @@ class Pair(torch.Tensor):
 
 
 def test_wrapper_subclass_counts_its_inner_tensors(cpu: MemoryProbe) -> None:
-    """A new wrapper subclass adds the bytes of both inner tensors,
-    and one made earlier adds none.
+    """A new wrapper subclass adds the bytes of its inner
+    tensors; a view of an old one adds none.
     """
     old = Pair(torch.zeros(10), torch.zeros(10))
     with cpu.measure() as region:
@@ -105,8 +105,8 @@ def test_function_mode_of_the_user_sees_only_the_calls_of_the_user(cpu: MemoryPr
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_earlier_script_modules_are_not_counted(cpu: MemoryProbe) -> None:
-    """Tensors of an earlier script module get Python objects when
-    they are accessed; they are old.
+    """The tensors of an earlier script module are not new, although
+    they get Python objects later.
     """
     module = torch.jit.script(nn.Sequential(nn.Linear(10, 10), nn.BatchNorm1d(10)).eval())
     batch = torch.ones(2, 10)

@@ -71,7 +71,9 @@ def test_largest_breaches_come_first_and_the_rest_are_counted():
 
 @pytest.mark.parametrize(("count", "shown"), [(10, 10), (11, 10)], ids=["ten", "eleven"])
 def test_ten_breaches_are_all_shown(count, shown):
-    """If there are ten breaches, all are shown, and no command is needed to count others."""
+    """The tenth command is the tenth breach if there are ten, and counts the others if there are
+    more.
+    """
     found = commands(Report({}, tuple(result(f"t.py::test_{n}", 1) for n in range(count))))
     assert len(found) == shown
     assert ("more, in the job's summary" in found[-1]) == (count > shown)

@@ -22,7 +22,9 @@ def lengths(is_native: bool) -> tuple[int, ...]:
 def test_what_an_object_in_a_cycle_keeps_is_growth_at_every_length(
     cpu: MemoryProbe, lengths: tuple[int, ...], way: str
 ) -> None:
-    """An object in a cycle that was in use at all boundaries keeps growth, though garbage later."""
+    """What an object in a cycle keeps is growth if it was in use at all boundaries, though garbage
+    later.
+    """
     for batches in lengths:
         assert growth(cpu, lambda: [KeepsOne("cpu")], batches, way) == 4096, batches
 

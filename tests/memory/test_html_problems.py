@@ -198,8 +198,8 @@ def test_limit_that_could_not_be_judged_is_not_drawn():
 
 
 def test_bar_at_the_peak_has_a_part_for_each_owner():
-    """At the peak each line, expression and operator has a part, and so have the rest and the
-    unknown.
+    """The bar at the peak has parts for owners, smaller groups,
+    older memory and what is unknown.
     """
     text = rendered(peak(batches=0))
     assert "Live at the peak: 100.00 MB, by owner" in shown(text)

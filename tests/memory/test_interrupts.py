@@ -106,9 +106,7 @@ def test_ctrl_c_is_raised_after_the_callback(collect_with: Callable[..., None]) 
 def test_exception_in_the_next_callback_is_raised_after_it(
     collect_with: Callable[..., None],
 ) -> None:
-    """An exception is raised after the next callback, if the collection takes longer than the
-    delay.
-    """
+    """If a collection outlasts the delay of the signal, the exception follows the next callback."""
 
     def callback(phase: str, info: object) -> None:
         signal.raise_signal(signal.SIGTERM) if phase == "start" else wait()

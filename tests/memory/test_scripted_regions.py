@@ -41,7 +41,7 @@ class CountedMeter(ScriptedMeter):
 def test_a_region_records_start_peak_end_retained_and_net(
     meter: ScriptedMeter, probe: MemoryProbe
 ) -> None:
-    """Memory from before is freed in it, and some of its own is kept."""
+    """A region frees older memory and keeps some of its own, and all its figures are recorded."""
     old = meter.allocate(100)
     with probe.measure("step") as region:
         temporary = meter.allocate(50)
@@ -62,7 +62,7 @@ def test_a_region_records_start_peak_end_retained_and_net(
 def test_the_peak_ignores_what_was_freed_before_the_region(
     meter: ScriptedMeter, probe: MemoryProbe
 ) -> None:
-    """A higher level before the region opened is not its peak."""
+    """A level that was higher before the region opened is not its peak."""
     meter.free(meter.allocate(1000))
     with probe.measure() as region:
         meter.free(meter.allocate(10))
@@ -87,7 +87,7 @@ def test_outer_region_keeps_its_peak_when_an_inner_region_opens(
     outer_peak: int,
     inner_peak: int,
 ) -> None:
-    """The inner region resets the device's only peak counter."""
+    """An inner region resets the device's only peak counter, and the outer one keeps its peak."""
     with probe.measure("outer") as outer:
         meter.free(meter.allocate(before))
         with probe.measure("inner") as inner:
@@ -99,7 +99,7 @@ def test_outer_region_keeps_its_peak_when_an_inner_region_opens(
 def test_three_nested_regions_each_have_their_own_figures(
     meter: ScriptedMeter, probe: MemoryProbe
 ) -> None:
-    """Each peak and each retained figure counts from the region's own entry."""
+    """Each of three nested regions has its peak and retained bytes from its own entry."""
     with probe.measure() as a:
         meter.allocate(1)
         with probe.measure() as b:
@@ -117,7 +117,7 @@ def test_three_nested_regions_each_have_their_own_figures(
 def test_outer_region_keeps_its_peak_when_another_probe_opens_a_region(
     meter: ScriptedMeter,
 ) -> None:
-    """The plugin's probe measures the whole test, the fixture's a region inside it."""
+    """The plugin's probe measures the test, the fixture's a region in it, and both keep peaks."""
     with MemoryProbe(meter=meter).measure() as outer:
         meter.free(meter.allocate(100))
         with MemoryProbe(meter=meter).measure() as inner:
@@ -126,7 +126,7 @@ def test_outer_region_keeps_its_peak_when_another_probe_opens_a_region(
 
 
 def test_the_region_that_opened_first_may_close_first(meter: ScriptedMeter) -> None:
-    """Fixtures and generators close their regions in any order."""
+    """Fixtures and generators close regions in any order, so the first may close first."""
     stack = RegionStack(meter)
     first = stack.open()
     meter.free(meter.allocate(10))
@@ -142,7 +142,7 @@ def test_the_region_that_opened_first_may_close_first(meter: ScriptedMeter) -> N
 
 
 def test_batch_samples_have_their_own_peaks(meter: ScriptedMeter, probe: MemoryProbe) -> None:
-    """A sample has the level at its boundary and the peak since the boundary before."""
+    """A sample has the level at its boundary, and the peak since the boundary before."""
     with probe.measure() as region:
         for size, temporary in ((1, 100), (2, 10), (3, 50)):
             meter.free(meter.allocate(temporary))
@@ -160,7 +160,7 @@ def test_batch_samples_have_their_own_peaks(meter: ScriptedMeter, probe: MemoryP
 def test_nested_regions_take_samples_independently(
     meter: ScriptedMeter, probe: MemoryProbe
 ) -> None:
-    """Each region has its own last boundary."""
+    """Nested regions take samples independently, each since its own last boundary."""
     with probe.measure() as outer, probe.measure() as inner:
         meter.free(meter.allocate(100))
         inner.batch_done()
@@ -183,7 +183,7 @@ def test_growth_through_a_watched_loader_is_exact(meter: ScriptedMeter, probe: M
 def test_a_loader_used_after_its_region_is_not_sampled(
     meter: ScriptedMeter, probe: MemoryProbe
 ) -> None:
-    """It is not an error, because a trainer may keep its loader."""
+    """A loader that a trainer uses after its region is not sampled, which is no error."""
     with probe.measure() as region:
         loader = region.batches([1, 2])
     assert list(loader) == [1, 2]
@@ -191,7 +191,7 @@ def test_a_loader_used_after_its_region_is_not_sampled(
 
 
 def test_batch_done_after_the_region_is_refused(probe: MemoryProbe) -> None:
-    """The message says where the call belongs."""
+    """The error for ``batch_done`` after the region says where the call belongs."""
     with probe.measure("fit") as region:
         pass
     with pytest.raises(RegionError, match=r"region 'fit' has ended; call batch_done inside its"):
@@ -200,7 +200,7 @@ def test_batch_done_after_the_region_is_refused(probe: MemoryProbe) -> None:
 
 @pytest.mark.parametrize("figure", ["retained_bytes", "peak_mb", "record", "completed"])
 def test_figures_of_an_open_region_are_refused(probe: MemoryProbe, figure: str) -> None:
-    """An unfinished figure would look like a final one."""
+    """A figure of an open region is refused, because it would look like a final one."""
     with (
         probe.measure("fit") as region,
         pytest.raises(RegionError, match="region 'fit' is still open; read its figures after"),
@@ -209,14 +209,14 @@ def test_figures_of_an_open_region_are_refused(probe: MemoryProbe, figure: str) 
 
 
 def test_the_timeline_of_an_open_region_can_be_read(probe: MemoryProbe) -> None:
-    """It is complete up to the last boundary."""
+    """The timeline of an open region can be read, and is complete up to the last boundary."""
     with probe.measure() as region:
         region.batch_done()
         assert len(region.timeline) == 1
 
 
 def test_an_unknown_figure_raises_attribute_error(probe: MemoryProbe) -> None:
-    """``hasattr`` relies on that; the message lists the figures."""
+    """An unknown figure raises AttributeError, as ``hasattr`` needs it; the message lists all."""
     with probe.measure() as region:
         assert not hasattr(region, "retaind_mb")
     with pytest.raises(
@@ -226,7 +226,7 @@ def test_an_unknown_figure_raises_attribute_error(probe: MemoryProbe) -> None:
 
 
 def test_figures_can_be_read_in_megabytes(probe: MemoryProbe, meter: ScriptedMeter) -> None:
-    """A figure that is None in bytes is None in MB."""
+    """Figures can be read in MB, and are None if they are None in bytes."""
     with probe.measure() as region:
         for _ in range(5):
             meter.allocate(2**19)
@@ -240,7 +240,7 @@ def test_figures_can_be_read_in_megabytes(probe: MemoryProbe, meter: ScriptedMet
 def test_a_region_that_raises_is_recorded_as_not_completed(
     probe: MemoryProbe, meter: ScriptedMeter
 ) -> None:
-    """It has the figures up to the exception and is not judged."""
+    """A region that raises has figures up to the exception, and is not judged."""
     with pytest.raises(ZeroDivisionError, match="by zero"), probe.measure("fit"):  # noqa: PT012
         meter.allocate(10)
         _ = 1 / 0
@@ -251,7 +251,7 @@ def test_a_region_that_raises_is_recorded_as_not_completed(
 def test_outer_region_is_completed_if_it_catches_the_exception_of_an_inner_one(
     probe: MemoryProbe, meter: ScriptedMeter
 ) -> None:
-    """Only the inner region is recorded as not completed."""
+    """If an outer region catches an inner one's exception, only the inner is not completed."""
     with probe.measure("outer"):
         with pytest.raises(KeyError, match="x"), probe.measure("inner"):
             raise KeyError("x")
@@ -266,7 +266,7 @@ def test_outer_region_is_completed_if_it_catches_the_exception_of_an_inner_one(
     "error", [ValueError("no"), KeyboardInterrupt(), GeneratorExit()], ids=repr
 )
 def test_the_meter_is_stopped_however_a_region_ends(error: BaseException) -> None:
-    """Also after Ctrl-C; the next region is measured as usual."""
+    """However a region ends, also by Ctrl-C, its meter is stopped and the next one is right."""
     meter = CountedMeter()
     probe = MemoryProbe(meter=meter)
     with pytest.raises(type(error)), probe.measure():
@@ -278,7 +278,7 @@ def test_the_meter_is_stopped_however_a_region_ends(error: BaseException) -> Non
 
 
 def test_a_meter_that_fails_at_the_start_is_stopped() -> None:
-    """Its region does not stay on the stack of open regions."""
+    """If a meter fails at the start, its region does not stay on the stack of open ones."""
     meter = CountedMeter()
     meter.broken = True
     with pytest.raises(OSError, match="no mark"), MemoryProbe(meter=meter).measure():
@@ -288,7 +288,7 @@ def test_a_meter_that_fails_at_the_start_is_stopped() -> None:
 
 
 def test_a_meter_that_fails_at_the_end_is_stopped() -> None:
-    """The user sees the meter's exception."""
+    """If a meter fails at the end, it is stopped, and the user sees its exception."""
     meter = CountedMeter()
     with pytest.raises(OSError, match="no figures"), MemoryProbe(meter=meter).measure():
         meter.broken = True
@@ -299,7 +299,7 @@ def test_a_meter_that_fails_at_the_end_is_stopped() -> None:
 def test_leaving_a_region_that_was_already_ended_records_nothing(
     probe: MemoryProbe, meter: ScriptedMeter
 ) -> None:
-    """Open regions are ended with their test; a generator may leave the block later."""
+    """A generator may leave a block whose region ended with its test; this records nothing."""
     block = probe.measure("open")
     block.__enter__()
     assert probe.end_open() == ["open"]
@@ -309,7 +309,7 @@ def test_leaving_a_region_that_was_already_ended_records_nothing(
 
 
 def test_labels_are_made_unique(probe: MemoryProbe) -> None:
-    """Two regions with one label could not be distinguished or compared with a baseline."""
+    """Regions with one label could not be told apart, so labels are made unique."""
     for label in ("fit", None, "fit", None, "fit", "eval"):
         with probe.measure(label):
             pass
@@ -318,7 +318,7 @@ def test_labels_are_made_unique(probe: MemoryProbe) -> None:
 
 
 def test_labels_are_unique_if_a_user_writes_a_numbered_one(probe: MemoryProbe) -> None:
-    """No two regions of a test share a label."""
+    """If a user writes a numbered label, no two regions of a test share it."""
     for label in ("fit #2", "fit", "fit", "fit"):
         with probe.measure(label):
             pass
@@ -327,14 +327,14 @@ def test_labels_are_unique_if_a_user_writes_a_numbered_one(probe: MemoryProbe) -
 
 
 def test_records_are_in_the_order_in_which_regions_close(probe: MemoryProbe) -> None:
-    """The inner region comes before the outer one."""
+    """Records are in the order in which regions close, so an inner one comes first."""
     with probe.measure("outer"), probe.measure("inner"):
         pass
     assert [record.label for record in probe.records] == ["inner", "outer"]
 
 
 def test_uncollected_cycles_are_not_growth_after_a_high_first_batch() -> None:
-    """Garbage in cycles that accumulates below the first level must not look like a leak."""
+    """After a high first batch, garbage in cycles that accumulates must not look like a leak."""
     meter = ScriptedMeter()
     probe = MemoryProbe(meter=meter)
 
@@ -362,13 +362,13 @@ def test_uncollected_cycles_are_not_growth_after_a_high_first_batch() -> None:
 
 
 def test_a_meter_has_one_region_stack(meter: Meter) -> None:
-    """It has one peak counter, whichever probe reads it."""
+    """A meter has one peak counter, so it has one region stack for all probes."""
     assert region_stack_for(meter) is region_stack_for(meter)
     assert region_stack_for(meter) is not region_stack_for(ScriptedMeter())
 
 
 def test_one_time_bytes_dropped_by_an_inner_entry_count_in_the_outer_region():
-    """Opening the inner region drops the workspace, which the outer region must still report."""
+    """A workspace that an inner region's entry drops is still one-time in the outer region."""
     meter = ScriptedMeter(has_reserve=True)
     probe = MemoryProbe(meter=meter)
     with probe.measure() as outer:

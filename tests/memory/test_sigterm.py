@@ -18,7 +18,7 @@ def _default_action() -> Iterator[None]:
 
 
 def test_sigterm_calls_the_function_until_stop() -> None:
-    """The process is not ended. After ``stop`` the signal has its default action again."""
+    """SIGTERM calls the function and does not end the process, until ``stop`` restores it."""
     calls: list[int] = []
     handler = OnSigterm(lambda: calls.append(1))
     handler.start()
@@ -29,7 +29,7 @@ def test_sigterm_calls_the_function_until_stop() -> None:
 
 
 def test_a_handler_of_the_user_stays_installed() -> None:
-    """For example one that saves a job's state; ``stop`` does not remove it either."""
+    """A user's handler, for example one that saves a job's state, stays, also after ``stop``."""
 
     def save(number: int, frame: object) -> None:
         """Stand in for a user's handler."""
@@ -45,7 +45,7 @@ def test_a_handler_of_the_user_stays_installed() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs os.fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_forked_child_has_the_default_action() -> None:
-    """A DataLoader stops its workers with SIGTERM."""
+    """A forked child has the default action, because a DataLoader stops its workers by SIGTERM."""
     handler = OnSigterm(lambda: None)
     handler.start()
     child = os.fork()
