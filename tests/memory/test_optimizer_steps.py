@@ -196,7 +196,9 @@ def test_step_that_calls_the_step_of_its_base_class_is_one_boundary(probe: Memor
 
 
 def test_wrapper_that_passes_its_steps_on_can_be_given(probe: MemoryProbe) -> None:
-    """A wrapper that passes its steps on, such as Accelerate's, can be given, without hooks."""
+    """A wrapper that only passes its steps on, such as Accelerate's, can be given for its
+    optimizer.
+    """
 
     class Wrapper(torch.optim.Optimizer):
         def __init__(self, optimizer: torch.optim.Optimizer) -> None:

@@ -85,7 +85,9 @@ def test_the_expression_is_found(
 
 @NEEDS_COLUMNS
 def test_a_long_expression_loses_its_middle(run: Callable[..., str | None]) -> None:
-    """A long expression has 60 characters: its start says on what, its end what was done."""
+    """A long expression loses its middle, keeps its start and end,
+    and has at most 60 characters.
+    """
     names = ", ".join(f"'name{number}'" for number in range(20))
     found = run(f"y = x.record({names}).record('the last call')")
     assert found == "x.record('name0', 'name1', 'name2', ' … ord('the last call')"

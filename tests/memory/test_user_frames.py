@@ -100,7 +100,9 @@ def test_frames_of_event_loops_and_of_unittest_are_left_out() -> None:
 
 
 def test_frames_of_python_are_shown_only_if_there_are_no_others() -> None:
-    """Python's own frames are shown if a thread pool runs torch's function: all that is known."""
+    """Python's own frames are shown only if there are no others, as
+    when a pool runs torch's code.
+    """
     found: list[RawFrames] = []
     copy.deepcopy(Copied(found))
     (both,) = found

@@ -37,7 +37,7 @@ ONE_TEST_PER_WRONG_MARKER = "import pytest\n" + "".join(
 
 
 def test_every_wrong_argument_is_refused_and_names_its_test(scripted):
-    """The session ends before the first test, with one line for each wrong marker."""
+    """Wrong markers end the session before the first test, with one line for each."""
     run = scripted(ONE_TEST_PER_WRONG_MARKER)
     run.assert_refused()
     lines = [
@@ -50,7 +50,7 @@ def test_every_wrong_argument_is_refused_and_names_its_test(scripted):
 
 
 def test_valid_arguments_are_accepted(scripted):
-    """Sizes are numbers of MB, or texts with a unit."""
+    """A size in a marker is a number of MB, or text with a unit."""
     valid = (
         "max_retained_mb(1)",
         "max_retained_mb(0.0)",
@@ -81,20 +81,20 @@ def test_valid_arguments_are_accepted(scripted):
     ids=["module", "class", "param", "skipped", "xfail"],
 )
 def test_wrong_marker_is_refused_wherever_it_is_written(scripted, place):
-    """A test that is skipped or expected to fail must have valid markers, too."""
+    """A wrong marker is refused also on a test that is skipped or expected to fail."""
     scripted(f"import pytest\n{place}").assert_refused(
         "test_it", "max_peak_mb(-1): a memory size cannot"
     )
 
 
 def test_wrong_marker_of_a_deselected_test_is_ignored(scripted):
-    """Markers of tests that do not run are not checked; pytest treats fixtures the same way."""
+    """Markers of deselected tests are not checked, as pytest does not check their fixtures."""
     source = "import pytest\n@pytest.mark.max_peak_mb(-1)\ndef test_a(): pass\ndef test_b(): pass\n"
     scripted(source, "-k", "test_b").assert_outcomes(passed=1, deselected=1)
 
 
 def test_collect_only_lists_tests_with_wrong_markers(scripted):
-    """--collect-only refuses nothing."""
+    """With --collect-only, tests with wrong markers are listed and nothing is refused."""
     run = scripted(ONE_TEST_PER_WRONG_MARKER, "--collect-only", "-q")
     assert run.result.ret == pytest.ExitCode.OK
     assert f"{len(WRONG)} tests collected" in run.text
@@ -102,7 +102,7 @@ def test_collect_only_lists_tests_with_wrong_markers(scripted):
 
 
 def test_wrong_marker_in_a_worker_is_an_error_of_its_test(scripted):
-    """A worker cannot refuse to start: each test with a wrong marker is an error, others run."""
+    """A worker cannot refuse to start, so each test with a wrong marker is an error there."""
     pytest.importorskip("xdist")
     xfail = "\n@pytest.mark.xfail\n@pytest.mark.max_peak_mb(-7)\ndef test_xfail(): pass\n"
     skip = "\n@pytest.mark.skip\n@pytest.mark.max_peak_mb(-8)\ndef test_skip(): pass\n"

@@ -7,7 +7,7 @@ ALLOCATE_TWO_MB = "    meter.allocate(2 * 2**20)\n"
 
 
 def test_the_closest_marker_wins(scripted):
-    """Function overrides class overrides module; the closer marker may be looser or tighter."""
+    """A function's marker wins over its class's and module's, whether looser or tighter."""
     run = scripted(
         """
         import pytest
@@ -77,7 +77,7 @@ def test_marker_of_a_parameter_overrides_that_of_its_function(scripted, limit, k
 
 
 def test_marker_of_one_parameter_measures_only_that_parameter(scripted):
-    """The other parameters are not measured."""
+    """A marker on one parameter measures the test with that parameter only."""
     run = scripted(
         """
         import pytest
@@ -91,7 +91,7 @@ def test_marker_of_one_parameter_measures_only_that_parameter(scripted):
 
 
 def test_marker_of_a_subclass_overrides_that_of_its_base(scripted):
-    """A subclass's own marker is closer than an inherited one."""
+    """A marker of a subclass wins over the one inherited from its base."""
     run = scripted(
         """
         import pytest
@@ -149,7 +149,7 @@ def test_markers_added_by_fixtures_apply(scripted):
 
 
 def test_marker_added_inside_a_measured_test_applies(scripted):
-    """Regions are judged after the call, by the markers that the test has then."""
+    """A region is judged after the call, by the markers that the test has then."""
     run = scripted(
         """
         import pytest
@@ -164,7 +164,7 @@ def test_marker_added_inside_a_measured_test_applies(scripted):
 
 
 def test_marker_added_inside_an_unmeasured_test_fails_it(scripted):
-    """The test was not measured from its start, so the limit cannot be checked."""
+    """A limit that is added inside an unmeasured test cannot be checked, so the test fails."""
     run = scripted(
         """
         import pytest
@@ -179,7 +179,7 @@ def test_marker_added_inside_an_unmeasured_test_fails_it(scripted):
 
 
 def test_wrong_marker_added_by_a_fixture_fails_the_test_in_one_line(scripted):
-    """It cannot be found at collection, so it is refused when it is read."""
+    """A fixture's wrong marker is unknown at collection; the test fails with one line instead."""
     run = scripted(
         """
         import pytest
@@ -218,7 +218,7 @@ def test_breach_counts_as_a_failure_for_xfail(scripted, marker, outcome, region_
     [("xfail", {"xpassed": 1}), ("xfail(strict=True)", {"failed": 1})],
 )
 def test_kept_limit_under_xfail_is_an_unexpected_pass(scripted, marker, outcome):
-    """If xfail is strict, the unexpected pass is a failure."""
+    """A limit that is kept under xfail is an unexpected pass, and a failure if xfail is strict."""
     source = f"import pytest\n@pytest.mark.{marker}\n@pytest.mark.zero_retention\n"
     run = scripted(source + "def test_it(meter): pass\n")
     run.assert_outcomes(**outcome)
@@ -226,7 +226,7 @@ def test_kept_limit_under_xfail_is_an_unexpected_pass(scripted, marker, outcome)
 
 
 def test_known_breach_is_no_broken_limit_in_any_report(scripted, job_summary, pytester):
-    """It used to be a red BREACH in the table, and '1 of 2 regions broke a limit' on GitHub."""
+    """A breach that xfail expects is no broken limit in any report."""
     source = """
         import pytest
 
@@ -251,7 +251,7 @@ def test_known_breach_is_no_broken_limit_in_any_report(scripted, job_summary, py
 
 
 def test_skipped_tests_are_not_judged(scripted):
-    """No limit is judged, however the test is skipped."""
+    """A test that is skipped in any way is not judged."""
     run = scripted(
         """
         import pytest
@@ -287,7 +287,7 @@ def test_skipped_tests_are_not_judged(scripted):
 
 
 def test_failing_test_is_reported_as_not_judged(scripted):
-    """Its traceback holds its tensors; only its own failure is shown."""
+    """The traceback of a failing test holds its tensors, so limits are not judged."""
     run = scripted(
         """
         import pytest

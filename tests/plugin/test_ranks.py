@@ -102,7 +102,7 @@ ALL = ("--cka-memory-device=cpu", "--cka-memory-report", "--cka-memory-json=r.js
 
 
 def test_ranks_write_one_report(torchrun):
-    """The figures of both ranks are reported; the tests may use a process group of their own."""
+    """Ranks write one report with all figures, and tests may use a process group of their own."""
     job = torchrun(TESTS.format(reduce="pass", last="pass"), *ALL, "--cka-memory-min-regions=3")
     assert (job.status, job.statuses()) == (0, [0, 0]), job.text
     assert job.regions == [
@@ -122,7 +122,7 @@ def test_ranks_write_one_report(torchrun):
 
 
 def test_breach_on_one_rank_fails_all_ranks(torchrun):
-    """All tests of the other rank passed."""
+    """A breach on one rank fails the others, although all of their tests passed."""
     last = "if RANK == 1: KEPT.append(torch.ones(100))"
     job = torchrun(TESTS.format(reduce="pass", last=last), *ALL)
     assert job.status == 1
@@ -137,7 +137,7 @@ def test_breach_on_one_rank_fails_all_ranks(torchrun):
 
 
 def test_rank_that_crashes_is_named(torchrun):
-    """The other ranks are stopped by torchrun, and rank 0 reports what was measured."""
+    """If a rank crashes, torchrun stops the others, and rank 0 reports what was measured."""
     last = """
     while RANK == 1 and not os.path.exists("reached"):
         time.sleep(0.01)
@@ -155,7 +155,7 @@ def test_rank_that_crashes_is_named(torchrun):
 
 
 def test_rank_that_waits_for_a_failed_rank_is_reported_as_hung(torchrun):
-    """A collective without its partner ends when the partner has ended."""
+    """A rank that waits in a collective for a failed one is reported as hung, and ends with it."""
     job = torchrun(
         TESTS.format(reduce="assert RANK == 0", last="pass"), *ALL, "--cka-memory-rank-timeout=1"
     )
@@ -169,7 +169,7 @@ def test_rank_that_waits_for_a_failed_rank_is_reported_as_hung(torchrun):
 
 
 def test_rank_that_failed_does_not_wait_long_for_a_rank_that_waits_for_it(as_rank, monkeypatch):
-    """The other may hang in a collective, and torchrun ends it only when this rank has ended."""
+    """A failed rank does not wait long for one that hangs, which torchrun ends only after it."""
     monkeypatch.setattr(reporting, "SHORTEST_WAIT_AFTER_FAILURE_S", 0.3)
     source = "import pytest\ndef test_it(cka_memory): assert False\n"
     for rank in (_first, _second):
@@ -180,7 +180,7 @@ def test_rank_that_failed_does_not_wait_long_for_a_rank_that_waits_for_it(as_ran
 
 
 def test_ranks_that_measure_nothing_print_nothing(torchrun):
-    """The plugin does not change their status either."""
+    """Ranks that measure nothing print nothing and keep their status."""
     job = torchrun("def test_it(): pass\n")
     assert (job.status, job.statuses()) == (0, [0, 0]), job.text
     assert "rank 0" not in job.text
@@ -225,7 +225,7 @@ def _second(as_rank, says, *options, source=ONE, **given):
     ids=["none", "one", "two"],
 )
 def test_failures_on_other_ranks_fail_rank_0(as_rank, failures, status):
-    """Each failure is named with its rank."""
+    """Failures on another rank fail rank 0, and each is named with its rank."""
     run = _first(as_rank, {**NOTHING, "failures": failures})
     assert run.result.ret == status
     run.assert_outcomes(passed=1)
@@ -238,7 +238,7 @@ def test_failures_on_other_ranks_fail_rank_0(as_rank, failures, status):
     ids=["none", "its-own", "the-first", "both"],
 )
 def test_failures_on_rank_0_fail_the_other_ranks(as_rank, verdict, status):
-    """Failures of the rank's own tests are not repeated."""
+    """Failures on rank 0 fail the other ranks, which do not repeat their own."""
     run = _second(as_rank, verdict)
     assert run.result.ret == status
     assert run.text.count("FAILED: rank 0: 1 failed") == status
@@ -247,7 +247,7 @@ def test_failures_on_rank_0_fail_the_other_ranks(as_rank, verdict, status):
 
 @pytest.mark.parametrize("rank", [_first, _second])
 def test_rank_that_hears_nothing_from_the_other_fails(as_rank, rank):
-    """The other rank sent nothing, so the session must not pass."""
+    """If the other rank sent nothing, the session must not pass."""
     run = rank(as_rank, None)
     assert run.result.ret == pytest.ExitCode.TESTS_FAILED
     run.assert_outcomes(passed=1)
@@ -257,14 +257,14 @@ def test_rank_that_hears_nothing_from_the_other_fails(as_rank, rank):
 
 @pytest.mark.parametrize("rank", [_first, _second])
 def test_rank_that_measures_nothing_passes_without_the_other(as_rank, rank):
-    """The plugin does not fail sessions that do not use it."""
+    """A rank that measures nothing passes without the other: the plugin is not used."""
     run = rank(as_rank, None, source="def test_it(): pass\n", writes_json=False)
     assert run.result.ret == pytest.ExitCode.OK
     assert "cka-memory =" not in run.text
 
 
 def test_only_rank_0_writes_the_report(as_rank):
-    """Otherwise ranks would overwrite each other's report."""
+    """Only rank 0 writes the report, because ranks would overwrite each other's."""
     assert _first(as_rank, NOTHING).report is not None
     assert _second(as_rank, []).report is None
 
@@ -279,7 +279,7 @@ def test_only_rank_0_writes_the_report(as_rank):
     ],
 )
 def test_unusable_baseline_ends_every_rank(as_rank, pytester, rank, source, option):
-    """Ranks that do not write the report check it, too."""
+    """An unusable baseline ends every rank, also those that do not write the report."""
     (pytester.path / "cka-memory-baseline.json").write_text("[ {")
     run = rank(as_rank, NOTHING if rank is _first else [], option, source=source)
     run.assert_refused("--cka-memory-baseline: ")
@@ -290,7 +290,7 @@ def test_unusable_baseline_ends_every_rank(as_rank, pytester, rank, source, opti
 def test_ranks_without_a_shared_store_fail_if_they_measure(
     scripted, monkeypatch, number, source, times
 ):
-    """One line says what to do; a session that measures nothing needs no store."""
+    """Without a shared store, ranks that measure fail with one line; others need no store."""
     variables = {
         "RANK": number,
         "WORLD_SIZE": 2,
@@ -312,7 +312,7 @@ def test_ranks_without_a_shared_store_fail_if_they_measure(
 
 @pytest.mark.parametrize("rank", [_first, _second])
 def test_ranks_that_only_collect_do_not_wait(as_rank, rank):
-    """--collect-only does not wait for the other rank."""
+    """With --collect-only a rank does not wait for the other one."""
     run = rank(as_rank, None, "--collect-only", "--cka-memory-rank-timeout=99")
     assert run.result.ret == pytest.ExitCode.OK
     assert "FAILED" not in run.text
@@ -320,14 +320,14 @@ def test_ranks_that_only_collect_do_not_wait(as_rank, rank):
 
 @pytest.mark.parametrize(("count", "status"), [(1, 0), (2, 1)])
 def test_each_rank_must_measure_the_minimum(as_rank, count, status):
-    """Two ranks with one region each do not reach a minimum of two."""
+    """Each rank must measure the minimum: two with one region each do not make two."""
     run = _first(as_rank, NOTHING, f"--cka-memory-min-regions={count}")
     assert run.result.ret == status
     assert ("FAILED: 1 region measured" in run.text) == bool(status)
 
 
 def test_test_without_a_result_on_one_rank_is_missing(as_rank):
-    """The regions and counts of both ranks are kept."""
+    """If a test has no result on one rank, it is missing, and both ranks' regions are kept."""
     theirs = ReportBuilder()
     theirs.expect(["test_it.py::test_it", "test_it.py::test_more"])
     theirs.finish("test_it.py::test_more")
@@ -339,7 +339,7 @@ def test_test_without_a_result_on_one_rank_is_missing(as_rank):
 
 
 def test_each_device_of_the_ranks_is_named_once(as_rank):
-    """Both are named if they differ."""
+    """If ranks have different devices, both are named; equal ones are named once."""
     theirs = ReportBuilder()
     facts = {"device": "cuda:1", "device_name": "no device"}
     theirs.facts = {**facts, "meter": "", "notes": [], "torch": None, "cuda": None}
@@ -349,7 +349,7 @@ def test_each_device_of_the_ranks_is_named_once(as_rank):
 
 
 def test_interrupted_rank_keeps_its_status(as_rank):
-    """It also prints the failures of the other rank."""
+    """An interrupted rank keeps its status, and also prints failures of the other rank."""
     source = "import pytest\ndef test_it(cka_memory): pytest.exit('enough')\n"
     run = _first(as_rank, {**NOTHING, "failures": ["interrupted"]}, source=source)
     assert run.result.ret == pytest.ExitCode.INTERRUPTED
@@ -358,13 +358,13 @@ def test_interrupted_rank_keeps_its_status(as_rank):
 
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf", "soon"])
 def test_invalid_timeout_is_refused(scripted, seconds):
-    """The error says what to write instead."""
+    """The error for an invalid timeout of ranks says what to write."""
     run = scripted(ONE, f"--cka-memory-rank-timeout={seconds}")
     run.assert_refused("--cka-memory-rank-timeout: cannot read", "write e.g. 300")
 
 
 def test_xdist_under_torchrun_is_refused(as_rank):
-    """Every worker would act as the rank that started it."""
+    """Under torchrun each worker of xdist would act as the rank, so xdist is refused."""
     pytest.importorskip("xdist")
     _first(as_rank, NOTHING, "-n2").assert_refused("pytest-xdist under torchrun")
 
@@ -372,7 +372,7 @@ def test_xdist_under_torchrun_is_refused(as_rank):
 @pytest.mark.parametrize(("local", "taken"), [(0, 0), (1, 1), (2, 0), (5, 1)])
 @pytest.mark.parametrize("named", ["auto", "cuda"])
 def test_each_rank_measures_its_own_gpu(monkeypatch, named, local, taken):
-    """With two GPUs, rank 2 uses the first again; a device named with its number is not changed."""
+    """Each rank measures its own GPU: with two, rank 2 has the first, unless one is named."""
     seen = torch.device("cuda")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: seen)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
