@@ -183,7 +183,7 @@ def test_scripts_contain_no_expressions(file):
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(GITHUB)))
 def test_third_party_actions_are_pinned_by_hash(file):
-    """A tag of a third-party action can be moved, so a hash is used; a comment has its version."""
+    """A tag can be moved; the comment gives the version of the hash."""
     used = re.findall(r"uses: (?!\./)(.*)", file.read_text("utf-8"))
     assert [use for use in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", use)] == []
 

@@ -82,7 +82,7 @@ def test_output_returned_unchanged_by_several_modules_is_measured_once():
 
 
 def test_output_changed_in_place_is_measured_again():
-    """A tensor whose version has changed since it was measured is another output."""
+    """A tensor whose version has changed is another output."""
     record = record_of(InPlace().eval(), batches_of(8, features=(2, 8, 8))[0], ["bn", "relu"])
     assert len(record.values) == 2
     assert (record.values[0] < 0).any()

@@ -137,7 +137,7 @@ def test_rows_have_the_order_of_the_selectors():
 
 
 def test_one_call_can_be_selected_by_its_label():
-    """The label relu:1 selects the second call of the module only, and relu:0 the first."""
+    """The label relu:1 of a result selects the second call only, and relu:0 the first."""
     batches = batches_of(8)
     both = CKA(Residual()).compare(batches, progress=False)
     one = CKA(Residual(), model1_layers="relu:1", model2_layers=["fc2", "relu:0"])

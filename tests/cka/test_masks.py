@@ -122,7 +122,7 @@ def test_mask_is_found_in_batches_of_every_structure(wrap):
 
 
 def test_mask_is_found_as_an_attribute_of_any_object():
-    """An object of another type needs feed=, which gets the whole batch."""
+    """Objects of other types need feed=, which gets the whole batch."""
     batch = SimpleNamespace(**batch_of(0))
     batch.attention_mask = batch.attention_mask.tolist()
     model = Text()
@@ -330,7 +330,7 @@ class Translation(nn.Module):
 
 @pytest.mark.parametrize("masked_decoder", [True, False])
 def test_decoder_has_its_own_mask_even_if_it_has_as_many_tokens(masked_decoder):
-    """A decoder's layers use its mask, and those that get the encoder's output the encoder's."""
+    """What gets the encoder's output has the encoder's tokens; without a mask nothing is masked."""
     batch = {**batch_of(0), "decoder_input_ids": ids(1, LEFT)}
     if masked_decoder:
         batch["decoder_attention_mask"] = LEFT

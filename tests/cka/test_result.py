@@ -125,7 +125,7 @@ def test_loading_a_file_that_is_not_a_saved_result_is_an_error(tmp_path, text):
 
 
 def test_failed_save_leaves_no_partial_file(result, tmp_path):
-    """If a file cannot be put in its place, which is a directory, no temporary file is left."""
+    """If the target of a save is a directory, it fails and leaves no temporary file."""
     (tmp_path / "taken").mkdir()
     with pytest.raises(OSError, match="taken"):
         result.save(tmp_path / "taken")
@@ -207,7 +207,7 @@ def test_index_with_a_slice_or_list_gives_a_part_of_the_result(result, key, rows
 
 
 def test_best_matches_of_a_part_are_among_its_columns(result):
-    """A part of a result has every method of a result; its best matches are among its columns."""
+    """A part of a result has every method of a result."""
     (match,) = result["0", ["1", "2"]].best_matches()
     assert (match.layer, match.match in {"1", "2"}) == ("0", True)
     assert match.value == max(result["0", "1"], result["0", "2"])

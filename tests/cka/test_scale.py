@@ -71,7 +71,9 @@ def test_null_distribution_does_not_depend_on_the_scale():
 
 
 def test_gradient_of_scaled_features_is_scaled():
-    """The gradient of scaled features is scaled, as the power of two is a constant in it."""
+    """The gradient of scaled features is scaled: the power of two
+    is a constant of the derivative.
+    """
     x, y = features(5, 0, torch.float64), features(7, 1, torch.float64)
     plain, tiny = x.clone().requires_grad_(), (x * 2.0**-400).requires_grad_()
     cka_from_features(plain, y).backward()

@@ -66,7 +66,7 @@ def test_peak_of_self_comparison_is_that_of_the_forward_pass(cka_memory, make_mo
 
 
 def test_only_the_result_is_retained(cka_memory, make_model, loader):
-    """A region retains the bytes of the result's tensors on its device; on an accelerator, none."""
+    """Retained bytes are those of the result's tensors on the device; none on an accelerator."""
     model, images = make_model(), loader(64, 1)
     with cka_memory.measure("with its result") as region:
         result = CKA(model, device=cka_memory.device).compare(images, progress=False)

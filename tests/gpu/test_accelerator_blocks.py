@@ -90,9 +90,7 @@ def test_small_and_large_blocks_share_no_segment(probe, allocate):
 
 
 def test_emptying_the_cache_in_the_test_lowers_no_peak(probe, allocate):
-    """The reserve and the peak of a region are the highest ones, also if the test empties the
-    cache.
-    """
+    """If a test empties the cache, the peak and the reserve from before still count."""
     with probe.measure() as region:
         allocate(14 * MB)
         torch.accelerator.empty_cache()

@@ -21,7 +21,7 @@ def test_retained_counts_requested_bytes_and_the_peak_counts_blocks(probe, alloc
 
 
 def test_reserve_grows_with_the_largest_tensor(probe, allocate):
-    """An expandable segment extends a freed block for the next one; sizes do not add up."""
+    """An expandable segment extends a freed block, so its reserve is that of the largest tensor."""
     with probe.measure() as region:
         for size in (10 * MB, 12 * MB, 14 * MB):
             allocate(size)

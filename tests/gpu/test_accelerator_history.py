@@ -117,9 +117,7 @@ def test_old_tensor_that_is_freed_does_not_hide_a_block_that_no_tensor_owns(prob
 
 
 def test_block_that_no_tensor_owns_is_named_by_the_line_that_allocated_it(recording_probe, cuda):
-    """The allocator's history has the line of a block without a
-    tensor; a tensor has a reference.
-    """
+    """A block without a tensor has its line from the allocator's history; a tensor, a reference."""
     with recording_probe.measure() as region:
         kept = torch.zeros(10, device=cuda)
         address, line = torch.cuda.caching_allocator_alloc(1000, cuda), line_number()
@@ -159,7 +157,7 @@ def test_history_is_not_recorded_for_frames_alone(probe, cuda, allocate):
 
 @pytest.mark.usefixtures("users_recording")
 def test_recording_of_the_user_goes_on_after_a_failed_test(probe, tmp_path):
-    """After a failed test the user's recording goes on, and the snapshot contains what it has."""
+    """The snapshot that the option writes contains what the user has recorded."""
     with history_recorded(tmp_path, probe.meter):
         assert probe.meter.dump_history(tmp_path / "snapshot.pickle")
     assert is_recorded()

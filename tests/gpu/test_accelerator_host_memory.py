@@ -172,9 +172,7 @@ def test_copies_to_the_host_without_waiting_are_pinned_memory(native, allocate, 
 
 
 def test_pinned_block_that_is_used_again_is_new(native, pinned):
-    """A pinned block counts as new if an older tensor that was
-    freed in the region had it before.
-    """
+    """A tensor is new even if it gets the pinned block of an older one, freed in the region."""
     old = [pinned(4096)]
     address = old[0].data_ptr()
     with native.measure() as region:

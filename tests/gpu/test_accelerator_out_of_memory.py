@@ -154,7 +154,7 @@ def test_after():
 def test_failed_test_is_reported_and_the_next_test_starts_right(
     tmp_path, monkeypatch, capsys, pytestconfig, cuda
 ):
-    """Pytest's traceback keeps tensors until the failure is reported; then they are freed."""
+    """Pytest's traceback holds tensors until the report is made; then they are freed."""
     # Not with pytester: it records the arguments of hooks, and with them the traceback.
     file, json_file = tmp_path / "test_out_of_memory_session.py", tmp_path / "report.json"
     file.write_text(SESSION, encoding="utf-8")

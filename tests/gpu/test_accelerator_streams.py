@@ -20,7 +20,7 @@ def requested_bytes(device: torch.device) -> int:
 
 
 def test_block_that_waits_for_another_stream_is_not_retained(probe, allocate, side_stream):
-    """A block that waits for another stream is free at the region's end, which waits for it too."""
+    """A freed block in use by another stream is not retained: the region's end waits for it."""
     before = requested_bytes(probe.device)
     with probe.measure() as region:
         tensor = allocate(MB)

@@ -93,7 +93,9 @@ def test_graph_retains_what_its_operators_saved(probe):
 
 
 def test_tensors_of_a_failed_backward_pass_are_not_retained(probe, fail_late):
-    """Torch's backward thread references an error longer than the caller; its tensors are freed."""
+    """Torch's backward thread references an error longer than the
+    caller; its tensors do not count.
+    """
     with probe.measure() as region:
         fail_late(probe.device)
     assert region.retained_bytes == 0

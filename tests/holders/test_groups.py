@@ -111,7 +111,9 @@ class TestGrowth:
         assert [group.batches for group in grown] == [16, 8]
 
     def test_growth_is_explained_if_the_loop_frees_it_at_its_end(self) -> None:
-        """Growth is searched at the batch boundary where it is found, before the loop frees it."""
+        """Growth is explained at the batch boundary where it is
+        detected, before the loop frees it.
+        """
 
         def loop(region: Region) -> None:
             losses = []

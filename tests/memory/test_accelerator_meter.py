@@ -141,7 +141,7 @@ def test_retained_is_the_new_live_tensors_and_what_the_allocator_rose_beyond_the
 def test_old_tensor_that_is_freed_does_not_hide_a_block_that_no_tensor_owns(
     gpu: AcceleratorMeter, allocator: Allocator
 ) -> None:
-    """A block without a tensor is retained, although the level is that of a freed old tensor."""
+    """The allocator did not rise, and no tensor is new."""
     old = [torch.zeros(100)]
     allocator.allocate(400)
     gpu.start()
@@ -204,8 +204,8 @@ class TestWithoutCounters:
     def test_peaks_that_cannot_be_reset_are_not_used(
         self, found: None, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """If peaks cannot be reset, they are not used: they are
-        the highest of the whole process.
+        """Peaks that cannot be reset are not used, because they are the highest of the whole
+        process.
         """
 
         def fail(device: torch.device) -> None:

@@ -191,8 +191,8 @@ RENDERERS = {
 
 @pytest.mark.parametrize("name", RENDERERS)
 def test_no_report_names_user_host_or_folder(name):
-    """No report names the user, the host or a folder; without
-    :func:`anonymous` all would be there.
+    """No report names user, host or folder; the same text without
+    :func:`anonymous` has all three.
     """
     words = ("alice", "gpu-7", "corp", "/home", "Users", "scratch")
     raw = RENDERERS[name](secret_report())

@@ -79,7 +79,7 @@ def test_freeing_old_tensors_does_not_hide_a_leak(cpu: MemoryProbe) -> None:
 
 
 def test_backward_does_not_count_tensors_of_an_earlier_graph(cpu: MemoryProbe) -> None:
-    """Backward uses old tensors that only C++ referenced; only the gradient is new."""
+    """Backward uses tensors that only C++ referenced; only the gradient is new."""
     x = torch.ones(100, requires_grad=True)
     loss = (x.exp().sin() * torch.arange(100)).sum()
     with cpu.measure() as region:
@@ -126,7 +126,7 @@ def test_freeing_gradients_makes_the_net_change_negative(cpu: MemoryProbe) -> No
 
 
 def test_nested_regions_have_their_own_figures(cpu: MemoryProbe) -> None:
-    """Retained counts from each region's own beginning, and the outer region keeps its peak."""
+    """Retained counts from the entry of each region; the outer region keeps its peak."""
     with cpu.measure("outer") as outer:
         a = torch.zeros(100)
         _ = torch.zeros(1000)

@@ -26,5 +26,5 @@ def test_bad_number_is_refused_at_every_place(name: str, bad: object) -> None:
 
 @pytest.mark.parametrize("given", [Point(5.0, 2), Point(0, None), Point(-1.5, 0.0)])
 def test_good_numbers_are_kept_as_they_are(given: Point) -> None:
-    """Zero, a missing number and a whole number in place of a fraction are accepted unchanged."""
+    """Zero, a missing number and a whole number in place of a fraction are accepted."""
     assert decode(Point, {"x": given.x, "y": given.y}, "point") == given

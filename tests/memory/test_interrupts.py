@@ -147,8 +147,8 @@ def test_errors_of_the_callback_go_to_the_earlier_unraisable_hook(
 def test_signal_during_the_search_for_new_storages_reaches_the_test(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An alarm during the search is raised in the test; many small
-    objects would lose half of them.
+    """A signal during the search reaches the test, which would
+    otherwise lose many of its alarms.
     """
     probe = MemoryProbe(meter=StorageMeter())
     with probe.measure(), monkeypatch.context() as patched:

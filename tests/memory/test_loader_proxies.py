@@ -118,7 +118,7 @@ def test_a_proxy_can_be_copied(loader: DataLoader[tuple[torch.Tensor, ...]]) -> 
 def test_each_batch_is_reported_when_the_next_is_requested(
     loader: DataLoader[tuple[torch.Tensor, ...]],
 ) -> None:
-    """A batch is done when the next one is requested; the last is reported too."""
+    """The consumer is then done with the batch. The last batch is reported too."""
     sizes: list[int | None] = []
     seen_at: list[int] = []
     for _ in SampledLoader(loader, sizes.append):

@@ -122,9 +122,7 @@ def test_step_with_a_closure_is_one_boundary(probe: MemoryProbe) -> None:
 def test_optimizers_that_step_in_turn_make_one_boundary_for_each_turn(
     probe: MemoryProbe, steps: str, expected: int, are_named: bool
 ) -> None:
-    """The two steps of a GAN in turn are one batch; a second
-    training in the same block counts too.
-    """
+    """The two steps of a GAN are one batch; a second training in the same block counts too."""
     leaves = {name: Leaf() for name in sorted(set(steps))}
 
     def train() -> None:
@@ -288,7 +286,7 @@ def test_block_that_is_longer_than_its_region_samples_nothing_more(probe: Memory
 
 
 def test_neither_optimizer_nor_region_is_kept_alive(probe: MemoryProbe) -> None:
-    """The state of an optimizer that is dropped inside the block is freed there."""
+    """The state of an optimizer that the code drops inside the block is freed there."""
     gc.collect()
     gc.disable()
     try:

@@ -176,7 +176,7 @@ def test_a_file_that_cannot_be_opened_is_refused(tmp_path, place, problem):
 
 
 def test_a_file_larger_than_any_report_is_refused(file, monkeypatch):
-    """Reading stops at a limit, so that a file without an end, such as /dev/zero, is refused."""
+    """Reading stops at the limit, so that a file without an end, such as /dev/zero, is refused."""
     monkeypatch.setattr(json_reader, "MOST_BYTES", 2**20)
     file.write_bytes(b" " * (2**20 + 1))
     with pytest.raises(ReportError, match="larger than 1 MB; refusing to read it"):

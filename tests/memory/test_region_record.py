@@ -39,7 +39,7 @@ FULL = RegionRecord(
 
 
 def test_derived_figures_follow_from_the_measured_ones() -> None:
-    """Increase and net are relative to the level at entry, and net may be negative."""
+    """Increase and net are relative to the level at entry; net may be negative."""
     assert FULL.peak_increase_bytes == 900
     assert FULL.net_bytes == -10
     assert FULL.reserved_increase_bytes == 18 * MB

@@ -142,7 +142,7 @@ def test_the_region_that_opened_first_may_close_first(meter: ScriptedMeter) -> N
 
 
 def test_batch_samples_have_their_own_peaks(meter: ScriptedMeter, probe: MemoryProbe) -> None:
-    """A sample has the level at its boundary, and the peak since the boundary before."""
+    """A sample has the level at its boundary and the peak since the boundary before."""
     with probe.measure() as region:
         for size, temporary in ((1, 100), (2, 10), (3, 50)):
             meter.free(meter.allocate(temporary))
@@ -226,7 +226,7 @@ def test_an_unknown_figure_raises_attribute_error(probe: MemoryProbe) -> None:
 
 
 def test_figures_can_be_read_in_megabytes(probe: MemoryProbe, meter: ScriptedMeter) -> None:
-    """Figures can be read in MB, and are None if they are None in bytes."""
+    """A figure that is None in bytes is None in MB."""
     with probe.measure() as region:
         for _ in range(5):
             meter.allocate(2**19)

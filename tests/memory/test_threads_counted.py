@@ -55,7 +55,7 @@ def test_a_thread_started_in_a_region_is_counted(
     retained_by: Callable[[Callable[[], object]], int],
     kind: Callable[[Callable[[], object]], threading.Thread],
 ) -> None:
-    """A dispatch mode covers one thread only, so that the meter adds it to each new thread."""
+    """A dispatch mode covers only its own thread, so the meter adds it to new threads."""
     assert retained_by(lambda: in_thread(kind)) == 400
 
 

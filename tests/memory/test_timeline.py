@@ -32,7 +32,9 @@ def _period_2(count: int, leak: int) -> list[int]:
 def test_growth_is_the_rise_of_the_upper_level_per_batch(
     samples: MakeSamples, levels: list[int], growth: float
 ) -> None:
-    """Growth is the rise of the upper level, as least squares, Theil-Sen or the range is not."""
+    """Growth is the rise of the upper level: least squares,
+    Theil-Sen or the range would be wrong.
+    """
     assert growth_bytes_per_batch(samples(levels)) == growth
 
 

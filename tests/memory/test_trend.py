@@ -88,7 +88,7 @@ def test_rise_in_the_newest_session_is_not_yet_confirmed() -> None:
 
 
 def test_devices_and_meters_are_separate_series_and_torch_versions_are_not() -> None:
-    """Each device and each meter has a series of its own, in which torch versions are mixed."""
+    """A series belongs to one device and one meter, and contains every version of torch."""
     gpu = ("NVIDIA H200", "allocator")
     sessions = [
         session(0, {"t": 5}),

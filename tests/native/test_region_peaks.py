@@ -77,7 +77,7 @@ def test_the_start_of_a_region_is_its_first_peak(counter: Counter) -> None:
 
 
 def test_what_was_live_at_the_peak_is_known_by_stack(counter: Counter) -> None:
-    """The blocks live at the peak are known by stack; later blocks and freed ones are left out."""
+    """Blocks live at the peak are known by stack, also if freed since; later ones are left out."""
     old = torch.UntypedStorage(10)
     level = counter.figures().level
     region = counter.open()

@@ -50,7 +50,7 @@ def with_hooks(scripted, pytester, extend_conftest):
 
 
 def test_limit_of_another_plugin_is_judged(with_hooks, worker):
-    """Only tests to which another plugin gives a limit are measured, and the limit is judged."""
+    """Tests that get a limit are measured and judged; others are not measured."""
     run = with_hooks(LIMITS, TESTS, *worker)
     run.assert_outcomes(passed=4, failed=2)
     assert {r["nodeid"].rpartition("::")[2]: r["verdict"] for r in run.regions} == {
@@ -66,7 +66,7 @@ def test_limit_of_another_plugin_is_judged(with_hooks, worker):
 
 
 def test_limit_of_another_plugin_adds_to_markers_and_replaces_options(with_hooks):
-    """A plugin's limit applies beside the test's own markers, and in place of an option's."""
+    """The test's own markers and the plugin's limits all apply; the option's limit does not."""
     source = """
         import pytest
 
@@ -292,7 +292,7 @@ def pytest_configure(config): config.pluginmanager.register(Other(), "other")
 
 
 def test_failure_of_the_test_itself_is_shown_first(with_hooks):
-    """An invalid result of a hook hides neither an exception of the test nor a breach."""
+    """An invalid result of a hook hides neither an exception nor a breach."""
     source = """
         import pytest
 

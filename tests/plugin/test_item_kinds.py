@@ -68,7 +68,7 @@ class TestIt(unittest.TestCase):
 
 
 def test_testcase_methods_are_measured_without_set_up_and_tear_down(scripted):
-    """A unittest.TestCase method is judged by what it does itself, without set-up and tear-down."""
+    """A unittest.TestCase method is judged like a function, by what the method itself does."""
     run = scripted(TESTCASE, "--cka-memory-report")
     run.assert_outcomes(passed=1, failed=2, skipped=2, xfailed=1)
     assert run.region_of("test_kept")["retained_bytes"] == 5
@@ -234,7 +234,7 @@ def test_items_of_other_plugins_are_counted_as_not_measured(scripted, pytester, 
 
 
 def test_async_functions_that_a_plugin_runs_are_measured(scripted, extend_conftest):
-    """If a plugin runs coroutines from pytest_pyfunc_call, readings are taken around it."""
+    """Readings are taken around a plugin that runs coroutines from pytest_pyfunc_call."""
     extend_conftest(ASYNC_PLUGIN)
     run = scripted(
         """
@@ -277,7 +277,7 @@ def test_async_function_that_no_plugin_runs_fails(scripted):
 
 
 def test_subtests_of_one_test_share_a_region(scripted):
-    """Subtests are reported one by one, but the region belongs to their test."""
+    """The subtests fixture reports each step, but the region belongs to the test."""
     run = scripted(
         """
         import pytest

@@ -85,7 +85,7 @@ def test_reserve_is_a_property_if_the_device_has_one(scripted_reserve, pytester)
 
 
 def test_any_label_gives_valid_xml(junit):
-    """XML cannot contain control characters and lone surrogates, so they are replaced in labels."""
+    """Control characters and lone surrogates are replaced because XML cannot contain them."""
     _, cases = junit(
         """
         def test_it(cka_memory):

@@ -192,7 +192,9 @@ def keep_in_a_hook(values):
 
 
 def test_values_in_a_closure_that_only_a_frame_keeps_are_released():
-    """``frame.clear()`` leaves a closure as it is, so its values are released by themselves."""
+    """``frame.clear()`` leaves a function's closure as it is, so its values are released
+    separately.
+    """
     values = torch.ones(5)
     reference = weakref.ref(values)
     error = keep_in_a_hook(values)

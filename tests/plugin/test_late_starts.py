@@ -104,7 +104,7 @@ def test_marker_added_to_a_testcase_by_a_fixture_is_checked(run_in_job):
 
 @pytest.mark.parametrize("marker", ["zero_retention", "max_retained_mb(-1)"])
 def test_marker_added_inside_the_test_fails_it(run_in_job, marker, worker):
-    """A limit that was added inside a test was not checked, so the test must not pass."""
+    """A limit that was added inside the test was not checked, so the test must not pass."""
     session, _ = run_in_job(
         f"""
         import pytest
@@ -119,7 +119,9 @@ def test_marker_added_inside_the_test_fails_it(run_in_job, marker, worker):
 
 
 def test_in_process_sessions_within_a_session_are_measured(run_in_job, pytester):
-    """Plugins' tests run pytest in their process and remove what it imported; sessions measure."""
+    """Tests of plugins run pytest in-process and remove what it
+    imported; these sessions measure.
+    """
     conftest = (pytester.path / "conftest.py").read_text("utf-8")
     hooks = conftest + (
         "\nfrom pytest_cka_memory.limits import zero_retention\n"

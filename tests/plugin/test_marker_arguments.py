@@ -88,7 +88,7 @@ def test_wrong_marker_is_refused_wherever_it_is_written(scripted, place):
 
 
 def test_wrong_marker_of_a_deselected_test_is_ignored(scripted):
-    """Markers of deselected tests are not checked, as pytest does not check their fixtures."""
+    """Markers of tests that do not run are not checked; pytest treats fixtures the same way."""
     source = "import pytest\n@pytest.mark.max_peak_mb(-1)\ndef test_a(): pass\ndef test_b(): pass\n"
     scripted(source, "-k", "test_b").assert_outcomes(passed=1, deselected=1)
 
@@ -102,7 +102,7 @@ def test_collect_only_lists_tests_with_wrong_markers(scripted):
 
 
 def test_wrong_marker_in_a_worker_is_an_error_of_its_test(scripted):
-    """A worker cannot refuse to start, so each test with a wrong marker is an error there."""
+    """A worker cannot refuse to start: each test with a wrong marker is an error, others run."""
     pytest.importorskip("xdist")
     xfail = "\n@pytest.mark.xfail\n@pytest.mark.max_peak_mb(-7)\ndef test_xfail(): pass\n"
     skip = "\n@pytest.mark.skip\n@pytest.mark.max_peak_mb(-8)\ndef test_skip(): pass\n"

@@ -130,7 +130,7 @@ def test_reserve_at_the_limit_keeps_it(scripted_reserve, size, kept):
 
 @pytest.mark.parametrize("options", [(), ("--cka-memory-report",)], ids=["plain", "report"])
 def test_reserve_limit_without_a_reserve_is_reported_as_not_judged(scripted, options):
-    """A limit on the reserve passes on a device without one, and the report says so."""
+    """A limit that cannot be judged on this device passes, and the report says so."""
     run = scripted(PEAK.format(marker="max_reserved_mb(1)", size=2 * MB), *options)
     run.assert_outcomes(passed=1)
     assert run.region["verdict"] == "not judged"

@@ -71,7 +71,7 @@ def test_misspelled_markers_stop_the_session_and_name_a_test(scripted, pytester)
 
 
 def test_misspelled_marker_in_a_worker_is_an_error_of_its_test(scripted, pytester):
-    """A worker cannot stop the session, so a test with a misspelled marker does not run there."""
+    """A worker cannot stop the session, so the test does not run, and the others do."""
     pytest.importorskip("xdist")
     pytester.makeini(REGISTERED)
     run = scripted(SOURCE, "-n1")

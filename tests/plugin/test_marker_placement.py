@@ -7,7 +7,7 @@ ALLOCATE_TWO_MB = "    meter.allocate(2 * 2**20)\n"
 
 
 def test_the_closest_marker_wins(scripted):
-    """A function's marker wins over its class's and module's, whether looser or tighter."""
+    """Function overrides class overrides module; the closer marker may be looser or tighter."""
     run = scripted(
         """
         import pytest
@@ -149,7 +149,7 @@ def test_markers_added_by_fixtures_apply(scripted):
 
 
 def test_marker_added_inside_a_measured_test_applies(scripted):
-    """A region is judged after the call, by the markers that the test has then."""
+    """Regions are judged after the call, by the markers that the test has then."""
     run = scripted(
         """
         import pytest

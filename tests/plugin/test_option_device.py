@@ -105,7 +105,7 @@ def test_available_device_is_used(session, device):
 
 
 def test_fixture_has_the_device(session):
-    """``cka_memory.device`` is the torch.device to which tests move models."""
+    """``cka_memory.device`` is the torch.device to move models to."""
     run = session(
         """
         import torch
@@ -117,7 +117,7 @@ def test_fixture_has_the_device(session):
 
 
 def test_conftest_may_provide_a_device(scripted, worker):
-    """A device unknown to the plugin is accepted if a conftest's hook returns a meter for it."""
+    """A device that the plugin does not know is accepted if a hook returns a meter for it."""
     run = scripted(MARKED, "--cka-memory-device=abacus", *worker, forked=bool(worker))
     run.assert_outcomes(passed=1)
     assert run.report["session"]["meter"] == "scripted figures"

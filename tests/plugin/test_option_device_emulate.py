@@ -251,7 +251,7 @@ def test_leak(cka_memory, index):
 
 @pytest.mark.emulates
 def test_xdist_workers_have_all_emulated_devices_and_measure_the_first(session, monkeypatch):
-    """Workers see all emulated devices and measure the first, and the report says so."""
+    """A leak on another device is not counted; the report says so, and its limit says nothing."""
     pytest.importorskip("xdist")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     device = "--cka-memory-device=emulate:cuda:t4,devices=2"

@@ -49,7 +49,7 @@ def test_breach_is_annotated_once_at_its_test(job, worker):
 
 
 def test_annotations_name_files_relative_to_the_repository(job, pytester):
-    """A test of a project in a subfolder is named by its path in the repository."""
+    """Tests of a project in a subfolder are named by their path in the repository."""
     session, _ = job(TESTS, GITHUB_WORKSPACE=str(pytester.path.parent))
     (command,) = _commands(session)
     assert command.startswith(f"::error file={pytester.path.name}/test_it.py,line=6,")

@@ -100,7 +100,7 @@ def test_reserve_is_reported_if_the_device_has_one(scripted_reserve):
 
 @pytest.mark.parametrize("path", ["made/for/it/r.json", "./r.json", "é r.json"])
 def test_missing_folders_are_created_below_the_working_folder(scripted, pytester, path):
-    """Missing folders are created; a path is relative to the folder in which pytest was called."""
+    """A path on the command line is relative to the folder in which pytest was called."""
     inner = pytester.mkdir("inner")
     pytester.makeini("[pytest]\n")
     (inner / "test_in.py").write_text("def test_it(cka_memory): pass")
@@ -186,7 +186,7 @@ def test_path_that_cannot_be_written_is_refused_before_any_test(
 
 
 def test_path_that_becomes_unwritable_fails_the_session(scripted, pytester):
-    """A session whose report could not be written at its end fails."""
+    """A session whose report could not be written must not pass."""
     source = """
         import pathlib
         def test_it(cka_memory):
@@ -219,7 +219,7 @@ def test_old_report_is_kept_until_the_new_one_is_complete(scripted, pytester):
 
 
 def test_region_has_the_outcome_of_its_test(scripted):
-    """A region has its test's outcome as pytest counts it: an error in teardown comes first."""
+    """Outcomes are counted as by pytest: an error in teardown overrides a passed call."""
     run = scripted(
         """
         import pytest

@@ -88,7 +88,7 @@ def _names(path):
 
 @pytest.mark.usefixtures("written")
 def test_prune_removes_the_lines_that_were_listed(scripted, baseline_path, worker):
-    """Pruning removes the listed lines from the default file, and compares nothing with it."""
+    """Pruning removes the listed lines from the file of the default name, and checks no figures."""
     run = scripted(ONE, PRUNE, *worker)
     run.assert_outcomes(passed=1)
     assert _names(baseline_path) == ["test_it.py::test_stays stays"]

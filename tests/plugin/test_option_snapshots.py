@@ -58,9 +58,7 @@ def run(pytester):
 
 
 def test_each_failed_test_writes_one_file_and_names_it(run, pytester):
-    """Each failed test writes one snapshot and names it, also if names differ in odd characters
-    only.
-    """
+    """Each failed test writes a snapshot of its own, also if only replaced characters differ."""
     result = run("WithHistory", "--cka-memory-snapshots=new/folder")
     result.assert_outcomes(passed=1, failed=3)
     files = sorted(path.name for path in (pytester.path / "new/folder").iterdir())

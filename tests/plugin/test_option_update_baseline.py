@@ -109,9 +109,7 @@ def test_regions_of_the_same_label_are_numbered(scripted, baseline_path):
 
 @pytest.mark.parametrize("options", [["-n2"], ["-n2", "--dist=each"]], ids=["load", "each"])
 def test_workers_write_the_same_file_as_a_serial_run(scripted, baseline_path, options):
-    """The controller writes the workers' regions to the same file
-    as a serial run; they check it.
-    """
+    """The controller writes the workers' regions, to the same file as a session without workers."""
     pytest.importorskip("xdist")
     many = "import pytest\npytestmark = pytest.mark.memory_baseline\n" + "".join(
         f"def test_{n}(meter): meter.allocate({n}{{0}})\n" for n in range(1, 6)

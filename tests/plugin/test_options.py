@@ -49,7 +49,7 @@ def test_limit_of_an_option_applies_to_unmarked_tests(scripted, option, figure, 
 
 
 def test_marker_replaces_the_option_with_the_same_figure(scripted):
-    """A marker replaces an option's limit on its figure; a limit on another figure stays."""
+    """A marker that limits another figure applies in addition to the option."""
     run = scripted(
         """
         import pytest

@@ -156,7 +156,7 @@ def test_rerun_discards_regions_that_ended_in_the_earlier_teardown(with_plugin):
 
 
 def test_junit_xml_has_the_figures_of_each_run(with_plugin, pytester):
-    """JUnit XML has each run as a test case, with the figures of that run only."""
+    """JUnit XML lists each run as a test case, with the figures of that run only."""
     source = FLAKY.replace("assert", "meter.free(meter.allocate(len(RUNS)))\n    assert")
     with_plugin(source.format(leak=0), "rerunfailures", "--reruns=2", "--junitxml=j.xml")
     xml = (pytester.path / "j.xml").read_text("utf-8")

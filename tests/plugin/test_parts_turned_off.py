@@ -104,7 +104,7 @@ def test_scripted_meter_does_not_import_torch(scripted, extend_conftest):
 
 
 def test_without_the_plugin_markers_are_unknown(session):
-    """With -p no:cka_memory the whole plugin is off, and arguments of markers are not checked."""
+    """-p no:cka_memory turns the whole plugin off; wrong arguments are not checked."""
     run = session(MARKED, "-p", "no:cka_memory", forked=True, writes_json=False)
     run.assert_outcomes(passed=1, warnings=2)
     assert "Unknown pytest.mark.zero_retention" in run.text
@@ -175,7 +175,7 @@ def assert_verdicts(run):
     "option", ["--collect-only", "--fixtures", "--fixtures-per-test", "--cache-show"]
 )
 def test_sessions_that_run_no_test_write_no_report(scripted, option):
-    """A session that runs no test writes no report and prints nothing of measurements."""
+    """A session that runs no test writes no report and prints nothing about measurements."""
     options = [option, "--cka-memory-report", "--cka-memory-min-regions=1"]
     run = scripted("def test_it(cka_memory): pass", *options)
     assert run.result.ret == pytest.ExitCode.OK

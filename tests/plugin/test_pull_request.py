@@ -48,7 +48,7 @@ def job(pytester, monkeypatch, job_summary):
 
 
 def test_regression_is_stopped_explained_and_fixed(job, pytester, worker):
-    """A pull request with a rise of 6 % fails at a tolerance of 5 %, with figure and holder."""
+    """A rise of 6 % fails if the tolerance is 5 %, and names figure, holder and line."""
     file = pytester.path / "cka-memory-baseline.json"
 
     status, _, _ = job(25_000, "--cka-memory-update-baseline", *worker)

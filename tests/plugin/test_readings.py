@@ -163,7 +163,7 @@ def test_fixture_requested_inside_the_call_is_counted(scripted):
 
 
 def test_local_variables_are_freed_before_the_test_is_judged(session):
-    """Locals, also in cycles, are freed before a test is judged; gradients of older models stay."""
+    """Locals, including cycles, are not retained; gradients of a longer-lived model are."""
     run = session(
         """
         import pytest
@@ -196,7 +196,7 @@ def test_local_variables_are_freed_before_the_test_is_judged(session):
 
 
 def test_freeing_old_tensors_does_not_hide_a_leak(session):
-    """Retained bytes count new tensors, although freeing old ones makes the net change negative."""
+    """Retained bytes count new allocations, although the net change is negative."""
     run = session(
         """
         import pytest

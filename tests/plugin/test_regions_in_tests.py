@@ -181,7 +181,7 @@ def test_region_of_a_failed_setup_is_reported(scripted):
 
 
 def test_fixture_may_be_requested_by_name(scripted):
-    """A test that calls request.getfixturevalue is measured, although nothing announced it."""
+    """request.getfixturevalue works although nothing announced that the test is measured."""
     run = scripted(
         """
         import pytest
@@ -204,7 +204,7 @@ def test_fixture_may_be_requested_by_name(scripted):
 
 
 def test_labels_are_shown_as_one_line_of_text(scripted):
-    """A label may be any object; it is one line of text in tables and messages of workers."""
+    """A label may be any object; it breaks neither the table nor the transfer from a worker."""
     run = scripted(
         """
         import pathlib
@@ -222,7 +222,7 @@ def test_labels_are_shown_as_one_line_of_text(scripted):
 
 
 def test_batch_sizes_are_converted_to_int(scripted):
-    """A batch size that is a tensor becomes an int, so that no sample references the tensor."""
+    """A size that is a tensor becomes an int, so that the sample does not reference the tensor."""
     run = scripted(
         """
         import numpy
@@ -273,7 +273,7 @@ def pytest_runtest_protocol(item, nextitem):
 
 @pytest.mark.parametrize("options", [[], ["--cka-memory-report"]], ids=["plain", "report"])
 def test_region_aborted_by_a_caught_exception_is_reported_as_not_judged(scripted, options):
-    """A caught exception references tensors of its region, which is reported as not judged."""
+    """The caught exception references the tensors; the terminal says that nothing was judged."""
     run = scripted(
         """
         import pytest
