@@ -173,7 +173,7 @@ def test_missing_base_report_fails_the_gate(gate):
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(GITHUB)))
 def test_scripts_contain_no_expressions(file):
-    """An expression could run text from a pull request as code; steps use the environment."""
+    """An expression in a script could run a pull request's text; scripts use the environment."""
     scripts = [
         step["run"] for step in steps_of(yaml.safe_load(file.read_text("utf-8"))) if "run" in step
     ]
@@ -183,7 +183,7 @@ def test_scripts_contain_no_expressions(file):
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(GITHUB)))
 def test_third_party_actions_are_pinned_by_hash(file):
-    """A tag can be moved; the comment gives the version of the hash."""
+    """A tag can be moved, so actions of others are pinned by hash, with the version as comment."""
     used = re.findall(r"uses: (?!\./)(.*)", file.read_text("utf-8"))
     assert [use for use in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", use)] == []
 
@@ -200,7 +200,7 @@ def test_workflows_have_read_permission_only(file):
 
 
 def test_gpu_workflow_names_its_device_and_a_minimum():
-    """It fails on a runner without a GPU, and if all tests were skipped."""
+    """The GPU workflow fails on a runner without a GPU, and if all tests were skipped."""
     steps = steps_of(yaml.safe_load((GITHUB / "workflows" / "gpu.yml").read_text("utf-8")))
     (gate,) = [step for step in steps if step.get("uses") == "./.github/actions/memory-gate"]
     assert gate["with"]["device"] == "cuda"

@@ -71,7 +71,7 @@ def test_an_unused_plugin_imports_only_what_declares_it(tmp_path: Path) -> None:
 
 
 def test_reading_and_judging_figures_needs_no_torch() -> None:
-    """An xdist controller and the comparison of two reports only handle numbers."""
+    """An xdist controller and the comparison of two reports handle numbers, without torch."""
     statement = (
         "from pytest_cka_memory import MemoryProbe\n"
         "from pytest_cka_memory.limits import limit_from_marker\n"

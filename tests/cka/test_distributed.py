@@ -33,7 +33,7 @@ def batches_without_padding():
 
 @pytest.mark.parametrize("name", ["self", "pair"])
 def test_ranks_give_the_result_of_one_process_on_the_same_batches(results, name):
-    """CKA is equal to 1e-6 on every rank, and so are standard errors and batch counts."""
+    """Every rank has the CKA of one process, to 1e-6, with its errors and batch counts."""
     both = batches_without_padding()
     # The last batches have 3 and 2 samples and are concatenated with those before them.
     joined = [[*own[:-2], torch.cat(own[-2:])] for own in both]
@@ -52,7 +52,7 @@ def test_ranks_give_the_result_of_one_process_on_the_same_batches(results, name)
 def test_ranks_with_different_numbers_of_batches_give_the_result_of_one_process(
     results, name, seeds
 ):
-    """One rank has two batches, the other has one, of another size."""
+    """Ranks with two batches and one, of another size, give the result of one process."""
     dtype = torch.float64 if name == "unequal" else torch.float32
     batches = [batch.to(dtype) for rank in range(2) for batch in unequal_batches(rank)]
     models = [mlp(seed).to(dtype) for seed in seeds]
@@ -74,7 +74,7 @@ def test_rank_without_any_batch_has_the_result_of_the_others(results):
 
 
 def test_ranks_with_features_of_another_scale_give_the_result_of_one_process(results):
-    """The sums of the ranks have different exponents; those of rank 1 are twice as large."""
+    """Ranks whose sums differ in exponents give one process's result; one's are twice as large."""
     batches = [batch * 2.0**89 for rank in range(2) for batch in scaled_batches(rank)]
     expected = CKA(linear_network()).compare(batches, progress=False)
     for found in results["scaled"]:
@@ -93,7 +93,7 @@ def test_ranks_do_not_communicate_if_distributed_is_false(results):
 
 
 def test_rank_without_a_large_enough_batch_adds_nothing(results):
-    """The result of both ranks is that of the other rank's batches."""
+    """If one rank has no large enough batch, both have the result of the other's batches."""
     expected = CKA(mlp(0)).compare(batches_of(8, 8), progress=False)
     for found in results["uneven"]:
         torch.testing.assert_close(found.matrix, expected.matrix)

@@ -26,7 +26,7 @@ from pytest_cka_memory import MemoryProbe
 
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
 def test_exact_result_equals_cka_of_the_features_of_all_samples(kernel):
-    """Batches of any size are used, even of one sample."""
+    """The exact estimate uses batches of any size, even of one sample."""
     model, batches = mlp().eval(), batches_of(8, 8, 3, 1)
     outputs = {name: torch.cat(parts) for name, parts in cloned_outputs(model, batches).items()}
     result = CKA(model, estimator="exact", kernel=kernel).compare(batches, progress=False)
@@ -37,7 +37,7 @@ def test_exact_result_equals_cka_of_the_features_of_all_samples(kernel):
 
 
 def test_exact_result_of_two_models_uses_the_features_of_each():
-    """Rows are features of the first model, columns of the second."""
+    """In the exact result, rows are features of the first model, columns those of the second."""
     one, two, batches = mlp(0).eval(), mlp(1).eval(), batches_of(8, 8)
     result = CKA(one, two, estimator="exact").compare(batches, progress=False)
     first, second = cloned_outputs(one, batches), cloned_outputs(two, batches)
@@ -46,7 +46,7 @@ def test_exact_result_of_two_models_uses_the_features_of_each():
 
 
 def test_exact_result_does_not_depend_on_the_batch_size():
-    """The same samples in larger and smaller batches give the same matrix."""
+    """The exact estimate is the same for the same samples in larger and smaller batches."""
     data = batches_of(24)[0]
     results = [
         CKA(mlp(), estimator="exact").compare(list(data.split(size)), progress=False).matrix
@@ -66,7 +66,7 @@ def needed(samples):
 
 @pytest.mark.parametrize("spare", [0, -1], ids=["equal", "one-byte-short"])
 def test_error_gives_the_bytes_needed_if_memory_is_too_small(spare, count_passes):
-    """The exact size suffices; one byte less is an error before the second batch runs."""
+    """Memory of the exact size suffices; one byte less is an error before the second batch runs."""
     loader = DataLoader(TensorDataset(batches_of(32)[0]), batch_size=8)
     model = mlp()
     passes = count_passes(model)
@@ -83,7 +83,7 @@ def test_error_gives_the_bytes_needed_if_memory_is_too_small(spare, count_passes
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
 @pytest.mark.parametrize(("samples", "width"), [(1200, 1200), (400, 40_000)])
 def test_bytes_given_in_the_error_are_enough(kernel, samples, width):
-    """Gram matrices are as large as the features, or the features are very wide."""
+    """With the bytes that the error asks for, the comparison runs: for wide and other features."""
     model = torch.nn.Sequential(torch.nn.Linear(8, width))
     batches = batches_of(samples, features=(8,))
     settings = {"estimator": "exact", "kernel": kernel, "device": "cpu"}
@@ -223,6 +223,6 @@ def test_fewer_than_four_samples_are_an_error():
     ],
 )
 def test_invalid_setting_is_an_error(settings, message):
-    """The error is raised when the CKA is created, and names a valid value."""
+    """An invalid setting is an error when the CKA is created, with a valid value."""
     with pytest.raises(SettingError, match=message):
         CKA(mlp(), **settings)

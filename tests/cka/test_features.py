@@ -78,7 +78,7 @@ def test_hsic_matches_the_formulas_of_the_papers():
 
 
 def test_hsic_is_the_same_for_centred_and_uncentred_gram_matrices():
-    """The unbiased estimator centres the matrices itself."""
+    """HSIC is the same for centred Gram matrices, as the unbiased estimator centres them itself."""
     x, y = features(5), features(6)
     assert float(hsic(x @ x.T, y @ y.T)) == pytest.approx(float(hsic(linear(x), linear(y))))
 
@@ -144,7 +144,7 @@ def test_conjugated_and_quantised_features_are_read():
 
 
 def test_user_kernel_gets_real_and_imaginary_parts_of_complex_features():
-    """A conversion to float32 would drop the imaginary part."""
+    """A user's kernel gets both parts of complex features; float32 would drop the imaginary one."""
     seen = []
     z = torch.randn(8, 3, dtype=torch.complex64)
     cka_from_features(z, z, kernel=lambda rows: seen.append(rows.shape) or rows @ rows.T)
@@ -235,7 +235,7 @@ def test_constant_features_give_nan_and_a_warning():
     ],
 )
 def test_features_that_cannot_be_compared_are_an_error(x, y, message):
-    """The error gives the shape or the sample counts."""
+    """The error for features that cannot be compared gives their shape or the sample counts."""
     with pytest.raises(InputError, match=message):
         cka_from_features(x, y)
 
@@ -249,7 +249,7 @@ def test_biased_estimator_needs_two_samples():
 
 
 def test_error_for_an_unknown_setting_lists_the_known_ones():
-    """Kernels and the estimators of both functions are tested."""
+    """The error for an unknown kernel or estimator lists the known ones."""
     x = features(0)
     with pytest.raises(SettingError, match=r"'cosine'.*write 'linear', 'rbf'"):
         cka_from_features(x, x, kernel="cosine")

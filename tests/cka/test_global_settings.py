@@ -77,7 +77,7 @@ every_setter = pytest.mark.parametrize("setter", SETTERS, ids=lambda setter: set
 def test_full_precision_restores_every_kind_of_setting(
     setter: Callable[[], None],
 ) -> None:
-    """Inside, PyTorch's interfaces agree, so a kernel can read the setting through each."""
+    """In full precision PyTorch's interfaces agree, so a kernel can read the setting by each."""
     setter()
     before = settings()
     with full_precision(CPU):
@@ -169,7 +169,7 @@ def deterministic() -> Iterator[None]:
 def test_results_do_not_depend_on_process_wide_settings(
     setting: Callable[[], AbstractContextManager[object]], tmp_path: Path
 ) -> None:
-    """Every estimator, kernel and pooling, features, and a saved result are tested."""
+    """No process-wide setting changes a result, of any estimator, kernel or pooling."""
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 4))
     batches, other = torch.randn(4, 16, 6), torch.randn(16, 3)
 

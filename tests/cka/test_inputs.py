@@ -75,7 +75,7 @@ def test_all_entries_of_a_dict_are_passed_to_the_model():
 
 
 def test_feed_runs_the_model_on_batches_of_any_type():
-    """feed(model, batch) gets the whole batch."""
+    """feed(model, batch) gets the whole batch, which may be of any type."""
 
     class CustomBatch:
         def __init__(self, x):
@@ -148,7 +148,7 @@ def test_loaders_with_different_batches_are_an_error(first, second, message):
 
 @pytest.mark.parametrize("last", [1, 2, 3])
 def test_small_last_batch_is_added_to_the_one_before(last):
-    """With a DataLoader or a list of batches, every sample is used without a warning."""
+    """A small last batch is added to the one before, so every sample is used without a warning."""
     data = batches_of(16 + last)[0]
     loader = DataLoader(TensorDataset(data, torch.zeros(len(data))), batch_size=8)
     expected = matrix(mlp(), [data[:8], data[8:]])
@@ -199,7 +199,7 @@ def test_small_batch_is_left_out_if_only_outputs_show_its_size():
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_batch_of_padding_samples_only_is_dropped(rank):
-    """Of nine samples on two ranks, the second rank's last batch of one sample is padding."""
+    """A batch of padding alone is dropped: of nine samples on two ranks, the second's last one."""
     data = TensorDataset(torch.arange(9))
     sampler = DistributedSampler(data, num_replicas=2, rank=rank, shuffle=False)
     loader = DataLoader(data, batch_size=1, sampler=sampler)

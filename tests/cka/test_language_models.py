@@ -204,7 +204,7 @@ def test_t5_is_compared_by_the_tokens_of_its_encoder_and_its_decoder(decoder_tok
 
 
 def test_vision_transformer_and_resnet_are_compared_without_masks():
-    """The transformer has one more token than patches, and nothing is masked."""
+    """A vision transformer has one token more than patches, and nothing in it is masked."""
     torch.manual_seed(0)
     vit = tf.ViTModel(tf.ViTConfig(image_size=8, patch_size=4, **SMALL)).double().eval()
     config = tf.ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1])

@@ -72,7 +72,7 @@ def test_selector_selects_its_layers(layers, expected):
 
 
 def test_predicate_without_a_signature_gets_the_module():
-    """The functions of ``operator`` have no signature before Python 3.13."""
+    """A predicate without a signature, as of ``operator`` before Python 3.13, gets the module."""
     model = TwoBlocks().eval()
     model.layer2.train()
     found = select(model, attrgetter("training")).modules
@@ -108,7 +108,7 @@ def test_none_selects_all_layers_except_containers_and_the_model():
     ],
 )
 def test_selector_that_matches_nothing_is_an_error(layers, message):
-    """The error is raised when the CKA is created, and names layers of the model."""
+    """A selector without a match is an error when the CKA is created, and names some layers."""
     with pytest.raises(LayerError, match=message):
         CKA(TwoBlocks(), model1_layers=layers)
 
@@ -127,7 +127,7 @@ def test_star_selects_blocks_and_two_stars_also_what_is_inside_them():
 
 
 def test_rows_have_the_order_of_the_selectors():
-    """Rows of one selector are in order of execution."""
+    """Rows have the order of the selectors, and those of one selector that of execution."""
     model, batches = mlp(), batches_of(8)
     listed = CKA(model, model1_layers=["2", "0"]).compare(batches, progress=False)
     assert listed.model1_layers == listed.model2_layers == ["2", "0"]

@@ -243,7 +243,7 @@ def test_layers_with_other_token_counts_are_named_in_a_warning():
 
 
 def test_layers_with_tokens_in_more_dimensions_are_left_out_with_a_warning():
-    """Attention weights (n, heads, t, t) have padding in two dimensions."""
+    """Attention weights (n, heads, t, t) have padding in two dimensions, so they are left out."""
 
     class Attention(Text):
         def __init__(self):
@@ -330,7 +330,7 @@ class Translation(nn.Module):
 
 @pytest.mark.parametrize("masked_decoder", [True, False])
 def test_decoder_has_its_own_mask_even_if_it_has_as_many_tokens(masked_decoder):
-    """What gets the encoder's output has the encoder's tokens; without a mask nothing is masked."""
+    """A decoder's layers use its mask, and layers that get the encoder's output the encoder's."""
     batch = {**batch_of(0), "decoder_input_ids": ids(1, LEFT)}
     if masked_decoder:
         batch["decoder_attention_mask"] = LEFT

@@ -48,7 +48,7 @@ def test_layers_can_be_given_by_position():
 
 
 def test_two_models_of_one_class_get_numbered_names():
-    """In a self-comparison, both sides have the same name."""
+    """Two models of one class get numbered names; in a self-comparison both sides have one."""
     found = CKA(mlp(0), mlp(1)).compare(batches_of(8), progress=False)
     assert (found.model1_name, found.model2_name) == ("Sequential 1", "Sequential 2")
     same = CKA(mlp(0)).compare(batches_of(8), progress=False)

@@ -62,7 +62,7 @@ def figures(region, *names):
 
 
 def test_session_runs_to_its_end(session):
-    """No internal error occurs, and no test is missing."""
+    """A session with faulty tests runs to its end, without an internal error or a missing test."""
     assert session.status == pytest.ExitCode.TESTS_FAILED, session.text
     assert "INTERNALERROR" not in session.text
     assert session.missing == []
@@ -105,7 +105,7 @@ def test_threads_start_after_a_test_that_patched_thread_start(session, patched):
 
 
 def test_thread_that_outlives_its_test_is_named_in_the_later_region(session):
-    """Its tensor breaks the limit of a later test, and the report names the thread's function."""
+    """A thread that outlives its test breaks a later test's limit, which names its function."""
     (region,) = session.regions_of("TestThreadOutlives::test_a_later_one")
     assert (region["retained_bytes"], region["verdict"]) == (107, "BREACH")
     made = [frame for holding in region["retained"] for frame in holding["created_at"]]
@@ -120,7 +120,7 @@ def test_report_path_does_not_depend_on_the_working_directory_of_tests(session):
 
 
 def test_xdist_worker_measures_the_same_after_faults(faulty):
-    """The figures are the same in a worker process of xdist."""
+    """After faulty tests the figures in a worker process of xdist are the same."""
     pytest.importorskip("xdist")
     first, *others = FILES
     run = faulty(

@@ -62,7 +62,7 @@ def test_copy_to_the_other_device_is_counted_there(probe, second_probe, allocate
 
 
 def test_gradients_are_retained_on_the_device_of_their_parameters(probe, second_probe):
-    """Torch runs the backward pass of each device in a thread of that device."""
+    """Gradients are retained on their parameters' device, whose thread runs the backward pass."""
     first_layer = torch.nn.Linear(10, 20).to(probe.device)
     second_layer = torch.nn.Linear(20, 30).to(second_probe.device)
     batch = torch.ones(4, 10, device=probe.device)

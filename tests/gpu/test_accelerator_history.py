@@ -157,7 +157,7 @@ def test_history_is_not_recorded_for_frames_alone(probe, cuda, allocate):
 
 @pytest.mark.usefixtures("users_recording")
 def test_recording_of_the_user_goes_on_after_a_failed_test(probe, tmp_path):
-    """The snapshot that the option writes contains what the user has recorded."""
+    """After a failed test the user's own recording goes on, and the snapshot contains it."""
     with history_recorded(tmp_path, probe.meter):
         assert probe.meter.dump_history(tmp_path / "snapshot.pickle")
     assert is_recorded()

@@ -70,7 +70,7 @@ def test_clean_empties_the_cache_last(
 def test_clean_drops_workspaces_and_returns_their_bytes(
     gpu: AcceleratorMeter, allocator: Allocator
 ) -> None:
-    """A workspace of the first run must not count as retained."""
+    """A workspace of the first run must not count as retained, so cleaning drops and reports it."""
     allocator.use_workspace(8_519_680)
     assert gpu.clean() == 8_519_680
     assert gpu.clean() == 0
@@ -141,7 +141,9 @@ def test_retained_is_the_new_live_tensors_and_what_the_allocator_rose_beyond_the
 def test_old_tensor_that_is_freed_does_not_hide_a_block_that_no_tensor_owns(
     gpu: AcceleratorMeter, allocator: Allocator
 ) -> None:
-    """The allocator did not rise, and no tensor is new."""
+    """A new block without a tensor is retained, although an old
+    tensor's size was freed meanwhile.
+    """
     old = [torch.zeros(100)]
     allocator.allocate(400)
     gpu.start()
@@ -156,7 +158,7 @@ def test_old_tensor_that_is_freed_does_not_hide_a_block_that_no_tensor_owns(
 def test_block_bytes_are_used_if_the_allocator_counts_no_requested_bytes(
     allocator: Allocator,
 ) -> None:
-    """With cudaMallocAsync torch counts none; the meter's name states it in every report."""
+    """With cudaMallocAsync torch counts no requested bytes; the meter's name says so in reports."""
     allocator.counts_requested = False
     meter = AcceleratorMeter("cuda", 0)
     assert meter.name == "PyTorch's caching allocator, whole blocks only"
@@ -301,7 +303,7 @@ def test_device_type_of_an_external_backend_is_accepted() -> None:
 def test_unavailable_device_is_an_error(
     ask: Callable[[str], object], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``torch.cuda.memory_allocated()`` returns 0 if CUDA is not available."""
+    """An unavailable device is an error: ``torch.cuda.memory_allocated()`` would return 0."""
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     with pytest.raises(
         DeviceError,
@@ -326,7 +328,7 @@ def test_unavailable_cuda_device_error_names_the_emulated_device_if_it_can_run(
 def test_unavailable_device_error_names_the_available_accelerator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The error names the accelerator that is available."""
+    """The error for an unavailable device names the accelerator that is available."""
     found = torch.device("xpu")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: found)
     with pytest.raises(

@@ -83,7 +83,7 @@ def test_fingerprint_does_not_depend_on_whether_torch_was_imported() -> None:
 def test_torch_without_metadata_has_no_version_in_the_fingerprint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An installation of torch from its source folder has no metadata."""
+    """Torch in its source folder has no metadata, so the fingerprint has no version."""
 
     def no_metadata(name: str) -> str:
         raise PackageNotFoundError(name)
@@ -135,7 +135,7 @@ def test_growth_is_judged_against_the_baseline(record: MakeRecord, rise: int, br
 
 
 def test_breach_message_has_baseline_measurement_and_tolerance(record: MakeRecord) -> None:
-    """The message is one sentence; it gives bytes if a few bytes decide."""
+    """The message of a broken baseline is one sentence, in bytes if a few bytes decide."""
     breach = limit(peak_increase_bytes=1000).judge(record(peak_bytes=1060))
     assert breach == Breach(
         "memory_baseline",

@@ -28,7 +28,7 @@ def region(probe: MemoryProbe, meter: ScriptedMeter) -> Region:
 
 
 def test_holding_prints_its_bytes_its_line_and_its_holder() -> None:
-    """``region.retained`` is read in notebooks, where a cell shows its value."""
+    """Notebooks show the value of ``region.retained``: bytes, lines and holders."""
     frames = "train.py:3 in fit", "train.py:9 in <module>"
     tensors = Holding(bytes=12_000, count=3, dtype="float32", created_at=frames, held_by="kept[0]")
     assert repr(tensors) == (

@@ -80,7 +80,7 @@ def test_ten_breaches_are_all_shown(count, shown):
 
 
 def test_limit_that_could_not_be_judged_comes_before_other_breaches():
-    """A limit that could not be checked may hide any size."""
+    """A limit that could not be judged may hide any size, so it comes before other breaches."""
     blind = judge(
         "t.py::blind", record("r", batches=0), [limit_from_marker("flat_per_batch", (), {})]
     )

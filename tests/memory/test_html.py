@@ -81,7 +81,7 @@ def test_page_loads_nothing_from_other_places():
 
 
 def test_text_of_a_test_never_becomes_an_element():
-    """All texts of tests are escaped inside the JSON data."""
+    """All texts of tests are escaped in the page and inside its JSON data."""
     text = html_page.render(hostile())
     page = Page(text)
     assert "img" not in page.tags
@@ -248,7 +248,7 @@ def test_script_draws_sorts_and_opens_rows(drawn):
 
 
 def test_browser_runs_no_script_from_the_name_of_a_test(drawn):
-    """Names stay text in the table, and a narrow page does not scroll sideways."""
+    """In a browser names of tests stay text, and a narrow page does not scroll sideways."""
     shown = drawn(
         hostile(),
         "document.querySelector('td.name button').click();"

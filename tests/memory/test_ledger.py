@@ -21,7 +21,7 @@ def ledger() -> Ledger:
 
 
 def test_a_storage_is_counted_once_however_often_it_is_recorded(ledger: Ledger) -> None:
-    """Recording it again, or through a view, adds no bytes."""
+    """Recording a storage again, or through a view, adds no bytes to the ledger."""
     tensor = torch.zeros(10)
     for view in (tensor, tensor[:2], tensor.view(2, 5), tensor.detach()):
         ledger.record(view.untyped_storage())
@@ -114,7 +114,7 @@ def test_a_storage_found_too_late_counts_only_its_growth(ledger: Ledger) -> None
 
 
 def test_a_storage_at_a_reused_address_is_counted_as_new(ledger: Ledger) -> None:
-    """The allocator often returns the address that was just freed."""
+    """The allocator often returns a freed address; a storage there counts as new."""
     marks = []
     for _ in range(200):
         tensor = torch.zeros(10)
@@ -166,7 +166,7 @@ def test_storages_recorded_during_another_call_are_counted_once(ledger: Ledger) 
 
 
 def test_recording_a_storage_again_at_any_line_counts_it_once(ledger: Ledger) -> None:
-    """A tracer stands in for the collections that Python 3.12 runs between bytecodes."""
+    """A storage counts once, also if a collection records it at any line; a tracer stands in."""
     storage = torch.zeros(10).untyped_storage()
 
     def book_again(frame: FrameType, event: str, argument: object) -> Any:

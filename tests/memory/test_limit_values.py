@@ -182,7 +182,7 @@ NOT_A_SIZE = [-1, -0.001, math.nan, math.inf, True, None, "2KBanana", "1", "", [
 @pytest.mark.parametrize("value", NOT_A_SIZE, ids=repr)
 @pytest.mark.parametrize("marker", ["max_retained_mb", "max_peak_mb", "max_reserved_mb"])
 def test_a_limit_that_is_not_a_size_is_refused(marker: str, value: object) -> None:
-    """The error repeats the marker as written and gives an example of a size."""
+    """The error for a limit that is not a size repeats the marker and has an example."""
     with pytest.raises(LimitError, match=rf"^{marker}\(.*\): .*memory size.*write") as caught:
         limit_from_marker(marker, (value,), {})
     assert repr(value) in str(caught.value)

@@ -118,7 +118,7 @@ def test_a_proxy_can_be_copied(loader: DataLoader[tuple[torch.Tensor, ...]]) -> 
 def test_each_batch_is_reported_when_the_next_is_requested(
     loader: DataLoader[tuple[torch.Tensor, ...]],
 ) -> None:
-    """The consumer is then done with the batch. The last batch is reported too."""
+    """A batch is done when the next is requested, so it is reported then; the last is, too."""
     sizes: list[int | None] = []
     seen_at: list[int] = []
     for _ in SampledLoader(loader, sizes.append):

@@ -160,7 +160,7 @@ def _without_code_spans(line):
 
 
 def test_every_row_has_as_many_cells_as_its_header():
-    """A bar in a name does not end a cell, not even inside a code span."""
+    """A bar in a name does not end a table's cell, not even inside a code span."""
     lines = [line for line in markdown.render(hostile()).splitlines() if line.startswith("| ")]
     borders = [line.replace("\\|", "").count("|") for line in lines]
     assert borders == [4, 4, 4, 4, 10, 10, 10]

@@ -24,7 +24,7 @@ def reserving() -> ScriptedMeter:
 
 
 def test_run_measures_one_call(meter: ScriptedMeter, probe: MemoryProbe) -> None:
-    """Arguments are passed on, the result is returned, the label is the function's name."""
+    """``run`` passes arguments on and returns the result, under the function's name as a label."""
 
     def train(size: int, *, twice: bool) -> str:
         meter.allocate(size)
@@ -38,7 +38,7 @@ def test_run_measures_one_call(meter: ScriptedMeter, probe: MemoryProbe) -> None
 
 
 def test_run_takes_any_callable_and_any_keyword(probe: MemoryProbe) -> None:
-    """A keyword named ``func`` is passed on; a callable without a name is labelled by its type."""
+    """``run`` passes on a keyword named ``func``; a callable without a name is labelled by type."""
 
     class Trainer:
         def __call__(self, *, func: str) -> str:

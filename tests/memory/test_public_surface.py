@@ -83,7 +83,7 @@ def test_every_public_method_is_documented(owner: type) -> None:
 
 
 def test_every_error_derives_from_cka_memory_error() -> None:
-    """``except CkaMemoryError`` catches all of them."""
+    """``except CkaMemoryError`` catches every error of the package."""
     found = [error for _, error in inspect.getmembers(errors, inspect.isclass)]
     assert len(found) >= 6
     assert all(issubclass(error, errors.CkaMemoryError) for error in found)

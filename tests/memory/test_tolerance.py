@@ -67,7 +67,7 @@ def test_any_other_tolerance_is_refused(value: object) -> None:
     ],
 )
 def test_the_boundary_is_exact_to_the_byte(text: str, old: float, allowed_bytes: int) -> None:
-    """The allowed value is kept, one byte more is broken; a share of 0 is 0."""
+    """A tolerance allows its exact value and not one byte more; a share of 0 is 0."""
     tolerance = parse_tolerance(text)
     assert tolerance.allowed_bytes(old) == allowed_bytes
     for new_bytes, broken in ((allowed_bytes, False), (allowed_bytes + 1, True), (nan, True)):
@@ -75,7 +75,7 @@ def test_the_boundary_is_exact_to_the_byte(text: str, old: float, allowed_bytes:
 
 
 def test_differences_are_the_compared_figures_that_changed() -> None:
-    """Figures that are equal, were unknown before, or are not compared are left out."""
+    """Differences leave out figures that are equal, were unknown before, or are not compared."""
     old = {
         "peak_increase_bytes": 100,
         "retained_bytes": 100,

@@ -202,7 +202,7 @@ def test_strided_nested_tensor_owns_its_data_and_three_tables(
 def test_what_a_hook_allocates_in_a_backward_pass_is_counted(
     retained_by: RetainedBy, make: Callable[[], object], size: int
 ) -> None:
-    """Older tensors that first appear in a backward pass are ignored, but not new ones."""
+    """In a backward pass, a hook's tensors count; older ones that first appear there do not."""
     weight = torch.ones(4, requires_grad=True)
     weight.grad = torch.zeros(4)
     loss, kept = (weight * 2).sum(), []

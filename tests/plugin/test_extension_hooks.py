@@ -50,7 +50,7 @@ def with_hooks(scripted, pytester, extend_conftest):
 
 
 def test_limit_of_another_plugin_is_judged(with_hooks, worker):
-    """Tests that get a limit are measured and judged; others are not measured."""
+    """Tests that get a limit from another plugin are measured and judged; others are not."""
     run = with_hooks(LIMITS, TESTS, *worker)
     run.assert_outcomes(passed=4, failed=2)
     assert {r["nodeid"].rpartition("::")[2]: r["verdict"] for r in run.regions} == {
@@ -66,7 +66,7 @@ def test_limit_of_another_plugin_is_judged(with_hooks, worker):
 
 
 def test_limit_of_another_plugin_adds_to_markers_and_replaces_options(with_hooks):
-    """The test's own markers and the plugin's limits all apply; the option's limit does not."""
+    """A test's own markers and a plugin's limits all apply, and an option's limit does not."""
     source = """
         import pytest
 

@@ -312,7 +312,7 @@ def test_region_around_a_failed_subtest_is_reported(scripted):
 
 
 def test_static_class_and_decorated_functions_are_measured(scripted):
-    """Every form of test function that pytest itself calls is measured."""
+    """Static, class and decorated test functions, which pytest itself calls, are measured."""
     run = scripted(
         """
         import functools

@@ -152,7 +152,7 @@ def test_reserve_limit_not_judged_is_printed_without_options(scripted):
 
 
 def test_leak_of_four_bytes_per_batch_is_reported_exactly(scripted):
-    """The smallest leak, one float per batch, is reported as 4.0."""
+    """The smallest leak, one float per batch, is reported as 4.0 bytes."""
     run = scripted(GROW.format(marker="flat_per_batch", batches=16, size=4, batch_size=8))
     run.assert_outcomes(failed=1)
     assert run.region["growth_bytes_per_batch"] == 4.0

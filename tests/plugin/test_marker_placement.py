@@ -111,7 +111,7 @@ def test_marker_of_a_subclass_overrides_that_of_its_base(scripted):
 
 
 def test_markers_added_by_fixtures_apply(scripted):
-    """A marker that a fixture applies overrides the one written at the test."""
+    """A marker that a fixture adds overrides the one that is written at the test."""
     run = scripted(
         """
         import pytest
@@ -321,7 +321,7 @@ def test_failing_test_is_reported_as_not_judged(scripted):
 
 
 def test_breach_is_a_failure_in_junit_xml(scripted, pytester):
-    """A breach is counted as a failure, not as an error."""
+    """In JUnit XML a broken limit is counted as a failure and not as an error."""
     run = scripted(
         "import pytest\n@pytest.mark.zero_retention\ndef test_it(meter):\n" + ALLOCATE_TWO_MB,
         "--junitxml=j.xml",

@@ -29,7 +29,7 @@ def test_figure_may_rise_by_the_tolerance_and_no_more(scripted_reserve, figure, 
 
 
 def test_breach_names_the_figure_and_the_baseline(scripted):
-    """The failure of the test and the report say the same."""
+    """A broken baseline has the same figures in the failure of the test and in the report."""
     scripted(baseline_test(1000), UPDATE)
     run = scripted(baseline_test(1060), GATE)
     run.assert_outcomes(failed=1)

@@ -34,7 +34,7 @@ def test_invalid_device_name_is_refused(session, device):
 
 @no_cuda
 def test_unavailable_device_in_the_ini_file_is_refused(session, pytester):
-    """The ini key is checked in the same way as the option."""
+    """A device in the ini file is checked in the same way as one of the option."""
     pytester.makeini("[pytest]\ncka_memory_device = cuda:1\n")
     run = session(MARKED)
     run.assert_refused("device 'cuda:1' is not available", "write cpu, or auto")

@@ -92,9 +92,7 @@ def users_session(session, pytester, finished_sessions):
 
 @pytest.mark.emulates
 def test_users_tests_run_on_the_emulated_card(users_session):
-    """A user's tests with autocast, an optimiser and item() run on
-    a card that the ini file names.
-    """
+    """Tests with autocast, an optimiser and item() run on the card in the ini file."""
     run, _ = users_session
     run.assert_outcomes(passed=2, failed=3)
     training = run.region_of("test_training")
@@ -251,7 +249,7 @@ def test_leak(cka_memory, index):
 
 @pytest.mark.emulates
 def test_xdist_workers_have_all_emulated_devices_and_measure_the_first(session, monkeypatch):
-    """A leak on another device is not counted; the report says so, and its limit says nothing."""
+    """A worker measures the first emulated device; a leak on another is not counted but noted."""
     pytest.importorskip("xdist")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     device = "--cka-memory-device=emulate:cuda:t4,devices=2"

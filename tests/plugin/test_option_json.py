@@ -219,7 +219,9 @@ def test_old_report_is_kept_until_the_new_one_is_complete(scripted, pytester):
 
 
 def test_region_has_the_outcome_of_its_test(scripted):
-    """Outcomes are counted as by pytest: an error in teardown overrides a passed call."""
+    """A region has its test's outcome as in pytest: an error in
+    teardown overrides a passed call.
+    """
     run = scripted(
         """
         import pytest

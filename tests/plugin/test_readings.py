@@ -163,7 +163,7 @@ def test_fixture_requested_inside_the_call_is_counted(scripted):
 
 
 def test_local_variables_are_freed_before_the_test_is_judged(session):
-    """Locals, including cycles, are not retained; gradients of a longer-lived model are."""
+    """Locals of a test, including cycles, are not retained; gradients of an older model are."""
     run = session(
         """
         import pytest

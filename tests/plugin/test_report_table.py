@@ -161,7 +161,7 @@ def test_table_and_failures_fit_the_terminal(scripted, monkeypatch, columns, wid
 
 
 def test_negative_and_undetermined_growth_are_reported(scripted):
-    """Growth is negative if batches free memory, and null with a single batch."""
+    """Growth is negative if batches free memory, and null for a single batch."""
     run = scripted(
         """
         def test_it(cka_memory, meter):
