@@ -74,7 +74,9 @@ def test_rank_without_any_batch_has_the_result_of_the_others(results):
 
 
 def test_ranks_with_features_of_another_scale_give_the_result_of_one_process(results):
-    """Ranks whose sums differ in exponents give one process's result; one's are twice as large."""
+    """Ranks whose features differ in scale, and sums in exponents,
+    give the result of one process.
+    """
     batches = [batch * 2.0**89 for rank in range(2) for batch in scaled_batches(rank)]
     expected = CKA(linear_network()).compare(batches, progress=False)
     for found in results["scaled"]:

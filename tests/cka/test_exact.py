@@ -83,7 +83,7 @@ def test_error_gives_the_bytes_needed_if_memory_is_too_small(spare, count_passes
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
 @pytest.mark.parametrize(("samples", "width"), [(1200, 1200), (400, 40_000)])
 def test_bytes_given_in_the_error_are_enough(kernel, samples, width):
-    """With the bytes that the error asks for, the comparison runs: for wide and other features."""
+    """The bytes that an error asks for suffice, for large Gram matrices and for wide features."""
     model = torch.nn.Sequential(torch.nn.Linear(8, width))
     batches = batches_of(samples, features=(8,))
     settings = {"estimator": "exact", "kernel": kernel, "device": "cpu"}
@@ -223,6 +223,6 @@ def test_fewer_than_four_samples_are_an_error():
     ],
 )
 def test_invalid_setting_is_an_error(settings, message):
-    """An invalid setting is an error when the CKA is created, with a valid value."""
+    """An invalid setting is refused when the CKA is created, and the error names a valid value."""
     with pytest.raises(SettingError, match=message):
         CKA(mlp(), **settings)

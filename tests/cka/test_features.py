@@ -119,7 +119,7 @@ def of_dtype(dtype: torch.dtype) -> torch.Tensor:
     ids=str,
 )
 def test_features_and_gram_matrices_may_have_any_real_dtype(dtype):
-    """Features, HSIC and a kernel's result are computed from their values in float64."""
+    """Features and Gram matrices may have any real dtype; CKA is computed from them in float64."""
     x, y = of_dtype(dtype), features(1, 8)
     expected = float(cka_from_features(x.double(), y))
     assert float(cka_from_features(x, y)) == pytest.approx(expected, abs=1e-14)
@@ -268,6 +268,6 @@ def test_error_for_an_unknown_setting_lists_the_known_ones():
     ],
 )
 def test_hsic_of_matrices_with_invalid_shapes_is_an_error(one, other, message):
-    """Gram matrices must be square, of the same size, and of enough samples."""
+    """HSIC is refused unless both Gram matrices are square, of one size, and of enough samples."""
     with pytest.raises(InputError, match=message):
         hsic(torch.zeros(one), torch.zeros(other))

@@ -186,7 +186,7 @@ def test_small_batch_of_another_shape_is_left_out_with_a_warning():
 
 
 def test_small_batch_is_left_out_if_only_outputs_show_its_size():
-    """A small batch of text, which shows its size in the outputs only, is left out."""
+    """A batch of text shows only by its outputs how small it is, and is then left out."""
 
     def feed(model, text):
         return model(torch.ones(len(text), 6).tril())
@@ -215,7 +215,7 @@ def test_empty_tuple_as_batch_is_an_error():
 
 @pytest.mark.parametrize("sizes", [(), (3,), (1,)], ids=["empty", "three", "one"])
 def test_loader_without_a_large_enough_batch_is_an_error(sizes):
-    """If no batch is large enough, the error gives the smallest size."""
+    """If no batch of a loader is large enough, the error gives the smallest size that is."""
     with pytest.raises(InputError, match="no batch had at least 4 samples"):
         CKA(mlp()).compare(batches_of(*sizes), progress=False)
 

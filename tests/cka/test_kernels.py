@@ -111,7 +111,9 @@ def test_gram_matrix_of_features_without_columns_is_zero():
 
 
 def test_only_one_chunk_of_shifted_features_is_live_at_a_time(arithmetic):
-    """Besides a chunk of features, a Gram matrix needs only centre and sums, compiled 1 MB."""
+    """Besides one chunk of features, only centre and sums need
+    memory; the compiled kernel, 1 MB.
+    """
     rows = wide(64) + 1000
     per_chunk = _columns_per_chunk(rows, rows.dtype)
     assert per_chunk < rows.shape[1] / 4
@@ -197,8 +199,8 @@ def test_rbf_threshold_that_is_not_positive_is_an_error(threshold):
 
 
 def test_user_kernel_that_does_not_return_a_gram_matrix_is_an_error():
-    """The error for a user kernel's wrong result has the features'
-    shape, and both results' forms.
+    """If a user's kernel returns something else, the error has the shapes given, expected and
+    returned.
     """
     with pytest.raises(InputError, match=r"features \(6, 3\) to a Gram matrix \(6, 6\).*\(3, 3\)"):
         resolve_kernel(lambda rows: rows.T @ rows)(torch.zeros(6, 3))

@@ -88,7 +88,7 @@ def test_padding_counts_without_a_mask():
 
 @pytest.mark.parametrize("pooling", ["mean", "flatten"])
 def test_exact_estimate_with_padding_does_not_depend_on_the_batches(pooling):
-    """In an exact estimate, padding has the mean over all samples, also beside unpadded batches."""
+    """In the exact estimate padding is replaced by the mean over all samples, of every batch."""
     order = LENGTHS.argsort(descending=True)
     whole = {name: value[order] for name, value in batch_of(0).items()}
     parts = [{name: value[at] for name, value in whole.items()} for at in (slice(2), slice(2, 8))]
@@ -202,7 +202,9 @@ def test_layer_that_is_the_same_for_every_token_is_constant(pooling):
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "flatten"])
 def test_padding_may_be_nan(pooling):
-    """Attention over no token gives NaN in padding; positions that no sample uses are zero."""
+    """Padding may be NaN, as from attention over no token;
+    positions that no sample uses are zero.
+    """
     real = torch.cat([LEFT, torch.zeros(8, 2, dtype=torch.bool)], 1)
     values = torch.randn(8, 7, 3)
     values[~real] = torch.nan
@@ -330,7 +332,9 @@ class Translation(nn.Module):
 
 @pytest.mark.parametrize("masked_decoder", [True, False])
 def test_decoder_has_its_own_mask_even_if_it_has_as_many_tokens(masked_decoder):
-    """A decoder's layers use its mask, and layers that get the encoder's output the encoder's."""
+    """Layers of a decoder use its own mask; layers that get the
+    encoder's output use the encoder's.
+    """
     batch = {**batch_of(0), "decoder_input_ids": ids(1, LEFT)}
     if masked_decoder:
         batch["decoder_attention_mask"] = LEFT

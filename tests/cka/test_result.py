@@ -48,7 +48,7 @@ def test_layers_can_be_given_by_position():
 
 
 def test_two_models_of_one_class_get_numbered_names():
-    """Two models of one class get numbered names; in a self-comparison both sides have one."""
+    """Two models of one class are named with numbers; a model compared with itself is not."""
     found = CKA(mlp(0), mlp(1)).compare(batches_of(8), progress=False)
     assert (found.model1_name, found.model2_name) == ("Sequential 1", "Sequential 2")
     same = CKA(mlp(0)).compare(batches_of(8), progress=False)
@@ -226,7 +226,7 @@ def test_best_matches_of_a_part_are_among_its_columns(result):
     ],
 )
 def test_index_of_a_layer_that_does_not_exist_is_an_error(result, key, error, message):
-    """The error for a layer that does not exist suggests labels, or gives the range."""
+    """If an index names no layer of a result, the error suggests labels, or gives the range."""
     with pytest.raises(error, match=message):
         result[key]
 

@@ -106,7 +106,10 @@ def test_matrix_of_a_user_kernel_may_be_of_any_scale():
 )
 @pytest.mark.usefixtures("arithmetic")
 def test_exponent_is_zero_unless_squares_leave_the_range(rows, exponent):
-    """Times 2**exponent the matrix is the Gram matrix; the exponent is 0 if squares fit."""
+    """A Gram matrix whose squares leave the dtype's range is scaled by a power of two.
+
+    Times 2**exponent it is the Gram matrix in float64; otherwise the exponent is 0.
+    """
     gram, found = scaled_gram(linear_gram, rows)
     assert found == exponent
     if rows.isfinite().all() and exponent != ZERO_EXPONENT:

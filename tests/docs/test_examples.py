@@ -12,7 +12,7 @@ from test_links import options
 
 @pytest.mark.usefixtures("session")
 def test_readme_example_passes_when_its_advice_is_followed() -> None:
-    """The README says that its failing test passes once the loss is kept as a number; it does."""
+    """The README's failing test passes if it keeps the number of the loss, as the page advises."""
     example = block_noted("file: tests/test_evaluation.py").text
     assert example.count(".mean()") == 1
     fixed = example.replace(".mean()", ".mean().item()")
@@ -60,7 +60,7 @@ def test_random_order_finds_a_test_that_needs_the_cache_of_another() -> None:
 
 @pytest.mark.usefixtures("session")
 def test_reports_name_the_cache_that_a_later_test_uses() -> None:
-    """The page on troubleshooting says that the cache is in the row of the test that filled it."""
+    """A cache is reported for the test that filled it, as the page on troubleshooting says."""
     Path("test_cache.py").write_text(block_noted("file: test_cache.py").text, "utf-8")
     options = "--cka-memory-report", "--cka-memory-explain", "--cka-memory-json=r.json"
     done = run(["pytest", *options], merged=True)

@@ -64,7 +64,9 @@ def test_readme_links_to_every_page() -> None:
 
 
 def test_every_block_is_fenced_and_has_a_language() -> None:
-    """A code block without a fence and a language would be neither run nor compared."""
+    """Every code block of a page has a fence and a language;
+    others would not be run or compared.
+    """
     unnamed = [str(block) for page in pages() for block in blocks(page) if not block.language]
     assert unnamed == []
     fences = [re.findall(r"^ *```", page.read_text("utf-8"), re.MULTILINE) for page in pages()]

@@ -115,7 +115,7 @@ def resident_bytes() -> int:
 
 
 def test_values_are_not_computed_and_small_reads_are_zero():
-    """Without values, a number that a kernel would have written is read as 0, not as old memory."""
+    """Without values, a number that a kernel would have written is read as 0."""
     assert torch.tensor(5.0).cuda().item() == 5.0
     assert (torch.full((1,), 5.0).cuda() + 1).item() == 0.0
     assert torch.ones(100, device="cuda").nonzero().shape == (0, 1)

@@ -246,7 +246,7 @@ def test_samplers_embeddings_and_losses_are_the_cpus():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_softmax_of_half_precision_in_single_precision_is_the_cpus(dtype):
-    """Softmax of half precision in single precision, as attention asks for it, is the CPU's."""
+    """A softmax of half precision that returns single precision has the CPU's values."""
     values = torch.randn(3, 5).to(dtype)
     for function in (F.softmax, F.log_softmax):
         on_both(lambda t: function(t, -1, dtype=torch.float32), values, gradients=True)  # noqa: B023
@@ -277,7 +277,7 @@ def test_optimizers_take_the_cpus_steps():
 
 
 def test_libraries_that_are_not_there_have_the_cpus_results():
-    """Operators of cuSOLVER, cuFFT and cuSPARSE, which are not loaded, have the CPU's results."""
+    """Operators of cuSOLVER, cuFFT and cuSPARSE, which are not emulated, have the CPU's results."""
     x = torch.randn(4, 4) + 4 * torch.eye(4)
     spd = x @ x.T
     on_both(lambda t: torch.linalg.inv(t), x, gradients=True, tolerance=1e-3)

@@ -227,7 +227,7 @@ def test_gradients_of_a_step_train_as_on_the_cpu(backward):
 
 
 def test_averaged_weights_are_those_of_the_cpu():
-    """An exponential average of weights and of statistics is that of the CPU."""
+    """Exponentially averaged weights and batch statistics are those of a training on the CPU."""
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
 
     def train(model, device):

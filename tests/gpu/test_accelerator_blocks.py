@@ -20,7 +20,7 @@ def rounded(size: int) -> int:
 
 
 def test_snapshot_has_torchs_counters(probe, allocate):
-    """The snapshot has the same counters as torch, under the plugin's names."""
+    """``snapshot`` has the same counters as torch, under the plugin's names."""
     held = allocate(3 * MB + 1)
     stats = torch.accelerator.memory_stats(probe.device)
     snapshot = probe.snapshot()

@@ -90,7 +90,7 @@ def test_garbage_on_the_host_does_not_count(native):
 
 
 def test_inner_region_does_not_count_what_the_outer_has_allocated(native):
-    """Each of two nested regions counts the host's tensors from its own beginning."""
+    """Each of two nested regions counts the host's new tensors from its own beginning."""
     with native.measure() as outer:
         KEEP.append(torch.ones(10))
         with native.measure() as inner:

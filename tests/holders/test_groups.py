@@ -254,7 +254,9 @@ class TestGroupsAtThePeak:
         assert [group.code for group in found] == ["a + b", "a * b", "a * b", "a * b", None]
 
     def test_what_was_live_before_the_region_is_one_group_the_last(self) -> None:
-        """What was live before the region is the last group, whatever its size and its line."""
+        """Memory from before the region is one group, which is listed last, whatever its size and
+        line.
+        """
         made = [
             AllocationGroup(1000, 2, At(1), before_region=True),
             AllocationGroup(2000, 3, None, before_region=True),

@@ -185,8 +185,8 @@ class TestWithoutCounters:
         monkeypatch: pytest.MonkeyPatch,
         missing: str,
     ) -> None:
-        """Without counters that work, tensors are counted and the notes say why: absent, zero or
-        raising.
+        """If a backend's counters are absent, always zero or raise, tensors are counted; a note
+        says why.
         """
 
         def stats(device: torch.device) -> dict[str, int]:

@@ -37,18 +37,18 @@ ENTRIES = {
 
 
 def test_file_is_sorted_and_has_one_line_per_region() -> None:
-    """The file has one line per region, sorted, whatever the order in which they were measured."""
+    """A baseline file has one sorted line per region, in whatever order they were measured."""
     assert baseline_file.render(ENTRIES) == GOOD
     assert baseline_file.render(dict(reversed(ENTRIES.items()))) == GOOD
 
 
 def test_written_file_is_read_back() -> None:
-    """All regions and all figures that were written are read back."""
+    """All regions and figures of a baseline file that was written are read back."""
     assert baseline_file.parse(GOOD) == ENTRIES
 
 
 def test_file_is_json() -> None:
-    """The file is JSON, a list of a header and the regions, so that other tools can read it."""
+    """A baseline file is a JSON list of a header and the regions, so other tools can read it."""
     header, *regions = json.loads(GOOD)
     assert header == {"schema": baseline_file.SCHEMA}
     assert [region["device"] for region in regions] == ["NVIDIA H200", "cpu"]
@@ -61,17 +61,17 @@ def test_any_json_layout_is_read(indent: int | None) -> None:
 
 
 def test_file_with_windows_line_ends_is_read() -> None:
-    """Version control may check the file out with Windows line ends, which are read."""
+    """A baseline file is read with Windows line ends, which version control may write."""
     assert baseline_file.parse(GOOD.replace("\n", "\r\n")) == ENTRIES
 
 
 def test_file_without_regions_is_read() -> None:
-    """A file from which a user has deleted all regions is read."""
+    """A baseline file from which a user has deleted all regions is read."""
     assert baseline_file.parse(baseline_file.render({})) == {}
 
 
 def test_new_region_adds_one_line_and_changes_no_other() -> None:
-    """A new region adds one line and changes no other, so branches merge without conflicts."""
+    """A new region adds a line to a baseline and changes no other, so branches merge cleanly."""
     for nodeid in ("a.py::a", "a.py::tt", "z.py::t"):
         more = baseline_file.render({**ENTRIES, BaselineKey(nodeid, "", CPU): FIGURES}).splitlines()
         (line,) = set(more) - set(GOOD.splitlines())
@@ -148,7 +148,9 @@ WRONG = {
 
 @pytest.mark.parametrize(("content", "message"), WRONG.values(), ids=WRONG)
 def test_error_in_a_file_is_reported_with_its_line(content: str, message: str) -> None:
-    """An error in the file is one short sentence with the line; no other exception is raised."""
+    """An error in a baseline file is one short sentence with the
+    line, and never another exception.
+    """
     with pytest.raises(BaselineError) as caught:
         baseline_file.parse(content)
     assert str(caught.value).startswith("line ")
@@ -157,7 +159,7 @@ def test_error_in_a_file_is_reported_with_its_line(content: str, message: str) -
 
 
 def test_error_names_the_file(tmp_path: Path) -> None:
-    """The error names the file, and its path comes before the line number."""
+    """An error in a baseline file begins with its path, and then the line number."""
     path = tmp_path / "baseline.json"
     path.write_text(GOOD + "x")
     with pytest.raises(BaselineError, match=r"cannot use .*baseline\.json, line 5: text after"):
@@ -165,7 +167,7 @@ def test_error_names_the_file(tmp_path: Path) -> None:
 
 
 def test_invalid_utf8_is_reported_with_its_line(tmp_path: Path) -> None:
-    """If the file is not UTF-8, the error says in which line."""
+    """If a baseline file is not UTF-8, the error says in which line."""
     path = tmp_path / "baseline.json"
     path.write_bytes(GOOD.replace("a.py", "ä.py").encode("latin-1"))
     with pytest.raises(BaselineError, match=r"baseline\.json, line 2: not UTF-8"):
@@ -173,7 +175,7 @@ def test_invalid_utf8_is_reported_with_its_line(tmp_path: Path) -> None:
 
 
 def test_missing_file_error_names_the_file(tmp_path: Path) -> None:
-    """If the file is missing, the error quotes the reason of the operating system."""
+    """If a baseline file is missing, the error quotes the reason of the operating system."""
     with pytest.raises(BaselineError, match=r"cannot read .*baseline\.json: No such file"):
         baseline_file.read(tmp_path / "baseline.json")
 
@@ -187,7 +189,9 @@ def test_devices_and_folders_are_not_read(tmp_path: Path) -> None:
 
 
 def test_names_are_written_readably_on_one_line() -> None:
-    """In a file, non-ASCII letters of names are not escaped; quotes and line ends are."""
+    """In a baseline file, quotes and line ends of names are escaped,
+    and non-ASCII letters are not.
+    """
     key = BaselineKey('größe.py::t["a\n"]', "ü", CPU)
     content = baseline_file.render({key: FIGURES})
     assert "größe.py" in content

@@ -272,7 +272,9 @@ def test_update_drops_regions_that_a_test_no_longer_opens(record: MakeRecord) ->
 
 
 def test_update_takes_the_highest_figures_of_a_region_measured_twice(record: MakeRecord) -> None:
-    """With --dist=each every worker measures a region, and each of its figures is the maximum."""
+    """If workers measured one region each (--dist=each), a baseline
+    has the maximum of each figure.
+    """
     flat = [0] * 5
     results = [
         Result("t", record(retained_bytes=5, levels=flat)),

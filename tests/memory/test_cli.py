@@ -327,7 +327,7 @@ def test_wrong_arguments_exit_with_status_2(run_python, tmp_path, args, message)
 
 
 def test_show_prints_any_name_on_an_ascii_terminal(run_python, write):
-    """``show`` prints any name as ASCII to such a terminal, and no terminal escape sequences."""
+    """``show`` prints any name on an ASCII terminal, escaped and without terminal sequences."""
     ascii_terminal = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     path = write("r", hostile())
     done = run_python("-m", "pytest_cka_memory", "show", path, **ascii_terminal)
@@ -349,7 +349,7 @@ def test_error_about_a_damaged_report_is_one_line(tmp_path, capsys):
 
 
 def test_closed_output_pipe_is_not_an_error(write):
-    """In ``show r.json | head`` the reader closes the pipe early."""
+    """A reader that closes the pipe early, as ``show r.json | head`` does, causes no error."""
     path = write("r", [broken(f"t.py::test_{n}") for n in range(2_000)])
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest_cka_memory", "show", path],

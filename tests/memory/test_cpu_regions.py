@@ -66,7 +66,7 @@ def test_earlier_garbage_is_not_counted_at_the_start(cpu: MemoryProbe) -> None:
 
 
 def test_freeing_old_tensors_does_not_hide_a_leak(cpu: MemoryProbe) -> None:
-    """The net change is 0, but a tensor that was allocated in the region is still live."""
+    """A new tensor is retained even if older ones are freed, so that the net change is 0."""
     old = [torch.zeros(100)]
     kept: list[torch.Tensor] = []
 

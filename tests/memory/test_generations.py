@@ -60,9 +60,7 @@ def test_live_object_is_reported(things, collected):
 
 
 def test_object_in_a_young_cycle_needs_a_full_collection(things):
-    """An object in a young cycle may be referenced by old garbage,
-    so a full collection is needed.
-    """
+    """Old garbage may reference an object in a young cycle; only a full collection finds that."""
     in_cycle(Thing())
     assert not things.none_after_collecting()
 

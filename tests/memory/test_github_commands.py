@@ -71,8 +71,8 @@ def test_largest_breaches_come_first_and_the_rest_are_counted():
 
 @pytest.mark.parametrize(("count", "shown"), [(10, 10), (11, 10)], ids=["ten", "eleven"])
 def test_ten_breaches_are_all_shown(count, shown):
-    """The tenth command is the tenth breach if there are ten, and counts the others if there are
-    more.
+    """Ten breaches have an annotation each; of more, nine have one
+    and the tenth counts the others.
     """
     found = commands(Report({}, tuple(result(f"t.py::test_{n}", 1) for n in range(count))))
     assert len(found) == shown
@@ -80,7 +80,9 @@ def test_ten_breaches_are_all_shown(count, shown):
 
 
 def test_limit_that_could_not_be_judged_comes_before_other_breaches():
-    """A limit that could not be judged may hide any size, so it comes before other breaches."""
+    """Annotations begin with limits that could not be judged, which
+    may hide a breach of any size.
+    """
     blind = judge(
         "t.py::blind", record("r", batches=0), [limit_from_marker("flat_per_batch", (), {})]
     )

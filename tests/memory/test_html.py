@@ -209,7 +209,7 @@ def drawn(tmp_path):
 
 
 def test_script_draws_sorts_and_opens_rows(drawn):
-    """Of a thousand regions the script draws 200 rows; clicks sort the table and open a row.
+    """Of a thousand regions the page's script draws 200 rows; clicks sort the table and open a row.
 
     The page does not become wider than the window. The chart of a row is that of its problem.
     """

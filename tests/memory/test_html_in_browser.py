@@ -167,7 +167,7 @@ def test_limits_are_drawn_inside_their_charts(seen, width):
 
 
 def test_dark_page_has_its_own_colours_and_text_is_readable(seen):
-    """Text on a dark page, too, has the contrast that WCAG 2.2 AA asks for: 4.5 to 1."""
+    """On light and dark pages all text has the contrast of WCAG 2.2 AA: 4.5 to 1."""
     light, dark = seen[1280, "light"], seen[1280, "dark"]
     assert luminance(light["paper"]) > 0.8
     assert luminance(dark["paper"]) < 0.1

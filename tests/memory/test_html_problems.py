@@ -172,8 +172,8 @@ def test_limit_on_growth_rises_from_the_second_batch():
 
 
 def test_limits_of_a_chart_look_different_and_equal_ones_are_one_line():
-    """Limits look different in a chart and in its key; equal ones,
-    as of a baseline, are one line.
+    """Limits look different in a chart and its key; equal ones, of a marker and a baseline, are
+    one.
     """
     zero, other = limit_from_marker("zero_retention", (), {}), ZERO
     steep = limit_from_marker("flat_per_batch", (0.5,), {})

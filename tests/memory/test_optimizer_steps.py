@@ -286,7 +286,9 @@ def test_block_that_is_longer_than_its_region_samples_nothing_more(probe: Memory
 
 
 def test_neither_optimizer_nor_region_is_kept_alive(probe: MemoryProbe) -> None:
-    """The state of an optimizer that the code drops inside the block is freed there."""
+    """Counting steps keeps no optimizer alive: one that the code
+    drops in the block is freed there.
+    """
     gc.collect()
     gc.disable()
     try:
@@ -370,7 +372,7 @@ def test_call_after_the_region_is_an_error(probe: MemoryProbe) -> None:
     "wrong", [nn.Linear(1, 1), DataLoader([1]), [Leaf().optimizer], Leaf().optimizer.step, None]
 )
 def test_what_is_not_an_optimizer_is_refused(probe: MemoryProbe, wrong: object) -> None:
-    """The error for something that is not an optimizer has both lines that may have been meant."""
+    """If ``each_step`` gets no optimizer, the error has both lines that may have been meant."""
     with (
         pytest.raises(TypeError, match=f"takes optimizers, not {type(wrong).__name__}; write 'wi"),
         probe.measure() as region,

@@ -95,7 +95,7 @@ def test_a_failing_warm_up_leaves_no_record(probe: MemoryProbe) -> None:
 
 
 def test_library_workspaces_count_as_one_time(reserving: ScriptedMeter) -> None:
-    """Workspaces of libraries are dropped by cleaning and reported as one-time bytes."""
+    """A region's end drops the workspaces of libraries and reports them as one-time bytes."""
     region = MemoryProbe(meter=reserving).run(lambda: reserving.use_workspace(8 * MB))
     assert (region.retained_bytes, region.net_bytes) == (0, 0)
     assert (region.one_time_mb, region.peak_mb) == (8.0, 8.0)

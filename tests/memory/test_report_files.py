@@ -100,7 +100,7 @@ def test_checking_a_path_creates_its_folder_but_no_file(tmp_path: Path) -> None:
 def test_the_json_report_has_its_keys_in_order_and_is_readable(
     record: Callable[..., RegionRecord],
 ) -> None:
-    """A JSON report has its keys in order, is indented, and is not escaped to ASCII."""
+    """A JSON report has its keys in a fixed order, is indented, and keeps non-ASCII characters."""
     result = judge("t.py::t", record(label="größer"), [limit_from_marker("zero_retention", (), {})])
     text = json_writer.render(
         Report({"device": "cpu"}, (result,), ("t.py::lost",), {"odd items": 2})

@@ -137,7 +137,9 @@ def test_a_spark_line_is_scaled_from_the_lowest_to_the_highest_level(
 
 
 def test_findings_name_breaches_and_what_was_not_judged(results: list[Result]) -> None:
-    """Findings name breaches and what was not judged, and no limit that was kept."""
+    """The findings of a report name breaches and what was not
+    judged, but no limit that was kept.
+    """
     assert terminal.findings(results) == [
         (f"BREACH {FILE}::test_leak[64] compare", "red"),
         (

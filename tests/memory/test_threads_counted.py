@@ -163,7 +163,7 @@ def test_a_thread_that_outlives_its_region_is_counted_in_the_next_one(cpu: Memor
 
 
 def test_a_thread_started_before_a_region_is_counted_at_its_end(cpu: MemoryProbe) -> None:
-    """What an older thread kept is found among live objects, without its operators being seen."""
+    """What an older thread kept is found among live objects, though its operators were not seen."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()  # the worker exists
         region = cpu.run(lambda: pool.submit(torch.zeros, 100).result())

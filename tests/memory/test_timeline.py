@@ -61,7 +61,9 @@ def test_too_few_batches_give_no_figure(samples: MakeSamples, count: int) -> Non
 def test_warm_up_batches_are_not_judged(
     samples: MakeSamples, count: int, warmup: int, growth: float | None
 ) -> None:
-    """Growth needs four full batches after the warm-up; three are not enough."""
+    """Batches of the warm-up are not judged; growth needs four full
+    batches after them, not three.
+    """
     levels = [4 * i for i in range(count)]
     assert growth_bytes_per_batch(samples(levels), warmup) == growth
 
@@ -93,7 +95,7 @@ def test_batches_of_unknown_size_count_as_batches_of_one_size(samples: MakeSampl
 
 
 def test_full_batches_keep_their_order(samples: MakeSamples) -> None:
-    """Full batches keep their order in time, from which growth is calculated."""
+    """Batches of full size keep their order in time, from which growth is calculated."""
     kept = full_batches(samples([1, 2, 3, 4, 5], [64, 17, 64, 64, 17]))
     assert [sample.batch for sample in kept] == [1, 3, 4]
 
@@ -105,7 +107,7 @@ def test_an_empty_timeline_has_no_full_batches_and_no_growth() -> None:
 
 
 def test_growth_is_calculated_from_requested_bytes() -> None:
-    """Growth comes from requested bytes: blocks on a GPU are larger, and peaks are not levels."""
+    """Growth is calculated from requested bytes, as blocks on a GPU are larger than that."""
     flat = [
         Sample(i, 64, allocated_bytes=512 * i, requested_bytes=8, peak_bytes=9 * i)
         for i in range(1, 10)

@@ -61,7 +61,9 @@ STEPS = {
 
 @pytest.mark.parametrize(("sizes", "expected"), STEPS.values(), ids=STEPS)
 def test_step_is_a_rise_that_later_sessions_keep(sizes: list[int], expected: list[int]) -> None:
-    """A step is a rise that later sessions keep; a single outlier is none and hides none."""
+    """A step in memory is a rise that later sessions keep; a single
+    outlier is none and hides none.
+    """
     found = series(sizes)
     steps = list(found.steps(ONE_PERCENT))
     assert [found.points.index(step.after) for step in steps] == expected
@@ -71,7 +73,7 @@ def test_step_is_a_rise_that_later_sessions_keep(sizes: list[int], expected: lis
 
 @pytest.mark.parametrize("noise", [3, 4, 5])
 def test_step_is_found_in_long_histories_with_outliers(noise: int) -> None:
-    """In a long history with an outlier in every seventh session, the step is found."""
+    """A step in memory is found in a long history in which every seventh session is an outlier."""
     sizes = [1000 if n < 50 else 1500 for n in range(100)]
     for n in range(noise, 100, 7):
         sizes[n] = 4000 if n % 2 else 10

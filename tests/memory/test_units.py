@@ -163,7 +163,7 @@ def test_format_size_returns_a_short_text_for_table_cells(size: float | None, te
     ],
 )
 def test_format_exact_returns_every_byte(size: float, text: str) -> None:
-    """Messages show every byte, because one can break a limit, and decimals only of a mean."""
+    """Messages show exact bytes, because one can break a limit; only a mean has decimals."""
     assert format_exact(size) == text
 
 

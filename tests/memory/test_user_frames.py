@@ -35,7 +35,9 @@ OF_TORCH = torch.nn.Linear.forward.__code__, 0
     ids=["own", "folder-with-the-same-start", "file-with-the-same-start"],
 )
 def test_only_files_of_the_plugin_are_foreign(file: Path, foreign: bool) -> None:
-    """Only files of the plugin are foreign, not a user's folder whose name begins alike."""
+    """Frames of the plugin's own files are hidden, and not
+    those of a folder with a similar name.
+    """
     assert is_foreign(str(file)) is foreign
 
 
@@ -83,7 +85,7 @@ def test_recorded_frames_are_shown_as_those_that_user_frames_selects() -> None:
 
 
 def test_frames_of_event_loops_and_of_unittest_are_left_out() -> None:
-    """Frames of event loops and of unittest, which call every test, explain nothing."""
+    """Frames of event loops and of unittest call every test alike, so they are left out."""
     found: list[RawFrames] = []
 
     class TestIt(unittest.IsolatedAsyncioTestCase):

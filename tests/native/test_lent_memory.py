@@ -190,17 +190,15 @@ compiled(lambda x: x + torch.from_numpy(np.ones(1, dtype=np.float32)))
 def test_functions_can_be_compiled_after_a_region_that_compiled_first(
     run_code: Callable[..., str],
 ) -> None:
-    """Dynamo lists torch's functions at its first use; if that is
-    in a region, it works later too.
-    """
+    """If Dynamo is first used in a region, when it lists torch's functions, it also works later."""
     run_code(COMPILING)
 
 
 def test_a_patch_of_the_user_in_a_region_stays(
     probe: MemoryProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A user's patch in a region stays after it; once it is
-    undone, torch's own function is back.
+    """A function of torch that a user patches in a region stays
+    patched until the user undoes it.
     """
     plain = torch.from_numpy
     with probe.measure():

@@ -50,7 +50,7 @@ def calling(files: list[str]) -> Callable[[], torch.Tensor]:
 
 
 def test_frames_of_torch_are_left_out(frames_of) -> None:
-    """Frames of torch are left out, so the innermost is that of the user who called the module."""
+    """Frames of torch are left out, so the innermost is that of the user's call of a module."""
     module = nn.Linear(4, 4)
     names = [name for _, name in frames_of(lambda: module(torch.ones(2, 4)))]
     assert names == ["<lambda>", "frames"]

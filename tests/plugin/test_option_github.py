@@ -56,7 +56,9 @@ def test_annotations_name_files_relative_to_the_repository(job, pytester):
 
 
 def test_report_is_appended_to_an_earlier_summary(job, pytester):
-    """A report is appended to the summary, to which other programs write as well."""
+    """The report is appended to GitHub's summary of a job, to
+    which other programs write as well.
+    """
     (pytester.path / "summary.md").write_text("# mine\n\n", "utf-8")
     _, summary = job(TESTS)
     assert summary.startswith("# mine\n\n### Memory: ")

@@ -312,7 +312,7 @@ def test_ranks_without_a_shared_store_fail_if_they_measure(
 
 @pytest.mark.parametrize("rank", [_first, _second])
 def test_ranks_that_only_collect_do_not_wait(as_rank, rank):
-    """With --collect-only a rank does not wait for the other one."""
+    """A rank with --collect-only does not wait for the other rank."""
     run = rank(as_rank, None, "--collect-only", "--cka-memory-rank-timeout=99")
     assert run.result.ret == pytest.ExitCode.OK
     assert "FAILED" not in run.text

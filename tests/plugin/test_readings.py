@@ -302,7 +302,7 @@ def test_only_whole_tests_without_limits_may_be_reported_with_garbage(scripted, 
 
 
 def test_mark_of_garbage_is_explained_only_if_a_figure_has_it(scripted, extend_conftest):
-    """The mark of garbage is explained only if a figure has it: not if nothing was retained."""
+    """The mark ≤ of figures with garbage is explained only if a figure in the table has it."""
     extend_conftest(HASTY)
     run = scripted("def test_it(meter): meter.free(meter.allocate(1))", "--cka-memory-report")
     assert run.region["garbage_left"] is True

@@ -273,7 +273,7 @@ def pytest_runtest_protocol(item, nextitem):
 
 @pytest.mark.parametrize("options", [[], ["--cka-memory-report"]], ids=["plain", "report"])
 def test_region_aborted_by_a_caught_exception_is_reported_as_not_judged(scripted, options):
-    """An exception that is caught outside of its region references tensors: it is not judged."""
+    """A region that an exception ended is not judged, also if the test caught it outside."""
     run = scripted(
         """
         import pytest

@@ -41,7 +41,7 @@ def _without_worker(run):
 
 
 def test_workers_report_the_same_as_a_serial_run(session):
-    """Workers report the same regions, order and figures as a serial run, and their own names."""
+    """Workers report the regions, order and figures of a serial run; only the worker differs."""
     options = ["--cka-memory-report", "--cka-memory-device=cpu"]
     serial = session(NETWORK, *options, forked=True)
     parallel = session(NETWORK, *options, "-n2", forked=True)
