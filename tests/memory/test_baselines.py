@@ -68,7 +68,9 @@ def test_fingerprint_has_only_what_changes_memory_figures(
 
 
 def test_all_cpus_have_the_same_fingerprint() -> None:
-    """Storages have the same size on all CPUs, and the machines of a CI service differ."""
+    """All CPUs have one fingerprint: storages have equal sizes, and
+    a CI service's machines differ.
+    """
     cpu = {**FACTS, "device": "cpu", "cuda": None}
     other = {**cpu, "device_name": "AMD EPYC"}
     assert fingerprint_of(cpu) == fingerprint_of(other) == Fingerprint("cpu", "allocator", "2.15")

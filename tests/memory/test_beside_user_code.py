@@ -58,7 +58,7 @@ def test_wrapper_subclass_counts_its_inner_tensors(cpu: MemoryProbe) -> None:
 
 
 def test_tensor_subclass_that_raises_errors_does_not_break_the_meter(cpu: MemoryProbe) -> None:
-    """A subclass that raises errors must not stop the meter from counting other tensors."""
+    """A tensor subclass that raises errors must not stop the meter from counting other tensors."""
 
     class Broken(Pair):
         def __tensor_flatten__(self) -> tuple[list[str], None]:
@@ -86,7 +86,7 @@ def test_region_after_an_interrupted_start_of_the_ledger_still_counts(
 
 
 def test_function_mode_of_the_user_sees_only_the_calls_of_the_user(cpu: MemoryProbe) -> None:
-    """The meter's own calls do not reach the user's mode."""
+    """A user's function mode sees the user's calls only, and none of the meter's own."""
     calls: list[str] = []
 
     class Log(TorchFunctionMode):

@@ -291,7 +291,9 @@ def test_compare_leaves_out_a_figure_that_only_one_device_has(write, capsys, kep
 
 
 def test_compare_does_not_warn_about_a_patch_release(write, capsys):
-    """Torch 2.15.1 allocates in the same way as 2.15.0."""
+    """``compare`` does not warn of another patch release of torch,
+    which allocates in the same way.
+    """
     old = write("old", Report(SESSION, (kept(),)))
     new = write("new", Report({**SESSION, "torch": "2.15.1+cu132"}, (kept(),)))
     assert main(["compare", old, new]) == OK

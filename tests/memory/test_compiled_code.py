@@ -72,7 +72,7 @@ def _leak(cpu: MemoryProbe, compiled: Callable[[torch.Tensor], torch.Tensor]) ->
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_kept_outputs_of_compiled_code_are_growth(cpu: MemoryProbe, backend: str) -> None:
-    """A leak in compiled code is reported like any other."""
+    """Outputs of compiled code that are kept are growth, like any other leak."""
     compiled = torch.compile(double, backend=backend)
     compiled(OLD)
     assert _leak(cpu, compiled) == (400.0, 2000)

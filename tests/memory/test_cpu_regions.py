@@ -25,7 +25,7 @@ class Cycle:
 
 
 def test_leak_is_reported_to_the_byte(cpu: MemoryProbe) -> None:
-    """A leak of 1 MB and one byte is not rounded to 1 MB."""
+    """A leak of 1 MB and one byte is reported exactly, and not rounded to 1 MB."""
     region = cpu.run(lambda: torch.zeros(2**20 + 1, dtype=torch.uint8))
     assert region.retained_bytes == region.net_bytes == region.peak_increase_bytes == 2**20 + 1
     assert (region.reserved_peak_bytes, region.one_time_bytes) == (None, None)
@@ -117,7 +117,7 @@ def test_earlier_gradients_are_not_counted(cpu: MemoryProbe) -> None:
 
 
 def test_freeing_gradients_makes_the_net_change_negative(cpu: MemoryProbe) -> None:
-    """``zero_grad`` frees tensors that were live at the start."""
+    """``zero_grad`` frees tensors from before the region, so that the net change is negative."""
     model = nn.Linear(10, 10)
     model(torch.ones(1, 10)).sum().backward()
     with cpu.measure() as region:

@@ -35,7 +35,9 @@ def commands(report):
     ids=["plain", "lines", "delimiters", "commands", "title-lines"],
 )
 def test_text_is_escaped_for_workflow_commands(message, title, line):
-    """Percent signs and line ends are always escaped, colons and commas only in properties."""
+    """In GitHub's commands, percent signs and line ends are escaped; colons and commas, in
+    properties.
+    """
     assert github.command("error", message, title=title) == line
 
 
@@ -146,5 +148,5 @@ def test_auto_reports_only_on_github_actions(choice, environment, reports):
     ids=["root", "subfolder", "above", "outside"],
 )
 def test_file_paths_start_at_the_root_of_the_repository(root, file, path):
-    """Pytest's root folder may be a subfolder of the repository."""
+    """Annotations have paths from the repository's root, of which pytest's may be a subfolder."""
     assert JobStep(None, Path("/w/repo"), Path(root), asked_for=False).path_of(file) == path

@@ -69,7 +69,7 @@ def test_summary_is_shown_without_the_script():
 
 
 def test_page_loads_nothing_from_other_places():
-    """The only URL is the SVG namespace, and a content policy forbids loading others."""
+    """The page's only URL is the SVG namespace, and a content policy forbids it to load others."""
     text = html_page.render(one_of_each())
     page = Page(text)
     assert not {"link", "img", "iframe", "object", "base"} & set(page.tags)

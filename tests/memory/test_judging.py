@@ -84,7 +84,7 @@ def test_result_has_all_breaches(record: MakeRecord) -> None:
 
 
 def test_name_has_the_test_and_the_label(record: MakeRecord) -> None:
-    """The region of a whole test has no label; its name has no trailing space."""
+    """A result is named by test and label; without a label the name has no trailing space."""
     assert judge("a.py::t", record(label="fit"), []).name == "a.py::t fit"
     assert judge("a.py::t", record(), []).name == "a.py::t"
 

@@ -38,7 +38,7 @@ def test_a_freed_storage_lowers_the_level_but_not_the_peak(ledger: Ledger) -> No
 
 
 def test_a_view_keeps_its_whole_storage_counted(ledger: Ledger) -> None:
-    """A view of one element keeps all ten counted."""
+    """A view of one element keeps its whole storage of ten elements counted."""
     tensor = torch.zeros(10)
     ledger.record(tensor.untyped_storage())
     view = tensor[:1]
@@ -127,7 +127,7 @@ def test_a_storage_at_a_reused_address_is_counted_as_new(ledger: Ledger) -> None
 
 
 def test_a_finalizer_may_record_while_the_ledger_is_locked(ledger: Ledger) -> None:
-    """A collection may run a finalizer that allocates in the middle of a call to record."""
+    """A finalizer that a collection runs may allocate in the middle of another call to record."""
 
     class Finaliser:
         def __init__(self) -> None:
@@ -166,7 +166,9 @@ def test_storages_recorded_during_another_call_are_counted_once(ledger: Ledger) 
 
 
 def test_recording_a_storage_again_at_any_line_counts_it_once(ledger: Ledger) -> None:
-    """A storage counts once, also if a collection records it at any line; a tracer stands in."""
+    """A storage counts once, also if a collection, simulated by a
+    tracer, records it at any line.
+    """
     storage = torch.zeros(10).untyped_storage()
 
     def book_again(frame: FrameType, event: str, argument: object) -> Any:

@@ -148,9 +148,7 @@ def test_backward_passes_are_detected_without_the_graph_task_id(without, gradien
 
 
 def test_storages_are_distinguished_without_their_address(without) -> None:
-    """Without their address storages are told apart by the public weak reference, with the same
-    key.
-    """
+    """Without the private address of storages, the public weak reference tells them apart."""
     tensor, other = torch.ones(2), torch.ones(2)
     known = torch_private.storage_key(tensor.untyped_storage())
     without("torch.UntypedStorage._cdata")
@@ -163,7 +161,7 @@ def test_storages_are_distinguished_without_their_address(without) -> None:
     "gone", [["torch._C._is_tracing"], ["torch._C._is_tracing", "torch.jit.is_tracing"]]
 )
 def test_tracing_is_detected_by_its_public_name(without, gone: list[str]) -> None:
-    """A torch version without torch.jit never traces."""
+    """Tracing is detected by a public name; a torch version without torch.jit never traces."""
     without(*gone)
     seen = []
     torch.jit.trace(lambda x: (seen.append(torch_private.is_tracing()), x + 1)[1], torch.ones(2))
@@ -189,7 +187,9 @@ def test_only_coalesced_sparse_tensors_are_counted_by_public_methods(
 
 
 def test_regions_close_without_access_to_the_mode_stack(without) -> None:
-    """Without the mode stack a region leaves the innermost mode, its own unless a test left one."""
+    """Without torch's mode stack a region leaves the innermost
+    mode: its own, or one a test left.
+    """
     without("torch.utils._python_dispatch._pop_mode")
     depth = torch._C._len_torch_dispatch_stack()
     with MemoryProbe(meter=StorageMeter()).measure() as region:
@@ -230,7 +230,9 @@ def test_a_search_copies_lazy_clones_only_without_is_lazy_clone(without) -> None
 def test_a_hook_is_named_as_holder_also_without_its_attribute(
     without, register: str, name: str
 ) -> None:
-    """Without its attribute a hook is found as holder by the dictionary between two tensors."""
+    """Without torch's private attribute, a hook is found as holder
+    by the dictionary that has it.
+    """
 
     def hooked() -> torch.Tensor:
         tensor, held = torch.zeros(1, requires_grad=True), torch.zeros(100)
@@ -249,7 +251,9 @@ def saving() -> torch.Tensor:
 def test_tensors_saved_by_a_graph_get_the_hint_of_c_code_without_their_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without their names, tensors that a graph saved get the hint about C code and autograd."""
+    """Without private names for saved tensors, these get the hint about C code and an autograd
+    graph.
+    """
     assert "attached to its autograd graph" in hint_of(saving)
     monkeypatch.setattr(torch_private, "_RAW_SAVED", "_stowed_")
     assert "C code references it; look for an autograd graph" in hint_of(saving)

@@ -172,7 +172,7 @@ def test_nested_regions_take_samples_independently(
 
 
 def test_growth_through_a_watched_loader_is_exact(meter: ScriptedMeter, probe: MemoryProbe) -> None:
-    """A leak of 4 bytes per batch is reported as 4.0."""
+    """A leak of 4 bytes per batch of a watched loader is reported as 4.0."""
     with probe.measure() as region:
         for _ in region.batches([[0] * 64] * 5):
             meter.allocate(4)

@@ -18,7 +18,7 @@ def _default_action() -> Iterator[None]:
 
 
 def test_sigterm_calls_the_function_until_stop() -> None:
-    """SIGTERM calls the function and does not end the process; after ``stop`` it does so again."""
+    """Until ``stop``, SIGTERM calls the function and does not end the process."""
     calls: list[int] = []
     handler = OnSigterm(lambda: calls.append(1))
     handler.start()

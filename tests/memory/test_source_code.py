@@ -111,7 +111,9 @@ def test_a_literal_of_many_lines_is_not_parsed(run: Callable[..., str | None]) -
 
 
 def test_without_columns_it_is_the_whole_line(tmp_path: Path) -> None:
-    """Without columns, as in Python 3.10 or with ``-X no_debug_ranges``, it is the whole line."""
+    """Without columns, as in Python 3.10 or with ``-X
+    no_debug_ranges``, the whole line is shown.
+    """
     program = tmp_path / "program.py"
     program.write_text(
         "import sys\n"

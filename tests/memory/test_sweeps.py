@@ -28,7 +28,7 @@ def sweep_keeping_batches(
 def test_growth_that_is_freed_at_the_end_is_growth_per_batch(
     meter: ScriptedMeter, probe: MemoryProbe
 ) -> None:
-    """What each batch keeps until the end is growth per batch, and not growth over counts."""
+    """Memory that batches keep and the function frees at its end is growth per batch only."""
     sweep = sweep_keeping_batches(meter, probe, frees_at_the_end=True)
     assert sweep.regions[-1].growth_mb_per_batch == 1.0
     assert sweep.growth_mb_per_batch == 1.0

@@ -144,7 +144,7 @@ def with_forward_mode() -> None:
 def test_what_is_kept_is_retained_to_the_byte(
     cpu: MemoryProbe, allocate: Callable[[], object]
 ) -> None:
-    """What is kept is retained to the byte, and not counted again in the next region."""
+    """However memory was allocated, what is kept is retained to the byte, and not again later."""
     with cpu.measure() as region:
         allocate()
     with cpu.measure() as later:

@@ -127,7 +127,7 @@ def test_objects_of_a_fixture_are_collected_before_the_next_region(memory: Memor
 
 
 def test_objects_of_a_fixture_that_are_freed_need_no_full_collection(memory: Memory) -> None:
-    """A fixture's objects that are freed before the next region, or as young, need no full one."""
+    """Objects of a fixture that are freed early, or by a young collection, need no full one."""
     for freed in (True, False):
         memory.run_test(fixture_bytes=10)
         memory.dropped = 10

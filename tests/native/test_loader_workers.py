@@ -31,7 +31,7 @@ def keep_every_batch(
 def test_kept_batches_are_growth_from_the_first_one_on(
     probe: MemoryProbe, start_method: str | None
 ) -> None:
-    """Batches that are kept grow from the first one on, also if workers load them.
+    """Batches that are kept are growth from the first one on, also if workers load them.
 
     Unless workers are forked, the data set is moved to shared memory when they start; it is old.
     """
