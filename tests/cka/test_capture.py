@@ -122,7 +122,7 @@ def test_module_that_never_ran_is_left_out_with_a_warning():
 
 
 def test_unused_projection_of_attention_is_named_in_the_warning():
-    """nn.MultiheadAttention uses the weights of out_proj but never calls it."""
+    """A warning names out_proj, whose weights nn.MultiheadAttention uses without calling it."""
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     with pytest.warns(CKAWarning, match=r"never ran are left out: self_attn\.out_proj"):
         result = compared(model, batches_of(8, features=(5, 8)))
@@ -182,7 +182,9 @@ class Windows(nn.Module):
 
 
 def test_output_without_the_batch_in_front_is_left_out_with_a_warning():
-    """An output whose first dimension is not the batch's is left out, as it has no samples."""
+    """An output whose first dimension is not the batch's is left
+    out, as its rows are no samples.
+    """
     with pytest.warns(CKAWarning, match=r"no tensor with the batch in its first.*: inner$"):
         result = compared(Windows(), batches_of(8))
     assert result.model1_layers == ["fc", "windows"]
@@ -267,7 +269,7 @@ def test_pick_chooses_the_tensor_or_leaves_the_layer_out():
 
 
 def test_pooling_keeps_or_averages_tokens_or_takes_the_first():
-    """For (n, t, d) outputs, flatten, mean and cls give CKA of these features."""
+    """The poolings flatten, mean and cls give CKA of all, averaged or first tokens of (n, t, d)."""
     tokens = batches_of(16, features=(3, 6))[0]
     model = nn.Sequential(nn.Linear(6, 5), nn.Sequential(nn.Flatten(), nn.Linear(15, 4))).eval()
     with torch.no_grad():

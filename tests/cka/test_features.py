@@ -42,7 +42,7 @@ def test_google_demo_values_are_reproduced(google_demo, kernel, estimator, publi
 
 
 def test_pair_gives_a_float64_scalar_and_sequence_a_matrix():
-    """Two tensors give a 0-d tensor; a sequence on either side gives (L1, L2)."""
+    """CKA of two tensors is a 0-d tensor; with a sequence on either side it has shape (L1, L2)."""
     x, y, z = features(0), features(1, width=3), features(2, width=9)
     pair = cka_from_features(x, y)
     matrix = cka_from_features([x, y], [x, y, z])
@@ -67,7 +67,7 @@ def test_features_of_images_are_flattened():
 
 
 def test_hsic_matches_the_formulas_of_the_papers():
-    """Unbiased is the three sums of Song et al., biased is tr(KHLH) of Gretton et al."""
+    """Unbiased HSIC is the three sums of Song et al., and biased HSIC tr(KHLH) of Gretton et al."""
     x, y = features(3), features(4)
     assert float(hsic(linear(x), linear(y))) == pytest.approx(
         song_hsic(linear(x), linear(y)), rel=1e-12
@@ -214,7 +214,7 @@ def test_gradients_match_finite_differences():
 
 
 def test_constant_features_give_nan_and_a_warning():
-    """0.1 is not exact in binary, but its features still count as constant."""
+    """Features that are all 0.1, which is not exact in binary, still count as constant."""
     with pytest.warns(CKAWarning, match="NaN because the features of one side do not vary"):
         found = cka_from_features(torch.full((7, 3), 0.1), features(0, 7))
     assert found.isnan()

@@ -89,7 +89,9 @@ def test_full_precision_restores_every_kind_of_setting(
 
 
 def test_inherited_setting_is_still_inherited_afterwards() -> None:
-    """Backends without a setting of their own follow torch.backends.fp32_precision again."""
+    """After full precision, backends without a setting follow
+    torch.backends.fp32_precision again.
+    """
     set_all()
     with full_precision(CPU):
         pass

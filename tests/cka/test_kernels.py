@@ -127,7 +127,7 @@ def test_only_one_chunk_of_shifted_features_is_live_at_a_time(arithmetic):
 
 
 def test_channels_last_images_are_not_copied():
-    """Columns in memory order are a view of the image in either memory format."""
+    """Images in either memory format are not copied: columns in memory order are a view."""
     image = torch.randn(4, 3, 5, 5)
     for layout in (torch.contiguous_format, torch.channels_last):
         laid_out = image.to(memory_format=layout)
@@ -137,7 +137,7 @@ def test_channels_last_images_are_not_copied():
 
 
 def test_complex_features_use_the_real_inner_product():
-    """Re<x, y> is the inner product of the same numbers as pairs of reals."""
+    """Complex features use Re<x, y>, the inner product of the same numbers as pairs of reals."""
     features = torch.randn(5, 4, dtype=torch.complex64)
     pairs = torch.view_as_real(features).flatten(1)
     torch.testing.assert_close(linear_gram(as_rows(features)), linear_gram(pairs))

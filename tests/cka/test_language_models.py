@@ -179,7 +179,9 @@ def test_gpt2_and_bert_are_compared_with_their_own_padding():
 
 @pytest.mark.parametrize("decoder_tokens", [TOKENS, TOKENS - 2], ids=["equal", "fewer"])
 def test_t5_is_compared_by_the_tokens_of_its_encoder_and_its_decoder(decoder_tokens):
-    """Keys and values of cross-attention have the encoder's tokens, the head the decoder's."""
+    """In T5, keys and values of cross-attention have the encoder's
+    tokens, the head the decoder's.
+    """
 
     def is_decoder(label):
         return label.startswith(("decoder", "lm_head")) and not label.endswith(

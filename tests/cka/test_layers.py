@@ -67,7 +67,7 @@ def names(layers):
     ],
 )
 def test_selector_selects_its_layers(layers, expected):
-    """Selectors of every kind work, alone and in a list."""
+    """Layers can be selected by selectors of every kind, alone and in a list."""
     assert names(layers) == expected
 
 
@@ -114,7 +114,7 @@ def test_selector_that_matches_nothing_is_an_error(layers, message):
 
 
 def test_star_selects_blocks_and_two_stars_also_what_is_inside_them():
-    """``encoder.layers.*`` is the list of blocks, whatever they contain."""
+    """``encoder.layers.*`` selects the blocks, and two stars also select what is inside them."""
     layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
     model = nn.Module()
     model.encoder = nn.TransformerEncoder(layer, 2)

@@ -164,7 +164,7 @@ def test_wrong_arguments_are_errors(models, settings, error, message):
 
 
 def test_one_model_under_two_names_is_an_error():
-    """One model under two names is an error: two checkpoints were loaded into one module."""
+    """One model under two names is an error, as if two checkpoints were loaded into one module."""
     model = mlp()
     with pytest.raises(
         InputError, match=r"'a' and 'c' are the same module.*; load each checkpoint"

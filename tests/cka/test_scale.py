@@ -50,7 +50,9 @@ def test_other_factors_change_cka_by_rounding_only(one, other):
 
 
 def test_smallest_and_largest_numbers_of_a_dtype_are_compared():
-    """Subnormal numbers have fewer digits, which is no fault of the estimate."""
+    """The smallest and largest numbers of a dtype are compared;
+    subnormal ones have fewer digits.
+    """
     x = features(5, 0, torch.float32)
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         largest = (x / x.abs().max()).to(dtype) * torch.finfo(dtype).max
@@ -144,7 +146,7 @@ def test_scale_of_a_layer_does_not_change_a_bit_of_a_comparison(power, chosen):
 
 @pytest.mark.parametrize("powers", [(-100, 0), (0, -100), (100, 60), (-60, -62)], ids=str)
 def test_batches_of_different_scale_are_summed_by_their_size(powers):
-    """The result is the ratio of sums in float64, and a batch that is far smaller adds nothing."""
+    """Batches of different scale are summed as in float64; one that is far smaller adds nothing."""
     batches = [batch * 2.0**power for batch, power in zip(batches_of(16, 12), powers, strict=True)]
     model = nn.Sequential(nn.Linear(6, 4, bias=False), nn.ReLU(), nn.Linear(4, 3, bias=False))
     result = CKA(model).compare(batches, progress=False)

@@ -50,7 +50,7 @@ def test_cka_is_the_ratio_of_the_summed_terms():
 
 
 def test_standard_error_is_the_root_of_summed_squared_influences():
-    """The sums give the same √(B/(B-1) Σd_b²) as d_b computed batch by batch."""
+    """The standard error from sums is √(B/(B-1) Σd_b²), with d_b computed batch by batch."""
     terms = batch_terms(6)
     cka = plain_cka(terms)
     cross, own1, own2 = (torch.stack(parts) for parts in zip(*terms, strict=True))

@@ -76,7 +76,7 @@ def test_fast_path_is_restored_however_the_block_ended(encoder, enabled, fails):
 )
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_scripted_or_traced_model_is_an_error(compiled):
-    """torch.jit runs no hooks of inner layers, so there would be nothing to compare."""
+    """A scripted or traced model is an error, because torch.jit runs no hooks of inner layers."""
     with pytest.raises(InputError, match=r"model2 is a scripted or traced model \(.*; pass the nn"):
         CKA(mlp(), compiled(mlp().eval()))
 

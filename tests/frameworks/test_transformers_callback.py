@@ -12,7 +12,7 @@ MemoryCallback = pytest.importorskip("pytest_cka_memory.integrations.transformer
 
 
 class Model(torch.nn.Module):
-    """As small as a model for the Trainer can be; may keep a tensor of each batch."""
+    """A model as small as one for the Trainer can be; it may keep a tensor of each batch."""
 
     def __init__(self, leaks=False):
         super().__init__()

@@ -260,7 +260,7 @@ class TestNoUserCodeRuns:
 
 
 class Slots:
-    """One of its slots has no value."""
+    """An object with slots, one of which has no value."""
 
     __slots__ = ("empty", "kept")
 

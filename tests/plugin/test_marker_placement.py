@@ -7,7 +7,9 @@ ALLOCATE_TWO_MB = "    meter.allocate(2 * 2**20)\n"
 
 
 def test_the_closest_marker_wins(scripted):
-    """Function overrides class overrides module; the closer marker may be looser or tighter."""
+    """A function's marker overrides its class's, and that the
+    module's, whether looser or tighter.
+    """
     run = scripted(
         """
         import pytest

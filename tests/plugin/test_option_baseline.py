@@ -158,7 +158,7 @@ def test_marked_test_without_a_file_is_not_judged(scripted):
 
 
 def test_required_baseline_that_is_missing_fails_the_test(scripted, pytester):
-    """An option makes tests fail if there is no baseline for their device or region."""
+    """If an option requires baselines, a test without one for its device or region fails."""
     required = "--cka-memory-require-baseline"
     scripted(baseline_test(10), UPDATE, required).assert_outcomes(passed=1)
     scripted(baseline_test(10), required).assert_outcomes(passed=1)

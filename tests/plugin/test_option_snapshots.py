@@ -58,7 +58,9 @@ def run(pytester):
 
 
 def test_each_failed_test_writes_one_file_and_names_it(run, pytester):
-    """Each failed test writes a snapshot of its own, also if only replaced characters differ."""
+    """Each failed test writes a file of its own, even if names
+    differ in replaced characters only.
+    """
     result = run("WithHistory", "--cka-memory-snapshots=new/folder")
     result.assert_outcomes(passed=1, failed=3)
     files = sorted(path.name for path in (pytester.path / "new/folder").iterdir())
