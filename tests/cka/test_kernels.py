@@ -199,7 +199,7 @@ def test_rbf_threshold_that_is_not_positive_is_an_error(threshold):
 
 
 def test_user_kernel_that_does_not_return_a_gram_matrix_is_an_error():
-    """If a user's kernel returns something else, the error has the shapes given, expected and
+    """If a user's kernel returns no Gram matrix, the error has the shapes given, expected and
     returned.
     """
     with pytest.raises(InputError, match=r"features \(6, 3\) to a Gram matrix \(6, 6\).*\(3, 3\)"):

@@ -131,8 +131,8 @@ def test_attention_of_cudnn_is_the_cpus_if_it_is_asked_for():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_drops_the_same_elements_in_its_backward_pass(dtype):
-    """Attention drops the same elements forward and backward: v's
-    gradient times v sums the output.
+    """Attention drops the same elements in both passes: v's
+    gradient times v has the output's sum.
     """
     q, k, v = (torch.randn(1, 2, 8, 16, dtype=dtype, device="cuda") for _ in range(3))
     v.requires_grad_()

@@ -180,7 +180,9 @@ def test_quantized_tensors_have_values(kind):
 
 
 def test_product_of_quantized_tensors_is_refused_by_name_with_a_way_out():
-    """CuDNN would compute a product of quantized tensors, so it is refused with another way."""
+    """A product of quantized tensors, which is cuDNN's work, is
+    refused with advice to dequantize.
+    """
     x, w = (torch.quantize_per_tensor(torch.ones(2, 4), 0.1, 0, torch.qint8) for _ in range(2))
     packed = torch.ops.quantized.linear_prepack(w.cuda(), None)
     for call in (

@@ -148,7 +148,9 @@ def test_scaled_product_of_groups_multiplies_each_group(dims):
 
 @pytest.mark.parametrize("inner", [2, 4, 8])
 def test_product_with_a_weight_of_four_bits_is_that_with_the_numbers_it_stands_for(inner):
-    """A byte holds the numbers of two columns, the first one in its upper half."""
+    """In a weight of four bits, a byte has the numbers of two
+    columns, the first in its upper half.
+    """
     numbers = torch.randint(16, (16, 256))
     weight = (numbers[:, ::2] << 4 | numbers[:, 1::2]).to(torch.uint8)
     packed = aten._convert_weight_to_int4pack(weight.cuda(), inner)
@@ -161,7 +163,9 @@ def test_product_with_a_weight_of_four_bits_is_that_with_the_numbers_it_stands_f
 
 
 def test_packed_weight_has_the_order_of_a_card():
-    """Lane 5 packs the numbers that PyTorch's kernel would; the test computed them by hand."""
+    """A packed weight has a card's order: lane 5 packs what was computed by hand from PyTorch's
+    kernel.
+    """
     numbers = torch.arange(16 * 32).view(16, 32) * 7 % 16
     weight = (numbers[:, ::2] << 4 | numbers[:, 1::2]).to(torch.uint8)
     packed = aten._convert_weight_to_int4pack(weight.cuda(), 2)

@@ -182,7 +182,7 @@ def test_index_out_of_range_raises_at_once():
 def test_arguments_that_the_operator_checks_are_accepted_or_refused_at_once():
     """An operator that reads back whether its arguments are valid raises at once.
 
-    Newer versions of torch than 2.13 check ``normal`` in a kernel, as a device-side assert.
+    From 2.14 on, torch checks ``normal`` in a kernel instead, as a device-side assert.
     """
     mean, std = torch.zeros(100, device="cuda"), torch.full((100,), 2.0, device="cuda")
     for draw in (

@@ -107,7 +107,7 @@ def test_out_of_memory_names_what_was_missing(emulated):
 
 
 def test_process_that_is_killed_is_listed_with_what_the_library_knows(emulated):
-    """A killed process has a line too, and the command ends by the same signal."""
+    """A process that is killed is listed with what is known, and the command ends by its signal."""
     source = """
 import os, signal, torch
 kept = torch.empty(50 * 2**20, dtype=torch.uint8, device="cuda")

@@ -110,7 +110,7 @@ except DeviceError as error:
     ],
 )
 def test_environment_in_which_torch_counts_nothing_is_refused(python, variable, value, message):
-    """Without torch's caching allocator every peak would be 0, so the environment is refused."""
+    """An environment without torch's caching allocator is refused, since every peak would be 0."""
     assert message in python("-c", UNMEASURABLE, **{variable: value}).stdout
 
 

@@ -126,7 +126,7 @@ def test_file_outside_the_root_is_named_from_its_package_on(tmp_path):
     ],
 )
 def test_other_text_is_left_alone(text):
-    """Routes, links, relative paths and other hosts stay as they are."""
+    """When secrets are replaced, routes, links, relative paths and other hosts stay as they are."""
     assert places.anonymizer(ROOT)(text) == text
 
 

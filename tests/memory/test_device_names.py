@@ -46,5 +46,5 @@ def test_wrong_name_is_refused_with_what_to_write(name, message):
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "emulate", "emulate:cudax", "cpu"])
 def test_other_devices_are_not_emulated(name):
-    """CUDA is the only device that can be emulated, so no other name is accepted."""
+    """Only a name that begins with ``emulate:`` is the name of an emulated device."""
     assert not is_emulated(name)

@@ -83,7 +83,7 @@ def test_step_is_found_in_long_histories_with_outliers(noise: int) -> None:
 
 
 def test_rise_in_the_newest_session_is_not_yet_confirmed() -> None:
-    """A rise in the newest session is not confirmed until the next one shows that it stays."""
+    """A rise of memory in the newest session is not confirmed until the next one also has it."""
     (last,) = series([5, 5, 9]).steps(ONE_PERCENT)
     (older,) = series([5, 5, 9, 9]).steps(ONE_PERCENT)
     assert (last.confirmed, older.confirmed) == (False, True)

@@ -59,7 +59,7 @@ def test_session_outside_a_repository_has_no_commit(scripted, pytester, monkeypa
 
 
 def test_broken_history_ends_the_session_before_any_test(scripted, pytester):
-    """A history that is something else ends the session early, and nothing is added to it."""
+    """A file that is not a history is refused before any test, and nothing is added to it."""
     path = pytester.path / "history.jsonl"
     path.write_text("notes of my own\n", "utf-8")
     run = scripted(TEST.format(1), HISTORY)
