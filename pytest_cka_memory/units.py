@@ -61,7 +61,7 @@ def format_size(size: float | None) -> str:
     if size == 0:
         return "0"
     if abs(size) < 2**10:
-        return f"{_number(size)} B"
+        return f"{_number(size).replace(',', '')} B"
     if abs(size) < 10 * 2**10:
         return f"{size / 2**10:.1f} KB"
     # At most seven characters up to a terabyte, so that tables do not become too wide.

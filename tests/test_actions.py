@@ -103,7 +103,9 @@ def gate(tmp_path):
 
 
 def test_kept_limit_passes_and_writes_reports(gate):
-    """Every output names a file; the job's summary has the report."""
+    """If all limits hold, each output of the action names a file,
+    and the summary has the report.
+    """
     statuses, outputs, output, summary = gate(2**20)
     assert set(statuses.values()) == {0}, output
     assert set(outputs) == set(ACTION["outputs"])
@@ -114,7 +116,7 @@ def test_kept_limit_passes_and_writes_reports(gate):
 
 
 def test_breach_fails_the_gate_and_is_annotated(gate):
-    """The reports are written, so that they can be uploaded."""
+    """If a limit breaks, the gate fails after its reports are written, so they can be uploaded."""
     statuses, outputs, output, summary = gate(2**20 + 1)
     assert statuses["Measure"] == 1
     assert "::error file=test_it.py,line=7,title=max_retained_mb(1) broken::" in output
@@ -139,7 +141,7 @@ def test_breach_fails_the_gate_and_is_annotated(gate):
     ids=str,
 )
 def test_inputs_are_passed_to_pytest_unchanged(gate, tmp_path, given, status, message):
-    """They are split at line ends only, and never run as code."""
+    """Inputs are split at line ends only, and are never run as code."""
     statuses, _, output, _ = gate(8, **given)
     assert statuses["Measure"] == status, output
     assert message in output
@@ -152,7 +154,7 @@ def test_inputs_are_passed_to_pytest_unchanged(gate, tmp_path, given, status, me
     ids=["same", "six-per-cent", "tolerated"],
 )
 def test_increase_above_the_base_branch_fails_the_gate(gate, tmp_path, size, tolerance, status):
-    """The tests pass, and the differences are in the summary."""
+    """If memory grew over the base branch, the gate fails and the summary has the differences."""
     _, outputs, _, _ = gate(2**19)
     old = tmp_path / "old.json"
     Path(outputs["json"]).rename(old)
@@ -163,7 +165,7 @@ def test_increase_above_the_base_branch_fails_the_gate(gate, tmp_path, size, tol
 
 
 def test_missing_base_report_fails_the_gate(gate):
-    """The exit status is 2, and the file is named."""
+    """Without a report of the base branch, the exit status is 2 and the missing file is named."""
     statuses, _, output, _ = gate(8, compare_with="none.json")
     assert statuses["Compare with the base branch"] == 2
     assert "none.json" in output
@@ -171,7 +173,7 @@ def test_missing_base_report_fails_the_gate(gate):
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(GITHUB)))
 def test_scripts_contain_no_expressions(file):
-    """An expression could run text from a pull request as code; steps use the environment."""
+    """An expression in a script could run a pull request's text; scripts use the environment."""
     scripts = [
         step["run"] for step in steps_of(yaml.safe_load(file.read_text("utf-8"))) if "run" in step
     ]
@@ -181,7 +183,7 @@ def test_scripts_contain_no_expressions(file):
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(GITHUB)))
 def test_third_party_actions_are_pinned_by_hash(file):
-    """A tag can be moved; the comment gives the version of the hash."""
+    """A tag can be moved, so actions of others are pinned by hash, with the version as comment."""
     used = re.findall(r"uses: (?!\./)(.*)", file.read_text("utf-8"))
     assert [use for use in used if not re.fullmatch(r"[\w/-]+@[0-9a-f]{40} # v[\d.]+", use)] == []
 
@@ -198,7 +200,7 @@ def test_workflows_have_read_permission_only(file):
 
 
 def test_gpu_workflow_names_its_device_and_a_minimum():
-    """It fails on a runner without a GPU, and if all tests were skipped."""
+    """The GPU workflow fails on a runner without a GPU, and if all tests were skipped."""
     steps = steps_of(yaml.safe_load((GITHUB / "workflows" / "gpu.yml").read_text("utf-8")))
     (gate,) = [step for step in steps if step.get("uses") == "./.github/actions/memory-gate"]
     assert gate["with"]["device"] == "cuda"

@@ -30,7 +30,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("benchmarks")
 def test_tables_in_docs_are_those_of_the_committed_results() -> None:
-    """Drawing them again changes nothing."""
+    """Drawing the tables of the docs again from the committed results changes nothing."""
     import draw_tables
 
     texts = {page: page.read_text("utf-8") for page in draw_tables.TABLES}
@@ -40,7 +40,7 @@ def test_tables_in_docs_are_those_of_the_committed_results() -> None:
 
 @pytest.mark.usefixtures("benchmarks")
 def test_page_without_a_place_for_its_table_is_an_error() -> None:
-    """Otherwise the table would silently go out of date."""
+    """A page that lost the place for its table raises; otherwise the table would go out of date."""
     import draw_tables
 
     page = draw_tables.DOCS / "explanation" / "figures.md"
@@ -63,7 +63,7 @@ def test_page_without_a_place_for_its_table_is_an_error() -> None:
 def test_emulated_figures_are_as_close_to_those_of_a_real_card_as_the_pages_say(
     version: str, library: str, kind: str, percent: float
 ) -> None:
-    """The committed figures; every library and batch size of the notebook is among them."""
+    """The largest error of the committed emulated figures is the percentage that the pages give."""
     from side_by_side_published import PUBLISHED
 
     (file,) = (BENCHMARKS / "results").glob(f"notebook-*-torch-{version}.json")
@@ -76,7 +76,9 @@ def test_emulated_figures_are_as_close_to_those_of_a_real_card_as_the_pages_say(
 
 @pytest.mark.usefixtures("benchmarks")
 def test_every_view_shows_what_was_measured() -> None:
-    """Growth is that of retention from the first to the last number of batches."""
+    """Text, page and figure have the same values; growth is that
+    from the first to the last count.
+    """
     import side_by_side_views as views
 
     text = views.text(ROWS)
@@ -100,7 +102,7 @@ def test_every_view_shows_what_was_measured() -> None:
     "file", sorted((BENCHMARKS / "results").glob("side-by-side-*.json")), ids=lambda path: path.stem
 )
 def test_the_committed_text_is_drawn_from_the_committed_figures(file: Path) -> None:
-    """It was printed by the script, never typed in."""
+    """The committed text is what the script prints for the committed figures."""
     import side_by_side_views as views
 
     rows = json.loads(file.read_text("utf-8"))
@@ -131,7 +133,9 @@ def test_outcomes_have_names_of_failures_and_counts_of_reasons() -> None:
 
 @pytest.mark.usefixtures("benchmarks")
 def test_operator_that_torch_itself_refuses_is_no_failure(tmp_path: Path) -> None:
-    """One that raises anything else, or gives another value, is."""
+    """An operator that torch refuses counts as refused; any other
+    error or value counts as failed.
+    """
     from versions_steps import opinfo
 
     problems = {
@@ -177,7 +181,7 @@ def options() -> argparse.Namespace:
 def test_failing_step_is_recorded_and_the_next_one_runs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: argparse.Namespace
 ) -> None:
-    """A later run of the one step keeps the other's result; the table shows both."""
+    """A failing step is recorded; repeating one step keeps the results of others in the table."""
     import versions
     from versions_tables import skips
     from versions_tables import versions as drawn
@@ -212,7 +216,7 @@ def test_failing_step_is_recorded_and_the_next_one_runs(
 def test_trial_writes_no_row(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, options: argparse.Namespace
 ) -> None:
-    """Neither does a pre-release."""
+    """A run with chosen tests or with a pre-release of torch writes no row of results."""
     import versions
 
     monkeypatch.setattr(versions, "RESULTS", tmp_path)
@@ -240,7 +244,9 @@ def test_trial_writes_no_row(
 def test_unclear_arguments_are_refused(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything is installed."""
+    """Arguments that contradict each other or lack a version are
+    refused before any installation.
+    """
     import versions
 
     with pytest.raises(SystemExit):
@@ -252,7 +258,9 @@ def test_unclear_arguments_are_refused(
 def test_version_that_cannot_be_installed_fails_and_the_next_one_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The exit status is 1."""
+    """A version that cannot be installed is reported, others still
+    run, and the exit status is 1.
+    """
     import subprocess
     from contextlib import contextmanager
 

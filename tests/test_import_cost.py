@@ -25,12 +25,14 @@ def loaded_by(statement: str) -> set[str]:
     ],
 )
 def test_the_plugin_imports_no_torch(module: str) -> None:
-    """It is loaded in every project that has it installed; no cka either."""
+    """Each project that has the plugin installed loads it, so it imports neither torch nor cka."""
     assert not loaded_by(f"import {module}") & {"torch", "numpy", "cka"}
 
 
 def test_an_unused_plugin_imports_only_what_declares_it(tmp_path: Path) -> None:
-    """Options, markers, hooks and the fixture: what measures waits for a test that asks for it."""
+    """A session that measures nothing imports only what declares
+    options, markers, hooks, fixture.
+    """
     (tmp_path / "pytest.ini").write_text("[pytest]\n", "utf-8")
     (tmp_path / "test_it.py").write_text("def test_it(): pass\n", "utf-8")
     (tmp_path / "conftest.py").write_text(
@@ -69,7 +71,7 @@ def test_an_unused_plugin_imports_only_what_declares_it(tmp_path: Path) -> None:
 
 
 def test_reading_and_judging_figures_needs_no_torch() -> None:
-    """An xdist controller and the comparison of two reports only handle numbers."""
+    """An xdist controller and the comparison of two reports handle numbers, without torch."""
     statement = (
         "from pytest_cka_memory import MemoryProbe\n"
         "from pytest_cka_memory.limits import limit_from_marker\n"
@@ -82,12 +84,16 @@ def test_reading_and_judging_figures_needs_no_torch() -> None:
 
 
 def test_emulated_device_imports_neither_the_plugin_nor_torch() -> None:
-    """Every Python process that an emulating program starts imports the second module."""
+    """Each Python process of an emulating program imports
+    ``as_child``, so that must import little.
+    """
     unwanted = {"pytest_cka_memory", "pytest", "torch", "numpy", "ctypes"}
     for module in ("emulated_cuda", "emulated_cuda.loading.as_child"):
         assert not loaded_by(f"import {module}") & unwanted
 
 
 def test_cka_imports_neither_the_plugin_nor_plotting() -> None:
-    """The library stands on its own."""
+    """The library stands on its own: importing it imports neither
+    the plugin nor plotting packages.
+    """
     assert not loaded_by("import cka") & {"pytest_cka_memory", "pytest", "matplotlib", "pandas"}

@@ -108,7 +108,9 @@ def test_every_unit_has_a_level(package: str) -> None:
 
 @pytest.mark.parametrize("package", PICTURES)
 def test_imports_point_to_lower_levels(package: str) -> None:
-    """So a unit can be read with only those below it known, and there is no cycle of units."""
+    """Units import only lower ones, so each can be read with those
+    below it, and no cycle exists.
+    """
     levels = levels_of(package)
     wrong = [
         f"{package}.{name}, line {line}, imports {imported}, but {unit_of(imported)!r} is not "
@@ -124,7 +126,9 @@ def test_imports_point_to_lower_levels(package: str) -> None:
 
 @pytest.mark.parametrize("package", PICTURES)
 def test_modules_of_one_folder_have_no_import_cycle(package: str) -> None:
-    """Also between folders of a folder, such as the meters."""
+    """No modules of a folder import each other in a cycle, nor do
+    its folders, such as the meters.
+    """
     modules = modules_of(package)
     folders = {"", *(name.rpartition(".")[0] for name in modules if "." in name)}
     for folder in sorted(folders):
@@ -151,7 +155,7 @@ def _member(module: str, folder: str) -> str | None:
 
 
 def test_nothing_imports_the_entry_point() -> None:
-    """Only pytest loads it."""
+    """The plugin's entry point is imported by pytest only."""
     importers = [
         name
         for name, file in modules_of("pytest_cka_memory").items()
@@ -162,7 +166,7 @@ def test_nothing_imports_the_entry_point() -> None:
 
 
 def test_the_top_folder_has_few_modules() -> None:
-    """A stranger sees what the plugin does by its folders."""
+    """The plugin's top folder has few modules, so its folders show what the plugin does."""
     top = [name for name in modules_of("pytest_cka_memory") if "." not in name]
     folders = {unit_of(name) for name in modules_of("pytest_cka_memory") if "." in name}
     assert len(set(top) - folders) <= 13
@@ -180,7 +184,7 @@ def test_the_top_folder_has_few_modules() -> None:
     ],
 )
 def test_package_never_imports_the_other(package: str, other: str) -> None:
-    """The plugin imports the emulated device; everything else meets in the tests."""
+    """The plugin imports the emulated device; no other import crosses packages, except in tests."""
     imported = {
         name.split(".")[0] for file in modules_of(package).values() for _, name in imports_of(file)
     }
@@ -188,7 +192,9 @@ def test_package_never_imports_the_other(package: str, other: str) -> None:
 
 
 def test_only_meters_ask_a_device() -> None:
-    """Everything above them works with numbers, and is tested with scripted ones."""
+    """Only meters ask a device; everything above them works with
+    numbers and is tested with those.
+    """
     devices = {"cuda", "accelerator", "xpu", "mps"}
     asking = [
         f"{name}:{node.lineno}"
@@ -252,7 +258,7 @@ def private_names(source: str, strings: Collection[str] = ()) -> Iterator[str]:
 
 @pytest.mark.parametrize("package", PRIVATE_HOMES)
 def test_private_names_of_torch_are_used_in_few_modules(package: str) -> None:
-    """There each is looked up once and may be missing: `tests/memory/test_private_names.py`."""
+    """Private names of torch are looked up in few modules, where each of them may be missing."""
     sources = {name: file.read_text("utf-8") for name, file in modules_of(package).items()}
     homes = [sources.pop(home) for home in PRIVATE_HOMES[package]]
     words = {
@@ -274,7 +280,9 @@ OF_PYTEST = re.compile(r"_pytest(\.\w+)+|_unittest_|_xunit_|_obj|_instance|_tw")
 
 
 def test_private_names_of_pytest_are_used_in_one_module() -> None:
-    """A version that renames one breaks that module only."""
+    """A pytest version that renames a private name breaks only the
+    module that uses private names.
+    """
     users = set()
     for name, file in modules_of("pytest_cka_memory").items():
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
@@ -305,7 +313,7 @@ def test_private_names_of_pytest_are_used_in_one_module() -> None:
     ],
 )
 def test_private_names_are_found(source: str) -> None:
-    """However they are reached."""
+    """A private name is found however the code reaches it."""
     assert list(private_names(source, {"_is_view", "_C"}))
 
 
@@ -323,5 +331,7 @@ def test_private_names_are_found(source: str) -> None:
     ],
 )
 def test_private_names_of_others_are_accepted(source: str) -> None:
-    """Otherwise the test above would report names that are no risk."""
+    """Private names that are not torch's are accepted, so that the
+    check reports only real risks.
+    """
     assert list(private_names(source, {"_is_view"})) == []

@@ -47,12 +47,12 @@ def loops_that_hold_a_lock(package: str) -> list[str]:
 
 @pytest.mark.parametrize("package", ["pytest_cka_memory", "cka"])
 def test_no_loop_runs_while_its_frame_holds_a_lock(package: str) -> None:
-    """Such a loop belongs in a function that the block calls."""
+    """A loop that runs under a lock belongs in a function that the locked block calls."""
     assert loops_that_hold_a_lock(package) == []
 
 
 def test_blocks_that_hold_a_lock_are_found() -> None:
-    """Otherwise the test above could not fail."""
+    """The check finds each form of a loop under a lock, so it is able to fail."""
     assert len(list(blocks_with_a_lock("pytest_cka_memory"))) > 10
     block = ast.parse("with self._lock:\n    kept = [x for x in kept if x]").body[0]
     assert isinstance(block, ast.With)

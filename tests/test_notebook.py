@@ -19,7 +19,7 @@ def printed(notebook: nbformat.NotebookNode) -> str:
 
 @pytest.mark.filterwarnings("ignore")  # nbclient and ipykernel warn
 def test_notebook_shows_that_the_bundled_library_retains_nothing(monkeypatch, tmp_path) -> None:
-    """With 64 images; every row of the bundled library ends with 0.00 MB."""
+    """Run with 64 images, the notebook prints 0.00 MB for every row of the bundled library."""
     monkeypatch.setenv("CKA_NOTEBOOK_SAMPLES", "64")
     monkeypatch.setenv("MPLBACKEND", "agg")
     notebook = nbformat.read(NOTEBOOK, as_version=4)
@@ -44,7 +44,7 @@ region.retained
 
 @pytest.mark.filterwarnings("ignore")  # nbclient and ipykernel warn
 def test_notebook_shows_what_a_region_retains_as_a_table(tmp_path) -> None:
-    """With the cell, its code and the advice, as a failing test has them."""
+    """A region in a notebook is shown as a table with the cell, its code and the advice."""
     cells = [nbformat.v4.new_code_cell(text.strip()) for text in CELLS.split("---")]
     notebook = nbformat.v4.new_notebook(cells=cells)
     NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}).execute()
@@ -56,7 +56,9 @@ def test_notebook_shows_what_a_region_retains_as_a_table(tmp_path) -> None:
 
 
 def test_notebook_is_committed_with_its_output() -> None:
-    """A reader sees figures, and the machine they are from, without running it."""
+    """The committed notebook shows its figures and their
+    machine to a reader who does not run it.
+    """
     text = printed(nbformat.read(NOTEBOOK, as_version=4))
     assert "measured by" in text
     assert "bundled cka: retains 0.00 MB on average, 0.00 MB more with each batch" in text

@@ -53,7 +53,7 @@ def named_in(tree: ast.AST) -> set[str]:
 
 @pytest.mark.parametrize("package", ["pytest_cka_memory", "cka"])
 def test_ranks_exchange_no_objects(package: str) -> None:
-    """They exchange tensors, and JSON in a store."""
+    """Ranks exchange tensors, and JSON in a store, but no pickled objects."""
     found = {
         f"{name}: {part}"
         for name, file in modules_of(package).items()
@@ -78,7 +78,7 @@ def exchanges_in(tree: ast.Module) -> set[str]:
     ],
 )
 def test_an_exchange_of_objects_is_found(code: str) -> None:
-    """Also by the full path of a function."""
+    """The check finds a call that exchanges objects, also by the full path of its function."""
     assert exchanges_in(ast.parse(code)) == {"all_gather_object"}
 
 
@@ -94,7 +94,7 @@ def test_no_module_evaluates_text_or_unpickles(package: str) -> None:
 
 @pytest.mark.parametrize("package", ["pytest_cka_memory", "cka"])
 def test_no_module_starts_a_shell(package: str) -> None:
-    """Processes are started with a list of arguments."""
+    """No module starts a shell: processes are started with a list of arguments."""
     shells = [
         f"{name}:{keyword.value.lineno}"
         for name, file in modules_of(package).items()
@@ -117,7 +117,7 @@ def test_no_module_starts_a_shell(package: str) -> None:
     ],
 )
 def test_forbidden_names_are_found(code: str, name: str) -> None:
-    """Otherwise the tests above could not fail."""
+    """The checks find each forbidden name, so they are able to fail."""
     assert name in named_in(ast.parse(code))
 
 
@@ -143,13 +143,13 @@ def run(folder: Path, *options: str) -> set[str]:
 
 
 def test_session_without_file_options_writes_no_file(tmp_path: Path) -> None:
-    """Nothing is written beside the tests, in the home folder or in the temporary folder."""
+    """Without options for files, a session writes none beside the tests, at home or in /tmp."""
     options = ("--cka-memory-report", "--cka-memory-device=cpu", "--cka-memory-explain")
     assert run(tmp_path, *options) == set()
 
 
 def test_session_writes_only_the_files_that_options_name(tmp_path: Path) -> None:
-    """The folder of snapshots stays empty because the CPU keeps no history."""
+    """A session writes only the files that options name; the CPU writes no snapshots."""
     options = [f"--cka-memory-{name}={tmp_path / 'out' / name}" for name in OUTPUTS]
     options += ["--cka-memory-update-baseline", f"--cka-memory-snapshots={tmp_path / 'snapshots'}"]
     assert run(tmp_path, "--cka-memory-device=cpu", *options) == {f"out/{name}" for name in OUTPUTS}

@@ -6,7 +6,6 @@ that waits in a collective is in a call of C++, so its handlers do not run.
 
 import os
 import signal
-import socket
 import threading
 import weakref
 from collections.abc import Callable
@@ -26,28 +25,28 @@ class SignalThread:
     def __init__(self, on_signal: Callable[[int], None]) -> None:
         self._on_signal = on_signal
         self._thread: threading.Thread | None = None
-        self._sockets: tuple[socket.socket, socket.socket] | None = None
+        self._pipe: tuple[int, int] | None = None
+        """From the C part of Python to the thread."""
 
     def start(self) -> None:
         """Start the thread, from the main thread, unless it runs or somebody uses the descriptor.
 
         Only one descriptor can be set for a process; an event loop of asyncio may use it.
         """
-        if self._sockets is None:
-            sockets = socket.socketpair()
-            for end in sockets:
-                end.setblocking(end is sockets[0])
-            before = signal.set_wakeup_fd(sockets[1].fileno(), warn_on_full_buffer=False)
+        if self._pipe is None:
+            pipe = os.pipe()
+            os.set_blocking(pipe[1], False)
+            before = signal.set_wakeup_fd(pipe[1], warn_on_full_buffer=False)
             if before != -1:
                 signal.set_wakeup_fd(before)
-                _close(sockets)
+                _close(pipe)
                 return
-            self._sockets = sockets
+            self._pipe = pipe
             _started.add(self)
             _prepare_forks()
         if self._thread is None:
             self._thread = threading.Thread(
-                target=self._run, args=(self._sockets[0],), name="cka-memory-signals", daemon=True
+                target=self._run, args=(self._pipe[0],), name="cka-memory-signals", daemon=True
             )
             self._thread.start()
 
@@ -58,26 +57,26 @@ class SignalThread:
 
     def pause(self) -> None:
         """End the thread until the next `start`."""
-        if self._sockets is None or self._thread in (None, threading.current_thread()):
+        if self._pipe is None or self._thread in (None, threading.current_thread()):
             return
         with suppress(OSError):
-            self._sockets[1].send(_END)
+            os.write(self._pipe[1], _END)
         self._thread.join()
         self._thread = None
 
     def release(self) -> None:
         """Restore the descriptor, which a forked child shares with its parent."""
-        if self._sockets is None:
+        if self._pipe is None:
             return
         before = signal.set_wakeup_fd(-1)
-        if before != self._sockets[1].fileno():
+        if before != self._pipe[1]:
             signal.set_wakeup_fd(before)
-        _close(self._sockets)
-        self._thread = self._sockets = None
+        _close(self._pipe)
+        self._thread = self._pipe = None
         _started.discard(self)
 
-    def _run(self, received: socket.socket) -> None:
-        while (byte := received.recv(1)) not in (_END, b""):
+    def _run(self, received: int) -> None:
+        while (byte := os.read(received, 1)) not in (_END, b""):
             self._on_signal(byte[0])
 
 
@@ -107,6 +106,6 @@ def _release() -> None:
         thread.release()
 
 
-def _close(sockets: tuple[socket.socket, socket.socket]) -> None:
-    for end in sockets:
-        end.close()
+def _close(pipe: tuple[int, int]) -> None:
+    for end in pipe:
+        os.close(end)

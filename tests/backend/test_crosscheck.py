@@ -75,7 +75,7 @@ def counted(
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_what_is_live_is_what_was_asked_of_the_allocator(counts, network) -> None:
-    """To the byte, after every stage, and nothing collected before."""
+    """After every stage, the meter and the independent counter agree to the byte on live memory."""
     stages = counts[network]
     assert tuple(stage["stage"] for stage in stages) == STAGES
     for stage in stages:
@@ -86,21 +86,23 @@ def test_what_is_live_is_what_was_asked_of_the_allocator(counts, network) -> Non
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_the_peak_is_what_was_asked_of_the_allocator_at_once(counts, network) -> None:
-    """To the byte, with what operators allocate and free inside themselves."""
+    """The meter's peak equals the counter's, including what operators allocate and free inside."""
     for stage in counts[network]:
         assert stage["peak_bytes"] == stage["counted_peak_bytes"], stage
 
 
 @pytest.mark.parametrize("network", NETWORKS[:2])
 def test_the_peak_of_the_ledger_is_a_lower_bound(counts_of_ledger, network) -> None:
-    """It misses what operators allocate for themselves, and never counts what is not there."""
+    """Counting storages misses what operators allocate inside, so its peak is at most the
+    counter's.
+    """
     for stage in counts_of_ledger[network]:
         assert stage["live_bytes"] == stage["counted_live_bytes"], stage
         assert stage["peak_bytes"] <= stage["counted_peak_bytes"], stage
 
 
 def test_the_page_on_trust_shows_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every row of its table is the summary of the committed results."""
+    """Every row of the table in `trust.md` is the summary of the committed results."""
     pytest.importorskip("torchvision")
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     from crosscheck import NAMES, summary

@@ -75,7 +75,7 @@ def broken(on_device):
 
 
 def test_report_names_the_device_and_its_allocator(broken):
-    """The device gives its own name."""
+    """The report has the name that the device gives itself, and says whose counters were read."""
     session = broken.report["session"]
     assert (session["device"], session["device_name"]) == ("privateuseone:0", "Host Device 0")
     assert session["meter"] == "PyTorch's caching allocator"
@@ -96,18 +96,20 @@ def test_report_names_the_device_and_its_allocator(broken):
     ],
 )
 def test_every_marker_judges_the_allocators_figures(broken, test, verdict):
-    """At the exact limit: three bytes, one block, and the reserve of two tensors in turn."""
+    """A figure equal to its limit passes, and a larger one fails
+    the test, to the byte and block.
+    """
     assert broken.of(test)["verdict"] == verdict, broken.text
 
 
 def test_growth_is_shown_from_the_first_batch_on(broken):
-    """In requested bytes: the region's start is known in blocks, so they cannot be subtracted."""
+    """From the first batch on, growth is shown in requested bytes; the start is known in blocks."""
     assert "grew by 4 bytes per batch over 8 batches" in broken.text
     assert "0 to 28 B above the first batch" in broken.text
 
 
 def test_block_that_no_tensor_owns_is_reported_without_a_line(broken):
-    """The device keeps no history of its allocations; the report says so."""
+    """Without a history of allocations a block has no line; the report says that there is none."""
     (holding,) = broken.of("test_unowned")["retained"]
     assert (holding["bytes"], holding["count"]) == (100, 0)
     assert holding["created_at"] == []
@@ -115,14 +117,14 @@ def test_block_that_no_tensor_owns_is_reported_without_a_line(broken):
 
 
 def test_backend_of_any_name_is_found(on_device):
-    """Backends from outside torch name themselves; no option says which to use."""
+    """A backend from outside torch names itself, so the plugin finds it without an option."""
     run = on_device(SMALL, HOSTDEVICE_NAME="abacus")
     assert run.code == pytest.ExitCode.OK, run.text
     assert run.report["session"]["device"] == "abacus:0"
 
 
 def test_workers_measure_it(on_device):
-    """Each process has its own allocator; the figures are those of a serial session."""
+    """Each worker process has its own allocator, and its figures are those of a serial session."""
     pytest.importorskip("xdist")
     run = on_device(SMALL, "-n2", HOSTDEVICE_NAME="abacus")
     assert run.code == pytest.ExitCode.OK, run.text
@@ -164,7 +166,7 @@ def uncounted(on_device):
 
 
 def test_report_says_that_tensors_are_counted_if_the_allocator_has_no_counters(uncounted):
-    """The device is found by itself; its peak is a lower bound, and there is no reserve."""
+    """Without counters the peak counts tensors, so the report calls it a lower bound."""
     session = uncounted.report["session"]
     assert (session["device"], session["device_name"]) == ("privateuseone:0", "Host Device 0")
     assert session["meter"] == "tensors counted, allocator not seen"
@@ -186,12 +188,12 @@ def test_report_says_that_tensors_are_counted_if_the_allocator_has_no_counters(u
     ],
 )
 def test_markers_judge_tensors_exactly_if_the_allocator_has_no_counters(uncounted, test, verdict):
-    """To the byte; a limit on the reserve is not judged."""
+    """If tensors are counted, limits are judged to the byte, except for a limit on the reserve."""
     assert uncounted.of(test)["verdict"] == verdict, uncounted.text
 
 
 def test_tensors_are_described_if_the_allocator_has_no_counters(uncounted):
-    """By line and reference, as on the CPU; gradients are 64 and 8 numbers of 4 bytes."""
+    """A counted tensor is described by its line and reference; gradients have 64 and 8 numbers."""
     (held,) = uncounted.of("test_retained")["retained"]
     assert (held["bytes"], held["held_by"]) == (3, "test_it.KEPT[0]")
     assert held["created_at"][0].endswith("test_it.py:9 in allocate")

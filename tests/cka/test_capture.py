@@ -71,7 +71,7 @@ def record_of(model, batch, names):
 
 
 def test_output_returned_unchanged_by_several_modules_is_measured_once():
-    """Identity, blocks and Sequentials need no second Gram matrix."""
+    """An output that Identity, a block and a Sequential return unchanged needs one Gram matrix."""
     model = Aliases().eval()
     names = ["fc", "same", "block", "block.0", "block.0.0"]
     record = record_of(model, batches_of(8)[0], names)
@@ -90,7 +90,7 @@ def test_output_changed_in_place_is_measured_again():
 
 
 def test_capture_is_empty_after_take():
-    """It holds no measurement, and the model has no hook."""
+    """After take() a capture holds no measurement, and the model has no hook."""
     model = mlp().eval()
     capture = Capture({"0": model[0]}, OutputReader(), lambda features: features.sum())
     with torch.no_grad(), capture.recording(4):
@@ -114,7 +114,7 @@ class Idle(nn.Module):
 
 
 def test_module_that_never_ran_is_left_out_with_a_warning():
-    """One warning names it; containers such as ModuleList are not named."""
+    """One warning names the modules that never ran, without containers such as ModuleList."""
     with pytest.warns(CKAWarning, match=r"never ran are left out: unused$") as warned:
         result = compared(Idle(), batches_of(8))
     assert len(warned) == 1
@@ -122,7 +122,7 @@ def test_module_that_never_ran_is_left_out_with_a_warning():
 
 
 def test_unused_projection_of_attention_is_named_in_the_warning():
-    """nn.MultiheadAttention uses the weights of out_proj but never calls it."""
+    """A warning names out_proj, whose weights nn.MultiheadAttention uses without calling it."""
     model = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     with pytest.warns(CKAWarning, match=r"never ran are left out: self_attn\.out_proj"):
         result = compared(model, batches_of(8, features=(5, 8)))
@@ -140,7 +140,7 @@ def test_error_names_the_selected_layers_if_none_ran():
 
 
 def test_error_names_the_columns_that_never_ran():
-    """The rows ran, but a comparison also needs columns."""
+    """If only the rows ran, the error names the columns, which a comparison needs too."""
     with pytest.raises(LayerError, match=r"no layer is left to compare; .*never ran.*: unused$"):
         compared(Idle(), batches_of(8), model2_layers="unused")
 
@@ -161,7 +161,7 @@ class Sometimes(nn.Module):
 
 
 def test_layer_that_did_not_run_in_every_batch_is_left_out_with_a_warning():
-    """Its sum over some batches cannot be compared with sums over all batches."""
+    """A layer's sum over some batches cannot be compared with sums over all batches."""
     with pytest.warns(CKAWarning, match=r"did not run in every batch are left out: once"):
         result = compared(Sometimes(), batches_of(8, 8, 8))
     assert result.model1_layers == ["always"]
@@ -182,7 +182,9 @@ class Windows(nn.Module):
 
 
 def test_output_without_the_batch_in_front_is_left_out_with_a_warning():
-    """A first dimension of another size than the batch is not used as samples."""
+    """An output whose first dimension is not the batch's is left
+    out, as its rows are no samples.
+    """
     with pytest.warns(CKAWarning, match=r"no tensor with the batch in its first.*: inner$"):
         result = compared(Windows(), batches_of(8))
     assert result.model1_layers == ["fc", "windows"]
@@ -221,7 +223,7 @@ class Function(nn.Module):
     ],
 )
 def test_first_tensor_of_an_output_is_compared(make):
-    """Tuples, lists and dicts are searched; a scalar loss in front is ignored."""
+    """Outputs that are tuples, lists or dicts are searched; a scalar loss in front is ignored."""
     result = compared(CustomOutput(make), batches_of(12))
     assert entry(result, "odd", "fc") == pytest.approx(1, abs=1e-6)
 
@@ -267,7 +269,7 @@ def test_pick_chooses_the_tensor_or_leaves_the_layer_out():
 
 
 def test_pooling_keeps_or_averages_tokens_or_takes_the_first():
-    """For (n, t, d) outputs, flatten, mean and cls give CKA of these features."""
+    """The poolings flatten, mean and cls give CKA of all, averaged or first tokens of (n, t, d)."""
     tokens = batches_of(16, features=(3, 6))[0]
     model = nn.Sequential(nn.Linear(6, 5), nn.Sequential(nn.Flatten(), nn.Linear(15, 4))).eval()
     with torch.no_grad():
@@ -290,7 +292,7 @@ class SequenceFirst(nn.Module):
 
 
 def test_sequence_first_outputs_are_transposed():
-    """The module's batch_first=False decides, even if there are as many tokens as samples."""
+    """A module's batch_first=False decides, even if there are as many tokens as samples."""
     model = SequenceFirst().eval()
     for samples in (8, 4):
         batch = batches_of(samples, features=(4, 6))[0]
@@ -301,19 +303,19 @@ def test_sequence_first_outputs_are_transposed():
 
 
 def test_unknown_pooling_is_an_error():
-    """The error lists the known names."""
+    """The error for an unknown pooling lists the known names."""
     with pytest.raises(ValueError, match="'max' as pooling; write 'flatten', 'mean' or 'cls'"):
         CKA(mlp(), pooling="max")
 
 
 def test_model_without_submodules_is_one_row():
-    """Its own output is compared, with the label (model)."""
+    """A model without submodules is compared by its own output, with the label (model)."""
     result = compared(nn.Linear(6, 3), batches_of(8))
     assert result.model1_layers == ["(model)"]
 
 
 def test_model_that_is_not_a_module_is_an_error():
-    """The error names the argument and its type."""
+    """The error for a model that is not a module names the argument and its type."""
     with pytest.raises(
         InputError, match=r"model2 must be a torch\.nn\.Module, got function; write a Module"
     ):

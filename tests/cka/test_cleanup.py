@@ -76,7 +76,7 @@ class FailingModel(nn.Module):
 )  # fmt: skip
 @pytest.mark.parametrize("block", [True, False], ids=["with", "without"])
 def test_hooks_are_removed_and_modes_restored_on_every_exit(model, loader, settings, error, block):
-    """Every module gets its own mode back, whether the model, loader, hook or user raised."""
+    """Every module gets its mode back, and no hook stays, whoever raised."""
     modes = modes_of(model)
     cka = CKA(model, **settings)
     try:
@@ -95,7 +95,9 @@ def test_hooks_are_removed_and_modes_restored_on_every_exit(model, loader, setti
 
 
 def test_models_run_in_evaluation_mode():
-    """Dropout is inactive and batch norm keeps its statistics, in every submodule."""
+    """In a comparison dropout is inactive and batch norm keeps its
+    statistics, in each submodule.
+    """
     model = half_frozen()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     first, second = (CKA(model).compare(batches_of(8), progress=False) for _ in range(2))
@@ -105,7 +107,7 @@ def test_models_run_in_evaluation_mode():
 
 
 def test_two_models_in_different_modes_get_their_own_mode_back():
-    """One is in training mode, the other in evaluation mode."""
+    """A model in training mode and one in evaluation mode both get their own mode back."""
     training, frozen = mlp(0).train(), mlp(1).eval()
     CKA(training, frozen).compare(batches_of(8), progress=False)
     assert all(modes_of(training))
@@ -113,7 +115,7 @@ def test_two_models_in_different_modes_get_their_own_mode_back():
 
 
 def test_hooks_are_registered_only_during_a_forward_pass():
-    """Passes that a loader runs with the model itself are not recorded."""
+    """Forward passes that a loader runs with the model itself are not recorded."""
     model = mlp()
 
     def loader():
@@ -126,7 +128,7 @@ def test_hooks_are_registered_only_during_a_forward_pass():
 
 
 def test_hook_of_the_user_stays_and_its_output_is_compared():
-    """A hook that replaces an output runs first, and is still registered afterwards."""
+    """A user's hook that replaces an output runs first, and is still registered afterwards."""
     model = mlp()
     calls = []
     model[1].register_forward_hook(lambda module, args, out: calls.append(1) or torch.zeros(8, 8))
@@ -144,7 +146,7 @@ def live_tensors():
 @pytest.mark.parametrize("two", [False, True], ids=["self", "two-models"])
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_only_the_result_is_live_after_a_comparison(two):
-    """Without a garbage collection, the only new tensors are the two of the result."""
+    """After a comparison, without a garbage collection, only the result's two tensors are new."""
     model, other, data = Residual(), Residual() if two else None, batches_of(8, 8)
     cka = CKA(model, other)
     cka.compare(data, progress=False)
@@ -198,7 +200,7 @@ def test_batch_is_freed_before_the_next_one_runs():
 
 
 def test_models_are_not_referenced_after_the_with_block():
-    """The variable of the with statement still exists, but does not keep the weights alive."""
+    """After its with block, the CKA object does not keep the weights of the models alive."""
     model = mlp()
     weights = weakref.ref(model)
     with CKA(model) as cka:
@@ -210,7 +212,7 @@ def test_models_are_not_referenced_after_the_with_block():
 
 
 def test_compare_can_be_repeated_without_a_with_block():
-    """The second result is equal to the first and counts its own samples only."""
+    """A second comparison has an equal result and counts its own samples only."""
     cka = CKA(mlp())
     first = cka.compare(batches_of(8), progress=False)
     second = cka.compare(batches_of(8), progress=False)
@@ -220,7 +222,7 @@ def test_compare_can_be_repeated_without_a_with_block():
 
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad, torch.enable_grad])
 def test_result_does_not_depend_on_the_grad_mode_of_the_caller(mode):
-    """The values are the same and the tensors ordinary, even in inference mode."""
+    """In any grad mode of the caller, values are the same and the result's tensors ordinary."""
     model, data = InPlace(), batches_of(8, features=(2, 6, 6))
     expected = CKA(model).compare(data, progress=False)
     with mode():
@@ -231,7 +233,7 @@ def test_result_does_not_depend_on_the_grad_mode_of_the_caller(mode):
 
 
 def test_autocast_applies_to_the_model_but_not_to_gram_matrices():
-    """Outputs are bfloat16, and their Gram matrices are float32."""
+    """Under autocast, outputs are bfloat16 and their Gram matrices are float32."""
     data = batches_of(16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         result = CKA(mlp(), kernel=lambda rows: rows @ rows.T).compare(data, progress=False)
@@ -240,7 +242,7 @@ def test_autocast_applies_to_the_model_but_not_to_gram_matrices():
 
 
 def test_wrapped_model_gives_the_result_of_the_network_inside():
-    """DataParallel, torch.compile and both together are unwrapped."""
+    """A model in DataParallel, torch.compile or both gives the result of the network inside."""
     model, data = mlp(), batches_of(8)
     expected = CKA(model).compare(data, progress=False)
     for wrapped in (
@@ -268,7 +270,9 @@ def test_hooks_of_compiled_submodules_are_called():
 
 
 def test_submodules_count_as_compiled_if_torch_lacks_the_private_attribute(monkeypatch):
-    """There is no public attribute; running uncompiled is slower but calls every hook."""
+    """Without torch's private attribute, submodules run
+    uncompiled: slower, but hooks are called.
+    """
     monkeypatch.delattr(nn.Module, "_compiled_call_impl")
     context = eager([nn.Linear(6, 3)])
     with context:
@@ -278,7 +282,7 @@ def test_submodules_count_as_compiled_if_torch_lacks_the_private_attribute(monke
 
 
 def test_mode_of_a_module_in_two_models_is_restored():
-    """A shared backbone gets the mode that it had before."""
+    """A backbone that two models share gets the mode that it had before."""
     shared = nn.Linear(6, 6)
     one, other = nn.Sequential(shared, nn.ReLU()), nn.Sequential(shared, nn.Tanh())
     shared.training = False
@@ -313,7 +317,7 @@ class Movable(nn.Module):
 
 
 def test_model_is_moved_back_after_an_error():
-    """It is moved to the device, and then to the device that it was on."""
+    """A model is moved to the device for a comparison, and moved back also after an error."""
     model = Movable()
     away, home = torch.device("cuda", 1), torch.device("cpu")
     with pytest.raises(BrokenError), moved_to(model, away):
@@ -322,7 +326,7 @@ def test_model_is_moved_back_after_an_error():
 
 
 def test_model_that_is_on_the_device_already_is_not_moved():
-    """Its method ``to`` is not called."""
+    """The method ``to`` of a model that is on the device already is not called."""
     model = Movable()
     with moved_to(model, torch.device("cpu")):
         assert model.moves == []
@@ -346,7 +350,7 @@ class Spread(nn.Module):
 
 
 def test_model_on_several_devices_is_not_moved():
-    """If a device is given, the error names the model's devices and what to do."""
+    """If a device is given for a model on several, the error names these and says what to do."""
     assert device_for(Spread(), None, "model1") == torch.device("cpu")
     with pytest.raises(
         InputError, match=r"model1 cannot run on cpu: it is spread over cpu, cuda:1; omit device"

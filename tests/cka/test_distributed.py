@@ -33,7 +33,7 @@ def batches_without_padding():
 
 @pytest.mark.parametrize("name", ["self", "pair"])
 def test_ranks_give_the_result_of_one_process_on_the_same_batches(results, name):
-    """CKA is equal to 1e-6 on every rank, and so are standard errors and batch counts."""
+    """Every rank has the CKA of one process, to 1e-6, with its errors and batch counts."""
     both = batches_without_padding()
     # The last batches have 3 and 2 samples and are concatenated with those before them.
     joined = [[*own[:-2], torch.cat(own[-2:])] for own in both]
@@ -52,7 +52,7 @@ def test_ranks_give_the_result_of_one_process_on_the_same_batches(results, name)
 def test_ranks_with_different_numbers_of_batches_give_the_result_of_one_process(
     results, name, seeds
 ):
-    """One rank has two batches, the other has one, of another size."""
+    """Ranks with two batches and one, of another size, give the result of one process."""
     dtype = torch.float64 if name == "unequal" else torch.float32
     batches = [batch.to(dtype) for rank in range(2) for batch in unequal_batches(rank)]
     models = [mlp(seed).to(dtype) for seed in seeds]
@@ -64,7 +64,7 @@ def test_ranks_with_different_numbers_of_batches_give_the_result_of_one_process(
 
 
 def test_rank_without_any_batch_has_the_result_of_the_others(results):
-    """Its result is also in the dtype of the others, although its model never ran."""
+    """A rank whose model never ran has the result of the other ranks, in their dtype."""
     batches = [batch.double() for batch in unequal_batches(0)]
     expected = CKA(mlp(0).double(), kernel="rbf").compare(batches, progress=False)
     for found in results["empty"]:
@@ -74,7 +74,9 @@ def test_rank_without_any_batch_has_the_result_of_the_others(results):
 
 
 def test_ranks_with_features_of_another_scale_give_the_result_of_one_process(results):
-    """The sums of the ranks have different exponents; those of rank 1 are twice as large."""
+    """Ranks whose features differ in scale, and sums in exponents,
+    give the result of one process.
+    """
     batches = [batch * 2.0**89 for rank in range(2) for batch in scaled_batches(rank)]
     expected = CKA(linear_network()).compare(batches, progress=False)
     for found in results["scaled"]:
@@ -83,17 +85,17 @@ def test_ranks_with_features_of_another_scale_give_the_result_of_one_process(res
 
 
 def test_padding_samples_are_not_counted(results):
-    """Every sample of the data set is used once."""
+    """On several ranks every sample of the data set is used once; padding samples do not count."""
     assert [one.samples for one in results["self"]] == [SAMPLES, SAMPLES]
 
 
 def test_ranks_do_not_communicate_if_distributed_is_false(results):
-    """Each rank has the result of its own samples."""
+    """With distributed=False each rank has the result of its own samples."""
     assert [one.samples for one in results["alone"]] == [19, 18]
 
 
 def test_rank_without_a_large_enough_batch_adds_nothing(results):
-    """The result of both ranks is that of the other rank's batches."""
+    """If one rank has no large enough batch, both have the result of the other's batches."""
     expected = CKA(mlp(0)).compare(batches_of(8, 8), progress=False)
     for found in results["uneven"]:
         torch.testing.assert_close(found.matrix, expected.matrix)

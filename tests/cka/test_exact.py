@@ -26,7 +26,7 @@ from pytest_cka_memory import MemoryProbe
 
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
 def test_exact_result_equals_cka_of_the_features_of_all_samples(kernel):
-    """Batches of any size are used, even of one sample."""
+    """The exact estimate uses batches of any size, even of one sample."""
     model, batches = mlp().eval(), batches_of(8, 8, 3, 1)
     outputs = {name: torch.cat(parts) for name, parts in cloned_outputs(model, batches).items()}
     result = CKA(model, estimator="exact", kernel=kernel).compare(batches, progress=False)
@@ -37,7 +37,7 @@ def test_exact_result_equals_cka_of_the_features_of_all_samples(kernel):
 
 
 def test_exact_result_of_two_models_uses_the_features_of_each():
-    """Rows are features of the first model, columns of the second."""
+    """In the exact result, rows are features of the first model, columns those of the second."""
     one, two, batches = mlp(0).eval(), mlp(1).eval(), batches_of(8, 8)
     result = CKA(one, two, estimator="exact").compare(batches, progress=False)
     first, second = cloned_outputs(one, batches), cloned_outputs(two, batches)
@@ -46,7 +46,7 @@ def test_exact_result_of_two_models_uses_the_features_of_each():
 
 
 def test_exact_result_does_not_depend_on_the_batch_size():
-    """The same samples in larger and smaller batches give the same matrix."""
+    """The exact estimate is the same for the same samples in larger and smaller batches."""
     data = batches_of(24)[0]
     results = [
         CKA(mlp(), estimator="exact").compare(list(data.split(size)), progress=False).matrix
@@ -66,7 +66,7 @@ def needed(samples):
 
 @pytest.mark.parametrize("spare", [0, -1], ids=["equal", "one-byte-short"])
 def test_error_gives_the_bytes_needed_if_memory_is_too_small(spare, count_passes):
-    """The exact size suffices; one byte less is an error before the second batch runs."""
+    """Memory of the exact size suffices; one byte less is an error before the second batch runs."""
     loader = DataLoader(TensorDataset(batches_of(32)[0]), batch_size=8)
     model = mlp()
     passes = count_passes(model)
@@ -83,7 +83,7 @@ def test_error_gives_the_bytes_needed_if_memory_is_too_small(spare, count_passes
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
 @pytest.mark.parametrize(("samples", "width"), [(1200, 1200), (400, 40_000)])
 def test_bytes_given_in_the_error_are_enough(kernel, samples, width):
-    """Gram matrices are as large as the features, or the features are very wide."""
+    """The bytes that an error asks for suffice, for large Gram matrices and for wide features."""
     model = torch.nn.Sequential(torch.nn.Linear(8, width))
     batches = batches_of(samples, features=(8,))
     settings = {"estimator": "exact", "kernel": kernel, "device": "cpu"}
@@ -100,27 +100,33 @@ def test_bytes_given_in_the_error_are_enough(kernel, samples, width):
 
 
 def test_loader_without_a_length_fails_when_its_samples_no_longer_fit():
-    """The bytes needed are those of the samples so far."""
+    """A loader without a length fails at the batch that no longer fits, with the bytes needed so
+    far.
+    """
     cka = CKA(mlp(), estimator="exact", memory_limit_bytes=needed(16))
     with pytest.raises(DoesNotFitError, match=rf"\({needed(24)} bytes\) for 24 samples"):
         cka.compare(iter(batches_of(8, 8, 8)), progress=False)
 
 
 def test_output_returned_by_several_modules_is_stored_once():
-    """Their features and Gram matrix count once in the bytes needed."""
+    """The features and Gram matrix of an output of several modules
+    count once in the bytes needed.
+    """
     cka = CKA(Aliases(), estimator="exact", memory_limit_bytes=1)
     with pytest.raises(DoesNotFitError, match="8 samples of 2 layers"):
         cka.compare(batches_of(8), progress=False)
 
 
 def test_available_memory_includes_the_stored_features():
-    """Their memory is already used, and is part of what the estimator needs."""
+    """Memory of stored features is used already, and it is part of what the estimator needs."""
     free = available_bytes(0)
     assert free is None or available_bytes(2**40) >= 2**40
 
 
 def test_there_is_no_limit_if_the_free_memory_is_unknown(monkeypatch):
-    """On macOS, ``sysconf`` raises for these names; the comparison still runs."""
+    """If ``sysconf`` raises, as on macOS, the free memory is unknown
+    and the comparison still runs.
+    """
 
     def sysconf(name):
         raise ValueError("unrecognized configuration name")
@@ -147,7 +153,7 @@ class EverySecond(torch.nn.Module):
 
 @pytest.mark.parametrize("first", [True, False], ids=["in-the-first", "not-in-the-first"])
 def test_layer_that_is_missing_from_a_batch_is_left_out_with_a_warning(first):
-    """The other layers have the result of all samples."""
+    """A layer that is missing from a batch does not change the results of the other layers."""
     batches = batches_of(8, 8, 8)
     model = EverySecond(first)
     with pytest.warns(CKAWarning, match="not run in every batch are left out: sometimes$"):
@@ -171,7 +177,7 @@ class Tokens(torch.nn.Module):
 
 
 def test_layer_of_varying_width_is_left_out_with_a_warning():
-    """Batches of texts have different numbers of tokens; pooled tokens can be compared."""
+    """Batches of texts differ in tokens, so layers of varying width are left out unless pooled."""
     model, batches = Tokens(), [torch.randn(8, tokens, 6) for tokens in (5, 7, 5)]
     with pytest.warns(CKAWarning, match=r'pooling="mean".*"unbiased"\): token$'):
         result = CKA(model, estimator="exact").compare(batches, progress=False)
@@ -185,7 +191,9 @@ def test_layer_of_varying_width_is_left_out_with_a_warning():
 
 
 def test_error_says_why_if_every_layer_has_varying_width():
-    """The features of the layer are released at the first batch that differs."""
+    """If every layer varies in width, the error says so; features are freed at the first such
+    batch.
+    """
     batches = [torch.randn(8, tokens, 6) for tokens in (5, 7)]
     with pytest.raises(LayerError, match=r"no layer is left to compare.*left out, because .*token"):
         CKA(Tokens(), Tokens(), "token", "token", estimator="exact").compare(
@@ -194,7 +202,9 @@ def test_error_says_why_if_every_layer_has_varying_width():
 
 
 def test_fewer_than_four_samples_are_an_error():
-    """The unbiased estimate does not exist for them."""
+    """Fewer than four samples are an error, because the unbiased
+    estimate does not exist for them.
+    """
     with pytest.raises(InputError, match="no batch had at least"):
         CKA(mlp(), estimator="exact").compare(batches_of(2, 1), progress=False)
 
@@ -213,6 +223,6 @@ def test_fewer_than_four_samples_are_an_error():
     ],
 )
 def test_invalid_setting_is_an_error(settings, message):
-    """The error is raised when the CKA is created, and names a valid value."""
+    """An invalid setting is refused when the CKA is created, and the error names a valid value."""
     with pytest.raises(SettingError, match=message):
         CKA(mlp(), **settings)

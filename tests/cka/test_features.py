@@ -36,13 +36,13 @@ def features(seed: int, samples: int = 12, width: int = 5) -> torch.Tensor:
     ],
 )
 def test_google_demo_values_are_reproduced(google_demo, kernel, estimator, published):
-    """The five published digits are equal."""
+    """CKA of the data in Google's demo has the five published digits."""
     found = cka_from_features(*google_demo, kernel=kernel, estimator=estimator)
     assert round(float(found), 5) == published
 
 
 def test_pair_gives_a_float64_scalar_and_sequence_a_matrix():
-    """Two tensors give a 0-d tensor; a sequence on either side gives (L1, L2)."""
+    """CKA of two tensors is a 0-d tensor; with a sequence on either side it has shape (L1, L2)."""
     x, y, z = features(0), features(1, width=3), features(2, width=9)
     pair = cka_from_features(x, y)
     matrix = cka_from_features([x, y], [x, y, z])
@@ -67,7 +67,7 @@ def test_features_of_images_are_flattened():
 
 
 def test_hsic_matches_the_formulas_of_the_papers():
-    """Unbiased is the three sums of Song et al., biased is tr(KHLH) of Gretton et al."""
+    """Unbiased HSIC is the three sums of Song et al., and biased HSIC tr(KHLH) of Gretton et al."""
     x, y = features(3), features(4)
     assert float(hsic(linear(x), linear(y))) == pytest.approx(
         song_hsic(linear(x), linear(y)), rel=1e-12
@@ -78,7 +78,7 @@ def test_hsic_matches_the_formulas_of_the_papers():
 
 
 def test_hsic_is_the_same_for_centred_and_uncentred_gram_matrices():
-    """The unbiased estimator centres the matrices itself."""
+    """HSIC is the same for centred Gram matrices, as the unbiased estimator centres them itself."""
     x, y = features(5), features(6)
     assert float(hsic(x @ x.T, y @ y.T)) == pytest.approx(float(hsic(linear(x), linear(y))))
 
@@ -96,7 +96,9 @@ def test_cka_of_independent_features_averages_to_zero_without_a_clamp():
 
 
 def test_biased_cka_of_wide_random_features_tends_to_one():
-    """It is about p / (p + n) (Murphy et al. 2024); the unbiased estimate is about 0."""
+    """The biased CKA of random features is about p / (p + n) (Murphy et al. 2024), the unbiased
+    about 0.
+    """
     x, y = features(0, 10, 990), features(1, 10, 990)
     assert float(cka_from_features(x, y, estimator="biased")) == pytest.approx(0.99, abs=0.01)
     assert abs(float(cka_from_features(x, y))) < 0.1
@@ -117,7 +119,7 @@ def of_dtype(dtype: torch.dtype) -> torch.Tensor:
     ids=str,
 )
 def test_features_and_gram_matrices_may_have_any_real_dtype(dtype):
-    """Features, HSIC and a kernel's result are computed from their values in float64."""
+    """Features and Gram matrices may have any real dtype; CKA is computed from them in float64."""
     x, y = of_dtype(dtype), features(1, 8)
     expected = float(cka_from_features(x.double(), y))
     assert float(cka_from_features(x, y)) == pytest.approx(expected, abs=1e-14)
@@ -142,7 +144,7 @@ def test_conjugated_and_quantised_features_are_read():
 
 
 def test_user_kernel_gets_real_and_imaginary_parts_of_complex_features():
-    """A conversion to float32 would drop the imaginary part."""
+    """A user's kernel gets both parts of complex features; float32 would drop the imaginary one."""
     seen = []
     z = torch.randn(8, 3, dtype=torch.complex64)
     cka_from_features(z, z, kernel=lambda rows: seen.append(rows.shape) or rows @ rows.T)
@@ -155,7 +157,7 @@ def test_user_kernel_gets_real_and_imaginary_parts_of_complex_features():
     ids=["sparse", "meta"],
 )
 def test_features_without_values_are_an_error(make):
-    """The error says what the tensor is and how to convert it."""
+    """The error for features without values says what the tensor is and how to convert it."""
     with pytest.raises(InputError, match=r"dense tensors with values, got .*; pass"):
         cka_from_features(make(features(0)), features(1))
     with pytest.raises(InputError, match=r"must be dense and real, got torch\.float64"):
@@ -163,7 +165,7 @@ def test_features_without_values_are_an_error(make):
 
 
 def test_complex_gram_matrix_is_an_error():
-    """HSIC is defined for real similarities."""
+    """HSIC is defined for real similarities, so a complex Gram matrix is an error."""
     with pytest.raises(InputError, match=r"dense and real, got torch\.complex64.*\.real"):
         hsic(torch.eye(5, dtype=torch.complex64), torch.eye(5))
 
@@ -205,14 +207,14 @@ def test_rotation_scale_and_offset_do_not_change_cka(seed, samples, width, scale
 
 
 def test_gradients_match_finite_differences():
-    """The function can be used as a loss, with either kernel."""
+    """Gradients match finite differences with either kernel, so that CKA can be used as a loss."""
     x, y = features(0, 6, 3).requires_grad_(), features(1, 6, 2).requires_grad_()
     assert torch.autograd.gradcheck(cka_from_features, (x, y))
     assert torch.autograd.gradcheck(lambda a, b: cka_from_features(a, b, kernel="rbf"), (x, y))
 
 
 def test_constant_features_give_nan_and_a_warning():
-    """0.1 is not exact in binary, but its features still count as constant."""
+    """Features that are all 0.1, which is not exact in binary, still count as constant."""
     with pytest.warns(CKAWarning, match="NaN because the features of one side do not vary"):
         found = cka_from_features(torch.full((7, 3), 0.1), features(0, 7))
     assert found.isnan()
@@ -233,13 +235,13 @@ def test_constant_features_give_nan_and_a_warning():
     ],
 )
 def test_features_that_cannot_be_compared_are_an_error(x, y, message):
-    """The error gives the shape or the sample counts."""
+    """The error for features that cannot be compared gives their shape or the sample counts."""
     with pytest.raises(InputError, match=message):
         cka_from_features(x, y)
 
 
 def test_biased_estimator_needs_two_samples():
-    """One sample is an error."""
+    """The biased estimator needs two samples, so one sample is an error."""
     x = torch.tensor([[0.0], [1.0]])
     assert cka_from_features(x, x, estimator="biased") == 1
     with pytest.raises(InputError, match="at least 2 samples, got 1"):
@@ -247,7 +249,7 @@ def test_biased_estimator_needs_two_samples():
 
 
 def test_error_for_an_unknown_setting_lists_the_known_ones():
-    """Kernels and the estimators of both functions are tested."""
+    """The error for an unknown kernel or estimator lists the known ones."""
     x = features(0)
     with pytest.raises(SettingError, match=r"'cosine'.*write 'linear', 'rbf'"):
         cka_from_features(x, x, kernel="cosine")
@@ -266,6 +268,6 @@ def test_error_for_an_unknown_setting_lists_the_known_ones():
     ],
 )
 def test_hsic_of_matrices_with_invalid_shapes_is_an_error(one, other, message):
-    """Gram matrices must be square, of the same size, and of enough samples."""
+    """HSIC is refused unless both Gram matrices are square, of one size, and of enough samples."""
     with pytest.raises(InputError, match=message):
         hsic(torch.zeros(one), torch.zeros(other))

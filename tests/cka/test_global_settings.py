@@ -77,7 +77,7 @@ every_setter = pytest.mark.parametrize("setter", SETTERS, ids=lambda setter: set
 def test_full_precision_restores_every_kind_of_setting(
     setter: Callable[[], None],
 ) -> None:
-    """Inside, PyTorch's interfaces agree, so a kernel can read the setting through each."""
+    """In full precision PyTorch's interfaces agree, so a kernel can read the setting by each."""
     setter()
     before = settings()
     with full_precision(CPU):
@@ -89,7 +89,9 @@ def test_full_precision_restores_every_kind_of_setting(
 
 
 def test_inherited_setting_is_still_inherited_afterwards() -> None:
-    """Backends without a setting of their own follow torch.backends.fp32_precision again."""
+    """After full precision, backends without a setting follow
+    torch.backends.fp32_precision again.
+    """
     set_all()
     with full_precision(CPU):
         pass
@@ -129,7 +131,7 @@ CKA(model, model).compare([torch.randn(8, 4)], progress=False)
 
 
 def test_autocast_does_not_apply_to_a_kernel() -> None:
-    """Otherwise the Gram matrix would be computed in half precision."""
+    """Autocast does not apply to a kernel, because the Gram matrix would be in half precision."""
     with torch.autocast("cpu", dtype=torch.bfloat16):
         with full_precision(CPU):
             assert (torch.ones(4, 4) @ torch.ones(4, 4)).dtype == torch.float32
@@ -169,7 +171,7 @@ def deterministic() -> Iterator[None]:
 def test_results_do_not_depend_on_process_wide_settings(
     setting: Callable[[], AbstractContextManager[object]], tmp_path: Path
 ) -> None:
-    """Every estimator, kernel and pooling, features, and a saved result are tested."""
+    """No process-wide setting changes a result, of any estimator, kernel or pooling."""
     model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(inplace=True), nn.Linear(8, 4))
     batches, other = torch.randn(4, 16, 6), torch.randn(16, 3)
 

@@ -65,7 +65,7 @@ class Masked(nn.Module):
 
 
 def test_all_entries_of_a_dict_are_passed_to_the_model():
-    """The attention mask changes the result."""
+    """A dict is passed to the model with all its entries: an attention mask changes the result."""
     torch.manual_seed(0)
     model, x = Masked(), batches_of(8)[0]
     ones = matrix(model, [{"input_ids": x, "attention_mask": torch.ones(8, 1)}])
@@ -75,7 +75,7 @@ def test_all_entries_of_a_dict_are_passed_to_the_model():
 
 
 def test_feed_runs_the_model_on_batches_of_any_type():
-    """feed(model, batch) gets the whole batch."""
+    """feed(model, batch) gets the whole batch, which may be of any type."""
 
     class CustomBatch:
         def __init__(self, x):
@@ -141,14 +141,14 @@ def test_same_loader_for_both_models_is_iterated_once():
     ],
 )
 def test_loaders_with_different_batches_are_an_error(first, second, message):
-    """Outputs for different samples cannot be compared."""
+    """Two loaders whose batches differ give outputs for different samples, which is an error."""
     with pytest.raises(InputError, match=message):
         CKA(mlp(0), mlp(1)).compare(batches_of(*first), batches_of(*second), progress=False)
 
 
 @pytest.mark.parametrize("last", [1, 2, 3])
 def test_small_last_batch_is_added_to_the_one_before(last):
-    """With a DataLoader or a list of batches, every sample is used without a warning."""
+    """A small last batch is added to the one before, so every sample is used without a warning."""
     data = batches_of(16 + last)[0]
     loader = DataLoader(TensorDataset(data, torch.zeros(len(data))), batch_size=8)
     expected = matrix(mlp(), [data[:8], data[8:]])
@@ -163,13 +163,13 @@ def test_small_last_batch_is_added_to_the_one_before(last):
 
 
 def test_last_batch_of_four_samples_is_not_added_to_the_one_before():
-    """Four samples are enough for an unbiased estimate."""
+    """A last batch of four samples is enough for an unbiased estimate, so it is used by itself."""
     result = CKA(mlp()).compare(batches_of(8, 4), progress=False)
     assert (result.samples, result.batches) == (12, 2)
 
 
 def test_small_batch_of_a_generator_is_left_out_with_a_warning():
-    """The batch before it is no longer available; the other batches are used."""
+    """The batch before a generator's small one is gone, so the small batch is left out."""
     with pytest.warns(CKAWarning, match="fewer than 4 samples are left out, of sizes: 3"):
         result = CKA(mlp()).compare(iter(batches_of(8, 8, 3)), progress=False)
     assert (result.samples, result.batches) == (16, 2)
@@ -177,7 +177,7 @@ def test_small_batch_of_a_generator_is_left_out_with_a_warning():
 
 
 def test_small_batch_of_another_shape_is_left_out_with_a_warning():
-    """It cannot be concatenated with the batch before it, which is used alone."""
+    """A small last batch of another shape is left out, because it cannot be concatenated."""
     long, short = torch.randn(8, 5, 6), torch.randn(3, 4, 6)
     with pytest.warns(CKAWarning, match="fewer than 4 samples are left out, of sizes: 3"):
         result = CKA(mlp()).compare([long, short], progress=False)
@@ -186,7 +186,7 @@ def test_small_batch_of_another_shape_is_left_out_with_a_warning():
 
 
 def test_small_batch_is_left_out_if_only_outputs_show_its_size():
-    """A batch of text has no tensor that shows its number of samples."""
+    """A batch of text shows only by its outputs how small it is, and is then left out."""
 
     def feed(model, text):
         return model(torch.ones(len(text), 6).tril())
@@ -199,7 +199,7 @@ def test_small_batch_is_left_out_if_only_outputs_show_its_size():
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_batch_of_padding_samples_only_is_dropped(rank):
-    """Of nine samples on two ranks, the second rank's last batch of one sample is padding."""
+    """A batch of padding alone is dropped: of nine samples on two ranks, the second's last one."""
     data = TensorDataset(torch.arange(9))
     sampler = DistributedSampler(data, num_replicas=2, rank=rank, shuffle=False)
     loader = DataLoader(data, batch_size=1, sampler=sampler)
@@ -208,20 +208,20 @@ def test_batch_of_padding_samples_only_is_dropped(rank):
 
 
 def test_empty_tuple_as_batch_is_an_error():
-    """It contains no input; the error says what to yield."""
+    """The error for an empty tuple as a batch says what to yield."""
     with pytest.raises(InputError, match=r"got an empty batch, \(\); yield a tensor"):
         CKA(mlp()).compare([()], progress=False)
 
 
 @pytest.mark.parametrize("sizes", [(), (3,), (1,)], ids=["empty", "three", "one"])
 def test_loader_without_a_large_enough_batch_is_an_error(sizes):
-    """The error gives the smallest size."""
+    """If no batch of a loader is large enough, the error gives the smallest size that is."""
     with pytest.raises(InputError, match="no batch had at least 4 samples"):
         CKA(mlp()).compare(batches_of(*sizes), progress=False)
 
 
 def test_biased_estimator_uses_batches_of_two_samples():
-    """Its smallest batch has 2 samples, not 4."""
+    """The biased estimator uses batches of 2 samples, while the unbiased one needs 4."""
     result = CKA(mlp(), estimator="biased").compare(iter(batches_of(2, 2)), progress=False)
     assert result.samples == 4
 
@@ -255,14 +255,14 @@ def test_next_batch_is_fetched_early_only_before_a_small_last_batch():
 
 
 def test_input_changed_in_place_by_the_first_model_is_an_error():
-    """The second model would get a different input."""
+    """If the first model changes a batch in place, the second one would get a different input."""
     first = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 4))
     with pytest.raises(InputError, match="model1 changes its input in place"):
         CKA(first, mlp()).compare(batches_of(8), progress=False)
 
 
 def test_different_sample_counts_of_two_models_are_an_error():
-    """The batch is text, so only the outputs show the number of samples."""
+    """If two models return different numbers of samples for a batch of text, it is an error."""
     halved = iter([0, 1])
 
     def feed(model, batch):
@@ -273,7 +273,7 @@ def test_different_sample_counts_of_two_models_are_an_error():
 
 
 def test_batches_of_any_structure_are_cut_and_concatenated():
-    """Mappings, sequences, named tuples, dataclasses and lists of text work."""
+    """Mappings, sequences, named tuples, dataclasses and lists of text are cut and concatenated."""
     whole = {"x": torch.arange(6), "more": (torch.arange(12).view(6, 2),), "n": torch.tensor(3)}
     cut = first_samples(whole, 4)
     assert cut["x"].tolist() == [0, 1, 2, 3]
@@ -294,7 +294,7 @@ def test_batches_of_any_structure_are_cut_and_concatenated():
 
 
 def test_concatenating_batches_that_differ_in_shape_is_an_error():
-    """So is concatenating objects that are not batches."""
+    """Batches that differ in shape, and objects that are not batches, cannot be concatenated."""
     with pytest.raises(InputError, match=r"tensors of shape \(2, 3\) and \(1, 4\); only"):
         concatenate_batches(torch.zeros(2, 3), torch.zeros(1, 4))
     with pytest.raises(InputError, match="cannot concatenate batches of type int and int; both"):

@@ -40,7 +40,7 @@ def wide(samples):
 
 @pytest.mark.parametrize("around", [-1, 0, 1], ids=["one-less", "equal", "one-more"])
 def test_every_column_is_in_exactly_one_chunk(around):
-    """Numbers of columns are just below, at and above those of two chunks."""
+    """Every column is in exactly one chunk, for widths just below, at and above two chunks."""
     per_chunk = _columns_per_chunk(torch.zeros(16, 10**6), torch.float32)
     rows = torch.randn(16, 2 * per_chunk + around)
     assert_same_up_to_centring(linear_gram(rows), linear(rows))
@@ -68,7 +68,7 @@ def test_gram_matrix_of_several_blocks_is_complete(samples):
 @pytest.mark.parametrize("samples", [16, 64, 256])
 @pytest.mark.parametrize("offset", [0, 0.5, 1, 2, 4, 1000])
 def test_wide_features_keep_their_digits_at_any_offset(samples, offset):
-    """CKA is equal to that in float64 to 1e-6."""
+    """With features at any offset, CKA is equal to that in float64 to 1e-6."""
     rows = wide(samples) + offset
     others = rows + wide(samples)
     gram, other = linear_gram(rows), linear_gram(others)
@@ -77,14 +77,14 @@ def test_wide_features_keep_their_digits_at_any_offset(samples, offset):
 
 
 def test_offset_of_one_column_does_not_reduce_precision():
-    """One of 20,480 columns is near 10,000 for every sample."""
+    """If one of 20,480 columns is near 10,000 for every sample, CKA keeps its digits."""
     rows = wide(64)
     rows[:, 1] += 10_000
     assert_same_up_to_centring(linear_gram(rows), linear(rows))
 
 
 def test_very_wide_features_keep_seven_digits():
-    """The first layer of a ResNet has as many features for an image of 224 x 224 pixels."""
+    """Features as wide as a ResNet's first layer for 224 x 224 pixels keep seven digits."""
     rows = torch.randn(16, 800_000)
     assert_same_up_to_centring(linear_gram(rows), linear(rows), tolerance=2e-7)
 
@@ -92,7 +92,7 @@ def test_very_wide_features_keep_seven_digits():
 @pytest.mark.parametrize("value", [float("nan"), 1e38], ids=["nan", "overflows"])
 @pytest.mark.parametrize("sample", [0, 9], ids=["in-the-centre", "after-the-centre"])
 def test_nan_or_overflow_makes_the_entries_of_its_sample_not_finite(value, sample):
-    """The sample may be one of those from which the shift is computed."""
+    """NaN or overflow in a sample makes its entries not finite, whichever sample it is."""
     rows = wide(64)
     rows[sample] = value
     assert not linear_gram(rows)[sample].isfinite().any()
@@ -100,18 +100,20 @@ def test_nan_or_overflow_makes_the_entries_of_its_sample_not_finite(value, sampl
 
 @pytest.mark.parametrize("samples", [2, 3])
 def test_gram_matrix_of_two_or_three_samples_is_correct(samples):
-    """The biased estimator needs only two samples."""
+    """The biased estimator needs only two samples, so Gram matrices of two or three are right."""
     rows = wide(samples)
     assert_same_up_to_centring(linear_gram(rows), linear(rows), tolerance=2e-6)
 
 
 def test_gram_matrix_of_features_without_columns_is_zero():
-    """Layers with empty outputs are constant."""
+    """A layer with empty outputs is constant, so its Gram matrix is zero."""
     assert torch.equal(linear_gram(torch.zeros(5, 0)), torch.zeros(5, 5))
 
 
 def test_only_one_chunk_of_shifted_features_is_live_at_a_time(arithmetic):
-    """Besides the chunk, only the centre and sums use memory; the compiled kernel needs 1 MB."""
+    """Besides one chunk of features, only centre and sums need
+    memory; the compiled kernel, 1 MB.
+    """
     rows = wide(64) + 1000
     per_chunk = _columns_per_chunk(rows, rows.dtype)
     assert per_chunk < rows.shape[1] / 4
@@ -125,7 +127,7 @@ def test_only_one_chunk_of_shifted_features_is_live_at_a_time(arithmetic):
 
 
 def test_channels_last_images_are_not_copied():
-    """Columns in memory order are a view of the image in either memory format."""
+    """Images in either memory format are not copied: columns in memory order are a view."""
     image = torch.randn(4, 3, 5, 5)
     for layout in (torch.contiguous_format, torch.channels_last):
         laid_out = image.to(memory_format=layout)
@@ -135,7 +137,7 @@ def test_channels_last_images_are_not_copied():
 
 
 def test_complex_features_use_the_real_inner_product():
-    """Re<x, y> is the inner product of the same numbers as pairs of reals."""
+    """Complex features use Re<x, y>, the inner product of the same numbers as pairs of reals."""
     features = torch.randn(5, 4, dtype=torch.complex64)
     pairs = torch.view_as_real(features).flatten(1)
     torch.testing.assert_close(linear_gram(as_rows(features)), linear_gram(pairs))
@@ -143,7 +145,7 @@ def test_complex_features_use_the_real_inner_product():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_gram_matrix_of_half_precision_is_float32(dtype):
-    """It is finite for values whose squares exceed 65504."""
+    """The Gram matrix of half precision is float32, and finite for squares that exceed 65504."""
     rows = (torch.randn(8, 100) * 500).to(dtype)
     gram = linear_gram(rows)
     assert gram.dtype == torch.float32
@@ -152,27 +154,27 @@ def test_gram_matrix_of_half_precision_is_float32(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
 def test_booleans_and_integers_are_features(dtype):
-    """They are compared by their numerical values."""
+    """Booleans and integers are compared as features by their numerical values."""
     rows = torch.randint(0, 2, (8, 30)).to(dtype)
     assert_same_up_to_centring(linear_gram(as_rows(rows)), linear(rows))
 
 
 def test_outlier_among_the_first_samples_does_not_reduce_precision():
-    """The shift is the mean of the first samples; one is 100 times as large as the rest."""
+    """An outlier among the first samples, whose mean is the shift, does not reduce precision."""
     rows = torch.randn(64, 200)
     rows[0] *= 100
     assert_same_up_to_centring(linear_gram(rows), linear(rows))
 
 
 def test_gram_matrix_of_float64_is_float64():
-    """It is correct to 13 digits."""
+    """The Gram matrix of float64 features is float64 and correct to 13 digits."""
     rows = torch.randn(8, 100, dtype=torch.float64)
     assert linear_gram(rows).dtype == torch.float64
     assert_same_up_to_centring(linear_gram(rows), linear(rows), tolerance=1e-13)
 
 
 def test_median_distance_includes_the_diagonal():
-    """As in Google's demo: 18.302 for its data, and 18.387 without the diagonal."""
+    """The median distance includes the diagonal as in Google's demo: 18.302, and 18.387 without."""
     state = np.random.RandomState(1337)
     rows = torch.from_numpy(state.randn(100, 10))
     distances = squared_distances(linear_gram(rows)).numpy()
@@ -182,7 +184,7 @@ def test_median_distance_includes_the_diagonal():
 
 
 def test_rbf_is_defined_if_the_median_distance_is_zero():
-    """Equal samples have similarity 1, and others 0."""
+    """If the median distance is zero, RBF gives equal samples similarity 1, and others 0."""
     rows = torch.tensor([[1.0], [1.0], [1.0], [1.0], [5.0]])
     gram = RBF()(rows)
     assert torch.equal(gram[:4, :4], torch.ones(4, 4))
@@ -191,13 +193,15 @@ def test_rbf_is_defined_if_the_median_distance_is_zero():
 
 @pytest.mark.parametrize("threshold", [0, -1.0, float("nan")])
 def test_rbf_threshold_that_is_not_positive_is_an_error(threshold):
-    """Zero, negative numbers and NaN are errors."""
+    """An RBF threshold of zero, a negative number or NaN is an error."""
     with pytest.raises(SettingError, match="threshold above 0, got"):
         RBF(threshold)
 
 
 def test_user_kernel_that_does_not_return_a_gram_matrix_is_an_error():
-    """The error gives the shape of the features, and what was expected and returned."""
+    """If a user's kernel returns no Gram matrix, the error has the shapes given, expected and
+    returned.
+    """
     with pytest.raises(InputError, match=r"features \(6, 3\) to a Gram matrix \(6, 6\).*\(3, 3\)"):
         resolve_kernel(lambda rows: rows.T @ rows)(torch.zeros(6, 3))
     with pytest.raises(InputError, match="it returned float; write"):
@@ -205,7 +209,7 @@ def test_user_kernel_that_does_not_return_a_gram_matrix_is_an_error():
 
 
 def test_user_kernel_gets_float32_for_half_precision_features():
-    """A product of half-precision features could overflow."""
+    """A user's kernel gets float32, because products of half-precision features could overflow."""
     seen = []
     resolve_kernel(lambda rows: seen.append(rows.dtype) or rows @ rows.T)(torch.zeros(6, 3).half())
     assert seen == [torch.float32]

@@ -151,7 +151,7 @@ def assert_equals(result: CKAResult, rows: dict, columns: dict) -> None:
 
 @pytest.mark.parametrize("pooling", ["mean", "flatten"])
 def test_bert_and_bert_are_compared_by_their_real_tokens(pooling):
-    """The number of the pad token does not matter."""
+    """The number of the pad token does not change CKA of BERT with BERT."""
     one, two, loader = bert(0), bert(1), batches()
     result = CKA(one, two, BERT_LAYERS, BERT_LAYERS, pooling=pooling).compare(
         loader, progress=False
@@ -165,7 +165,7 @@ def test_bert_and_bert_are_compared_by_their_real_tokens(pooling):
 
 
 def test_gpt2_and_bert_are_compared_with_their_own_padding():
-    """GPT-2 is padded on the left, BERT on the right, by two loaders."""
+    """GPT-2 is padded on the left and BERT on the right, each by its own loader and mask."""
     one, two = gpt2(), bert()
     left, right = batches(1, left=True), batches(0)
     cka = CKA(one, two, GPT2_LAYERS, BERT_LAYERS, pooling="mean")
@@ -179,7 +179,9 @@ def test_gpt2_and_bert_are_compared_with_their_own_padding():
 
 @pytest.mark.parametrize("decoder_tokens", [TOKENS, TOKENS - 2], ids=["equal", "fewer"])
 def test_t5_is_compared_by_the_tokens_of_its_encoder_and_its_decoder(decoder_tokens):
-    """Keys and values of cross-attention have the encoder's tokens, the head the decoder's."""
+    """In T5, keys and values of cross-attention have the encoder's
+    tokens, the head the decoder's.
+    """
 
     def is_decoder(label):
         return label.startswith(("decoder", "lm_head")) and not label.endswith(
@@ -204,7 +206,7 @@ def test_t5_is_compared_by_the_tokens_of_its_encoder_and_its_decoder(decoder_tok
 
 
 def test_vision_transformer_and_resnet_are_compared_without_masks():
-    """The transformer has one more token than patches, and nothing is masked."""
+    """A vision transformer has one token more than patches, and nothing in it is masked."""
     torch.manual_seed(0)
     vit = tf.ViTModel(tf.ViTConfig(image_size=8, patch_size=4, **SMALL)).double().eval()
     config = tf.ResNetConfig(embedding_size=4, hidden_sizes=[4, 8], depths=[1, 1])

@@ -67,12 +67,12 @@ def names(layers):
     ],
 )
 def test_selector_selects_its_layers(layers, expected):
-    """Selectors of every kind work, alone and in a list."""
+    """Layers can be selected by selectors of every kind, alone and in a list."""
     assert names(layers) == expected
 
 
 def test_predicate_without_a_signature_gets_the_module():
-    """The functions of ``operator`` have no signature before Python 3.13."""
+    """A predicate without a signature, as of ``operator`` before Python 3.13, gets the module."""
     model = TwoBlocks().eval()
     model.layer2.train()
     found = select(model, attrgetter("training")).modules
@@ -80,7 +80,9 @@ def test_predicate_without_a_signature_gets_the_module():
 
 
 def test_none_selects_all_layers_except_containers_and_the_model():
-    """Containers are never called."""
+    """By default all layers are selected except containers, which
+    are never called, and the model.
+    """
     assert names(None) == [
         "conv1", "layer1", "layer1.0", "layer1.1", "layer2", "layer2.0", "layer2.1", "heads.0",
     ]  # fmt: skip
@@ -106,13 +108,13 @@ def test_none_selects_all_layers_except_containers_and_the_model():
     ],
 )
 def test_selector_that_matches_nothing_is_an_error(layers, message):
-    """The error is raised when the CKA is created, and names layers of the model."""
+    """A selector without a match is an error when the CKA is created, and names some layers."""
     with pytest.raises(LayerError, match=message):
         CKA(TwoBlocks(), model1_layers=layers)
 
 
 def test_star_selects_blocks_and_two_stars_also_what_is_inside_them():
-    """``encoder.layers.*`` is the list of blocks, whatever they contain."""
+    """``encoder.layers.*`` selects the blocks, and two stars also select what is inside them."""
     layer = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
     model = nn.Module()
     model.encoder = nn.TransformerEncoder(layer, 2)
@@ -125,7 +127,7 @@ def test_star_selects_blocks_and_two_stars_also_what_is_inside_them():
 
 
 def test_rows_have_the_order_of_the_selectors():
-    """Rows of one selector are in order of execution."""
+    """Rows have the order of the selectors, and those of one selector that of execution."""
     model, batches = mlp(), batches_of(8)
     listed = CKA(model, model1_layers=["2", "0"]).compare(batches, progress=False)
     assert listed.model1_layers == listed.model2_layers == ["2", "0"]
@@ -157,7 +159,7 @@ def test_different_layers_of_one_model_are_compared_in_one_pass(count_passes):
 
 
 def test_module_with_two_names_can_be_selected_by_either():
-    """Without a selection it is listed once."""
+    """A module with two names is listed once, and can be selected by either."""
     model = nn.Sequential(nn.Linear(6, 6), nn.ReLU())
     model.add_module("again", model[0])
     assert list(select(model, None).modules) == ["0", "1"]
@@ -165,5 +167,5 @@ def test_module_with_two_names_can_be_selected_by_either():
 
 
 def test_label_has_a_number_from_the_second_call_on():
-    """The labels are relu, relu:1, relu:2."""
+    """From the second call of a module on, its label has a number: relu, relu:1, relu:2."""
     assert [Call("relu", number).label for number in range(3)] == ["relu", "relu:1", "relu:2"]

@@ -28,7 +28,7 @@ def three_models():
     ids=["default", "rbf-biased", "parts-and-layers"],
 )
 def test_results_equal_those_of_separate_comparisons(settings):
-    """Matrices and standard errors are equal to the bit; names and counts are equal too."""
+    """compare_many gives matrices and errors equal to those of separate comparisons, to the bit."""
     models, batches = three_models(), batches_of(8, 12, 3)
     results = compare_many(models, batches, progress=False, **settings)
     assert list(results) == [
@@ -62,7 +62,7 @@ class Tokens(nn.Module):
 
 @pytest.mark.parametrize("pooling", ["mean", "flatten"])
 def test_masks_and_scales_are_those_of_separate_comparisons(pooling):
-    """Padding is left out for every model; one model's features are too small for float32."""
+    """Masks apply to every model; the features of one of them are too small for float32."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(20, (2, 8, 5), generator=generator)
     masks = torch.arange(5) < torch.randint(2, 6, (2, 8, 1), generator=generator)
@@ -82,7 +82,7 @@ def test_masks_and_scales_are_those_of_separate_comparisons(pooling):
 
 
 def test_every_model_runs_once_on_every_batch(count_passes):
-    """Also with three pairs, and with one pair for each model after the first."""
+    """Every model runs once on every batch, in however many pairs it is compared."""
     models = three_models()
     passes = [count_passes(model) for model in models.values()]
     compare_many(models, batches_of(8, 8), progress=False)
@@ -92,7 +92,7 @@ def test_every_model_runs_once_on_every_batch(count_passes):
 
 
 def test_models_with_different_layers_are_compared():
-    """Each has its own rows and its own modes, which are restored."""
+    """Models with different layers have their own rows, and their modes are restored."""
     images = batches_of(8, 8, features=(2, 6, 6))
     flat = nn.Sequential(nn.Flatten(), nn.Linear(72, 4)).train()
     models = {"a": InPlace(), "b": flat, "c": copy.deepcopy(flat).eval()}
@@ -104,7 +104,9 @@ def test_models_with_different_layers_are_compared():
 
 
 def test_warnings_name_each_layer_once():
-    """The constant layer is in two pairs; the small batch is in all."""
+    """A constant layer in two pairs and a small batch in all pairs
+    are named by one warning each.
+    """
     models = {"a": Constant(), "b": mlp(0), "c": mlp(1)}
     with pytest.warns(CKAWarning) as caught:
         compare_many(models, iter(batches_of(2, 8)), progress=False)
@@ -156,13 +158,13 @@ def test_features_of_earlier_models_are_not_kept():
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_errors(models, settings, error, message):
-    """The error says what to write."""
+    """The error for a wrong argument of compare_many says what to write."""
     with pytest.raises(error, match=message):
         compare_many(models, batches_of(8), progress=False, **settings)
 
 
 def test_one_model_under_two_names_is_an_error():
-    """Loading two checkpoints into one module is a common mistake."""
+    """One model under two names is an error, as if two checkpoints were loaded into one module."""
     model = mlp()
     with pytest.raises(
         InputError, match=r"'a' and 'c' are the same module.*; load each checkpoint"
@@ -171,14 +173,16 @@ def test_one_model_under_two_names_is_an_error():
 
 
 def test_model_that_changes_its_input_in_place_is_an_error():
-    """The next model would get another input."""
+    """A model that changes its input in place is an error: the next
+    model would get another input.
+    """
     models = {"a": mlp(), "b": nn.Sequential(nn.ReLU(inplace=True)), "c": mlp(1)}
     with pytest.raises(InputError, match="model2 changes its input in place, so model3"):
         compare_many(models, batches_of(8), progress=False)
 
 
 def test_mapping_of_results_names_its_pairs():
-    """A pair that was not compared is a KeyError with the pairs that were."""
+    """A mapping of results has the compared pairs; the KeyError for another pair lists them."""
     results = compare_many(three_models(), batches_of(8), pairs="first", progress=False)
     assert isinstance(results, CKAResults)
     assert len(results) == 2

@@ -73,14 +73,14 @@ def pooled(tokens: Tensor, real: Tensor, pooling: str) -> Tensor:
 @pytest.mark.parametrize("pooling", ["mean", "cls", "flatten"])
 @pytest.mark.parametrize("real", [RIGHT, LEFT], ids=["right", "left"])
 def test_padding_is_left_out_of_the_features(pooling, real):
-    """The result is that of loops over the real tokens, and does not depend on the pad token."""
+    """With a mask, CKA is that of loops over the real tokens, whatever the pad token is."""
     for pad in (0, 1):
         found = matrix(batch_of(pad, real), pooling)
         assert float(found[0, 1]) == pytest.approx(expected(pooling, real), abs=1e-6)
 
 
 def test_padding_counts_without_a_mask():
-    """The average then depends on the number of the pad token."""
+    """Without a mask padding counts, so averages depend on the number of the pad token."""
     first, second = (matrix(batch_of(pad), mask=None)[0, 1] for pad in (0, 1))
     assert abs(first - second) > 1e-3
     assert abs(first - expected("mean")) > 1e-3
@@ -88,7 +88,7 @@ def test_padding_counts_without_a_mask():
 
 @pytest.mark.parametrize("pooling", ["mean", "flatten"])
 def test_exact_estimate_with_padding_does_not_depend_on_the_batches(pooling):
-    """The place of padding gets the mean over all samples, also if a batch has no padding."""
+    """In the exact estimate padding is replaced by the mean over all samples, of every batch."""
     order = LENGTHS.argsort(descending=True)
     whole = {name: value[order] for name, value in batch_of(0).items()}
     parts = [{name: value[at] for name, value in whole.items()} for at in (slice(2), slice(2, 8))]
@@ -117,7 +117,7 @@ class Record:
     ],
 )
 def test_mask_is_found_in_batches_of_every_structure(wrap):
-    """So are masks of every dtype."""
+    """A mask of any dtype is found in batches of every structure."""
     assert torch.equal(matrix(wrap(batch_of(0))), matrix(batch_of(0)))
 
 
@@ -132,7 +132,7 @@ def test_mask_is_found_as_an_attribute_of_any_object():
 
 
 def test_model_gets_the_mask_of_a_dataclass():
-    """It gets the first field as its input, and would read padding without the mask."""
+    """A model gets the first field of a dataclass and its mask; else it would read padding."""
     seen = []
 
     class Reads(Text):
@@ -162,13 +162,13 @@ def test_mask_may_be_a_name_or_a_function_of_the_batch(mask):
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "flatten"])
 def test_mask_without_padding_changes_nothing(pooling):
-    """Values are those without a mask, to the digit."""
+    """A mask without padding gives the values without a mask, to the digit."""
     everything = {"input_ids": ids(0), "attention_mask": torch.ones(8, 5)}
     assert torch.equal(matrix(everything, pooling), matrix(everything, pooling, mask=None))
 
 
 def test_each_model_has_the_mask_of_its_own_batches():
-    """Two loaders with different padding give the values of the tokens."""
+    """Two models with differently padded loaders give the values of the real tokens."""
     one, other = Text(0), Text(1)
     found = CKA(one, other, pooling="mean").compare(
         [batch_of(0)], [batch_of(1, LEFT)], progress=False
@@ -182,7 +182,7 @@ def test_each_model_has_the_mask_of_its_own_batches():
 
 
 def test_pair_of_masks_gives_each_model_its_own():
-    """Also if a model is compared with itself: with and without its mask."""
+    """A pair of masks gives each side its own, also if a model is compared with itself."""
     model = Text()
     result = CKA(model, pooling="mean", mask=("auto", None)).compare([batch_of(0)], progress=False)
     assert not result.self_comparison
@@ -192,7 +192,7 @@ def test_pair_of_masks_gives_each_model_its_own():
 
 @pytest.mark.parametrize("pooling", ["mean", "flatten"])
 def test_layer_that_is_the_same_for_every_token_is_constant(pooling):
-    """Neither rounding of a mean nor the number of tokens makes its features vary."""
+    """A layer with equal tokens is constant, in spite of rounding and the number of tokens."""
     model = Text()
     model.mlp.weight.data.zero_()
     model.mlp.bias.data.fill_(0.1)
@@ -202,7 +202,9 @@ def test_layer_that_is_the_same_for_every_token_is_constant(pooling):
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "flatten"])
 def test_padding_may_be_nan(pooling):
-    """Attention over no token at all gives NaN; positions that no sample uses are zero."""
+    """Padding may be NaN, as from attention over no token;
+    positions that no sample uses are zero.
+    """
     real = torch.cat([LEFT, torch.zeros(8, 2, dtype=torch.bool)], 1)
     values = torch.randn(8, 7, 3)
     values[~real] = torch.nan
@@ -221,7 +223,7 @@ def test_padding_may_be_nan(pooling):
 )
 @pytest.mark.parametrize("pooling", ["mean", "flatten", "cls"])
 def test_tokens_of_any_dtype_are_pooled(dtype, pooling):
-    """Sums of half precision are computed in float32; torch 2.9 indexes fewer dtypes."""
+    """Tokens of any dtype are pooled; sums of half precision are computed in float32."""
     whole = torch.randint(0, 9, (8, 5, 3))
     cka = CKA(nn.Identity(), nn.Identity(), pooling=pooling, mask=lambda batch: RIGHT)
     result = cka.compare([whole.to(dtype)], [whole.double()], progress=False)
@@ -230,7 +232,7 @@ def test_tokens_of_any_dtype_are_pooled(dtype, pooling):
 
 
 def test_layers_with_other_token_counts_are_named_in_a_warning():
-    """Their padding cannot be found; a mask without padding gives no warning."""
+    """Layers with other token counts are named in a warning, because their padding is unknown."""
     model = nn.Sequential(nn.Embedding(20, 6), nn.Linear(6, 4), nn.ConstantPad2d((0, 0, 1, 0), 1.0))
     batch = batch_of(0)
     settings = {"model1_layers": ["1", "2"], "feed": lambda model, b: model(b["input_ids"])}
@@ -243,7 +245,7 @@ def test_layers_with_other_token_counts_are_named_in_a_warning():
 
 
 def test_layers_with_tokens_in_more_dimensions_are_left_out_with_a_warning():
-    """Attention weights (n, heads, t, t) have padding in two dimensions."""
+    """Attention weights (n, heads, t, t) have padding in two dimensions, so they are left out."""
 
     class Attention(Text):
         def __init__(self):
@@ -279,7 +281,9 @@ def test_layers_with_tokens_in_more_dimensions_are_left_out_with_a_warning():
     ],
 )
 def test_mask_that_cannot_be_used_is_an_error(mask, message):
-    """It is one only if a layer has as many tokens; mask=None always works."""
+    """A mask that cannot be used is an error if a layer has as
+    many tokens; mask=None reads none.
+    """
     batch = {"input_ids": ids(0), "attention_mask": mask}
     with pytest.raises(InputError, match=message):
         matrix(batch)
@@ -294,14 +298,14 @@ def test_mask_that_cannot_be_used_is_an_error(mask, message):
     ],
 )
 def test_mask_that_is_not_found_is_an_error(mask, message):
-    """The error lists the entries of the batch."""
+    """If a mask is not found, the error lists the entries of the batch."""
     with pytest.raises(InputError, match=message):
         matrix(batch_of(0), mask=mask)
 
 
 @pytest.mark.parametrize("mask", [3, ("auto",), ("auto", 3), RIGHT])
 def test_mask_of_another_type_is_an_error(mask):
-    """The error is raised when the CKA is created."""
+    """A mask of another type is an error when the CKA is created."""
     with pytest.raises(SettingError, match="as a mask; write"):
         CKA(Text(), mask=mask)
 
@@ -328,7 +332,9 @@ class Translation(nn.Module):
 
 @pytest.mark.parametrize("masked_decoder", [True, False])
 def test_decoder_has_its_own_mask_even_if_it_has_as_many_tokens(masked_decoder):
-    """What gets the encoder's output has the encoder's tokens; without a mask nothing is masked."""
+    """Layers of a decoder use its own mask; layers that get the
+    encoder's output use the encoder's.
+    """
     batch = {**batch_of(0), "decoder_input_ids": ids(1, LEFT)}
     if masked_decoder:
         batch["decoder_attention_mask"] = LEFT
@@ -355,7 +361,9 @@ def test_decoder_has_its_own_mask_even_if_it_has_as_many_tokens(masked_decoder):
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_transformer_of_torch_has_the_padding_masks_of_both_sides():
-    """True is padding in them; encoder and decoder have the same number of tokens here."""
+    """In the padding masks of torch's transformer True is padding,
+    on both sides of equal length.
+    """
     torch.manual_seed(0)
     model = nn.Transformer(8, 2, 2, 2, 16, batch_first=True).eval()
     padding = {"src_key_padding_mask": ~RIGHT, "memory_key_padding_mask": ~RIGHT}

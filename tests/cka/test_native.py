@@ -48,14 +48,14 @@ def assert_right(gram, rows, tolerance=5e-7):
 @pytest.mark.parametrize("samples", [1, 2, 3, 4, 5, 6, 7, 15, 16, 17, 33, 64])
 @pytest.mark.parametrize("columns", [1, 7, 8, 16, 17, 255, 256, 257, 3000])
 def test_every_row_and_column_is_multiplied(samples, columns):
-    """Sizes are just below, at and above those of vectors, tiles, panels and blocks."""
+    """Every row and column is multiplied, for sizes around those of vectors, tiles and blocks."""
     rows = torch.randn(samples, columns) + 1
     assert_right(native.gram(rows, 8), rows)
 
 
 @pytest.mark.usefixtures("vectors")
 def test_result_is_correct_with_any_number_of_threads(threads):
-    """If there are more threads than blocks of columns, some have no work."""
+    """The result is right with any number of threads, also if some of them have no work."""
     for columns in (100, 600, 5000):
         rows = torch.rand(40, columns)
         assert_right(native.gram(rows, 8), rows)
@@ -63,7 +63,7 @@ def test_result_is_correct_with_any_number_of_threads(threads):
 
 @pytest.mark.usefixtures("vectors")
 def test_rows_of_a_larger_tensor_are_read_with_their_stride():
-    """The rows are some columns of a wider tensor, and every other row of it."""
+    """Rows that are columns of a wider tensor, or every other row, are read with their stride."""
     whole = torch.randn(60, 3000)
     for rows in (whole[:, 100:2000], whole[::2, 1:]):
         assert_right(native.gram(rows, 8), rows)
@@ -71,14 +71,14 @@ def test_rows_of_a_larger_tensor_are_read_with_their_stride():
 
 @pytest.mark.usefixtures("vectors")
 def test_equal_rows_have_equal_entries():
-    """They are equal to the bit, so constant outputs can be recognised."""
+    """Equal rows have entries equal to the bit, so that constant outputs can be recognised."""
     gram = native.gram(torch.randn(1, 3000).expand(21, -1), 8)
     assert gram.max() == gram.min()
 
 
 @pytest.mark.usefixtures("vectors")
 def test_features_and_memory_around_them_are_not_changed():
-    """The features are a part of a larger tensor."""
+    """The kernel changes neither the features nor the rest of the tensor that they are part of."""
     whole = torch.randn(70, 2000)
     before = whole.clone()
     native.gram(whole[3:67, 5:1900], 8)
@@ -86,14 +86,17 @@ def test_features_and_memory_around_them_are_not_changed():
 
 
 def test_features_without_columns_or_samples_are_accepted():
-    """The result is zeros, or has no entries."""
+    """Features without columns give zeros, and features without samples give no entries."""
     assert torch.equal(native.gram(torch.empty(5, 0), 8), torch.zeros(5, 5))
     assert native.gram(torch.empty(0, 5), 8).shape == (0, 0)
 
 
 @pytest.mark.parametrize(("samples", "columns"), [(64, 50_000), (400, 1000), (9, 40)])
 def test_neither_result_nor_working_space_depends_on_the_number_of_threads(samples, columns):
-    """The result is equal to the bit. The space is at most 1 MB and five Gram matrices."""
+    """With any number of threads results are equal to the bit, and the space is bounded.
+
+    It is at most 1 MB and five Gram matrices.
+    """
     rows = torch.randn(samples, columns)
     before = torch.get_num_threads()
     probe = MemoryProbe("cpu")
@@ -113,7 +116,7 @@ def test_neither_result_nor_working_space_depends_on_the_number_of_threads(sampl
 
 
 def test_python_threads_can_use_the_kernel_at_the_same_time():
-    """Four threads each multiply their own features."""
+    """Four Python threads use the kernel at the same time, each with features of its own."""
     features = [torch.randn(48, 20_000) for _ in range(4)]
     found = {}
 
@@ -142,21 +145,21 @@ def test_python_threads_can_use_the_kernel_at_the_same_time():
     ],
 )
 def test_torch_is_used_if_rows_are_not_plain_float32_in_memory(rows):
-    """Its result is correct."""
+    """If rows are not plain float32 in memory, torch multiplies them, correctly."""
     assert native.gram(rows, 8) is None
     gram = linear_gram(rows).detach()
     assert (gram.double() - shifted_gram(rows.detach())).abs().max() < 0.05 * gram.abs().max()
 
 
 def test_torch_is_used_for_rows_with_the_negative_bit():
-    """Their values in memory have the opposite sign."""
+    """Rows with the negative bit have the opposite sign in memory, so torch multiplies them."""
     rows = torch._neg_view(torch.randn(8, 20))
     assert native.gram(rows, 8) is None
     assert_right(linear_gram(rows), rows, tolerance=5e-6)
 
 
 def test_forward_mode_derivative_is_computed():
-    """The kernel would ignore the tangent, so torch is used."""
+    """The kernel would ignore the tangent of a forward-mode derivative, so torch is used."""
     rows, tangent = torch.randn(8, 20), torch.randn(8, 20)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(rows, tangent)
@@ -168,7 +171,7 @@ def test_forward_mode_derivative_is_computed():
 
 
 def test_torch_is_used_inside_torch_func_transforms():
-    """Tensors inside a transform have no memory."""
+    """Tensors inside a torch.func transform have no memory, so torch multiplies them."""
     rows = torch.randn(8, 20, dtype=torch.float64)
     expected = torch.func.grad(lambda x: linear_gram(x).square().sum())(rows)
     found = torch.func.grad(lambda x: linear_gram(x).square().sum())(rows.float())
@@ -176,14 +179,14 @@ def test_torch_is_used_inside_torch_func_transforms():
 
 
 def test_torch_is_used_for_fake_tensors():
-    """Tensors that are created under FakeTensorMode have no memory."""
+    """Tensors that are created under FakeTensorMode have no memory, so torch multiplies them."""
     with FakeTensorMode():
         assert linear_gram(torch.randn(8, 20)).shape == (8, 8)
 
 
 @pytest.mark.parametrize("missing", ["file", "openmp", "switched-off"])
 def test_torch_is_used_if_the_library_cannot_be_loaded(monkeypatch, tmp_path, missing):
-    """It may be switched off, not compiled, or need an OpenMP that torch has not loaded."""
+    """If the library is off, not compiled, or needs an OpenMP that torch has not, torch is used."""
     broken = tmp_path / "_gram.so"
     broken.write_bytes(b"not a library")
     spec = (

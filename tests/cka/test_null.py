@@ -20,7 +20,7 @@ def pair(samples=24, width=5, seed=0):
 @pytest.mark.parametrize("estimator", ["unbiased", "biased"])
 @pytest.mark.parametrize("kernel", ["linear", RBF(0.5), lambda x: (x @ x.T + 1) ** 2])
 def test_values_are_those_of_permuted_features(kernel, estimator):
-    """They equal CKA computed again from permuted features."""
+    """Values by chance equal CKA that is computed again from permuted features."""
     x, y = pair()
     y = y + x
     found = null_distribution(x, y, n=6, kernel=kernel, estimator=estimator, seed=3)
@@ -33,7 +33,7 @@ def test_values_are_those_of_permuted_features(kernel, estimator):
 
 
 def test_p_value_of_all_permutations_is_exact():
-    """With four samples, the share of the 24 permutations that are at least as similar."""
+    """With four samples, the p-value is the share of the 24 permutations at least as similar."""
     x, y = pair(samples=4, width=2, seed=1)
     found = null_distribution(x, y, n=20_000)
     orders = torch.cartesian_prod(*[torch.arange(4)] * 4)
@@ -68,7 +68,7 @@ def test_high_biased_value_may_be_chance_and_a_low_one_above_it():
 
 
 def test_quantiles_and_text():
-    """The text has the value, the values by chance, and the p-value."""
+    """The text of a result has its value, the values by chance, and the p-value."""
     x, y = pair()
     found = null_distribution(x, x + y, n=99)
     below = (found.values < found.quantile(0.95)).double().mean()
@@ -81,7 +81,7 @@ def test_quantiles_and_text():
 
 
 def test_random_state_is_neither_used_nor_changed():
-    """The same seed gives the same values, another one others; features may need gradients."""
+    """One seed gives the same values each time, and the process's random state stays unchanged."""
     x, y = pair()
     state = torch.random.get_rng_state()
     first = null_distribution(x.requires_grad_(), y, n=5)
@@ -94,7 +94,7 @@ def test_random_state_is_neither_used_nor_changed():
 
 
 def test_features_that_do_not_vary_have_no_p_value():
-    """CKA is 0 / 0 for them."""
+    """CKA of features that do not vary is 0 / 0, so there is no p-value for them."""
     x, _ = pair()
     found = null_distribution(x, torch.ones(24, 3), n=19)
     assert math.isnan(found.value)
@@ -103,7 +103,7 @@ def test_features_that_do_not_vary_have_no_p_value():
 
 
 def test_wrong_arguments_are_errors():
-    """The message says what to write."""
+    """The error for a wrong argument says what to write."""
     x, y = pair()
     with pytest.raises(SettingError, match="at least 1, got 0; write 999"):
         null_distribution(x, y, n=0)

@@ -48,7 +48,7 @@ def assert_readable(axis):
 
 @pytest.mark.parametrize(("rows", "columns"), [(3, 2), (66, 150)])
 def test_every_layer_is_labelled_and_no_labels_overlap(rows, columns):
-    """The new figure is as large as the labels need, also if there are 150."""
+    """A new figure is large enough that every layer has a label and none overlap, also with 150."""
     result = made_up(rows, columns)
     axes = result.plot()
     axes.figure.canvas.draw()
@@ -58,7 +58,7 @@ def test_every_layer_is_labelled_and_no_labels_overlap(rows, columns):
 
 
 def test_small_axes_label_some_of_the_layers():
-    """Labels do not overlap; more appear if the axes show a part of the matrix."""
+    """On small axes some layers are labelled, and more of them if a part of the matrix is shown."""
     result = made_up(150, 20)
     figure, axes = plt.subplots(figsize=(3, 8), layout="constrained")
     result.plot(ax=axes)
@@ -72,7 +72,7 @@ def test_small_axes_label_some_of_the_layers():
 
 
 def test_results_side_by_side_have_one_colour_scale():
-    """It starts at the lowest value of all and ends at 1; there is one colour bar."""
+    """Results side by side share one colour bar, from the lowest value of all to 1."""
     results = CKAResults(
         {
             "epoch 1": made_up(12, 9, name="epoch 1", low=0.2),
@@ -95,7 +95,7 @@ def test_results_side_by_side_have_one_colour_scale():
 
 
 def test_panels_with_different_rows_are_all_labelled():
-    """Five results are in two rows of panels."""
+    """Five results are in two rows of panels, which are all labelled."""
     results = {f"epoch {number}": made_up(4 + number % 2, 3, seed=number) for number in range(5)}
     figure = CKAResults(results).plot()
     figure.canvas.draw()
@@ -106,7 +106,7 @@ def test_panels_with_different_rows_are_all_labelled():
 
 
 def test_difference_of_two_results_has_zero_in_the_middle():
-    """The values are those of the first result minus those of the second one."""
+    """A difference plot shows the first result minus the second one, with zero in the middle."""
     one, other = made_up(6, 4, seed=0, name="epoch 1"), made_up(6, 4, seed=1, name="epoch 9")
     axes = one.plot_difference(other)
     shown = torch.tensor(axes.images[0].get_array())
@@ -119,7 +119,7 @@ def test_difference_of_two_results_has_zero_in_the_middle():
 
 
 def test_difference_of_different_layers_is_an_error():
-    """The message gives the number of layers, and examples."""
+    """The error for a difference of different layers has their numbers, and examples."""
     with pytest.raises(InputError, match=r"\(6 and 7, e\.g\. encoder\.layers\.0\.attention\.6\);"):
         made_up(6, 4).plot_difference(made_up(7, 4))
     turned = made_up(6, 4)
@@ -129,7 +129,7 @@ def test_difference_of_different_layers_is_an_error():
 
 
 def test_best_matches_are_a_line_with_the_names_of_layers_and_matches():
-    """Rows are below, their matches above; a row in which all values are NaN has no point."""
+    """Best matches are drawn with rows below and matches above; a row of NaN has no point."""
     result = made_up(66, 70)
     result.matrix[3] = torch.nan
     axes = result.plot_best_matches()
@@ -145,7 +145,7 @@ def test_best_matches_are_a_line_with_the_names_of_layers_and_matches():
 
 
 def test_best_matches_of_several_results_are_lines_with_their_names():
-    """All results must have the same rows."""
+    """The best matches of several results with the same rows are one line for each."""
     results = {f"epoch {number}": made_up(8, 5, seed=number) for number in range(3)}
     axes = CKAResults(results).plot_best_matches()
     assert [text.get_text() for text in axes.get_legend().get_texts()] == list(results)
@@ -156,7 +156,7 @@ def test_best_matches_of_several_results_are_lines_with_their_names():
 
 
 def test_no_results_are_an_error():
-    """There is nothing to draw."""
+    """To plot no results is an error, because there is nothing to draw."""
     for plot in (CKAResults({}).plot, CKAResults({}).plot_best_matches):
         with pytest.raises(InputError, match="no results to plot; pass at least one"):
             plot()

@@ -29,7 +29,7 @@ def pyplot():
 
 
 def test_calls_of_other_cka_libraries_run_unchanged():
-    """The arguments of both libraries, by position and by keyword, are accepted."""
+    """Calls of two other CKA libraries run unchanged, by position and by keyword."""
     model, loader, device = mlp(), batches_of(8, 8), torch.device("cpu")
     with CKA(model, model, device=device) as cka:
         first = cka.compare(loader, progress=False)
@@ -41,14 +41,14 @@ def test_calls_of_other_cka_libraries_run_unchanged():
 
 
 def test_layers_can_be_given_by_position():
-    """The order is that of torch-cka: both models, then both lists of layers."""
+    """Arguments by position have the order of torch-cka: both models, then both lists of layers."""
     found = CKA(mlp(0), mlp(1), ["0"], ["1", "2"]).compare(batches_of(8), progress=False)
     assert (found.model1_layers, found.model2_layers) == (["0"], ["1", "2"])
     assert found.matrix.shape == (1, 2)
 
 
 def test_two_models_of_one_class_get_numbered_names():
-    """In a self-comparison, both sides have the same name."""
+    """Two models of one class are named with numbers; a model compared with itself is not."""
     found = CKA(mlp(0), mlp(1)).compare(batches_of(8), progress=False)
     assert (found.model1_name, found.model2_name) == ("Sequential 1", "Sequential 2")
     same = CKA(mlp(0)).compare(batches_of(8), progress=False)
@@ -56,7 +56,7 @@ def test_two_models_of_one_class_get_numbered_names():
 
 
 def test_data_frame_has_the_names_of_layers_and_models(result):
-    """Rows are the layers of the first model, columns those of the second."""
+    """In a data frame, rows are the layers of the first model, columns those of the second."""
     frame = result.to_dataframe()
     assert frame.index.name == "ours"
     assert frame.columns.name == "theirs"
@@ -64,7 +64,7 @@ def test_data_frame_has_the_names_of_layers_and_models(result):
 
 
 def test_plot_has_the_names_of_models_and_layers(result, pyplot):
-    """The first model is vertical, from bottom to top; the second is horizontal."""
+    """In a plot, the first model is vertical, from bottom to top; the second one is horizontal."""
     axes = result.plot()
     assert axes.get_ylabel() == "ours"
     assert axes.get_xlabel() == "theirs"
@@ -77,14 +77,14 @@ def test_plot_has_the_names_of_models_and_layers(result, pyplot):
     ("method", "package"), [("plot", "matplotlib.pyplot"), ("to_dataframe", "pandas")]
 )
 def test_error_for_a_missing_extra_gives_the_pip_command(result, monkeypatch, method, package):
-    """The error names the package and the pip command."""
+    """If an optional package is missing, the error names it and the pip command."""
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(MissingExtraError, match=r'pip install "pytest-cka-memory\[plot\]"'):
         getattr(result, method)()
 
 
 def test_importing_cka_does_not_import_optional_packages(run_python):
-    """It also imports neither the plugin nor torch's compiler."""
+    """Importing cka imports no optional packages, nor the plugin, nor torch's compiler."""
     code = (
         "import sys, cka; "
         "print([m for m in ('matplotlib', 'pandas', 'pytest_cka_memory', 'torch._dynamo') "
@@ -95,7 +95,7 @@ def test_importing_cka_does_not_import_optional_packages(run_python):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_loaded_result_equals_the_saved_one(tmp_path, dtype):
-    """Names, counts and matrices are equal to the bit, including NaN."""
+    """A loaded result equals the saved one to the bit: names, counts and matrices with NaN."""
     model, batches = Constant().to(dtype), [one.to(dtype) for one in batches_of(8, 8)]
     with pytest.warns(UserWarning, match="same for every sample"):
         result = CKA(model).compare(batches, progress=False)
@@ -117,7 +117,7 @@ def test_loaded_result_equals_the_saved_one(tmp_path, dtype):
     ids=["empty", "list", "no-schema", "another-version", "unknown-dtype"],
 )
 def test_loading_a_file_that_is_not_a_saved_result_is_an_error(tmp_path, text):
-    """The error gives the path and the expected format."""
+    """The error for a file that is not a saved result has its path and the expected format."""
     path = tmp_path / "other.json"
     path.write_text(text)
     with pytest.raises(InputError, match=r"other\.json is not a result in .*; pass a file"):
@@ -125,7 +125,7 @@ def test_loading_a_file_that_is_not_a_saved_result_is_an_error(tmp_path, text):
 
 
 def test_failed_save_leaves_no_partial_file(result, tmp_path):
-    """The target is a directory, so the temporary file cannot be renamed."""
+    """If the target of a save is a directory, it fails and leaves no temporary file."""
     (tmp_path / "taken").mkdir()
     with pytest.raises(OSError, match="taken"):
         result.save(tmp_path / "taken")
@@ -133,7 +133,7 @@ def test_failed_save_leaves_no_partial_file(result, tmp_path):
 
 
 def test_text_of_a_result_has_a_line_for_each_best_match():
-    """In a self-comparison, a layer is not matched with itself."""
+    """The text of a self-comparison matches no layer with itself."""
     matrix = torch.tensor([[1.0, 0.5, 0.25], [0.5, 1.0, 0.75], [0.25, 0.75, 1.0]])
     names = ["conv", "relu", "fc"]
     found = CKAResult(
@@ -160,14 +160,14 @@ def test_layers_of_the_same_name_in_two_models_can_match(result):
 
 
 def test_constant_layer_has_no_best_match():
-    """A row in which all values are NaN is left out."""
+    """A layer whose row is all NaN has no best match and is left out."""
     with pytest.warns(UserWarning, match="same for every sample"):
         result = CKA(Constant()).compare(batches_of(8), progress=False)
     assert result.best_matches() == []
 
 
 def test_progress_bar_shows_batches_samples_and_rate(capsys):
-    """It is written to standard error, and not shown if progress=False."""
+    """The progress bar is on standard error, and absent if progress=False."""
     CKA(mlp()).compare(batches_of(8, 8), progress=True)
     shown = capsys.readouterr().err
     assert "2/2" in shown
@@ -178,7 +178,7 @@ def test_progress_bar_shows_batches_samples_and_rate(capsys):
 
 
 def test_two_labels_or_positions_give_the_cka_of_two_layers(result):
-    """Rows are layers of the first model, columns those of the second."""
+    """A result of two labels or positions is the CKA of the first's layer and the second's."""
     assert result["0", "2"] == float(result.matrix[0, 2])
     assert result[1, -1] == result["1", "2"]
     assert result["2", 0] != result["0", 2]
@@ -197,7 +197,7 @@ def test_two_labels_or_positions_give_the_cka_of_two_layers(result):
     ],
 )
 def test_index_with_a_slice_or_list_gives_a_part_of_the_result(result, key, rows, columns):
-    """Matrix, standard errors and labels are those of the selected layers."""
+    """A slice or list as an index gives the matrix, standard errors and labels of its layers."""
     part = result[key]
     assert torch.equal(part.matrix, result.matrix[rows][:, columns])
     assert torch.equal(part.standard_error, result.standard_error[rows][:, columns])
@@ -226,12 +226,12 @@ def test_best_matches_of_a_part_are_among_its_columns(result):
     ],
 )
 def test_index_of_a_layer_that_does_not_exist_is_an_error(result, key, error, message):
-    """The error suggests labels, or gives the range."""
+    """If an index names no layer of a result, the error suggests labels, or gives the range."""
     with pytest.raises(error, match=message):
         result[key]
 
 
 def test_result_is_not_iterable(result):
-    """Iteration would otherwise yield one-row results until the error of the last position."""
+    """A result is not iterable; iteration would yield results of one row until an error."""
     with pytest.raises(TypeError, match="not iterable"):
         list(result)

@@ -32,7 +32,7 @@ def features(width: int, seed: int, dtype: torch.dtype) -> Tensor:
     st.sampled_from(["unbiased", "biased"]),
 )
 def test_powers_of_two_do_not_change_a_bit_of_cka(dtype, one, other, kernel, estimator):
-    """Over the whole range of the dtype, for both sides."""
+    """A power of two, as a factor of either side, changes no bit of CKA in the dtype's range."""
     x, y = features(5, 0, dtype), features(7, 1, dtype)
     limit = EXPONENTS[dtype]
     scaled_x, scaled_y = x * 2.0 ** round(one * limit), y * 2.0 ** round(other * limit)
@@ -43,14 +43,16 @@ def test_powers_of_two_do_not_change_a_bit_of_cka(dtype, one, other, kernel, est
 @settings(max_examples=30, deadline=None)
 @given(st.floats(-300, 300), st.floats(-300, 300))
 def test_other_factors_change_cka_by_rounding_only(one, other):
-    """Among them are those of the issue: 1e-45 gave infinity, and 1e50 gave 0."""
+    """Other factors change CKA by rounding only, also 1e-45 and 1e50, which leave the range."""
     x, y = features(5, 0, torch.float64), features(7, 1, torch.float64)
     found = cka_from_features(x * 10.0**one, y * 10.0**other)
     assert float(found) == pytest.approx(float(cka_from_features(x, y)), abs=1e-13)
 
 
 def test_smallest_and_largest_numbers_of_a_dtype_are_compared():
-    """Subnormal numbers have fewer digits, which is no fault of the estimate."""
+    """The smallest and largest numbers of a dtype are compared;
+    subnormal ones have fewer digits.
+    """
     x = features(5, 0, torch.float32)
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
         largest = (x / x.abs().max()).to(dtype) * torch.finfo(dtype).max
@@ -63,7 +65,7 @@ def test_smallest_and_largest_numbers_of_a_dtype_are_compared():
 
 
 def test_null_distribution_does_not_depend_on_the_scale():
-    """Permuted values are of the same matrices."""
+    """Permuted values are of the same matrices, so they do not depend on the scale either."""
     x, y = features(5, 0, torch.float64), features(7, 1, torch.float64)
     plain, tiny = null_distribution(x, y, 9), null_distribution(x * 2.0**-500, y * 2.0**500, 9)
     assert torch.equal(tiny.values, plain.values)
@@ -71,7 +73,9 @@ def test_null_distribution_does_not_depend_on_the_scale():
 
 
 def test_gradient_of_scaled_features_is_scaled():
-    """The power of two is a constant of the derivative."""
+    """The gradient of scaled features is scaled: the power of two
+    is a constant of the derivative.
+    """
     x, y = features(5, 0, torch.float64), features(7, 1, torch.float64)
     plain, tiny = x.clone().requires_grad_(), (x * 2.0**-400).requires_grad_()
     cka_from_features(plain, y).backward()
@@ -80,7 +84,7 @@ def test_gradient_of_scaled_features_is_scaled():
 
 
 def test_matrix_of_a_user_kernel_may_be_of_any_scale():
-    """Its features are not multiplied, because a kernel need not be linear."""
+    """The features of a user's kernel are not scaled, because a kernel need not be linear."""
     x, y = features(5, 0, torch.float64), features(7, 1, torch.float64)
     plain = cka_from_features(x, y, kernel=lambda rows: rows @ rows.T)
     for factor in (2.0**-700, 2.0**700):
@@ -104,7 +108,10 @@ def test_matrix_of_a_user_kernel_may_be_of_any_scale():
 )
 @pytest.mark.usefixtures("arithmetic")
 def test_exponent_is_zero_unless_squares_leave_the_range(rows, exponent):
-    """The matrix times 2**exponent is the Gram matrix in float64."""
+    """A Gram matrix whose squares leave the dtype's range is scaled by a power of two.
+
+    Times 2**exponent it is the Gram matrix in float64; otherwise the exponent is 0.
+    """
     gram, found = scaled_gram(linear_gram, rows)
     assert found == exponent
     if rows.isfinite().all() and exponent != ZERO_EXPONENT:
@@ -129,7 +136,7 @@ def scaled(factor, **chosen):
     ids=["linear", "rbf", "exact", "parts"],
 )
 def test_scale_of_a_layer_does_not_change_a_bit_of_a_comparison(power, chosen):
-    """Squares of these float32 outputs are 0 or infinite in float32."""
+    """The scale of a layer changes no bit, also if its squares are 0 or infinite in float32."""
     plain, found = scaled(1.0, **chosen), scaled(2.0**power, **chosen)
     assert torch.equal(found.matrix, plain.matrix)
     torch.testing.assert_close(
@@ -139,7 +146,7 @@ def test_scale_of_a_layer_does_not_change_a_bit_of_a_comparison(power, chosen):
 
 @pytest.mark.parametrize("powers", [(-100, 0), (0, -100), (100, 60), (-60, -62)], ids=str)
 def test_batches_of_different_scale_are_summed_by_their_size(powers):
-    """The result is the ratio of sums in float64, and a batch that is far smaller adds nothing."""
+    """Batches of different scale are summed as in float64; one that is far smaller adds nothing."""
     batches = [batch * 2.0**power for batch, power in zip(batches_of(16, 12), powers, strict=True)]
     model = nn.Sequential(nn.Linear(6, 4, bias=False), nn.ReLU(), nn.Linear(4, 3, bias=False))
     result = CKA(model).compare(batches, progress=False)
@@ -152,7 +159,7 @@ def test_batches_of_different_scale_are_summed_by_their_size(powers):
 
 
 def test_layer_that_is_zero_in_one_batch_has_the_scale_of_the_others():
-    """A matrix of zeros has no scale."""
+    """A layer that is zero in one batch has no scale in it, and has that of other batches."""
     batches = [torch.zeros(8, 6), *(batch * 2.0**-100 for batch in batches_of(12, 16))]
     layers = nn.Sequential(nn.Identity(), nn.Linear(6, 3, bias=False))
     result = CKA(layers).compare(batches, progress=False)

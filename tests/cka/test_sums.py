@@ -44,13 +44,13 @@ def plain_cka(terms):
 
 
 def test_cka_is_the_ratio_of_the_summed_terms():
-    """CKA is Σs12 / √(Σs11 Σs22)."""
+    """CKA is the ratio of the sums over batches: Σs12 / √(Σs11 Σs22)."""
     terms = batch_terms(5)
     torch.testing.assert_close(cka_with_error(summed(terms))[0], plain_cka(terms))
 
 
 def test_standard_error_is_the_root_of_summed_squared_influences():
-    """The sums give the same √(B/(B-1) Σd_b²) as d_b computed batch by batch."""
+    """The standard error from sums is √(B/(B-1) Σd_b²), with d_b computed batch by batch."""
     terms = batch_terms(6)
     cka = plain_cka(terms)
     cross, own1, own2 = (torch.stack(parts) for parts in zip(*terms, strict=True))
@@ -61,7 +61,7 @@ def test_standard_error_is_the_root_of_summed_squared_influences():
 
 
 def test_standard_error_agrees_with_the_delete_one_batch_jackknife():
-    """The two are equal to first order: with 40 batches they agree within 5 %."""
+    """The standard error agrees with the delete-one-batch jackknife within 5 % for 40 batches."""
     terms = batch_terms(40)
     left_out = torch.stack([plain_cka(terms[:at] + terms[at + 1 :]) for at in range(40)])
     spread = (left_out - left_out.mean(0)).square().sum(0)
@@ -71,7 +71,7 @@ def test_standard_error_agrees_with_the_delete_one_batch_jackknife():
 
 
 def test_standard_error_of_one_batch_is_nan():
-    """CKA itself is defined for one batch; two batches give both."""
+    """One batch has no standard error, which is NaN, but CKA itself is defined for it."""
     matrix, error = cka_with_error(summed(batch_terms(1)))
     assert error.isnan().all()
     assert not matrix.isnan().any()
@@ -89,7 +89,7 @@ def test_merged_sums_do_not_depend_on_the_grouping():
 
 
 def test_vector_to_sums_undoes_sums_to_vector():
-    """The fields and their shapes are the same after the conversion to a vector and back."""
+    """Sums that are converted to a vector and back have the same fields and shapes."""
     total = summed(batch_terms(2))
     back = vector_to_sums(sums_to_vector(total), total)
     assert torch.equal(back.cross_self2, total.cross_self2)
@@ -108,7 +108,7 @@ def test_selected_sums_give_the_selected_values():
 
 
 def test_only_the_row_of_a_constant_layer_is_nan():
-    """Its HSIC with itself is 0, and 0/0 is NaN in its row only."""
+    """HSIC of a constant layer with itself is 0, and 0/0 is NaN in the layer's row only."""
     terms = [(cross.clone(), own1.clone(), own2) for cross, own1, own2 in batch_terms(2)]
     for cross, own1, _ in terms:
         cross[1], own1[1] = 0, 0
@@ -120,7 +120,7 @@ def test_only_the_row_of_a_constant_layer_is_nan():
 
 @pytest.mark.parametrize("slab_bytes", [1, 3 * 16 * 8, 2**20], ids=["row", "one-row", "whole"])
 def test_number_of_rows_centred_at_a_time_does_not_change_hsic(monkeypatch, slab_bytes):
-    """One row at a time, a few rows, or all of them give the same products."""
+    """HSIC is the same if rows are centred one at a time, a few at a time, or all together."""
     grams = [linear_gram(torch.randn(16, 9, dtype=torch.float64)) for _ in range(3)]
     expected = hsic_products(grams, grams, "unbiased")
     monkeypatch.setattr(hsic, "_SLAB_BYTES", slab_bytes)
@@ -132,7 +132,7 @@ def test_number_of_rows_centred_at_a_time_does_not_change_hsic(monkeypatch, slab
 
 @pytest.mark.parametrize("first", [None, ((3, -2), (0, 5, 1))], ids=["zeros", "exponents"])
 def test_sums_with_exponents_are_added_by_their_true_size(first):
-    """The exponents of the sum are the highest of each layer."""
+    """The sum of two sums with exponents has the higher exponent of each layer."""
     terms = [terms_of(seed) for seed in range(2)]
     second = ((1, 4), (2, -6, 0))
     added = merge_sums(

@@ -31,7 +31,7 @@ def padded_batches() -> list[dict[str, Tensor]]:
 
 
 def test_encoder_with_a_padding_mask_runs_module_by_module(encoder):
-    """On the fast path its layers return nested tensors, which cannot be compared."""
+    """On the fast path an encoder's layers return nested tensors, so it is turned off."""
     with pytest.warns(CKAWarning, match="never ran are left out: layers.0.self_attn.out_proj"):
         result = CKA(encoder).compare(padded_batches(), progress=False)
     assert "layers.0" in result.model1_layers
@@ -42,7 +42,7 @@ def test_encoder_with_a_padding_mask_runs_module_by_module(encoder):
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("fails", [True, False])
 def test_fast_path_is_restored_however_the_block_ended(encoder, enabled, fails):
-    """The setting belongs to the process."""
+    """The fast path is a setting of the process, so it is restored however a block ends."""
     mha = torch.backends.mha
     seen = []
 
@@ -76,14 +76,14 @@ def test_fast_path_is_restored_however_the_block_ended(encoder, enabled, fails):
 )
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_scripted_or_traced_model_is_an_error(compiled):
-    """torch.jit runs no hooks of inner layers, so there would be nothing to compare."""
+    """A scripted or traced model is an error, because torch.jit runs no hooks of inner layers."""
     with pytest.raises(InputError, match=r"model2 is a scripted or traced model \(.*; pass the nn"):
         CKA(mlp(), compiled(mlp().eval()))
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_scripted_part_of_a_model_is_left_out_with_a_warning():
-    """The layers around it are compared."""
+    """A scripted part of a model is left out, and the layers around it are compared."""
     model = nn.Sequential(nn.Linear(6, 6), torch.jit.script(mlp()), nn.Tanh())
     with pytest.warns(CKAWarning, match=r"scripted or traced are left out.*: 1, 1\.0, 1\.1, 1\.2$"):
         result = CKA(model).compare(batches_of(8), progress=False)
@@ -127,7 +127,7 @@ class Converted(nn.Module):
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
 @pytest.mark.parametrize("estimator", ["unbiased", "exact"])
 def test_outputs_of_unusual_dtypes_are_compared_by_their_values(convert, read, estimator):
-    """The result is that of the values in float64."""
+    """The result for outputs of unusual dtypes is that of their values in float64."""
     model, (batch,) = Converted(convert).eval(), batches_of(12)
     result = CKA(model, estimator=estimator).compare([batch], progress=False)
     with torch.no_grad():

@@ -25,14 +25,14 @@ def pictures() -> list[str]:
 
 @pytest.mark.parametrize("number", [0, 1, 2], ids=["pytest_cka_memory", "emulated_cuda", "cka"])
 def test_page_shows_the_levels_that_imports_are_checked_against(number: int) -> None:
-    """A picture that nobody checks would soon be wrong."""
+    """The page's picture of the levels equals the table against which imports are checked."""
     shown = [block.text.strip() for block in blocks(PAGE) if block.language == "text"]
     assert shown[number] == pictures()[number]
 
 
 @pytest.mark.parametrize("package", ["pytest_cka_memory", "emulated_cuda"])
 def test_page_describes_every_folder(package: str) -> None:
-    """Each has a row of its own."""
+    """The page's tables have a row for every folder of the packages."""
     folders = [path for path in Path(ROOT / package).iterdir() if path.is_dir()]
     names = {path.name for path in folders if any(path.glob("*.py"))}
     rows = {line.split("`")[1] for line in PAGE.read_text("utf-8").splitlines() if "| `" in line}

@@ -56,12 +56,12 @@ def test_programs_are_run_on_devices_by_arguments_that_exist() -> None:
 
 
 def test_every_command_that_is_not_run_is_checked() -> None:
-    """A new one has to find its place here."""
+    """Every command that the docs show and do not run belongs to a kind that a test here checks."""
     assert {*EMULATED, *PIP, *BENCHMARKS, *SCRIPTS, *PYTEST, *OTHERS} == set(NOT_RUN)
 
 
 def test_readme_shows_the_two_commands_for_a_checkout() -> None:
-    """``.ci/run`` reads them from the README; each does all of its own set-up."""
+    """``.ci/run`` reads both commands from the README; each of them does all of its own set-up."""
     readme = (ROOT / "README.md").read_text("utf-8").splitlines()
     assert [line.strip() for line in readme if line.strip().startswith("pip ")] == [
         'pip install -e ".[test]" && pytest tests/gates --cka-memory-report',
@@ -71,7 +71,7 @@ def test_readme_shows_the_two_commands_for_a_checkout() -> None:
 
 @pytest.mark.parametrize("command", PIP)
 def test_pip_commands_install_this_project_and_its_extras(command: str) -> None:
-    """Nothing is installed here; the name and the extras are those of pyproject.toml."""
+    """The name and the extras in a pip command exist in pyproject.toml; nothing is installed."""
     project = (ROOT / "pyproject.toml").read_text("utf-8")
     *_, written = shlex.split(command.partition(" && ")[0])
     if command.endswith(" torch numpy"):
@@ -88,7 +88,9 @@ def test_pip_commands_install_this_project_and_its_extras(command: str) -> None:
 
 @pytest.mark.parametrize("command", BENCHMARKS)
 def test_benchmarks_have_the_options_shown(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Running them takes minutes; asking for their options does not."""
+    """Running a benchmark takes minutes, so only its ``--help`` is run and searched for the
+    options.
+    """
     _, script, *words = shlex.split(command)
     options = [word for word in words if word.startswith("--")]
     if "argparse" not in (ROOT / script).read_text("utf-8"):  # it does its work at once
@@ -104,13 +106,13 @@ def test_benchmarks_have_the_options_shown(command: str, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("command", SCRIPTS)
 def test_shell_scripts_exist(command: str) -> None:
-    """And begin as a script for bash."""
+    """Every shell script that a page names exists and begins with the line for bash."""
     script = ROOT / shlex.split(command)[1]
     assert script.read_text("utf-8").startswith("#!/usr/bin/env bash\n")
 
 
 @pytest.mark.parametrize("command", PYTEST)
 def test_pytest_commands_name_tests_that_exist(command: str) -> None:
-    """Their options are checked in ``test_links.py``."""
+    """The paths in pytest commands exist; their options are checked in ``test_links.py``."""
     paths = [word for word in shlex.split(command) if "tests/" in word]
     assert [path for path in paths if not (ROOT / path.rpartition("=")[2]).exists()] == []

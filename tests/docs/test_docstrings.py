@@ -44,7 +44,7 @@ ON_EMULATED_DEVICES = [example for example in _examples(emulated_cuda) if exampl
 
 
 def test_names_that_users_begin_with_have_an_example():
-    """Others are found through these, and are described on the reference pages."""
+    """A docstring from which users begin has an example; other names are on the reference pages."""
     assert {example.name for example in EXAMPLES} >= WITH_EXAMPLES
 
 
@@ -67,7 +67,7 @@ def test_example_prints_what_it_shows(example):
     "example", ON_EMULATED_DEVICES, ids=[example.name for example in ON_EMULATED_DEVICES]
 )
 def test_example_on_an_emulated_device_prints_what_it_shows(example, tmp_path):
-    """A process has one kind of device, so each example has a process of its own."""
+    """Examples on an emulated device run in processes of their own, which have one device each."""
     (tmp_path / "example.txt").write_text(example.docstring, "utf-8")
     done = run(["python", "-m", "doctest", "example.txt"], folder=tmp_path, merged=True)
     assert (done.returncode, done.stdout) == (0, "")

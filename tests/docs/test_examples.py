@@ -12,7 +12,7 @@ from test_links import options
 
 @pytest.mark.usefixtures("session")
 def test_readme_example_passes_when_its_advice_is_followed() -> None:
-    """The page says so below the failure."""
+    """The README's failing test passes if it keeps the number of the loss, as the page advises."""
     example = block_noted("file: tests/test_evaluation.py").text
     assert example.count(".mean()") == 1
     fixed = example.replace(".mean()", ".mean().item()")
@@ -24,7 +24,7 @@ def test_readme_example_passes_when_its_advice_is_followed() -> None:
 @pytest.mark.emulates
 @pytest.mark.usefixtures("session")
 def test_example_of_the_fixture_passes_on_the_emulated_device() -> None:
-    """The same test, unchanged, on a CUDA device."""
+    """The page's test of the fixture passes unchanged on an emulated CUDA device."""
     example = block_noted("file: test_fixture_by_example.py").text
     Path("test_fixture_by_example.py").write_text(example, "utf-8")
     options = "--cka-memory-device=emulate:cuda", "--cka-memory-report"
@@ -43,7 +43,7 @@ def test_help_of_pytest_describes_every_option() -> None:
 
 @pytest.mark.usefixtures("session")
 def test_random_order_finds_a_test_that_needs_the_cache_of_another() -> None:
-    """As the page on troubleshooting says: the test fails if it runs first, and only then."""
+    """The page on troubleshooting says that this test fails if and only if it runs first."""
     pytest.importorskip("pytest_randomly")
     Path("test_cache.py").write_text(block_noted("file: test_cache.py").text, "utf-8")
     statuses: dict[bool, set[int]] = {}
@@ -60,7 +60,7 @@ def test_random_order_finds_a_test_that_needs_the_cache_of_another() -> None:
 
 @pytest.mark.usefixtures("session")
 def test_reports_name_the_cache_that_a_later_test_uses() -> None:
-    """In the row of the test that filled it, as the page on troubleshooting says."""
+    """A cache is reported for the test that filled it, as the page on troubleshooting says."""
     Path("test_cache.py").write_text(block_noted("file: test_cache.py").text, "utf-8")
     options = "--cka-memory-report", "--cka-memory-explain", "--cka-memory-json=r.json"
     done = run(["pytest", *options], merged=True)
@@ -74,7 +74,7 @@ def test_reports_name_the_cache_that_a_later_test_uses() -> None:
 
 @pytest.mark.usefixtures("session")
 def test_limit_for_all_tests_fails_the_test_that_fills_a_cache() -> None:
-    """Whatever the order, as the page on troubleshooting says."""
+    """In both orders the test that fills the cache fails, as the page on troubleshooting says."""
     Path("test_cache.py").write_text(block_noted("file: test_cache.py").text, "utf-8")
     for names in (("training", "validation"), ("validation", "training")):
         tests = [f"test_cache.py::test_{name}" for name in names]

@@ -15,7 +15,9 @@ _OPTION = re.compile(r"--cka-memory(?:-[a-z]+)+")
 
 @PAGES
 def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
-    """Only relative links; links to the web are not followed."""
+    """Every relative link on a page leads to a file and heading;
+    links to the web are not followed.
+    """
     broken = []
     for link in links(page):
         if link.startswith("https://"):
@@ -29,7 +31,9 @@ def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
 
 @PAGES
 def test_paths_in_backticks_exist(page: Path) -> None:
-    """Files and folders of the checkout, or files that the page tells its reader to write."""
+    """A path in backticks names a file of the checkout, or one that
+    the page has its reader write.
+    """
     own = {block.note.removeprefix("file: ") for block in blocks(page)}
     named = set(_PATH.findall(prose(page))) - own
     assert [path for path in named if not (ROOT / path).exists()] == []
@@ -49,18 +53,20 @@ def options() -> set[str]:
 
 
 def test_readme_has_at_most_200_lines() -> None:
-    """It is for newcomers; details belong into docs."""
+    """The README is for newcomers, so it has at most 200 lines; details belong in the docs."""
     assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 200
 
 
 def test_readme_links_to_every_page() -> None:
-    """Nobody finds a page that nothing leads to."""
+    """The README links to every page, because nobody finds a page without a link to it."""
     linked = {(ROOT / link.partition("#")[0]).resolve() for link in links(ROOT / "README.md")}
     assert {name_of(page) for page in pages() if page not in linked} == {"README.md"}
 
 
 def test_every_block_is_fenced_and_has_a_language() -> None:
-    """Any other block would be neither run nor compared."""
+    """Every code block of a page has a fence and a language;
+    others would not be run or compared.
+    """
     unnamed = [str(block) for page in pages() for block in blocks(page) if not block.language]
     assert unnamed == []
     fences = [re.findall(r"^ *```", page.read_text("utf-8"), re.MULTILINE) for page in pages()]
@@ -69,7 +75,7 @@ def test_every_block_is_fenced_and_has_a_language() -> None:
 
 
 def test_notes_name_tests_that_exist() -> None:
-    """A note says which file checks a block that is not run."""
+    """A note above a block that is not run names a test file that exists."""
     notes = " ".join(block.note for page in pages() for block in blocks(page))
     named = re.findall(r"(?:tests|\.ci)/[\w./]*\w", notes)
     assert named

@@ -9,7 +9,9 @@ PAGE = " ".join((ROOT / "docs" / "explanation" / "trust.md").read_text("utf-8").
 
 
 def test_table_of_suites_is_the_one_that_was_measured():
-    """Row by row; no outcome changed and no session crashed."""
+    """Each row of the table of suites has the measured figures; no
+    outcome changed, none crashed.
+    """
     data = json.loads((RESULTS / "other-suites-amd-epyc-torch-2.15.0.json").read_text("utf-8"))
     for row in data["suites"]:
         assert f"| {row['suite']} {row['version']}, " in PAGE
@@ -22,7 +24,9 @@ def test_table_of_suites_is_the_one_that_was_measured():
 
 
 def test_figures_of_the_soak_test_are_those_that_were_measured():
-    """After ten thousand regions no additional object exists."""
+    """The page has the figures of the soak test: ten thousand
+    regions leave no additional object.
+    """
     data = json.loads((RESULTS / "soak-torch-2.15.0.json").read_text("utf-8"))
     start, first, *_, last = rows = data["rows"]
     rise = (last["rss_bytes"] - start["rss_bytes"]) / 2**20

@@ -26,7 +26,7 @@ def _pages_to_run() -> Iterator[ParameterSet]:
 def test_page_runs_and_prints_what_it_shows(
     page: Path, session: Session, request: pytest.FixtureRequest
 ) -> None:
-    """A block without a known note fails here."""
+    """Every block of a page runs and prints what the page shows; an unknown note is an error."""
     shown = list(session.follow(blocks(page)))
     if request.config.getoption("--redraw", default=False):
         _redraw(page, shown)
@@ -48,7 +48,7 @@ def _redraw(page: Path, shown: list[Shown]) -> None:
 
 
 def test_every_language_is_one_that_the_tests_know() -> None:
-    """A block in another language needs a test first."""
+    """A block in a language that the tests do not know would be neither run nor compared."""
     found: list[Block] = [block for page in pages() for block in blocks(page)]
     known = {"python", "sh", "text", "yaml", "toml", "ini", "json"}
     assert {block.language for block in found} <= known

@@ -25,19 +25,19 @@ def rows(name: str) -> set[str]:
 
 
 def test_options_are_all_described() -> None:
-    """And no others."""
+    """The page has a row for every option of the plugin and no row for any other option."""
     assert {row.partition("=")[0] for row in rows("options")} == options()
 
 
 @pytest.mark.parametrize("page", [REFERENCE / "markers.md", ROOT / "README.md"], ids=str)
 def test_markers_are_all_described(page) -> None:
-    """And no others."""
+    """The page has a row for every marker and no row for any other marker."""
     cells = re.findall(r"^\| `(\w+)(?:\(.*?\))?` \|", prose(page), re.MULTILINE)
     assert sorted(cells) == sorted(MARKERS)
 
 
 def test_methods_and_figures_of_the_fixture_are_all_described() -> None:
-    """Every public attribute of a probe and of a region; of the sizes, those in bytes."""
+    """Each public attribute of a probe or region has a row; of the sizes, those in bytes."""
     text = (REFERENCE / "fixture.md").read_text("utf-8")
     found = {name for name in dir(MemoryProbe) if not name.startswith("_")}
     assert [
@@ -52,7 +52,7 @@ def test_methods_and_figures_of_the_fixture_are_all_described() -> None:
 
 
 def test_keys_of_the_json_report_are_all_described(capsys: pytest.CaptureFixture[str]) -> None:
-    """And no others."""
+    """The page describes every key of the JSON report and no other key."""
     import json
 
     assert main(["schema"]) == 0
@@ -63,7 +63,7 @@ def test_keys_of_the_json_report_are_all_described(capsys: pytest.CaptureFixture
 
 
 def test_command_line_of_the_emulated_device_is_described() -> None:
-    """Usage, options, fields of its file, functions, errors and cards, and no others."""
+    """The page has every option, field, function, error and card of the command, and no others."""
     text = (REFERENCE / "emulated_cuda.md").read_text("utf-8")
     parser = command_line.parser()
     usage = parser.format_usage().removeprefix("usage: ").strip()
@@ -82,6 +82,6 @@ def test_command_line_of_the_emulated_device_is_described() -> None:
 
 
 def test_public_names_of_cka_are_all_described() -> None:
-    """Everything that ``from cka import ...`` offers."""
+    """The page describes every name that ``from cka import ...`` offers."""
     text = (REFERENCE / "cka.md").read_text("utf-8")
     assert [name for name in cka.__all__ if f"`{name}" not in text] == []

@@ -23,7 +23,9 @@ def steps(text: str = WORKFLOW) -> list[dict[str, object]]:
 
 
 def test_workflow_of_the_tutorial_runs_the_command_that_the_page_has_run() -> None:
-    """The last command of the page, which is run on the files as they are committed."""
+    """The workflow runs the page's last command, which the docs
+    tests run on the committed files.
+    """
     installs, gate = [step["run"] for step in steps() if "run" in step]
     run = [block for block in PAGE if block.language == "sh" and not block.note]
     assert [gate] == list(commands(run[-1]))
@@ -33,14 +35,14 @@ def test_workflow_of_the_tutorial_runs_the_command_that_the_page_has_run() -> No
 
 
 def test_workflow_of_the_tutorial_keeps_the_report_that_its_command_writes() -> None:
-    """Also if the gate has failed."""
+    """The workflow uploads the report that its command writes, also if the gate has failed."""
     upload = steps()[-1]
     assert upload["if"] == "${{ !cancelled() }}"
     assert f"--cka-memory-html={upload['with']['path']}" in str(steps()[-2]["run"])  # type: ignore[index]
 
 
 def test_job_of_the_tutorial_installs_what_the_page_has_installed() -> None:
-    """The same address; and torch, with a version."""
+    """The requirements file names the plugin's address on the page, and torch with a version."""
     torch, plugin = written("requirements-dev.txt").text.splitlines()
     installed = [command for block in PAGE if block.language == "sh" for command in commands(block)]
     assert f'python -m pip install "{plugin}"' in installed
@@ -49,7 +51,7 @@ def test_job_of_the_tutorial_installs_what_the_page_has_installed() -> None:
 
 
 def test_workflow_without_a_gpu_differs_from_the_tutorial_in_its_command_alone() -> None:
-    """Its page sends readers to the tutorial for the rest."""
+    """Both workflows have the same steps up to the command, so the page refers to the tutorial."""
     page = blocks(ROOT / "docs" / "how-to" / "emulating.md")
     (shown,) = [block.text for block in page if block.language == "yaml"]
     *setup, gate = steps(shown)

@@ -14,7 +14,7 @@ ACTION = yaml.safe_load((ROOT / FOLDER / "action.yml").read_text("utf-8"))
 
 
 def test_gate_shown_uses_inputs_and_outputs_that_exist() -> None:
-    """Under these names."""
+    """The inputs and outputs that the page's workflow uses are declared by the action."""
     assert set(GATE["with"]) <= set(ACTION["inputs"])
     used = set(re.findall(r"steps\.gate\.outputs\.([\w-]+)", UPLOAD["with"]["path"]))
     assert used == {"json", "html"}
@@ -22,7 +22,7 @@ def test_gate_shown_uses_inputs_and_outputs_that_exist() -> None:
 
 
 def test_page_describes_every_input_and_output() -> None:
-    """And no others."""
+    """The page has a row for every input of the action and no other, and it names every output."""
     rows = re.findall(r"^\| `([\w-]+)` \|", prose(PAGE), re.MULTILINE)
     assert sorted(rows) == sorted(ACTION["inputs"])
     assert all(f"`{output}`" in prose(PAGE) for output in ACTION["outputs"])

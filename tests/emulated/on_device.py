@@ -40,7 +40,9 @@ def filled(size: int, device: str = "cuda") -> torch.Tensor:
 
 
 def test_card_has_the_name_and_properties_of_the_real_one():
-    """Torch chooses algorithms by them."""
+    """The emulated card has the name and properties of the real one, by which torch chooses
+    algorithms.
+    """
     found = torch.cuda.get_device_properties(0)
     assert found.name == torch.cuda.get_device_name() == "NVIDIA A100-SXM4-80GB"
     assert (found.major, found.minor, found.multi_processor_count) == (8, 0, 108)
@@ -53,7 +55,9 @@ def test_card_has_the_name_and_properties_of_the_real_one():
 
 
 def test_process_has_two_devices_with_memory_of_their_own():
-    """An allocation on one is not counted on the other."""
+    """Each of two devices has memory of its own: an allocation on
+    one is not counted on the other.
+    """
     assert torch.cuda.device_count() == 2
     before = torch.cuda.memory_allocated(0), torch.cuda.memory_allocated(1)
     kept = filled(3 * MB, "cuda:1")
@@ -66,7 +70,7 @@ def test_process_has_two_devices_with_memory_of_their_own():
 
 
 def test_device_that_does_not_exist_is_refused():
-    """The message is that of CUDA."""
+    """A device that does not exist is refused with the message of CUDA."""
     with pytest.raises(RuntimeError, match="invalid device ordinal"):
         torch.empty(1, device="cuda:2")
 
@@ -84,7 +88,7 @@ def test_copies_between_host_and_devices_keep_their_values():
 
 
 def test_copied_bytes_at_odd_addresses_keep_their_values():
-    """Copies skip pages that nobody wrote; a copy need not begin at a page."""
+    """A copy skips pages that nobody wrote, also if it begins within a page; values stay right."""
     large = torch.zeros(3 * MB, dtype=torch.uint8, device="cuda")
     large[MB + 5 : MB + 2005].copy_(torch.full((2000,), 7, dtype=torch.uint8))
     copied = torch.full((3 * MB,), 1, dtype=torch.uint8).cuda()
@@ -96,7 +100,7 @@ def test_copied_bytes_at_odd_addresses_keep_their_values():
 
 
 def test_new_memory_takes_no_memory_of_the_machine():
-    """Pages are committed when they are written, and kernels write nothing."""
+    """New tensors take no memory of the machine: pages are committed when they are written."""
     before = resident_bytes()
     kept = [torch.ones(512 * MB, dtype=torch.uint8, device="cuda") for _ in range(4)]
     kept.append(kept[0].clone())
@@ -111,7 +115,7 @@ def resident_bytes() -> int:
 
 
 def test_values_are_not_computed_and_small_reads_are_zero():
-    """A number that a kernel would have written is 0, not what lay in memory before."""
+    """Without values, a number that a kernel would have written is read as 0."""
     assert torch.tensor(5.0).cuda().item() == 5.0
     assert (torch.full((1,), 5.0).cuda() + 1).item() == 0.0
     assert torch.ones(100, device="cuda").nonzero().shape == (0, 1)
@@ -130,7 +134,7 @@ def test_out_of_memory_is_raised_at_the_card_less_its_context_and_recovers():
 
 
 def test_mem_get_info_counts_segments_and_the_context():
-    """Freed tensors are only free for the device once the cache is emptied."""
+    """A freed tensor is free for the device only after the allocator's cache is emptied."""
     free, total = torch.cuda.mem_get_info()
     kept = filled(30 * MB)
     assert total == TOTAL
@@ -142,7 +146,7 @@ def test_mem_get_info_counts_segments_and_the_context():
 
 
 def test_memory_fraction_limits_the_process():
-    """``set_per_process_memory_fraction`` is torch's own logic."""
+    """``set_per_process_memory_fraction`` limits the emulated device by torch's own logic."""
     torch.cuda.set_per_process_memory_fraction(0.25)
     try:
         with pytest.raises(torch.cuda.OutOfMemoryError, match=r"1024\.00 MiB allowed"):
@@ -152,7 +156,7 @@ def test_memory_fraction_limits_the_process():
 
 
 def test_pinned_memory_is_recognised():
-    """So that ``non_blocking`` copies and ``is_pinned`` work."""
+    """Pinned memory is recognised, so that ``non_blocking`` copies and ``is_pinned`` work."""
     pinned = torch.arange(1000).pin_memory()
     assert pinned.is_pinned()
     assert not torch.arange(3).is_pinned()
@@ -161,7 +165,7 @@ def test_pinned_memory_is_recognised():
 
 
 def test_snapshot_and_history_show_allocations_with_their_frames():
-    """They are torch's own logic, as on a card."""
+    """Torch's own snapshots and history show the frames of allocations, as on a card."""
     torch.cuda.memory._record_memory_history(max_entries=100)
     kept = filled(3 * MB)
     snapshot = torch.cuda.memory._snapshot()
@@ -175,7 +179,7 @@ def test_snapshot_and_history_show_allocations_with_their_frames():
 
 
 def test_memory_pool_of_the_user_has_its_own_segments():
-    """``torch.cuda.MemPool`` allocates by cudaMalloc too."""
+    """``torch.cuda.MemPool`` allocates by cudaMalloc too, so it has segments of its own."""
     pool = torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(pool):
         kept = filled(3 * MB)
@@ -187,7 +191,7 @@ def test_memory_pool_of_the_user_has_its_own_segments():
 
 
 def test_streams_and_events_are_done_at_once():
-    """Nothing waits, because no kernel runs."""
+    """Streams and events are done at once, because no kernel runs."""
     stream = torch.cuda.Stream(priority=-1)
     event = torch.cuda.Event()
     with torch.cuda.stream(stream):
@@ -200,7 +204,7 @@ def test_streams_and_events_are_done_at_once():
 
 
 def test_events_advance_by_the_work_between_them():
-    """So times are the same in every run, and cuDNN's benchmark mode chooses the same plan."""
+    """An event's time is the work before it, so times and cuDNN's choice of plan are repeatable."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     ones = torch.ones(10, device="cuda")
     start.record()
@@ -227,7 +231,9 @@ def test_recorded_stream_delays_the_reuse_of_a_block():
 
 
 def test_training_runs_and_frees_what_it_allocated():
-    """Convolutions, batch normalisation, products, reductions, an optimiser."""
+    """Convolutions, normalisation, products, reductions and an
+    optimiser free what they allocated.
+    """
     layers = nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
     model = nn.Sequential(*layers, nn.Linear(16 * 15 * 15, 10)).cuda()
     optimizer = torch.optim.Adam(model.parameters())
@@ -246,7 +252,7 @@ def test_training_runs_and_frees_what_it_allocated():
 
 
 def test_convolution_takes_the_workspace_that_cudnn_plans():
-    """The real cuDNN plans for the card from its properties."""
+    """The real cuDNN plans the workspace of a convolution from the card's properties."""
     image, weight = (
         torch.ones(64, 64, 32, 32, device="cuda"),
         torch.ones(64, 64, 3, 3, device="cuda"),
@@ -258,7 +264,7 @@ def test_convolution_takes_the_workspace_that_cudnn_plans():
 
 
 def test_product_takes_torchs_workspace():
-    """Torch allocates cuBLAS's workspace itself: 8.125 MB on this card."""
+    """For a product, torch itself allocates the workspace of cuBLAS: 8.125 MB on this card."""
     square = torch.ones(64, 64, device="cuda")
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.reset_peak_memory_stats()
@@ -268,7 +274,7 @@ def test_product_takes_torchs_workspace():
 
 
 def test_autocast_allocates_half_precision():
-    """It chooses dtypes in the host's code."""
+    """Autocast chooses dtypes in the host's code, so it allocates half precision here too."""
     square = torch.ones(512, 512, device="cuda")
     with torch.autocast("cuda", dtype=torch.bfloat16):
         result = square @ square
@@ -277,14 +283,14 @@ def test_autocast_allocates_half_precision():
 
 
 def test_profiler_records_the_cpu_only():
-    """There is no device to trace."""
+    """The profiler records the CPU only, because there is no device to trace."""
     with torch.profiler.profile() as profile:
         torch.ones(10, device="cuda").add_(1)
     assert any(entry.key == "aten::add_" for entry in profile.key_averages())
 
 
 def test_batches_of_worker_processes_are_pinned_and_copied():
-    """A DataLoader with forked workers and ``pin_memory``."""
+    """A DataLoader with forked workers and ``pin_memory`` gives batches that can be copied."""
     data = [torch.full((10,), float(number)) for number in range(8)]
     loader = torch.utils.data.DataLoader(data, batch_size=4, num_workers=1, pin_memory=True)
     batches = [(batch.is_pinned(), batch.cuda(non_blocking=True).cpu()) for batch in loader]
@@ -296,7 +302,7 @@ def test_batches_of_worker_processes_are_pinned_and_copied():
 
 
 def test_nvml_counts_the_memory_that_the_process_uses():
-    """Torch and pynvml look for the library by its name."""
+    """Torch and pynvml load NVML by its name, and it counts the memory that the process uses."""
     nvml = ctypes.CDLL("libnvidia-ml.so.1")
     kept = filled(30 * MB)
     count, device, memory = ctypes.c_uint(), ctypes.c_void_p(), (ctypes.c_ulonglong * 3)()
@@ -351,7 +357,7 @@ def all_reduce() -> None:
 
 @pytest.mark.parametrize("function", UNSUPPORTED)
 def test_unsupported_call_raises_and_names_the_function(function):
-    """The message says what to do instead, and the device still works afterwards."""
+    """The error of an unsupported call names it and says what to do, and the device still works."""
     advice, call = UNSUPPORTED[function]
     with pytest.raises(RuntimeError) as raised:
         call()
@@ -364,7 +370,7 @@ def test_unsupported_call_raises_and_names_the_function(function):
 
 @pytest.mark.parametrize("function", ["cudaMallocManaged", "cudaGraphLaunch", "cuMulticastCreate"])
 def test_unsupported_function_of_the_runtime_has_a_text_that_names_it(function):
-    """Also those that torch cannot be made to call without a GPU."""
+    """Every unsupported function names itself in its error, also if torch never calls it here."""
     library = ctypes.CDLL("libcuda.so.1")
     library.cudaGetErrorString.restype = ctypes.c_char_p
     code = getattr(library, function)()
@@ -375,7 +381,7 @@ def test_unsupported_function_of_the_runtime_has_a_text_that_names_it(function):
 
 
 def test_launch_that_a_card_would_refuse_fails():
-    """More shared memory than the card has, a block of too many threads."""
+    """A launch with too many threads or too much shared memory fails, as on a card."""
     library = ctypes.CDLL("libcuda.so.1")
     launch = library.cuLaunchKernel
     assert launch(None, 1, 1, 1, 1024, 1, 1, 0, None, None, None) == 0

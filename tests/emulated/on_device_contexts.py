@@ -20,7 +20,7 @@ from pytest_cka_memory import MemoryProbe
 
 
 def test_random_numbers_repeat_with_the_generator_of_the_device():
-    """By seed, by state, and by a generator of the user's."""
+    """Random numbers repeat by seed, by state, and by a generator that the user made."""
     torch.cuda.manual_seed(3)
     state = torch.cuda.get_rng_state()
     first = torch.randn(5, device="cuda")
@@ -35,7 +35,7 @@ def test_random_numbers_repeat_with_the_generator_of_the_device():
 
 
 def test_random_numbers_do_not_change_those_of_the_cpu():
-    """The two have generators of their own."""
+    """Random numbers on the device leave the CPU's unchanged: each has a generator of its own."""
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
@@ -48,7 +48,7 @@ def test_random_numbers_do_not_change_those_of_the_cpu():
 
 
 def test_values_are_computed_in_every_thread():
-    """In threads of the user's, and in torch's backward threads."""
+    """Values are computed in threads of the user and in torch's backward threads."""
     found = []
 
     class Doubled(torch.autograd.Function):
@@ -73,7 +73,7 @@ def test_values_are_computed_in_every_thread():
 
 
 def test_transforms_give_the_cpus_results():
-    """``torch.func`` and checkpointing, which run operators in other contexts."""
+    """``torch.func`` and checkpointing run operators in other contexts, with the CPU's results."""
     x = torch.randn(4, 3)
     on_both(lambda t: torch.func.vmap(torch.func.grad(lambda r: r.sin().sum()))(t), x)
     on_both(lambda t: torch.func.jacrev(lambda r: r.square().cumsum(0))(t[0]), x)
@@ -85,7 +85,7 @@ def test_transforms_give_the_cpus_results():
 
 
 def test_modes_of_the_user_and_the_meter_see_operators_once():
-    """No mode sees the operators that compute values."""
+    """A user's mode sees each operator once, and never those that compute its values."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     seen = []
@@ -107,7 +107,7 @@ def test_modes_of_the_user_and_the_meter_see_operators_once():
 
 
 def test_autocast_and_gradient_scaling_work():
-    """Values of half precision, and the scale that infinite gradients reduce."""
+    """Autocast computes values of half precision, and infinite gradients reduce the scale."""
     model = nn.Linear(4, 4).cuda()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**4)
@@ -126,7 +126,7 @@ def test_autocast_and_gradient_scaling_work():
 
 
 def test_compiled_functions_with_graph_breaks_are_computed():
-    """After a break, Dynamo would compile the kernels that compute values too."""
+    """Dynamo must not compile the code that computes values, as it would after a graph break."""
 
     @torch.compile(backend="eager")
     def selected(x):
@@ -138,7 +138,9 @@ def test_compiled_functions_with_graph_breaks_are_computed():
 
 
 def test_library_with_its_own_operators_is_computed():
-    """Torchvision is imported after the device was loaded."""
+    """Torchvision's own operators are computed, although it is
+    imported after loading the device.
+    """
     torchvision = pytest.importorskip("torchvision")
     boxes = torch.rand(20, 4) * 10
     boxes[:, 2:] += boxes[:, :2]
@@ -149,7 +151,7 @@ def test_library_with_its_own_operators_is_computed():
 
 
 def test_operators_of_the_user_in_python_compute_what_they_call():
-    """Also if a library is loaded after they were defined."""
+    """An operator that a user wrote in Python is computed, also if a library is loaded after it."""
 
     @torch.library.custom_op("emulated_tests::twice", mutates_args=(), device_types="cuda")
     def twice(x: torch.Tensor) -> torch.Tensor:
@@ -173,14 +175,16 @@ def live_aliases() -> int:
 
 
 def test_no_alias_is_found_among_live_tensors():
-    """The CPU meter would count the storage of all addresses."""
+    """Computing a value leaves no alias of its memory, which the
+    CPU meter would count as storage.
+    """
     before = live_aliases()  # the traceback of a test that failed may reference some
     (torch.ones(3, device="cuda") + 1).sum().item()
     assert live_aliases() == before
 
 
 def test_computing_on_the_cpu_retains_nothing_on_the_host():
-    """The user's code allocates nothing there; only what it copies to the host counts."""
+    """Computing on the CPU retains nothing on the host; only what the user copies there counts."""
     kept = []
 
     def compute():
@@ -208,7 +212,7 @@ def test_computing_on_the_cpu_retains_nothing_on_the_host():
 
 
 def test_zeros_take_no_memory_of_the_machine():
-    """Large zero tensors are not committed."""
+    """A large tensor of zeros is not committed, so it takes no memory of the machine."""
     before = resident_bytes()
     kept = torch.zeros(512 * MB, dtype=torch.uint8, device="cuda")
     assert resident_bytes() - before < 64 * MB
@@ -221,7 +225,7 @@ def resident_bytes() -> int:
 
 
 def test_library_reads_answers_in_order_and_forgets_them():
-    """Numbers that an operator did not read must not reach the next one."""
+    """Numbers that one operator did not read back must not reach the next one."""
     library = operators.library()
     library.announce(5)
     library.forget_answers()

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.usefixtures("operators_seen")
 
 
 def test_convolutions_and_their_gradients_are_the_cpus():
-    """Of cuDNN: with groups, dilation, transposed, depthwise."""
+    """Convolutions with groups, dilation, transposed or depthwise have the CPU's values and
+    gradients.
+    """
     x, w = torch.randn(2, 4, 9, 9), torch.randn(8, 4, 3, 3)
     on_both(lambda a, b: F.conv2d(a, b, stride=2, padding=1), x, w, gradients=True, tolerance=1e-3)
     on_both(lambda a, b: F.conv2d(a, b, dilation=2), x, w, gradients=True, tolerance=1e-3)
@@ -34,7 +36,7 @@ def test_convolutions_and_their_gradients_are_the_cpus():
 
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_normalization_is_the_cpus(training):
-    """Of cuDNN and of torch, with the running statistics."""
+    """Batch normalization, of cuDNN and of torch, has the CPU's values and running statistics."""
     for enabled in (True, False):
         mean, variance = torch.zeros(3), torch.ones(3)
 
@@ -53,7 +55,9 @@ def test_batch_normalization_is_the_cpus(training):
 
 
 def test_parts_of_synchronized_batch_normalization_are_its_plain_form():
-    """They run on the data of one process each."""
+    """The parts of synchronized batch normalization, each on its data, give the plain form's
+    values.
+    """
     x, gradient = torch.randn(6, 3, 4), torch.randn(6, 3, 4)
     weight, bias = torch.rand(3), torch.rand(3)
     halves = [half.cuda() for half in x.split(3)]
@@ -86,7 +90,7 @@ def test_parts_of_synchronized_batch_normalization_are_its_plain_form():
 
 
 def test_other_normalizations_are_the_cpus():
-    """Layer, group and RMS, with gradients."""
+    """Layer, group and RMS normalization have the CPU's values and gradients."""
     x, weight = torch.randn(4, 6, 5), torch.rand(5)
     on_both(lambda a, w: F.layer_norm(a, (5,), w), x, weight, gradients=True, tolerance=1e-4)
     on_both(lambda a: F.group_norm(a, 3), x, gradients=True, tolerance=1e-4)
@@ -96,7 +100,7 @@ def test_other_normalizations_are_the_cpus():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", ["plain", "causal", "mask", "short"])
 def test_attention_and_its_gradients_are_the_cpus(dtype, case):
-    """Memory-efficient in single precision, flash in half precision without a mask."""
+    """Memory-efficient attention, and flash attention in half precision, have the CPU's values."""
     q, k, v = (torch.randn(2, 4, 16, 32, dtype=dtype) for _ in range(3))
     mask = torch.randn(2, 1, 16, 16, dtype=dtype)
     if case == "short":
@@ -113,7 +117,7 @@ def test_attention_and_its_gradients_are_the_cpus(dtype, case):
 
 
 def test_attention_of_cudnn_is_the_cpus_if_it_is_asked_for():
-    """CuDNN cannot plan it here, so PyTorch does not choose it by itself."""
+    """CuDNN's attention cannot be planned here, so it runs only if it is asked for."""
 
     def attend(q, k, v):
         chosen = SDPBackend.CUDNN_ATTENTION if q.is_cuda else SDPBackend.MATH
@@ -127,7 +131,9 @@ def test_attention_of_cudnn_is_the_cpus_if_it_is_asked_for():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_drops_the_same_elements_in_its_backward_pass(dtype):
-    """The gradient of v times v is the sum of the output, with the same mask."""
+    """Attention drops the same elements in both passes: v's
+    gradient times v has the output's sum.
+    """
     q, k, v = (torch.randn(1, 2, 8, 16, dtype=dtype, device="cuda") for _ in range(3))
     v.requires_grad_()
     output = F.scaled_dot_product_attention(q, k, v, dropout_p=0.5)
@@ -139,7 +145,7 @@ def test_attention_drops_the_same_elements_in_its_backward_pass(dtype):
 
 
 def test_varying_lengths_in_attention_are_separate_sequences():
-    """The flash form for sequences one behind the other."""
+    """Flash attention treats sequences one behind the other as separate ones."""
     q = torch.randn(5, 2, 16, dtype=torch.bfloat16, device="cuda")
     starts = torch.tensor([0, 2, 5], dtype=torch.int32, device="cuda")
     flash = torch.ops.aten._flash_attention_forward
@@ -152,7 +158,10 @@ def test_varying_lengths_in_attention_are_separate_sequences():
 
 @pytest.mark.parametrize("lengths", [None, (3, 1), (8, 9)])
 def test_heads_of_nested_tensors_are_padded_with_zeros_to_a_multiple_of_eight(lengths):
-    """Queries are divided by the root of a head's size; a bias is added to each position."""
+    """Heads of nested tensors are padded to a multiple of eight, and do not change the result.
+
+    Queries are divided by the root of a head's size; a bias is added to each position.
+    """
     heads, size = 2, 4
     parts = [torch.randn(length, 3 * heads * size) for length in lengths or (4, 4)]
     bias = torch.randn(3 * heads * size)
@@ -174,7 +183,7 @@ def test_heads_of_nested_tensors_are_padded_with_zeros_to_a_multiple_of_eight(le
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("options", [{}, {"bidirectional": True, "num_layers": 2}, {"bias": False}])
 def test_recurrent_layers_and_their_gradients_are_the_cpus(kind, options):
-    """CuDNN's form, in one buffer of weights."""
+    """Recurrent layers in cuDNN's form, with one buffer of weights, have the CPU's gradients."""
     layer = kind(4, 5, batch_first=True, **options)
     on_device = copy.deepcopy(layer).cuda()
     x = torch.randn(2, 3, 4)
@@ -187,7 +196,7 @@ def test_recurrent_layers_and_their_gradients_are_the_cpus(kind, options):
 
 @pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell, nn.RNNCell])
 def test_recurrent_cells_and_their_gradients_are_the_cpus(kind):
-    """Fused kernels on CUDA."""
+    """Recurrent cells, which are fused kernels on CUDA, have the CPU's values and gradients."""
     cell = kind(4, 5)
     on_device = copy.deepcopy(cell).cuda()
     x = torch.randn(3, 4)
@@ -199,7 +208,7 @@ def test_recurrent_cells_and_their_gradients_are_the_cpus(kind):
 
 
 def test_recurrent_layer_drops_the_same_elements_in_its_backward_pass():
-    """The same seed gives the same output and the same gradients."""
+    """With the same seed, dropout in a recurrent layer gives the same output and gradients."""
     layer = nn.LSTM(4, 5, 2, dropout=0.5).cuda()
     found = []
     x = torch.randn(3, 2, 4, device="cuda")
@@ -213,7 +222,7 @@ def test_recurrent_layer_drops_the_same_elements_in_its_backward_pass():
 
 
 def test_samplers_embeddings_and_losses_are_the_cpus():
-    """Of cuDNN, or with other internal results than on the CPU."""
+    """Samplers, embeddings and losses have the CPU's values, also where CUDA uses other kernels."""
     image, grid = torch.randn(1, 2, 5, 5), torch.rand(1, 3, 3, 2) * 2 - 1
     on_both(
         lambda i, g: F.grid_sample(i, g, align_corners=True), image, grid, gradients=True,
@@ -237,7 +246,7 @@ def test_samplers_embeddings_and_losses_are_the_cpus():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_softmax_of_half_precision_in_single_precision_is_the_cpus(dtype):
-    """The attention of many models asks for it; CUDA then converts inside of the kernel."""
+    """A softmax of half precision that returns single precision has the CPU's values."""
     values = torch.randn(3, 5).to(dtype)
     for function in (F.softmax, F.log_softmax):
         on_both(lambda t: function(t, -1, dtype=torch.float32), values, gradients=True)  # noqa: B023
@@ -245,7 +254,7 @@ def test_softmax_of_half_precision_in_single_precision_is_the_cpus(dtype):
 
 
 def test_optimizers_take_the_cpus_steps():
-    """Foreach and fused implementations work on lists."""
+    """Foreach and fused optimizers work on lists of tensors, and take the CPU's steps."""
     for kind, options in (
         (torch.optim.SGD, {"momentum": 0.9}),
         (torch.optim.Adam, {}),
@@ -268,7 +277,7 @@ def test_optimizers_take_the_cpus_steps():
 
 
 def test_libraries_that_are_not_there_have_the_cpus_results():
-    """cuSOLVER, cuFFT and cuSPARSE."""
+    """Operators of cuSOLVER, cuFFT and cuSPARSE, which are not emulated, have the CPU's results."""
     x = torch.randn(4, 4) + 4 * torch.eye(4)
     spd = x @ x.T
     on_both(lambda t: torch.linalg.inv(t), x, gradients=True, tolerance=1e-3)

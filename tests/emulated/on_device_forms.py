@@ -14,7 +14,7 @@ HALF = torch.float16, torch.bfloat16
 
 
 def test_ordinary_assertions_hold():
-    """What a GPU test of a user's asserts."""
+    """The usual assertions of a user's GPU test hold on the emulated device."""
     model = nn.Linear(8, 1).cuda()
     x = torch.randn(16, 8, device="cuda")
     loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
@@ -29,7 +29,7 @@ def test_ordinary_assertions_hold():
 
 
 def test_memory_layouts_are_kept():
-    """Strided, expanded, transposed, channels-last and overlapping tensors."""
+    """Strided, expanded, transposed, channels-last and overlapping tensors keep their layout."""
     x = torch.randn(4, 3, 6, 6)
     on_both(lambda t: t.transpose(1, 2)[::2, 1:, ::3] * 2, x)
     on_both(lambda t: t.to(memory_format=torch.channels_last).mul(3).contiguous(), x)
@@ -41,7 +41,7 @@ def test_memory_layouts_are_kept():
 
 
 def test_results_are_written_in_place_and_into_out():
-    """Also where ``out`` has to grow, and in lists."""
+    """Results are written in place, into lists, and into ``out``, which may have to grow."""
     out = torch.empty(0, device="cuda")
     torch.add(torch.ones(3, device="cuda"), 2, out=out)
     assert out.tolist() == [3, 3, 3]
@@ -58,37 +58,37 @@ def test_results_are_written_in_place_and_into_out():
     "dtype", [torch.bool, torch.uint8, torch.int64, torch.float64, torch.complex64, *HALF]
 )
 def test_types_are_kept(dtype):
-    """Comparisons, conversions and numbers in place of tensors."""
+    """Comparisons, conversions and numbers in place of tensors have the types of the CPU."""
     x = torch.arange(6).reshape(2, 3).to(dtype)
     on_both(lambda t: (t + 1, t * 2.5, t.to(torch.float32) if not t.is_complex() else t, t == 1), x)
 
 
 def test_float8_and_views_of_bits_are_converted():
-    """They have no arithmetic; copies convert."""
+    """Float8 and views of bits have no arithmetic, but copies convert them."""
     x = torch.randn(5)
     on_both(lambda t: t.to(torch.float8_e4m3fn).float(), x)
     on_both(lambda t: t.view(torch.int32) >> 3, x)
 
 
 def test_kernels_that_torch_launches_outside_of_cuda_operators_are_computed():
-    """Newer versions of PyTorch register ``ldexp`` once for all devices; in 2.9 it calls others."""
+    """Kernels such as ``ldexp``, which some versions of torch do not register for CUDA, compute."""
     on_both(torch.ldexp, torch.rand(3), torch.arange(3))
     on_both(lambda t, e: t.clone().ldexp_(e), torch.rand(3), torch.arange(3))
 
 
 def test_conjugate_and_negative_views_are_read():
-    """They share memory with their base."""
+    """Conjugate and negative views, which share memory with their base, are read correctly."""
     x = torch.randn(3, 3, dtype=torch.complex64)
     on_both(lambda t: (t.conj() @ t, t.conj().imag + 1, t.mH.resolve_conj()), x)
 
 
 def test_empty_tensors_are_accepted():
-    """No address has their values."""
+    """Empty tensors, whose values have no address, are accepted."""
     on_both(lambda t: (t + 1, t.sum(), t @ t.T, torch.cat([t, t])), torch.ones(0, 4))
 
 
 def test_sparse_tensors_have_values():
-    """COO and CSR."""
+    """Sparse tensors of the formats COO and CSR have values."""
     x = torch.tensor([[0.0, 2, 0], [1, 0, 3]])
     on_both(lambda t: t.to_sparse().mul(2).to_dense(), x)
     on_both(lambda t: t.to_sparse_csr() @ torch.ones(3, 2, device=t.device), x)
@@ -97,14 +97,16 @@ def test_sparse_tensors_have_values():
 
 
 def test_jagged_tensors_have_values():
-    """They are a tensor subclass around one buffer."""
+    """Jagged tensors, a subclass of tensors around one buffer, have values."""
     parts = [torch.ones(2, 3, device="cuda"), torch.ones(1, 3, device="cuda")]
     nested = torch.nested.nested_tensor(parts, layout=torch.jagged, device="cuda")
     assert (nested * 2).values().sum().item() == 18
 
 
 def test_strided_nested_tensors_have_values():
-    """Operators on the buffer, those with a kernel of their own, and their gradients."""
+    """Strided nested tensors have values and gradients, by their
+    buffer or by kernels of their own.
+    """
 
     def attend(nested):
         heads = nested.unsqueeze(1)
@@ -136,10 +138,10 @@ def test_strided_nested_tensors_have_values():
 @pytest.mark.parametrize("backends", [[*SDPBackend.__members__.values()], [SDPBackend.MATH]])
 @pytest.mark.parametrize("longest", [4, 8])
 def test_nested_tensors_inside_a_transformer_leave_out_padding(backends, longest):
-    """PyTorch asks the device whether the mask is one of padding at the end.
+    """A transformer turns padded batches into nested tensors, if the mask is one of padding.
 
-    The plain form pads positions to a multiple of 8 on CUDA. PyTorch before 2.12 chooses it by
-    itself for heads of this size.
+    PyTorch asks the device for that. The plain form pads positions to a multiple of 8 on CUDA;
+    PyTorch before 2.12 chooses it by itself for heads of this size.
     """
     layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     model = nn.TransformerEncoder(layer, 1).eval()
@@ -155,7 +157,7 @@ def test_nested_tensors_inside_a_transformer_leave_out_padding(backends, longest
 
 @pytest.mark.parametrize("kind", ["tensor", "channel", "dynamic"])
 def test_quantized_tensors_have_values(kind):
-    """Their scale may be a number, one for each channel, or chosen by the values."""
+    """Quantized tensors with one scale, one per channel or one chosen by values have values."""
 
     def quantized(values):
         if kind == "tensor":
@@ -178,7 +180,9 @@ def test_quantized_tensors_have_values(kind):
 
 
 def test_product_of_quantized_tensors_is_refused_by_name_with_a_way_out():
-    """CuDNN would compute it; packing the weight is PyTorch's own work."""
+    """A product of quantized tensors, which is cuDNN's work, is
+    refused with advice to dequantize.
+    """
     x, w = (torch.quantize_per_tensor(torch.ones(2, 4), 0.1, 0, torch.qint8) for _ in range(2))
     packed = torch.ops.quantized.linear_prepack(w.cuda(), None)
     for call in (
@@ -190,7 +194,7 @@ def test_product_of_quantized_tensors_is_refused_by_name_with_a_way_out():
 
 
 def test_tensor_subclasses_have_values():
-    """Of those that wrap a tensor, the operators on the inner one are computed."""
+    """Operators on the tensor inside a wrapper subclass are computed."""
     from torch.utils._python_dispatch import return_and_correct_aliasing  # noqa: F401
     from torch.utils._pytree import tree_map
 
@@ -216,7 +220,7 @@ def test_tensor_subclasses_have_values():
 
 
 def test_lazy_parameters_are_loaded_and_materialized():
-    """Their shape raises as long as they have none."""
+    """Lazy parameters, whose shape raises until they have one, are loaded and materialized."""
     layer = nn.LazyLinear(2).cuda()
     layer.load_state_dict(nn.LazyLinear(2).cuda().state_dict())
     assert layer(torch.ones(3, 4, device="cuda")).isfinite().all()

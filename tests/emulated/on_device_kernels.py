@@ -32,7 +32,7 @@ def launch_from_host_code(values: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("way", ["compiled", "templated", "host"])
 def test_kernel_of_the_user_is_noticed_and_named(way):
-    """Compiled by PyTorch at run time, or launched by host code."""
+    """A user's kernel is noticed and named, if PyTorch compiles it or host code launches it."""
     if way == "compiled":
         source = 'extern "C" __global__ void add_one(float* x) { x[threadIdx.x] += 1; }'
         kernel = torch.cuda._compile_kernel(source, "add_one")
@@ -50,7 +50,10 @@ def test_kernel_of_the_user_is_noticed_and_named(way):
 
 
 def test_kernel_of_triton_is_noticed_and_named(tmp_path, monkeypatch):
-    """It is compiled for the card, and does not run. Triton's interpreter would be wrong."""
+    """A Triton kernel is compiled for the card and does not run, so it is noticed and named.
+
+    Triton's interpreter would be wrong.
+    """
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     from triton_kernels import add_one
@@ -65,7 +68,7 @@ def test_kernel_of_triton_is_noticed_and_named(tmp_path, monkeypatch):
 
 
 def test_values_that_inductor_copies_while_it_measures_kernels_stay_unknown():
-    """It copies what a kernel changes to the host and back, if the device has no room for it."""
+    """Inductor may copy what a kernel changes to the host and back; it stays an unknown value."""
     pytest.importorskip("triton")
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
@@ -84,7 +87,7 @@ def test_values_that_inductor_copies_while_it_measures_kernels_stay_unknown():
 
 
 def test_host_code_of_the_user_that_copies_and_fills_is_computed():
-    """``cudaMemcpy`` and ``cudaMemset`` run, because they are no kernels."""
+    """``cudaMemcpy`` and ``cudaMemset`` in a user's host code are no kernels, so they run."""
     library = ctypes.CDLL("libcuda.so.1")
     values, host = torch.ones(4, device="cuda"), torch.arange(4.0)
     address = ctypes.c_void_p(values.data_ptr())
@@ -96,7 +99,7 @@ def test_host_code_of_the_user_that_copies_and_fills_is_computed():
 
 
 def test_kernel_that_only_waits_leaves_values_known():
-    """Tests of streams use it to keep a card busy."""
+    """A kernel that only waits, as tests of streams use it, leaves values known."""
     values = torch.ones(2, device="cuda")
     torch.cuda._sleep(10)
     assert values.tolist() == [1, 1]
@@ -131,7 +134,7 @@ def capture(way, graph):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_graph_is_refused_by_name_when_it_is_captured(way):
-    """So none is replayed; the device computes afterwards."""
+    """A CUDA graph is refused by name when it is captured, and the device computes afterwards."""
     graph = torch.cuda.CUDAGraph()
     with pytest.raises(RuntimeError, match=r"cudaStreamBeginCapture .* leave out torch.cuda.g"):
         capture(way, graph)
@@ -143,7 +146,9 @@ def test_graph_is_refused_by_name_when_it_is_captured(way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_refused_graph_leaves_generator_stream_and_allocator_as_they_were(way):
-    """Torch begins to change them before it calls the function that is refused."""
+    """Torch changes state before a refused capture; generator,
+    stream and allocator are as before.
+    """
     own = torch.Generator(device="cuda").manual_seed(1)
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(own)

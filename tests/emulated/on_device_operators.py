@@ -35,7 +35,9 @@ def assert_equal(found: torch.Tensor, expected: torch.Tensor, tolerance: float =
 
 
 def test_convolutions_of_cudnn_are_the_plain_ones():
-    """Forward, and transposed; PyTorch calls them inside of its own operator."""
+    """Convolutions of cuDNN, forward and transposed, which torch
+    calls inside, have plain values.
+    """
     x, w = torch.randn(2, 4, 6, 6), torch.randn(4, 4, 3, 3)
     device, sizes, flags = (x.cuda(), w.cuda()), ([2, 2], [1, 1], 1), (False, False, False)
     found = aten.cudnn_convolution(*device, [1, 1], *sizes, *flags)
@@ -46,7 +48,7 @@ def test_convolutions_of_cudnn_are_the_plain_ones():
 
 
 def test_fused_and_depthwise_convolutions_are_the_plain_ones():
-    """CuDNN's with bias and ReLU, and the kernels of PyTorch with one group for each channel."""
+    """Convolutions with bias and ReLU, and depthwise ones, have the values of the plain form."""
     x, w, b, z = (torch.randn(size) for size in ((2, 4, 6, 6), (3, 4, 3, 3), (3,), (2, 3, 4, 4)))
     sizes = [1, 1], [0, 0], [1, 1], 1
     plain = F.conv2d(x, w, b)
@@ -70,7 +72,7 @@ def test_fused_and_depthwise_convolutions_are_the_plain_ones():
 
 
 def test_products_with_another_result_type_have_its_precision():
-    """Single precision from bfloat16."""
+    """A product of bfloat16 with a result in single precision has that precision."""
     a = torch.randn(2, 4, 4).bfloat16()
     wide, device, out_dtype = a.float(), a.cuda(), torch.float32
     assert_equal(torch.mm(device[0], device[1], out_dtype=out_dtype), wide[0] @ wide[1])
@@ -83,7 +85,7 @@ def test_products_with_another_result_type_have_its_precision():
 
 @pytest.mark.parametrize("by_row", [False, True])
 def test_scaled_product_multiplies_by_its_scales(by_row):
-    """One scale for a matrix, or one for each row."""
+    """A scaled product has one scale for a matrix, or one for each row."""
     a, b = torch.randn(16, 32).to(FLOAT8), torch.randn(16, 32).to(FLOAT8)
     scale_a, scale_b = (torch.rand(16, 1), torch.rand(1, 16)) if by_row else torch.rand(2)
     expected = (a.float() * scale_a) @ (b.float().T * scale_b)
@@ -99,7 +101,7 @@ def test_scaled_product_multiplies_by_its_scales(by_row):
 
 
 def test_scales_of_blocks_are_not_taken_for_those_of_rows():
-    """They are stored in another order, so the product is not computed."""
+    """Scales of blocks are stored in another order than those of rows, so they are refused."""
     with pytest.raises(NotImplementedError, match="scales of blocks are not computed"):
         EQUIVALENTS["aten::_scaled_mm_v2"].function(None, None, [], [3], [], [3], None, None)
     function = by_name(aten._scaled_mm.default, EQUIVALENTS["aten::_scaled_mm"].function)
@@ -110,7 +112,7 @@ def test_scales_of_blocks_are_not_taken_for_those_of_rows():
 
 @pytest.mark.parametrize("dims", [(2, 3), (3, 2), (2, 2), (3, 3)])
 def test_scaled_product_of_groups_multiplies_each_group(dims):
-    """Groups of rows, of columns, of summands, or a batch."""
+    """A product of groups multiplies each with its own scales: rows, columns, summands, batch."""
     groups, ends = 2, torch.tensor([16, 48], dtype=torch.int32)
     a = torch.randn(48, 32) if dims[0] == 2 else torch.randn(groups, 16, 32)
     b = torch.randn(48, 32) if dims[1] == 2 else torch.randn(groups, 16, 32)
@@ -146,7 +148,9 @@ def test_scaled_product_of_groups_multiplies_each_group(dims):
 
 @pytest.mark.parametrize("inner", [2, 4, 8])
 def test_product_with_a_weight_of_four_bits_is_that_with_the_numbers_it_stands_for(inner):
-    """A byte holds the numbers of two columns, the first one in its upper half."""
+    """In a weight of four bits, a byte has the numbers of two
+    columns, the first in its upper half.
+    """
     numbers = torch.randint(16, (16, 256))
     weight = (numbers[:, ::2] << 4 | numbers[:, 1::2]).to(torch.uint8)
     packed = aten._convert_weight_to_int4pack(weight.cuda(), inner)
@@ -159,7 +163,9 @@ def test_product_with_a_weight_of_four_bits_is_that_with_the_numbers_it_stands_f
 
 
 def test_packed_weight_has_the_order_of_a_card():
-    """By hand from PyTorch's kernel: what lane 5 packs of the second tile of rows."""
+    """A packed weight has a card's order: lane 5 packs what was computed by hand from PyTorch's
+    kernel.
+    """
     numbers = torch.arange(16 * 32).view(16, 32) * 7 % 16
     weight = (numbers[:, ::2] << 4 | numbers[:, 1::2]).to(torch.uint8)
     packed = aten._convert_weight_to_int4pack(weight.cuda(), 2)
@@ -174,7 +180,7 @@ def test_packed_weight_has_the_order_of_a_card():
 
 
 def test_attention_by_its_lower_operators_is_the_plain_one():
-    """Of sequences one behind the other, with its gradients."""
+    """Attention by its lower operators, on sequences one behind the other, has plain gradients."""
     q, gradient = (torch.randn(5, 2, 16).bfloat16() for _ in range(2))
     starts = torch.tensor([0, 2, 5], dtype=torch.int32)
     spans = [slice(0, 2), slice(2, 5)]
@@ -218,7 +224,7 @@ def test_attention_by_its_lower_operators_is_the_plain_one():
 
 
 def test_attention_of_cudnn_by_its_lower_operators_is_the_plain_one():
-    """Forward and backward of a batch."""
+    """Attention of cuDNN by its lower operators has the plain form's values and gradients."""
     q, gradient = (torch.randn(1, 2, 8, 16).bfloat16() for _ in range(2))
     leaf = q.float().requires_grad_()
     expected = F.scaled_dot_product_attention(leaf, leaf, leaf)
@@ -240,7 +246,7 @@ def test_attention_of_cudnn_by_its_lower_operators_is_the_plain_one():
 
 
 def test_forms_of_batch_normalization_are_the_plain_one():
-    """Those that choose the library by themselves, and equal counts of synchronized parts."""
+    """Every form of batch normalization has the plain form's values, also that of several parts."""
     x, weight, gradient = torch.randn(6, 3, 4), torch.rand(3), torch.randn(6, 3, 4)
     leaf, of_weight = x.clone().requires_grad_(), weight.clone().requires_grad_()
     mean, variance = torch.zeros(3), torch.ones(3)
@@ -278,7 +284,7 @@ def test_forms_of_batch_normalization_are_the_plain_one():
 
 
 def test_fused_dropout_drops_what_its_mask_says():
-    """The mask gives the gradient."""
+    """The mask that fused dropout returns is the one by which it drops, and gives the gradient."""
     x = torch.rand(200, device="cuda") + 1
     dropped, mask = aten._fused_dropout(x, 0.25)
     assert_equal(dropped, x.cpu() * mask.cpu() * 4)
@@ -288,7 +294,7 @@ def test_fused_dropout_drops_what_its_mask_says():
 
 @pytest.mark.parametrize("as_tensors", [False, True])
 def test_connectionist_loss_of_cudnn_is_the_plain_one(as_tensors):
-    """With its gradient; the targets are one behind the other."""
+    """CuDNN's connectionist loss with concatenated targets has the plain form's gradient."""
     logits = torch.randn(6, 2, 5).log_softmax(2)
     targets = torch.tensor([1, 2, 3], dtype=torch.int32)
     leaf, lengths = logits.clone().requires_grad_(), ([6, 6], [2, 1])
@@ -304,7 +310,9 @@ def test_connectionist_loss_of_cudnn_is_the_plain_one(as_tensors):
 
 
 def test_bags_of_weighted_embeddings_are_the_plain_ones():
-    """With a weight for each index, with gradients and without."""
+    """Embedding bags with a weight for each index are the plain
+    ones, with and without gradients.
+    """
     table, indices, starts = torch.randn(9, 4), torch.tensor([1, 1, 5, 8]), torch.tensor([0, 2])
     weights = torch.rand(4)
 
@@ -319,7 +327,7 @@ def test_bags_of_weighted_embeddings_are_the_plain_ones():
 
 
 def test_affine_grids_of_cudnn_are_the_plain_ones():
-    """With their gradients."""
+    """Affine grids of cuDNN have the values and gradients of the plain form."""
     theta, gradient = torch.randn(2, 2, 3), torch.randn(2, 3, 4, 2)
     leaf = theta.clone().requires_grad_()
     expected = F.affine_grid(leaf, (2, 1, 3, 4), align_corners=True)
@@ -353,7 +361,9 @@ Other operators in the table are in all versions.
 
 
 def test_every_equivalent_was_compared_and_names_its_source():
-    """The tests above it, and those of ``on_device_equivalents.py``, call each operator."""
+    """A test here or in ``on_device_equivalents.py`` calls every equivalent, which names its
+    source.
+    """
     there = {name for name in EQUIVALENTS if torch_private.operator_of(name) is not None}
     assert len({*EQUIVALENTS} - there) <= 2  # those of newer versions
     missing = sorted(there - OPERATORS_SEEN)
@@ -363,9 +373,9 @@ def test_every_equivalent_was_compared_and_names_its_source():
 
 
 def test_operators_that_only_cuda_has_are_computed_or_listed_as_raising():
-    """The table is in ``docs/explanation/values.md``; ``*`` stands for anything.
-
-    What it lists is there in this version of torch, if `RAISING_IN` does not say otherwise.
+    """Operators of CUDA alone are computed, or ``docs/explanation/values.md`` lists them as
+    raising. There, ``*`` stands for anything. What it lists exists in this torch, unless
+    `RAISING_IN` says so.
     """
     of_cuda = {*torch_private.registered("CUDA")}
     for key in ("CPU", "CompositeExplicitAutograd"):

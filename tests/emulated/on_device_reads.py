@@ -18,7 +18,7 @@ from emulated_cuda.errors import DeviceAssertError, StaleValueError
 
 
 def test_sizes_that_depend_on_values_are_the_cpus():
-    """The operator on the device reads the computed size back."""
+    """An operator reads back a computed size, such as the number of selected elements."""
     x = torch.tensor([3, 1, 2, 2, 0, 5])
     mask = x > 1
     for function in (
@@ -49,7 +49,7 @@ def complex_pair(like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_selected_elements_have_their_memory():
-    """Without values the result is empty, and so is its memory."""
+    """A selection allocates the memory of its elements; without values it would be empty."""
     x = torch.randn(MB, device="cuda")
     wanted = int((x.cpu() > 0).sum()) * 4
     gc.collect()
@@ -72,7 +72,10 @@ def not_computed() -> torch.Tensor:
 
 
 def test_read_of_a_value_that_was_not_computed_raises_and_names_the_operator():
-    """Also of what was computed from it, but not of what replaces it."""
+    """A read of a value that was not computed raises and names the operator it comes from.
+
+    So does what was computed from it, but not what replaces it.
+    """
     unknown = not_computed()
     derived = unknown + 1
     for read in (
@@ -109,21 +112,21 @@ READS = {
 
 @pytest.mark.parametrize("read", READS)
 def test_value_that_was_not_computed_is_noticed_by_every_kind_of_read(read):
-    """Also through another storage of the same memory."""
+    """Every kind of read notices a value that was not computed, also through another storage."""
     unknown = not_computed()
     with pytest.raises(StaleValueError, match=NOT_COMPUTED):
         READS[read](unknown)
 
 
 def test_memory_that_is_filled_through_another_storage_is_known():
-    """DLPack gives the same memory a storage of its own."""
+    """DLPack gives memory another storage; values that are written through it are known."""
     unknown = not_computed()
     torch.from_dlpack(unknown).fill_(3)
     assert unknown.sum().item() == 3 * 64
 
 
 def test_read_after_an_unknown_kernel_raises_and_names_it():
-    """It may have written anything that was there; later results are known."""
+    """An unknown kernel may have written anything that existed; a read raises and names it."""
     before = torch.ones(4, device="cuda")
     launch_unknown_kernel()
     with pytest.raises(StaleValueError, match=r"the kernel my_kernel was launched outside"):
@@ -136,7 +139,7 @@ def test_read_after_an_unknown_kernel_raises_and_names_it():
 
 
 def test_values_that_follow_an_unknown_kernel_are_known():
-    """New results, partly written new tensors, and sizes that depend on values."""
+    """After an unknown kernel, values of new tensors and sizes that depend on them are known."""
     old = torch.ones(6, device="cuda")
     launch_unknown_kernel()
     left, right = (torch.randn(2, 3).cuda().requires_grad_() for _ in range(2))
@@ -160,7 +163,7 @@ def test_values_that_follow_an_unknown_kernel_are_known():
 
 
 def test_index_out_of_range_raises_at_once():
-    """On a card it is an assert of the kernel, which is reported later."""
+    """An index out of range raises at once; on a card, an assert of the kernel reports it later."""
     x = torch.zeros(3, device="cuda")
     for use in (
         lambda: torch._assert_async(x[0], "x is zero"),
@@ -177,9 +180,9 @@ def test_index_out_of_range_raises_at_once():
 
 
 def test_arguments_that_the_operator_checks_are_accepted_or_refused_at_once():
-    """It reads back whether they are valid: ``normal`` of torch before 2.14, for example.
+    """An operator that reads back whether its arguments are valid raises at once.
 
-    Newer versions check standard deviations in a kernel, as a device-side assert.
+    From 2.14 on, torch checks ``normal`` in a kernel instead, as a device-side assert.
     """
     mean, std = torch.zeros(100, device="cuda"), torch.full((100,), 2.0, device="cuda")
     for draw in (
@@ -199,7 +202,7 @@ def test_arguments_that_the_operator_checks_are_accepted_or_refused_at_once():
 
 
 def test_tensors_on_two_devices_are_refused():
-    """As on a card: the check is the one of PyTorch's own CUDA operators."""
+    """PyTorch's own checks refuse tensors on two devices in one operator, as on a card."""
     for other in (torch.ones(2), torch.ones(2, device="cuda:1")):
         with pytest.raises(RuntimeError, match="on the same device"):
             torch.ones(2, device="cuda") + other
@@ -220,7 +223,7 @@ def test_tensors_on_two_devices_are_refused():
 
 
 def test_numbers_and_indices_on_the_cpu_are_accepted():
-    """As on a card: tensors without dimensions, and indices in brackets."""
+    """Tensors without dimensions, and indices in brackets, may be on the CPU, as on a card."""
     x = torch.arange(12.0).view(3, 4)
     two, yes = torch.tensor(2.0), torch.tensor(True)
     rows, mask = torch.tensor([0, 2]), torch.tensor([True, False, True])
@@ -248,7 +251,7 @@ def test_numbers_and_indices_on_the_cpu_are_accepted():
 
 
 def test_failed_operators_keep_nothing():
-    """An error that is kept in a frame would keep the arguments."""
+    """A failed operator keeps neither its error nor its arguments alive."""
     gc.collect()
     gc.disable()
     try:

@@ -55,7 +55,7 @@ def weights_of(model: nn.Module) -> Weights:
 
 
 def test_recurrent_network_on_packed_sequences_trains_as_on_the_cpu():
-    """A GRU in two directions, on sequences of different lengths."""
+    """A GRU in two directions, on sequences of different lengths, trains as on the CPU."""
 
     class Network(nn.Module):
         def __init__(self) -> None:
@@ -81,7 +81,7 @@ def test_recurrent_network_on_packed_sequences_trains_as_on_the_cpu():
 
 
 def test_channels_last_convolutions_train_as_on_the_cpu():
-    """Weights keep their layout, and running statistics are those of the CPU."""
+    """Channels-last convolutions keep their layout and train as on the CPU, with its statistics."""
     layers = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2)
     model = nn.Sequential(*layers, nn.Conv2d(4, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
@@ -104,7 +104,7 @@ def test_channels_last_convolutions_train_as_on_the_cpu():
 
 
 def test_gradient_scaling_skips_the_steps_that_the_cpu_skips():
-    """A scale that is too large for half precision shrinks until the gradients are finite."""
+    """A scale too large for half precision shrinks as on the CPU, until gradients are finite."""
     scales: dict[str, list[float]] = {"cpu": [], "cuda": []}
 
     def train(model, device):
@@ -130,7 +130,7 @@ def test_gradient_scaling_skips_the_steps_that_the_cpu_skips():
 
 
 def test_autocast_to_bfloat16_trains_as_on_the_cpu():
-    """The network computes in bfloat16; the loss and the weights are in single precision."""
+    """Autocast to bfloat16 trains as on the CPU; loss and weights are in single precision."""
 
     def train(model, device):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -167,7 +167,7 @@ OPTIMIZERS = [
     ids=["-".join((kind.__name__, *options)) for kind, options in OPTIMIZERS],
 )
 def test_forms_of_an_optimizer_take_the_steps_of_its_plain_form(kind, options):
-    """The CPU runs the plain form, one weight after the other."""
+    """Every form of an optimizer takes the steps of the CPU's plain form."""
     if (kind, options) == (torch.optim.Adagrad, {"fused": True}) and VERSION < (2, 12):
         weight = nn.Parameter(torch.ones(2, device="cuda"))
         weight.grad = torch.ones_like(weight)
@@ -213,7 +213,7 @@ def accumulated(model, inputs, labels):
 
 @pytest.mark.parametrize("backward", [checkpointed, clipped, accumulated])
 def test_gradients_of_a_step_train_as_on_the_cpu(backward):
-    """Checkpointing, clipping, and several backward passes before a step."""
+    """Checkpointing, clipping, and several backward passes before a step train as on the CPU."""
 
     def train(model, device):
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -227,7 +227,7 @@ def test_gradients_of_a_step_train_as_on_the_cpu(backward):
 
 
 def test_averaged_weights_are_those_of_the_cpu():
-    """An exponential average of the weights and of the statistics of batch normalization."""
+    """Exponentially averaged weights and batch statistics are those of a training on the CPU."""
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
 
     def train(model, device):

@@ -53,7 +53,7 @@ def lines(run) -> list[str]:
 
 
 def test_script_and_the_processes_that_it_starts_have_the_devices(emulated, tmp_path):
-    """Each that used one has a line, and the exit status is that of the script."""
+    """Every process of a script that used a device has a line; the exit status is the script's."""
     report = tmp_path / "used.json"
     options = "--card", "h100", "--devices", "2", "--memory", "2GB", "--json", str(report)
     run = emulated(TRAIN, *options, arguments=("--epochs", "3"))
@@ -95,7 +95,7 @@ def test_script_and_the_processes_that_it_starts_have_the_devices(emulated, tmp_
 
 
 def test_out_of_memory_names_what_was_missing(emulated):
-    """The program's traceback is printed as without emulation."""
+    """If memory runs out, the traceback is printed, and the line says how much more was needed."""
     source = "import torch\ntorch.empty(2**31, dtype=torch.uint8, device='cuda')\n"
     run = emulated(source, "--memory", "1.5GB", "--no-values")
     assert run.returncode == 1
@@ -107,7 +107,7 @@ def test_out_of_memory_names_what_was_missing(emulated):
 
 
 def test_process_that_is_killed_is_listed_with_what_the_library_knows(emulated):
-    """The command ends by the same signal."""
+    """A process that is killed is listed with what is known, and the command ends by its signal."""
     source = """
 import os, signal, torch
 kept = torch.empty(50 * 2**20, dtype=torch.uint8, device="cuda")
@@ -136,7 +136,7 @@ if __name__ == "__main__":
 
 
 def test_forked_processes_are_listed_too(emulated):
-    """The one that they are forked from has used no device, and is not listed."""
+    """Two forked children have lines; the parent, which has used no device, has none."""
     run = emulated(FORKED)
     line = (
         "train.py, cuda:0, emulated NVIDIA A100 80GB: at most 1.0 MB allocated, "
@@ -155,7 +155,7 @@ dist.barrier()
 
 
 def test_ranks_are_named_and_sorted(python, tmp_path):
-    """Torchrun is a module as any other."""
+    """Lines of ranks have their numbers and are sorted; torchrun runs like any other module."""
     script = tmp_path / "ranks.py"
     script.write_text(RANKS, encoding="utf-8")
     torchrun = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)
@@ -169,7 +169,9 @@ def test_ranks_are_named_and_sorted(python, tmp_path):
 
 
 def test_program_without_a_device_says_so(python):
-    """Otherwise a script that chose the CPU would pass for one that fits."""
+    """A program that used no device is named as such, so that it
+    does not pass for one that fits.
+    """
     run = python("-m", "emulated_cuda", "-m", "json.tool", "--help")
     assert (run.returncode, lines(run)) == (0, ["no process allocated memory on a CUDA device"])
     assert run.stdout.startswith("usage: ")
@@ -182,7 +184,7 @@ print("site of the user", "torch" in sys.modules, len([p for p in sys.path if "u
 
 
 def test_sitecustomize_of_the_user_still_runs(emulated, tmp_path):
-    """Python imports only the first on its path."""
+    """A user's sitecustomize still runs, although Python imports only the first on its path."""
     folder = tmp_path / "user"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(CUSTOM_SITE, encoding="utf-8")
@@ -195,7 +197,7 @@ def test_sitecustomize_of_the_user_still_runs(emulated, tmp_path):
 
 
 def test_program_that_loads_another_card_itself_has_that_one(emulated):
-    """What a program says counts more than what it was given."""
+    """The card that a program loads itself has priority over that of the command line."""
     source = """
 import emulated_cuda
 emulated_cuda.load("t4")
@@ -217,7 +219,7 @@ print(torch.cuda.get_device_name())
     ],
 )
 def test_wrong_argument_is_refused_with_what_to_write(emulation, arguments, message, capsys):
-    """The status is that of a wrong command line."""
+    """The error for a wrong argument says what to write, with the usual exit status."""
     with pytest.raises(SystemExit) as raised:
         command_line.main(arguments)
     assert raised.value.code == 2
@@ -226,7 +228,7 @@ def test_wrong_argument_is_refused_with_what_to_write(emulation, arguments, mess
 
 @pytest.mark.parametrize("option", ["-I", "-sE", "-S"])
 def test_option_that_would_hide_the_device_is_refused(emulation, monkeypatch, capsys, option):
-    """Python would then not read the variables."""
+    """With some options Python ignores variables, by which a program finds the device: an error."""
     monkeypatch.setattr(sys, "orig_argv", ["python", option, "-m", "emulated_cuda", __file__])
     with pytest.raises(SystemExit):
         command_line.main([__file__])
@@ -234,7 +236,7 @@ def test_option_that_would_hide_the_device_is_refused(emulation, monkeypatch, ca
 
 
 def test_options_of_python_are_kept(python, tmp_path):
-    """``-W error`` and the like hold for the program too."""
+    """Options of Python, such as ``-W error``, hold for the program too."""
     (tmp_path / "options.py").write_text("import sys; print(sys.warnoptions)", encoding="utf-8")
     run = python("-W", "error", "-m", "emulated_cuda", str(tmp_path / "options.py"))
     assert run.stdout == "['error']\n", run.stderr

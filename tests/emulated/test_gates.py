@@ -26,7 +26,7 @@ def pytest_unconfigure():
 
 @pytest.mark.emulates
 def test_gates_pass_with_the_peaks_of_an_a100(python, tmp_path, capsys):
-    """All sizes run, up to 512; every figure is labelled as emulated; 4 GB of memory suffice."""
+    """The gates pass with the peaks of an A100 for every size, labelled as emulated, in 4 GB."""
     (tmp_path / "resident.py").write_text(RESIDENT, encoding="utf-8")
     report = tmp_path / "report.json"
     run = python(

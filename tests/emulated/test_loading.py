@@ -40,7 +40,7 @@ print(emulated_cuda.loaded().card.name, emulated_cuda.loaded().title)
 
 @pytest.mark.parametrize("load", [EARLY, LATE], ids=["before-torch", "after-torch"])
 def test_torch_finds_the_device(python, load):
-    """Whether torch was imported before or not; a second call for another card is refused."""
+    """Torch finds the device whether or not it was imported before; a second card is refused."""
     run = python("-c", load + USE, forked=load is LATE)
     assert run.stdout.splitlines() == [
         "Tesla T4 True",
@@ -58,7 +58,7 @@ print(tuple(torchvision.ops.roi_align(torch.ones(1, 4, 8, 8, device="cuda"), box
 
 
 def test_library_that_is_imported_after_loading_finds_the_device(python):
-    """Also if torch was imported before, which makes the real runtime visible to all libraries."""
+    """A library that is imported after the device is loaded finds it, also if torch came first."""
     run = python("-c", LATE + THEN_TORCHVISION, forked=True)
     assert run.stdout.strip() == "(1, 4, 2, 2)", run.stderr
 
@@ -76,7 +76,9 @@ print(torch.cuda.is_available(), emulated_cuda.loaded(), (torch.ones(3) + 1).sum
 
 
 def test_torch_that_was_asked_for_devices_before_is_refused(python):
-    """It keeps the answer for ever; the CPU still works."""
+    """If torch was asked for devices before, it keeps its answer,
+    so loading a device is refused.
+    """
     first, message, *rest = python("-c", ASKED, forked=True).stdout.splitlines()
     assert first == "False"
     assert message.startswith("the emulated CUDA device comes too late: torch was imported")
@@ -105,7 +107,7 @@ print(buses, cuda.cudaGetDeviceCount(ctypes.byref(ctypes.c_int())))
     ],
 )
 def test_visible_devices_are_chosen_as_by_the_real_runtime(python, visible, expected):
-    """An invalid entry hides those after it."""
+    """Visible devices are chosen as by the real runtime: an invalid entry hides those after it."""
     run = python("-c", VISIBLE, CUDA_VISIBLE_DEVICES=visible)
     assert run.stdout.strip() == expected, run.stderr
 
@@ -138,7 +140,7 @@ def torch_version(emulation, tmp_path, monkeypatch):
 
 
 def test_cpu_build_of_torch_is_refused(torch_version):
-    """It has no code for CUDA devices that could be run."""
+    """The CPU build of torch has no code for CUDA devices, so it is refused."""
     torch_version("__version__ = '2.15.0+cpu'\ncuda: str | None = None\n")
     assert refusal() == (
         "an emulated CUDA device requires a CUDA build of torch, and 2.15.0+cpu is not one; "
@@ -147,14 +149,14 @@ def test_cpu_build_of_torch_is_refused(torch_version):
 
 
 def test_build_for_another_cuda_version_is_refused(torch_version):
-    """The structures of the runtime may have changed."""
+    """Another CUDA version may have changed the runtime's structures, so its build is refused."""
     torch_version("__version__ = '3.1.0+cu140'\ncuda: str | None = '14.0'\n")
     assert "for CUDA 14.0; install another, or use the CPU" in refusal()
 
 
 @pytest.mark.parametrize(("card", "cuda"), [("v100", "13.0"), ("rtx5090", "12.6")])
 def test_card_that_torch_has_no_kernels_for_is_refused(torch_version, card, cuda):
-    """A real one would not work either."""
+    """A card for which torch has no kernels is refused, because a real one would not work."""
     torch_version(f"__version__ = '2.12.0'\ncuda: str | None = '{cuda}'\n")
     message = refusal(card=card)
     assert f"torch for CUDA {cuda} has no kernels for the NVIDIA" in message
@@ -162,7 +164,7 @@ def test_card_that_torch_has_no_kernels_for_is_refused(torch_version, card, cuda
 
 
 def test_machine_with_a_driver_is_refused(emulation, tmp_path, monkeypatch):
-    """The emulated device would hide the real one."""
+    """A machine with a driver is refused, because the emulated device would hide the real one."""
     monkeypatch.setattr(checks, "_DRIVER_FILES", (str(tmp_path),))
     assert refusal() == (
         f"an emulated CUDA device would hide this machine's GPU from torch: {tmp_path} exists, so "
@@ -174,7 +176,7 @@ def test_machine_with_a_driver_is_refused(emulation, tmp_path, monkeypatch):
     ("system", "machine"), [("darwin", "arm64"), ("win32", "AMD64"), ("linux", "aarch64")]
 )
 def test_other_platform_is_refused(monkeypatch, system, machine):
-    """Before anything else is looked at."""
+    """Another platform is refused before anything else is looked at."""
     monkeypatch.setattr(sys, "platform", system)
     monkeypatch.setattr(checks.platform, "machine", lambda: machine)
     assert refusal() == (
@@ -184,7 +186,7 @@ def test_other_platform_is_refused(monkeypatch, system, machine):
 
 
 def test_library_that_was_not_compiled_is_refused(emulation, monkeypatch):
-    """The message says how to compile it."""
+    """If the library was not compiled, the error says how to compile it."""
     real = importlib.util.find_spec
     ours = "emulated_cuda._cuda"
     monkeypatch.setattr(checks, "find_spec", lambda n: None if n == ours else real(n))
@@ -206,7 +208,7 @@ def test_library_that_was_not_compiled_is_refused(emulation, monkeypatch):
     ],
 )
 def test_wrong_argument_is_refused(arguments, message):
-    """The message names it."""
+    """The error for a wrong argument names the argument."""
     assert message in refusal(**arguments)
 
 
@@ -222,7 +224,7 @@ except emulated_cuda.DeviceError as error:
 
 
 def test_limit_of_the_address_space_is_refused(python):
-    """Otherwise each allocation would raise the error of a device that is out of memory."""
+    """With a limited address space, each allocation would fail for lack of memory: an error."""
     message = python("-c", LIMITED).stdout
     assert message.startswith("an emulated CUDA device reserves 512 GB of addresses, though")
     assert message.endswith("do not set vm.overcommit_memory to 2 None\n")
@@ -245,13 +247,13 @@ except emulated_cuda.DeviceError as error:
 
 
 def test_process_that_loaded_another_driver_is_refused(python):
-    """Libraries would find that one by its name."""
+    """If a process has loaded another driver, libraries would find that one: an error."""
     assert "another libcuda.so is loaded in this process" in python("-c", DRIVER).stdout
 
 
 @pytest.mark.parametrize("order", ["before torch", "after torch"])
 def test_device_is_loaded_while_warnings_are_errors(python, order):
-    """Torch up to 2.12 warns about the first kernel that is put before one of its own."""
+    """Torch up to 2.12 warns about kernels that are registered before its own; it is no error."""
     load = "import emulated_cuda; emulated_cuda.load('a100')"
     lines = [load, "import torch"] if order == "before torch" else ["import torch", load]
     lines += ["import torchvision", "print(torch.ones(2, device='cuda').add(1).tolist())"]

@@ -39,7 +39,7 @@ def outputs(python) -> dict[str, str]:
 
 @pytest.mark.parametrize(("file", "name"), NAMES)
 def test_test_on_the_emulated_device_passes(outputs, file, name):
-    """All cases of the test pass; its docstring says what it checks."""
+    """All cases of a test function on the device pass; its own docstring says what it checks."""
     output = outputs[file]
     outcomes = re.findall(rf"^(\w+) \S*{file}::{name}(?:\[|\s|$)", output, re.MULTILINE)
     assert outcomes, output

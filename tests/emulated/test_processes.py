@@ -33,14 +33,14 @@ print(torch.cuda.get_allocator_backend(), levels)
 
 
 def test_expandable_segments_map_and_unmap_memory(python):
-    """The reserve grows page by page, and tensors in other processes are refused."""
+    """The reserve of expandable segments grows by pages; other processes refuse their tensors."""
     run = python("-c", ALLOCATOR, PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True")
     expected = [(60, 60), (52, 60), 572, 900, True]
     assert run.stdout.strip() == f"native {expected}", run.stderr
 
 
 def test_asynchronous_allocations_come_from_the_devices_pool(python):
-    """``cudaMallocAsync``: the pool grows by chunks of 32 MB, and is trimmed to what is in use."""
+    """The pool of ``cudaMallocAsync`` grows by chunks of 32 MB, and is trimmed to what is used."""
     run = python("-c", ALLOCATOR, PYTORCH_CUDA_ALLOC_CONF="backend:cudaMallocAsync")
     assert run.stdout.startswith("cudaMallocAsync [(60, 64), (52, 64), 576, 900"), run.stderr
 
@@ -79,7 +79,7 @@ if __name__ == "__main__":
 
 
 def test_spawned_processes_have_the_device_and_forked_ones_are_refused_by_torch(python, tmp_path):
-    """The device is loaded in a spawned process before it imports the main module and torch."""
+    """A spawned process loads the device before its main module; torch refuses forked ones."""
     (tmp_path / "module.py").write_text(MODULE, encoding="utf-8")
     (tmp_path / "main.py").write_text(SPAWN, encoding="utf-8")
     run = python(str(tmp_path / "main.py"), PYTHONPATH=":".join(filter(None, sys.path)))
@@ -147,7 +147,7 @@ except RuntimeError as error:
 
 
 def test_process_that_ends_right_after_a_backward_pass_does_not_abort(python):
-    """The backward thread still holds Python objects, and is the last to be given its turn."""
+    """A process ends cleanly although its backward thread still holds Python objects."""
     for _ in range(3):
         run = python("-c", ENDING)
         assert (run.returncode, run.stdout.strip()) == (0, "this pass fails"), run.stderr

@@ -15,7 +15,7 @@ print(json.dumps(measure(sys.argv[1])))
 
 @pytest.mark.emulates
 def test_programs_need_the_same_bytes_with_and_without_values(python):
-    """All five figures of the programs in ``small_programs.py``."""
+    """The programs in ``small_programs.py`` have the same five figures with and without values."""
     found = {}
     for name in ("emulate:cuda:a100", "emulate:cuda:a100,values=off"):
         run = python("-c", MEASURE, name)

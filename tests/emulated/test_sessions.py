@@ -40,7 +40,7 @@ for name in ("emulate:cuda:h100", "emulate:cuda:t4,devices=2", "emulate:cuda:t1"
 @pytest.mark.emulates
 @pytest.mark.parametrize("start", [EARLY, LATE], ids=["before-torch", "after-torch"])
 def test_script_measures_the_emulated_device(python, start):
-    """Torch may have been imported before; one process emulates one kind of device."""
+    """A script may import torch before it emulates a device; a process has one kind of device."""
     run = python("-c", start + MEASURE + OTHERS, forked=start is LATE)
     *measured, card, devices, unknown = run.stdout.splitlines() or [run.stderr] * 3
     assert measured == MEASURED
@@ -65,7 +65,7 @@ print(auto.meter is MemoryProbe("auto").meter, emulated_cuda.loaded() is not Non
 
 @pytest.mark.emulates
 def test_auto_never_emulates_a_device(python):
-    """It is the CPU. Torch has then looked for devices, so it is too late to emulate one."""
+    """``auto`` means the CPU without a GPU; torch has looked for devices then, too late for one."""
     first, message, last = python("-c", REFUSED, forked=True).stdout.splitlines()
     assert first == "cpu cpu False"
     assert message.startswith("device 'emulate:cuda' is not available: the emulated CUDA device c")
@@ -84,7 +84,7 @@ except DeviceError as error:
 
 @pytest.mark.emulates
 def test_device_that_the_environment_hides_is_refused(python):
-    """The real runtime would hide it as well; the message names the variable."""
+    """A device hidden by CUDA_VISIBLE_DEVICES is refused, and the message names the variable."""
     assert python("-c", HIDDEN, CUDA_VISIBLE_DEVICES="2").stdout == (
         "device 'emulate:cuda,devices=2' is not available: CUDA_VISIBLE_DEVICES is '2', which "
         "hides it from torch; unset the variable, or set it to 0\n"
@@ -110,14 +110,14 @@ except DeviceError as error:
     ],
 )
 def test_environment_in_which_torch_counts_nothing_is_refused(python, variable, value, message):
-    """Without the caching allocator every peak would be 0."""
+    """An environment without torch's caching allocator is refused, since every peak would be 0."""
     assert message in python("-c", UNMEASURABLE, **{variable: value}).stdout
 
 
 @pytest.mark.emulates
 @pytest.mark.filterwarnings("ignore")  # nbclient and ipykernel warn
 def test_notebook_measures_the_emulated_device(monkeypatch, tmp_path):
-    """Across cells; an earlier one has imported torch.
+    """A notebook measures an emulated device across cells, also after one that imported torch.
 
     A kernel may send what one cell prints in several messages; each is an output of the cell.
     """

@@ -36,18 +36,20 @@ def exported(emulation) -> set[str]:
 
 
 def test_every_listed_function_is_defined(exported):
-    """But cuDNN's own work, which the real library does."""
+    """The library defines every listed function except cuDNN's own, which the real one has."""
     assert [name for name in LISTED if name not in exported and not OF_CUDNN.match(name)] == []
 
 
 def test_library_exports_nothing_but_functions_of_cuda(exported):
-    """It is loaded before all others, whose C++ functions it must not replace."""
+    """The library is loaded before all others, so it exports nothing but functions of CUDA."""
     prefixes = ("cu", "__cuda", "nvrtc", "nccl", "emulated_")
     assert [name for name in exported if not name.startswith(prefixes)] == []
 
 
 def test_installed_torch_imports_nothing_that_is_not_listed(emulation):
-    """A newer torch version may: add the function to the library, and its name to the list."""
+    """A newer torch may import another function: add it to the
+    library, and its name to the list.
+    """
     spec = find_spec("torch")
     assert spec is not None
     assert spec.origin is not None

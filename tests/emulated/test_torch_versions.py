@@ -19,21 +19,21 @@ OTHERS = sorted({*FOLDER.rglob("*.py")} - {Path(torch_versions.__file__)})
 
 @pytest.mark.parametrize("name", ROWS)
 def test_row_is_used_by_the_code(name):
-    """A row that nothing reads could be wrong for years."""
+    """Each row of ``torch_versions.py`` is used by the code, since an unused one could be wrong."""
     uses = [path for path in OTHERS if re.search(rf"\b{name}\.value\b", path.read_text("utf-8"))]
     assert uses
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_row_was_seen_in_versions_that_were_tried(name):
-    """From the oldest, and up to the newest unless torch has dropped it since."""
+    """The oldest and the newest version of each row are among the versions that were tried."""
     row = ROWS[name]
     assert tried_torch.OLDEST_TRIED <= row.oldest <= row.newest <= tried_torch.NEWEST_TRIED
     assert row.what
 
 
 def test_texts_of_errors_are_matched_by_rows_only():
-    """No other module compiles a pattern, or looks for a text in an error."""
+    """Texts of errors are matched in ``torch_versions.py`` only, not in any other module."""
     found = []
     for path in OTHERS:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
@@ -45,7 +45,7 @@ def test_texts_of_errors_are_matched_by_rows_only():
 
 
 def test_installed_torch_has_the_needed_names():
-    """On every version that is supported, so that values are computed there."""
+    """The installed torch has the names that computing values needs, as every supported one."""
     assert torch_private.missing() == []
     graph = torch._C._CUDAGraph
     assert all(hasattr(graph, name) for name in torch_versions.CAPTURE_METHODS.value)
@@ -73,19 +73,19 @@ def _error_of(call) -> Exception:
 
 @pytest.mark.parametrize("name", REFUSED_TYPES)
 def test_error_about_types_is_recognized_by_its_text(name):
-    """The text is that of the installed version."""
+    """An error about types is recognized by the text of the installed version."""
     assert errors_on_device.is_unsupported(_error_of(REFUSED_TYPES[name]))
 
 
 @pytest.mark.parametrize("name", REFUSED_VALUES)
 def test_error_about_a_value_is_recognized_by_its_text(name):
-    """The text is that of the installed version."""
+    """An error about a value is recognized by the text of the installed version."""
     error = _error_of(REFUSED_VALUES[name])
     assert errors_on_device.is_assert(error)
     assert not errors_on_device.is_unsupported(error)
 
 
 def test_refused_number_is_recognized_by_its_text():
-    """Torch's own operator takes no number for a tensor."""
+    """A number that torch's operator refuses in place of a tensor is recognized by the text."""
     error = _error_of(lambda: torch.ops.aten.atan2.default(torch.ones(1), [1.0]))
     assert torch_versions.NOT_A_TENSOR.value in str(error)

@@ -28,7 +28,7 @@ print([note for note in probe.meter.notes if "values" in note][0])
     ids=["default", "on", "off"],
 )
 def test_setting_decides_whether_values_are_computed(python, setting, numbers, note):
-    """The meter's notes say which of the two it was."""
+    """A setting decides whether values are computed, and the meter's notes say which it was."""
     run = python("-c", SETTINGS, setting, forked=True)
     first, second = run.stdout.splitlines() or [run.stderr] * 2
     assert first == numbers
@@ -47,7 +47,7 @@ except DeviceError as error:
 
 
 def test_process_has_values_for_all_of_its_devices_or_for_none(python):
-    """A name that says nothing means the device that is there."""
+    """All devices of a process have values or none do; a name without the setting fits both."""
     assert python("-c", OTHER, forked=True).stdout.startswith(
         "device 'emulate:cuda:t4,values=on' is not available: "
         "this process already emulates 1 × NVIDIA T4 with 14,909 MB each, without values, and "
@@ -75,7 +75,10 @@ print(*(note for note in probe.meter.notes if "values" in note), sep="\\n")
 
 
 def test_torch_version_that_cannot_compute_values_emulates_memory_only(python):
-    """It is an error only if values were asked for; otherwise the notes say so, and why."""
+    """Without computed values a torch version emulates memory only; the notes say why.
+
+    If values were asked for, it is an error.
+    """
     assert "the emulated device computes values with torch.library.get_kernel, which torch" in (
         python("-c", WITHOUT_KERNELS, forked=True).stdout
     )
@@ -102,7 +105,7 @@ print(loss.item() > 0, region.peak_increase_bytes > 0)
 
 
 def test_values_are_computed_inside_regions_and_if_torch_was_imported_before(python):
-    """They need no context."""
+    """Values are computed inside regions and without a context, also if torch came first."""
     assert python("-c", AFTER_TORCH, forked=True).stdout.split() == ["True", "True"]
 
 
@@ -123,7 +126,7 @@ if __name__ == "__main__":
 
 
 def test_spawned_processes_compute_values(python, tmp_path):
-    """They load the device before they import the main module."""
+    """A spawned process loads the device before its main module, so it computes values too."""
     script = tmp_path / "children.py"
     script.write_text(CHILDREN, encoding="utf-8")
     run = python(str(script), PYTHONPATH=".")
@@ -154,7 +157,7 @@ dist.destroy_process_group()
 
 
 def test_wrapped_and_compiled_models_compute_values_or_raise(python, tmp_path):
-    """Distributed over gloo, compiled without Inductor, and scripted; the process ends well.
+    """Models over gloo, compiled without Inductor, or scripted compute values.
 
     What a kernel of Inductor would have written is not known, and a read names the kernel.
     """
@@ -178,7 +181,7 @@ print(torch.compile(lambda x: x.cos() + 1)(torch.zeros(3, device="cuda")).tolist
 
 
 def test_compiled_code_computes_if_the_environment_turns_compiling_off(python):
-    """The remedy that the error for a kernel of Inductor names."""
+    """TORCH_COMPILE_DISABLE makes compiled code compute, as the error for a kernel advises."""
     run = python("-W", "ignore", "-c", COMPILED, TORCH_COMPILE_DISABLE="1")
     assert run.stdout.splitlines() == ["[2.0, 2.0, 2.0]"], run.stderr
 
@@ -230,7 +233,7 @@ for make in (
 
 
 def test_training_has_the_losses_of_the_cpu(python):
-    """ResNet-18, a transformer and an LSTM, over 20 steps."""
+    """ResNet-18, a transformer and an LSTM have the losses of the CPU over 20 steps."""
     run = python("-c", TRAINING, forked=True)
     found = [float(line) for line in run.stdout.splitlines()]
     assert len(found) == 3, run.stderr

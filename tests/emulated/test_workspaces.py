@@ -36,7 +36,10 @@ CUBLAS, LT = 8_519_680, 2**20
     ],
 )
 def test_kept_workspaces_are_one_time_bytes(python, settings, expected):
-    """On a real A100, 9.12 MB were published for the first; a backward thread has its own."""
+    """Workspaces that are kept count as one-time bytes; for an A100, 9.12 MB were published.
+
+    A backward thread has its own.
+    """
     kept = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1", "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}
     run = python("-c", KEPT, forked=False, **{**kept, **settings})
     assert run.stdout.split() == [*map(str, expected), "0"], run.stderr

@@ -54,7 +54,7 @@ FULL = "No space left on device"
 
 @pytest.mark.parametrize("kind", FILES)
 def test_full_device_fails_the_session_with_a_message(faulty, kind):
-    """The report is written after all tests; every test keeps its outcome."""
+    """If the disk is full, the report cannot be written, but every test keeps its outcome."""
     run = faulty(TESTS, f"--cka-memory-{kind}=/dev/full", "-k", "clean", forked=True)
     assert run.status == pytest.ExitCode.TESTS_FAILED
     assert f"FAILED: cannot write /dev/full: {FULL}" in run.text
@@ -64,7 +64,7 @@ def test_full_device_fails_the_session_with_a_message(faulty, kind):
 
 @pytest.mark.parametrize("option", ["json", "markdown", "html", "baseline"])
 def test_unwritable_folder_is_refused_before_any_test_runs(faulty, option):
-    """Not even root can create a file in /proc."""
+    """A folder that cannot be written ends the session early: even root cannot write to /proc."""
     update = ["--cka-memory-update-baseline"] if option == "baseline" else []
     run = faulty(TESTS, f"--cka-memory-{option}=/proc/r.json", *update, forked=True)
     assert run.status == pytest.ExitCode.USAGE_ERROR
@@ -74,7 +74,9 @@ def test_unwritable_folder_is_refused_before_any_test_runs(faulty, option):
 
 
 def test_report_that_does_not_fit_leaves_the_old_report_unchanged(faulty, tmp_path, monkeypatch):
-    """The old report stays as it was, and no temporary file is left."""
+    """A report that cannot be written in full leaves the old one as
+    it was, and no temporary file.
+    """
     old = tmp_path / "r.json"
     old.write_text("old")
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
@@ -88,7 +90,7 @@ def test_report_that_does_not_fit_leaves_the_old_report_unchanged(faulty, tmp_pa
 
 
 def test_other_reports_are_written_if_one_cannot_be_written(faulty, tmp_path):
-    """The HTML report names the report that could not be written."""
+    """The other reports are written, and the HTML report names the one that could not be."""
     run = faulty(
         TESTS, f"--cka-memory-json={tmp_path / 'r.json'}", "--cka-memory-markdown=/dev/full",
         f"--cka-memory-html={tmp_path / 'r.html'}", forked=True,
@@ -111,7 +113,7 @@ def test_other_reports_are_written_if_one_cannot_be_written(faulty, tmp_path):
 def test_snapshot_that_cannot_be_written_does_not_hide_the_failure_of_the_test(
     pytester, folder, fault, reason
 ):
-    """The error of the test comes first; no incomplete snapshot is left."""
+    """The error of the test comes before that of its snapshot; no incomplete snapshot is left."""
     pytester.makeconftest(WITH_HISTORY.format(fault=fault or "pass"))
     pytester.makepyfile(test_it=SNAPSHOTS)
     result = pytester.runpytest_inprocess(

@@ -54,7 +54,7 @@ ENDS = {
 
 @pytest.mark.parametrize(("end", "status"), ENDS.values(), ids=ENDS)
 def test_session_that_ends_in_a_region_reports_the_tests_that_ran(faulty, tmp_path, end, status):
-    """The meter's patches and dispatch modes are removed."""
+    """If the session ends inside a region, the meter's patches and dispatch modes are removed."""
     (tmp_path / "conftest.py").write_text(CONFTEST)
     test = tmp_path / "test_it.py"
     test.write_text(TESTS.format(end=end))
@@ -77,7 +77,7 @@ def test_session_that_ends_in_a_region_reports_the_tests_that_ran(faulty, tmp_pa
 
 @pytest.mark.parametrize("end", PROCESS_ENDS.values(), ids=PROCESS_ENDS)
 def test_worker_that_ends_in_a_region_loses_only_that_test(faulty, end):
-    """The worker that replaces it measures the remaining tests to the byte."""
+    """A worker that ends in a region is replaced, and the new one measures the rest to the byte."""
     pytest.importorskip("xdist")
     run = faulty(TESTS.format(end=end), "-p", "xdist", "-n1", forked=True)
     assert run.status == pytest.ExitCode.TESTS_FAILED

@@ -62,7 +62,7 @@ def figures(region, *names):
 
 
 def test_session_runs_to_its_end(session):
-    """No internal error occurs, and no test is missing."""
+    """A session with faulty tests runs to its end, without an internal error or a missing test."""
     assert session.status == pytest.ExitCode.TESTS_FAILED, session.text
     assert "INTERNALERROR" not in session.text
     assert session.missing == []
@@ -71,7 +71,7 @@ def test_session_runs_to_its_end(session):
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_tests_after_a_fault_are_measured_to_the_byte(session, fault):
-    """A known leak and a test without a leak get the figures that they have without the fault."""
+    """A known leak and a clean test get the same figures after a faulty test as without one."""
     names = ("completed", "retained_bytes", "net_bytes", "peak_increase_bytes", "verdict")
     (kept,) = session.regions_of(f"{fault}::test_keeps_after")
     (freed,) = session.regions_of(f"{fault}::test_frees_after")
@@ -90,20 +90,22 @@ def test_faulty_test_is_reported_with_its_own_figures(session, fault):
 
 
 def test_out_of_memory_error_is_reported_as_the_failure_of_the_test(session):
-    """The output has torch's message and the reason why no limit was judged."""
+    """The failure has torch's message and the reason why no limit was judged."""
     assert "you tried to allocate 4611686018427387904 bytes" in session.text
     assert "not judged faulty.py::TestOutOfMemory::test_it: the test failed" in session.text
 
 
 @pytest.mark.parametrize("patched", ["test_a_thread_after", "test_another_thread_after"])
 def test_threads_start_after_a_test_that_patched_thread_start(session, patched):
-    """Undoing a patch after the region must not restore the wrapper of the meter."""
+    """A test that patches ``Thread.start`` and undoes it later does not restore the meter's
+    wrapper.
+    """
     (region,) = session.regions_of(f"TestThreadsPatched::{patched}")
     assert (region["outcome"], region["retained_bytes"]) == ("passed", 100)
 
 
 def test_thread_that_outlives_its_test_is_named_in_the_later_region(session):
-    """Its tensor breaks the limit of a later test, and the report names the thread's function."""
+    """A thread that outlives its test breaks a later test's limit, which names its function."""
     (region,) = session.regions_of("TestThreadOutlives::test_a_later_one")
     assert (region["retained_bytes"], region["verdict"]) == (107, "BREACH")
     made = [frame for holding in region["retained"] for frame in holding["created_at"]]
@@ -111,12 +113,14 @@ def test_thread_that_outlives_its_test_is_named_in_the_later_region(session):
 
 
 def test_report_path_does_not_depend_on_the_working_directory_of_tests(session):
-    """Two faulty tests change the working directory, and one of them deletes it."""
+    """The report is written to its folder though tests change the
+    working directory or delete it.
+    """
     assert session.regions_of("TestFolderDeleted::test_it")
 
 
 def test_xdist_worker_measures_the_same_after_faults(faulty):
-    """The figures are the same in a worker process of xdist."""
+    """After faulty tests the figures in a worker process of xdist are the same."""
     pytest.importorskip("xdist")
     first, *others = FILES
     run = faulty(

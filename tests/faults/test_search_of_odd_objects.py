@@ -34,7 +34,9 @@ def stale_view() -> Iterator[torch.Tensor]:
 
 
 def test_search_for_live_storages_runs_no_operator(stale_view: torch.Tensor) -> None:
-    """A mode that is compiling fails if it receives operators that the user has not called."""
+    """The search runs no operator, because a mode that is compiling
+    fails on unexpected operators.
+    """
     with Recorder() as recorder:
         found = {storage._cdata for storage in live_storages(torch.device("cpu"))}
     assert stale_view.untyped_storage()._cdata in found
@@ -42,7 +44,7 @@ def test_search_for_live_storages_runs_no_operator(stale_view: torch.Tensor) -> 
 
 
 def test_stale_view_runs_operators_when_it_is_accessed(stale_view: torch.Tensor) -> None:
-    """Accessing the stale view runs operators, so the test above can fail."""
+    """Accessing the stale view runs operators, so a search that accessed it would be noticed."""
     with Recorder() as recorder:
         assert not stale_view.is_leaf
     assert recorder.seen != []

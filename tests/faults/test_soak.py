@@ -68,7 +68,9 @@ print(objects_kept({regions}))
 
 
 def test_regions_keep_no_memory() -> None:
-    """Numbers, strings and bytes count too, which the garbage collector does not track."""
+    """Regions keep no numbers, strings or bytes either, which the
+    garbage collector does not track.
+    """
     meter = ScriptedMeter()  # torch would take minutes under tracemalloc
     measure(10, meter)
     tracemalloc.start()
@@ -84,7 +86,7 @@ def test_regions_keep_no_memory() -> None:
 
 
 def test_regions_inside_a_region_add_nothing_to_it() -> None:
-    """The inner regions retain no tensor and raise the peak by one step."""
+    """Regions inside another one retain no tensor and raise its peak by one step."""
     with MemoryProbe("cpu").measure() as around:
         measure(5)
     with MemoryProbe("cpu").measure() as one:
@@ -94,7 +96,9 @@ def test_regions_inside_a_region_add_nothing_to_it() -> None:
 
 
 def test_region_removes_its_collector_callback() -> None:
-    """The patched functions are restored too."""
+    """At its end a region removes its callback from the garbage
+    collector and restores functions.
+    """
     before = len(gc.callbacks), torch.UntypedStorage.resize_, torch.jit.trace
     measure(5)
     assert (len(gc.callbacks), torch.UntypedStorage.resize_, torch.jit.trace) == before

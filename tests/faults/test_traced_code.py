@@ -60,7 +60,9 @@ def trace_module(network: nn.Module, images: torch.Tensor) -> Any:
 def test_trace_in_a_region_is_the_same_as_outside(
     network: nn.Module, images: torch.Tensor, trace: Callable[..., Any]
 ) -> None:
-    """In a region the name refers to a wrapper, which suspends the dispatch mode."""
+    """In a region torch's tracer is wrapped to suspend the dispatch
+    mode; the trace stays the same.
+    """
     plain = trace(network, images)
     name = trace.__name__
     with ledger_probe().measure():
@@ -74,7 +76,9 @@ def test_trace_in_a_region_is_the_same_as_outside(
 def test_traced_code_runs_in_a_region_and_is_counted(
     network: nn.Module, images: torch.Tensor
 ) -> None:
-    """Sizes that reach operators as numbers instead of tensors are not an error."""
+    """While code is traced, sizes reach operators as numbers
+    instead of tensors, without an error.
+    """
     traced = torch.jit.trace(network, images)
     expected = network(images)
     with ledger_probe().measure() as region:
@@ -86,14 +90,18 @@ def test_traced_code_runs_in_a_region_and_is_counted(
 def test_tracer_looked_up_before_the_region_can_compute_with_sizes(
     images: torch.Tensor, earlier_trace: Callable[..., Any]
 ) -> None:
-    """The dispatch mode stays on, and operators receive numbers instead of tensors."""
+    """A tracer that was looked up earlier leaves the dispatch mode
+    on, and operators get numbers.
+    """
     with ledger_probe().measure():
         traced = earlier_trace(Flat(), images)
         assert torch.equal(traced(images), Flat()(images))
 
 
 def test_wrong_operator_call_in_a_region_raises_the_error_of_torch(images: torch.Tensor) -> None:
-    """Only numbers in place of tensors are corrected."""
+    """Only numbers in place of tensors are corrected, so other wrong
+    arguments raise torch's error.
+    """
     with (
         ledger_probe().measure(),
         pytest.raises(RuntimeError, match=r"shape .* is invalid for input"),
@@ -102,7 +110,7 @@ def test_wrong_operator_call_in_a_region_raises_the_error_of_torch(images: torch
 
 
 def test_tracing_retains_nothing_of_the_network(images: torch.Tensor) -> None:
-    """The few retained bytes are torch's own; none of the network's 2,348 bytes is kept."""
+    """Tracing leaves a few bytes of torch's own; none of the network's 2,348 bytes is retained."""
 
     def build_and_trace() -> None:
         network = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), Flat(), nn.Linear(4 * 6 * 6, 3))
@@ -112,7 +120,7 @@ def test_tracing_retains_nothing_of_the_network(images: torch.Tensor) -> None:
 
 
 def test_region_restores_the_trace_functions() -> None:
-    """The functions are the same objects as before the region."""
+    """After a region, torch's trace functions are the same objects as before it."""
     before = torch.jit.trace, torch.jit.trace_module
     with ledger_probe().measure():
         assert torch.jit.trace is not before[0]
@@ -120,7 +128,7 @@ def test_region_restores_the_trace_functions() -> None:
 
 
 def test_dispatch_mode_of_the_user_sees_traced_operators(images: torch.Tensor) -> None:
-    """The meter's mode is suspended only if it is the innermost mode."""
+    """The meter suspends its mode only if it is the innermost, so a user's mode sees operators."""
     seen = []
 
     class Mode(TorchDispatchMode):

@@ -12,7 +12,9 @@ accelerate = pytest.importorskip("accelerate")
 @pytest.mark.parametrize("leaks", [False, True], ids=["clean", "leak"])
 @pytest.mark.parametrize("prepared", [False, True], ids=["plain", "prepared"])
 def test_leak_per_batch_is_seen_and_clean_training_is_flat(leaks, prepared):
-    """Each accumulated batch counts; the loader is prepared only once."""
+    """Every accumulated batch is a sample for growth, and Accelerate
+    prepares the loader only once.
+    """
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     loader = torch.utils.data.DataLoader(torch.ones(34, 16), batch_size=4)
     loader = accelerator.prepare(loader) if prepared else loader

@@ -68,7 +68,9 @@ def trainer(package: Any, callback: object, **options: object) -> Any:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("leaks", [False, True], ids=["clean", "leak"])
 def test_leak_per_batch_is_seen_and_clean_training_is_flat(package, model, leaks):
-    """The loop has no line for it; the short last batch is known as one."""
+    """Lightning's loop is not user code, so a callback samples its
+    batches and notes the short one.
+    """
     made = model(leaks)
     with MemoryProbe("cpu").measure() as region:
         trainer(package, [MemoryCallback(region)]).fit(made, loader(34))
@@ -80,7 +82,7 @@ def test_leak_per_batch_is_seen_and_clean_training_is_flat(package, model, leaks
 
 @pytest.mark.filterwarnings("ignore")
 def test_accumulated_batches_count_and_those_of_validation_do_not(package, model):
-    """One callback, not in a list, is enough for Lightning."""
+    """Batches of training are sampled, those of validation are not; the callback needs no list."""
     made = model()
     with MemoryProbe("cpu").measure() as region:
         trained = trainer(package, MemoryCallback(region), accumulate_grad_batches=3)
@@ -92,7 +94,9 @@ def test_accumulated_batches_count_and_those_of_validation_do_not(package, model
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("method", ["validate", "test", "predict"])
 def test_batches_without_training_are_sampled(package, model, method):
-    """Each kind of loop has its own hook."""
+    """Validation, testing and prediction have hooks of their own,
+    and the callback samples in each.
+    """
     made = model()
     with MemoryProbe("cpu").measure() as region:
         options = {} if method == "predict" else {"verbose": False}
@@ -102,7 +106,7 @@ def test_batches_without_training_are_sampled(package, model, method):
 
 @pytest.mark.filterwarnings("ignore")
 def test_callback_outside_its_region_does_nothing(package, model):
-    """A trainer may be used again."""
+    """A trainer may be used again after the region ended; its callback then samples nothing."""
     with MemoryProbe("cpu").measure() as region:
         callback = MemoryCallback(region)
     trainer(package, [callback]).fit(model(), loader())
@@ -110,7 +114,9 @@ def test_callback_outside_its_region_does_nothing(package, model):
 
 
 def test_callback_is_one_of_what_was_imported(package):
-    """It is also one of the other package if both are imported."""
+    """The callback is an instance of the ``Callback`` of the
+    package of Lightning that is imported.
+    """
     with MemoryProbe("cpu").measure() as region:
         callback = MemoryCallback(region)
     assert isinstance(callback, package.Callback)
@@ -119,13 +125,13 @@ def test_callback_is_one_of_what_was_imported(package):
 
 
 def test_wrong_argument_is_refused():
-    """The message says what to write."""
+    """A callback for something other than a region raises an error that says what to write."""
     with pytest.raises(TypeError, match="needs a region, not MemoryProbe; write: with cka_memory"):
         MemoryCallback(MemoryProbe("cpu"))
 
 
 def test_missing_lightning_is_named(monkeypatch):
-    """Neither is imported, neither is installed."""
+    """If neither package of Lightning is installed, the error names both."""
     for name in ("lightning.pytorch", "pytorch_lightning"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(integration, "find_spec", lambda name: None)

@@ -9,7 +9,9 @@ from pytest_cka_memory.integrations.batch_sampling import BatchSampling
 
 @pytest.mark.parametrize("is_named", [True, False], ids=["named", "every"])
 def test_step_of_accelerate_is_one_boundary(is_named):
-    """Its wrapper of the optimizer skips the steps of accumulated batches."""
+    """Accelerate's wrapped optimizer skips the steps of accumulated
+    batches; they are no boundary.
+    """
     accelerate = pytest.importorskip("accelerate")
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     model = torch.nn.Linear(16, 4)
@@ -28,7 +30,7 @@ def test_step_of_accelerate_is_one_boundary(is_named):
 
 
 def test_step_of_lightning_is_one_boundary():
-    """Its step passes a closure, which runs the forward and backward pass."""
+    """Lightning's optimizer step gets a closure with forward and backward pass: one boundary."""
     lightning = pytest.importorskip("lightning")
 
     class Model(lightning.LightningModule):
@@ -59,7 +61,7 @@ def test_step_of_lightning_is_one_boundary():
 
 
 def test_step_of_transformers_is_one_boundary(tmp_path):
-    """Accelerate's wrapper makes it."""
+    """The Trainer of Transformers uses Accelerate's wrapper, so each real step is one boundary."""
     transformers = pytest.importorskip("transformers")
 
     class Model(torch.nn.Module):
@@ -86,7 +88,7 @@ def test_step_of_transformers_is_one_boundary(tmp_path):
 
 
 def test_callback_samples_nothing_while_steps_are_counted():
-    """Each batch counts once, at its step; the callbacks of all frameworks sample in this way."""
+    """While steps are counted, a framework's callback adds no sample, so each batch counts once."""
     weight = torch.nn.Parameter(torch.ones(4))
     optimizer = torch.optim.SGD([weight], lr=0.1)
     with MemoryProbe("cpu").measure() as region:

@@ -12,7 +12,7 @@ MemoryCallback = pytest.importorskip("pytest_cka_memory.integrations.transformer
 
 
 class Model(torch.nn.Module):
-    """As small as a model for the Trainer can be; may keep a tensor of each batch."""
+    """A model as small as one for the Trainer can be; it may keep a tensor of each batch."""
 
     def __init__(self, leaks=False):
         super().__init__()
@@ -63,7 +63,7 @@ def trainer(tmp_path):
 @pytest.mark.parametrize("leaks", [False, True], ids=["clean", "leak"])
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_leak_per_batch_is_seen_and_clean_training_is_flat(trainer, leaks, accumulated):
-    """Each accumulated batch counts, and the short last batch is known as one."""
+    """Each accumulated batch is a sample for growth, and the short last batch is noted as one."""
     model = Model(leaks)
     with MemoryProbe("cpu").measure() as region:
         trainer(model, region, rows(34), gradient_accumulation_steps=accumulated).train()
@@ -75,7 +75,7 @@ def test_leak_per_batch_is_seen_and_clean_training_is_flat(trainer, leaks, accum
 
 @pytest.mark.filterwarnings("ignore")
 def test_batches_of_an_evaluation_count_only_outside_a_training(trainer):
-    """Those of an evaluation during a training need other amounts of memory."""
+    """An evaluation during a training needs other memory, so its batches are not sampled there."""
     with MemoryProbe("cpu").measure() as region:
         trainer(Model(), region, rows(20), eval_strategy="epoch").train()
     assert region.record.batches == 5
@@ -86,7 +86,7 @@ def test_batches_of_an_evaluation_count_only_outside_a_training(trainer):
 
 @pytest.mark.filterwarnings("ignore")
 def test_failed_training_leaves_no_hook_on_a_model_that_is_used_again(trainer):
-    """The trainer does not say that it has ended."""
+    """The trainer does not announce that it failed, and still no hook of the callback stays."""
     model = Model()
     probe = MemoryProbe("cpu")
     with pytest.raises(RuntimeError, match="bad batch"), probe.measure() as region:
@@ -97,6 +97,6 @@ def test_failed_training_leaves_no_hook_on_a_model_that_is_used_again(trainer):
 
 
 def test_wrong_argument_is_refused():
-    """The message says what to write."""
+    """A callback for something other than a region raises an error that says what to write."""
     with pytest.raises(TypeError, match="needs a region, not NoneType; write: with cka_memory"):
         MemoryCallback(None)

@@ -9,7 +9,7 @@ BATCH_COUNTS = (1, 2, 4, 8, 16)
 
 @pytest.mark.zero_retention
 def test_retention_does_not_depend_on_the_number_of_batches(cka_memory, make_model, loader):
-    """Nothing is retained for any count; each count gets a new model."""
+    """For every number of batches a comparison of a new model retains nothing."""
     # Smaller batches save time on a CPU; growth does not depend on the batch size.
     batch_size = 16 if cka_memory.device.type == "cpu" else 64
 

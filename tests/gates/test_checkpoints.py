@@ -13,7 +13,7 @@ DISTINCT_OUTPUTS = 59  # of 75 calls; the others return a tensor that was alread
 
 @pytest.mark.zero_retention
 def test_peak_of_many_models_is_a_forward_pass_and_gram_matrices(cka_memory, make_model, loader):
-    """The peak is that of one forward pass and the Gram matrices of all models, or of two.
+    """The peak is that of a forward pass and the Gram matrices of all compared models, or of two.
 
     The working space is at most 1 MB on a CPU, an eighth of one feature map. On an accelerator it
     is at most 5 %, and a matrix product has the workspace of its library.

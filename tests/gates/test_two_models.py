@@ -21,7 +21,7 @@ def resnet34_cifar() -> nn.Module:
 def test_memory_of_two_models_is_low_and_does_not_grow(
     cka_memory, make_model, loader, many_batches
 ):
-    """The peak is below 96 MB: one forward pass, and the Gram matrices of both networks."""
+    """Comparing two networks peaks below 96 MB: a forward pass, and the Gram matrices of both."""
     model1, model2 = make_model(), resnet34_cifar().to(cka_memory.device)
     images = loader(32, many_batches)
     with (

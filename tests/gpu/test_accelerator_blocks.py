@@ -20,7 +20,7 @@ def rounded(size: int) -> int:
 
 
 def test_snapshot_has_torchs_counters(probe, allocate):
-    """The same counters under the plugin's names."""
+    """``snapshot`` has the same counters as torch, under the plugin's names."""
     held = allocate(3 * MB + 1)
     stats = torch.accelerator.memory_stats(probe.device)
     snapshot = probe.snapshot()
@@ -30,7 +30,7 @@ def test_snapshot_has_torchs_counters(probe, allocate):
 
 @pytest.mark.parametrize("size", [1, BLOCK, BLOCK + 1, MB, MB + 1], ids=str)
 def test_retained_counts_requested_bytes_and_the_peak_counts_blocks(probe, allocate, size):
-    """The requested size is retained, not the size of the allocator's block."""
+    """A region retains the requested size of a tensor, not the size of the allocator's block."""
     with probe.measure() as region:
         kept = allocate(size)
     assert region.retained_bytes == kept.nbytes == size
@@ -38,7 +38,7 @@ def test_retained_counts_requested_bytes_and_the_peak_counts_blocks(probe, alloc
 
 
 def test_block_that_is_not_split_counts_whole(probe, allocate):
-    """Its segment has 12 MB, and the allocator splits no remainder of 1 MB or less."""
+    """The allocator does not split off 1 MB or less, so a tensor may occupy a segment of 12 MB."""
     size = 12 * MB - MB // 2
     with probe.measure() as region:
         kept = allocate(size)
@@ -47,7 +47,7 @@ def test_block_that_is_not_split_counts_whole(probe, allocate):
 
 
 def test_freed_tensor_counts_in_the_peak_only(probe, allocate):
-    """Nothing of it is retained."""
+    """A tensor that is freed in a region counts in its peak and is not retained."""
     with probe.measure() as region:
         allocate(BLOCK + 1)
     assert (region.retained_bytes, region.net_bytes) == (0, 0)
@@ -55,7 +55,7 @@ def test_freed_tensor_counts_in_the_peak_only(probe, allocate):
 
 
 def test_reserve_holds_freed_segments_until_the_region_ends(probe, allocate):
-    """One of three tensors is live at a time; no segment is large enough for the next."""
+    """A freed segment that is too small for the next tensor stays in the reserve until the end."""
     with probe.measure() as region:
         for size in (10 * MB, 12 * MB, 14 * MB):
             allocate(size)
@@ -68,7 +68,9 @@ def test_reserve_holds_freed_segments_until_the_region_ends(probe, allocate):
 def test_reserve_that_the_code_left_shows_whether_it_emptied_the_cache(
     probe, allocate, empties_cache
 ):
-    """The region empties the cache at its end itself; that is another figure."""
+    """The reserve before a region's own cleaning shows whether the
+    code emptied the cache itself.
+    """
     with probe.measure() as region:
         allocate(64 * MB)
         if empties_cache:
@@ -88,7 +90,7 @@ def test_small_and_large_blocks_share_no_segment(probe, allocate):
 
 
 def test_emptying_the_cache_in_the_test_lowers_no_peak(probe, allocate):
-    """The reserve before the cache was emptied is the highest."""
+    """If a test empties the cache, the peak and the reserve from before still count."""
     with probe.measure() as region:
         allocate(14 * MB)
         torch.accelerator.empty_cache()
@@ -100,7 +102,7 @@ def test_emptying_the_cache_in_the_test_lowers_no_peak(probe, allocate):
 
 @pytest.mark.parametrize("module", ["accelerator", "device"])
 def test_peaks_that_the_test_resets_are_kept(probe, allocate, module):
-    """The test itself reads the peaks since its reset, as it would without the plugin."""
+    """A test that resets torch's peaks reads the ones since its reset, as without the plugin."""
     reset = {"accelerator": torch.accelerator, "device": torch.get_device_module(probe.device)}
     with probe.measure() as region:
         allocate(4 * MB)
@@ -114,7 +116,7 @@ def test_peaks_that_the_test_resets_are_kept(probe, allocate, module):
 
 
 def test_peak_and_start_are_those_of_the_allocator(probe, allocate):
-    """The peak is that of torch.accelerator for the same code."""
+    """The meter's peak is the one that torch.accelerator reports for the same code."""
     held = allocate(4 * MB)
     torch.accelerator.reset_peak_memory_stats(probe.device)
     with probe.measure() as region:
@@ -127,7 +129,7 @@ def test_peak_and_start_are_those_of_the_allocator(probe, allocate):
 
 
 def test_view_keeps_its_whole_storage(probe, allocate):
-    """One element of a million keeps them all."""
+    """A view of one element keeps its whole storage of a million elements, so all are retained."""
     with probe.measure() as region:
         view = allocate(MB)[7:8]
     assert view.nbytes == 1
@@ -135,7 +137,7 @@ def test_view_keeps_its_whole_storage(probe, allocate):
 
 
 def test_storage_resized_in_place_is_counted_with_its_new_size(probe, allocate):
-    """FSDP resizes the storages of its parameters."""
+    """A storage that is resized in place, as FSDP does, counts with its new size."""
     tensor = allocate(1000)
     with probe.measure() as region:
         tensor.untyped_storage().resize_(0)
@@ -147,7 +149,7 @@ def test_storage_resized_in_place_is_counted_with_its_new_size(probe, allocate):
 
 
 def test_tensors_on_the_cpu_are_not_counted(probe):
-    """The copy of a tensor to the CPU is not counted either."""
+    """A meter of an accelerator does not count tensors on the CPU, nor copies to the CPU."""
     with probe.measure() as region:
         kept = torch.ones(1000), torch.ones(1000, device=probe.device).cpu()
     assert (region.retained_bytes, region.peak_increase_bytes) == (0, rounded(4000))

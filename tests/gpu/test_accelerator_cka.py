@@ -12,7 +12,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::cka.CKAWarnin
 
 
 def test_first_cka_run_retains_nothing(probe):
-    """The workspaces that libraries allocate in the first run are not counted."""
+    """The first run of CKA retains nothing: workspaces that
+    libraries allocate once do not count.
+    """
     layers = torch.nn.Linear(512, 512), torch.nn.ReLU(inplace=True), torch.nn.Linear(512, 512)
     network = torch.nn.Sequential(*layers).to(probe.device).eval()
     loader = torch.utils.data.DataLoader(torch.randn(256, 512), batch_size=64)
@@ -29,7 +31,7 @@ def test_first_cka_run_retains_nothing(probe):
 @pytest.mark.zero_retention
 @pytest.mark.flat_per_batch
 def test_comparison_of_all_layers_retains_nothing_per_batch(cka_memory, network):
-    """The matrix that it returns is on the CPU."""
+    """A comparison of all layers returns a matrix on the CPU and retains nothing on the device."""
     loader = torch.utils.data.DataLoader(torch.randn(48, 3, 8, 8), batch_size=8)
     with cka_memory.measure() as region, CKA(network.eval(), device=cka_memory.device) as cka:
         result = cka.compare(region.batches(loader), progress=False)
@@ -38,7 +40,7 @@ def test_comparison_of_all_layers_retains_nothing_per_batch(cka_memory, network)
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["model-on-it", "device-named"])
 def test_cka_runs_on_the_device_of_the_model_or_the_named_one(probe, network, is_there):
-    """The device may be named without an index; afterwards the model is where it was."""
+    """A device can be named without an index, and CKA moves the model back afterwards."""
     device = probe.device if is_there else torch.device("cpu")
     network = network.eval().to(device)
     ran_on = set()
@@ -50,7 +52,7 @@ def test_cka_runs_on_the_device_of_the_model_or_the_named_one(probe, network, is
 
 
 def test_cka_that_runs_out_of_memory_retains_nothing(probe, limit_reserve):
-    """Its hooks are removed and its Gram matrices freed."""
+    """If CKA runs out of memory, its hooks are removed and its Gram matrices are freed."""
     network = torch.nn.Sequential(*(torch.nn.ReLU() for _ in range(4))).eval()
     entered = []
     network[0].register_forward_pre_hook(lambda module, args: entered.append(args[0].device))

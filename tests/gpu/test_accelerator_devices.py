@@ -24,7 +24,7 @@ def restore_current_device():
 
 
 def test_each_device_is_measured_by_itself(probe, second_probe, allocate):
-    """A probe of the second device does not see the first one, which is the current device."""
+    """A probe of the second device does not see the current device, which is the first one."""
     with second_probe.measure() as second, probe.measure() as first:
         kept = allocate(100), allocate(10, second_probe.device)
     assert (first.retained_bytes, second.retained_bytes) == (100, 10)
@@ -45,7 +45,7 @@ def test_each_device_has_its_own_peak_and_reserve(probe, second_probe, allocate)
 def test_another_current_device_changes_nothing(
     probe, second_device, allocate, restore_current_device
 ):
-    """The region measures the device on which it began."""
+    """A region measures the device on which it began, also if another one becomes current."""
     with probe.measure() as region:
         torch.accelerator.set_device_index(second_device.index)
         kept = allocate(100), torch.empty(10, dtype=torch.uint8, device=second_device.type)
@@ -54,7 +54,7 @@ def test_another_current_device_changes_nothing(
 
 
 def test_copy_to_the_other_device_is_counted_there(probe, second_probe, allocate):
-    """The copy is retained on the second device, its source on the first."""
+    """A copy to another device is retained there, and its source on the first device."""
     with probe.measure() as first, second_probe.measure() as second:
         source = allocate(1000)
         copy = source[:100].to(second_probe.device)
@@ -62,7 +62,7 @@ def test_copy_to_the_other_device_is_counted_there(probe, second_probe, allocate
 
 
 def test_gradients_are_retained_on_the_device_of_their_parameters(probe, second_probe):
-    """Torch runs the backward pass of each device in a thread of that device."""
+    """Gradients are retained on their parameters' device, whose thread runs the backward pass."""
     first_layer = torch.nn.Linear(10, 20).to(probe.device)
     second_layer = torch.nn.Linear(20, 30).to(second_probe.device)
     batch = torch.ones(4, 10, device=probe.device)

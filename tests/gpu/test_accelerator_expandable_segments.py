@@ -13,7 +13,7 @@ PAGE = 20 * MB
 
 @pytest.mark.parametrize("size", [1, 513, MB + 1, 30 * MB], ids=str)
 def test_retained_counts_requested_bytes_and_the_peak_counts_blocks(probe, allocate, size):
-    """The same figures as with segments of a fixed size."""
+    """Expandable segments give the same figures as segments of a fixed size."""
     with probe.measure() as region:
         kept = allocate(size)
     assert region.retained_bytes == kept.nbytes == size
@@ -21,7 +21,7 @@ def test_retained_counts_requested_bytes_and_the_peak_counts_blocks(probe, alloc
 
 
 def test_reserve_grows_with_the_largest_tensor(probe, allocate):
-    """A freed block is extended for the next one, so the reserve is not the sum of three."""
+    """An expandable segment extends a freed block, so its reserve is that of the largest tensor."""
     with probe.measure() as region:
         for size in (10 * MB, 12 * MB, 14 * MB):
             allocate(size)
@@ -31,7 +31,7 @@ def test_reserve_grows_with_the_largest_tensor(probe, allocate):
 
 
 def test_pages_between_kept_tensors_are_released_when_the_region_ends(probe, allocate):
-    """A segment of a fixed size is released as a whole only."""
+    """At a region's end an expandable segment gives back pages that lie between live tensors."""
     with probe.measure() as region:
         first, second, third = (allocate(PAGE) for _ in range(3))
         del second
@@ -41,7 +41,7 @@ def test_pages_between_kept_tensors_are_released_when_the_region_ends(probe, all
 
 
 def test_outer_region_keeps_its_peak_when_an_inner_region_opens(probe, allocate):
-    """The cleaning between them unmaps pages of the outer region."""
+    """Cleaning before an inner region unmaps pages of the outer one, which keeps its peak."""
     with probe.measure() as outer:
         allocate(30 * MB)
         with probe.measure() as inner:
@@ -51,7 +51,7 @@ def test_outer_region_keeps_its_peak_when_an_inner_region_opens(probe, allocate)
 
 
 def test_training_retains_gradients_and_nothing_else(probe, network):
-    """Workspaces of libraries are in such segments too."""
+    """Training retains its gradients only, also if workspaces of libraries are in the segments."""
     images = torch.ones(8, 3, 8, 8, device=probe.device)
     with probe.measure() as region:
         network(images).sum().backward()

@@ -66,7 +66,7 @@ def figures(probe, allocate):
 
 
 def test_figures_are_the_same_with_the_history(probe, cuda, allocate, tmp_path):
-    """Recording it allocates nothing on the device."""
+    """Recording the history of allocations allocates nothing on the device."""
     without = figures(probe, allocate)
     assert without["retained"] == 8 * 32
     with history_recorded(tmp_path, probe.meter):
@@ -80,7 +80,9 @@ def test_figures_are_the_same_with_the_history(probe, cuda, allocate, tmp_path):
 
 
 def test_allocator_that_refuses_to_record_has_no_history(probe, cuda, monkeypatch, tmp_path):
-    """``backend:cudaMallocAsync`` has the functions, which raise; tests are measured without it."""
+    """``backend:cudaMallocAsync`` raises if it is to record; tests
+    are measured without a history.
+    """
 
     def refuse(**options):
         raise RuntimeError("cudaMallocAsync does not yet support recordHistory")
@@ -93,7 +95,7 @@ def test_allocator_that_refuses_to_record_has_no_history(probe, cuda, monkeypatc
 
 
 def test_block_that_no_tensor_owns_is_retained(probe, cuda):
-    """A library allocates such blocks; no operator was seen allocating it."""
+    """A library allocates blocks in which there is no tensor; they are retained like any other."""
     with probe.measure() as region:
         address = torch.cuda.caching_allocator_alloc(1000, cuda)
     assert region.retained_bytes == 1000
@@ -103,7 +105,9 @@ def test_block_that_no_tensor_owns_is_retained(probe, cuda):
 
 
 def test_old_tensor_that_is_freed_does_not_hide_a_block_that_no_tensor_owns(probe, cuda, allocate):
-    """The allocator's level is the same before and after (issue 20, row 5)."""
+    """If an old tensor is freed, a new block without a tensor is found, although the level is the
+    same.
+    """
     old = [allocate(MB)]
     with probe.measure() as region:
         old.clear()
@@ -113,7 +117,7 @@ def test_old_tensor_that_is_freed_does_not_hide_a_block_that_no_tensor_owns(prob
 
 
 def test_block_that_no_tensor_owns_is_named_by_the_line_that_allocated_it(recording_probe, cuda):
-    """The allocator's history has the line; the tensor beside it is named by its reference."""
+    """A block without a tensor has its line from the allocator's history; a tensor, a reference."""
     with recording_probe.measure() as region:
         kept = torch.zeros(10, device=cuda)
         address, line = torch.cuda.caching_allocator_alloc(1000, cuda), line_number()
@@ -131,7 +135,7 @@ def line_number() -> int:
 
 
 def test_blocks_from_before_the_region_are_not_reported(recording_probe, cuda):
-    """Neither those that no tensor owns nor those of tensors."""
+    """A block from before the region is not reported, whether a tensor owns it or not."""
     before = torch.cuda.caching_allocator_alloc(1000, cuda), torch.zeros(10, device=cuda)
     with recording_probe.measure() as region:
         pass
@@ -141,7 +145,9 @@ def test_blocks_from_before_the_region_are_not_reported(recording_probe, cuda):
 
 
 def test_history_is_not_recorded_for_frames_alone(probe, cuda, allocate):
-    """The lines of tensors are known without it."""
+    """Lines of tensors are known without the allocator's history,
+    so it is not recorded for them.
+    """
     with probe.measure() as region:
         kept = allocate(1000)
         assert not is_recorded()
@@ -151,7 +157,7 @@ def test_history_is_not_recorded_for_frames_alone(probe, cuda, allocate):
 
 @pytest.mark.usefixtures("users_recording")
 def test_recording_of_the_user_goes_on_after_a_failed_test(probe, tmp_path):
-    """The snapshot that the option writes contains what the user has recorded."""
+    """After a failed test the user's own recording goes on, and the snapshot contains it."""
     with history_recorded(tmp_path, probe.meter):
         assert probe.meter.dump_history(tmp_path / "snapshot.pickle")
     assert is_recorded()
@@ -160,7 +166,7 @@ def test_recording_of_the_user_goes_on_after_a_failed_test(probe, tmp_path):
 
 @pytest.mark.usefixtures("users_recording")
 def test_recording_that_the_user_ends_is_not_started_again(probe, tmp_path):
-    """Nothing is written then."""
+    """If the user ends the recording, it is not started again, and no snapshot is written."""
     with history_recorded(tmp_path, probe.meter):
         torch.cuda.memory._record_memory_history(enabled=None)
         assert not probe.meter.dump_history(tmp_path / "snapshot.pickle")
@@ -169,7 +175,7 @@ def test_recording_that_the_user_ends_is_not_started_again(probe, tmp_path):
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["by-name", "legacy"])
 def test_recording_that_the_user_starts_in_a_test_goes_on_after_it(probe, cuda, tmp_path, legacy):
-    """Also if the plugin was recording at that time."""
+    """A recording that the user starts goes on after the test, also if the plugin was recording."""
     with history_recorded(tmp_path, probe.meter):
         if legacy:
             torch.cuda.memory._record_memory_history(True, trace_alloc_max_entries=10)
@@ -180,7 +186,7 @@ def test_recording_that_the_user_starts_in_a_test_goes_on_after_it(probe, cuda, 
 
 
 def test_recording_leaves_no_patch(probe, cuda, tmp_path):
-    """The functions that start and stop it are torch's own again."""
+    """After a recording, the functions that start and stop it are torch's own again."""
     names = ("_cuda_record_memory_history", "_cuda_record_memory_history_legacy")
     before = [getattr(torch._C, name) for name in names]
     with history_recorded(tmp_path, probe.meter):
@@ -189,6 +195,6 @@ def test_recording_leaves_no_patch(probe, cuda, tmp_path):
 
 
 def test_nothing_is_recorded_without_a_folder_for_snapshots(probe, cuda):
-    """The option has not been given."""
+    """Without a folder for snapshots, the plugin records no history of allocations."""
     with history_recorded(None, probe.meter):
         assert not is_recorded()

@@ -39,7 +39,7 @@ def pinned(native):
 
 
 def test_tensors_on_the_host_count_beside_those_on_the_device(native, allocate):
-    """Torch's own and those on NumPy's memory; the device's figures do not contain them."""
+    """Host memory counts torch's tensors and those on NumPy's memory, apart from the device's."""
     older = torch.ones(64)
     with native.measure() as region:
         KEEP.append(allocate(512))
@@ -56,7 +56,7 @@ def test_tensors_on_the_host_count_beside_those_on_the_device(native, allocate):
 
 
 def test_copies_to_the_host_that_are_kept_are_named(native, allocate):
-    """The usual leak: outputs of a model, moved to the CPU and collected in a list."""
+    """Outputs that are moved to the CPU and collected in a list are named: a common leak."""
     with native.measure() as region:
         for _ in range(3):
             KEEP.append(allocate(512).cpu())
@@ -66,7 +66,7 @@ def test_copies_to_the_host_that_are_kept_are_named(native, allocate):
 
 
 def test_tensors_that_are_moved_to_shared_memory_are_not_new(native):
-    """As those of a data set when a loader starts workers that are not forked."""
+    """A loader that starts workers moves its data set to shared memory; its tensors are not new."""
     older = torch.ones(64)
     with native.measure() as region:
         older.share_memory_()
@@ -75,7 +75,9 @@ def test_tensors_that_are_moved_to_shared_memory_are_not_new(native):
 
 
 def test_garbage_on_the_host_does_not_count(native):
-    """It is collected at the end of a region, also if the device has retained nothing."""
+    """Garbage on the host is collected at the end of a region, also
+    if the device retained nothing.
+    """
     gc.disable()
     try:
         with native.measure() as region:
@@ -88,7 +90,7 @@ def test_garbage_on_the_host_does_not_count(native):
 
 
 def test_inner_region_does_not_count_what_the_outer_has_allocated(native):
-    """Each counts from its own beginning."""
+    """Each of two nested regions counts the host's new tensors from its own beginning."""
     with native.measure() as outer:
         KEEP.append(torch.ones(10))
         with native.measure() as inner:
@@ -97,7 +99,9 @@ def test_inner_region_does_not_count_what_the_outer_has_allocated(native):
 
 
 def test_limits_judge_the_device_and_their_message_shows_the_host(native, allocate):
-    """The record has what the message needs, as in another process."""
+    """Limits judge the device only; the message adds the host's
+    tensors, which are in the record.
+    """
     limit = max_retained_mb("1 KiB")
     with native.measure() as region:
         KEEP.append(torch.ones(1000))
@@ -114,7 +118,9 @@ def test_limits_judge_the_device_and_their_message_shows_the_host(native, alloca
 
 
 def test_host_that_is_no_longer_counted_is_unknown(native, monkeypatch):
-    """A memory profiler may replace the functions that count it; the device is still measured."""
+    """If a memory profiler replaced the functions that count the
+    host, only the device is measured.
+    """
     with native.measure() as region:
         KEEP.append(torch.ones(1000))
         monkeypatch.setattr(host_memory, "is_intact", lambda: False)
@@ -123,7 +129,7 @@ def test_host_that_is_no_longer_counted_is_unknown(native, monkeypatch):
 
 
 def test_region_without_tensors_on_the_host_collects_no_garbage(native, allocate):
-    """A full collection may take a second."""
+    """A full collection may take a second, so a region without tensors on the host makes none."""
     with native.measure():
         pass
     collections = gc.get_stats()[2]["collections"]
@@ -135,7 +141,7 @@ def test_region_without_tensors_on_the_host_collects_no_garbage(native, allocate
 
 
 def test_pinned_memory_counts_with_the_bytes_that_were_asked_for(native, pinned):
-    """Its allocator rounds them up to a power of two; what is freed inside the region is cached."""
+    """Pinned memory counts with the requested bytes, although its allocator rounds them up."""
     with native.measure() as region:
         KEEP.append(pinned(700))
         KEEP.append(torch.ones(100).pin_memory())
@@ -152,7 +158,9 @@ def test_pinned_memory_counts_with_the_bytes_that_were_asked_for(native, pinned)
 
 
 def test_copies_to_the_host_without_waiting_are_pinned_memory(native, allocate, pinned):
-    """Torch itself allocates it then; tensors in pageable memory are described apart."""
+    """Torch copies to pinned memory if it does not wait; pinned and pageable tensors are listed
+    apart.
+    """
     with native.measure() as region:
         for non_blocking in (True, False):
             KEEP.append(allocate(512).to("cpu", non_blocking=non_blocking))
@@ -164,7 +172,7 @@ def test_copies_to_the_host_without_waiting_are_pinned_memory(native, allocate, 
 
 
 def test_pinned_block_that_is_used_again_is_new(native, pinned):
-    """The allocator hands out the block of an older tensor that was freed in the region."""
+    """A tensor is new even if it gets the pinned block of an older one, freed in the region."""
     old = [pinned(4096)]
     address = old[0].data_ptr()
     with native.measure() as region:
@@ -175,7 +183,7 @@ def test_pinned_block_that_is_used_again_is_new(native, pinned):
 
 
 def test_every_pinned_block_that_is_freed_no_longer_counts(native, pinned):
-    """In whatever order; no device needs to be ready for it."""
+    """A freed pinned block no longer counts, in whatever order blocks are freed."""
     level = Counter().figures().level
     tensors = [pinned(size) for size in range(1, 600)]
     assert Counter().figures().level - level == sum(range(1, 600))
@@ -186,7 +194,7 @@ def test_every_pinned_block_that_is_freed_no_longer_counts(native, pinned):
 
 
 def test_meter_for_the_cpu_counts_pinned_memory(pinned):
-    """It is the host's, also if the tests use an accelerator beside it."""
+    """Pinned memory belongs to the host, so the meter for the CPU counts it too."""
     probe = MemoryProbe("cpu")
     with probe.measure() as region:
         KEEP.append(pinned(700))
@@ -196,7 +204,9 @@ def test_meter_for_the_cpu_counts_pinned_memory(pinned):
 
 
 def test_pinned_memory_from_before_counting_is_left_out_by_the_meter_for_the_cpu(pinned):
-    """Otherwise it would count for ever, because that it is freed is not seen."""
+    """The meter for the CPU leaves out older pinned memory, because it would not see that it is
+    freed.
+    """
     old = pinned(700)
     Counter().remove(old.data_ptr())
     level = Counter().figures().level
@@ -206,7 +216,7 @@ def test_pinned_memory_from_before_counting_is_left_out_by_the_meter_for_the_cpu
 
 
 def test_reports_say_if_pinned_memory_is_not_counted(native, monkeypatch):
-    """For example because the library in C is older than this."""
+    """If pinned memory cannot be counted, for example by an older library in C, a note says so."""
     counting = native.meter._counting
     for module in (native_module, cpu_module):
         monkeypatch.setattr(module, "counts_pinned", lambda: False)

@@ -41,7 +41,7 @@ def collections() -> list[int]:
 
 
 def test_region_changes_nothing_that_a_test_can_see(native, allocate):
-    """No dispatch mode, no patch of threads or of the functions that reset peaks."""
+    """A region adds no dispatch mode and patches neither threads nor functions that reset peaks."""
     module = torch.get_device_module(native.device)
     before = threading.Thread.start, module.reset_peak_memory_stats
     with native.measure():
@@ -51,7 +51,7 @@ def test_region_changes_nothing_that_a_test_can_see(native, allocate):
 
 
 def test_region_resets_no_peak_of_torch(native, allocate):
-    """Tests may look at the peak since they began."""
+    """A region does not reset torch's peaks, so a test can read its own since it began."""
     torch.accelerator.reset_peak_memory_stats(native.device)
     allocate(30 * MB)
     peak = torch.accelerator.max_memory_allocated(native.device)
@@ -64,7 +64,9 @@ def test_region_resets_no_peak_of_torch(native, allocate):
 def test_function_that_a_test_patches_and_restores_later_is_torchs_own_again(
     native, cuda, monkeypatch
 ):
-    """A region used to leave a wrapper of its own behind (issue 20, row 15)."""
+    """A region leaves no wrapper behind if a test patches a function of torch and restores it
+    later.
+    """
     original = torch.cuda.reset_peak_memory_stats
     with native.measure():
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *args: None)
@@ -73,7 +75,7 @@ def test_function_that_a_test_patches_and_restores_later_is_torchs_own_again(
 
 
 def test_region_that_leaves_nothing_collects_no_garbage(native, allocate):
-    """Neither before nor after, if the level is that of the region before."""
+    """A region that starts and ends at the level of the one before collects no garbage."""
     with native.measure():
         pass
     gc.disable()
@@ -88,7 +90,9 @@ def test_region_that_leaves_nothing_collects_no_garbage(native, allocate):
 
 
 def test_what_a_region_kept_is_collected_before_the_next_if_it_has_become_garbage(native, allocate):
-    """The level does not show it: it is the same as at the end of the region that kept it."""
+    """What became garbage after a region is collected before the next, though the level is the
+    same.
+    """
 
     class Node:
         pass
@@ -104,7 +108,7 @@ def test_what_a_region_kept_is_collected_before_the_next_if_it_has_become_garbag
 
 
 def test_peak_consists_of_what_the_allocator_had_then(explaining, cuda, allocate):
-    """The workspace inside an operator is named, and older tensors come last (rows 6 and 7)."""
+    """The groups at the peak add up to it; one names an operator's workspace, the last is older."""
     old = allocate(4 * MB)
     values = torch.ones(1024, 1024, device=cuda)
     with explaining.measure() as region:
@@ -125,7 +129,7 @@ def test_peak_consists_of_what_the_allocator_had_then(explaining, cuda, allocate
 
 
 def test_tensor_freed_by_python_is_no_temporary_of_an_operator(explaining, allocate):
-    """It was live at the peak, and Python freed it."""
+    """A tensor that Python freed was live at the peak and is no temporary inside an operator."""
     with explaining.measure() as region:
         allocate(4 * MB)
     (group,) = [group for group in region.record.at_peak if not group.before_region]
@@ -133,7 +137,7 @@ def test_tensor_freed_by_python_is_no_temporary_of_an_operator(explaining, alloc
 
 
 def test_peak_in_a_backward_pass_is_named_as_such(explaining):
-    """Torch runs it in a thread that has no Python frames."""
+    """A peak in a backward pass is named as such: it runs in a thread without Python frames."""
     weight = torch.ones(2**20, device=explaining.device, requires_grad=True)
     with explaining.measure() as region:
         result = weight.exp()
@@ -144,7 +148,7 @@ def test_peak_in_a_backward_pass_is_named_as_such(explaining):
 
 
 def test_allocation_that_takes_a_new_segment_has_its_line(native, allocate):
-    """The allocator then asks for streams while it holds its lock."""
+    """A new allocation's line is noted even if the allocator takes a new segment under its lock."""
     native.measure()
     with native.measure() as region:
         kept = [allocate(30 * MB + number) for number in range(3)]
@@ -156,7 +160,7 @@ def test_allocation_that_takes_a_new_segment_has_its_line(native, allocate):
 
 
 def test_reserve_falls_with_an_emptied_cache(native, allocate):
-    """The allocator reports no block then, so its reserve is read from its counters again."""
+    """When the cache is emptied, the allocator reports no block, so its counters are read again."""
     with native.measure() as region:
         allocate(30 * MB)
         torch.accelerator.empty_cache()
@@ -171,7 +175,7 @@ def test_reserve_falls_with_an_emptied_cache(native, allocate):
 
 
 def test_retained_bytes_are_exact_if_old_tensors_are_freed(native, allocate):
-    """Then the requested sizes of all blocks are read, because the sum has lost the old ones."""
+    """If old tensors are freed in a region, the sizes of all blocks are read to stay exact."""
     old = [allocate(size) for size in (1, 700, MB + 1)]
     with native.measure() as region:
         del old[1]
@@ -181,7 +185,7 @@ def test_retained_bytes_are_exact_if_old_tensors_are_freed(native, allocate):
 
 
 def test_peaks_of_nested_and_overlapping_regions_are_their_own(native, allocate):
-    """In whatever order they end."""
+    """Nested and overlapping regions have their own peaks, in whatever order they end."""
     first, second = native.measure("first"), native.measure("second")
     outer = first.__enter__()
     allocate(8 * MB)
@@ -194,7 +198,9 @@ def test_peaks_of_nested_and_overlapping_regions_are_their_own(native, allocate)
 
 
 def test_threads_that_allocate_and_free_do_not_wait_for_each_other(native, allocate):
-    """Frames are noted before the allocator takes its lock, which a thread that frees waits for."""
+    """Frames are noted before the allocator's lock is taken, so
+    that no thread waits for another.
+    """
 
     def work():
         for size in range(1, 3000):
@@ -212,7 +218,7 @@ def test_threads_that_allocate_and_free_do_not_wait_for_each_other(native, alloc
 
 
 def test_device_that_is_no_longer_counted_is_refused(native):
-    """Otherwise every limit would pass: here the counter's level is not the allocator's."""
+    """A counter whose level is not the allocator's is refused, because every limit would pass."""
     counter = native.meter._counting._counter
     level = torch.accelerator.memory_allocated(native.device)
     counter.set_level(level + 512, -1)
@@ -225,7 +231,7 @@ def test_device_that_is_no_longer_counted_is_refused(native):
 
 
 def test_empty_region_reads_the_statistics_twice(native, monkeypatch):
-    """Each reading takes longer than all else that such a region does (issue 21, point 18)."""
+    """A region reads the allocator's statistics only twice, because each reading takes long."""
     stats = native.meter._counting._levels._stats
     read, readings = stats.levels, []
     with native.measure():

@@ -19,7 +19,7 @@ def run_out_of_memory(allocate):
 def test_figures_are_right_if_memory_runs_out_in_the_region(
     probe, allocate, segments, limit_reserve
 ):
-    """What was live then counts in the peak; the tensor that had no space does not."""
+    """What was live when memory ran out counts in the peak; the refused tensor does not."""
     limit_reserve(41 * MB)
     with probe.measure() as region:
         with pytest.raises(torch.OutOfMemoryError):
@@ -33,7 +33,9 @@ def test_figures_are_right_if_memory_runs_out_in_the_region(
 def test_next_region_is_right_if_memory_runs_out_between_regions(
     probe, allocate, segments, limit_reserve
 ):
-    """The next region starts at the level of the one before, with an empty cache."""
+    """After memory ran out between regions, the next one starts at
+    the same level, with no cache.
+    """
     limit_reserve(41 * MB)
     with probe.measure() as before:
         allocate(MB)
@@ -50,7 +52,7 @@ def test_next_region_is_right_if_memory_runs_out_between_regions(
 def test_region_that_the_error_ends_is_not_completed_and_the_next_starts_right(
     probe, allocate, segments, limit_reserve
 ):
-    """The error leaves the region, which keeps its peak."""
+    """A region that ends with an out-of-memory error keeps its peak, and the next starts right."""
     limit_reserve(41 * MB)
     with probe.measure() as before:
         pass
@@ -67,7 +69,7 @@ def test_region_that_the_error_ends_is_not_completed_and_the_next_starts_right(
 def test_outer_region_is_right_if_memory_runs_out_in_an_inner_region(
     probe, allocate, limit_reserve
 ):
-    """Both have the peak; the outer region goes on."""
+    """If an inner region runs out of memory, both have that peak, and the outer one goes on."""
     limit_reserve(41 * MB)
     with probe.measure() as outer:
         with pytest.raises(torch.OutOfMemoryError), probe.measure() as inner:
@@ -79,7 +81,9 @@ def test_outer_region_is_right_if_memory_runs_out_in_an_inner_region(
 
 
 def test_full_cache_is_emptied_before_memory_runs_out(probe, allocate, segments, limit_reserve):
-    """The reserve never rises above what the device has."""
+    """The allocator empties its cache before it gives up, so the
+    reserve never exceeds the limit.
+    """
     limit_reserve(41 * MB)
     with probe.measure() as region:
         allocate(24 * MB)
@@ -88,7 +92,7 @@ def test_full_cache_is_emptied_before_memory_runs_out(probe, allocate, segments,
 
 
 def test_graph_is_not_retained_if_memory_runs_out_in_a_backward_pass(probe, limit_reserve):
-    """The gradients that were accumulated before the error are."""
+    """After an error in a backward pass only the gradients accumulated so far are retained."""
     length = 20 * MB // 4
     weights = [torch.ones(length, device=probe.device, requires_grad=True) for _ in range(3)]
     values = torch.ones(length, device=probe.device)
@@ -106,7 +110,7 @@ def test_graph_is_not_retained_if_memory_runs_out_in_a_backward_pass(probe, limi
 
 
 def test_other_device_is_not_affected(probe, second_device, allocate, limit_reserve):
-    """The limit and the error are those of one device."""
+    """If memory runs out on one device, the figures of the other one are not affected."""
     limit_reserve(41 * MB)
     with probe.measure() as region:
         with pytest.raises(torch.OutOfMemoryError):

@@ -15,7 +15,7 @@ BLOCK = 512
 
 
 def test_nested_regions_each_have_their_own_peak(probe, allocate):
-    """The device has one peak counter, and every region resets it."""
+    """The device has one peak counter that every region resets, and still each has its own peak."""
     with probe.measure() as outer:
         allocate(8 * MB)
         kept = allocate(MB)
@@ -31,7 +31,7 @@ def test_nested_regions_each_have_their_own_peak(probe, allocate):
 
 
 def test_overlapping_regions_each_count_their_own_tensors(probe, allocate):
-    """The first ends while the second is open."""
+    """If the first region ends while the second is open, each counts its own tensors."""
     first, second = probe.measure("first"), probe.measure("second")
     with first as early:
         kept = allocate(100)
@@ -44,7 +44,7 @@ def test_overlapping_regions_each_count_their_own_tensors(probe, allocate):
 
 
 def test_freeing_an_old_tensor_does_not_hide_a_leak(probe, allocate):
-    """The net change is zero; the retained bytes are not."""
+    """Freeing an old tensor makes the net change zero, but the new tensor is retained."""
     old = [allocate(MB)]
     with probe.measure() as region:
         new = allocate(MB)
@@ -54,7 +54,7 @@ def test_freeing_an_old_tensor_does_not_hide_a_leak(probe, allocate):
 
 
 def test_growth_is_exact_to_the_byte(probe):
-    """Each batch keeps four bytes, though the allocator uses a block of 512 bytes for them."""
+    """Growth is 4 bytes per batch, though the allocator uses a block of 512 bytes for them."""
     kept = []
     with probe.measure() as region:
         for batch in region.batches([torch.zeros(8)] * 16):
@@ -64,7 +64,7 @@ def test_growth_is_exact_to_the_byte(probe):
 
 
 def test_batch_counts_are_measured_on_the_device(probe):
-    """``measure_memory_at_batch_counts`` over a loop that keeps 4 bytes per batch."""
+    """``measure_memory_at_batch_counts`` finds the 4 bytes that a loop keeps per batch."""
     kept = []
 
     def use(model, loader):
@@ -76,7 +76,7 @@ def test_batch_counts_are_measured_on_the_device(probe):
 
 
 def test_reference_cycle_is_not_retained(probe, allocate):
-    """It is collected before the reading."""
+    """A reference cycle is collected before the region's end is read, so it is not retained."""
 
     class Node:
         pass
@@ -89,7 +89,7 @@ def test_reference_cycle_is_not_retained(probe, allocate):
 
 
 def test_tensors_of_another_thread_are_counted(probe, allocate):
-    """They belong to the region that is open."""
+    """Tensors that another thread allocates belong to the region that is open."""
     kept = []
     with probe.measure() as region:
         thread = threading.Thread(target=lambda: kept.append(allocate(100)))
@@ -99,7 +99,7 @@ def test_tensors_of_another_thread_are_counted(probe, allocate):
 
 
 def test_a_retained_tensor_is_named_with_its_expression_and_reference(probe):
-    """As on the CPU: an expression that leads to the tensor, and the line that allocated it."""
+    """A retained tensor has an expression that leads to it and the line that allocated it."""
     kept = []
     with probe.measure() as region:
         kept.append(torch.zeros(100, device=probe.device))

@@ -20,7 +20,7 @@ def requested_bytes(device: torch.device) -> int:
 
 
 def test_block_that_waits_for_another_stream_is_not_retained(probe, allocate, side_stream):
-    """The allocator counts it as requested until the region's end waits for the stream."""
+    """A freed block in use by another stream is not retained: the region's end waits for it."""
     before = requested_bytes(probe.device)
     with probe.measure() as region:
         tensor = allocate(MB)
@@ -35,7 +35,7 @@ def test_block_that_waits_for_another_stream_is_not_retained(probe, allocate, si
 
 
 def test_block_that_waits_for_another_stream_is_not_growth(probe, allocate, side_stream):
-    """Each batch leaves one such block for the next one to find."""
+    """A block that waits for another stream is used again in a later batch and is not growth."""
     with probe.measure() as region:
         for _ in region.batches([torch.zeros(8)] * 8):
             tensor = allocate(MB)
@@ -46,7 +46,7 @@ def test_block_that_waits_for_another_stream_is_not_growth(probe, allocate, side
 
 
 def test_tensor_kept_on_another_stream_is_retained(probe, allocate, side_stream):
-    """The allocator's counters are those of all streams."""
+    """The allocator's counters are those of all streams, so a tensor on any stream is retained."""
     with probe.measure() as region, torch.cuda.stream(side_stream):
         kept = allocate(1000)
     assert region.retained_bytes == kept.nbytes
@@ -54,7 +54,7 @@ def test_tensor_kept_on_another_stream_is_retained(probe, allocate, side_stream)
 
 
 def test_streams_share_no_reserve(probe, allocate, side_stream):
-    """A freed block can be used again on its own stream only, until the cache is emptied."""
+    """A freed block can be used again on its own stream only, so each stream has its reserve."""
     with probe.measure() as region:
         with torch.cuda.stream(side_stream):
             allocate(12 * MB)
@@ -66,7 +66,7 @@ def test_streams_share_no_reserve(probe, allocate, side_stream):
 
 
 def test_workspaces_of_another_stream_are_not_retained(probe, side_stream):
-    """CuBLAS has a workspace for each stream."""
+    """CuBLAS has a workspace for each stream; it is not retained."""
     square = torch.ones(64, 64, device=probe.device)
     with probe.measure() as region:
         product = square @ square

@@ -24,7 +24,7 @@ def linear_layers(probe):
 @pytest.mark.zero_retention
 @pytest.mark.flat_per_batch
 def test_training_retains_nothing_and_does_not_grow(cka_memory, network, images):
-    """A first step outside of the region allocates the optimiser's state."""
+    """Training retains nothing if a step before the region allocated the optimiser's state."""
     optimizer = torch.optim.AdamW(network.parameters())
 
     def step():
@@ -42,7 +42,7 @@ def test_training_retains_nothing_and_does_not_grow(cka_memory, network, images)
 
 @pytest.mark.parametrize("kept_bytes", [0, 4096], ids=["clean", "leak"])
 def test_growth_per_optimizer_step_is_exact(probe, network, images, kept_bytes):
-    """No loader is sampled; the optimizer's state is allocated in the warm-up."""
+    """Without a loader, growth is measured per optimizer step, after its state was allocated."""
     optimizer = torch.optim.AdamW(network.parameters())
     kept = []
     with probe.measure() as region, region.each_step():
@@ -59,7 +59,7 @@ def test_growth_per_optimizer_step_is_exact(probe, network, images, kept_bytes):
 
 @pytest.mark.max_level_mb(9)
 def test_level_is_what_torch_calls_the_maximum_allocated(cka_memory, allocate):
-    """With what was allocated before the region."""
+    """The peak includes what was live before the region, like torch's ``max_memory_allocated``."""
     old = allocate(4 * 2**20)
     with cka_memory.measure() as region:
         allocate(2 * 2**20)
@@ -72,7 +72,7 @@ def test_level_is_what_torch_calls_the_maximum_allocated(cka_memory, allocate):
 
 
 def test_first_step_retains_gradients_and_the_optimisers_state(probe, network, images):
-    """Adam keeps two averages per parameter on the device; its step counts are on the CPU."""
+    """Adam's first step retains the gradients and two averages; its step counts are on the CPU."""
     parameters = sum(parameter.nbytes for parameter in network.parameters())
     with probe.measure() as region:
         optimizer = torch.optim.Adam(network.parameters())
@@ -82,7 +82,7 @@ def test_first_step_retains_gradients_and_the_optimisers_state(probe, network, i
 
 
 def test_graph_retains_what_its_operators_saved(probe):
-    """A factor of the product, and the result of the exponential."""
+    """A graph retains a factor of the product and the result of the exponential, which it saved."""
     weight = torch.ones(1000, device=probe.device, requires_grad=True)
     with probe.measure() as region:
         factor = torch.ones(1000, device=probe.device)
@@ -93,7 +93,9 @@ def test_graph_retains_what_its_operators_saved(probe):
 
 
 def test_tensors_of_a_failed_backward_pass_are_not_retained(probe, fail_late):
-    """Torch's backward thread references the error and its frames longer than the caller does."""
+    """Torch's backward thread references an error longer than the
+    caller; its tensors do not count.
+    """
     with probe.measure() as region:
         fail_late(probe.device)
     assert region.retained_bytes == 0
@@ -101,7 +103,7 @@ def test_tensors_of_a_failed_backward_pass_are_not_retained(probe, fail_late):
 
 
 def test_library_workspaces_are_not_retained(probe, linear_layers):
-    """The first region in which a library allocates one reports it as one-time bytes."""
+    """The workspace that a library allocates in its first region is reported as one-time bytes."""
     batch = torch.ones(64, 512, device=probe.device)
     with probe.measure() as region, torch.no_grad():
         linear_layers(batch)
@@ -111,7 +113,7 @@ def test_library_workspaces_are_not_retained(probe, linear_layers):
 
 
 def test_gradients_allocated_by_the_backward_thread_are_retained(probe, linear_layers):
-    """They have exactly the parameters' bytes, and each is named by an expression."""
+    """Gradients have exactly the parameters' bytes, and each is named by an expression."""
     batch = torch.ones(64, 512, device=probe.device)
     with probe.measure() as region:
         linear_layers(batch).sum().backward()

@@ -11,7 +11,7 @@ from pytest_cka_memory import MemoryProbe
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("program", [*PYTHON, *TORCH], ids=lambda program: program.__name__)
 def test_a_clean_program_retains_nothing_and_does_not_grow(program: Program) -> None:
-    """Checked to the byte, without a tolerance."""
+    """A program without a leak retains nothing and does not grow, to the byte."""
     running = program()
     next(running)
     before = locals_of(running)

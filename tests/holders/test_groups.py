@@ -52,7 +52,9 @@ def sizes(holdings: tuple[Holding, ...]) -> list[tuple[int, int]]:
 
 class TestRetained:
     def test_many_tensors_in_one_dict_are_one_group(self) -> None:
-        """Their bytes are summed; the path is that of the largest."""
+        """Tensors in one dict are one group: their bytes are summed, the largest one's path is
+        shown.
+        """
         with MemoryProbe("cpu").measure() as region:
             KEEP.append({f"layer{number}": torch.ones(number) for number in range(1, 63)})
         (group,) = region.retained
@@ -62,7 +64,7 @@ class TestRetained:
         assert group.batches is None
 
     def test_groups_differ_by_line_and_by_holder(self) -> None:
-        """The largest group comes first."""
+        """Groups are told apart by line and by holder, and the largest comes first."""
         other = []
         with MemoryProbe("cpu").measure() as region:
             for _ in range(3):
@@ -75,7 +77,7 @@ class TestRetained:
         assert paths == ["planted.KEEP[3]", "other[3]", "other[0]", "planted.KEEP[0]"]
 
     def test_tensors_freed_after_the_region_are_left_out(self) -> None:
-        """Only what is still live when the groups are read is in them."""
+        """Groups contain only what is still live when they are read."""
         with MemoryProbe("cpu").measure() as region:
             KEEP.extend([torch.ones(10), torch.ones(20)])
         KEEP.pop()
@@ -83,7 +85,7 @@ class TestRetained:
         assert region.retained_bytes == 120
 
     def test_a_record_with_groups_survives_json(self) -> None:
-        """Every field of its groups is equal."""
+        """A record is written as JSON and read again, and every field of its groups is equal."""
         with MemoryProbe(
             "cpu", explainer=FixedFigures("retained_bytes", *PEAK.figures)
         ).measure() as r:
@@ -96,7 +98,7 @@ class TestRetained:
 
 class TestGrowth:
     def test_growth_is_grouped_with_the_number_of_batches_that_allocated(self) -> None:
-        """What was allocated once is not growth, however large it is."""
+        """Growth is listed with its number of batches; what was allocated once is not growth."""
         with MemoryProbe("cpu", explainer=GROWTH).measure() as region:
             KEEP.append(torch.ones(1000))
             for number in range(16):
@@ -109,7 +111,9 @@ class TestGrowth:
         assert [group.batches for group in grown] == [16, 8]
 
     def test_growth_is_explained_if_the_loop_frees_it_at_its_end(self) -> None:
-        """The search runs at the batch boundary at which the growth is detected."""
+        """Growth is explained at the batch boundary where it is
+        detected, before the loop frees it.
+        """
 
         def loop(region: Region) -> None:
             losses = []
@@ -131,7 +135,7 @@ class TestGrowth:
 
     @pytest.mark.parametrize("is_freed", [False, True], ids=["kept", "freed-at-the-end"])
     def test_what_is_rebuilt_larger_in_each_batch_is_named(self, is_freed: bool) -> None:
-        """Each tensor is freed in the next batch, so none is kept in several batches."""
+        """A tensor that each batch replaces by a larger one grows, although none is kept."""
 
         def loop(region: Region) -> torch.Tensor:
             state = torch.zeros(0)
@@ -168,7 +172,9 @@ class BrokenFigures(FixedFigures):
 
 class TestPeak:
     def test_the_largest_groups_at_the_peak_are_listed(self) -> None:
-        """With their lines, and without what was freed before or allocated after the peak."""
+        """The groups at the peak have lines; what was freed before
+        or allocated later is left out.
+        """
         with MemoryProbe("cpu", explainer=PEAK).measure() as region:
             before = torch.ones(450)
             del before
@@ -183,7 +189,9 @@ class TestPeak:
         assert all("test_the_largest_groups" in group.created_at[0] for group in made)
 
     def test_a_peak_between_two_batch_boundaries_is_explained(self) -> None:
-        """A boundary reads the level, which must not hide a higher level before it."""
+        """A boundary between batches reads the level, which must
+        not hide a higher peak before it.
+        """
         with MemoryProbe("cpu", explainer=PEAK).measure() as region:
             for number in range(4):
                 short = torch.ones(1000 if number == 1 else 10)
@@ -193,8 +201,8 @@ class TestPeak:
         assert sizes(tuple(made)) == [(4000, 1)]
 
     def test_a_peak_inside_an_inner_region_is_explained_in_both_regions(self) -> None:
-        """Opening or closing the inner region resets the device's peak, not the outer region's.
-        What the outer one allocated is live before the inner one.
+        """An inner region's peak is explained in both regions, although it resets the device's
+        peak. In the inner one, what the outer one allocated is live before the region.
         """
         probe = MemoryProbe("cpu", explainer=PEAK)
         with probe.measure() as outer:
@@ -211,7 +219,7 @@ class TestPeak:
         assert before.bytes == inner.record.start_bytes >= 400
 
     def test_memory_from_before_the_region_is_listed_as_such(self) -> None:
-        """The lines that allocated it are not known."""
+        """Memory from before a region is one group without lines, because they are not known."""
         KEEP.append(torch.ones(100_000))
         with MemoryProbe("cpu", explainer=PEAK).measure() as region:
             KEEP.append(torch.ones(10))
@@ -232,7 +240,7 @@ class At:
 
 class TestGroupsAtThePeak:
     def test_groups_of_one_line_and_one_expression_are_merged(self) -> None:
-        """Two expressions on one line stay two groups, and so do two operators."""
+        """Groups are merged only if line, expression and operator are the same."""
         made = [
             AllocationGroup(10, 1, At(1, "a * b")),
             AllocationGroup(70, 3, At(1, "a + b")),
@@ -246,7 +254,9 @@ class TestGroupsAtThePeak:
         assert [group.code for group in found] == ["a + b", "a * b", "a * b", "a * b", None]
 
     def test_what_was_live_before_the_region_is_one_group_the_last(self) -> None:
-        """However large it is, and wherever it was allocated."""
+        """Memory from before the region is one group, which is listed last, whatever its size and
+        line.
+        """
         made = [
             AllocationGroup(1000, 2, At(1), before_region=True),
             AllocationGroup(2000, 3, None, before_region=True),
@@ -258,7 +268,7 @@ class TestGroupsAtThePeak:
         assert found[1] == Holding(bytes=3000, count=5, before_region=True)
 
     def test_memory_that_no_tensor_owned_is_named(self) -> None:
-        """It is not counted as a tensor, and not merged with tensors of its line."""
+        """Memory without a tensor is a group of its own, not merged with tensors of its line."""
         made = [
             AllocationGroup(100, 2, At(1, "x @ x")),
             AllocationGroup(300, 1, At(1, "x @ x"), inside="workspace"),
@@ -270,7 +280,7 @@ class TestGroupsAtThePeak:
         assert lines == ["  300 bytes, workspace", "    made at net.py:1 in forward: `x @ x`"]
 
     def test_the_group_from_before_the_region_is_always_shown(self) -> None:
-        """After the line that counts what is left out, because it is not one of the smaller."""
+        """The group from before the region comes after the line that counts the smaller groups."""
         made = [AllocationGroup(100 - line, 1, At(line)) for line in range(6)]
         before = AllocationGroup(5_000_000, 7, None, before_region=True)
         at_peak = group_by_site([before, *made])
@@ -293,7 +303,7 @@ class TestGroupsAtThePeak:
 
 class TestText:
     def test_the_expression_follows_the_innermost_frame(self) -> None:
-        """Before the frames that called it; without an operator there is no word about one."""
+        """A group's expression is shown after its innermost frame and before the calling frames."""
         holding = Holding(
             bytes=2**20,
             count=2,
@@ -310,7 +320,9 @@ class TestText:
         ]
 
     def test_one_leak_takes_at_most_30_lines_of_100_columns(self) -> None:
-        """However deep its path and however long the names in it."""
+        """A leak takes at most 30 lines of 100 columns, whatever the
+        lengths of its path and names.
+        """
         name = "a_name_that_goes_on_and_on" * 9
         with MemoryProbe("cpu").measure() as region:
             KEEP.append({name: [[{(name, 1): [torch.ones(10)]}]]})
@@ -322,7 +334,7 @@ class TestText:
         assert max(map(len, lines)) <= 100
 
     def test_advice_is_wrapped_to_100_columns(self) -> None:
-        """The advice for tensors that C++ holds is the longest."""
+        """All advice is wrapped to 100 columns, even the longest, for tensors that C++ holds."""
         with MemoryProbe("cpu").measure() as region:
             future: torch.futures.Future[Any] = torch.futures.Future()
             future.set_result(torch.ones(3))
@@ -333,7 +345,7 @@ class TestText:
         assert any("no Python holder found" in line for line in lines)
 
     def test_a_long_file_name_is_wrapped(self) -> None:
-        """A word that is longer than a line is broken."""
+        """A file name that is longer than a line is broken."""
         holding = Holding(
             bytes=4,
             count=1,
@@ -348,7 +360,7 @@ class TestText:
         assert len(lines) <= 20
 
     def test_a_long_path_is_wrapped_before_dots_and_brackets(self) -> None:
-        """It is only wrapped there."""
+        """A path of expressions is wrapped only before dots and brackets."""
         path = "model." + ".".join(f"encoder_layer_{number}" for number in range(12)) + "[3].weight"
         holding = Holding(bytes=4, count=1, held_by=path)
         lines = [line.strip() for line in failure.holding_lines(holding)]

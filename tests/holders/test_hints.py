@@ -56,7 +56,7 @@ def hints(region: Region) -> dict[str, str | None]:
 
 
 def test_locals_of_a_test_are_to_be_deleted() -> None:
-    """The commonest first failure; it was told to look for a list, a hook or a cache."""
+    """A tensor that a local variable of the test keeps has the advice to delete the variable."""
     function = "test_locals_of_a_test_are_to_be_deleted"
     with MemoryProbe("cpu").measure() as region:
         ids = torch.ones(250)
@@ -97,7 +97,7 @@ def growth(step: Any) -> tuple[tuple[Holding, ...], str]:
 
 
 def test_losses_are_told_from_other_tensors_that_grow() -> None:
-    """Only what has one element can be a loss."""
+    """Only tensors with one element can be losses; for others that grow, the list is named."""
     dataset = KEEP.append(CachedDataset()) or KEEP[0]
     grown, text = growth(dataset.__getitem__)
     assert [holding.hint for holding in grown] == [GROWS.format("dataset.cache")]
@@ -118,7 +118,9 @@ def test_losses_are_told_from_other_tensors_that_grow() -> None:
 def test_only_the_number_of_a_loss_is_advised_because_detached_losses_still_grow(
     way: str,
 ) -> None:
-    """The storage of `mse_loss` is that of the unreduced loss; a clone has one element."""
+    """A detached `mse_loss` keeps the unreduced storage and a clone
+    one element: only item() helps.
+    """
     convert: dict[str, Callable[[torch.Tensor], Any]] = {
         "attached": lambda loss: loss,
         "detached": lambda loss: loss.detach(),
@@ -151,7 +153,9 @@ def logger() -> Any:
 
 @pytest.mark.parametrize("detached", [False, True], ids=["attached", "detached"])
 def test_list_of_a_closure_that_grows_is_named_by_its_variable(detached: bool) -> None:
-    """Also if what it keeps was detached, as earlier advice said."""
+    """A list in a closure that grows is named by its variable, whether its tensors are detached or
+    not.
+    """
     log = logger()
     KEEP.append(log)
     grown, _ = growth(lambda _: log((WEIGHT * 2).detach() if detached else WEIGHT * 2))
@@ -172,7 +176,9 @@ class Attention(nn.Module):
 
 
 def test_list_of_a_module_that_grows_is_named_and_not_the_module() -> None:
-    """To delete the local variable in which the path begins would not stop the growth."""
+    """If a list in a module grows, the list is named; deleting the module's variable would not
+    help.
+    """
     model = Attention()
     grown, _ = growth(lambda _: model((WEIGHT * 2).detach()[:5]))
     assert str(grown[0].hint).startswith(f"{GROWS.format('model.keys')}; each uses only part of")
@@ -194,7 +200,7 @@ def optimizer_that_has_stepped() -> torch.optim.Optimizer:
 
 
 def test_list_that_keeps_old_optimizers_is_named() -> None:
-    """To take a step before measuring, or zero_grad(), would not help."""
+    """A list of old optimizers is named, because neither an early step nor zero_grad() helps."""
     grown, _ = growth(lambda _: KEEP.append(optimizer_that_has_stepped()))
     assert {holding.hint for holding in grown} == {
         "`planted.KEEP` keeps old optimizers, each with its state and gradients: remove them "
@@ -203,7 +209,9 @@ def test_list_that_keeps_old_optimizers_is_named() -> None:
 
 
 def test_optimizers_of_a_list_that_may_be_new_or_not_have_both_remedies() -> None:
-    """Outside of batches nobody knows; those that no list keeps have the usual advice."""
+    """Outside of batches, a list's optimizers may be new or
+    old, so the advice has both remedies.
+    """
     with MemoryProbe("cpu").measure() as region:
         KEEP.extend((optimizer_that_has_stepped(), optimizer_that_has_stepped()))
     assert "`planted.KEEP` keeps 2 optimizers: if the block makes them, remove them from it" in str(
@@ -220,7 +228,7 @@ def test_optimizers_of_a_list_that_may_be_new_or_not_have_both_remedies() -> Non
 
 
 def test_a_local_that_sums_losses_is_told_to_keep_their_numbers() -> None:
-    """``del total`` after the loop would not stop the growth inside it."""
+    """A local that sums losses should keep numbers; ``del total`` would not stop its growth."""
     total: Any = 0.0
     with MemoryProbe("cpu", explainer=GrowthExplainer()).measure() as region:
         for _ in range(8):
@@ -233,7 +241,7 @@ def test_a_local_that_sums_losses_is_told_to_keep_their_numbers() -> None:
 
 
 def test_a_part_of_a_larger_storage_wants_a_clone() -> None:
-    """But not a tensor that uses all of its storage, nor a buffer with one element."""
+    """A view of part of a storage has the advice to clone it; a tensor with all of it has none."""
     with MemoryProbe("cpu").measure() as region:
         KEEP.append(torch.ones(250)[:5])
         KEEP.append((torch.ones(260),))
@@ -246,7 +254,7 @@ def test_a_part_of_a_larger_storage_wants_a_clone() -> None:
 
 
 def test_attributes_that_are_only_named_like_those_of_torch_have_no_hint() -> None:
-    """A user's ``grad`` is no gradient; ``_my_hooks`` of a module or a tensor are no hooks."""
+    """A user's attribute such as ``grad`` or ``_my_hooks`` gets no advice meant for torch's own."""
     stats, module, values = Namespace(), nn.Module(), torch.ones(1)
     KEEP.extend([stats, module])
     with MemoryProbe("cpu").measure() as region:
@@ -274,7 +282,7 @@ def raised_with(values: torch.Tensor) -> ValueError:
 def test_exception_kept_by_a_plugin_names_the_attribute_of_the_test(
     request: pytest.FixtureRequest,
 ) -> None:
-    """As pytest-rerunfailures keeps it."""
+    """If a plugin keeps an exception on a test item, the advice names the item's attribute."""
     with MemoryProbe("cpu").measure() as region:
         request.node._kept_by_a_plugin = raised_with(torch.ones(250))
     (holding,) = region.retained
@@ -289,7 +297,9 @@ def test_exception_kept_by_a_plugin_names_the_attribute_of_the_test(
 def test_exceptions_that_the_user_stores_are_told_from_those_of_the_packages_they_passed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A frame has the wrapped loader as a variable; this package is installed, and stored none."""
+    """An exception that the user stores is the user's, though its frames have this package's
+    loader.
+    """
     monkeypatch.setattr(keepers, "is_of_package", lambda file: file.startswith(OWN_FOLDERS))
 
     def fit(loader: Any) -> None:
@@ -311,7 +321,7 @@ def test_exceptions_that_the_user_stores_are_told_from_those_of_the_packages_the
 
 
 def test_generator_of_this_package_is_not_to_be_closed() -> None:
-    """It wraps the loader of the user, who sees no generator."""
+    """The generator that wraps the user's loader is not visible to users, so no hint names it."""
     with MemoryProbe("cpu").measure() as region:
         batches = iter(region.batches([torch.ones(250) for _ in range(3)]))
         KEEP.append(batches)
@@ -333,7 +343,7 @@ def test_generator_of_this_package_is_not_to_be_closed() -> None:
 def test_keeper_of_an_exception_is_the_package_that_stores_it(
     prefix: str, value: Any, keeper: str | None
 ) -> None:
-    """By the module in which the path begins; the user's code and pytest itself do not count."""
+    """A stored exception belongs to the package where its path begins, unless it is the user's."""
     if keeper is not None:
         pytest.importorskip("pytest_rerunfailures")
     path = [Reference(value, None, Root(prefix, "", {"STORE": value}, True), "STORE")]

@@ -117,13 +117,13 @@ def regions(pytester: pytest.Pytester):
 
 
 def test_clean_tests_retain_nothing_in_a_session(regions) -> None:
-    """What fixtures and pytest itself keep longer than a test is not counted."""
+    """What fixtures and pytest itself keep longer than a test does not count in clean tests."""
     found = regions(CLEAN, passed=7, xfailed=1)
     assert {r["retained_bytes"] for name, r in found.items() if name != "test_that_fails"} == {0}
 
 
 def test_leaks_through_fixtures_and_pytest_name_their_holder(regions) -> None:
-    """The path starts at the fixture if a fixture holds the tensor."""
+    """The path of a tensor that a fixture holds starts at the fixture."""
     found = regions(LEAKS, failed=len(HOLDERS))
     for name, holder in HOLDERS.items():
         (holding,) = found[name]["retained"]

@@ -45,7 +45,7 @@ def data_key(tensor: torch.Tensor) -> int:
 
 class TestAddressOfTheData:
     def test_the_holder_of_a_tensor_is_found(self) -> None:
-        """With the tensor's dtype and shape, if only frames were recorded."""
+        """A tensor's holder, dtype and shape are found even if only frames were recorded."""
         KEEP.append({"x": torch.ones(25, 10, dtype=torch.float16)})
         found = found_at(data_key(KEEP[0]["x"]))
         assert found == Holding(
@@ -59,26 +59,30 @@ class TestAddressOfTheData:
         )
 
     def test_what_was_recorded_is_preferred_to_the_tensor_that_was_found(self) -> None:
-        """The tensor may be a view of what the operator returned."""
+        """The recorded dtype and shape are shown, because the tensor found may be a view of the
+        result.
+        """
         KEEP.append(torch.ones(250))
         found = found_at(data_key(KEEP[0]), BY_LEDGER)
         assert (found.dtype, found.shape, found.operator) == ("int8", (7,), "aten.sum")
 
     def test_a_view_is_found_by_the_address_where_its_storage_begins(self) -> None:
-        """The shape is that of the view, whose own data begins later."""
+        """A view whose data begins later is found by the start of
+        its storage, with its own shape.
+        """
         KEEP.append(torch.ones(250)[100:110])
         found = found_at(data_key(KEEP[0]))
         assert (found.held_by, found.shape) == ("planted.KEEP[0]", (10,))
         assert "clone()" in str(found.hint)
 
     def test_an_empty_view_is_found(self) -> None:
-        """It has no data, but it keeps its storage alive."""
+        """An empty view has no data, but it keeps its storage alive and is found."""
         KEEP.append(torch.ones(250)[:0])
         found = found_at(data_key(KEEP[0]))
         assert found.held_by == "planted.KEEP[0]"
 
     def test_a_storage_without_a_tensor_has_no_dtype_and_shape(self) -> None:
-        """A storage consists of bytes."""
+        """A storage consists of bytes, so one without a tensor has no dtype and shape."""
         KEEP.append(torch.ones(250).untyped_storage())
         found = found_at(KEEP[0].data_ptr())
         assert (found.held_by, found.dtype, found.shape) == ("planted.KEEP[0]", None, None)
@@ -87,13 +91,15 @@ class TestAddressOfTheData:
     def test_the_parts_of_a_sparse_tensor_are_found(
         self, part: Callable[[torch.Tensor], torch.Tensor]
     ) -> None:
-        """Both lead to the tensor."""
+        """The indices and the values of a sparse tensor both lead to the tensor."""
         KEEP.append(torch.eye(10).to_sparse())
         found = found_at(data_key(part(KEEP[0])))
         assert (found.held_by, found.shape) == ("planted.KEEP[0]", (10, 10))
 
     def test_an_array_that_shares_the_data_is_found(self) -> None:
-        """It references the tensor it was made from."""
+        """A NumPy array is found as the holder, because it references the tensor whose data it
+        shares.
+        """
         pytest.importorskip("numpy")
         tensor = torch.ones(250)
         key = data_key(tensor)
@@ -103,7 +109,7 @@ class TestAddressOfTheData:
         assert str(found.held_by).startswith("planted.KEEP[0]")
 
     def test_freed_memory_is_left_out(self) -> None:
-        """Even if another tensor now has its address."""
+        """Freed memory is left out, even if another tensor now has its address."""
         KEEP.append(torch.ones(250))
         allocation = Allocation(data_key(KEEP[0]), 1000, 1, lambda: False, BY_FRAMES)
         assert holdings([allocation], {}) == ()
@@ -126,7 +132,7 @@ CACHE = "cache_enabled=False"
 def test_the_cache_of_autocast_is_named_if_it_can_be_the_holder(
     recorded: RecordedSite | None, options: dict[str, bool], expected: str
 ) -> None:
-    """In a block that caches what it casts, for memory that an operator may have cast."""
+    """In a block that caches casts, autocast's cache is named for memory that may be a cast."""
     with torch.autocast("cpu", torch.bfloat16, **options):
         assert expected in str(found_at(NOWHERE, recorded).hint)
         with torch.autocast("cpu", enabled=False, **options):
@@ -145,7 +151,7 @@ class Overriding(torch.Tensor):
 
 
 def test_shapes_are_read_without_running_code_of_the_user() -> None:
-    """A subclass may override the attributes."""
+    """Shapes are read without a subclass's own attributes, which could run any code."""
     KEEP.append(torch.ones(250).as_subclass(Overriding))
     address = torch.Tensor.untyped_storage(KEEP[0]).data_ptr()
     found = found_at(address)
@@ -154,7 +160,7 @@ def test_shapes_are_read_without_running_code_of_the_user() -> None:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_a_nested_tensor_has_a_dtype_only() -> None:
-    """Its parts differ in shape."""
+    """The parts of a nested tensor differ in shape, so only its dtype is shown."""
     KEEP.append(torch.nested.nested_tensor([torch.ones(100), torch.ones(150)]))
     found = found_at(data_key(KEEP[0]))
     assert (found.held_by, found.dtype, found.shape) == ("planted.KEEP[0]", "float32", None)
@@ -173,7 +179,7 @@ def test_a_nested_tensor_has_a_dtype_only() -> None:
     ],
 )
 def test_tensors_without_data_do_not_stop_the_search(make: Callable[[], Any]) -> None:
-    """Nor do they warn."""
+    """Tensors without data neither stop the search nor cause a warning."""
     KEEP.extend([make(), torch.ones(250)])
     with warnings.catch_warnings():
         warnings.simplefilter("error")

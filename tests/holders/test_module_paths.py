@@ -42,7 +42,7 @@ def network() -> nn.Sequential:
 
 
 def test_paths_lead_from_the_outermost_module() -> None:
-    """Which is named by its class; a module that was freed, and any other object, are left out."""
+    """The outermost module is named by its class; freed modules and other objects have no path."""
     net = network()
     identities = {id(module) for module in net.modules()}
     lone = nn.Linear(2, 2)
@@ -56,7 +56,7 @@ def test_paths_lead_from_the_outermost_module() -> None:
 
 
 def test_a_module_that_contains_itself_has_a_path() -> None:
-    """Torch allows it."""
+    """A module that contains itself, which torch allows, has a path."""
     module = nn.Sequential(nn.Sequential())
     module[0].outer = module
     assert paths_of({id(module[0])}) == {id(module[0]): "Sequential.0"}
@@ -64,7 +64,9 @@ def test_a_module_that_contains_itself_has_a_path() -> None:
 
 
 def test_of_layers_that_differ_in_their_number_one_is_named() -> None:
-    """The one with most bytes, and how many are like it."""
+    """Of layers that differ in their number only, the largest is
+    named and the others are counted.
+    """
     paths = {number: f"layers.{number}.linear1" for number in range(3)}
     paths |= {3: "head", 4: "stem.conv", 5: "layers.0.norm"}
     assert largest([(0, 8), (0, 8)], paths) == "layers.0.linear1"
@@ -77,7 +79,9 @@ def test_of_layers_that_differ_in_their_number_one_is_named() -> None:
 
 @pytest.mark.native
 def test_failure_names_the_layer_beside_the_line_that_runs_the_network() -> None:
-    """For what is kept and for the peak. Before, one line was all that was known of a network."""
+    """Beside the line that runs the network, the layer is named for
+    what is kept and for the peak.
+    """
     from pytest_cka_memory.meters.blocks.counter import notes_modules
 
     if not notes_modules():

@@ -74,7 +74,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_the_leak_of_torch_cka_is_found_and_its_holder_named(run) -> None:
-    """The report names its dict of features and the line in its code."""
+    """For the leak in torch-cka, the report names its dict of features and the line of its code."""
     result = run("torch_cka", "torch-cka==0.21", TORCH_CKA)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*max_retained_mb(1) broken: retained *"])
@@ -85,6 +85,6 @@ def test_the_leak_of_torch_cka_is_found_and_its_holder_named(run) -> None:
 
 
 def test_pytorch_cka_passes(run) -> None:
-    """Used as in its notebook, it retains nothing and does not grow."""
+    """Used as in its notebook, pytorch-cka retains nothing and does not grow."""
     result = run("pytorch_cka_013", "pytorch-cka==0.1.3", PYTORCH_CKA)
     result.assert_outcomes(passed=1)

@@ -22,7 +22,9 @@ def _clean() -> Iterator[None]:
 @pytest.mark.filterwarnings("ignore:TypedStorage")
 @pytest.mark.parametrize("leak", LEAKS, ids=lambda leak: leak.name)
 def test_a_planted_leak_is_reported_with_its_bytes_holder_line_and_hint(leak: Leak) -> None:
-    """They are those of the table, and nothing else is found."""
+    """Each planted leak is reported with the bytes, holder, line and
+    hint of its row, and no other.
+    """
     with MemoryProbe("cpu").measure() as region:
         leak.plant()
     assert region.retained_bytes == leak.bytes

@@ -53,7 +53,9 @@ def path_to(make: Callable[[torch.Tensor], Any]) -> str:
 
 class TestNothingIsChanged:
     def test_a_region_after_a_search_retains_nothing(self) -> None:
-        """What the search found is freed with the user's last reference."""
+        """What a search found is freed with the user's last
+        reference, so a later region is clean.
+        """
         leaking(lambda x: [x])
         with MemoryProbe("cpu").measure() as region:
             KEEP.clear()
@@ -61,7 +63,9 @@ class TestNothingIsChanged:
         assert region.net_bytes == -1000
 
     def test_a_found_tensor_is_freed_with_its_last_reference(self) -> None:
-        """Immediately, without a collection; its storage too."""
+        """A tensor that was found is freed with its last
+        reference, and its storage too, at once.
+        """
         region = leaking(lambda x: {"x": x})
         gc.disable()
         try:
@@ -83,7 +87,7 @@ class TestNothingIsChanged:
         assert reference() is None
 
     def test_the_dict_that_locals_returned_is_not_changed(self) -> None:
-        """Before Python 3.13 a frame has one such dict, which the search gets too."""
+        """Before Python 3.13 a frame has one dict of locals, which the search must not change."""
         before = 1
         scope = locals()
         with MemoryProbe("cpu").measure() as region:
@@ -92,7 +96,9 @@ class TestNothingIsChanged:
         assert scope["before"] == before
 
     def test_garbage_collection_stays_enabled_or_disabled(self) -> None:
-        """The search disables it only while it runs."""
+        """The search disables garbage collection while it runs and
+        restores its state afterwards.
+        """
         leaking(lambda x: [x])
         assert gc.isenabled()
         gc.disable()
@@ -117,12 +123,16 @@ class TestNoUserCodeRuns:
         ids=["refusing", "refusing-class", "dict", "list", "posing", "computing"],
     )
     def test_objects_that_raise_or_lie_on_access_are_searched(self, make: Any, path: str) -> None:
-        """Their fields are read from memory, without calling their methods."""
+        """Objects whose methods raise or lie are searched, because their fields are read from
+        memory.
+        """
         assert path_to(make).startswith(path)
         assert refusing_objects.CountingReads.reads == 0
 
     def test_modes_of_the_user_see_no_call_of_the_search(self) -> None:
-        """Neither a function mode nor a dispatch mode, also if sparse tensors are searched."""
+        """A user's function or dispatch mode sees no call of the
+        search, even for sparse tensors.
+        """
         calls: list[Any] = []
 
         class FunctionMode(TorchFunctionMode):
@@ -143,7 +153,7 @@ class TestNoUserCodeRuns:
         assert not calls
 
     def test_a_key_of_an_unusual_type_is_written_as_its_type(self) -> None:
-        """Its own ``__repr__`` does not run."""
+        """A key of an unusual type is written as its type; its own ``__repr__`` does not run."""
 
         class Key(str):
             __slots__ = ()
@@ -163,19 +173,21 @@ class TestNoUserCodeRuns:
         ids=["size", "dtype", "device"],
     )
     def test_a_key_of_torch_is_written_as_code(self, key: Any, text: str) -> None:
-        """And left out of the pattern that entries of one container share."""
+        """A key such as a dtype is written as code, and left out of patterns of similar entries."""
         assert path_to(lambda x: {key: x}) == f"planted.KEEP[0]{text}"
         assert pattern_of(f"KEEP{text}.grad") == "KEEP[].grad"
 
     def test_keys_and_elements_are_written_as_code(self) -> None:
-        """A user can type it; they have no index of their own."""
+        """A path contains keys and elements as code that a user can
+        type, since they have no index.
+        """
         for hold in (lambda x: {"first": 1, x: 2}, lambda x: {x}, lambda x: frozenset((x,))):
             found = eval(path_to(hold), {"planted": planted})
             assert isinstance(found, torch.Tensor)
             assert found in KEEP.pop()
 
     def test_a_dead_weak_proxy_is_skipped(self) -> None:
-        """Any access to it raises."""
+        """A weak proxy whose object is dead raises at any access, so the search skips it."""
         KEEP.append(weakref.proxy(threading.Event()))
         with MemoryProbe("cpu").measure() as region:
             KEEP.append(torch.ones(250))
@@ -184,7 +196,9 @@ class TestNoUserCodeRuns:
     def test_a_lazy_module_stays_unloaded(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The search reads the globals of every module, but triggers no import."""
+        """The search reads the globals of modules without
+        importing any module that loads lazily.
+        """
         source = tmp_path / "planted_lazily.py"
         source.write_text("raise SystemExit('loaded')", "utf-8")
         spec = importlib.util.spec_from_file_location(
@@ -204,7 +218,7 @@ class TestNoUserCodeRuns:
     def test_an_object_in_sys_modules_that_raises_on_access_is_skipped(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """``sys.modules`` may contain anything."""
+        """``sys.modules`` may contain anything, so an object in it that raises is skipped."""
         monkeypatch.setitem(sys.modules, "planted_refusing", refusing_objects.Refusing(None))  # type: ignore[arg-type]
         leaking(lambda x: [x])
 
@@ -219,7 +233,9 @@ class TestNoUserCodeRuns:
     def test_a_package_of_any_site_folder_is_named_only_if_the_user_does_not_hold_the_tensor(
         self, folder: str, held_by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """As in an environment that sees the packages of another one; a user's module is named."""
+        """A package of another environment is named only if no
+        module of the user holds the tensor.
+        """
         module: Any = ModuleType("planted_elsewhere")
         module.__file__ = str(tmp_path / folder / "planted_elsewhere.py")
         monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -230,7 +246,7 @@ class TestNoUserCodeRuns:
 
     @SHOWS_SAVED
     def test_unpack_hooks_of_saved_tensors_do_not_run(self) -> None:
-        """They may compute anything, for example a whole checkpointed forward pass."""
+        """Unpack hooks of saved tensors may compute anything, so the search does not run them."""
         weight = torch.ones(250, requires_grad=True)
 
         def refuse(_: Any) -> Any:
@@ -244,7 +260,7 @@ class TestNoUserCodeRuns:
 
 
 class Slots:
-    """One of its slots has no value."""
+    """An object with slots, one of which has no value."""
 
     __slots__ = ("empty", "kept")
 
@@ -268,11 +284,13 @@ class Squared(torch.autograd.Function):
 
 class TestUnusualObjects:
     def test_an_empty_slot_is_skipped(self) -> None:
-        """Reading it raises AttributeError."""
+        """Reading an empty slot raises AttributeError, so the search skips it."""
         assert path_to(Slots) == "planted.KEEP[0].kept"
 
     def test_a_graph_after_its_backward_pass_is_searched(self) -> None:
-        """Its saved tensors are freed, and reading them raises."""
+        """Saved tensors that a backward pass freed raise if they
+        are read; the graph is searched.
+        """
         weight = torch.ones(250, requires_grad=True)
         future: torch.futures.Future[Any] = torch.futures.Future()
         with MemoryProbe("cpu").measure() as region:
@@ -283,7 +301,9 @@ class TestUnusualObjects:
         assert {(400, None), (1000, "planted.KEEP[0]")} < held
 
     def test_a_view_whose_graph_cannot_be_read_is_skipped(self) -> None:
-        """Its base was changed in place, so reading its ``grad_fn`` raises."""
+        """A view whose base was changed in place may raise at its
+        ``grad_fn``, so this is skipped.
+        """
         base = torch.ones(250, requires_grad=True).clone()
         with torch.no_grad():
             view = base[:2]
@@ -294,7 +314,9 @@ class TestUnusualObjects:
         assert leaking(lambda x: [x]).retained[0].held_by == "planted.KEEP[1][0]"
 
     def test_a_view_whose_graph_cannot_be_read_is_found(self) -> None:
-        """It is the only holder of what was retained."""
+        """A view whose graph cannot be read is found if it is the
+        only holder of retained memory.
+        """
 
         def view_without_graph(x: torch.Tensor) -> torch.Tensor:
             base = x.requires_grad_().clone()
@@ -315,7 +337,9 @@ class Loader(importlib.machinery.SourceFileLoader):
 
 class TestLargeInputs:
     def test_ten_thousand_levels_of_nesting_are_searched(self) -> None:
-        """The path is written without its middle."""
+        """A path through ten thousand levels of nesting is found,
+        and written without its middle.
+        """
 
         def nested(x: Any) -> Any:
             for _ in range(10_000):
@@ -328,12 +352,12 @@ class TestLargeInputs:
         assert len(path) < 300
 
     def test_a_huge_container_is_searched(self) -> None:
-        """The path has the index."""
+        """The path to an element of a huge container has its index."""
         path = path_to(lambda x: [*range(300_000), {0: x}])
         assert path == "planted.KEEP[0][300000][0]"
 
     def test_a_dict_that_changes_during_the_search_is_searched(self) -> None:
-        """Another thread adds and removes keys all the time."""
+        """A dict is searched while another thread adds and removes keys all the time."""
         KEEP.append({})
         end = threading.Event()
 
@@ -357,7 +381,7 @@ class TestLargeInputs:
     def test_five_hundred_thousand_objects_are_searched(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """The time is printed, not checked; it was below a second on an idle machine."""
+        """A search of 500,000 objects completes; its time is printed and not checked."""
         KEEP.append([[number] for number in range(500_000)])
         with MemoryProbe("cpu").measure() as region:
             future: torch.futures.Future[Any] = torch.futures.Future()

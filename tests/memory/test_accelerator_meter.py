@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")
 
 
 def test_meter_names_its_device_and_allocator(gpu: AcceleratorMeter) -> None:
-    """Reports show both names."""
+    """Reports show the names of the device and of its allocator."""
     assert (gpu.device, gpu.device_name) == ("cuda:1", "Scripted 1")
     assert gpu.name == "PyTorch's caching allocator"
 
@@ -45,7 +45,9 @@ def test_reading_has_block_bytes_and_requested_bytes(
 def test_host_has_no_figures_of_its_own_on_the_cpu_or_beside_a_ledger(
     gpu: AcceleratorMeter, device: str
 ) -> None:
-    """The CPU's are those of the host; a ledger would have to record every tensor on the host."""
+    """The CPU has no separate figures of the host, nor has an accelerator whose tensors are
+    counted.
+    """
     kept = []
     with MemoryProbe(meter=gpu if device == "cuda" else meter_for("cpu")).measure() as region:
         kept.append(torch.ones(10))
@@ -68,7 +70,7 @@ def test_clean_empties_the_cache_last(
 def test_clean_drops_workspaces_and_returns_their_bytes(
     gpu: AcceleratorMeter, allocator: Allocator
 ) -> None:
-    """A workspace of the first run must not count as retained."""
+    """A workspace of the first run must not count as retained, so cleaning drops and reports it."""
     allocator.use_workspace(8_519_680)
     assert gpu.clean() == 8_519_680
     assert gpu.clean() == 0
@@ -78,7 +80,7 @@ def test_clean_drops_workspaces_and_returns_their_bytes(
 def test_clean_does_not_count_tensors_of_a_running_kernel_as_workspaces(
     gpu: AcceleratorMeter, allocator: Allocator
 ) -> None:
-    """Synchronizing frees those tensors before the workspaces are measured."""
+    """Synchronizing frees the tensors of a running kernel before workspaces are measured."""
     allocator.allocate(100)
     allocator.freed_by_sync = 100
     allocator.use_workspace(5)
@@ -88,7 +90,7 @@ def test_clean_does_not_count_tensors_of_a_running_kernel_as_workspaces(
 def test_clean_returns_none_if_torch_cannot_drop_workspaces(
     allocator: Allocator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`clean` returns None because it cannot drop the workspaces."""
+    """`clean` returns None if torch has no function to drop workspaces."""
     monkeypatch.delattr(torch._C, "_cuda_clearCublasWorkspaces")
     meter = AcceleratorMeter("cuda", 0)
     assert meter.clean() is None
@@ -120,7 +122,9 @@ def test_retained_is_the_new_live_tensors_and_what_the_allocator_rose_beyond_the
     new_floats: int,
     retained: int,
 ) -> None:
-    """The rise misses a leak if old tensors are freed; live tensors miss other blocks."""
+    """A rise misses a leak if old tensors are freed, and live tensors miss other blocks; both
+    count.
+    """
     allocator.allocate(400)
     gpu.start()
     mark = gpu.mark()
@@ -137,7 +141,9 @@ def test_retained_is_the_new_live_tensors_and_what_the_allocator_rose_beyond_the
 def test_old_tensor_that_is_freed_does_not_hide_a_block_that_no_tensor_owns(
     gpu: AcceleratorMeter, allocator: Allocator
 ) -> None:
-    """The allocator did not rise, and no tensor is new."""
+    """A new block without a tensor is retained, although an old
+    tensor's size was freed meanwhile.
+    """
     old = [torch.zeros(100)]
     allocator.allocate(400)
     gpu.start()
@@ -152,7 +158,7 @@ def test_old_tensor_that_is_freed_does_not_hide_a_block_that_no_tensor_owns(
 def test_block_bytes_are_used_if_the_allocator_counts_no_requested_bytes(
     allocator: Allocator,
 ) -> None:
-    """With cudaMallocAsync torch counts none; the meter's name states it in every report."""
+    """With cudaMallocAsync torch counts no requested bytes; the meter's name says so in reports."""
     allocator.counts_requested = False
     meter = AcceleratorMeter("cuda", 0)
     assert meter.name == "PyTorch's caching allocator, whole blocks only"
@@ -179,7 +185,9 @@ class TestWithoutCounters:
         monkeypatch: pytest.MonkeyPatch,
         missing: str,
     ) -> None:
-        """The counters are absent, zero whatever is allocated, or raise when they are read."""
+        """If a backend's counters are absent, always zero or raise, tensors are counted; a note
+        says why.
+        """
 
         def stats(device: torch.device) -> dict[str, int]:
             if missing == "not-implemented":
@@ -198,7 +206,9 @@ class TestWithoutCounters:
     def test_peaks_that_cannot_be_reset_are_not_used(
         self, found: None, allocator: Allocator, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A region would otherwise have the highest peak of the whole process."""
+        """Peaks that cannot be reset are not used, because they are the highest of the whole
+        process.
+        """
 
         def fail(device: torch.device) -> None:
             raise RuntimeError("not implemented")
@@ -211,13 +221,15 @@ class TestWithoutCounters:
         assert meter.notes[0].startswith("mps:0 has no peaks that torch ")
 
     def test_running_kernels_end_before_a_region_begins(self, allocator: Allocator) -> None:
-        """Until then they hold tensors."""
+        """A region begins after running kernels have ended,
+        because they hold tensors until then.
+        """
         TensorMeter(torch.device("cpu", 0), "no counters").clean()
         assert allocator.calls == ["synchronize"]
 
 
 def test_unusable_device_is_refused(allocator: Allocator, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error quotes torch's reason."""
+    """The error for a device that cannot be used quotes torch's reason."""
 
     def fail(*args: object, **kwargs: object) -> None:
         raise RuntimeError("out of memory")
@@ -252,7 +264,7 @@ def test_region_figures_on_a_scripted_gpu(gpu: AcceleratorMeter, allocator: Allo
 def test_outer_region_keeps_its_peak_when_an_inner_region_resets_the_counter(
     gpu: AcceleratorMeter, allocator: Allocator
 ) -> None:
-    """The inner region resets the only peak counter of the device."""
+    """An inner region resets the only peak counter of the device; the outer one keeps its peak."""
     probe = MemoryProbe(meter=gpu)
     with probe.measure() as outer:
         allocator.allocate(10_240)
@@ -268,14 +280,14 @@ def test_outer_region_keeps_its_peak_when_an_inner_region_resets_the_counter(
     ["gpu", "cuda:", "cuda:x", "cuda:-1", "auto:0", "", "cpu:x", "CUDA", "cuda:0:1", " cpu"],
 )
 def test_unknown_device_error_lists_the_known_devices(name: str) -> None:
-    """The check does not query torch."""
+    """The error for an unknown device lists the known ones without asking torch."""
     with pytest.raises(DeviceError, match=r"^unknown device '.*'; write one of auto, cpu, cuda,"):
         check_device_name(name)
 
 
 @pytest.mark.parametrize("name", ["auto", "cpu", "cuda", "cuda:11", "xpu:0", "mps"])
 def test_known_device_name_is_accepted(name: str) -> None:
-    """The check does not depend on the devices of this machine."""
+    """A known device name is accepted on every machine, whatever devices it has."""
     assert check_device_name(name) == name
 
 
@@ -291,7 +303,7 @@ def test_device_type_of_an_external_backend_is_accepted() -> None:
 def test_unavailable_device_is_an_error(
     ask: Callable[[str], object], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """``torch.cuda.memory_allocated()`` returns 0 if CUDA is not available."""
+    """An unavailable device is an error: ``torch.cuda.memory_allocated()`` would return 0."""
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     with pytest.raises(
         DeviceError,
@@ -304,7 +316,7 @@ def test_unavailable_device_is_an_error(
 def test_unavailable_cuda_device_error_names_the_emulated_device_if_it_can_run(
     build: str | None, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It requires PyTorch's CUDA build on Linux."""
+    """Without CUDA the error names the emulated device, which needs torch's CUDA build on Linux."""
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     monkeypatch.setattr(torch.version, "cuda", build)
     monkeypatch.setattr(sys, "platform", "linux")
@@ -316,7 +328,7 @@ def test_unavailable_cuda_device_error_names_the_emulated_device_if_it_can_run(
 def test_unavailable_device_error_names_the_available_accelerator(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The error names the accelerator that is available."""
+    """The error for an unavailable device names the accelerator that is available."""
     found = torch.device("xpu")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: found)
     with pytest.raises(
@@ -326,7 +338,7 @@ def test_unavailable_device_error_names_the_available_accelerator(
 
 
 def test_device_index_beyond_the_device_count_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says how many devices there are."""
+    """An index beyond the devices is refused, and the error says how many there are."""
     found = torch.device("cuda")
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: found)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
@@ -337,7 +349,7 @@ def test_device_index_beyond_the_device_count_is_refused(monkeypatch: pytest.Mon
 
 
 def test_process_has_one_cpu_meter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nested regions must share it because peaks are reset globally.
+    """Nested regions share the one CPU meter of a process, because peaks are reset globally.
 
     Without an accelerator, ``auto`` is the CPU.
     """
@@ -349,7 +361,7 @@ def test_process_has_one_cpu_meter(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_allocator_without_history_records_and_dumps_nothing(
     gpu: AcceleratorMeter, tmp_path: Path
 ) -> None:
-    """Both methods return False, and no file is written."""
+    """Without a history the methods to record and dump return False, and no file is written."""
     assert not gpu.record_history()
     assert not gpu.dump_history(tmp_path / "snapshot.pickle")
     assert list(tmp_path.iterdir()) == []

@@ -58,7 +58,7 @@ def machine(monkeypatch):
     ],
 )  # fmt: skip
 def test_path_keeps_what_is_the_same_on_every_machine(path, name):
-    """Relative to the root, to site-packages or to Python's library; otherwise only the name."""
+    """A path is relative to the root, site-packages or Python's library, or is a name only."""
     assert places.named(path, ROOT) == name
 
 
@@ -77,14 +77,16 @@ def test_path_keeps_what_is_the_same_on_every_machine(path, name):
     ],
 )
 def test_frame_names_its_file_from_the_root_on(path, name):
-    """So that an editor opens it. Of a library only its name and the file are shown."""
+    """A frame has its path from the root on, so an editor opens it; a library's is its name and
+    file.
+    """
     file = path if path.startswith("<") else str(ROOT / path)
     with places.root(ROOT):
         assert format_frame(file, 12, "step") == f"{name}:12 in step"
 
 
 def test_frames_are_relative_to_the_root_of_their_session():
-    """A session in a session has its own; outside pytest the last folder stays."""
+    """A session inside another one has a root of its own; outside pytest the last folder stays."""
     code = compile("pass", "/home/alice/project/a/b/net.py", "exec")
     site = FramesSite(((code, 0),))
     with places.root(ROOT):
@@ -100,7 +102,9 @@ def test_frames_are_relative_to_the_root_of_their_session():
 
 
 def test_file_outside_the_root_is_named_from_its_package_on(tmp_path):
-    """As a package that was installed in editable mode is; a file in no package by its name."""
+    """A file outside the root is named from its package on, as if
+    installed; others by their name.
+    """
     inner = tmp_path / "shop" / "models"
     inner.mkdir(parents=True)
     for file in (inner.parent / "__init__.py", inner / "__init__.py", inner / "net.py"):
@@ -122,12 +126,12 @@ def test_file_outside_the_root_is_named_from_its_package_on(tmp_path):
     ],
 )
 def test_other_text_is_left_alone(text):
-    """Routes, links, relative paths and other hosts."""
+    """When secrets are replaced, routes, links, relative paths and other hosts stay as they are."""
     assert places.anonymizer(ROOT)(text) == text
 
 
 def test_paths_and_hosts_in_a_text_are_replaced():
-    """Also in quotes, after colons, and in the form of Windows."""
+    """Paths and hosts are replaced in a text, also in quotes, after colons, and on Windows."""
     assert places.anonymizer(ROOT)(SECRET) == (
         "open('…/data.pt') in net.py, ~ ~, …/x.pt at:…/run.log …/y.py on <host> …/z.pt (<host>)"
     )
@@ -144,13 +148,13 @@ def test_paths_and_hosts_in_a_text_are_replaced():
     ],
 )
 def test_first_host_of_torchrun_is_replaced(monkeypatch, address, text, shown):
-    """A rank that cannot reach the store names it; the own machine's general names may stay."""
+    """A rank that cannot reach the store names torchrun's first host, which is replaced."""
     monkeypatch.setenv("MASTER_ADDR", address)
     assert places.anonymizer(ROOT)(text) == shown
 
 
 def test_root_with_a_space_is_replaced():
-    """A path in a text ends at a space."""
+    """A root with a space is replaced, although paths in a text end at a space otherwise."""
     root = Path("/home/alice/my project")
     assert places.anonymizer(root)("made at /home/alice/my project/net.py:1") == "made at net.py:1"
 
@@ -187,7 +191,9 @@ RENDERERS = {
 
 @pytest.mark.parametrize("name", RENDERERS)
 def test_no_report_names_user_host_or_folder(name):
-    """The same text without :func:`anonymous` has all of them, so nothing else removes them."""
+    """No report names user, host or folder; the same text without
+    :func:`anonymous` has all three.
+    """
     words = ("alice", "gpu-7", "corp", "/home", "Users", "scratch")
     raw = RENDERERS[name](secret_report())
     assert all(word in raw for word in words[:3])
@@ -197,14 +203,14 @@ def test_no_report_names_user_host_or_folder(name):
 
 
 def test_properties_of_junit_name_no_folder():
-    """The label is part of their names."""
+    """The names of JUnit properties contain labels, and name no folder."""
     properties = junit.of_results(secret_report().results, SESSION, ROOT)
     assert all("alice" not in name and "gpu-7" not in name for name, _ in properties)
     assert any("data.pt" in name for name, _ in properties)
 
 
 def test_report_without_secrets_is_not_changed():
-    """Figures, timelines and the place of each test's file stay."""
+    """A report without secrets keeps its figures, timelines and the places of its tests' files."""
     report = replace(one_of_each(), locations={"t.py::test_kept": ("t.py", 3)})
     assert anonymous(report, ROOT) == report
     large = many(50)
@@ -212,13 +218,13 @@ def test_report_without_secrets_is_not_changed():
 
 
 def test_reasons_that_become_equal_are_counted_together():
-    """Two folders, one reason."""
+    """Two reasons that differ in a folder only become equal, and are counted together."""
     report = replace(one_of_each(), unmeasured={"/home/alice/a/x.py": 2, "/home/alice/b/x.py": 3})
     assert anonymous(report, ROOT).unmeasured == {"…/x.py": 5}
 
 
 def test_values_of_other_plugins_keep_their_types():
-    """Only texts are changed."""
+    """Values that other plugins add keep their types, and only their texts are changed."""
     extra = {"n": 1, "none": None, "list": ["/home/alice/x", 2.5], "on": True}
     report = replace(one_of_each(), results=(replace(broken(), extra=extra),))
     (region,) = json.loads(writer.render(anonymous(report, ROOT)))["regions"]

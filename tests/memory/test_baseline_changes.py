@@ -21,7 +21,7 @@ def figures(
 
 
 def test_changes_are_listed_with_the_largest_rise_first() -> None:
-    """Each line has the old and the new figure, the share, and the direction."""
+    """Changes are listed by size, with the old and new figure, the share and the direction."""
     old = {
         BaselineKey("t.py::test_a", "part", CPU): figures(100 * MB, 4, 0),
         BaselineKey("t.py::test_b", "", CPU): figures(growth=4),
@@ -43,7 +43,7 @@ def test_changes_are_listed_with_the_largest_rise_first() -> None:
 
 
 def test_middle_of_many_changes_is_left_out() -> None:
-    """The largest rises and the largest falls are what a reader looks for."""
+    """Of many changes, the largest rises and falls are shown and those between are counted."""
     keys = [BaselineKey(f"t.py::test_{n:02}", "", CPU) for n in range(40)]
     new = {key: figures(20 - n if n < 20 else 19 - n + 100) for n, key in enumerate(keys)}
     lines = as_lines(changes(dict.fromkeys(keys, figures(50)), new))
@@ -92,7 +92,7 @@ RENAMES = {
 def test_renamed_test_is_recognised_by_equal_figures(
     gone: dict[str, Figures], new: dict[str, Figures], found: bool
 ) -> None:
-    """If more than one test could be meant, none is named."""
+    """A renamed test is recognised by its figures; if several could be meant, none is named."""
     old = {BaselineKey(nodeid, "", CPU): sizes for nodeid, sizes in gone.items()}
     measured = {BaselineKey(nodeid, "", CPU): sizes for nodeid, sizes in new.items()}
     expected = {next(iter(gone)): next(iter(new))} if found else {}
@@ -100,7 +100,7 @@ def test_renamed_test_is_recognised_by_equal_figures(
 
 
 def test_moved_test_is_found_among_tests_with_equal_figures() -> None:
-    """The name decides first, then the file."""
+    """Among tests with equal figures, the name decides which one was moved, then the file."""
     names = {"a.py::test_x": "b.py::test_x", "a.py::test_y": "b.py::test_y", "c.py::t": "c.py::u"}
     old = {BaselineKey(nodeid, "", CPU): figures() for nodeid in names}
     measured = {BaselineKey(nodeid, "", CPU): figures() for nodeid in names.values()}
@@ -108,7 +108,7 @@ def test_moved_test_is_found_among_tests_with_equal_figures() -> None:
 
 
 def test_renamed_test_must_have_the_same_regions() -> None:
-    """One region of two is not enough; regions on other devices are not looked at."""
+    """A renamed test must have all of the regions; regions on other devices do not matter."""
     old = {
         BaselineKey("a.py::test_old", "one", CPU): A,
         BaselineKey("a.py::test_old", "two", CPU): B,
@@ -125,7 +125,7 @@ def test_renamed_test_must_have_the_same_regions() -> None:
 
 
 def test_test_that_had_a_baseline_is_not_a_new_name() -> None:
-    """It has existed beside the one that is gone."""
+    """A test that existed beside the one that is gone is not a new name for it."""
     old = {BaselineKey("a.py::test_old", "", CPU): A, BaselineKey("a.py::test_new", "", CPU): B}
     measured = {BaselineKey("a.py::test_new", "", CPU): A}
     assert renames.renames(old, {"a.py::test_old"}, measured) == {}

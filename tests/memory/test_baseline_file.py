@@ -37,18 +37,18 @@ ENTRIES = {
 
 
 def test_file_is_sorted_and_has_one_line_per_region() -> None:
-    """The text does not depend on the order of the regions."""
+    """A baseline file has one sorted line per region, in whatever order they were measured."""
     assert baseline_file.render(ENTRIES) == GOOD
     assert baseline_file.render(dict(reversed(ENTRIES.items()))) == GOOD
 
 
 def test_written_file_is_read_back() -> None:
-    """All regions and all figures are read back."""
+    """All regions and figures of a baseline file that was written are read back."""
     assert baseline_file.parse(GOOD) == ENTRIES
 
 
 def test_file_is_json() -> None:
-    """It is a list of a header and the regions, which other tools can read."""
+    """A baseline file is a JSON list of a header and the regions, so other tools can read it."""
     header, *regions = json.loads(GOOD)
     assert header == {"schema": baseline_file.SCHEMA}
     assert [region["device"] for region in regions] == ["NVIDIA H200", "cpu"]
@@ -56,22 +56,22 @@ def test_file_is_json() -> None:
 
 @pytest.mark.parametrize("indent", [None, 2], ids=["one-line", "indented"])
 def test_any_json_layout_is_read(indent: int | None) -> None:
-    """A formatter may have changed the layout."""
+    """A baseline is read in any JSON layout, because a formatter may have changed it."""
     assert baseline_file.parse(json.dumps(json.loads(GOOD), indent=indent)) == ENTRIES
 
 
 def test_file_with_windows_line_ends_is_read() -> None:
-    """Version control may check the file out with them."""
+    """A baseline file is read with Windows line ends, which version control may write."""
     assert baseline_file.parse(GOOD.replace("\n", "\r\n")) == ENTRIES
 
 
 def test_file_without_regions_is_read() -> None:
-    """A user may have deleted all lines of regions."""
+    """A baseline file from which a user has deleted all regions is read."""
     assert baseline_file.parse(baseline_file.render({})) == {}
 
 
 def test_new_region_adds_one_line_and_changes_no_other() -> None:
-    """Other lines stay the same, so that branches that add tests merge without conflicts."""
+    """A new region adds a line to a baseline and changes no other, so branches merge cleanly."""
     for nodeid in ("a.py::a", "a.py::tt", "z.py::t"):
         more = baseline_file.render({**ENTRIES, BaselineKey(nodeid, "", CPU): FIGURES}).splitlines()
         (line,) = set(more) - set(GOOD.splitlines())
@@ -148,7 +148,9 @@ WRONG = {
 
 @pytest.mark.parametrize(("content", "message"), WRONG.values(), ids=WRONG)
 def test_error_in_a_file_is_reported_with_its_line(content: str, message: str) -> None:
-    """The error is one short sentence; no other exception is raised."""
+    """An error in a baseline file is one short sentence with the
+    line, and never another exception.
+    """
     with pytest.raises(BaselineError) as caught:
         baseline_file.parse(content)
     assert str(caught.value).startswith("line ")
@@ -157,7 +159,7 @@ def test_error_in_a_file_is_reported_with_its_line(content: str, message: str) -
 
 
 def test_error_names_the_file(tmp_path: Path) -> None:
-    """The path comes before the line number."""
+    """An error in a baseline file begins with its path, and then the line number."""
     path = tmp_path / "baseline.json"
     path.write_text(GOOD + "x")
     with pytest.raises(BaselineError, match=r"cannot use .*baseline\.json, line 5: text after"):
@@ -165,7 +167,7 @@ def test_error_names_the_file(tmp_path: Path) -> None:
 
 
 def test_invalid_utf8_is_reported_with_its_line(tmp_path: Path) -> None:
-    """The error says in which line the text is not UTF-8."""
+    """If a baseline file is not UTF-8, the error says in which line."""
     path = tmp_path / "baseline.json"
     path.write_bytes(GOOD.replace("a.py", "ä.py").encode("latin-1"))
     with pytest.raises(BaselineError, match=r"baseline\.json, line 2: not UTF-8"):
@@ -173,13 +175,13 @@ def test_invalid_utf8_is_reported_with_its_line(tmp_path: Path) -> None:
 
 
 def test_missing_file_error_names_the_file(tmp_path: Path) -> None:
-    """The error quotes the reason of the operating system."""
+    """If a baseline file is missing, the error quotes the reason of the operating system."""
     with pytest.raises(BaselineError, match=r"cannot read .*baseline\.json: No such file"):
         baseline_file.read(tmp_path / "baseline.json")
 
 
 def test_devices_and_folders_are_not_read(tmp_path: Path) -> None:
-    """Reading a device could go on forever."""
+    """A device or a folder is not read as a baseline, because that could go on forever."""
     with pytest.raises(BaselineError, match="cannot use /dev/zero: not a regular file"):
         baseline_file.read(Path("/dev/zero"))
     with pytest.raises(BaselineError, match="not a regular file"):
@@ -187,7 +189,9 @@ def test_devices_and_folders_are_not_read(tmp_path: Path) -> None:
 
 
 def test_names_are_written_readably_on_one_line() -> None:
-    """Non-ASCII letters are not escaped; quotes and line ends are."""
+    """In a baseline file, quotes and line ends of names are escaped,
+    and non-ASCII letters are not.
+    """
     key = BaselineKey('größe.py::t["a\n"]', "ü", CPU)
     content = baseline_file.render({key: FIGURES})
     assert "größe.py" in content

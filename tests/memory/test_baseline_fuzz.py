@@ -181,14 +181,16 @@ def check_update(path: Path, content: bytes) -> None:
 @fuzz
 @given(content=damaged_bytes())
 def test_damaged_file_is_read_or_refused(path: Path, content: bytes) -> None:
-    """Ranges of bytes are removed, overwritten or inserted."""
+    """A file in which bytes were removed, overwritten or inserted is read, or refused with an
+    error.
+    """
     check_update(path, content)
 
 
 @fuzz
 @given(content=replaced_value())
 def test_file_with_a_replaced_value_is_read_or_refused(path: Path, content: bytes) -> None:
-    """Any JSON value is replaced by any other."""
+    """A file in which any value was replaced by another is read, or refused with an error."""
     check_update(path, content)
 
 
@@ -205,7 +207,7 @@ def test_random_content_is_refused(path: Path, content: bytes) -> None:
 @fuzz
 @given(entries=baselines)
 def test_written_baseline_is_read_back(path: Path, entries: Entries) -> None:
-    """Names of tests and labels may have any characters."""
+    """A baseline whose tests and labels have any characters is read back as it was written."""
     content = baseline_file.render(entries)
     assert baseline_file.parse(content) == entries
     assert content.count("\n") == len(entries) + 2

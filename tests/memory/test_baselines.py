@@ -60,7 +60,7 @@ def limit(tolerance: str = "5%", required: bool = False, **figures: int | None) 
 def test_fingerprint_has_only_what_changes_memory_figures(
     change: dict[str, str], same: bool
 ) -> None:
-    """It has the model, the meter and the minor versions of torch and CUDA.
+    """A fingerprint has the model, the meter and the minor versions of torch and CUDA only.
 
     It has neither the device index nor patch releases nor the Python version.
     """
@@ -68,14 +68,16 @@ def test_fingerprint_has_only_what_changes_memory_figures(
 
 
 def test_all_cpus_have_the_same_fingerprint() -> None:
-    """Storages have the same size on all CPUs, and the machines of a CI service differ."""
+    """All CPUs have one fingerprint: storages have equal sizes, and
+    a CI service's machines differ.
+    """
     cpu = {**FACTS, "device": "cpu", "cuda": None}
     other = {**cpu, "device_name": "AMD EPYC"}
     assert fingerprint_of(cpu) == fingerprint_of(other) == Fingerprint("cpu", "allocator", "2.15")
 
 
 def test_fingerprint_does_not_depend_on_whether_torch_was_imported() -> None:
-    """The version of the installed torch is used if the meter has not imported torch."""
+    """Before torch is imported, the fingerprint has the version of the installed torch."""
     installed = {**FACTS, "torch": version("torch")}
     assert fingerprint_of({**FACTS, "torch": None}) == fingerprint_of(installed)
 
@@ -83,7 +85,7 @@ def test_fingerprint_does_not_depend_on_whether_torch_was_imported() -> None:
 def test_torch_without_metadata_has_no_version_in_the_fingerprint(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An installation of torch from its source folder has no metadata."""
+    """Torch in its source folder has no metadata, so the fingerprint has no version."""
 
     def no_metadata(name: str) -> str:
         raise PackageNotFoundError(name)
@@ -95,7 +97,7 @@ def test_torch_without_metadata_has_no_version_in_the_fingerprint(
 
 
 def test_fingerprint_is_shown_as_readable_text() -> None:
-    """It is shown if a baseline for this device is missing."""
+    """A fingerprint is shown as text if the baseline for this device is missing."""
     assert str(GPU) == "NVIDIA H200, allocator, torch 2.15, CUDA 13.2"
 
 
@@ -103,7 +105,7 @@ def test_fingerprint_is_shown_as_readable_text() -> None:
 def test_growth_is_stored_in_whole_bytes(
     record: MakeRecord, levels: list[int], growth: int
 ) -> None:
-    """It is rounded up so that the same run passes again; a decrease is stored as 0."""
+    """Growth is stored rounded up, so the same run passes again; a decrease is stored as 0."""
     assert rounded_figures(record(levels=levels))["growth_bytes_per_batch"] == growth
 
 
@@ -119,7 +121,7 @@ def test_growth_is_stored_in_whole_bytes(
 def test_tolerance_is_exact_to_the_byte(
     record: MakeRecord, figure: str, figures: dict[str, int], extra: int
 ) -> None:
-    """5% of 1000 is 50: 1050 passes, 1051 fails."""
+    """A tolerance is exact to the byte: 5% of 1000 is 50, so 1050 passes and 1051 fails."""
     name = list(figures)[-1]
     measured = record(**{**figures, name: figures[name] + extra})
     breaches = limit(**{figure: 1000}).verdicts(measured)
@@ -128,14 +130,14 @@ def test_tolerance_is_exact_to_the_byte(
 
 @pytest.mark.parametrize(("rise", "broken"), [(4, False), (5, True)])
 def test_growth_is_judged_against_the_baseline(record: MakeRecord, rise: int, broken: bool) -> None:
-    """The baseline and the measurement are both in bytes per batch."""
+    """Growth is judged against a baseline of growth, both in bytes per batch."""
     levels = [rise * number for number in range(9)]
     found = limit(growth_bytes_per_batch=4).verdicts(record(levels=levels, peak_bytes=0))
     assert bool(found) is broken
 
 
 def test_breach_message_has_baseline_measurement_and_tolerance(record: MakeRecord) -> None:
-    """The message is one sentence; it gives bytes if a few bytes decide."""
+    """The message of a broken baseline is one sentence, in bytes if a few bytes decide."""
     breach = limit(peak_increase_bytes=1000).judge(record(peak_bytes=1060))
     assert breach == Breach(
         "memory_baseline",
@@ -148,14 +150,14 @@ def test_breach_message_has_baseline_measurement_and_tolerance(record: MakeRecor
 
 
 def test_each_figure_above_its_baseline_is_a_breach(record: MakeRecord) -> None:
-    """All are reported, not only the first, because each has its own holders."""
+    """Every figure above its baseline is reported, because each has its own holders."""
     result = judge("t", record(peak_bytes=9, retained_bytes=9), [limit()])
     assert [b.figure for b in result.breaches] == ["peak_increase_bytes", "retained_bytes"]
     assert result.verdict == "BREACH"
 
 
 def test_unknown_growth_is_a_breach_if_the_baseline_has_growth(record: MakeRecord) -> None:
-    """A loop with too few batches must not pass as flat."""
+    """If the baseline has growth, a loop with too few batches to measure it must not pass."""
     breach = limit(growth_bytes_per_batch=0).judge(record(levels=[1, 1]))
     assert isinstance(breach, Breach)
     assert breach.measured_bytes is None
@@ -165,7 +167,7 @@ def test_unknown_growth_is_a_breach_if_the_baseline_has_growth(record: MakeRecor
 
 
 def test_growth_is_not_judged_if_the_baseline_has_no_growth(record: MakeRecord) -> None:
-    """The baseline has no growth to compare with."""
+    """A baseline without growth has nothing to compare growth with, so growth is not judged."""
     assert limit().judge(record(levels=[0, 1, 2, 3, 4, 5, 6], peak_bytes=0)) is None
 
 
@@ -184,7 +186,10 @@ def test_growth_is_not_judged_if_the_baseline_has_no_growth(record: MakeRecord) 
 def test_region_without_a_baseline_is_not_judged(
     record: MakeRecord, device: Fingerprint | None, reason: str
 ) -> None:
-    """The reason says how to write a baseline; it is a breach if a baseline is required."""
+    """Without a baseline a region is not judged, and the reason says how to write one.
+
+    It is a breach if a baseline is required.
+    """
     unknown = replace(limit(), known={}, device=device)
     result = judge("t", record(), [unknown])
     assert result.unjudged == (Unjudged("memory_baseline", reason),)
@@ -196,7 +201,7 @@ def test_region_without_a_baseline_is_not_judged(
 
 
 def test_marker_tolerance_replaces_the_default() -> None:
-    """The tolerance may be missing, positional or a keyword."""
+    """The marker's tolerance, by position or keyword, replaces the default; it may be missing."""
     assert limit_from_marker("memory_baseline", (), {}) is None
     assert limit_from_marker("memory_baseline", ("1 MB",), {}) == parse_tolerance("1 MB")
     given = limit_from_marker("memory_baseline", (), {"tolerance": "9%"})
@@ -217,13 +222,13 @@ def test_marker_tolerance_replaces_the_default() -> None:
 def test_wrong_marker_arguments_are_refused(
     args: tuple[object, ...], kwargs: Mapping[str, object], message: str
 ) -> None:
-    """The error quotes the marker, says what is wrong and what to write instead."""
+    """The error for wrong arguments quotes the marker, what is wrong and what to write instead."""
     with pytest.raises(LimitError, match=message):
         limit_from_marker("memory_baseline", args, kwargs)
 
 
 def test_update_adds_regions_that_passed(record: MakeRecord) -> None:
-    """Added, changed and unchanged regions are counted; other entries stay the same."""
+    """An update counts added, changed and unchanged regions; other entries stay the same."""
     old = {
         BaselineKey("same", "", CPU): ZEROS,
         BaselineKey("moved", "", CPU): ZEROS,
@@ -253,7 +258,7 @@ def test_update_adds_regions_that_passed(record: MakeRecord) -> None:
 
 
 def test_update_drops_regions_that_a_test_no_longer_opens(record: MakeRecord) -> None:
-    """Entries of other devices and of regions that an exception aborted are kept."""
+    """An update drops regions that are gone, but not of other devices or after an exception."""
     old = {
         BaselineKey("t", "gone", CPU): ZEROS,
         BaselineKey("t", "gone", GPU): ZEROS,
@@ -269,7 +274,9 @@ def test_update_drops_regions_that_a_test_no_longer_opens(record: MakeRecord) ->
 
 
 def test_update_takes_the_highest_figures_of_a_region_measured_twice(record: MakeRecord) -> None:
-    """With --dist=each every worker measures it; the maximum is taken figure by figure."""
+    """If workers measured one region each (--dist=each), a baseline
+    has the maximum of each figure.
+    """
     flat = [0] * 5
     results = [
         Result("t", record(retained_bytes=5, levels=flat)),

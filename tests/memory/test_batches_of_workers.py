@@ -31,7 +31,7 @@ def loader(workers: int) -> "DataLoader[tuple[torch.Tensor, ...]]":
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_kept_batch_that_no_operator_touched_is_growth(cpu: MemoryProbe, workers: int) -> None:
-    """From the first batch on, and not only at the end."""
+    """A batch that is kept is growth from the first batch on, also if no operator touched it."""
     kept = []
     with cpu.measure() as region:
         for (batch,) in region.batches(loader(workers)):
@@ -44,7 +44,7 @@ def test_kept_batch_that_no_operator_touched_is_growth(cpu: MemoryProbe, workers
 
 
 def test_batch_that_is_not_kept_is_no_growth(cpu: MemoryProbe) -> None:
-    """However many batches have been received early."""
+    """A batch that is not kept is no growth, however many batches were received early."""
     with cpu.measure() as region:
         for (batch,) in region.batches(loader(2)):
             del batch
@@ -53,7 +53,7 @@ def test_batch_that_is_not_kept_is_no_growth(cpu: MemoryProbe) -> None:
 
 
 def test_batch_that_became_old_before_it_was_yielded_counts(cpu: MemoryProbe) -> None:
-    """The ledger searches young objects only, and a collection makes objects old."""
+    """A collection may make a batch old before it is yielded; the ledger still counts it."""
     kept = []
     with cpu.measure() as region:
         for (batch,) in region.batches(loader(2)):
@@ -92,7 +92,7 @@ def test_batch_that_waited_in_the_loader_and_was_freed_is_no_growth(
     strategy: str,
     persistent: bool,
 ) -> None:
-    """In torch 2.9 its storage's Python object lives on, and was counted by the ledger."""
+    """A batch that was freed is no growth, although torch 2.9 keeps its storage's Python object."""
     sharing_strategy(strategy)
     late = DataLoader(SlowFirstWorker(), batch_size=4, num_workers=2, persistent_workers=persistent)
     with cpu.measure() as region:
@@ -103,7 +103,7 @@ def test_batch_that_waited_in_the_loader_and_was_freed_is_no_growth(
 
 
 def test_freed_storage_is_not_yielded_although_its_object_lives() -> None:
-    """It lives in torch 2.9 as long as torch's cache of shared storages knows the storage."""
+    """A freed storage whose object torch 2.9 keeps in its cache is not yielded as live."""
     batches = LoaderBatches()
     tensor = torch.ones(4).share_memory_()
     known = StorageWeakRef(tensor.untyped_storage())
@@ -118,7 +118,10 @@ class Iterator:
 
 
 def test_storage_is_kept_back_until_its_batch_is_yielded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the garbage collector runs, each that is shared is; a freed one is forgotten."""
+    """While the collector runs, each shared storage is kept back until its batch is yielded.
+
+    A freed one is forgotten.
+    """
     batches = LoaderBatches()
     iterator = Iterator()
     batches.add(iterator)
@@ -141,7 +144,7 @@ def test_storage_is_kept_back_until_its_batch_is_yielded(monkeypatch: pytest.Mon
 
 
 def test_loader_has_its_own_method_again_after_a_region(cpu: MemoryProbe) -> None:
-    """The patched function is restored."""
+    """After a region the loader has its own method again, which a region patches."""
     before = torch_private.LOADER_ITERATOR.__next__
     with cpu.measure():
         assert torch_private.LOADER_ITERATOR.__next__ is not before
@@ -149,7 +152,7 @@ def test_loader_has_its_own_method_again_after_a_region(cpu: MemoryProbe) -> Non
 
 
 def test_batch_of_a_worker_is_made_in_the_line_of_the_loop(cpu: MemoryProbe) -> None:
-    """Not in the queue of Python's library from which the loader takes it."""
+    """A batch of a worker is made in the loop's line, not in the queue of Python's library."""
     kept = []
     with cpu.measure() as region:
         for (batch,) in loader(2):

@@ -46,7 +46,9 @@ class Pair(torch.Tensor):
 
 
 def test_wrapper_subclass_counts_its_inner_tensors(cpu: MemoryProbe) -> None:
-    """Only a new wrapper adds bytes: those of both inner tensors."""
+    """A new wrapper subclass adds the bytes of its inner
+    tensors; a view of an old one adds none.
+    """
     old = Pair(torch.zeros(10), torch.zeros(10))
     with cpu.measure() as region:
         new = old + 1
@@ -56,7 +58,7 @@ def test_wrapper_subclass_counts_its_inner_tensors(cpu: MemoryProbe) -> None:
 
 
 def test_tensor_subclass_that_raises_errors_does_not_break_the_meter(cpu: MemoryProbe) -> None:
-    """A subclass that raises errors must not stop the meter from counting other tensors."""
+    """A tensor subclass that raises errors must not stop the meter from counting other tensors."""
 
     class Broken(Pair):
         def __tensor_flatten__(self) -> tuple[list[str], None]:
@@ -84,7 +86,7 @@ def test_region_after_an_interrupted_start_of_the_ledger_still_counts(
 
 
 def test_function_mode_of_the_user_sees_only_the_calls_of_the_user(cpu: MemoryProbe) -> None:
-    """The meter's own calls do not reach the user's mode."""
+    """A user's function mode sees the user's calls only, and none of the meter's own."""
     calls: list[str] = []
 
     class Log(TorchFunctionMode):
@@ -103,7 +105,9 @@ def test_function_mode_of_the_user_sees_only_the_calls_of_the_user(cpu: MemoryPr
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_earlier_script_modules_are_not_counted(cpu: MemoryProbe) -> None:
-    """Their tensors have no Python objects until they are accessed."""
+    """The tensors of an earlier script module are not new, although
+    they get Python objects later.
+    """
     module = torch.jit.script(nn.Sequential(nn.Linear(10, 10), nn.BatchNorm1d(10)).eval())
     batch = torch.ones(2, 10)
     with cpu.measure() as region:
@@ -112,7 +116,7 @@ def test_earlier_script_modules_are_not_counted(cpu: MemoryProbe) -> None:
 
 
 def test_unfinished_script_module_does_not_break_the_meter(cpu: MemoryProbe) -> None:
-    """A garbage collection, and so a search for live storages, may run during its construction."""
+    """A search for live storages may run during the construction of a script module."""
     kind = torch.jit.RecursiveScriptModule
     unfinished = kind.__new__(kind)
     region = cpu.run(lambda: torch.zeros(1))
@@ -121,7 +125,7 @@ def test_unfinished_script_module_does_not_break_the_meter(cpu: MemoryProbe) -> 
 
 
 def test_snapshot_inside_vmap_works(cpu: MemoryProbe) -> None:
-    """The tensors in a vmapped function have no storage of their own."""
+    """A snapshot can be taken inside vmap, where tensors have no storage of their own."""
     levels = []
 
     def doubled(x: torch.Tensor) -> torch.Tensor:
@@ -136,7 +140,7 @@ def test_snapshot_inside_vmap_works(cpu: MemoryProbe) -> None:
 
 
 def test_fake_tensors_have_no_bytes(cpu: MemoryProbe) -> None:
-    """They have shapes but no memory. Only their first use in a process allocates something."""
+    """Fake tensors have shapes but no memory; only their first use allocates something."""
     with FakeTensorMode():
         nn.Linear(1000, 1000)(torch.zeros(64, 1000))
     with cpu.measure() as region, FakeTensorMode():
@@ -146,7 +150,7 @@ def test_fake_tensors_have_no_bytes(cpu: MemoryProbe) -> None:
 
 
 def test_dead_weak_proxy_does_not_break_the_meter(cpu: MemoryProbe) -> None:
-    """The search uses ``type`` because ``isinstance`` on the proxy raises ReferenceError."""
+    """The search tells a dead weak proxy by ``type``, because ``isinstance`` raises on it."""
     target = nn.Linear(1, 1)
     proxy = weakref.proxy(target)
     del target
@@ -157,7 +161,7 @@ def test_dead_weak_proxy_does_not_break_the_meter(cpu: MemoryProbe) -> None:
 
 
 def test_region_inside_a_dispatch_mode_leaves_the_mode_stack_unchanged(cpu: MemoryProbe) -> None:
-    """The user's modes keep their order before, inside and after the region."""
+    """The user's modes keep their order before, inside and after a region."""
 
     class Counting(TorchDispatchMode):
         calls = 0
@@ -184,7 +188,7 @@ def test_region_inside_a_dispatch_mode_leaves_the_mode_stack_unchanged(cpu: Memo
 
 
 def test_exception_in_a_region_leaves_the_mode_stack_unchanged(cpu: MemoryProbe) -> None:
-    """The region removes its dispatch mode."""
+    """If an exception leaves a region, its dispatch mode is removed from the stack of modes."""
     depth = torch._C._len_torch_dispatch_stack()
     with pytest.raises(RuntimeError, match="must match"), cpu.measure():
         _ = torch.zeros(2) + torch.zeros(3)
@@ -192,7 +196,7 @@ def test_exception_in_a_region_leaves_the_mode_stack_unchanged(cpu: MemoryProbe)
 
 
 def test_region_restores_the_functions_of_torch(cpu: MemoryProbe) -> None:
-    """The region removes its patches."""
+    """A region restores the functions of torch that it has patched."""
     before = (torch.UntypedStorage.resize_, "resize_" in vars(torch.UntypedStorage))
     with cpu.measure():
         pass
@@ -202,7 +206,7 @@ def test_region_restores_the_functions_of_torch(cpu: MemoryProbe) -> None:
 def test_region_keeps_a_patch_of_the_user_on_resize(
     cpu: MemoryProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The region restores the user's function, not torch's."""
+    """A region that patches ``resize_`` restores the user's function, not torch's."""
     plain = torch.UntypedStorage.resize_
 
     def mine(storage: torch.UntypedStorage, size: int) -> Any:

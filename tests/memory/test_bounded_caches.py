@@ -21,7 +21,7 @@ def entries_of(ledger: Ledger) -> list[int]:
     ids=["alternating", "growing", "shrinking"],
 )
 def test_storage_that_is_resized_often_takes_little_memory(size_at: Callable[[int], int]) -> None:
-    """Only sizes at marks and at the peak are remembered."""
+    """Of a storage that is resized often, only sizes at marks and at the peak are remembered."""
     ledger = Ledger()
     storage = torch.UntypedStorage(10)
     ledger.record(storage)
@@ -51,7 +51,7 @@ class RememberingEverything(Ledger):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_figures_are_those_of_a_ledger_that_remembers_every_change(seed: int) -> None:
-    """After any order of allocations, resizes, frees, marks and resets of the peak."""
+    """Random allocations, resizes, frees and marks give the figures of a complete ledger."""
     chance = random.Random(seed)
     ledgers = [Ledger(), RememberingEverything()]
     storages: list[torch.UntypedStorage] = []
@@ -84,7 +84,9 @@ def test_figures_are_those_of_a_ledger_that_remembers_every_change(seed: int) ->
 
 
 def test_cache_of_file_names_is_emptied_when_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Generated code may have a new file name each time."""
+    """Generated code may have new file names each time, so their
+    cache is emptied when it is full.
+    """
     monkeypatch.setattr(libraries, "_MOST_FILES", 10)
     monkeypatch.setattr(libraries, "is_foreign_file", type(libraries.is_foreign_file)())
     own = [libraries.is_foreign(f"/home/me/generated_{number}.py") for number in range(25)]

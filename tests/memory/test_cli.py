@@ -39,7 +39,7 @@ def region(nodeid, **figures):
 
 
 def test_show_prints_the_table_again(write, capsys, monkeypatch):
-    """The output has the table of the session's terminal and all that options can add to it."""
+    """``show`` prints the session's table and all that options can add to it."""
     monkeypatch.setenv("COLUMNS", "110")
     assert main(["show", write("r", one_of_each())]) == OK
     lines = capsys.readouterr().out.splitlines()
@@ -52,13 +52,13 @@ def test_show_prints_the_table_again(write, capsys, monkeypatch):
 
 
 def test_show_prints_markdown(write, capsys):
-    """The output is the file that --cka-memory-markdown writes."""
+    """``show --format=markdown`` prints the file that --cka-memory-markdown writes."""
     assert main(["show", write("r", one_of_each()), "--format", "markdown"]) == OK
     assert capsys.readouterr().out == markdown.render(one_of_each())
 
 
 def test_show_prints_a_report_without_regions(write, capsys):
-    """The output says that nothing was measured."""
+    """For a report without regions ``show`` says that nothing was measured."""
     assert main(["show", write("r", [])]) == OK
     assert capsys.readouterr().out.startswith("nothing was measured\ndevice: cuda:0 (A100)")
 
@@ -68,7 +68,7 @@ PREDICTED = str(Path(__file__).with_name("predicted_report.json"))
 
 
 def test_show_prints_a_report_of_a_predicted_device(capsys, monkeypatch):
-    """Its figures and notes are those that the session printed."""
+    """``show`` prints the figures and the notes of a predicted device as the session did."""
     monkeypatch.setenv("COLUMNS", "110")
     assert main(["show", PREDICTED]) == OK
     lines = capsys.readouterr().out.splitlines()
@@ -79,7 +79,7 @@ def test_show_prints_a_report_of_a_predicted_device(capsys, monkeypatch):
 
 
 def test_other_formats_label_the_figures_of_a_predicted_device(capsys, tmp_path):
-    """A reader must not take them for measurements."""
+    """Other formats label figures of a predicted device, which must not pass for measurements."""
     notice = "These figures are predicted for the device; they were not measured on it."
     assert main(["show", PREDICTED, "--format", "markdown"]) == OK
     lines = capsys.readouterr().out.splitlines()
@@ -92,7 +92,7 @@ def test_other_formats_label_the_figures_of_a_predicted_device(capsys, tmp_path)
 
 
 def test_compare_reads_a_report_of_a_predicted_device(write, capsys):
-    """The warning names both devices, so that prediction and measurement are not confused."""
+    """``compare`` warns with both devices' names if one report is predicted and one is measured."""
     before = read(Path(PREDICTED))
     emulated = {
         "device": "emulate:cuda:t4",
@@ -107,7 +107,7 @@ def test_compare_reads_a_report_of_a_predicted_device(write, capsys):
 
 
 def test_html_writes_the_page_that_the_option_writes(write, tmp_path):
-    """The page is the one that --cka-memory-html writes; missing folders are created."""
+    """``html`` writes the page that --cka-memory-html writes, and creates missing folders."""
     page = tmp_path / "new" / "page.html"
     assert main(["html", write("r", one_of_each()), "-o", str(page)]) == OK
     assert page.read_text(encoding="utf-8") == html_page.render(one_of_each())
@@ -115,7 +115,9 @@ def test_html_writes_the_page_that_the_option_writes(write, tmp_path):
 
 @pytest.mark.parametrize("alias", ["r.json", "./r.json", "link.json"])
 def test_html_never_overwrites_its_input(write, tmp_path, monkeypatch, capsys, alias):
-    """The paths may be spelled differently, and one may be a link."""
+    """``html`` does not overwrite its input, even if paths are spelled differently or one is a
+    link.
+    """
     source = write("r", one_of_each())
     (tmp_path / "link.json").symlink_to(source)
     monkeypatch.chdir(tmp_path)
@@ -125,7 +127,7 @@ def test_html_never_overwrites_its_input(write, tmp_path, monkeypatch, capsys, a
 
 
 def test_schema_prints_the_schema(capsys):
-    """Validators can read it from a file."""
+    """``schema`` prints the JSON schema, so that validators can read it from a file."""
     assert main(["schema"]) == OK
     assert json.loads(capsys.readouterr().out)["title"] == json_writer.SCHEMA
 
@@ -174,20 +176,20 @@ MARKDOWN = """\
 
 @pytest.mark.parametrize(("form", "text"), [("table", TABLE), ("markdown", MARKDOWN)])
 def test_compare_prints_the_differences(write, capsys, form, text):
-    """Regressions come first, then lower figures, then regions that could not be compared."""
+    """``compare`` prints regressions first, then lower figures, then what has no counterpart."""
     files = write("old", BEFORE), write("new", AFTER)
     assert main(["compare", *files, "--format", form]) == REGRESSION
     assert capsys.readouterr().out == text
 
 
 def test_docs_show_the_output_of_compare():
-    """The table in the documentation is the one that the command prints."""
+    """The table in the documentation is the one that ``compare`` prints."""
     page = Path(__file__).parents[2] / "docs" / "how-to" / "reports.md"
     assert f"```text\n{TABLE}```\n" in page.read_text(encoding="utf-8")
 
 
 def test_compare_treats_a_figure_that_became_unknown_as_a_regression(write, capsys):
-    """With too few batches the growth is unknown, which may hide a leak."""
+    """A figure that became unknown is a regression, because too few batches may hide a leak."""
     files = write("old", [region("n")]), write("new", [region("n", batches=3)])
     assert main(["compare", *files]) == REGRESSION
     row = capsys.readouterr().out.splitlines()[1]
@@ -195,7 +197,7 @@ def test_compare_treats_a_figure_that_became_unknown_as_a_regression(write, caps
 
 
 def test_compare_lists_ten_new_regions_and_counts_the_rest(write, capsys):
-    """If a whole suite is renamed, its names must not hide everything else."""
+    """If a whole suite is renamed, ten new regions are listed and the others are counted."""
     twelve = [region(f"t.py::test_new[{number}]") for number in range(12)]
     assert main(["compare", write("old", [kept()]), write("new", [kept(), *twelve])]) == OK
     output = capsys.readouterr().out
@@ -204,7 +206,7 @@ def test_compare_lists_ten_new_regions_and_counts_the_rest(write, capsys):
 
 
 def test_compare_prints_json(write, capsys):
-    """The JSON has everything that a script needs."""
+    """``compare`` prints JSON with everything that a script needs."""
     files = write("old", BEFORE), write("new", AFTER)
     assert main(["compare", *files, "--format", "json"]) == REGRESSION
     found = json.loads(capsys.readouterr().out)
@@ -240,14 +242,14 @@ def test_compare_prints_json(write, capsys):
     ids=["percent", "percent-plus-1", "size", "size-plus-1", "equal", "equal-plus-1", "less"],
 )
 def test_compare_tolerance_is_exact_to_the_byte(write, tolerance, peak, status):
-    """A rise equal to the tolerance is accepted; one byte more is a regression."""
+    """``compare`` accepts a rise equal to the tolerance; one byte more is a regression."""
     old = write("old", [region("n", peak_bytes=42 * MB + 100_000)])
     new = write("new", [region("n", peak_bytes=peak)])
     assert main(["compare", old, new, f"--tolerance={tolerance}"]) == status
 
 
 def test_compare_ignores_which_worker_ran_a_region(write):
-    """Ranks, in contrast, are matched."""
+    """``compare`` ignores which worker ran a region; ranks, in contrast, are matched."""
     old = replace(region("n"), worker="gw0")
     assert main(["compare", write("o", [old]), write("n", [replace(old, worker="gw3")])]) == OK
     ranks = [replace(region("n", peak_bytes=(100 + n) * MB), worker=f"rank {n}") for n in (0, 1)]
@@ -264,7 +266,7 @@ def test_compare_ignores_which_worker_ran_a_region(write):
     ],
 )
 def test_compare_warns_about_another_device_or_version(write, capsys, fact, value, message):
-    """The figures may differ although the code is the same."""
+    """``compare`` warns if device or version differ, since figures may then change without code."""
     old = write("old", Report(SESSION, (kept(),)))
     new = write("new", Report({**SESSION, fact: value}, (kept(),)))
     assert main(["compare", old, new]) == OK
@@ -275,7 +277,7 @@ def test_compare_warns_about_another_device_or_version(write, capsys, fact, valu
 
 @pytest.mark.parametrize("kept_more", [0, 10 * MB])
 def test_compare_leaves_out_a_figure_that_only_one_device_has(write, capsys, kept_more):
-    """A CPU has no reserve; figures that both have are compared."""
+    """A figure that one of the devices lacks, such as a CPU's reserve, is not compared."""
     cuda = region("n", reserved_start_bytes=0, reserved_peak_bytes=2 * MB, reserved_end_bytes=0)
     cpu = {**SESSION, "device": "cpu", "device_name": "EPYC", "meter": "m", "cuda": None}
     new = Report(cpu, (region("n", retained_bytes=kept_more),))
@@ -289,7 +291,9 @@ def test_compare_leaves_out_a_figure_that_only_one_device_has(write, capsys, kep
 
 
 def test_compare_does_not_warn_about_a_patch_release(write, capsys):
-    """Torch 2.15.1 allocates in the same way as 2.15.0."""
+    """``compare`` does not warn of another patch release of torch,
+    which allocates in the same way.
+    """
     old = write("old", Report(SESSION, (kept(),)))
     new = write("new", Report({**SESSION, "torch": "2.15.1+cu132"}, (kept(),)))
     assert main(["compare", old, new]) == OK
@@ -298,7 +302,7 @@ def test_compare_does_not_warn_about_a_patch_release(write, capsys):
 
 @pytest.mark.parametrize("other", [[], [region("other")], [region("n", completed=False)]])
 def test_compare_fails_if_there_is_nothing_to_compare(write, capsys, other):
-    """A check in CI must not pass because it compared nothing."""
+    """``compare`` fails if it compared nothing, because a check in CI must not pass then."""
     assert main(["compare", write("old", [region("n")]), write("new", other)]) == UNUSABLE
     assert "nothing to compare: no region ran to its end in both" in capsys.readouterr().err
 
@@ -316,7 +320,7 @@ def test_compare_fails_if_there_is_nothing_to_compare(write, capsys, other):
     ids=["nothing", "no-file", "no-such-file", "tolerance", "no-output", "format"],
 )
 def test_wrong_arguments_exit_with_status_2(run_python, tmp_path, args, message):
-    """The error is a sentence without a traceback."""
+    """For wrong arguments the exit status is 2, and the error is a sentence without a traceback."""
     done = run_python("-m", "pytest_cka_memory", *args, cwd=tmp_path)
     assert done.returncode == UNUSABLE
     assert message in done.stderr
@@ -325,7 +329,7 @@ def test_wrong_arguments_exit_with_status_2(run_python, tmp_path, args, message)
 
 
 def test_show_prints_any_name_on_an_ascii_terminal(run_python, write):
-    """The output can be encoded as ASCII and has no terminal escape sequences."""
+    """``show`` prints any name on an ASCII terminal, escaped and without terminal sequences."""
     ascii_terminal = {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     path = write("r", hostile())
     done = run_python("-m", "pytest_cka_memory", "show", path, **ascii_terminal)
@@ -335,7 +339,7 @@ def test_show_prints_any_name_on_an_ascii_terminal(run_python, write):
 
 
 def test_error_about_a_damaged_report_is_one_line(tmp_path, capsys):
-    """Line ends and escape sequences in a quoted key are escaped."""
+    """An error about a damaged report is one line: line ends and escape sequences are escaped."""
     text = json_writer.render(one_of_each())
     path = tmp_path / "r.json"
     path.write_text(text.replace('"odd items": 2', '"\\u001b[2J\\n": "2"'), encoding="utf-8")
@@ -347,7 +351,7 @@ def test_error_about_a_damaged_report_is_one_line(tmp_path, capsys):
 
 
 def test_closed_output_pipe_is_not_an_error(write):
-    """In ``show r.json | head`` the reader closes the pipe early."""
+    """A reader that closes the pipe early, as ``show r.json | head`` does, causes no error."""
     path = write("r", [broken(f"t.py::test_{n}") for n in range(2_000)])
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest_cka_memory", "show", path],
@@ -364,7 +368,7 @@ def test_closed_output_pipe_is_not_an_error(write):
 
 
 def test_commands_do_not_import_torch(run_python, write):
-    """Importing torch takes over a second, and the machine may not have it."""
+    """Importing torch takes over a second, and it may be missing, so commands do not import it."""
     path = write("r", one_of_each())
     code = (
         "import sys; from pytest_cka_memory.cli.main import main; "

@@ -31,14 +31,16 @@ ROOT = Collection(frozenset({"a/t.py::test_is"}), frozenset({"."}))
 def test_test_is_gone_only_if_all_beside_it_was_collected(
     collection: Collection, nodeid: str, gone: bool, tmp_path: Path
 ) -> None:
-    """For a file that exists that is the file, otherwise the nearest folder that exists."""
+    """A test is gone only if all of its file was collected, or of
+    its folder if the file is gone.
+    """
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "t.py").touch()
     assert collection.shows_gone(nodeid, tmp_path) is gone
 
 
 def test_workers_together_know_all_tests_and_what_each_collected_completely() -> None:
-    """A test exists if any worker has collected it."""
+    """A test exists if any worker has collected it; together the workers know all tests."""
     one = Collection(frozenset({"t.py::a"}), frozenset({"t.py", "u.py"}))
     other = Collection(frozenset({"t.py::b"}), frozenset({"t.py"}))
     both = Collection(frozenset({"t.py::a", "t.py::b"}), frozenset({"t.py"}))

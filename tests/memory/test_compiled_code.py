@@ -29,7 +29,7 @@ def _fresh_compiler() -> None:
 
 
 def test_code_is_compiled_in_a_region(cpu: MemoryProbe) -> None:
-    """In an ordinary dispatch mode torch.compile silently runs everything eagerly."""
+    """A region keeps torch.compile working, which an ordinary dispatch mode silently turns off."""
     counter = CompileCounter()
     compiled = torch.compile(double, backend=counter)
     region = cpu.run(compiled, OLD)
@@ -38,7 +38,7 @@ def test_code_is_compiled_in_a_region(cpu: MemoryProbe) -> None:
 
 
 def test_code_compiled_before_a_region_stays_compiled_in_it(cpu: MemoryProbe) -> None:
-    """Before torch 2.15 a dispatch mode causes one more compilation."""
+    """Code that was compiled before stays compiled; torch before 2.15 compiles once more."""
     counter = CompileCounter()
     compiled = torch.compile(double, backend=counter)
     compiled(OLD)
@@ -48,7 +48,7 @@ def test_code_compiled_before_a_region_stays_compiled_in_it(cpu: MemoryProbe) ->
 
 
 def test_compiled_training_step_retains_the_gradient(cpu: MemoryProbe) -> None:
-    """Forward and backward are compiled by AOTAutograd."""
+    """AOTAutograd compiles forward and backward; such a step retains its gradient."""
     x = torch.ones(100, requires_grad=True)
     compiled = torch.compile(double, backend="aot_eager")
     compiled(x).sum().backward()
@@ -72,7 +72,7 @@ def _leak(cpu: MemoryProbe, compiled: Callable[[torch.Tensor], torch.Tensor]) ->
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_kept_outputs_of_compiled_code_are_growth(cpu: MemoryProbe, backend: str) -> None:
-    """A leak in compiled code is reported like any other."""
+    """Outputs of compiled code that are kept are growth, like any other leak."""
     compiled = torch.compile(double, backend=backend)
     compiled(OLD)
     assert _leak(cpu, compiled) == (400.0, 2000)
@@ -80,7 +80,7 @@ def test_kept_outputs_of_compiled_code_are_growth(cpu: MemoryProbe, backend: str
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler: no g++")
 def test_kept_outputs_of_inductor_code_are_growth(cpu: MemoryProbe) -> None:
-    """Inductor returns them without calling an operator, and no later operator uses them."""
+    """Inductor returns outputs without calling an operator; if they are kept, they are growth."""
     compiled = torch.compile(double)
     compiled(OLD)
     assert _leak(cpu, compiled) == (400.0, 2000)

@@ -25,14 +25,16 @@ class Cycle:
 
 
 def test_leak_is_reported_to_the_byte(cpu: MemoryProbe) -> None:
-    """A leak of 1 MB and one byte is not rounded to 1 MB."""
+    """A leak of 1 MB and one byte is reported exactly, and not rounded to 1 MB."""
     region = cpu.run(lambda: torch.zeros(2**20 + 1, dtype=torch.uint8))
     assert region.retained_bytes == region.net_bytes == region.peak_increase_bytes == 2**20 + 1
     assert (region.reserved_peak_bytes, region.one_time_bytes) == (None, None)
 
 
 def test_training_step_without_a_leak_retains_nothing(cpu: MemoryProbe) -> None:
-    """The gradients and the moments of the optimizer exist before the region."""
+    """With gradients and the optimizer's state allocated before, a
+    training step retains nothing.
+    """
     model = nn.Linear(10, 10)
     optimizer = torch.optim.Adam(model.parameters())
     batch = torch.ones(4, 10)
@@ -49,20 +51,22 @@ def test_training_step_without_a_leak_retains_nothing(cpu: MemoryProbe) -> None:
 
 
 def test_garbage_in_cycles_is_not_retained(cpu: MemoryProbe) -> None:
-    """It is collected before the end is read, but it counts in the peak."""
+    """Garbage in cycles is collected before the end is read, but it counts in the peak."""
     region = cpu.run(lambda: [Cycle(100), None][1])
     assert (region.retained_bytes, region.peak_increase_bytes) == (0, 400)
 
 
 def test_earlier_garbage_is_not_counted_at_the_start(cpu: MemoryProbe) -> None:
-    """If it were, collecting it in the region would make the net change negative."""
+    """Earlier garbage does not count at the start; else collecting
+    it would lower the net change.
+    """
     Cycle(1000)
     region = cpu.run(gc.collect)
     assert region.net_bytes == 0
 
 
 def test_freeing_old_tensors_does_not_hide_a_leak(cpu: MemoryProbe) -> None:
-    """The net change is 0, but a tensor that was allocated in the region is still live."""
+    """A new tensor is retained even if older ones are freed, so that the net change is 0."""
     old = [torch.zeros(100)]
     kept: list[torch.Tensor] = []
 
@@ -84,7 +88,7 @@ def test_backward_does_not_count_tensors_of_an_earlier_graph(cpu: MemoryProbe) -
 
 
 def test_second_backward_does_not_count_a_retained_graph(cpu: MemoryProbe) -> None:
-    """The saved tensors stay live, but they were allocated before the region."""
+    """A second backward pass uses saved tensors that stay live, but are older than the region."""
     x = torch.ones(100, requires_grad=True)
     loss = x.exp().sin().sum()
     loss.backward(retain_graph=True)
@@ -103,7 +107,7 @@ def test_kept_graph_is_counted_with_its_saved_tensors(cpu: MemoryProbe) -> None:
 
 
 def test_earlier_gradients_are_not_counted(cpu: MemoryProbe) -> None:
-    """It is found through its parameter even if no Python object exists for it."""
+    """An earlier gradient is found through its parameter, even without a Python object."""
     model = nn.Linear(10, 10)
     model(torch.ones(1, 10)).sum().backward()
     with cpu.measure() as region:
@@ -113,7 +117,7 @@ def test_earlier_gradients_are_not_counted(cpu: MemoryProbe) -> None:
 
 
 def test_freeing_gradients_makes_the_net_change_negative(cpu: MemoryProbe) -> None:
-    """``zero_grad`` frees tensors that were live at the start."""
+    """``zero_grad`` frees tensors from before the region, so that the net change is negative."""
     model = nn.Linear(10, 10)
     model(torch.ones(1, 10)).sum().backward()
     with cpu.measure() as region:
@@ -136,7 +140,7 @@ def test_nested_regions_have_their_own_figures(cpu: MemoryProbe) -> None:
 
 
 def test_region_does_not_reference_measured_tensors(cpu: MemoryProbe) -> None:
-    """Its record, its probe and its meter do not reference the tensor either."""
+    """A region's record, probe and meter reference no measured tensor."""
     with cpu.measure() as region:
         tensor = torch.zeros(10)
         region.batch_done()
@@ -149,7 +153,7 @@ def test_region_does_not_reference_measured_tensors(cpu: MemoryProbe) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loop_over_a_loader_without_a_leak_has_no_growth(cpu: MemoryProbe, workers: int) -> None:
-    """All batches are freed; the shorter last batch is not judged."""
+    """A loop that frees all batches does not grow; its shorter last batch is not judged."""
     loader = DataLoader(TensorDataset(torch.ones(37, 3)), batch_size=4, num_workers=workers)
     total = 0.0
     with cpu.measure() as region:
@@ -162,7 +166,7 @@ def test_loop_over_a_loader_without_a_leak_has_no_growth(cpu: MemoryProbe, worke
 
 
 def test_kept_batch_that_no_operator_used_is_growth(cpu: MemoryProbe) -> None:
-    """``torch.frombuffer`` makes tensors without calling an operator."""
+    """A kept batch is growth without any operator, as ``torch.frombuffer`` makes tensors."""
     kept = []
     with cpu.measure() as region:
         for _ in range(5):
@@ -173,7 +177,7 @@ def test_kept_batch_that_no_operator_used_is_growth(cpu: MemoryProbe) -> None:
 
 
 def test_batches_kept_from_worker_processes_are_retained(cpu: MemoryProbe) -> None:
-    """No operator used these batches; the peak is never below the end."""
+    """Batches kept from workers are retained without any operator; the peak includes the end."""
     loader = DataLoader(TensorDataset(torch.ones(40, 3)), batch_size=4, num_workers=2)
     kept = []
     with cpu.measure() as region:
@@ -184,7 +188,7 @@ def test_batches_kept_from_worker_processes_are_retained(cpu: MemoryProbe) -> No
 
 
 def test_leak_of_4_bytes_per_batch_is_reported_as_4(cpu: MemoryProbe) -> None:
-    """``losses.append(loss.detach())`` in a loop over large batches."""
+    """Keeping ``loss.detach()`` is reported as 4 bytes per batch, whatever a batch's size."""
     losses: list[torch.Tensor] = []
 
     def batches() -> Iterator[torch.Tensor]:
@@ -198,7 +202,7 @@ def test_leak_of_4_bytes_per_batch_is_reported_as_4(cpu: MemoryProbe) -> None:
 
 
 def test_measure_memory_retention_runs_outside_pytest() -> None:
-    """It returns (result, peak_mb, retained_mb); the result is live and so it is retained."""
+    """``measure_memory_retention`` returns (result, peak, retained), which contains its result."""
     result, peak_mb, retained_mb = measure_memory_retention(lambda: torch.zeros(2**18), "cpu")
     assert result.shape == (2**18,)
     assert retained_mb == 1.0
@@ -206,7 +210,7 @@ def test_measure_memory_retention_runs_outside_pytest() -> None:
 
 
 def test_warm_up_run_makes_the_first_allocation_one_time(cpu: MemoryProbe) -> None:
-    """A cache that the warm-up run fills counts as one-time bytes."""
+    """A cache that the warm-up run fills is reported as one-time bytes, not as retained."""
     cache: list[torch.Tensor] = []
 
     def func() -> None:
@@ -220,7 +224,7 @@ def test_warm_up_run_makes_the_first_allocation_one_time(cpu: MemoryProbe) -> No
 def test_cpu_name_falls_back_to_the_platform_module_without_cpuinfo(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """/proc/cpuinfo exists only on Linux, and not on every Linux."""
+    """Without /proc/cpuinfo the CPU's name is the one that the module platform gives."""
 
     def no_such_file(*args: object, **kwargs: object) -> None:
         raise FileNotFoundError

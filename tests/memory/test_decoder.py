@@ -19,7 +19,7 @@ class Point:
 @pytest.mark.parametrize("bad", [nan, inf, -inf, float(MAX_NUMBER), True, "1"])
 @pytest.mark.parametrize("name", ["x", "y"])
 def test_bad_number_is_refused_at_every_place(name: str, bad: object) -> None:
-    """NaN compares False with everything, so that ``min`` and ``max`` can pass over it."""
+    """NaN and other bad numbers are refused anywhere, since ``min`` and ``max`` pass over NaN."""
     with pytest.raises(ShapeError, match=rf"^point\.{name} is .*; expected a number$"):
         decode(Point, {"x": 5.0, "y": 5.0} | {name: bad}, "point")
 

@@ -17,7 +17,7 @@ from pytest_cka_memory.meters.device_names import is_emulated, parse
     ],
 )
 def test_name_gives_the_card_and_the_settings(name, card, values):
-    """The card is optional, and so are settings."""
+    """A device name gives a card and settings, which are both optional."""
     found = parse(name)
     assert (found.card, found.values) == (card, values)
     assert is_emulated(name)
@@ -39,12 +39,12 @@ def test_name_gives_the_card_and_the_settings(name, card, values):
     ],
 )
 def test_wrong_name_is_refused_with_what_to_write(name, message):
-    """The message names the wrong part."""
+    """The error for a wrong device name names the part that is wrong."""
     with pytest.raises(DeviceError, match=message):
         parse(name)
 
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:0", "emulate", "emulate:cudax", "cpu"])
 def test_other_devices_are_not_emulated(name):
-    """Only the one kind can be."""
+    """Only a name that begins with ``emulate:`` is the name of an emulated device."""
     assert not is_emulated(name)

@@ -28,7 +28,7 @@ def region(probe: MemoryProbe, meter: ScriptedMeter) -> Region:
 
 
 def test_holding_prints_its_bytes_its_line_and_its_holder() -> None:
-    """``region.retained`` is read in notebooks, where a cell shows its value."""
+    """Notebooks show the value of ``region.retained``: bytes, lines and holders."""
     frames = "train.py:3 in fit", "train.py:9 in <module>"
     tensors = Holding(bytes=12_000, count=3, dtype="float32", created_at=frames, held_by="kept[0]")
     assert repr(tensors) == (
@@ -55,7 +55,7 @@ def cells(html: str) -> list[list[str]]:
 
 
 def test_region_prints_its_figures(probe: MemoryProbe, region: Region) -> None:
-    """Not its address, which says nothing."""
+    """A region prints its figures instead of its address."""
     assert repr(region) == (
         "<Region 'a <loop>': peak increase 6.00 MB, retained 6.00 MB, growth per batch 1.00 MB, "
         "6 batches>"
@@ -72,7 +72,7 @@ def test_region_prints_its_figures(probe: MemoryProbe, region: Region) -> None:
 
 
 def test_probe_and_sweep_print_their_figures(probe: MemoryProbe, meter: ScriptedMeter) -> None:
-    """In one line each, as the explanation of a failed assertion needs it."""
+    """A probe and a sweep print figures in one line, as failed assertions show them."""
     sweep = probe.sweep(lambda loader: [meter.allocate(8) for _ in loader], [0] * 4, (1, 4))
     assert repr(sweep) == "<Sweep over 1, 4 batches: retained 8 B, 32 B>"
     assert repr(probe) == "<MemoryProbe of cpu (scripted figures), 2 regions>"
@@ -84,7 +84,9 @@ def test_probe_and_sweep_print_their_figures(probe: MemoryProbe, meter: Scripted
 
 
 def test_notebooks_show_tables_with_escaped_labels(probe: MemoryProbe, region: Region) -> None:
-    """The columns of the terminal's table; the reserve only where a device has one."""
+    """A notebook shows the terminal's columns with escaped labels,
+    and the reserve if there is one.
+    """
     head = ["region", "batches", "start", "peak", "increase", "retained", "growth/b"]
     row = ["a &lt;loop&gt;", "6", "0", "6.00 MB", "6.00 MB", "6.00 MB", "1.00 MB"]
     assert cells(region._repr_html_()) == [head, row]
@@ -96,7 +98,7 @@ def test_notebooks_show_tables_with_escaped_labels(probe: MemoryProbe, region: R
 
 
 def test_plot_draws_timeline_peak_and_limit(region: Region) -> None:
-    """With units on the axis."""
+    """A plot draws the timeline, the peak and the limit, with units on the axis."""
     figure = pytest.importorskip("matplotlib.figure").Figure()
     ax = region.plot(figure.subplots(), limit_mb=7)
     live, highest, peak, limit = ax.get_lines()
@@ -112,7 +114,7 @@ def test_plot_draws_timeline_peak_and_limit(region: Region) -> None:
 def test_plot_of_a_region_without_batches_has_three_points(
     probe: MemoryProbe, meter: ScriptedMeter
 ) -> None:
-    """Its start, its peak and its end."""
+    """The plot of a region without batches has three points: its start, its peak and its end."""
     pytest.importorskip("matplotlib").use("agg")
     with probe.measure() as region:
         meter.free(meter.allocate(2 * MB))
@@ -124,7 +126,7 @@ def test_plot_of_a_region_without_batches_has_three_points(
 def test_plot_without_matplotlib_says_what_to_install(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is an optional package."""
+    """Matplotlib is optional, so a plot without it raises an error that says what to install."""
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(MissingPackageError, match=r'pip install "pytest-cka-memory\[plot\]"'):
         region.plot()

@@ -32,7 +32,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 
 def test_new_file_has_the_mode_that_the_umask_leaves(tmp_path: Path, umask: int) -> None:
-    """A user who keeps files private gets a private report."""
+    """A new report has the mode that the umask leaves, so that private files stay private."""
     path = tmp_path / "report.json"
     files.write_whole(path, "new")
     assert mode_of(path) == 0o666 & ~umask
@@ -40,7 +40,7 @@ def test_new_file_has_the_mode_that_the_umask_leaves(tmp_path: Path, umask: int)
 
 @pytest.mark.parametrize("mode", [0o200, 0o600, 0o640, 0o666], ids=oct)
 def test_existing_file_keeps_its_mode(tmp_path: Path, mode: int) -> None:
-    """The users who could read the old report can read the new one, and no others can."""
+    """A report that is written again keeps its mode, so the same users can read it."""
     path = tmp_path / "report.json"
     path.write_text("old")
     path.chmod(mode)
@@ -52,7 +52,7 @@ def test_existing_file_keeps_its_mode(tmp_path: Path, mode: int) -> None:
 
 
 def test_every_name_of_a_file_shows_the_new_text(tmp_path: Path) -> None:
-    """A file with two names (hard links) is still one file."""
+    """A report with two names (hard links) is still one file after it was written."""
     path, other = tmp_path / "report.json", tmp_path / "other.json"
     path.write_text("old, and much longer than the new one")
     other.hardlink_to(path)
@@ -64,7 +64,7 @@ def test_every_name_of_a_file_shows_the_new_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [250, 255])
 def test_name_may_be_as_long_as_the_system_allows(tmp_path: Path, size: int) -> None:
-    """The temporary file has a shorter name."""
+    """A name may have the system's longest length, as the temporary file's is shorter."""
     path = tmp_path / ("ü" * 5 + "n" * (size - 10))
     files.check_writable(path)
     files.write_whole(path, "first")
@@ -75,13 +75,13 @@ def test_name_may_be_as_long_as_the_system_allows(tmp_path: Path, size: int) -> 
 
 @pytest.mark.parametrize("use", [files.check_writable, lambda path: files.write_whole(path, "x")])
 def test_longer_name_is_refused(tmp_path: Path, use: Callable[[Path], None]) -> None:
-    """With the system's reason."""
+    """A name that is longer than allowed is refused with the system's reason."""
     with pytest.raises(ReportError, match=r"cannot write .*: File name too long"):
         use(tmp_path / ("n" * 256))
 
 
 def test_link_to_a_missing_file_creates_that_file(tmp_path: Path) -> None:
-    """The link stays a link."""
+    """Writing to a link whose file is missing creates that file, and the link stays a link."""
     link = tmp_path / "link.json"
     link.symlink_to(tmp_path / "target.json")
     files.check_writable(link)
@@ -92,7 +92,7 @@ def test_link_to_a_missing_file_creates_that_file(tmp_path: Path) -> None:
 
 
 def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
-    """With the system's reason."""
+    """Links that lead in a circle are refused with the system's reason."""
     (tmp_path / "a").symlink_to(tmp_path / "b")
     (tmp_path / "b").symlink_to(tmp_path / "a")
     with pytest.raises(ReportError, match=r"cannot write .*: Too many levels of symbolic links"):
@@ -126,7 +126,9 @@ def open_folder(tmp_path: Path) -> Path:
     "call", ["files.check_writable(paths[0])", "files.write_whole(paths[0], 'new')"]
 )
 def test_read_only_file_is_refused(open_folder: Path, call: str) -> None:
-    """Its owner has protected it, although the folder would allow to replace it."""
+    """A read-only file is protected by its owner, so it is not replaced even if the folder allows
+    it.
+    """
     path = open_folder / "report.json"
     path.write_text("old")
     path.chmod(0o444)
@@ -138,7 +140,7 @@ def test_read_only_file_is_refused(open_folder: Path, call: str) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
 def test_file_of_another_user_keeps_its_owner(open_folder: Path) -> None:
-    """If its owner lets others write it."""
+    """A file of another user, who lets others write it, keeps its owner."""
     path = open_folder / "report.json"
     path.write_text("old")
     path.chmod(0o666)
@@ -152,7 +154,7 @@ def test_file_of_another_user_keeps_its_owner(open_folder: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root creates the folder that others cannot write")
 def test_file_in_a_folder_that_is_read_only_is_written(open_folder: Path) -> None:
-    """No temporary file can be created there, but the file may be written."""
+    """In a read-only folder no temporary file can be created; the file itself is written."""
     folder = open_folder / "inner"
     folder.mkdir(mode=0o755)
     path = folder / "report.json"
@@ -177,7 +179,7 @@ files.write_whole(Path(sys.argv[1]), "report")
 @pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="requires /dev/stdout")
 @pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "out.txt"])
 def test_file_of_the_process_own_output_is_refused(tmp_path: Path, name: str) -> None:
-    """Otherwise the report would replace what was printed, or be overwritten by it."""
+    """A report is not written to the file of the process's output, which it would overwrite."""
     with (tmp_path / "out.txt").open("w") as out:
         done = subprocess.run(
             [sys.executable, "-c", REPORTED, name],
@@ -189,7 +191,7 @@ def test_file_of_the_process_own_output_is_refused(tmp_path: Path, name: str) ->
 
 @pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="requires /dev/stdout")
 def test_standard_output_that_is_a_pipe_is_written(tmp_path: Path) -> None:
-    """The reader gets both."""
+    """If standard output is a pipe, its reader gets the report and what was printed."""
     done = subprocess.run(
         [sys.executable, "-c", REPORTED, "/dev/stdout"],
         cwd=tmp_path, capture_output=True, text=True, check=False,
@@ -199,7 +201,7 @@ def test_standard_output_that_is_a_pipe_is_written(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/fd").exists(), reason="requires /dev/fd")
 def test_another_open_file_is_written_in_place(tmp_path: Path) -> None:
-    """As the shell's ``3>report.json`` with ``/dev/fd/3``: its reader sees the text."""
+    """An open file, as ``/dev/fd/3`` in a shell, is written in place for its reader."""
     with (tmp_path / "report.json").open("w+") as file:
         path = Path(f"/dev/fd/{file.fileno()}")
         files.check_writable(path)
@@ -209,7 +211,9 @@ def test_another_open_file_is_written_in_place(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("same", [True, False])
 def test_two_paths_of_one_file_are_recognized(tmp_path: Path, same: bool) -> None:
-    """By their names if there is no file yet, and by the file if there is one."""
+    """Two paths are one file by their names if it does not exist
+    yet, and by the file if it does.
+    """
     folder = tmp_path / "inner"
     folder.mkdir()
     path, other = folder / "r.json", tmp_path / "link" / ("r.json" if same else "s.json")
@@ -223,5 +227,5 @@ def test_two_paths_of_one_file_are_recognized(tmp_path: Path, same: bool) -> Non
 
 
 def test_device_is_not_a_file_that_one_report_overwrites(tmp_path: Path) -> None:
-    """Several reports may be thrown away."""
+    """Several reports may be written to one device, because nothing is overwritten."""
     assert not files.same_file(Path(os.devnull), Path(os.devnull))

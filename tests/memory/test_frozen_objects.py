@@ -8,7 +8,7 @@ from pytest_cka_memory import MemoryProbe
 
 
 def test_frozen_objects_are_not_counted(cpu: MemoryProbe) -> None:
-    """``gc.freeze`` hides them from the search at the start; new tensors are still counted."""
+    """``gc.freeze`` hides objects from the search; tensors that are new after it are counted."""
     old = torch.zeros(100)
     gc.collect()
     gc.freeze()

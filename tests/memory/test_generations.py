@@ -41,7 +41,7 @@ def in_cycle(item):
 
 
 def test_absence_is_proved_without_a_full_collection(things):
-    """A full collection would take longer than the rest of a region."""
+    """That an object is gone is proved by searching young objects, without a full collection."""
     full = gc.get_stats()[2]["collections"]
     assert things.none_after_collecting() == PROMOTED_TOGETHER
     assert list(things.all()) == []
@@ -51,7 +51,7 @@ def test_absence_is_proved_without_a_full_collection(things):
 
 @pytest.mark.parametrize("collected", [None, 0, 1, 2])
 def test_live_object_is_reported(things, collected):
-    """The object may be in any generation."""
+    """A live object is reported in whichever generation it is."""
     kept = Thing()
     if collected is not None:
         gc.collect(collected)
@@ -60,13 +60,13 @@ def test_live_object_is_reported(things, collected):
 
 
 def test_object_in_a_young_cycle_needs_a_full_collection(things):
-    """Old garbage may reference the object, and only a full collection finds that."""
+    """Old garbage may reference an object in a young cycle; only a full collection finds that."""
     in_cycle(Thing())
     assert not things.none_after_collecting()
 
 
 def test_object_made_by_a_finalizer_is_found(things):
-    """The search runs after the finalizer."""
+    """An object that a finalizer makes is found, because the search runs after it."""
     in_cycle(Maker())
     assert not things.none_after_collecting()
     # Nothing was collected where that would prove nothing.
@@ -76,7 +76,7 @@ def test_object_made_by_a_finalizer_is_found(things):
 
 @pytest.mark.parametrize("makes", [False, True])
 def test_old_objects_are_searched_if_another_thread_runs(things, monkeypatch, makes):
-    """The collection after the search may promote objects that the other thread has made."""
+    """If another thread runs, its objects may have been promoted, so old ones are searched."""
     kept = []
     collect = gc.collect
 
@@ -99,7 +99,7 @@ def test_old_objects_are_searched_if_another_thread_runs(things, monkeypatch, ma
 
 
 def test_absence_is_not_proved_if_objects_are_promoted_one_by_one(things, monkeypatch):
-    """Python 3.14 promotes objects in that way, and so does Python without a GIL."""
+    """Python 3.14, and Python without a GIL, promotes objects singly, so nothing is proved."""
     monkeypatch.setattr(generations, "PROMOTED_TOGETHER", False)
     assert not things.none_after_collecting()
     assert list(things.all()) == []
@@ -107,7 +107,7 @@ def test_absence_is_not_proved_if_objects_are_promoted_one_by_one(things, monkey
 
 @pytest.mark.parametrize("enabled", [True, False])
 def test_search_leaves_the_collector_enabled_or_disabled(things, enabled):
-    """It stays enabled or disabled."""
+    """A search leaves the garbage collector enabled or disabled, as it was."""
     was = gc.isenabled()
     (gc.enable if enabled else gc.disable)()
     things.none_after_collecting()
@@ -163,9 +163,9 @@ print("same")
 
 @pytest.mark.parametrize("seed", range(6))
 def test_search_finds_all_objects(run_python, seed):
-    """Objects may be made, dropped, collected or frozen between two searches.
+    """A search finds each object that is made, dropped, collected or frozen between two.
 
-    In a process without torch, because each search goes through all objects.
+    It runs in a process without torch, because each search goes through all objects.
     """
     done = run_python("-c", STEPS, str(seed))
     assert done.stdout == "same\n", done.stderr
@@ -231,6 +231,6 @@ print("same")
 
 
 def test_regions_have_the_same_figures_with_the_faster_search(run_python):
-    """The process has no other tensor; it measures with the faster search and without it."""
+    """Regions have the same figures with the faster search as without it."""
     done = run_python("-c", REGIONS, CKA_MEMORY_NATIVE="0")
     assert done.stdout == "same\n", done.stderr

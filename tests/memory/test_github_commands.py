@@ -35,12 +35,14 @@ def commands(report):
     ids=["plain", "lines", "delimiters", "commands", "title-lines"],
 )
 def test_text_is_escaped_for_workflow_commands(message, title, line):
-    """Percent signs and line ends are always escaped, colons and commas only in properties."""
+    """In GitHub's commands, percent signs and line ends are escaped; colons and commas, in
+    properties.
+    """
     assert github.command("error", message, title=title) == line
 
 
 def test_breach_is_reported_at_the_line_of_its_test():
-    """The command has the file, the line, the limit, the region and the figure."""
+    """A command for a breach has its file and line, the limit, the region and the figure."""
     broken = result("tests/test_a.py::test_it", 5)
     report = Report({}, (broken,), locations={broken.nodeid: ("tests/test_a.py", 12)})
     (command,) = commands(report)
@@ -51,7 +53,7 @@ def test_breach_is_reported_at_the_line_of_its_test():
 
 
 def test_breach_outside_the_repository_is_reported_without_a_file():
-    """GitHub would not show a command for a path outside the repository."""
+    """A breach outside the repository has no file, because GitHub would not show its command."""
     broken = result("t.py::test_it", 5)
     report = Report({}, (broken,), locations={broken.nodeid: ("../t.py", 12)})
     (command,) = github.annotations(report, lambda file: None)
@@ -59,7 +61,7 @@ def test_breach_outside_the_repository_is_reported_without_a_file():
 
 
 def test_largest_breaches_come_first_and_the_rest_are_counted():
-    """GitHub shows ten commands: nine breaches and the number of the others."""
+    """GitHub shows ten commands: the nine largest breaches, and the number of the others."""
     report = Report({}, tuple(result(f"t.py::test_{n}", n + 1) for n in range(30)))
     found = commands(report)
     assert len(found) == github.MOST_PER_KIND
@@ -71,14 +73,18 @@ def test_largest_breaches_come_first_and_the_rest_are_counted():
 
 @pytest.mark.parametrize(("count", "shown"), [(10, 10), (11, 10)], ids=["ten", "eleven"])
 def test_ten_breaches_are_all_shown(count, shown):
-    """The tenth command counts the others only if there are others."""
+    """Ten breaches have an annotation each; of more, nine have one
+    and the tenth counts the others.
+    """
     found = commands(Report({}, tuple(result(f"t.py::test_{n}", 1) for n in range(count))))
     assert len(found) == shown
     assert ("more, in the job's summary" in found[-1]) == (count > shown)
 
 
 def test_limit_that_could_not_be_judged_comes_before_other_breaches():
-    """A limit that could not be checked may hide any size."""
+    """Annotations begin with limits that could not be judged, which
+    may hide a breach of any size.
+    """
     blind = judge(
         "t.py::blind", record("r", batches=0), [limit_from_marker("flat_per_batch", (), {})]
     )
@@ -88,13 +94,13 @@ def test_limit_that_could_not_be_judged_comes_before_other_breaches():
 
 
 def test_breach_of_an_xfailed_test_is_not_reported():
-    """The test is marked with xfail."""
+    """A breach of a test that is marked with xfail is not reported."""
     expected = replace(result("t.py::test_it", 5), outcome="xfailed")
     assert commands(Report({}, (expected,))) == []
 
 
 def test_regions_that_are_not_judged_are_warnings():
-    """There is one warning per reason, with the number of regions."""
+    """For each reason not to judge there is one warning, with the number of its regions."""
     unjudged = [result(f"t.py::test_{n}", 0, "max_reserved_mb", (1,)) for n in range(3)]
     left = result("t.py::left", 0, completed=False)
     report = Report({}, (*unjudged, left), missing=("t.py::lost",), unmeasured={"odd items": 2})
@@ -108,7 +114,7 @@ def test_regions_that_are_not_judged_are_warnings():
 
 
 def test_failed_session_is_an_error_and_comes_first_in_the_summary():
-    """The error has no file or line, and comes first in the job summary."""
+    """The error of a failed session has no file, and comes first in the job's summary."""
     report = Report({}, (), problems=("0 regions measured, --cka-memory-min-regions=1",))
     assert commands(report) == [
         "::error title=memory gate failed::0 regions measured, --cka-memory-min-regions=1"
@@ -142,5 +148,5 @@ def test_auto_reports_only_on_github_actions(choice, environment, reports):
     ids=["root", "subfolder", "above", "outside"],
 )
 def test_file_paths_start_at_the_root_of_the_repository(root, file, path):
-    """Pytest's root folder may be a subfolder of the repository."""
+    """Annotations have paths from the repository's root, of which pytest's may be a subfolder."""
     assert JobStep(None, Path("/w/repo"), Path(root), asked_for=False).path_of(file) == path

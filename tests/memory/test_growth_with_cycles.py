@@ -22,7 +22,9 @@ def lengths(is_native: bool) -> tuple[int, ...]:
 def test_what_an_object_in_a_cycle_keeps_is_growth_at_every_length(
     cpu: MemoryProbe, lengths: tuple[int, ...], way: str
 ) -> None:
-    """The object is garbage at the end of the region, but was in use at all boundaries."""
+    """What an object in a cycle keeps is growth if it was in use at all boundaries, though garbage
+    later.
+    """
     for batches in lengths:
         assert growth(cpu, lambda: [KeepsOne("cpu")], batches, way) == 4096, batches
 
@@ -31,7 +33,7 @@ def test_what_an_object_in_a_cycle_keeps_is_growth_at_every_length(
 def test_garbage_that_waits_for_the_collector_is_no_growth(
     cpu: MemoryProbe, lengths: tuple[int, ...], way: str
 ) -> None:
-    """Also if the last batch is still in use at its boundary, or garbage begins later."""
+    """Garbage that waits for the collector is no growth, also if it begins late in the loop."""
     for batches in lengths:
         for keeps_last in (False, True):
             make = partial(LeavesOne, "cpu", keeps_last=keeps_last)
@@ -42,12 +44,12 @@ def test_garbage_that_waits_for_the_collector_is_no_growth(
 def test_growth_beside_garbage_is_exact(
     cpu: MemoryProbe, lengths: tuple[int, ...], way: str
 ) -> None:
-    """A loop that keeps 4096 bytes per batch, and leaves as much garbage."""
+    """A loop that keeps 4096 bytes per batch beside as much garbage has that growth."""
     for batches in lengths:
         parts = lambda: [KeepsOne("cpu"), LeavesOne("cpu", keeps_last=True)]  # noqa: E731
         assert growth(cpu, parts, batches, way) == 4096, batches
 
 
 def test_growth_of_random_loops_is_true_to_the_byte(cpu: MemoryProbe, is_native: bool) -> None:
-    """Cycles are made and dropped before, in and after loops of 5 to 40 batches."""
+    """Random loops, with cycles made in and around 5 to 40 batches, grow to the exact byte."""
     check_random_loops(cpu, "cpu", range(144 if is_native else 3))

@@ -36,7 +36,7 @@ REPORT = Report(
 
 
 def test_session_is_one_line_with_the_figures_of_each_device() -> None:
-    """A region that an exception ended has no figures; cards of workers may differ."""
+    """A session is one line with figures per device, without those of aborted regions."""
     session = history_file.session_of(REPORT, "c" * 40, uncommitted=True)
     line = session.to_line()
     assert "\n" not in line
@@ -53,7 +53,7 @@ def test_session_is_one_line_with_the_figures_of_each_device() -> None:
 
 
 def test_written_lines_are_read_back_by_date(tmp_path: Path) -> None:
-    """Branches that were merged may have left them in another order; empty lines do not matter."""
+    """Lines are read in order of date; merged branches may have mixed them, or left empty lines."""
     path = tmp_path / "h.jsonl"
     session = history_file.session_of(REPORT, None, uncommitted=False)
     for each in (*SESSIONS, session):
@@ -90,7 +90,7 @@ WRONG = {
 def test_wrong_line_is_named_and_nothing_is_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
 ) -> None:
-    """Neither a session nor the trend uses a file with a line that is not a session."""
+    """A file with a line that is not a session is not used: the error names the line."""
     path = tmp_path / "h.jsonl"
     path.write_text(f"{GOOD}\n{line}\n{GOOD}\n", "utf-8")
     with pytest.raises(ReportError) as error:
@@ -114,7 +114,7 @@ def test_line_that_is_not_text_is_named(tmp_path: Path) -> None:
 
 
 def test_lines_of_sessions_at_the_same_time_are_all_there(tmp_path: Path) -> None:
-    """Each is added whole while other processes write."""
+    """Processes that write at the same time each add a whole line."""
     path = tmp_path / "new" / "h.jsonl"
     lines = [f"{number}:" + "x" * 10_000 for number in range(100)]
     with ThreadPoolExecutor(8) as pool:
@@ -123,7 +123,7 @@ def test_lines_of_sessions_at_the_same_time_are_all_there(tmp_path: Path) -> Non
 
 
 def test_line_is_added_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk leaves the file as it was; a line that was cut off earlier stays alone."""
+    """If the disk is full, the file is as before; a line that was cut off earlier stays."""
     path = tmp_path / "h.jsonl"
     path.write_text("cut off", "utf-8")
     files.append_line(path, "whole")
@@ -139,7 +139,7 @@ def test_line_is_added_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_session_that_measured_nothing_adds_no_line(tmp_path: Path) -> None:
-    """It would hide nothing and tell nothing."""
+    """A session that measured nothing adds no line to the history."""
     output = HistoryOutput(tmp_path / "h.jsonl", tmp_path)
     output.check()
     assert output.write(Report(SESSION, ())) == (

@@ -56,7 +56,9 @@ def data_of(text):
 
 
 def test_summary_is_shown_without_the_script():
-    """The verdict, the problems, the holders and the session are plain HTML."""
+    """Without its script, the page shows the verdict, problems,
+    holders and session as plain HTML.
+    """
     page = Page(html_page.render(one_of_each()))
     assert page.texts["title"].startswith("Memory: 1 of 5 regions broke a limit")
     assert "retained 36 bytes, allowed 0 bytes: 36 bytes too much" in page.texts["li"]
@@ -67,7 +69,7 @@ def test_summary_is_shown_without_the_script():
 
 
 def test_page_loads_nothing_from_other_places():
-    """The only URL is the SVG namespace, and a content policy forbids loading others."""
+    """The page's only URL is the SVG namespace, and a content policy forbids it to load others."""
     text = html_page.render(one_of_each())
     page = Page(text)
     assert not {"link", "img", "iframe", "object", "base"} & set(page.tags)
@@ -79,7 +81,7 @@ def test_page_loads_nothing_from_other_places():
 
 
 def test_text_of_a_test_never_becomes_an_element():
-    """All texts of tests are escaped inside the JSON data."""
+    """All texts of tests are escaped in the page and inside its JSON data."""
     text = html_page.render(hostile())
     page = Page(text)
     assert "img" not in page.tags
@@ -97,7 +99,7 @@ def test_test_named_like_a_placeholder_is_shown_as_text():
 
 
 def test_page_has_all_figures_of_a_region():
-    """The data for the script has exact bytes."""
+    """The data for the page's script has all figures in exact bytes."""
     rows = data_of(html_page.render(one_of_each()))["rows"]
     assert [row["verdict"] for row in rows] == [
         "ok",
@@ -124,7 +126,7 @@ def test_page_has_all_figures_of_a_region():
 
 
 def test_page_shows_values_that_other_plugins_add():
-    """Each value has its name and is cut to the length of a line."""
+    """The page shows each value of another plugin with its name, cut to the length of a line."""
     result = replace(kept(), extra={"power_w": 250.0, "trace": "x" * 10_000})
     (row,) = data_of(html_page.render(Report(SESSION, (result,))))["rows"]
     assert row["extra"][0] == "power_w: 250.0"
@@ -132,7 +134,7 @@ def test_page_shows_values_that_other_plugins_add():
 
 
 def test_holders_at_the_peak_have_their_own_heading():
-    """Tensors that are live at the peak are not necessarily retained."""
+    """Tensors at the peak have their own heading, because they are not necessarily retained."""
     alive = record(at_peak=(LOSSES,))
     (row,) = data_of(html_page.render(Report(SESSION, (judge("n", alive, []),))))["rows"]
     assert row["holders"][0] == "live at the peak:"
@@ -144,7 +146,7 @@ def test_holders_at_the_peak_have_their_own_heading():
     ids=["none", "one", "as-many-as-fit", "one-more", "many"],
 )
 def test_long_timeline_is_reduced_to_the_highest_point_of_each_step(batches, points, step):
-    """A chart shows at most 200 points."""
+    """A chart shows at most 200 points, each of them the highest of its step."""
     (row,) = data_of(
         html_page.render(Report(SESSION, (kept(retained_bytes=batches, batches=batches),)))
     )["rows"]
@@ -154,7 +156,7 @@ def test_long_timeline_is_reduced_to_the_highest_point_of_each_step(batches, poi
 
 
 def test_page_says_that_figures_are_emulated():
-    """The heading, a notice and the data for the script say so."""
+    """The page's heading, a notice and the script's data say that figures are emulated."""
     session = {**SESSION, "meter": "PyTorch's caching allocator, emulated device"}
     text = html_page.render(Report(session, (kept(),)))
     assert Page(text).texts["h1"] == "Emulated memory"
@@ -170,7 +172,7 @@ def test_problem_of_the_session_is_a_notice():
 
 
 def test_page_lists_fifty_problems_and_counts_the_rest():
-    """The first fifty are listed in full; the others are in the table."""
+    """Fifty problems are listed in full, and the others are in the table."""
     limits = [limit_from_marker("max_retained_mb", (n / 2**20,), {}) for n in range(1, 61)]
     leak = record(retained_bytes=99)
     results = [judge(f"t.py::test_{n}", leak, [limit]) for n, limit in enumerate(limits)]
@@ -207,7 +209,7 @@ def drawn(tmp_path):
 
 
 def test_script_draws_sorts_and_opens_rows(drawn):
-    """Of a thousand regions 200 rows are drawn; clicks sort the table and open a row.
+    """Of a thousand regions the page's script draws 200 rows; clicks sort the table and open a row.
 
     The page does not become wider than the window. The chart of a row is that of its problem.
     """
@@ -246,7 +248,7 @@ def test_script_draws_sorts_and_opens_rows(drawn):
 
 
 def test_browser_runs_no_script_from_the_name_of_a_test(drawn):
-    """Names stay text in the table, and a narrow page does not scroll sideways."""
+    """In a browser names of tests stay text, and a narrow page does not scroll sideways."""
     shown = drawn(
         hostile(),
         "document.querySelector('td.name button').click();"

@@ -117,13 +117,13 @@ def contrast(one, other):
 
 
 def test_page_is_seen_in_four_windows(seen):
-    """Two widths, each light and dark."""
+    """The page is drawn in windows of two widths, each in light and in dark colours."""
     assert set(seen) == {(width, colour) for width in WIDTHS for colour in COLOURS}
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_is_wider_than_the_window(seen, width):
-    """Long names, long expressions and hostile texts break; nobody scrolls sideways."""
+    """Long names, expressions and hostile texts break, so that nobody scrolls sideways."""
     view = seen[width, "light"]
     assert view["scroll"] <= width
     assert view["tick"]["left"] >= 0
@@ -132,7 +132,7 @@ def test_nothing_is_wider_than_the_window(seen, width):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_first_causes_are_visible_without_a_click(seen, width):
-    """Of every broken limit, and equal regions share one."""
+    """The first cause of each broken limit is visible at once; equal regions share one."""
     causes = seen[width, "light"]["causes"]
     assert len(causes) == 4
     assert causes[0] == (
@@ -141,7 +141,7 @@ def test_first_causes_are_visible_without_a_click(seen, width):
 
 
 def test_table_is_first_and_short(seen):
-    """Ten rows, four on a narrow page; then the problems."""
+    """The table comes first, with ten rows, or four on a narrow page, and then the problems."""
     for width, rows in ((1280, 10), (390, 4)):
         view = seen[width, "light"]
         assert view["rows"] == rows
@@ -149,7 +149,7 @@ def test_table_is_first_and_short(seen):
 
 
 def test_chart_is_beside_the_text_or_below_it(seen):
-    """As the width allows."""
+    """A chart is beside its text if the page is wide enough, and below it otherwise."""
     wide, narrow = seen[1280, "light"], seen[390, "light"]
     assert wide["figure"]["left"] > wide["text"]["right"]
     assert abs(wide["figure"]["top"] - wide["text"]["top"]) < 20
@@ -158,7 +158,7 @@ def test_chart_is_beside_the_text_or_below_it(seen):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_limits_are_drawn_inside_their_charts(seen, width):
-    """In the timeline, and in the bar by owner."""
+    """Limits are drawn in the timeline and in the bar of owners, and inside both charts."""
     view = seen[width, "light"]
     assert view["plot"]["top"] - 1 <= view["limit"]["top"] <= view["plot"]["bottom"] + 1
     assert view["limit"]["right"] <= view["plot"]["right"] + 1
@@ -167,7 +167,7 @@ def test_limits_are_drawn_inside_their_charts(seen, width):
 
 
 def test_dark_page_has_its_own_colours_and_text_is_readable(seen):
-    """All text has the contrast that WCAG 2.2 AA asks for: 4.5 to 1."""
+    """On light and dark pages all text has the contrast of WCAG 2.2 AA: 4.5 to 1."""
     light, dark = seen[1280, "light"], seen[1280, "dark"]
     assert luminance(light["paper"]) > 0.8
     assert luminance(dark["paper"]) < 0.1

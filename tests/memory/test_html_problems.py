@@ -52,7 +52,7 @@ def shown(text):
 
 
 def test_first_cause_is_an_open_line():
-    """Bytes, holder, place and expression, outside of what a click opens."""
+    """The first cause is visible without a click: bytes, holder, place and expression."""
     text = re.sub(r"<details>.*?</details>", "", rendered(broken()), flags=re.DOTALL)
     (cause,) = re.findall(r"<p class='cause'>.*?</p>", text, re.DOTALL)
     assert shown(cause) == (
@@ -62,7 +62,7 @@ def test_first_cause_is_an_open_line():
 
 
 def test_cause_without_a_reference_says_so():
-    """The place is still named."""
+    """A cause without a reference says so, and still names the place."""
     group = replace(LOSSES, held_by=None, code=None)
     result = judge("t.py::t", record(retained_bytes=36, retained=(group,)), [ZERO])
     line = "36 B, no Python reference was found, made at train.py:12 in step"
@@ -74,7 +74,7 @@ def test_cause_without_a_reference_says_so():
 
 
 def test_equal_regions_are_one_group():
-    """Same limits, holder and line; keys and numbers in the holder may differ."""
+    """Regions with equal limits, holder and line are one group; keys and numbers may differ."""
     results = [
         judge(
             f"t.py::test_leak[{n}]",
@@ -97,7 +97,7 @@ def test_equal_regions_are_one_group():
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_reasons_are_grouped_too(count):
-    """Regions that were not judged for the same reason."""
+    """Regions that were not judged for one reason are one group."""
     reserved = limit_from_marker("max_reserved_mb", (1,), {})
     results = [judge(f"t.py::test_{n}", record(), [reserved]) for n in range(count)]
     (group,) = problem_groups([*results, kept()])
@@ -116,7 +116,7 @@ def test_each_region_is_in_one_group_for_its_broken_limits():
 
 
 def test_rows_name_cause_broken_figures_and_group():
-    """The script marks the figures, and draws one row for a group."""
+    """Rows name the cause, the broken figures, which the script marks, and the group."""
     results = (kept(), broken("t.py::a"), broken("t.py::b"), peak())
     rows = data_of(html_page.render(Report(SESSION, results)))["rows"]
     assert [row["group"] for row in rows] == [None, 0, 0, None]
@@ -143,7 +143,7 @@ def test_rows_name_cause_broken_figures_and_group():
     ids=["MB", "fraction", "negative", "bytes", "GB", "zero", "nothing"],
 )
 def test_axis_has_round_ticks_in_one_unit(values, unit, ticks):
-    """It has 0 and every value."""
+    """An axis has 0, every value, and round ticks in one unit."""
     found = charts.axis(values)
     assert (found.unit, [text for _, text in found.ticks]) == (unit, ticks)
     assert all(0 <= found.share(value) <= 100 for value in values)
@@ -152,7 +152,7 @@ def test_axis_has_round_ticks_in_one_unit(values, unit, ticks):
 
 
 def test_timeline_has_axes_units_and_the_limit():
-    """Levels and peaks above the level at entry; the limit is where the axis says."""
+    """A timeline has levels and peaks above the entry, axes, units, and the limit in place."""
     text = rendered(peak())
     plain = shown(text)
     assert "MB above the level at entry (42.00 MB) 0 10 20 30 40 batch 1batch 9" in plain
@@ -162,7 +162,7 @@ def test_timeline_has_axes_units_and_the_limit():
 
 
 def test_limit_on_growth_rises_from_the_second_batch():
-    """The first is warm-up; a limit of zero is level."""
+    """A limit on growth starts after the first batch, which is warm-up; a limit of 0 is level."""
     growing = record(retained_bytes=9 * MB)
     steep = limit_from_marker("flat_per_batch", (0.5,), {})
     (level,) = charts.limit_lines(judge("t", growing, [FLAT]).breaches, growing)
@@ -172,7 +172,9 @@ def test_limit_on_growth_rises_from_the_second_batch():
 
 
 def test_limits_of_a_chart_look_different_and_equal_ones_are_one_line():
-    """In the drawing and in its key; a baseline often has the limit of a marker."""
+    """Limits look different in a chart and its key; equal ones, of a marker and a baseline, are
+    one.
+    """
     zero, other = limit_from_marker("zero_retention", (), {}), ZERO
     steep = limit_from_marker("flat_per_batch", (0.5,), {})
     growing = record(retained_bytes=9 * MB)
@@ -186,7 +188,7 @@ def test_limits_of_a_chart_look_different_and_equal_ones_are_one_line():
 
 
 def test_limit_that_could_not_be_judged_is_not_drawn():
-    """It has no figure."""
+    """A limit that could not be judged has no figure, so it is not drawn."""
     empty = record(batches=0)
     breaches = judge("t", empty, [FLAT]).breaches
     assert breaches[0].measured_bytes is None
@@ -196,7 +198,9 @@ def test_limit_that_could_not_be_judged_is_not_drawn():
 
 
 def test_bar_at_the_peak_has_a_part_for_each_owner():
-    """Line, expression and operator; what is smaller, was there before, or is not known."""
+    """The bar at the peak has parts for owners, smaller groups,
+    older memory and what is unknown.
+    """
     text = rendered(peak(batches=0))
     assert "Live at the peak: 100.00 MB, by owner" in shown(text)
     (stack,) = re.findall(r"<div class='stack'.*?</div>", text, re.DOTALL)
@@ -217,7 +221,7 @@ def test_bar_at_the_peak_has_a_part_for_each_owner():
 
 
 def test_retained_bytes_without_batches_have_a_bar():
-    """With batches their timeline shows more."""
+    """A region without batches has a bar of retained bytes; others have a timeline."""
     leak = {"retained_bytes": 36, "retained": (LOSSES,)}
     alone = rendered(judge("t", record(batches=0, **leak), [ZERO]))
     assert "Retained: 36 B, by owner" in shown(alone)
@@ -225,14 +229,14 @@ def test_retained_bytes_without_batches_have_a_bar():
 
 
 def test_charts_hold_no_markup_of_a_test():
-    """Limits and owners are escaped, in the page and in its data."""
+    """Limits and owners of charts are escaped, in the page and in its data."""
     text = html_page.render(hostile())
     assert "img" not in Page(text).tags
     assert json.loads(json.dumps(data_of(text)["rows"][0]["chart"]))
 
 
 def test_page_names_two_hundred_of_many_equal_regions():
-    """The others are in the table, so the page stays small."""
+    """Of many equal regions the page names two hundred, so that it stays small."""
     problems = rendered(*many(1_300).results)
     assert "217 equal regions, the worst:" in problems
     assert "and 16 more, in the table above" in problems

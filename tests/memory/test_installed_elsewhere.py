@@ -49,7 +49,7 @@ def moved(tmp_path: Path) -> Path:
 def test_failure_shows_only_the_users_frames(
     run_python: Callable[..., Any], tmp_path: Path, moved: Path, native: str
 ) -> None:
-    """With libraries from another entry of the path, and with either meter."""
+    """Frames of libraries on another entry of the path are left out, with either meter."""
     tests = tmp_path / "tests"
     tests.mkdir()
     (tests / "test_it.py").write_text(SOURCE)
@@ -62,7 +62,7 @@ def test_failure_shows_only_the_users_frames(
 
 
 def test_library_that_was_not_imported_is_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no frames, and torch must not be imported for this."""
+    """A library that was not imported has no frames, so torch is not imported to find out."""
     monkeypatch.delitem(sys.modules, "torch")
     monkeypatch.delitem(sys.modules, "pluggy")
     assert not any("torch" in prefix for prefix in libraries.foreign_prefixes())
@@ -71,7 +71,7 @@ def test_library_that_was_not_imported_is_not_searched_for(monkeypatch: pytest.M
 
 
 def test_packages_beside_torch_belong_to_its_distribution() -> None:
-    """Such as functorch."""
+    """Packages of torch's distribution, such as functorch, belong to it."""
     folder = Path(torch.__file__).parents[1]
     assert libraries.is_foreign(str(folder / "functorch" / "dim" / "op.py"))
     assert not libraries.is_foreign(str(folder / "functorch_extra" / "op.py"))
@@ -79,7 +79,7 @@ def test_packages_beside_torch_belong_to_its_distribution() -> None:
 
 
 def test_generated_file_names_do_not_fill_memory() -> None:
-    """Code that is compiled at run time may have a new file name each time."""
+    """Code compiled at run time has new file names each time, which must not fill memory."""
     for number in range(20_000):
         assert not libraries.is_foreign(f"<generated {number}>")
     assert libraries.is_foreign(torch.nn.Linear.forward.__code__.co_filename)

@@ -99,7 +99,10 @@ def few_objects(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_an_exception_at_any_line_leaves_nothing_after_the_next_region(
     patching_meter: Meter, interrupted: Callable[..., bool]
 ) -> None:
-    """Each line is interrupted the first and the last time that it runs."""
+    """Any line of a region's start may be interrupted: after the next one nothing is left.
+
+    Each line is interrupted the first and the last time that it runs.
+    """
 
     def run() -> None:
         with MemoryProbe(meter=patching_meter).measure():
@@ -144,7 +147,7 @@ def test_an_exception_at_any_line_leaves_nothing_after_the_next_region(
 def test_the_collector_is_enabled_again_by_the_next_region(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """An exception may come before the call that enables it."""
+    """If an exception leaves the garbage collector disabled, the next region enables it."""
     monkeypatch.setattr(generations, "_off_in", threading.get_ident())
     gc.disable()
     try:
@@ -157,7 +160,7 @@ def test_the_collector_is_enabled_again_by_the_next_region(
 def test_figures_fit_the_storages_after_an_exception_at_any_line_of_recording(
     interrupted: Callable[..., bool], at_line: Callable[[int], object]
 ) -> None:
-    """A test may catch the exception, and continue in the same region."""
+    """A test may catch an exception at any line of recording and continue; figures stay right."""
     at, wrong = 1, []
     while True:
         ledger, old, new = Ledger(), torch.UntypedStorage(10), torch.UntypedStorage(30)
@@ -181,7 +184,7 @@ def test_figures_fit_the_storages_after_an_exception_at_any_line_of_recording(
 
 
 def test_patches_that_hide_each_other_are_undone_when_their_users_are_gone() -> None:
-    """On an accelerator two of them patch one function: for the device and for the host."""
+    """Of two patches of one function, for the device and for the host, both are undone."""
 
     class Target:
         def method(self) -> None: ...

@@ -89,7 +89,9 @@ def at_the_start(function: Callable[[], None]) -> Callable[..., None]:
 def test_exception_of_a_handler_is_raised_after_the_callback(
     collect_with: Callable[..., None], handler: Any
 ) -> None:
-    """Python itself would only print the exception and continue."""
+    """Python only prints a signal's exception in a callback of the collector: it is raised after
+    it.
+    """
     signal.signal(signal.SIGTERM, handler)
     with pytest.raises(StopError):  # noqa: PT012
         collect_with(at_the_start(lambda: signal.raise_signal(signal.SIGTERM)))
@@ -97,7 +99,9 @@ def test_exception_of_a_handler_is_raised_after_the_callback(
 
 
 def test_ctrl_c_is_raised_after_the_callback(collect_with: Callable[..., None]) -> None:
-    """Its handler is written in C, so it does not appear in the traceback."""
+    """Ctrl-C in a callback of the garbage collector is raised after it; its handler is written in
+    C.
+    """
     with pytest.raises(KeyboardInterrupt):  # noqa: PT012
         collect_with(at_the_start(lambda: signal.raise_signal(signal.SIGINT)))
         wait()
@@ -106,7 +110,7 @@ def test_ctrl_c_is_raised_after_the_callback(collect_with: Callable[..., None]) 
 def test_exception_in_the_next_callback_is_raised_after_it(
     collect_with: Callable[..., None],
 ) -> None:
-    """The collection may take longer than the delay before the signal is sent again."""
+    """If a collection outlasts the delay of a signal, its exception follows the next callback."""
 
     def callback(phase: str, info: object) -> None:
         signal.raise_signal(signal.SIGTERM) if phase == "start" else wait()
@@ -119,7 +123,9 @@ def test_exception_in_the_next_callback_is_raised_after_it(
 def test_exception_in_a_callback_of_another_library_is_raised_after_it(
     collect_with: Callable[..., None],
 ) -> None:
-    """Hypothesis, for example, installs a callback."""
+    """A signal's exception in another library's callback, such as
+    Hypothesis's, is raised after it.
+    """
 
     def other_callback(phase: str, info: object) -> None:
         if phase == "stop":
@@ -137,7 +143,7 @@ def test_exception_in_a_callback_of_another_library_is_raised_after_it(
 def test_errors_of_the_callback_go_to_the_earlier_unraisable_hook(
     collect_with: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They must not fail the test that happens to run."""
+    """Errors of a callback of the collector go to the earlier unraisable hook, and fail no test."""
     seen: list[type[BaseException]] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda dropped: seen.append(dropped.exc_type))
     collect_with(at_the_start(lambda: 1 // 0))
@@ -147,7 +153,9 @@ def test_errors_of_the_callback_go_to_the_earlier_unraisable_hook(
 def test_signal_during_the_search_for_new_storages_reaches_the_test(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A test with many small objects would otherwise lose more than half of its alarms."""
+    """A signal during the search reaches the test, which would
+    otherwise lose many of its alarms.
+    """
     probe = MemoryProbe(meter=StorageMeter())
     with probe.measure(), monkeypatch.context() as patched:
         patched.setattr(
@@ -159,7 +167,9 @@ def test_signal_during_the_search_for_new_storages_reaches_the_test(
 
 
 def test_freed_storage_is_recorded_without_python_code() -> None:
-    """A signal handler could run in Python code there, and its exception would be lost."""
+    """A freed storage is recorded without Python code, in which a
+    signal's exception could be lost.
+    """
     ledger, storage = Ledger(), torch.UntypedStorage(10)
     ledger.record(storage)
     (reference,) = weakref.getweakrefs(storage)

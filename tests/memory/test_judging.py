@@ -38,7 +38,7 @@ def test_result_has_one_verdict(
 
 
 def test_note_about_the_host_leaves_the_verdict(record: MakeRecord) -> None:
-    """The limit was judged, on the accelerator; with two notes as with one."""
+    """A note about the host, or two, does not change the verdict on the accelerator."""
     left = Holding(bytes=128, count=16, batches=16)
     levels = [0] * 9
     result = judge("n", record(levels=levels, host_retained=(left,)), [FLAT, RESERVED])
@@ -53,13 +53,13 @@ def test_note_about_the_host_leaves_the_verdict(record: MakeRecord) -> None:
 def test_what_one_batch_has_left_on_the_host_is_not_noted(
     record: MakeRecord, batches: int | None
 ) -> None:
-    """For example an optimizer's counts of steps, which its first step allocates."""
+    """What one batch left on the host, such as an optimizer's step counts, is not noted."""
     left = Holding(bytes=64, count=16, batches=batches)
     assert judge("n", record(levels=[0] * 9, host_retained=(left,)), [FLAT]).unjudged == ()
 
 
 def test_note_about_the_host_counts_all_storages_of_the_line(record: MakeRecord) -> None:
-    """The first ones of a graph are held in another way; other lines do not count."""
+    """A note about the host counts all storages of a line, also those held in another way."""
     line = {"created_at": ("m.py:15 in update",), "code": "value * n"}
     groups = (
         Holding(bytes=900, count=1, batches=1, created_at=("m.py:1 in f",)),
@@ -74,7 +74,9 @@ def test_note_about_the_host_counts_all_storages_of_the_line(record: MakeRecord)
 
 
 def test_result_has_all_breaches(record: MakeRecord) -> None:
-    """Otherwise the second breach would show only after the first is repaired."""
+    """A result has all breaches, because the second one would show
+    only after the first's repair.
+    """
     limits = [max_retained_mb("4 B"), max_peak_mb("8 B"), ZERO]
     result = judge("n", record(retained_bytes=5, peak_bytes=9), limits)
     assert [breach.limit for breach in result.breaches] == [limit.text for limit in limits]
@@ -82,21 +84,23 @@ def test_result_has_all_breaches(record: MakeRecord) -> None:
 
 
 def test_name_has_the_test_and_the_label(record: MakeRecord) -> None:
-    """The region of a whole test has no label; its name has no trailing space."""
+    """A result is named by test and label; without a label the name has no trailing space."""
     assert judge("a.py::t", record(label="fit"), []).name == "a.py::t fit"
     assert judge("a.py::t", record(), []).name == "a.py::t"
 
 
 @pytest.mark.parametrize("limits", [[], [ZERO, RESERVED, FLAT]], ids=["free", "limited"])
 def test_result_is_restored_from_json(record: MakeRecord, limits: list[Limit]) -> None:
-    """Test reports carry it to the xdist controller as built-in types."""
+    """Test reports carry results to the xdist controller as
+    builtin types, and they are restored.
+    """
     levels = [4 * i for i in range(9)]
     made = judge("a.py::t", record(label="fit", retained_bytes=1, levels=levels), limits)
     assert Result.from_dict(json.loads(json.dumps(made.to_dict()))) == made
 
 
 def test_dictionary_has_the_published_keys(record: MakeRecord) -> None:
-    """The keys are those of the schema pytest-cka-memory/1."""
+    """A result's dictionary has the keys of the schema pytest-cka-memory/1."""
     plain = judge("a.py::t", record(label="fit"), [ZERO]).to_dict()
     assert list(plain)[:5] == ["nodeid", "label", "worker", "outcome", "verdict"]
     assert {"limits", "breaches", "unjudged", "timeline", "growth_bytes_per_batch"} < set(plain)

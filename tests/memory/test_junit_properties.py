@@ -21,7 +21,9 @@ from pytest_cka_memory.testing import ScriptedMeter
 def test_a_device_that_was_not_measured_is_a_property(
     record: Callable[..., RegionRecord], meter: str, named: bool
 ) -> None:
-    """A reader of the XML must not take its figures for measurements."""
+    """A device that was not measured is a JUnit property, so that no figure passes for a measured
+    one.
+    """
     facts = {**ScriptedMeter().facts(), "meter": meter, "device_name": "some card (no GPU)"}
     properties = dict(junit.of_results([judge("t.py::t", record(), [])], facts))
     assert properties.get("cka_memory.device") == ("some card (no GPU)" if named else None)

@@ -82,7 +82,7 @@ def number_in(path: Path) -> int:
 
 
 def test_writer_killed_at_a_random_moment_leaves_a_complete_file(tmp_path: Path) -> None:
-    """The next writer works in spite of a temporary file that was left behind."""
+    """If a writer is killed, the file is complete, and the next one ignores the temporary file."""
     path = tmp_path / "baseline.json"
     moments = random.Random(0)
     for _ in range(8):
@@ -116,7 +116,7 @@ def test_writer_killed_at_a_random_moment_leaves_a_complete_file(tmp_path: Path)
 def test_writer_killed_at_a_step_leaves_a_complete_file(
     run_python: Callable[..., Any], tmp_path: Path, step: str, left: int
 ) -> None:
-    """It is the old file until the last step and then the new one."""
+    """Until the last step of writing, a killed writer leaves the old file, and then the new one."""
     path = tmp_path / "baseline.json"
     code = WRITER + WRITE_ONCE.format(step=step)
     ended = run_python("-c", code, path)

@@ -48,13 +48,13 @@ def levels(allocator: ScriptedAllocator) -> LastLevels:
 
 
 def test_levels_are_read_once_while_no_block_comes_or_goes(allocator, levels) -> None:
-    """The second answer is that of the first reading, with its reserve."""
+    """While no block comes or goes, levels and reserve are those of the first reading."""
     assert levels.known() == levels.known() == Levels(512, 512, 1)
     assert allocator.readings == 1
 
 
 def test_levels_are_read_again_if_they_are_asked_for_now(allocator, levels) -> None:
-    """The reserve may have fallen, which the counter does not see; it is the known one then."""
+    """The reserve may fall without the counter's notice, so levels can be asked for again."""
     levels.known()
     assert levels.read() == levels.known() == Levels(512, 512, 2)
 
@@ -70,14 +70,14 @@ def test_levels_are_read_again_if_they_are_asked_for_now(allocator, levels) -> N
     ],
 )
 def test_levels_are_read_again_after_a_change(allocator, levels, change) -> None:
-    """Also if the level is the same as before."""
+    """After a change levels are read again, also if the level is the same as before."""
     levels.known()
     change(allocator)
     assert levels.known() == Levels(allocator.state.level, allocator.state.level, 2)
 
 
 def test_reading_during_which_another_thread_allocates_is_not_kept(allocator, levels) -> None:
-    """It is of neither moment."""
+    """A reading in which another thread allocates belongs to neither moment, so it is not kept."""
     allocator.during = [100]
     levels.read()
     allocator.during = []
@@ -85,7 +85,7 @@ def test_reading_during_which_another_thread_allocates_is_not_kept(allocator, le
 
 
 def test_new_peak_alone_is_no_change(allocator, levels) -> None:
-    """The end of a region starts a new one."""
+    """A new peak, which begins at the end of a region, is no change of the levels."""
     levels.known()
     allocator.state = replace_peak(allocator.state)
     levels.known()

@@ -21,7 +21,7 @@ def ledger() -> Ledger:
 
 
 def test_a_storage_is_counted_once_however_often_it_is_recorded(ledger: Ledger) -> None:
-    """Recording it again, or through a view, adds no bytes."""
+    """Recording a storage again, or through a view, adds no bytes to the ledger."""
     tensor = torch.zeros(10)
     for view in (tensor, tensor[:2], tensor.view(2, 5), tensor.detach()):
         ledger.record(view.untyped_storage())
@@ -29,7 +29,7 @@ def test_a_storage_is_counted_once_however_often_it_is_recorded(ledger: Ledger) 
 
 
 def test_a_freed_storage_lowers_the_level_but_not_the_peak(ledger: Ledger) -> None:
-    """The ledger does not keep the storage alive."""
+    """The ledger does not keep a storage alive; freeing it lowers the level, not the peak."""
     tensor = torch.zeros(10)
     ledger.record(tensor.untyped_storage())
     del tensor
@@ -38,7 +38,7 @@ def test_a_freed_storage_lowers_the_level_but_not_the_peak(ledger: Ledger) -> No
 
 
 def test_a_view_keeps_its_whole_storage_counted(ledger: Ledger) -> None:
-    """A view of one element keeps all ten counted."""
+    """A view of one element keeps its whole storage of ten elements counted."""
     tensor = torch.zeros(10)
     ledger.record(tensor.untyped_storage())
     view = tensor[:1]
@@ -72,7 +72,7 @@ def test_freed_bytes_are_subtracted_before_new_ones_are_added(ledger: Ledger) ->
 def test_retained_counts_only_the_growth_of_an_older_storage(
     ledger: Ledger, sizes: list[int], level: int, retained: int
 ) -> None:
-    """Growing back to the size at the mark does not count."""
+    """An older storage that grows counts only its growth, not growing back to an earlier size."""
     storage = torch.UntypedStorage(sizes[0])
     ledger.record(storage)
     mark = ledger.mark()
@@ -84,7 +84,7 @@ def test_retained_counts_only_the_growth_of_an_older_storage(
 
 
 def test_each_mark_counts_what_was_allocated_after_it(ledger: Ledger) -> None:
-    """Nested regions take marks at different times."""
+    """Each of several marks, as nested regions take them, counts what was allocated after it."""
     tensors, marks = [], []
     for size in (1, 2, 3):
         marks.append(ledger.mark())
@@ -96,7 +96,7 @@ def test_each_mark_counts_what_was_allocated_after_it(ledger: Ledger) -> None:
 
 
 def test_a_storage_found_too_late_counts_only_its_growth(ledger: Ledger) -> None:
-    """The bytes that it had when it was found are not attributed to a region."""
+    """A storage that is found late adds only its later growth to a region."""
     storage = torch.UntypedStorage(100)
     ledger.record(storage, counted=False)
     assert (ledger.level, ledger.retained_since(0)) == (0, 0)
@@ -114,7 +114,7 @@ def test_a_storage_found_too_late_counts_only_its_growth(ledger: Ledger) -> None
 
 
 def test_a_storage_at_a_reused_address_is_counted_as_new(ledger: Ledger) -> None:
-    """The allocator often returns the address that was just freed."""
+    """The allocator often returns a freed address; a storage there counts as new."""
     marks = []
     for _ in range(200):
         tensor = torch.zeros(10)
@@ -127,7 +127,7 @@ def test_a_storage_at_a_reused_address_is_counted_as_new(ledger: Ledger) -> None
 
 
 def test_a_finalizer_may_record_while_the_ledger_is_locked(ledger: Ledger) -> None:
-    """A collection may run a finalizer that allocates in the middle of a call to record."""
+    """A finalizer that a collection runs may allocate in the middle of another call to record."""
 
     class Finaliser:
         def __init__(self) -> None:
@@ -145,7 +145,7 @@ def test_a_finalizer_may_record_while_the_ledger_is_locked(ledger: Ledger) -> No
 
 
 def test_storages_recorded_during_another_call_are_counted_once(ledger: Ledger) -> None:
-    """Even if a collection records the storage that is just being recorded."""
+    """A storage counts once, even if a collection records it during the same call."""
     kept = [torch.zeros(10).untyped_storage() for _ in range(200)]
 
     def book_all(phase: str, info: object) -> None:
@@ -166,7 +166,9 @@ def test_storages_recorded_during_another_call_are_counted_once(ledger: Ledger) 
 
 
 def test_recording_a_storage_again_at_any_line_counts_it_once(ledger: Ledger) -> None:
-    """A tracer stands in for the collections that Python 3.12 runs between bytecodes."""
+    """A storage counts once, also if a collection, simulated by a
+    tracer, records it at any line.
+    """
     storage = torch.zeros(10).untyped_storage()
 
     def book_again(frame: FrameType, event: str, argument: object) -> Any:
@@ -186,7 +188,7 @@ def test_recording_a_storage_again_at_any_line_counts_it_once(ledger: Ledger) ->
 
 
 def test_concurrent_threads_lose_no_bytes(ledger: Ledger) -> None:
-    """No byte is lost or counted twice."""
+    """Threads that record at once lose no byte, and count none twice."""
     kept: list[torch.Tensor] = []
 
     def work() -> None:
@@ -208,7 +210,7 @@ def test_concurrent_threads_lose_no_bytes(ledger: Ledger) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_can_record_although_another_thread_held_the_lock(ledger: Ledger) -> None:
-    """That thread does not exist in the child, so it would never release the lock there."""
+    """A child forked while another thread held the lock has no such thread, and can record."""
     is_locked, may_release = threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -74,7 +74,7 @@ def test_a_value_up_to_the_limit_keeps_it(record: MakeRecord, limit_mb: object, 
 def test_one_byte_above_the_limit_breaks_it(
     record: MakeRecord, marker: str, args: tuple[object, ...], figures: dict[str, int], message: str
 ) -> None:
-    """The message gives the measured bytes, the allowed bytes and the excess."""
+    """A value one byte above the limit breaks it; the message gives value, limit and excess."""
     breach = limit_from_marker(marker, args, {}).judge(record(**figures))
     assert isinstance(breach, Breach)
     assert breach.message == message
@@ -94,12 +94,12 @@ def test_one_byte_above_the_limit_breaks_it(
 def test_a_value_equal_to_the_limit_keeps_every_marker(
     record: MakeRecord, marker: str, args: tuple[object, ...], figures: dict[str, int]
 ) -> None:
-    """The figures are one byte below those of the test above."""
+    """A value equal to the limit keeps it, for each marker: one byte less than a breach."""
     assert limit_from_marker(marker, args, {}).judge(record(**figures)) is None
 
 
 def test_max_reserved_mb_is_not_judged_on_a_device_without_a_reserve(record: MakeRecord) -> None:
-    """The verdict says so instead of reporting the limit as kept."""
+    """Without a reserve the verdict says that the limit was not judged, instead of kept."""
     verdict = limit_from_marker("max_reserved_mb", (1,), {}).judge(record())
     assert verdict == Unjudged("max_reserved_mb(1)", "this device has no reserve")
 
@@ -119,7 +119,7 @@ def test_max_reserved_mb_is_not_judged_on_a_device_without_a_reserve(record: Mak
 def test_growth_above_the_tolerance_breaks_flat_per_batch(
     record: MakeRecord, levels: list[int], kwargs: dict[str, object], measured: float | None
 ) -> None:
-    """The default tolerance is 0 bytes."""
+    """With the default tolerance of 0 bytes, any growth breaks ``flat_per_batch``."""
     verdict = limit_from_marker("flat_per_batch", (), kwargs).judge(record(levels=levels))
     if measured is None:
         assert verdict is None
@@ -129,7 +129,7 @@ def test_growth_above_the_tolerance_breaks_flat_per_batch(
 
 
 def test_growth_message_gives_growth_batches_and_allowed_growth(record: MakeRecord) -> None:
-    """Growth is given per batch."""
+    """The message about growth has the growth per batch, the batches, and what is allowed."""
     breach = limit_from_marker("flat_per_batch", (), {}).judge(
         record(levels=[4 * i for i in range(9)])
     )
@@ -138,7 +138,7 @@ def test_growth_message_gives_growth_batches_and_allowed_growth(record: MakeReco
 
 
 def test_growth_of_a_fraction_of_a_byte_is_not_written_as_zero(record: MakeRecord) -> None:
-    """'grew by 0.0 bytes per batch, allowed 0 bytes per batch' would not say what is wrong."""
+    """A growth of a fraction of a byte is not written as 0.0 bytes, which would explain nothing."""
     breach = limit_from_marker("flat_per_batch", (), {}).judge(record(levels=[0] * 33 + [1] * 32))
     assert isinstance(breach, Breach)
     assert breach.message.startswith("grew by 0.03 bytes per batch")
@@ -147,7 +147,7 @@ def test_growth_of_a_fraction_of_a_byte_is_not_written_as_zero(record: MakeRecor
 def test_a_growth_limit_without_batches_is_broken_and_says_how_to_report_them(
     record: MakeRecord,
 ) -> None:
-    """It must not count as kept."""
+    """A limit on growth without batches is not kept; the message says how to report batches."""
     breach = limit_from_marker("flat_per_batch", (), {}).judge(record())
     assert isinstance(breach, Breach)
     assert breach.measured_bytes is None
@@ -169,7 +169,7 @@ def test_a_growth_limit_without_batches_is_broken_and_says_how_to_report_them(
 def test_too_few_batches_break_a_growth_limit_and_say_how_many_are_missing(
     record: MakeRecord, count: int, warmup: int, words: str
 ) -> None:
-    """The message gives the number of batches seen, needed and missing."""
+    """If batches are too few for a limit on growth, the message has those seen, needed, missing."""
     limit = limit_from_marker("flat_per_batch", (), {"warmup": warmup})
     breach = limit.judge(record(levels=[0] * count))
     assert isinstance(breach, Breach)
@@ -182,7 +182,7 @@ NOT_A_SIZE = [-1, -0.001, math.nan, math.inf, True, None, "2KBanana", "1", "", [
 @pytest.mark.parametrize("value", NOT_A_SIZE, ids=repr)
 @pytest.mark.parametrize("marker", ["max_retained_mb", "max_peak_mb", "max_reserved_mb"])
 def test_a_limit_that_is_not_a_size_is_refused(marker: str, value: object) -> None:
-    """The error repeats the marker as written and gives an example of a size."""
+    """The error for a limit that is not a size repeats the marker and has an example."""
     with pytest.raises(LimitError, match=rf"^{marker}\(.*\): .*memory size.*write") as caught:
         limit_from_marker(marker, (value,), {})
     assert repr(value) in str(caught.value)
@@ -206,7 +206,7 @@ def test_a_limit_that_is_not_a_size_is_refused(marker: str, value: object) -> No
 def test_wrong_arguments_are_refused_with_an_example(
     marker: str, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> None:
-    """The message says what is wrong, what was given and what to write instead."""
+    """The error for wrong arguments says what is wrong, what was given and what to write."""
     example = MARKERS[marker].example
     with pytest.raises(LimitError, match=rf"^{marker}\(.*\): wrong arguments; write") as caught:
         limit_from_marker(marker, args, kwargs)
@@ -215,14 +215,14 @@ def test_wrong_arguments_are_refused_with_an_example(
 
 @pytest.mark.parametrize("warmup", [-1, 1.0, True, "1", None], ids=repr)
 def test_a_warmup_that_is_not_a_whole_number_is_refused(warmup: object) -> None:
-    """0 is accepted; True and 1.0 are refused."""
+    """A warm-up of 0 batches is accepted; True and 1.0 are refused."""
     with pytest.raises(LimitError, match=r"flat_per_batch\(warmup=.*\): .*write a whole number"):
         limit_from_marker("flat_per_batch", (), {"warmup": warmup})
 
 
 @pytest.mark.parametrize("tolerance", [-1, math.nan, "x", True], ids=repr)
 def test_a_tolerance_that_is_not_a_size_is_refused(tolerance: object) -> None:
-    """It is checked like any other memory size."""
+    """A tolerance is checked like any other memory size."""
     with pytest.raises(LimitError, match="memory size"):
         limit_from_marker("flat_per_batch", (tolerance,), {})
 
@@ -244,13 +244,13 @@ def test_a_tolerance_that_is_not_a_size_is_refused(tolerance: object) -> None:
 def test_a_limit_is_named_as_users_write_it(
     marker: str, args: tuple[object, ...], kwargs: dict[str, object], text: str
 ) -> None:
-    """Readers search their tests for the name that a report gives."""
+    """A limit has the name that users write, because they search their tests for it."""
     assert limit_from_marker(marker, args, kwargs).text == text
 
 
 @pytest.mark.parametrize("marker", MARKERS.values(), ids=lambda marker: marker.name)
 def test_the_example_of_every_marker_is_valid(marker: Marker) -> None:
-    """Error messages tell users to write these examples."""
+    """The example of every marker is valid, because messages tell users to write it."""
     limit = eval(marker.example, {marker.name: marker.build()})
     limit = limit() if callable(limit) else limit
     assert isinstance(limit, (Maximum, FlatPerBatch, Tolerance))
@@ -258,7 +258,7 @@ def test_the_example_of_every_marker_is_valid(marker: Marker) -> None:
 
 @pytest.mark.parametrize("marker", MARKERS.values(), ids=lambda marker: marker.name)
 def test_the_builder_of_every_marker_takes_what_its_help_names(marker: Marker) -> None:
-    """Arguments in backquotes in the help are parameters of the builder."""
+    """Each argument that a marker's help has in backquotes is a parameter of its builder."""
     parameters = inspect.signature(marker.build()).parameters
     assert set(re.findall(r"`(\w+)`", marker.help)) == set(parameters)
 
@@ -280,6 +280,6 @@ def test_session_limits_apply_to_tests_without_a_limit_of_their_own() -> None:
 
 
 def test_a_session_limit_of_zero_is_a_limit() -> None:
-    """0 does not mean that the option is unset."""
+    """A session limit of 0 is a limit, and does not mean that the option is unset."""
     (limit,) = default_limits([], 0, None)
     assert limit.allowed_bytes == 0

@@ -63,14 +63,14 @@ def ignore(size: int | None) -> None:
     ids=lambda value: repr(value).split(" at 0x")[0],
 )
 def test_the_size_of_a_batch_is_its_first_dimension(batch: object, size: int | None) -> None:
-    """For any batch that a collate function may return; None if it cannot be determined."""
+    """The size of a batch is its first dimension, or None if it cannot be determined."""
     assert size_of(batch) == size
 
 
 def test_a_watched_loader_has_the_type_length_and_attributes_of_its_loader(
     loader: DataLoader[tuple[torch.Tensor, ...]],
 ) -> None:
-    """Consumers check these, so they must come from the wrapped loader."""
+    """Consumers check a loader's type, length and attributes, so a watched one has them too."""
     watched = SampledLoader(loader, ignore)
     assert isinstance(watched, DataLoader)
     assert len(watched) == 3
@@ -85,7 +85,7 @@ def test_a_watched_loader_has_the_type_length_and_attributes_of_its_loader(
 def test_setting_an_attribute_sets_it_on_the_loader(
     loader: DataLoader[tuple[torch.Tensor, ...]],
 ) -> None:
-    """An attribute that is stored on the proxy alone would have no effect."""
+    """Setting an attribute of a watched loader sets it on the loader, where it has an effect."""
     watched = SampledLoader(loader, ignore)
     watched.worker_init_fn = ignore
     assert loader.worker_init_fn is ignore
@@ -94,7 +94,7 @@ def test_setting_an_attribute_sets_it_on_the_loader(
 
 
 def test_an_indexable_loader_stays_indexable() -> None:
-    """A list of batches can be used as a loader."""
+    """A list of batches can be used as a loader, and can be indexed when it is watched."""
     watched = SampledLoader([10, 20, 30], ignore)
     assert watched[1] == 20
     assert isinstance(watched, list)
@@ -102,7 +102,7 @@ def test_an_indexable_loader_stays_indexable() -> None:
 
 
 def test_len_of_a_loader_without_a_length_raises_the_loaders_own_error() -> None:
-    """``list()`` and iteration still work."""
+    """A watched loader without a length raises its error at ``len``; ``list()`` still works."""
     watched = SampledLoader((i for i in range(3)), ignore)
     with pytest.raises(TypeError, match="object of type 'generator' has no len"):
         len(watched)
@@ -110,7 +110,7 @@ def test_len_of_a_loader_without_a_length_raises_the_loaders_own_error() -> None
 
 
 def test_a_proxy_can_be_copied(loader: DataLoader[tuple[torch.Tensor, ...]]) -> None:
-    """Trainers copy loaders; ``copy`` reads attributes of the copy before any is set."""
+    """Trainers copy loaders; ``copy`` reads attributes before any is set, which must not fail."""
     assert copy.copy(FirstBatches(loader, 2)).batch_size == 4
     assert len(copy.deepcopy(FirstBatches([1, 2, 3], 2))) == 2
 
@@ -118,7 +118,7 @@ def test_a_proxy_can_be_copied(loader: DataLoader[tuple[torch.Tensor, ...]]) -> 
 def test_each_batch_is_reported_when_the_next_is_requested(
     loader: DataLoader[tuple[torch.Tensor, ...]],
 ) -> None:
-    """The consumer is then done with the batch. The last batch is reported too."""
+    """A batch is done when the next is requested, so it is reported then; the last is, too."""
     sizes: list[int | None] = []
     seen_at: list[int] = []
     for _ in SampledLoader(loader, sizes.append):
@@ -128,7 +128,7 @@ def test_each_batch_is_reported_when_the_next_is_requested(
 
 
 def test_the_batch_of_an_early_break_is_not_reported() -> None:
-    """The consumer did not finish it."""
+    """After an early break the last batch is not reported, because it was not finished."""
     sizes: list[int | None] = []
     for number in SampledLoader([[1], [2], [3]], sizes.append):
         if number == [2]:
@@ -138,7 +138,7 @@ def test_the_batch_of_an_early_break_is_not_reported() -> None:
 
 
 def test_a_second_epoch_is_reported_too() -> None:
-    """A watched loader can be iterated as often as its loader."""
+    """A watched loader can be iterated as often as its loader, and each epoch is reported."""
     sizes: list[int | None] = []
     watched = SampledLoader([[1], [2, 2]], sizes.append)
     assert list(watched) == list(watched)
@@ -146,14 +146,14 @@ def test_a_second_epoch_is_reported_too() -> None:
 
 
 def test_two_iterations_at_once_are_independent() -> None:
-    """``zip(loader, loader)`` iterates over one loader twice at the same time."""
+    """In ``zip(loader, loader)`` two iterations run at once, independently."""
     sizes: list[int | None] = []
     watched = SampledLoader([[1], [2]], sizes.append)
     assert list(zip(watched, watched, strict=True)) == [([1], [1]), ([2], [2])]
 
 
 def test_a_watched_loader_keeps_no_batch_alive() -> None:
-    """A reference to a batch would be a leak that the measurement itself causes."""
+    """A watched loader keeps no batch alive, which would be a leak of the measurement itself."""
     alive: list[bool] = []
     references: list[weakref.ref[Batch]] = []
 
@@ -177,7 +177,7 @@ def test_a_watched_loader_keeps_no_batch_alive() -> None:
 
 
 def test_an_exception_in_the_loader_reaches_its_consumer() -> None:
-    """It is the exception that the loader raised."""
+    """An exception in the loader reaches its consumer unchanged."""
 
     def broken() -> Iterator[int]:
         yield 1
@@ -190,7 +190,7 @@ def test_an_exception_in_the_loader_reaches_its_consumer() -> None:
 def test_first_batches_requests_only_the_given_number(
     loader: DataLoader[tuple[torch.Tensor, ...]],
 ) -> None:
-    """The rest of the loader is never requested."""
+    """``first_batches`` never requests more than the given number of batches."""
     first = FirstBatches(loader, 2)
     assert len(first) == 2
     assert isinstance(first, DataLoader)
@@ -202,7 +202,7 @@ def test_first_batches_requests_only_the_given_number(
 
 
 def test_first_batches_refuses_a_loader_that_ends_too_soon() -> None:
-    """Otherwise the figures for 4 batches might come from 1, or from an exhausted iterator."""
+    """A loader that ends too soon is refused: figures for 4 batches might come from 1."""
     once = iter([1, 2, 3])
     assert list(FirstBatches(once, 2)) == [1, 2]
     with pytest.raises(ValueError, match="ended after 1 of 2 batches; pass one that can be iter"):
@@ -224,12 +224,12 @@ def test_first_batches_refuses_a_loader_that_ends_too_soon() -> None:
 def test_length_of_returns_none_for_a_loader_without_a_length(
     made: object, length: int | None
 ) -> None:
-    """``len()`` raises for a DataLoader over a dataset without a length."""
+    """``len()`` raises for a DataLoader over a dataset without a length; the result is None."""
     assert length_of(made) == length
 
 
 def test_a_watched_iterator_is_an_iterator() -> None:
-    """``next()`` works as on the iterator itself, and ends a batch when the next is requested."""
+    """``next()`` works on a watched iterator, and ends a batch when the next is requested."""
     calls: list[int | None] = []
     watched = SampledLoader(iter([torch.ones(2), torch.ones(3)]), calls.append)
     assert next(watched).shape == (2,)
@@ -242,17 +242,17 @@ def test_a_watched_iterator_is_an_iterator() -> None:
 
 
 def test_a_watched_list_is_not_an_iterator() -> None:
-    """The error is the one of the list."""
+    """``next()`` of a watched list raises the error of a list, which is not an iterator."""
     with pytest.raises(TypeError, match="'list' object is not an iterator"):
         next(SampledLoader([1], lambda size: None))
 
 
 def test_the_size_of_a_mapping_is_that_of_its_first_tensor() -> None:
-    """Hugging Face's BatchEncoding is a UserDict, not a dict."""
+    """A mapping, also a UserDict as BatchEncoding is, has the size of its first tensor."""
     assert size_of(UserDict(text=["a", "b"], input_ids=torch.ones(2, 7))) == 2
 
 
 def test_the_size_of_a_strided_nested_tensor_is_its_number_of_parts() -> None:
-    """It has no shape: asking for one raises."""
+    """A strided nested tensor raises if its shape is asked for; its size is its parts' number."""
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.strided)
     assert size_of(nested) == 2

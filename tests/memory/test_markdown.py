@@ -76,7 +76,7 @@ it</summary>
 
 
 def test_at_most_ten_tests_without_a_result_are_named():
-    """The others are counted."""
+    """At most ten tests without a result are named, and the others are counted."""
     missing = tuple(f"t.py::test_{number}" for number in range(12))
     text = markdown.render(replace(one_of_each(), missing=missing))
     assert text.count("- no result: `t.py::test_") == 10
@@ -84,12 +84,12 @@ def test_at_most_ten_tests_without_a_result_are_named():
 
 
 def test_a_report_with_every_verdict_has_exactly_this_text():
-    """Verdict, findings, holders, all regions, and the session."""
+    """The report with each verdict has this text: verdict, findings, holders, regions, session."""
     assert markdown.render(one_of_each()) == WHOLE
 
 
 def test_a_report_without_regions_begins_with_nothing_was_measured():
-    """It must not look like a report in which every limit was kept."""
+    """A report without regions says so first, because no limit was kept in it."""
     assert markdown.render(Report(SESSION, ())) == (
         f"### Memory: nothing was measured\n\n{FACTS}{LEGEND}"
     )
@@ -108,12 +108,12 @@ def test_a_report_without_regions_begins_with_nothing_was_measured():
     ids=["one", "two", "broken", "no-limit", "some-limits", "not-judged"],
 )
 def test_the_first_line_is_the_verdict(results, line):
-    """A reviewer can stop reading there."""
+    """The verdict is the first line, so that a reviewer can stop reading there."""
     assert markdown.render(Report(SESSION, tuple(results))).splitlines()[0] == f"### Memory: {line}"
 
 
 def test_a_problem_of_the_session_follows_the_verdict():
-    """For example too few regions, which is not the verdict of any region."""
+    """A problem of the session, such as too few regions, follows after the verdict."""
     report = Report(SESSION, (), problems=("0 regions measured, --cka-memory-min-regions=1",))
     assert markdown.render(report).splitlines()[2] == (
         "**FAILED**: `0 regions measured, --cka-memory-min-regions=1`"
@@ -121,7 +121,7 @@ def test_a_problem_of_the_session_follows_the_verdict():
 
 
 def test_emulated_figures_are_marked_before_the_first_figure():
-    """In the title and in a sentence below it."""
+    """Emulated figures are marked in the title and in a sentence below it."""
     session = {**SESSION, "meter": "PyTorch's caching allocator, emulated device"}
     lines = markdown.render(Report(session, (kept(),))).splitlines()
     assert lines[0] == "### Emulated memory: 1 region kept every limit"
@@ -131,7 +131,7 @@ def test_emulated_figures_are_marked_before_the_first_figure():
 
 
 def test_text_from_a_test_is_never_interpreted_as_markup():
-    """Outside code spans and code blocks, no part of a hostile name is left."""
+    """No part of a hostile name is markup outside code spans and code blocks."""
     text = markdown.render(hostile())
     outside, blocks = re.subn(r"^(`{3,})text\n.*?\n\1$", "", text, flags=re.DOTALL | re.MULTILINE)
     assert blocks == 2
@@ -160,7 +160,7 @@ def _without_code_spans(line):
 
 
 def test_every_row_has_as_many_cells_as_its_header():
-    """A bar in a name does not end a cell, not even inside a code span."""
+    """A bar in a name does not end a table's cell, not even inside a code span."""
     lines = [line for line in markdown.render(hostile()).splitlines() if line.startswith("| ")]
     borders = [line.replace("\\|", "").count("|") for line in lines]
     assert borders == [4, 4, 4, 4, 10, 10, 10]
@@ -168,7 +168,7 @@ def test_every_row_has_as_many_cells_as_its_header():
 
 @pytest.mark.parametrize("limit", [markdown.COMMENT_CHARACTERS, markdown.JOB_SUMMARY_CHARACTERS])
 def test_a_report_of_ten_thousand_regions_keeps_to_the_limit_on_length(limit):
-    """What is left out is counted, in each table and after the holders."""
+    """In a report of ten thousand regions, what is left out is counted in each table."""
     text = markdown.render(many(10_000), limit)
     assert limit - 3_000 < len(text) <= limit
     assert text.startswith("### Memory: 1,667 of 10,000 regions broke a limit\n")
@@ -182,7 +182,7 @@ def test_a_report_of_ten_thousand_regions_keeps_to_the_limit_on_length(limit):
 
 
 def test_long_names_are_cut_in_their_middle():
-    """The beginning has the file and the end the parameters, so both are kept."""
+    """A long name loses its middle: its beginning has the file, its end the parameters."""
     assert escapes.code("a" * 100 + "b" * 100) == f"`{'a' * 79}…{'b' * 79}`"
 
 
@@ -200,5 +200,5 @@ def test_long_names_are_cut_in_their_middle():
     ids=["plain", "tick", "ends", "two", "spaces", "empty", "lines"],
 )
 def test_a_code_span_can_contain_any_text(text, span):
-    """Checked against section 6.1 of CommonMark."""
+    """A code span can contain any text, as checked against section 6.1 of CommonMark."""
     assert escapes.code(text) == span

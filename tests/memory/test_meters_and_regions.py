@@ -17,7 +17,9 @@ class _FinalizingMeter(ScriptedMeter):
 
 
 def test_outer_region_keeps_the_peak_of_cleaning_for_an_inner_region() -> None:
-    """A finalizer of old garbage may allocate memory while the inner region opens."""
+    """A finalizer may allocate while an inner region opens, which
+    is part of the outer one's peak.
+    """
     probe = MemoryProbe(meter=_FinalizingMeter())
     with probe.measure() as outer, probe.measure() as inner:
         pass
@@ -26,7 +28,7 @@ def test_outer_region_keeps_the_peak_of_cleaning_for_an_inner_region() -> None:
 
 
 def test_a_meter_is_freed_with_its_probe() -> None:
-    """Regions leave nothing behind that references it."""
+    """A meter is freed with its probe, because regions leave no reference to it behind."""
     meter = ScriptedMeter()
     reference = weakref.ref(meter)
     with MemoryProbe(meter=meter).measure():
@@ -37,7 +39,7 @@ def test_a_meter_is_freed_with_its_probe() -> None:
 
 
 def test_retained_lists_bytes_that_no_tensor_owns() -> None:
-    """The groups add up to the retained bytes, also if they are read after the region."""
+    """Groups without a tensor add up to the retained bytes, also if they are read later."""
     meter = ScriptedMeter()
     with MemoryProbe(meter=meter).measure() as region:
         meter.allocate(512)

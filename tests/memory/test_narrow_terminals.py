@@ -25,7 +25,7 @@ def texts(results, width):
 
 @pytest.mark.parametrize("width", [80, 100, 132])
 def test_table_fits_and_its_names_stay_different(width):
-    """Thousands of similar names too."""
+    """A table fits the terminal, and the names of thousands of similar tests stay different."""
     results = many(600).results
     lines = texts(results, width)
     assert max(map(len, lines)) <= width
@@ -45,7 +45,7 @@ def test_table_fits_and_its_names_stay_different(width):
     ],
 )
 def test_columns_are_left_out_by_importance_but_never_a_broken_figure(width, left_out):
-    """A region that retained and grew too much: both figures are shown in 20 columns too."""
+    """Columns are left out by importance, but a broken figure is shown even in 20 columns."""
     lines = texts([broken(f"t.py::{LONG}[64]")], width)
     columns = ["batches", "start", "peak", "increase", "retained", "growth/b", "timeline"]
     shown = [column for column in columns if column not in left_out]
@@ -55,7 +55,7 @@ def test_columns_are_left_out_by_importance_but_never_a_broken_figure(width, lef
 
 
 def test_columns_without_a_value_are_left_out_first():
-    """A test without batches has no growth, so its level at entry is shown instead."""
+    """A column without values is left out first: without batches, growth gives way to the level."""
     lines = texts([kept(f"t.py::{LONG}", batches=0)], 80)
     assert lines[0].split() == [
         *("region", "start", "peak", "increase", "retained", "growth/b", "verdict")
@@ -64,7 +64,7 @@ def test_columns_without_a_value_are_left_out_first():
 
 
 def test_column_of_the_reserve_stays_if_the_limit_on_its_increase_broke():
-    """The increase has no column of its own."""
+    """The column of the reserve stays if the limit on its increase broke, which has no column."""
     reserve = {"reserved_start_bytes": 0, "reserved_peak_bytes": 9 * MB, "reserved_end_bytes": 0}
     limit = limit_from_marker("max_reserved_mb", (1,), {})
     result = judge(f"t.py::{LONG}", record(**reserve), [limit])
@@ -87,7 +87,7 @@ def test_column_of_the_reserve_stays_if_the_limit_on_its_increase_broke():
     ids=["short", "parameters", "middle", "one-longer", "steps", "thousands", "equal"],
 )  # fmt: skip
 def test_shortened_names_stay_different(names, room, shown):
-    """Equal names stay equal."""
+    """Shortened names stay different, and equal names stay equal."""
     found = fitted(names, room)
     assert max(map(len, found)) <= room
     assert len(set(found)) == len(set(names))
@@ -105,12 +105,12 @@ def test_shortened_names_stay_different(names, room, shown):
     ids=["parameter", "classes", "no-colons", "escape"],
 )
 def test_heading_is_file_and_class(nodeid, heading, row):
-    """Colons of a parameter do not count."""
+    """The heading of a table is a file and a class; colons of a parameter do not count."""
     assert row_name(kept(nodeid, "train")) == (heading, row)
 
 
 def test_failure_of_80_columns_keeps_code_and_places_whole():
-    """Lines end between words, at best before an expression or a file.
+    """In 80 columns, a failure's lines end between words, at best before an expression or a file.
 
     The second limit refers to the group by the line that allocated it.
     """
@@ -129,7 +129,7 @@ def test_failure_of_80_columns_keeps_code_and_places_whole():
 
 
 def test_word_that_is_longer_than_a_line_is_broken_at_its_joints():
-    """A path after a slash, an expression before a dot or a bracket."""
+    """Longer than a line, a path is broken after a slash, an expression before a dot or bracket."""
     assert wrapped("see tests/" + "folder/" * 8 + "test_it.py", 40) == [
         "see tests/folder/folder/folder/",
         "  folder/folder/folder/folder/",
@@ -143,7 +143,7 @@ def test_word_that_is_longer_than_a_line_is_broken_at_its_joints():
 
 
 def test_same_sentence_of_several_regions_is_printed_once():
-    """After the names of all of them."""
+    """A sentence that several regions share is printed once, after the names of all of them."""
     limit = limit_from_marker("max_peak_mb", (1,), {})
     peaks = [judge(f"t.py::test_{n}", record(), [limit]) for n in range(3)]
     lines = [line.text for line in terminal.findings(peaks)]
@@ -153,7 +153,7 @@ def test_same_sentence_of_several_regions_is_printed_once():
 
 
 def test_comparison_fits_80_columns():
-    """Names of regions are shortened there too."""
+    """A comparison shortens the names of regions, so that it fits 80 columns."""
     old = [kept(f"tests/test_net.py::{LONG}[{n}]") for n in range(3)]
     new = [kept(result.nodeid, retained_bytes=900) for result in old]
     text = two_reports.as_table(_compared(old, new), 80)

@@ -50,7 +50,7 @@ def boundaries(probe: MemoryProbe, train: Callable[[], object], *counted: object
 @pytest.mark.parametrize("kept_bytes", [0, 4096])
 @pytest.mark.parametrize("is_named", [True, False], ids=["named", "every"])
 def test_growth_per_step_is_exact(cpu: MemoryProbe, kept_bytes: int, is_named: bool) -> None:
-    """Without a loader and without a change of the loop; Adam's state is of the warm-up."""
+    """Growth per step needs no loader and no change of the loop; Adam's state is of the warm-up."""
     leaf, kept = Leaf(torch.optim.Adam), []
     counted = [leaf.optimizer] if is_named else []
     with cpu.measure() as region, region.each_step(*counted):
@@ -62,7 +62,7 @@ def test_growth_per_step_is_exact(cpu: MemoryProbe, kept_bytes: int, is_named: b
 
 
 def test_accumulated_batches_are_one_batch(probe: MemoryProbe) -> None:
-    """A boundary is a step, however many backward passes precede it."""
+    """A boundary is a step of the optimizer, however many backward passes come before it."""
     leaf = Leaf()
 
     def train() -> None:
@@ -76,7 +76,7 @@ def test_accumulated_batches_are_one_batch(probe: MemoryProbe) -> None:
 
 
 def test_step_that_a_scaler_skips_is_no_boundary(probe: MemoryProbe) -> None:
-    """What is live then belongs to the batch of the next step."""
+    """A step that a gradient scaler skips is no boundary; its batch belongs to the next step."""
     leaf, scaler = Leaf(), torch.amp.GradScaler("cpu", init_scale=2.0)
 
     def train() -> None:
@@ -90,7 +90,7 @@ def test_step_that_a_scaler_skips_is_no_boundary(probe: MemoryProbe) -> None:
 
 
 def test_step_with_a_closure_is_one_boundary(probe: MemoryProbe) -> None:
-    """LBFGS calls the closure several times in a step."""
+    """LBFGS calls its closure several times in a step, which is one boundary."""
     leaf, calls = Leaf(torch.optim.LBFGS), []
 
     def closure() -> torch.Tensor:
@@ -134,7 +134,7 @@ def test_optimizers_that_step_in_turn_make_one_boundary_for_each_turn(
 
 
 def test_only_steps_of_the_optimizers_given_count(probe: MemoryProbe) -> None:
-    """Those of one of the two networks of a GAN, for instance."""
+    """If optimizers are given, only their steps count, such as one network's of a GAN."""
     first, second = Leaf(), Leaf()
 
     def train() -> None:
@@ -148,7 +148,7 @@ def test_only_steps_of_the_optimizers_given_count(probe: MemoryProbe) -> None:
 
 
 def test_optimizer_that_is_made_for_each_batch_counts(probe: MemoryProbe) -> None:
-    """The one before is freed, so the next one does not step in turn with it."""
+    """An optimizer made for each batch counts, because the one before it has been freed."""
 
     def train() -> None:
         for _ in range(5):
@@ -159,7 +159,9 @@ def test_optimizer_that_is_made_for_each_batch_counts(probe: MemoryProbe) -> Non
 
 
 def test_optimizers_that_stay_alive_and_step_once_each_are_one_batch(probe: MemoryProbe) -> None:
-    """They cannot be told from optimizers that step in turn; a limit on growth then fails."""
+    """Optimizers that stay alive and step once each look like one batch, so a limit on growth
+    fails.
+    """
     kept: list[Leaf] = []
 
     def train() -> None:
@@ -174,7 +176,7 @@ def test_optimizers_that_stay_alive_and_step_once_each_are_one_batch(probe: Memo
 
 
 def test_step_that_calls_the_step_of_its_base_class_is_one_boundary(probe: MemoryProbe) -> None:
-    """Torch calls the hooks for both steps, once the base class has had an instance."""
+    """A step that calls its base class's step runs torch's hooks twice, and is one boundary."""
 
     class Logged(torch.optim.SGD):
         def step(self, closure=None):  # type: ignore[no-untyped-def,override]
@@ -192,7 +194,9 @@ def test_step_that_calls_the_step_of_its_base_class_is_one_boundary(probe: Memor
 
 
 def test_wrapper_that_passes_its_steps_on_can_be_given(probe: MemoryProbe) -> None:
-    """Such as Accelerate's, whose own ``step`` calls no hooks."""
+    """A wrapper that only passes its steps on, such as Accelerate's, can be given for its
+    optimizer.
+    """
 
     class Wrapper(torch.optim.Optimizer):
         def __init__(self, optimizer: torch.optim.Optimizer) -> None:
@@ -215,7 +219,7 @@ def test_wrapper_that_passes_its_steps_on_can_be_given(probe: MemoryProbe) -> No
 @pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated")  # torch 2.11, 2.12
 @pytest.mark.filterwarnings("error")
 def test_compiled_step_counts_and_its_hook_is_not_traced(probe: MemoryProbe) -> None:
-    """torch.compile would warn about what it cannot trace, and compile again."""
+    """The hook of a compiled step is not traced, which would warn and compile again; it counts."""
     leaf = Leaf()
     step = torch.compile(leaf.optimizer.step, backend="eager")
 
@@ -228,7 +232,7 @@ def test_compiled_step_counts_and_its_hook_is_not_traced(probe: MemoryProbe) -> 
 
 
 def test_steps_outside_the_block_do_not_count(probe: MemoryProbe) -> None:
-    """Those of a warm-up, for instance; a second block of the region goes on."""
+    """Steps of a warm-up outside the block do not count, and a second block goes on."""
     leaf = Leaf()
     with probe.measure() as region:
         leaf.step()
@@ -246,7 +250,7 @@ def test_steps_outside_the_block_do_not_count(probe: MemoryProbe) -> None:
 def test_hook_is_removed_if_the_block_raises(
     probe: MemoryProbe, error: type[BaseException]
 ) -> None:
-    """Otherwise every later step in the process would call it."""
+    """If the block raises, its hook is removed; otherwise every later step would call it."""
     with (
         contextlib.suppress(error),
         probe.measure() as region,
@@ -258,7 +262,7 @@ def test_hook_is_removed_if_the_block_raises(
 
 
 def test_inner_region_counts_the_same_steps_as_the_outer_one(probe: MemoryProbe) -> None:
-    """Each region has its own boundaries."""
+    """An inner region and the outer one count the same steps, each with its own boundaries."""
     leaf = Leaf()
     with probe.measure() as outer, outer.each_step():
         leaf.step()
@@ -269,7 +273,9 @@ def test_inner_region_counts_the_same_steps_as_the_outer_one(probe: MemoryProbe)
 
 
 def test_block_that_is_longer_than_its_region_samples_nothing_more(probe: MemoryProbe) -> None:
-    """As with a loader that is still used after the region."""
+    """A block that is longer than its region samples nothing more,
+    as a loader that is used later.
+    """
     leaf = Leaf()
     with contextlib.ExitStack() as stack:
         with probe.measure() as region:
@@ -280,7 +286,9 @@ def test_block_that_is_longer_than_its_region_samples_nothing_more(probe: Memory
 
 
 def test_neither_optimizer_nor_region_is_kept_alive(probe: MemoryProbe) -> None:
-    """The state of an optimizer that the code drops inside the block is freed there."""
+    """Counting steps keeps no optimizer alive: one that the code
+    drops in the block is freed there.
+    """
     gc.collect()
     gc.disable()
     try:
@@ -308,7 +316,7 @@ def sampled_twice_by_a_loader(region: Region) -> None:
 def test_batches_that_are_counted_twice_are_refused(
     probe: MemoryProbe, sample: Callable[[Region], object]
 ) -> None:
-    """Growth per batch would be half of what it is."""
+    """Batches that are counted twice are refused, because growth per batch would be halved."""
     with (
         pytest.raises(RegionError, match="region 'fit' counts each batch twice: at the step of"),
         probe.measure("fit") as region,
@@ -319,7 +327,7 @@ def test_batches_that_are_counted_twice_are_refused(
 
 
 def test_second_block_inside_the_first_is_refused(probe: MemoryProbe) -> None:
-    """The steps would count twice."""
+    """A second block inside the first is refused, because the steps would count twice."""
     leaf = Leaf()
     with probe.measure("fit") as region, region.each_step(leaf.optimizer):
         with (
@@ -332,7 +340,9 @@ def test_second_block_inside_the_first_is_refused(probe: MemoryProbe) -> None:
 
 
 def test_call_without_with_is_an_error(probe: MemoryProbe) -> None:
-    """It would count nothing, which a limit on the peak would not notice."""
+    """A call without ``with`` counts nothing, which a limit on the
+    peak would not notice: an error.
+    """
     mistake = "region 'fit': each_step(...) was called without 'with', so no step was counted"
     with pytest.raises(RegionError, match=re.escape(mistake)), probe.measure("fit") as region:
         region.each_step()
@@ -340,7 +350,7 @@ def test_call_without_with_is_an_error(probe: MemoryProbe) -> None:
 
 
 def test_error_of_the_block_comes_before_that_of_an_unused_call(probe: MemoryProbe) -> None:
-    """It may be why the call was not used."""
+    """An error of the block is raised first, because it may be why a call was not used."""
 
     def fail(region: Region) -> None:
         region.each_step()
@@ -351,7 +361,7 @@ def test_error_of_the_block_comes_before_that_of_an_unused_call(probe: MemoryPro
 
 
 def test_call_after_the_region_is_an_error(probe: MemoryProbe) -> None:
-    """Nothing is sampled any more."""
+    """After the end of the region nothing is sampled, so that a call is an error."""
     with probe.measure("fit") as region:
         pass
     with pytest.raises(RegionError, match="region 'fit' has ended; use each_step inside its"):
@@ -362,7 +372,7 @@ def test_call_after_the_region_is_an_error(probe: MemoryProbe) -> None:
     "wrong", [nn.Linear(1, 1), DataLoader([1]), [Leaf().optimizer], Leaf().optimizer.step, None]
 )
 def test_what_is_not_an_optimizer_is_refused(probe: MemoryProbe, wrong: object) -> None:
-    """The message has both lines that may have been meant."""
+    """If ``each_step`` gets no optimizer, the error has both lines that may have been meant."""
     with (
         pytest.raises(TypeError, match=f"takes optimizers, not {type(wrong).__name__}; write 'wi"),
         probe.measure() as region,
@@ -371,7 +381,7 @@ def test_what_is_not_an_optimizer_is_refused(probe: MemoryProbe, wrong: object) 
 
 
 def test_loop_over_it_is_refused(probe: MemoryProbe) -> None:
-    """A loop is what ``batches`` is for."""
+    """A loop over ``each_step()`` is refused, because ``batches`` is meant for loops."""
 
     def loop(steps: Iterable[object]) -> None:
         for _ in steps:

@@ -92,12 +92,12 @@ def measured() -> tuple[RegionRecord, tuple[str, ...]]:
 
 
 def test_every_optional_name_has_an_expected_note(without) -> None:
-    """EXPECTED_NOTES has all names that are looked up."""
+    """EXPECTED_NOTES has an entry for every optional private name that is looked up."""
     assert sorted(without()) == sorted(EXPECTED_NOTES)
 
 
 def test_the_installed_torch_has_every_private_name() -> None:
-    """Every supported version has them, so reports have no note about them."""
+    """Every supported torch version has all private names, so reports have no note about them."""
     assert torch_private.LOST == []
 
 
@@ -109,7 +109,7 @@ def with_every_name() -> tuple[RegionRecord, tuple[str, ...]]:
 
 @pytest.mark.parametrize("path", EXPECTED_NOTES)
 def test_figures_stay_right_without_one_private_name(with_every_name, without, path: str) -> None:
-    """The figures are equal to the byte; a note says what is lost, if anything is."""
+    """Without one private name the figures are equal to the byte, and a note says what is lost."""
     expected, notes = with_every_name
     assert expected.retained_bytes == 400 + 200  # and the weight's gradient
     without(path)
@@ -125,7 +125,7 @@ def test_figures_stay_right_without_one_private_name(with_every_name, without, p
 
 
 def test_figures_stay_right_without_any_private_name(without) -> None:
-    """All names are missing at once."""
+    """The figures stay right even if all private names are missing at once."""
     without(*EXPECTED_NOTES)
     assert measured()[0].retained_bytes == 600
     assert len(torch_private.LOST) == 13
@@ -133,8 +133,8 @@ def test_figures_stay_right_without_any_private_name(without) -> None:
 
 @pytest.mark.parametrize("gradient", [torch.Tensor.backward, torch.autograd.grad])
 def test_backward_passes_are_detected_without_the_graph_task_id(without, gradient) -> None:
-    """They are detected by this thread's frames, so that tensors that only the graph held are not
-    attributed to them.
+    """Without a graph's task id, backward passes are detected by this thread's frames, so that
+    tensors that only the graph held are not attributed to them.
     """
     without("torch._C._current_graph_task_id")
     seen = []
@@ -148,7 +148,7 @@ def test_backward_passes_are_detected_without_the_graph_task_id(without, gradien
 
 
 def test_storages_are_distinguished_without_their_address(without) -> None:
-    """The public weak reference has the same key."""
+    """Without the private address of storages, the public weak reference tells them apart."""
     tensor, other = torch.ones(2), torch.ones(2)
     known = torch_private.storage_key(tensor.untyped_storage())
     without("torch.UntypedStorage._cdata")
@@ -161,7 +161,7 @@ def test_storages_are_distinguished_without_their_address(without) -> None:
     "gone", [["torch._C._is_tracing"], ["torch._C._is_tracing", "torch.jit.is_tracing"]]
 )
 def test_tracing_is_detected_by_its_public_name(without, gone: list[str]) -> None:
-    """A torch version without torch.jit never traces."""
+    """Tracing is detected by a public name; a torch version without torch.jit never traces."""
     without(*gone)
     seen = []
     torch.jit.trace(lambda x: (seen.append(torch_private.is_tracing()), x + 1)[1], torch.ones(2))
@@ -173,7 +173,7 @@ def test_tracing_is_detected_by_its_public_name(without, gone: list[str]) -> Non
 def test_only_coalesced_sparse_tensors_are_counted_by_public_methods(
     without, monkeypatch: pytest.MonkeyPatch, coalesced: bool, counted: bool
 ) -> None:
-    """The public methods refuse tensors that are not coalesced."""
+    """By public methods only coalesced sparse tensors count, because others are refused."""
     from pytest_cka_memory.meters.storages import live_objects
 
     without("torch.Tensor._values")
@@ -187,7 +187,9 @@ def test_only_coalesced_sparse_tensors_are_counted_by_public_methods(
 
 
 def test_regions_close_without_access_to_the_mode_stack(without) -> None:
-    """Their mode is then the innermost one, unless a test leaves its own mode active."""
+    """Without torch's mode stack a region leaves the innermost
+    mode: its own, or one a test left.
+    """
     without("torch.utils._python_dispatch._pop_mode")
     depth = torch._C._len_torch_dispatch_stack()
     with MemoryProbe(meter=StorageMeter()).measure() as region:
@@ -207,7 +209,7 @@ def hint_of(make: Callable[[], object]) -> str | None:
 
 
 def test_a_search_copies_lazy_clones_only_without_is_lazy_clone(without) -> None:
-    """Reading the address of their data copies it, which would allocate memory in the search."""
+    """Without is_lazy_clone a search copies lazy clones, because it reads their data's address."""
     clone = torch._lazy_clone(torch.zeros(100))
     rules = tensor_rules()(torch.Tensor)
     assert len(rules.keys(torch.zeros(100))) == 2
@@ -228,7 +230,9 @@ def test_a_search_copies_lazy_clones_only_without_is_lazy_clone(without) -> None
 def test_a_hook_is_named_as_holder_also_without_its_attribute(
     without, register: str, name: str
 ) -> None:
-    """The garbage collector finds the dictionary between the two tensors."""
+    """Without torch's private attribute, a hook is found as holder
+    by the dictionary that has it.
+    """
 
     def hooked() -> torch.Tensor:
         tensor, held = torch.zeros(1, requires_grad=True), torch.zeros(100)
@@ -247,14 +251,16 @@ def saving() -> torch.Tensor:
 def test_tensors_saved_by_a_graph_get_the_hint_of_c_code_without_their_names(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The hint mentions an autograd graph as an example."""
+    """Without private names for saved tensors, these get the hint about C code and an autograd
+    graph.
+    """
     assert "attached to its autograd graph" in hint_of(saving)
     monkeypatch.setattr(torch_private, "_RAW_SAVED", "_stowed_")
     assert "C code references it; look for an autograd graph" in hint_of(saving)
 
 
 def test_operators_without_a_schema_are_refused() -> None:
-    """Without it, an operator's arguments are not known."""
+    """Without an operator's schema its arguments are not known, so the operator is refused."""
     with pytest.raises(DeviceError, match=r"arguments of aten.f: .* have no _schema; use another"):
         torch_private.schema_of(type("Operator", (), {"__str__": lambda self: "aten.f"})())
 
@@ -263,7 +269,7 @@ def test_operators_without_a_schema_are_refused() -> None:
 def test_allocator_history_is_none_if_one_function_is_missing(
     monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    """Both are needed to record and write the history."""
+    """Both functions of the history are needed, so the history is None without one of them."""
     names = {"_record_memory_history": print, "_dump_snapshot": print}
     cuda = SimpleNamespace(memory=SimpleNamespace(**names))
     monkeypatch.setattr(torch, "get_device_module", lambda device: cuda)
@@ -274,7 +280,9 @@ def test_allocator_history_is_none_if_one_function_is_missing(
 
 @pytest.mark.parametrize(("name", "path"), torch_private._NEEDED.items())
 def test_a_missing_required_name_is_an_error(without, name: str, path: str) -> None:
-    """The message has the name, a torch version that has it, and the installed version."""
+    """The error for a required name has the name, a torch version
+    with it, and the one installed.
+    """
     without(path)
     with pytest.raises(DeviceError) as refused:
         getattr(torch_private, name)
@@ -283,13 +291,16 @@ def test_a_missing_required_name_is_an_error(without, name: str, path: str) -> N
 
 
 def test_a_misspelt_name_raises_attribute_error() -> None:
-    """As in any other module."""
+    """A misspelt name raises AttributeError, as in any other module."""
     with pytest.raises(AttributeError, match="has no attribute 'TorchDispatchMod'"):
         torch_private.TorchDispatchMod  # noqa: B018
 
 
 def test_a_probe_is_refused_if_torch_lacks_a_required_name() -> None:
-    """Runs in a separate process that deletes the name before the first use."""
+    """A probe is refused if torch lacks a required name.
+
+    A separate process deletes the name before the first use.
+    """
     code = "import torch; del torch.utils._python_dispatch.TorchDispatchMode\n"
     code += "from pytest_cka_memory import MemoryProbe; MemoryProbe('cpu')"
     run = subprocess.run(

@@ -24,7 +24,7 @@ def reserving() -> ScriptedMeter:
 
 
 def test_run_measures_one_call(meter: ScriptedMeter, probe: MemoryProbe) -> None:
-    """Arguments are passed on, the result is returned, the label is the function's name."""
+    """``run`` passes arguments on and returns the result, under the function's name as a label."""
 
     def train(size: int, *, twice: bool) -> str:
         meter.allocate(size)
@@ -38,7 +38,7 @@ def test_run_measures_one_call(meter: ScriptedMeter, probe: MemoryProbe) -> None
 
 
 def test_run_takes_any_callable_and_any_keyword(probe: MemoryProbe) -> None:
-    """A keyword named ``func`` is passed on; a callable without a name is labelled by its type."""
+    """``run`` passes on a keyword named ``func``; a callable without a name is labelled by type."""
 
     class Trainer:
         def __call__(self, *, func: str) -> str:
@@ -51,7 +51,7 @@ def test_run_takes_any_callable_and_any_keyword(probe: MemoryProbe) -> None:
 def test_what_only_the_first_call_allocates_is_one_time_with_a_warm_up(
     meter: ScriptedMeter, probe: MemoryProbe
 ) -> None:
-    """A cache that the first call fills is not retained by the measured one."""
+    """With a warm-up, a cache that the first call fills is one-time and not retained."""
     cache: list[int] = []
     calls: list[int] = []
 
@@ -71,21 +71,21 @@ def test_what_only_the_first_call_allocates_is_one_time_with_a_warm_up(
 def test_one_time_bytes_are_none_without_a_warm_up(
     meter: ScriptedMeter, probe: MemoryProbe
 ) -> None:
-    """None, not 0, because they were not measured."""
+    """Without a warm-up one-time bytes are None instead of 0, because they were not measured."""
     assert probe.run(lambda: meter.allocate(5)).one_time_bytes is None
 
 
 def test_one_time_bytes_are_zero_if_the_warm_up_keeps_less_than_the_run(
     meter: ScriptedMeter, probe: MemoryProbe
 ) -> None:
-    """A leak that grows from call to call is counted in full."""
+    """If the warm-up keeps less than the run, a growing leak is counted in full."""
     sizes = iter((1, 2))
     region = probe.run(lambda: meter.allocate(next(sizes)), warmup=1)
     assert (region.retained_bytes, region.one_time_bytes) == (2, 0)
 
 
 def test_a_failing_warm_up_leaves_no_record(probe: MemoryProbe) -> None:
-    """The measured run was not started."""
+    """If the warm-up fails, the measured run does not start, so there is no record."""
     with pytest.raises(ZeroDivisionError, match="by zero"):
         probe.run(lambda: 1 / 0, warmup=1)
     assert probe.records == []
@@ -95,14 +95,14 @@ def test_a_failing_warm_up_leaves_no_record(probe: MemoryProbe) -> None:
 
 
 def test_library_workspaces_count_as_one_time(reserving: ScriptedMeter) -> None:
-    """Cleaning drops them, so they are not retained, but they are reported."""
+    """A region's end drops the workspaces of libraries and reports them as one-time bytes."""
     region = MemoryProbe(meter=reserving).run(lambda: reserving.use_workspace(8 * MB))
     assert (region.retained_bytes, region.net_bytes) == (0, 0)
     assert (region.one_time_mb, region.peak_mb) == (8.0, 8.0)
 
 
 def test_workspaces_from_before_a_region_do_not_count_in_it(reserving: ScriptedMeter) -> None:
-    """Cleaning drops them before the start level is read."""
+    """Workspaces from before a region are dropped before its start level is read."""
     reserving.use_workspace(8 * MB)
     region = MemoryProbe(meter=reserving).run(lambda: reserving.allocate(3))
     assert (region.start_bytes, region.one_time_bytes, region.retained_bytes) == (0, 0, 3)
@@ -111,7 +111,7 @@ def test_workspaces_from_before_a_region_do_not_count_in_it(reserving: ScriptedM
 def test_nested_regions_each_record_start_peak_and_end_of_the_reserve(
     reserving: ScriptedMeter,
 ) -> None:
-    """The outer region keeps its own peak."""
+    """Nested regions each record their reserve, and the outer one keeps its own peak."""
     probe = MemoryProbe(meter=reserving)
     reserving.allocate(10)
     with probe.measure() as outer:
@@ -128,7 +128,7 @@ def test_nested_regions_each_record_start_peak_and_end_of_the_reserve(
 
 
 def test_a_sweep_calls_setup_once_per_batch_count(meter: ScriptedMeter, probe: MemoryProbe) -> None:
-    """Growth over batch counts is retained memory over the number of batches."""
+    """A sweep calls setup for each count; growth is retained memory over the number of batches."""
     made: list[list[int]] = []
 
     def setup() -> list[int]:
@@ -150,14 +150,14 @@ def test_a_sweep_calls_setup_once_per_batch_count(meter: ScriptedMeter, probe: M
 
 
 def test_a_sweep_without_setup_passes_only_the_loader(probe: MemoryProbe) -> None:
-    """A function that keeps nothing has a growth of 0."""
+    """Without setup a sweep passes the loader only; a function that keeps nothing has growth 0."""
     sweep = probe.sweep(lambda loader: list(loader), [1, 2, 3], batch_counts=[1, 3])
     assert sweep.growth_over_batch_counts_mb == 0.0
 
 
 @pytest.mark.parametrize("warmup", [-1, "2", 1.5, True])
 def test_run_refuses_an_invalid_number_of_warm_up_calls(probe: MemoryProbe, warmup: object) -> None:
-    """A negative number would be no warm-up, so what a first call keeps would be retained."""
+    """A negative number of warm-up calls would be no warm-up, so it is refused."""
     with pytest.raises(ValueError, match="warmup must be a whole number of calls, 0 or more, not"):
         probe.run(list, warmup=warmup)  # type: ignore[arg-type]
     assert not probe.records
@@ -169,13 +169,13 @@ def test_run_refuses_an_invalid_number_of_warm_up_calls(probe: MemoryProbe, warm
 def test_a_sweep_refuses_counts_that_do_not_rise(
     probe: MemoryProbe, counts: tuple[int, ...]
 ) -> None:
-    """They are checked before anything runs."""
+    """Counts of a sweep that do not rise are refused before anything runs."""
     with pytest.raises(ValueError, match="batch_counts must be rising numbers, 1 or more, not"):
         probe.sweep(list, [1, 2], batch_counts=counts)
 
 
 def test_a_sweep_refuses_a_loader_that_is_too_short(probe: MemoryProbe) -> None:
-    """At once if the loader has a length, otherwise when it ends."""
+    """A loader too short for a sweep is refused: at once if it has a length, or when it ends."""
     with pytest.raises(
         ValueError, match=r"has 2 batches, batch_counts asks for 4; write counts up"
     ):
@@ -185,7 +185,7 @@ def test_a_sweep_refuses_a_loader_that_is_too_short(probe: MemoryProbe) -> None:
 
 
 def test_the_growth_of_a_sweep_of_one_count_is_refused(probe: MemoryProbe) -> None:
-    """Growth needs two points."""
+    """Growth needs two points, so that of a sweep with one count is refused."""
     sweep = probe.sweep(list, [1], batch_counts=(1,))
     with pytest.raises(RegionError, match="needs two batch counts or more, not"):
         _ = sweep.growth_over_batch_counts_mb
@@ -194,7 +194,7 @@ def test_the_growth_of_a_sweep_of_one_count_is_refused(probe: MemoryProbe) -> No
 def test_a_snapshot_has_the_peaks_since_the_innermost_region_opened(
     reserving: ScriptedMeter,
 ) -> None:
-    """Taking a snapshot does not reset them."""
+    """A snapshot has the peaks since the innermost region opened, and does not reset them."""
     probe = MemoryProbe(meter=reserving)
     reserving.allocate(10)
     with probe.measure() as outer:
@@ -208,7 +208,7 @@ def test_a_snapshot_has_the_peaks_since_the_innermost_region_opened(
 
 
 def test_a_snapshot_outside_a_region_has_the_meters_peaks(reserving: ScriptedMeter) -> None:
-    """Taking a snapshot does not reset them."""
+    """Outside of regions a snapshot has the peaks of the meter, and does not reset them."""
     probe = MemoryProbe(meter=reserving)
     reserving.free(reserving.allocate(100))
     assert probe.snapshot().peak_bytes == 100
@@ -216,7 +216,7 @@ def test_a_snapshot_outside_a_region_has_the_meters_peaks(reserving: ScriptedMet
 
 
 def test_device_is_a_torch_device(probe: MemoryProbe) -> None:
-    """Users move their models to it."""
+    """The device of a probe is a torch.device, to which users move their models."""
     assert probe.device == torch.device("cpu")
 
 
@@ -228,7 +228,7 @@ def _scripted_notebook(meter: ScriptedMeter, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.usefixtures("_scripted_notebook")
 def test_measure_memory_retention_returns_result_peak_and_retained(meter: ScriptedMeter) -> None:
-    """The peak includes what was allocated before the call."""
+    """``measure_memory_retention`` returns a peak that includes what was allocated before."""
     old = meter.allocate(4 * MB)
 
     def func() -> str:
@@ -242,7 +242,10 @@ def test_measure_memory_retention_returns_result_peak_and_retained(meter: Script
 
 @pytest.mark.usefixtures("_scripted_notebook")
 def test_measure_memory_at_batch_counts_returns_one_figure_per_count(meter: ScriptedMeter) -> None:
-    """Each model is new and in eval mode; counts above the loader's length are reduced to it."""
+    """``measure_memory_at_batch_counts`` makes a new model in eval mode for each count.
+
+    Counts above the loader's length are reduced to it.
+    """
     modes: list[bool] = []
 
     def func(model: torch.nn.Module, loader: Iterable[int]) -> None:

@@ -35,19 +35,19 @@ FIGURES_OF_THE_CONTRACT = (
 
 @pytest.mark.parametrize("name", pytest_cka_memory.__all__)
 def test_every_public_name_exists_and_is_documented(name: str) -> None:
-    """``__all__`` lists no name that is missing."""
+    """Each name in ``__all__`` exists and is documented."""
     public = getattr(pytest_cka_memory, name)
     if name != "__version__":
         assert inspect.getdoc(public)
 
 
 def test_dir_lists_every_public_name() -> None:
-    """Including those that are imported only when they are used."""
+    """``dir()`` lists every public name, also those that are imported only when they are used."""
     assert set(pytest_cka_memory.__all__) <= set(dir(pytest_cka_memory))
 
 
 def test_the_public_names_include_those_of_the_contract() -> None:
-    """No name is listed twice; there may be more names than the contract lists."""
+    """The public names include those of the contract, and none is listed twice."""
     names = pytest_cka_memory.__all__
     assert len(names) == len(set(names))
     assert set(CONTRACT) <= set(names)
@@ -55,7 +55,9 @@ def test_the_public_names_include_those_of_the_contract() -> None:
 
 
 def test_type_checkers_see_every_figure_of_a_region() -> None:
-    """Its other attributes are computed, so the class declares them; each has the row's type."""
+    """A region's figures are declared with the type of their row,
+    so that type checkers see them.
+    """
     expected = {"completed": bool, "garbage_left": bool}
     for row in FIGURES.values():
         if row.name != "batches":  # a method of a region
@@ -69,7 +71,7 @@ def test_type_checkers_see_every_figure_of_a_region() -> None:
     "owner", [MemoryProbe, Region, RegionRecord, Meter], ids=lambda owner: owner.__name__
 )
 def test_every_public_method_is_documented(owner: type) -> None:
-    """``help()`` shows a sentence for each."""
+    """``help()`` shows a sentence for each public method."""
     undocumented = [
         name
         for name, member in vars(owner).items()
@@ -81,7 +83,7 @@ def test_every_public_method_is_documented(owner: type) -> None:
 
 
 def test_every_error_derives_from_cka_memory_error() -> None:
-    """``except CkaMemoryError`` catches all of them."""
+    """``except CkaMemoryError`` catches every error of the package."""
     found = [error for _, error in inspect.getmembers(errors, inspect.isclass)]
     assert len(found) >= 6
     assert all(issubclass(error, errors.CkaMemoryError) for error in found)
@@ -89,7 +91,7 @@ def test_every_error_derives_from_cka_memory_error() -> None:
 
 @pytest.mark.parametrize("figure", FIGURES_OF_THE_CONTRACT)
 def test_a_region_has_every_figure_in_bytes_and_in_megabytes(figure: str) -> None:
-    """For example ``region.peak_bytes`` and ``region.peak_mb``."""
+    """A region has every figure in bytes and in MB, such as ``peak_bytes`` and ``peak_mb``."""
     from pytest_cka_memory.testing import ScriptedMeter
 
     with MemoryProbe(meter=ScriptedMeter()).measure() as region:
@@ -100,7 +102,9 @@ def test_a_region_has_every_figure_in_bytes_and_in_megabytes(figure: str) -> Non
 
 @pytest.mark.parametrize("figure", FIGURES.values(), ids=lambda figure: figure.name)
 def test_dir_lists_every_figure_of_the_registry(figure: Figure) -> None:
-    """Interactive sessions complete ``region.`` from it, also while the region is open."""
+    """Interactive sessions complete ``region.`` from ``dir``, which has each figure, also while
+    open.
+    """
     from pytest_cka_memory.testing import ScriptedMeter
 
     with MemoryProbe(meter=ScriptedMeter()).measure() as region:

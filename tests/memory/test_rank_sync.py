@@ -44,14 +44,14 @@ def sync_of(clock):
 
 
 def test_ranks_without_a_store_get_an_error_that_says_how_to_get_one(monkeypatch):
-    """The environment variable of torchrun that says so is not set."""
+    """Without a store a rank gets an error that says how to get one from torchrun."""
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     with pytest.raises(RankError, match="store with the ranks; use --rdzv-backend=c10d"):
         torchrun_store(Rank(0, 2, 0, "0"))
 
 
 def test_a_store_that_cannot_be_reached_is_an_error_with_its_address(monkeypatch):
-    """The message has its host and port."""
+    """The error for a store that cannot be reached has its host and port."""
 
     def refused(*args, **kwargs):
         raise dist.DistNetworkError("connection refused")
@@ -70,41 +70,41 @@ def test_a_store_that_cannot_be_reached_is_an_error_with_its_address(monkeypatch
     ids=["none", "empty", "escapes", "longer-than-a-chunk"],
 )
 def test_a_rank_receives_what_another_publishes(sync_of, data):
-    """Builtin data of any type and size."""
+    """A rank receives builtin data of any type and size that another one publishes."""
     sync_of(1).publish("results", data)
     assert sync_of(0).collect("results", [1]) == {1: data}
 
 
 def test_data_of_several_ranks_is_received_in_any_order(sync_of, clock):
-    """The ranks may publish at different times."""
+    """Data of several ranks is received in whatever order they publish it."""
     sync_of(2).publish("results", "second")
     clock.at = {3: lambda: sync_of(1).publish("results", "first")}
     assert sync_of(0).collect("results", [1, 2]) == {1: "first", 2: "second"}
 
 
 def test_ranks_that_publish_nothing_are_given_up_after_the_timeout(sync_of, clock):
-    """All of them after one timeout; the data of the others is returned."""
+    """Ranks that publish nothing are given up after one timeout; data of others is returned."""
     sync_of(2).publish("results", "here")
     assert sync_of(0).collect("results", [1, 2, 3, 4]) == {2: "here"}
     assert clock.now == pytest.approx(10.0, abs=0.1)
 
 
 def test_a_rank_that_keeps_finishing_tests_is_waited_for(sync_of, clock):
-    """Each test that it finishes restarts its timeout."""
+    """Each test that a rank finishes restarts its timeout, so that it is waited for."""
     clock.at = {when: sync_of(1).heartbeat for when in (8, 16, 24)}
     clock.at[32] = lambda: sync_of(1).publish("results", "slow")
     assert sync_of(0).collect("results", [1]) == {1: "slow"}
 
 
 def test_a_rank_that_stops_finishing_tests_is_given_up(sync_of, clock):
-    """Its timeout starts at the last test that it finished."""
+    """A rank that stops finishing tests is given up, a timeout after the last one."""
     clock.at = {8: sync_of(1).heartbeat}
     assert sync_of(0).collect("results", [1]) == {}
     assert clock.now == pytest.approx(18.0, abs=0.2)
 
 
 def test_shorten_wait_shortens_the_timeout_of_a_wait_in_progress(sync_of, clock):
-    """A rank that has received SIGTERM must not wait for long."""
+    """A wait can be shortened, because a rank that has received SIGTERM must not wait for long."""
     sync = sync_of(0)
     clock.at = {1: sync.shorten_wait}
     assert sync.collect("results", [1]) == {}
@@ -132,13 +132,13 @@ def test_the_test_that_a_rank_has_begun_last_is_known_to_the_others(sync_of):
 
 
 def test_incompletely_published_data_is_not_received(sync_of):
-    """A rank may die after it has written only some of the chunks."""
+    """A rank may die after writing some of its chunks; such data is not received."""
     sync_of(1).store.set("results/1/0", "x")
     assert sync_of(0).collect("results", [1]) == {}
 
 
 def test_the_rank_is_read_from_the_variables_of_torchrun():
-    """They are set for each process; the attempt is its restart count."""
+    """Torchrun sets the rank's number for each process, and its restart count as the attempt."""
     assert this_rank(TORCHRUN) == Rank(number=1, world_size=2, local=1, attempt="0")
     again = this_rank({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "2"})
     assert again is not None
@@ -155,5 +155,5 @@ def test_the_rank_is_read_from_the_variables_of_torchrun():
     ids=["nothing-set", "a-cluster-sets-them-too", "one-process"],
 )
 def test_a_single_process_is_not_a_rank(environ):
-    """It writes its own report, as without torchrun."""
+    """A single process is not a rank, and writes its own report as without torchrun."""
     assert this_rank(environ) is None

@@ -23,19 +23,19 @@ def file(tmp_path):
     ids=["empty", "each", "hostile", "many"],
 )
 def test_a_written_report_is_read_back_unchanged(file, report):
-    """Every field is equal."""
+    """A report that was written is read back with every field equal."""
     file.write_text(json_writer.render(report), encoding="utf-8")
     assert json_reader.read(file) == report
 
 
 def test_a_byte_order_mark_is_ignored(file):
-    """Editors and shells on Windows write one."""
+    """A byte order mark, which editors and shells on Windows write, is ignored."""
     file.write_text(json_writer.render(one_of_each()), encoding="utf-8-sig")
     assert json_reader.read(file) == one_of_each()
 
 
 def test_unknown_keys_of_newer_versions_are_accepted(file):
-    """Those of the session are kept, those of a region are ignored."""
+    """Unknown keys of newer versions are kept in a session and ignored in a region."""
     plain = json.loads(json_writer.render(one_of_each()))
     plain["regions"][0]["new_bytes"] = plain["session"]["new"] = 1
     plain["regions"][0]["timeline"][0]["new"] = None
@@ -44,7 +44,7 @@ def test_unknown_keys_of_newer_versions_are_accepted(file):
 
 
 def test_groups_of_an_older_version_have_defaults_for_what_it_did_not_write(file):
-    """Their expression is not known, and whether they are from before the region."""
+    """Older reports do not know a group's expression, nor if it is older than its region."""
     plain = json.loads(json_writer.render(one_of_each()))
     for name in ("retained", "grown"):
         (group,) = plain["regions"][1][name]
@@ -55,7 +55,7 @@ def test_groups_of_an_older_version_have_defaults_for_what_it_did_not_write(file
 
 
 def test_missing_session_keys_are_read_as_none(file):
-    """The file may come from an unknown meter or may have been shortened by hand."""
+    """A missing key of the session is read as None, because the meter may be unknown to us."""
     file.write_text('{"schema": "pytest-cka-memory/1", "session": {}, "regions": []}')
     assert json_reader.read(file).session == {**dict.fromkeys(SESSION), "notes": []}
 
@@ -146,7 +146,7 @@ WHOLE = json_writer.render(one_of_each()).encode()
     ],
 )
 def test_a_file_that_is_not_a_report_is_refused(file, content, problem):
-    """The message has the file's name, the place in it, and what is expected there."""
+    """The error for a file that is not a report has its name, the place, and what is expected."""
     file.write_bytes(content)
     with pytest.raises(ReportError) as refused:
         json_reader.read(file)
@@ -156,7 +156,7 @@ def test_a_file_that_is_not_a_report_is_refused(file, content, problem):
 
 
 def test_a_number_that_overflows_is_refused(file):
-    """JSON allows 1e999, which Python reads as infinity."""
+    """JSON allows 1e999, which Python reads as infinity; such a number is refused."""
     file.write_bytes(WHOLE.replace(b'"growth_bytes_per_batch": 0.0', b'"start_bytes": 1e999', 1))
     with pytest.raises(
         ReportError, match=r"regions\[0\]\.start_bytes is inf; expected a whole number"
@@ -170,7 +170,7 @@ def test_a_number_that_overflows_is_refused(file):
     ids=["missing", "folder", "no-name"],
 )
 def test_a_file_that_cannot_be_opened_is_refused(tmp_path, place, problem):
-    """The message gives the system's reason."""
+    """The error for a file that cannot be opened gives the system's reason."""
     with pytest.raises(ReportError, match=problem):
         json_reader.read(tmp_path / place)
 

@@ -27,7 +27,7 @@ def _existing(imports_excluded_from_search: None) -> None:
 def test_a_recursion_error_retains_nothing(
     cpu: MemoryProbe, is_native: bool, computes: Callable[[], object], inside: int, more: int
 ) -> None:
-    """The starting depth decides at which place in the counting code the stack ends."""
+    """At whatever depth the stack ends in the counting code, a recursion error retains nothing."""
 
     def deeper() -> None:
         computes()

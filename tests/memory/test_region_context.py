@@ -23,7 +23,7 @@ def probe() -> MemoryProbe:
 
 
 def test_figure_of_a_region_that_was_never_opened_says_what_to_write(probe: MemoryProbe) -> None:
-    """It used to be an AttributeError about '_GeneratorContextManager'."""
+    """A figure of a region that was never opened raises an error that says what to write."""
     context = probe.measure("x")
     with pytest.raises(RegionError, match=re.escape(NEVER_OPENED)):
         context.retained_mb  # type: ignore[attr-defined]  # noqa: B018
@@ -33,7 +33,9 @@ def test_figure_of_a_region_that_was_never_opened_says_what_to_write(probe: Memo
 
 
 def test_figure_of_the_context_after_its_block_names_the_region(probe: MemoryProbe) -> None:
-    """``m = measure()`` and ``with m:`` give the region no name."""
+    """After ``m = measure()`` and ``with m:``, a figure of m raises
+    an error that names the region.
+    """
     context = probe.measure()
     with context:
         pass
@@ -43,14 +45,14 @@ def test_figure_of_the_context_after_its_block_names_the_region(probe: MemoryPro
 
 
 def test_context_has_no_other_attributes(probe: MemoryProbe) -> None:
-    """``hasattr`` works, as copying, pickling and mocks need it."""
+    """Other attributes of the context do not exist, as copying, pickling and mocks need it."""
     context = probe.measure()
     assert not hasattr(context, "__wrapped__")
     assert not hasattr(context, "retained_gb")
 
 
 def test_context_works_once_in_every_way_to_enter_it(probe: MemoryProbe) -> None:
-    """``with``, an exit stack and a decorator; a decorated function is measured at every call."""
+    """A context works once by ``with``, an exit stack or a decorator, which measures every call."""
     with contextlib.ExitStack() as stack:
         region = stack.enter_context(probe.measure("in a stack"))
     assert region.retained_bytes == 0
@@ -69,7 +71,7 @@ def test_context_works_once_in_every_way_to_enter_it(probe: MemoryProbe) -> None
 
 
 def test_context_is_refused_in_a_second_block(probe: MemoryProbe) -> None:
-    """Each region needs a call of its own, because it has one set of figures."""
+    """Each region has one set of figures, so that its context is refused in a second block."""
     with (again := probe.measure("again")):
         pass
     with pytest.raises(RegionError, match="used in a second 'with' block; call measure"), again:
@@ -78,7 +80,7 @@ def test_context_is_refused_in_a_second_block(probe: MemoryProbe) -> None:
 
 
 def test_context_keeps_no_region_alive(probe: MemoryProbe) -> None:
-    """A region knows its survivors; it is freed with the user's last reference."""
+    """A context does not keep its region alive, which knows its survivors."""
     with probe.measure() as region:
         pass
     known = weakref.ref(region)

@@ -48,7 +48,7 @@ def test_derived_figures_follow_from_the_measured_ones() -> None:
 
 
 def test_reserved_increase_is_none_without_a_reserve(record: Callable[..., RegionRecord]) -> None:
-    """None, not 0, because a limit on the reserve cannot be judged then."""
+    """Without a reserve its increase is None instead of 0, because no limit can be judged."""
     plain = record()
     assert plain.reserved_increase_bytes is None
     assert plain.one_time_bytes is None
@@ -57,7 +57,7 @@ def test_reserved_increase_is_none_without_a_reserve(record: Callable[..., Regio
 
 
 def test_one_megabyte_is_2_to_the_20_bytes(record: Callable[..., RegionRecord]) -> None:
-    """A figure that is None in bytes is None in MB."""
+    """One megabyte is 2**20 bytes, and a figure that is None in bytes is None in MB."""
     made = record(retained_bytes=3 * MB // 2)
     assert made.in_mb("retained_bytes") == 1.5
     assert made.in_mb("reserved_peak_bytes") is None
@@ -67,12 +67,14 @@ def test_one_megabyte_is_2_to_the_20_bytes(record: Callable[..., RegionRecord]) 
     "made", [FULL, RegionRecord.from_dict(FULL.to_dict())], ids=["new", "read"]
 )
 def test_a_record_survives_json(made: RegionRecord) -> None:
-    """Workers send records in this form, and ``compare`` reads them from reports."""
+    """A record is equal after it was written as JSON, as reports
+    and workers' messages contain it.
+    """
     assert RegionRecord.from_dict(json.loads(json.dumps(made.to_dict()))) == FULL
 
 
 def test_a_record_is_converted_to_builtin_types_only() -> None:
-    """Any other type would crash an xdist worker that sends it."""
+    """A record is converted to builtin types, because others would crash an xdist worker."""
 
     def kinds(value: object) -> set[type]:
         if isinstance(value, dict):
@@ -85,14 +87,16 @@ def test_a_record_is_converted_to_builtin_types_only() -> None:
 
 
 def test_the_dictionary_has_every_figure_in_a_fixed_order() -> None:
-    """A diff of two reports then shows changed figures only, not reordered keys."""
+    """Figures have a fixed order, so that a diff of two reports shows changes only."""
     measured = [name for name in RegionRecord.__dataclass_fields__ if name != "timeline"]
     assert list(FULL.to_dict()) == [*measured, *(row.name for row in DERIVED), "timeline"]
     assert set(FULL.to_dict()) == set(READABLE)
 
 
 def test_unknown_figures_are_ignored_and_missing_ones_get_defaults() -> None:
-    """Reports of later and earlier versions can be read."""
+    """Unknown figures are ignored and missing ones get defaults, to
+    read reports of other versions.
+    """
     later = {**FULL.to_dict(), "invented_bytes": 1}
     assert RegionRecord.from_dict(later) == FULL
     earlier = FULL.to_dict()
@@ -102,6 +106,6 @@ def test_unknown_figures_are_ignored_and_missing_ones_get_defaults() -> None:
 
 
 def test_records_cannot_be_changed() -> None:
-    """Assigning to a field raises AttributeError."""
+    """A record cannot be changed: assigning to a field raises AttributeError."""
     with pytest.raises(AttributeError, match="cannot assign to field 'peak_bytes'"):
         FULL.peak_bytes = 0  # type: ignore[misc]

@@ -19,7 +19,7 @@ def names_in(folder: Path) -> list[str]:
 
 
 def test_a_file_is_written_whole(tmp_path: Path) -> None:
-    """In UTF-8; missing folders are created, and nothing else is left."""
+    """A report is written whole, in UTF-8; missing folders are made, and nothing else is left."""
     path = tmp_path / "deep" / "er" / "report.json"
     files.write_whole(path, "größer ▁█\n")
     assert path.read_text(encoding="utf-8") == "größer ▁█\n"
@@ -27,7 +27,7 @@ def test_a_file_is_written_whole(tmp_path: Path) -> None:
 
 
 def test_an_old_file_is_replaced(tmp_path: Path) -> None:
-    """The new text is not appended to the old one."""
+    """A new report replaces the old one, and is not appended to it."""
     path = tmp_path / "report.json"
     path.write_text("old, and much longer than the new one")
     files.write_whole(path, "new")
@@ -37,7 +37,7 @@ def test_an_old_file_is_replaced(tmp_path: Path) -> None:
 def test_an_old_file_is_kept_if_writing_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A full disk must not destroy the last good report."""
+    """A full disk must not destroy the last good report, so it is kept if writing fails."""
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -54,7 +54,7 @@ def test_an_old_file_is_kept_if_writing_fails(
 def test_an_old_file_is_kept_if_writing_is_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C while writing leaves no temporary file either."""
+    """Ctrl-C while writing keeps the old report, and leaves no temporary file."""
 
     def interrupt(descriptor: int) -> None:
         raise KeyboardInterrupt
@@ -69,7 +69,7 @@ def test_an_old_file_is_kept_if_writing_is_interrupted(
 
 
 def test_text_that_cannot_be_encoded_is_escaped(tmp_path: Path) -> None:
-    """File names may contain any bytes; a JSON reader restores them from the escape."""
+    """File names may have any bytes, which are escaped; a JSON reader restores them."""
     path = tmp_path / "report.json"
     files.write_whole(path, json.dumps("\udc80", ensure_ascii=False))
     assert json.loads(path.read_text(encoding="utf-8")) == "\udc80"
@@ -77,14 +77,14 @@ def test_text_that_cannot_be_encoded_is_escaped(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("use", [files.check_writable, lambda p: files.write_whole(p, "x")])
 def test_a_path_below_a_file_is_refused(tmp_path: Path, use: Callable[[Path], None]) -> None:
-    """The message has the path and the system's reason."""
+    """A path below a file is refused with the path and the system's reason."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ReportError, match=r"cannot write .*report\.json: (Not a dir|File exists)"):
         use(tmp_path / "file" / "report.json")
 
 
 def test_a_path_that_is_a_folder_is_refused(tmp_path: Path) -> None:
-    """No temporary file is left beside it."""
+    """A path that is a folder is refused, and no temporary file is left beside it."""
     (tmp_path / "report.json").mkdir()
     with pytest.raises(ReportError, match=r"cannot write .*report\.json: Is a directory"):
         files.write_whole(tmp_path / "report.json", "x")
@@ -92,7 +92,7 @@ def test_a_path_that_is_a_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_checking_a_path_creates_its_folder_but_no_file(tmp_path: Path) -> None:
-    """It is checked before any test runs; an old report is kept until there is a new one."""
+    """Before any test, a path is checked and its folder created, but the old report is kept."""
     files.check_writable(tmp_path / "new" / "report.json")
     assert names_in(tmp_path / "new") == []
 
@@ -100,7 +100,7 @@ def test_checking_a_path_creates_its_folder_but_no_file(tmp_path: Path) -> None:
 def test_the_json_report_has_its_keys_in_order_and_is_readable(
     record: Callable[..., RegionRecord],
 ) -> None:
-    """Schema, session, regions, then what is missing; indented, and not escaped to ASCII."""
+    """A JSON report has its keys in a fixed order, is indented, and keeps non-ASCII characters."""
     result = judge("t.py::t", record(label="größer"), [limit_from_marker("zero_retention", (), {})])
     text = json_writer.render(
         Report({"device": "cpu"}, (result,), ("t.py::lost",), {"odd items": 2})
@@ -118,7 +118,7 @@ def test_the_json_report_has_its_keys_in_order_and_is_readable(
 
 
 def test_a_report_without_regions_has_every_key() -> None:
-    """A session that measured nothing writes a valid report too."""
+    """A session that measured nothing writes a valid report with every key."""
     assert json.loads(json_writer.render(Report({}, ()))) == {
         "schema": "pytest-cka-memory/1",
         "session": {},
@@ -130,7 +130,7 @@ def test_a_report_without_regions_has_every_key() -> None:
 
 
 def test_a_figure_of_nan_is_refused(record: Callable[..., RegionRecord]) -> None:
-    """NaN is not valid JSON, and other readers could not read the file."""
+    """NaN is not valid JSON, so a figure of NaN is refused."""
     result = judge("t.py::t", record(retained_bytes=float("nan")), [])
     with pytest.raises(ValueError, match="Out of range float values are not JSON compliant"):
         json_writer.render(Report({}, (result,)))

@@ -101,7 +101,10 @@ def commands(path, good):
 )
 @given(content=damaged)
 def test_every_command_handles_every_damaged_file_without_a_traceback(content):
-    """If the status is 2, standard error has a message. The files are unchanged."""
+    """Each command reads a damaged file, or exits with status 2 and a message, but no traceback.
+
+    The files are unchanged.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file, good = Path(folder, "damaged.json"), Path(folder, "good.json")
         good.write_text(WHOLE[0], encoding="utf-8")
@@ -119,7 +122,7 @@ def test_every_command_handles_every_damaged_file_without_a_traceback(content):
 
 @pytest.mark.parametrize("whole", WHOLE, ids=["each", "hostile"])
 def test_the_undamaged_files_are_read(whole, tmp_path):
-    """If they were refused, the test above would not test the damage."""
+    """The files are read before they are damaged, so that the fuzz tests test the damage."""
     path = tmp_path / "r.json"
     path.write_text(whole, encoding="utf-8")
     with redirect_stdout(io.StringIO()):

@@ -42,9 +42,10 @@ def results(record: MakeRecord) -> list[Result]:
 
 
 def test_the_table_has_one_row_per_region(results: list[Result]) -> None:
-    """It is at most 100 columns wide; a name that is too long loses its middle.
+    """The table has one row per region, in at most 100 columns.
 
-    Files and classes are headings, so tests of the same name are told apart.
+    A name that is too long loses its middle. Files and classes are headings, so tests of the same
+    name are told apart.
     """
     lines = terminal.table(results, 100)
     assert [line.text for line in lines] == [
@@ -72,7 +73,7 @@ def test_the_table_has_one_row_per_region(results: list[Result]) -> None:
 
 
 def test_the_table_of_a_gpu_has_a_column_for_the_reserve(record: MakeRecord) -> None:
-    """A region on the CPU has no reserve and shows a dash."""
+    """On a GPU the table has a column for the reserve, and a region on the CPU shows a dash."""
     on_gpu = record(
         label="x4",
         start_bytes=round(42.66 * MB),
@@ -100,7 +101,7 @@ def test_the_table_of_a_gpu_has_a_column_for_the_reserve(record: MakeRecord) -> 
 def test_column_of_the_host_is_shown_and_explained_only_if_it_is_not_zero(
     record: MakeRecord, host_bytes: int | None
 ) -> None:
-    """A region that retains nothing there needs no column for it."""
+    """The column of the host is shown and explained only if a region retains something there."""
     rows = [judge("t.py::test_a", record(host_retained_bytes=host_bytes), [ZERO])]
     head, *_ = terminal.table(rows)
     assert "host" not in head.text
@@ -131,12 +132,14 @@ def test_column_of_the_host_is_shown_and_explained_only_if_it_is_not_zero(
 def test_a_spark_line_is_scaled_from_the_lowest_to_the_highest_level(
     levels: list[int], bars: str
 ) -> None:
-    """It has at most eight bars, the last of which is the last level."""
+    """A spark line has at most eight bars, of which the last one is the last level."""
     assert terminal.sparkline(levels) == bars
 
 
 def test_findings_name_breaches_and_what_was_not_judged(results: list[Result]) -> None:
-    """Limits that were kept are not mentioned."""
+    """The findings of a report name breaches and what was not
+    judged, but no limit that was kept.
+    """
     assert terminal.findings(results) == [
         (f"BREACH {FILE}::test_leak[64] compare", "red"),
         (
@@ -150,7 +153,7 @@ def test_findings_name_breaches_and_what_was_not_judged(results: list[Result]) -
 
 
 def test_findings_are_wrapped_to_the_width(record: MakeRecord) -> None:
-    """Long sentences are not cut off."""
+    """Findings are wrapped to the width, and long sentences are not cut off."""
     limit = limit_from_marker("max_retained_mb", (1,), {})
     result = judge("t.py::t", record(retained_bytes=MB + 1), [limit])
     head, *sentence = terminal.findings([result], 60)
@@ -185,13 +188,13 @@ def test_findings_are_wrapped_to_the_width(record: MakeRecord) -> None:
     ],
 )
 def test_missing_results_are_counted_and_named(count: int, lines: list[str]) -> None:
-    """The first ten are named."""
+    """Missing results are counted, and the first ten are named."""
     found = terminal.missing([f"n{i}" for i in range(count)])
     assert [line.text for line in found] == lines
 
 
 def test_the_legend_has_device_versions_meter_and_notes() -> None:
-    """The notes say what the meter cannot see."""
+    """The legend has device, versions and meter, and notes on what the meter cannot see."""
     session = {
         "device": "cuda:0",
         "device_name": "A100",
@@ -214,7 +217,7 @@ def test_the_legend_has_device_versions_meter_and_notes() -> None:
 
 
 def test_a_failure_names_limit_region_device_and_remedy(record: MakeRecord) -> None:
-    """The region once; what was exceeded and what to do for each broken limit."""
+    """A failure names the region once, and for each broken limit what to do about it."""
     limits = [ZERO, limit_from_marker("max_peak_mb", ("4 B",), {})]
     result = judge("t.py::t", record(label="fit", retained_bytes=1, peak_bytes=5), limits)
     assert failure.render([result], ScriptedMeter().facts()).splitlines() == [
@@ -229,7 +232,7 @@ def test_a_failure_names_limit_region_device_and_remedy(record: MakeRecord) -> N
 def test_a_failure_lists_a_group_once_and_refers_to_it_from_other_limits(
     record: MakeRecord,
 ) -> None:
-    """One leak breaks the limits on retention and on the peak, and a baseline on both."""
+    """A group that breaks several limits is listed once, and the other limits refer to it."""
     leak = Holding(
         bytes=8,
         count=2,
@@ -264,7 +267,7 @@ def test_a_failure_lists_a_group_once_and_refers_to_it_from_other_limits(
 
 
 def test_what_references_a_group_is_shown_also_if_the_peak_comes_first(record: MakeRecord) -> None:
-    """A baseline compares the peak first, whose storages were not searched for."""
+    """A group's holder is shown also if the peak comes first, for which no search was made."""
     leak = Holding(bytes=8, count=2, created_at=("net.py:3 in keep",), held_by="net.KEPT[0]")
     limits = [limit_from_marker("max_peak_mb", ("4 B",), {}), ZERO]
     at_peak = (replace(leak, held_by=None),)
@@ -291,7 +294,7 @@ def test_what_references_a_group_is_shown_also_if_the_peak_comes_first(record: M
 def test_advice_on_a_reserve_names_the_peak_if_that_is_the_cause(
     record: MakeRecord, peak_mb: int, retained_mb: int, advice: str
 ) -> None:
-    """It is, unless the rest of the reserve alone would break the limit."""
+    """Advice on a reserve names the peak, unless the rest alone would break the limit."""
     limit = limit_from_marker("max_reserved_mb", (20,), {})
     measured = record(
         peak_bytes=peak_mb * MB,
@@ -305,7 +308,7 @@ def test_advice_on_a_reserve_names_the_peak_if_that_is_the_cause(
 
 
 def test_a_failure_lists_the_largest_groups_and_sums_up_the_rest(record: MakeRecord) -> None:
-    """A group without a holder in Python says so."""
+    """The largest groups are listed, the rest is summed up; one without a holder says so."""
     sizes = [9, 8, 7, 6, 5, 4, 3]
     groups = tuple(Holding(bytes=size, count=1) for size in sizes)
     leaking = record(retained_bytes=sum(sizes), retained=groups)
@@ -320,7 +323,7 @@ def test_a_failure_lists_the_largest_groups_and_sums_up_the_rest(record: MakeRec
 
 
 def test_a_failure_of_a_region_without_a_label_names_the_whole_test(record: MakeRecord) -> None:
-    """A limit that could not be judged has its advice in its message."""
+    """A region without a label is named as the whole test; an unjudged limit has its advice."""
     text = failure.render([judge("t.py::t", record(), [FLAT])], ScriptedMeter().facts())
     assert text.splitlines() == [
         "flat_per_batch broken: cannot be judged because no batch was seen: "
@@ -343,7 +346,7 @@ def test_a_failure_of_a_region_without_a_label_names_the_whole_test(record: Make
 def test_a_failure_advises_on_the_larger_part_of_the_level(
     record: MakeRecord, start_bytes: int, advice: str
 ) -> None:
-    """What the region allocates cannot lower what a fixture has left before it."""
+    """The advice on a level is about its larger part: a region cannot lower what it has found."""
     limit = limit_from_marker("max_level_mb", ("4 B",), {})
     result = judge("t.py::t", record(start_bytes=start_bytes, peak_bytes=1000), [limit])
     text = " ".join(failure.render([result], ScriptedMeter().facts()).split())
@@ -352,12 +355,12 @@ def test_a_failure_advises_on_the_larger_part_of_the_level(
 
 
 def test_kept_limits_have_no_failure_text(record: MakeRecord) -> None:
-    """The text is empty."""
+    """A region that kept its limits has an empty failure text."""
     assert failure.render([judge("t.py::t", record(), [ZERO])], ScriptedMeter().facts()) == ""
 
 
 def test_a_table_that_is_too_wide_drops_the_timeline_before_it_cuts_names():
-    """Rows with large figures and a reserve still fit in 100 columns."""
+    """A table that is too wide drops the timeline before it cuts names."""
     levels = [1234 * MB + step for step in range(9)]
     samples = tuple(Sample(n, 64, level, level, level) for n, level in enumerate(levels, 1))
     large = RegionRecord(

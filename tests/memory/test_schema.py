@@ -26,7 +26,7 @@ def written(report):
 
 
 def test_the_schema_is_valid_and_names_its_version():
-    """It follows draft 2020-12; reports name the same version."""
+    """The JSON schema is valid in draft 2020-12, and names the version that reports name."""
     Draft202012Validator.check_schema(SCHEMA)
     assert SCHEMA["title"] == SCHEMA["properties"]["schema"]["const"] == json_writer.SCHEMA
 
@@ -42,12 +42,12 @@ def test_the_schema_is_valid_and_names_its_version():
     ids=["empty", "extra", "each", "hostile"],
 )
 def test_every_report_matches_the_schema(report):
-    """Also an empty one, one with extra figures, and one with hostile texts."""
+    """Every report matches the schema, also an empty one and one with hostile texts."""
     VALIDATOR.validate(written(report))
 
 
 def test_the_schema_describes_exactly_the_keys_of_a_report():
-    """A field that is added to reports must be added to the schema."""
+    """The schema has exactly the keys of a report, so each new field must be added to it."""
     report = written(one_of_each())
     described = {name: set(part["properties"]) for name, part in SCHEMA["$defs"].items()}
     assert set(report) == set(SCHEMA["properties"])
@@ -65,7 +65,7 @@ def test_the_schema_describes_exactly_the_keys_of_a_report():
 
 @pytest.mark.parametrize("name", sorted(SCHEMA["$defs"]))
 def test_every_key_in_the_schema_is_required_and_described(name):
-    """Only the keys in OPTIONAL may be absent."""
+    """In the schema every key has a description, and is required unless OPTIONAL names it."""
     part = SCHEMA["$defs"][name]
     assert set(part["required"]) == set(part["properties"]) - OPTIONAL
     for key, kind in part["properties"].items():
@@ -88,7 +88,7 @@ def test_every_key_in_the_schema_is_required_and_described(name):
     ids=["newer", "no-regions", "fraction", "negative", "gone", "word", "null", "zero", "text"],
 )
 def test_a_damaged_report_does_not_match_the_schema(damage):
-    """The report matches before the damage."""
+    """A report that was damaged no longer matches the schema."""
     report = written(one_of_each())
     VALIDATOR.validate(report)
     damage(report)
@@ -96,7 +96,7 @@ def test_a_damaged_report_does_not_match_the_schema(damage):
 
 
 def test_unknown_keys_match_the_schema():
-    """Within a version of the schema, keys are only added."""
+    """Within a version of the schema keys are only added, so unknown keys match."""
     report = written(one_of_each())
     report["regions"][0]["new_bytes"] = 1
     report["session"]["new"] = "fact"

@@ -29,7 +29,7 @@ def tensor() -> torch.Tensor:
 def test_a_tensor_that_is_older_than_the_region_is_not_new(
     cpu: MemoryProbe, header_bytes: int
 ) -> None:
-    """Neither in the region that moves it nor in the next one."""
+    """A tensor that is moved to shared memory is not new, in that region or the next one."""
     old = tensor()
     with cpu.measure() as region:
         old.share_memory_()
@@ -43,7 +43,7 @@ def test_a_tensor_that_is_older_than_the_region_is_not_new(
 
 
 def test_a_tensor_of_the_region_stays_what_it_retains(cpu: MemoryProbe, header_bytes: int) -> None:
-    """Its place is the line that shares it or that allocated it."""
+    """A tensor of the region that is moved stays retained, with the line that shares or made it."""
     with cpu.measure() as region:
         kept = tensor().share_memory_()
     assert region.retained_bytes == region.net_bytes == SIZE + header_bytes
@@ -55,7 +55,7 @@ def test_a_tensor_of_the_region_stays_what_it_retains(cpu: MemoryProbe, header_b
 def test_a_tensor_belongs_to_the_region_that_allocated_it(
     cpu: MemoryProbe, header_bytes: int
 ) -> None:
-    """Not to an inner one that moves it."""
+    """A tensor belongs to the region that allocated it, not to an inner one that moves it."""
     with cpu.measure() as outer:
         kept = tensor()
         with cpu.measure() as inner:
@@ -68,7 +68,7 @@ def test_a_tensor_belongs_to_the_region_that_allocated_it(
 def test_memory_of_numpy_is_new_only_if_it_was_lent_in_the_region(
     cpu: MemoryProbe, header_bytes: int, is_lent_before: bool
 ) -> None:
-    """It is no longer lent when the tensor is in shared memory."""
+    """NumPy's memory that is moved is new only if it was lent to torch in the region."""
     lent = torch.from_numpy(np.ones(SIZE // 4, np.float32)) if is_lent_before else None
     with cpu.measure() as region:
         if lent is None:
@@ -81,7 +81,7 @@ def test_memory_of_numpy_is_new_only_if_it_was_lent_in_the_region(
 def test_the_data_set_of_a_loader_is_not_new_when_workers_start(
     cpu: MemoryProbe, start_method: str
 ) -> None:
-    """They are sent the whole data set, unless they are forked."""
+    """Workers that are not forked get the whole data set in shared memory; it is not new."""
     data = TensorDataset(torch.ones(40, 3))
     loader = DataLoader(data, batch_size=20, num_workers=1, multiprocessing_context=start_method)
     with cpu.measure() as region:

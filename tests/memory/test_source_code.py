@@ -77,13 +77,17 @@ def run(tmp_path: Path) -> Callable[[str], str | None]:
 def test_the_expression_is_found(
     run: Callable[..., str | None], source: str, expected: str | None
 ) -> None:
-    """Also if it is a part of a line, if it has several, and if columns are not characters."""
+    """An expression is found in a part of a line, over several
+    lines, and beside wide characters.
+    """
     assert run(source) == expected
 
 
 @NEEDS_COLUMNS
 def test_a_long_expression_loses_its_middle(run: Callable[..., str | None]) -> None:
-    """Its start says on what, and its end what was done; it has at most 60 characters."""
+    """A long expression loses its middle, keeps its start and end,
+    and has at most 60 characters.
+    """
     names = ", ".join(f"'name{number}'" for number in range(20))
     found = run(f"y = x.record({names}).record('the last call')")
     assert found == "x.record('name0', 'name1', 'name2', ' … ord('the last call')"
@@ -92,14 +96,14 @@ def test_a_long_expression_loses_its_middle(run: Callable[..., str | None]) -> N
 
 @NEEDS_COLUMNS
 def test_lines_that_are_no_expression_are_joined(run: Callable[..., str | None]) -> None:
-    """The call that makes a class has the lines of the whole class."""
+    """The lines of a call that makes a class, which is no expression, are joined."""
     source = "class Meta(type):\n    pass\nclass Made(metaclass=x):\n    # why\n    number = 1\n"
     assert run(source) == "class Made(metaclass=x): # why number = 1"
 
 
 @NEEDS_COLUMNS
 def test_a_literal_of_many_lines_is_not_parsed(run: Callable[..., str | None]) -> None:
-    """Parsing takes long; without it the spaces and the last comma of the source stay."""
+    """A literal of many lines is not parsed, which takes long; its spaces and comma stay."""
     items = "".join(f"  {number},\n" for number in range(1000))
     assert (
         run(f"y = x([\n{items}])") == "x([ 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, … 6, 997, 998, 999, ])"
@@ -107,7 +111,9 @@ def test_a_literal_of_many_lines_is_not_parsed(run: Callable[..., str | None]) -
 
 
 def test_without_columns_it_is_the_whole_line(tmp_path: Path) -> None:
-    """As in Python 3.10, or in any version with ``-X no_debug_ranges``."""
+    """Without columns, as in Python 3.10 or with ``-X
+    no_debug_ranges``, the whole line is shown.
+    """
     program = tmp_path / "program.py"
     program.write_text(
         "import sys\n"
@@ -125,19 +131,19 @@ def test_without_columns_it_is_the_whole_line(tmp_path: Path) -> None:
 
 
 def test_there_is_none_if_the_file_is_missing(run: Callable[..., str | None]) -> None:
-    """As for code that was removed, or that came from a compiled file alone."""
+    """If a file is missing, as for removed or compiled code, there is no expression."""
     assert run("y = x * 2", keep_file=False) is None
 
 
 def test_there_is_none_for_code_run_by_exec() -> None:
-    """No file has its source."""
+    """Code that is run by exec has no file with its source, so there is no expression."""
     recorder = Recorder()
     exec("y = x * 2", {"x": recorder})
     assert recorder.seen is None
 
 
 def test_there_is_none_if_the_file_has_become_shorter(tmp_path: Path) -> None:
-    """The text at the old place would be another's."""
+    """If a file has become shorter, the text at the old place would be another's: there is none."""
     file = tmp_path / "program.py"
     code = compile("\n\n\ny = x * 2", str(file), "exec")
     file.write_text("z = 1\n")
@@ -147,7 +153,7 @@ def test_there_is_none_if_the_file_has_become_shorter(tmp_path: Path) -> None:
 
 
 def test_every_instruction_of_a_module_has_a_text_or_none() -> None:
-    """Also the first of a module, which has line 0, and offsets that no instruction has."""
+    """Every instruction of a module has a text or none, also the first, which has line 0."""
     source = Path(__file__).read_text(encoding="utf-8")
     code = compile(source, __file__, "exec")
     found = [expression_at(code, offset) for offset in range(-1, len(code.co_code) + 10)]

@@ -28,7 +28,7 @@ def sweep_keeping_batches(
 def test_growth_that_is_freed_at_the_end_is_growth_per_batch(
     meter: ScriptedMeter, probe: MemoryProbe
 ) -> None:
-    """It has the meaning of a region's growth_mb_per_batch, and is not growth over counts."""
+    """Memory that batches keep and the function frees at its end is growth per batch only."""
     sweep = sweep_keeping_batches(meter, probe, frees_at_the_end=True)
     assert sweep.regions[-1].growth_mb_per_batch == 1.0
     assert sweep.growth_mb_per_batch == 1.0
@@ -38,7 +38,7 @@ def test_growth_that_is_freed_at_the_end_is_growth_per_batch(
 def test_growth_that_is_retained_is_in_both_figures(
     meter: ScriptedMeter, probe: MemoryProbe
 ) -> None:
-    """Each batch retains 1 MB."""
+    """If each batch retains 1 MB, both figures of growth are 1 MB."""
     sweep = sweep_keeping_batches(meter, probe, frees_at_the_end=False)
     assert sweep.growth_mb_per_batch == 1.0
     assert sweep.growth_over_batch_counts_mb == 1.0
@@ -47,19 +47,19 @@ def test_growth_that_is_retained_is_in_both_figures(
 def test_memory_that_is_allocated_after_the_batches_is_growth_over_counts_only(
     meter: ScriptedMeter, probe: MemoryProbe
 ) -> None:
-    """No level at a batch boundary rises."""
+    """Memory allocated after the batches raises no level at a boundary: growth over counts only."""
     sweep = probe.sweep(lambda loader: meter.allocate(MB * len(list(loader))), range(8), COUNTS)
     assert sweep.growth_mb_per_batch == 0.0
     assert sweep.growth_over_batch_counts_mb == 1.0
 
 
 def test_growth_per_batch_is_none_if_no_region_has_five_batches(probe: MemoryProbe) -> None:
-    """As for a region."""
+    """As in a region, growth per batch is None with fewer than five batches."""
     assert probe.sweep(list, range(4), (1, 4)).growth_mb_per_batch is None
 
 
 def test_sweep_prints_as_a_table(meter: ScriptedMeter, probe: MemoryProbe) -> None:
-    """One row per batch count, and the growth over batch counts below it."""
+    """A sweep prints a row per count, and the growth over counts below them."""
     sweep = sweep_keeping_batches(meter, probe, frees_at_the_end=False)
     *table, note = str(sweep).splitlines()
     assert [line.split() for line in table] == [
@@ -72,5 +72,5 @@ def test_sweep_prints_as_a_table(meter: ScriptedMeter, probe: MemoryProbe) -> No
 
 
 def test_sweep_of_one_count_prints_no_growth_over_counts(probe: MemoryProbe) -> None:
-    """It has none."""
+    """A sweep of one count has no growth over counts, and prints none."""
     assert "growth of retained" not in str(probe.sweep(list, [1], (1,)))

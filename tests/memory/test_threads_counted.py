@@ -62,7 +62,7 @@ def test_a_thread_started_in_a_region_is_counted(
 def test_a_thread_started_by_a_thread_is_counted(
     retained_by: Callable[[Callable[[], object]], int],
 ) -> None:
-    """At any depth of nesting."""
+    """A thread that another thread starts is counted, at any depth of nesting."""
 
     def outer() -> torch.Tensor:
         found: list[torch.Tensor] = []
@@ -77,7 +77,7 @@ def test_a_thread_started_by_a_thread_is_counted(
 def test_a_thread_pool_created_in_a_region_is_counted(
     retained_by: Callable[[Callable[[], object]], int],
 ) -> None:
-    """Its results are retained and nothing else."""
+    """A thread pool that is created in a region retains its results and nothing else."""
 
     def pooled() -> list[torch.Tensor]:
         with ThreadPoolExecutor(2) as pool:
@@ -87,7 +87,7 @@ def test_a_thread_pool_created_in_a_region_is_counted(
 
 
 def test_a_temporary_in_a_thread_counts_in_the_peak(counting: Meter) -> None:
-    """It is allocated and freed while the thread runs."""
+    """A temporary that a thread allocates and frees counts in the peak."""
     counting.reset_peak()
     before = counting.read().allocated_bytes
     in_thread(Overriding)
@@ -95,7 +95,10 @@ def test_a_temporary_in_a_thread_counts_in_the_peak(counting: Meter) -> None:
 
 
 def test_a_failing_thread_leaves_no_mode_behind(counting: Meter, is_native: bool) -> None:
-    """Its exception reaches ``threading.excepthook``. Only the ledger enters a mode in it."""
+    """The exception of a thread reaches ``threading.excepthook``, and no mode is left behind.
+
+    Only the ledger enters a mode in it.
+    """
     depths: list[int] = []
 
     def work() -> None:
@@ -115,7 +118,7 @@ def test_a_failing_thread_leaves_no_mode_behind(counting: Meter, is_native: bool
 
 
 def test_a_finished_thread_is_freed(counting: Meter) -> None:
-    """The wrapper around ``run`` does not keep the thread alive."""
+    """A finished thread is freed, because the wrapper around ``run`` does not keep it alive."""
     import weakref
 
     thread = Overriding(lambda: None)
@@ -127,7 +130,7 @@ def test_a_finished_thread_is_freed(counting: Meter) -> None:
 
 
 def test_a_thread_that_outlives_its_region_is_counted_in_the_next_one(cpu: MemoryProbe) -> None:
-    """What it allocates between the regions belongs to neither."""
+    """A thread that outlives its region counts in the next one, and not between them."""
     go, done = threading.Event(), threading.Event()
     kept: list[torch.Tensor] = []
 
@@ -160,7 +163,7 @@ def test_a_thread_that_outlives_its_region_is_counted_in_the_next_one(cpu: Memor
 
 
 def test_a_thread_started_before_a_region_is_counted_at_its_end(cpu: MemoryProbe) -> None:
-    """The ledger does not see its operators, but finds the tensors it kept among live objects."""
+    """What an older thread kept is found among live objects, though its operators were not seen."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()  # the worker exists
         region = cpu.run(lambda: pool.submit(torch.zeros, 100).result())
@@ -168,7 +171,7 @@ def test_a_thread_started_before_a_region_is_counted_at_its_end(cpu: MemoryProbe
 
 
 def test_regions_of_two_threads_may_overlap(cpu: MemoryProbe, is_native: bool) -> None:
-    """Each thread's mode stack is restored, whichever region ends first."""
+    """Regions of two threads may overlap, and each thread's mode stack is restored."""
     opened, over = threading.Event(), threading.Event()
     figures: list[int] = []
 
@@ -195,7 +198,7 @@ def test_regions_of_two_threads_may_overlap(cpu: MemoryProbe, is_native: bool) -
 
 
 def test_a_thread_may_start_while_two_devices_are_measured() -> None:
-    """Regions on two devices wrap its ``run`` twice."""
+    """While two devices are measured, a new thread's ``run`` is wrapped twice, and works."""
     trackers = [StorageTracker(torch.device(name)) for name in ("cpu", "meta")]
     ran = []
     for tracker in trackers:

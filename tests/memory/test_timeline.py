@@ -32,7 +32,9 @@ def _period_2(count: int, leak: int) -> list[int]:
 def test_growth_is_the_rise_of_the_upper_level_per_batch(
     samples: MakeSamples, levels: list[int], growth: float
 ) -> None:
-    """Least squares, Theil-Sen or the range would each be wrong for some of these series."""
+    """Growth is the rise of the upper level: least squares,
+    Theil-Sen or the range would be wrong.
+    """
     assert growth_bytes_per_batch(samples(levels)) == growth
 
 
@@ -41,14 +43,14 @@ def test_growth_is_the_rise_of_the_upper_level_per_batch(
 def test_a_constant_leak_is_exact_for_any_number_of_batches(
     samples: MakeSamples, count: int, leak: int
 ) -> None:
-    """From the fifth batch on, for steady and for alternating levels."""
+    """From the fifth batch on, a constant leak is exact, for steady and for alternating levels."""
     assert growth_bytes_per_batch(samples([leak * i for i in range(count)])) == leak
     assert growth_bytes_per_batch(samples(_period_2(count, leak))) == leak
 
 
 @pytest.mark.parametrize("count", range(5))
 def test_too_few_batches_give_no_figure(samples: MakeSamples, count: int) -> None:
-    """A growth of 0 would look like a pass."""
+    """With too few batches there is no figure, because a growth of 0 would look like a pass."""
     assert growth_bytes_per_batch(samples([0] * count)) is None
 
 
@@ -59,20 +61,22 @@ def test_too_few_batches_give_no_figure(samples: MakeSamples, count: int) -> Non
 def test_warm_up_batches_are_not_judged(
     samples: MakeSamples, count: int, warmup: int, growth: float | None
 ) -> None:
-    """Four full batches after the warm-up are enough, three are not."""
+    """Batches of the warm-up are not judged; growth needs four full
+    batches after them, not three.
+    """
     levels = [4 * i for i in range(count)]
     assert growth_bytes_per_batch(samples(levels), warmup) == growth
 
 
 def test_a_cache_that_fills_during_the_warm_up_is_not_growth(samples: MakeSamples) -> None:
-    """It fills over five batches: that is growth after a warm-up of one batch, not of five."""
+    """A cache that fills in the first five batches is growth, unless the warm-up has five."""
     levels = [0, 100, 200, 300, 400, 500, 500, 500, 500]
     assert growth_bytes_per_batch(samples(levels), 1) == 25.0
     assert growth_bytes_per_batch(samples(levels), 5) == 0.0
 
 
 def test_a_short_last_batch_is_not_judged(samples: MakeSamples) -> None:
-    """Its tensors are smaller, so its level says nothing about growth."""
+    """The tensors of a short last batch are smaller, so that it is not judged."""
     levels = [BATCH] * 8 + [BATCH // 2]
     assert growth_bytes_per_batch(samples(levels, [64] * 8 + [17])) == 0.0
     leaking = [BATCH + 4 * i for i in range(8)] + [0]
@@ -80,30 +84,30 @@ def test_a_short_last_batch_is_not_judged(samples: MakeSamples) -> None:
 
 
 def test_a_single_larger_batch_is_not_judged(samples: MakeSamples) -> None:
-    """Only batches of the most frequent size are, not those of the largest."""
+    """Only batches of the most frequent size are judged, and a single larger one is not."""
     levels = [BATCH] * 6 + [9 * BATCH] + [BATCH] * 2
     assert growth_bytes_per_batch(samples(levels, [64] * 6 + [576] + [64] * 2)) == 0.0
 
 
 def test_batches_of_unknown_size_count_as_batches_of_one_size(samples: MakeSamples) -> None:
-    """``batch_done()`` in a user's own loop may omit the size."""
+    """``batch_done()`` in a user's loop may omit the size; such batches count as equal."""
     assert growth_bytes_per_batch(samples([4 * i for i in range(9)], [None] * 9)) == 4.0
 
 
 def test_full_batches_keep_their_order(samples: MakeSamples) -> None:
-    """Growth is calculated from their order in time."""
+    """Batches of full size keep their order in time, from which growth is calculated."""
     kept = full_batches(samples([1, 2, 3, 4, 5], [64, 17, 64, 64, 17]))
     assert [sample.batch for sample in kept] == [1, 3, 4]
 
 
 def test_an_empty_timeline_has_no_full_batches_and_no_growth() -> None:
-    """It does not raise IndexError."""
+    """An empty timeline has no full batches and no growth, and raises no IndexError."""
     assert full_batches([]) == []
     assert growth_bytes_per_batch([]) is None
 
 
 def test_growth_is_calculated_from_requested_bytes() -> None:
-    """Allocated bytes are rounded up to block sizes on a GPU, and peaks are not levels."""
+    """Growth is calculated from requested bytes, as blocks on a GPU are larger than that."""
     flat = [
         Sample(i, 64, allocated_bytes=512 * i, requested_bytes=8, peak_bytes=9 * i)
         for i in range(1, 10)

@@ -25,13 +25,13 @@ from pytest_cka_memory.core.tolerance import Difference, differences, parse_tole
 def test_a_share_a_size_or_their_sum_is_accepted(
     text: str, share: Fraction, slack_bytes: int
 ) -> None:
-    """In either order, with or without spaces."""
+    """A tolerance is a share, a size or their sum, in any order, with or without spaces."""
     tolerance = parse_tolerance(text)
     assert (tolerance.share, tolerance.slack_bytes) == (share, slack_bytes)
 
 
 def test_a_tolerance_is_shown_as_it_was_written() -> None:
-    """Except for extra spaces; failure messages quote it."""
+    """A tolerance is shown as it was written except for extra spaces, as failures quote it."""
     assert parse_tolerance(" 5%  + 64 KiB ").text == "5% + 64 KiB"
 
 
@@ -44,7 +44,7 @@ def test_a_tolerance_is_shown_as_it_was_written() -> None:
     ],
 )
 def test_any_other_tolerance_is_refused(value: object) -> None:
-    """A number alone could mean percent, bytes or MB."""
+    """A number alone is refused as a tolerance, because it could mean percent, bytes or MB."""
     with pytest.raises(LimitError) as caught:
         parse_tolerance(value)
     assert str(caught.value) == (
@@ -67,7 +67,7 @@ def test_any_other_tolerance_is_refused(value: object) -> None:
     ],
 )
 def test_the_boundary_is_exact_to_the_byte(text: str, old: float, allowed_bytes: int) -> None:
-    """The allowed value is kept, one byte more is broken; a share of 0 is 0."""
+    """A tolerance allows its exact value and not one byte more; a share of 0 is 0."""
     tolerance = parse_tolerance(text)
     assert tolerance.allowed_bytes(old) == allowed_bytes
     for new_bytes, broken in ((allowed_bytes, False), (allowed_bytes + 1, True), (nan, True)):
@@ -75,7 +75,7 @@ def test_the_boundary_is_exact_to_the_byte(text: str, old: float, allowed_bytes:
 
 
 def test_differences_are_the_compared_figures_that_changed() -> None:
-    """Figures that are equal, were unknown before, or are not compared are left out."""
+    """Differences leave out figures that are equal, were unknown before, or are not compared."""
     old = {
         "peak_increase_bytes": 100,
         "retained_bytes": 100,
@@ -93,7 +93,7 @@ def test_differences_are_the_compared_figures_that_changed() -> None:
 
 
 def test_a_figure_that_is_missing_from_the_new_report_is_broken() -> None:
-    """A loop cut to fewer batches than growth needs must not pass as flat."""
+    """A figure that the new report lacks is broken: a loop cut to few batches must not pass."""
     (difference,) = differences({"growth_bytes_per_batch": 0}, {}, parse_tolerance("5%"))
     assert difference.new_bytes is None
     assert difference.broken

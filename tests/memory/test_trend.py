@@ -61,7 +61,9 @@ STEPS = {
 
 @pytest.mark.parametrize(("sizes", "expected"), STEPS.values(), ids=STEPS)
 def test_step_is_a_rise_that_later_sessions_keep(sizes: list[int], expected: list[int]) -> None:
-    """A single session that differs from its neighbours is no step and hides none."""
+    """A step in memory is a rise that later sessions keep; a single
+    outlier is none and hides none.
+    """
     found = series(sizes)
     steps = list(found.steps(ONE_PERCENT))
     assert [found.points.index(step.after) for step in steps] == expected
@@ -71,7 +73,7 @@ def test_step_is_a_rise_that_later_sessions_keep(sizes: list[int], expected: lis
 
 @pytest.mark.parametrize("noise", [3, 4, 5])
 def test_step_is_found_in_long_histories_with_outliers(noise: int) -> None:
-    """Every seventh session is an outlier; the step is where the level changes."""
+    """A step in memory is found in a long history in which every seventh session is an outlier."""
     sizes = [1000 if n < 50 else 1500 for n in range(100)]
     for n in range(noise, 100, 7):
         sizes[n] = 4000 if n % 2 else 10
@@ -81,14 +83,14 @@ def test_step_is_found_in_long_histories_with_outliers(noise: int) -> None:
 
 
 def test_rise_in_the_newest_session_is_not_yet_confirmed() -> None:
-    """The next session shows whether it stays."""
+    """A rise of memory in the newest session is not confirmed until the next one also has it."""
     (last,) = series([5, 5, 9]).steps(ONE_PERCENT)
     (older,) = series([5, 5, 9, 9]).steps(ONE_PERCENT)
     assert (last.confirmed, older.confirmed) == (False, True)
 
 
 def test_devices_and_meters_are_separate_series_and_torch_versions_are_not() -> None:
-    """A figure of another card is no rise; one of another torch version may be."""
+    """A series belongs to one device and one meter, and contains every version of torch."""
     gpu = ("NVIDIA H200", "allocator")
     sessions = [
         session(0, {"t": 5}),
@@ -134,7 +136,7 @@ def written(tmp_path: Path) -> str:
 def test_trend_prints_what_changed_and_the_commits(
     written: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With a sparkline per figure; --all prints the other figures too."""
+    """A trend prints what changed with commits and sparklines; --all prints other figures too."""
     assert main(["trend", written]) == OK
     assert capsys.readouterr().out == TEXT
     assert main(["trend", written, "--all", "--tolerance", "60%"]) == OK
@@ -151,7 +153,7 @@ def test_page_on_histories_shows_this_trend() -> None:
 def test_trend_of_nothing_is_refused_and_one_session_has_none(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The messages say what to do."""
+    """The errors for a trend of nothing, and the text for one session, say what to do."""
     path = tmp_path / "h.jsonl"
     path.touch()
     assert main(["trend", str(path)]) == UNUSABLE
@@ -163,7 +165,7 @@ def test_trend_of_nothing_is_refused_and_one_session_has_none(
 
 
 def test_trend_draws_a_line_per_figure_and_a_dot_per_rise(written: str, tmp_path: Path) -> None:
-    """The picture is well-formed, and hovering over a dot shows the commit."""
+    """The picture has a line per figure and a dot per rise, with the commit when hovering."""
     picture = tmp_path / "trend.svg"
     assert main(["trend", written, "-o", str(picture)]) == OK
     root = ElementTree.parse(picture).getroot()

@@ -20,7 +20,7 @@ MAJOR, MINOR = tried_torch.NEWEST_TRIED
     ],
 )
 def test_newer_version_is_named(version, named):
-    """By major and minor version, whatever follows them."""
+    """A torch version newer than those tried is named by its major and minor number."""
     assert warning_about(version) == (
         f"not yet tried with torch {named}; figures of torch's allocator are still torch's own"
     )
@@ -31,5 +31,5 @@ def test_newer_version_is_named(version, named):
     [f"{MAJOR}.{MINOR}.0", f"{MAJOR}.{MINOR}.9+cpu", "2.9.1+cu128", "1.100.0", "unknown", None],
 )
 def test_version_that_was_tried_is_not_named(version):
-    """Nor an older one, nor one whose number cannot be read."""
+    """A torch version that was tried, is older, or has no readable number is not named."""
     assert warning_about(version) is None

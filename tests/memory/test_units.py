@@ -39,7 +39,7 @@ from pytest_cka_memory.units import (
     ],
 )
 def test_units_are_powers_of_two(text: str, size: int) -> None:
-    """KB and KiB are the same, because 1 MB is 2**20 bytes everywhere in this package."""
+    """Units are powers of two: KB and KiB are the same, because 1 MB is 2**20 bytes everywhere."""
     assert parse_size(text) == size
     assert megabytes(text) == size
     assert parse_megabytes(text) == size
@@ -62,7 +62,7 @@ def test_units_are_powers_of_two(text: str, size: int) -> None:
     ],
 )
 def test_text_that_is_not_a_size_is_refused_with_an_example(text: str) -> None:
-    """Reading only the '2KB' of '2KBanana' would set a limit that nobody wrote."""
+    """Text that is not a size is refused: reading the '2KB' of '2KBanana' would hide a mistake."""
     with pytest.raises(
         SizeError, match=r"^cannot read .* as a memory size; write e\.g\. '512 KiB'"
     ):
@@ -74,7 +74,7 @@ def test_text_that_is_not_a_size_is_refused_with_an_example(text: str) -> None:
     [(0, 0), (0.0, 0), (-0.0, 0), (1, MB), (1.5, 3 * MB // 2), (1 / MB, 1), (2**40, 2**60)],
 )
 def test_a_bare_number_is_megabytes(number: float, size: int) -> None:
-    """Markers take MB; a fraction can express a single byte."""
+    """A bare number in a marker is in MB, and a fraction can express a single byte."""
     assert megabytes(number) == size
 
 
@@ -84,20 +84,20 @@ def test_a_bare_number_is_megabytes(number: float, size: int) -> None:
     ids=["-1", "tiny", "nan", "inf", "-inf", "1e308", "10**400"],
 )
 def test_a_number_that_is_not_a_size_is_refused(number: float) -> None:
-    """NaN would keep every limit, because no comparison with it is true."""
+    """NaN would keep every limit, because no comparison with it is true, so it is refused."""
     with pytest.raises(SizeError, match=r"^a memory size cannot be .*; write a number of MB"):
         megabytes(number)
 
 
 @pytest.mark.parametrize("value", [True, False, None, [1], 1j, b"1 MB", object], ids=repr)
 def test_a_value_of_another_type_is_refused(value: object) -> None:
-    """True is an int in Python, and would otherwise mean 1 MB."""
+    """True is an int in Python and would mean 1 MB, so a value of another type is refused."""
     with pytest.raises(SizeError, match=r"^cannot read .* as a memory size; write a number of MB"):
         megabytes(value)
 
 
 def test_a_text_too_long_for_a_float_is_refused() -> None:
-    """An OverflowError would end the session with an internal error."""
+    """Text too long for a float is refused; its OverflowError would be an internal error."""
     with pytest.raises(SizeError, match="as a memory size"):
         parse_size("9" * 400 + " GB")
 
@@ -106,19 +106,19 @@ def test_a_text_too_long_for_a_float_is_refused() -> None:
     ("text", "size"), [("1", MB), ("0.5", MB // 2), ("4 B", 4), ("1e1", 10 * MB)]
 )
 def test_a_bare_number_on_the_command_line_is_megabytes(text: str, size: int) -> None:
-    """The names of the options end in ``-mb``."""
+    """A bare number on the command line is in MB, as the options' names end in ``-mb``."""
     assert parse_megabytes(text) == size
 
 
 @pytest.mark.parametrize("text", ["nan", "-1", "inf", "x", "1e308"])
 def test_the_command_line_refuses_what_a_marker_refuses(text: str) -> None:
-    """The rules for a size are the same wherever it is written."""
+    """The command line refuses what a marker refuses: a size has the same rules everywhere."""
     with pytest.raises(SizeError, match="memory size"):
         parse_megabytes(text)
 
 
 def test_size_error_is_a_value_error_and_a_package_error() -> None:
-    """Callers may catch the builtin error or the package's base class."""
+    """A size error is a ValueError and an error of the package, so that both can be caught."""
     assert issubclass(SizeError, ValueError)
     assert issubclass(SizeError, CkaMemoryError)
 
@@ -130,8 +130,8 @@ def test_size_error_is_a_value_error_and_a_package_error() -> None:
         (0, "0"),
         (0.0, "0"),
         (1, "1 B"),
-        (1023, "1,023 B"),
-        (-1023, "-1,023 B"),
+        (1023, "1023 B"),
+        (-1023, "-1023 B"),
         (4.0, "4 B"),
         (5 / 3, "1.7 B"),
         (1 / 32, "0.03 B"),
@@ -144,7 +144,7 @@ def test_size_error_is_a_value_error_and_a_package_error() -> None:
     ],
 )
 def test_format_size_returns_a_short_text_for_table_cells(size: float | None, text: str) -> None:
-    """MB have no unit; sizes that are too small for two decimals of MB have their own."""
+    """In table cells MB have no unit, and sizes too small for two decimals have their own."""
     assert format_size(size) == text
 
 
@@ -163,7 +163,7 @@ def test_format_size_returns_a_short_text_for_table_cells(size: float | None, te
     ],
 )
 def test_format_exact_returns_every_byte(size: float, text: str) -> None:
-    """One byte can break a limit, so messages show every byte, and decimals only of a mean."""
+    """Messages show exact bytes, because one can break a limit; only a mean has decimals."""
     assert format_exact(size) == text
 
 
@@ -178,14 +178,14 @@ def test_format_exact_returns_every_byte(size: float, text: str) -> None:
     ],
 )
 def test_counts_have_the_right_plural(count: int, noun: str, text: str) -> None:
-    """``1 batches`` looks as if nobody had tried it."""
+    """A count of one has a singular and other counts a plural: ``1 batch``, ``2 batches``."""
     assert counted(count, noun) == text
 
 
 def test_messages_write_one_batch_and_one_region_in_the_singular(
     record: Callable[..., RegionRecord],
 ) -> None:
-    """Each of these said ``1 batches``, ``1 collected tests`` or ``1 smaller groups``."""
+    """Messages about one batch, one region or one collected test have the singular."""
     breach = flat_per_batch().judge(record(levels=[0]))
     assert isinstance(breach, Breach)
     assert "because 1 full batch was seen and 5 are needed" in breach.message

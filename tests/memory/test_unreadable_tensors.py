@@ -50,7 +50,9 @@ def probe(no_notes: None) -> MemoryProbe:
 
 
 def test_tensors_in_its_attributes_are_counted(probe: MemoryProbe) -> None:
-    """Also if only the wrapper references them."""
+    """Tensors in the attributes of an unreadable one are counted,
+    also if only it refers to them.
+    """
     with probe.measure() as region:
         kept = Refusing(torch.ones(1000))
     assert region.retained_bytes == 4000
@@ -58,7 +60,7 @@ def test_tensors_in_its_attributes_are_counted(probe: MemoryProbe) -> None:
 
 
 def test_its_type_is_named_in_the_notes(probe: MemoryProbe) -> None:
-    """The note says what is counted and why."""
+    """The notes name the type of an unreadable tensor, and say what is counted and why."""
     with probe.measure():
         kept = Refusing(torch.ones(10))
     notes = probe.meter.facts()["notes"]
@@ -70,7 +72,7 @@ def test_its_type_is_named_in_the_notes(probe: MemoryProbe) -> None:
 
 @pytest.mark.usefixtures("no_notes")
 def test_its_type_is_named_in_the_notes_of_an_accelerator(gpu: AcceleratorMeter) -> None:
-    """Where its allocator cannot be counted, a ledger records its tensors."""
+    """On an accelerator without counters, tensors are counted, and notes name unreadable types."""
     assert gpu.facts()["notes"] == list(gpu.notes)
     with MemoryProbe(meter=gpu).measure():
         kept = Refusing(torch.ones(10))
@@ -80,7 +82,7 @@ def test_its_type_is_named_in_the_notes_of_an_accelerator(gpu: AcceleratorMeter)
 
 
 def test_opaque_tensor_is_named_in_the_notes(probe: MemoryProbe) -> None:
-    """It has no storage that a ledger could count."""
+    """An opaque tensor has no storage that could be counted, so that the notes name its type."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("requires a torch build with oneDNN")
     with probe.measure():
@@ -90,7 +92,7 @@ def test_opaque_tensor_is_named_in_the_notes(probe: MemoryProbe) -> None:
 
 
 def test_ordinary_tensors_add_no_note(probe: MemoryProbe) -> None:
-    """Of any layout that is counted."""
+    """Ordinary tensors of any layout that is counted add no note."""
     with probe.measure():
         sparse = torch.eye(4).to_sparse()
         nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
@@ -101,7 +103,7 @@ def test_ordinary_tensors_add_no_note(probe: MemoryProbe) -> None:
 
 
 def test_report_has_the_notes_of_every_test() -> None:
-    """A note may follow from what a later test has done, or a test in another worker."""
+    """A report has the notes of every test, since a later test or worker may cause one."""
     builder = ReportBuilder()
     facts = {"device": "cpu", "device_name": "x", "meter": "m", "notes": ["a"]}
     for worker, notes in (("gw0", ["a"]), ("gw1", ["a", "b"]), ("gw0", ["a", "c"])):

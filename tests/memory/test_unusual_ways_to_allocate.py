@@ -144,7 +144,7 @@ def with_forward_mode() -> None:
 def test_what_is_kept_is_retained_to_the_byte(
     cpu: MemoryProbe, allocate: Callable[[], object]
 ) -> None:
-    """And is not counted again in a region after it."""
+    """However memory was allocated, what is kept is retained to the byte, and not again later."""
     with cpu.measure() as region:
         allocate()
     with cpu.measure() as later:
@@ -200,7 +200,7 @@ def by_lazy_thread_pool() -> Iterator[Callable[..., object]]:
 def test_function_given_to_an_older_thread_pool_is_in_the_peak(
     cpu: MemoryProbe, pools: Callable[[], Iterator[Callable[..., object]]]
 ) -> None:
-    """Its thread was started before the region, and no dispatch mode is active there."""
+    """A function in an older thread pool counts in the peak, though no dispatch mode is there."""
     for run in pools():
         run(int)  # the thread exists
         with cpu.measure() as region:
@@ -213,7 +213,10 @@ def test_function_given_to_an_older_thread_pool_is_in_the_peak(
 def test_older_thread_is_in_the_peak_or_the_notes_say_that_it_is_not(
     cpu: MemoryProbe, is_native: bool
 ) -> None:
-    """The ledger sees only threads that were started in a region, and those of pools."""
+    """Storages allocated in older threads are in the peak, or the notes say that they are not.
+
+    The ledger sees only threads that were started in a region, and those of pools.
+    """
     work, done = queue.SimpleQueue[Callable[[], object] | None](), threading.Event()
 
     def run() -> None:
@@ -238,7 +241,7 @@ def test_older_thread_is_in_the_peak_or_the_notes_say_that_it_is_not(
 
 
 def test_notes_do_not_name_the_threads_of_an_executor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it runs in the region is counted."""
+    """What an executor runs in the region is counted, so the notes do not name its threads."""
     meter = StorageMeter()
     with ThreadPoolExecutor(1) as pool:
         worker = pool.submit(threading.current_thread).result()
@@ -250,7 +253,7 @@ def test_notes_do_not_name_the_threads_of_an_executor(monkeypatch: pytest.Monkey
 
 
 def test_notes_name_no_threads_if_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The note appears only where it may matter."""
+    """The note about threads appears only if there are any that it may concern."""
     monkeypatch.setattr(threading, "active_count", lambda: 1)
     meter = StorageMeter()
     with MemoryProbe(meter=meter).measure():
@@ -259,7 +262,9 @@ def test_notes_name_no_threads_if_there_are_none(monkeypatch: pytest.MonkeyPatch
 
 
 def test_finalizer_of_garbage_in_a_loop_is_in_the_peaks_of_samples(cpu: MemoryProbe) -> None:
-    """Garbage is collected at some boundaries; the highest sample is the region's peak."""
+    """Garbage may have a finalizer that allocates; the highest
+    sample is still the region's peak.
+    """
     ran = []
 
     class Allocating(Cycle):
@@ -277,7 +282,7 @@ def test_finalizer_of_garbage_in_a_loop_is_in_the_peaks_of_samples(cpu: MemoryPr
 
 
 def test_finalizer_that_runs_in_an_outer_region_is_in_its_peak(cpu: MemoryProbe) -> None:
-    """Whether or not an inner region opens in between, and whenever garbage is collected."""
+    """A finalizer in an outer region counts in its peak, whether or not an inner one opens."""
     ran_at = []
 
     class Allocating(Cycle):

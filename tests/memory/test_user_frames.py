@@ -35,7 +35,9 @@ OF_TORCH = torch.nn.Linear.forward.__code__, 0
     ids=["own", "folder-with-the-same-start", "file-with-the-same-start"],
 )
 def test_only_files_of_the_plugin_are_foreign(file: Path, foreign: bool) -> None:
-    """A user's folder may begin with the plugin's name."""
+    """Frames of the plugin's own files are hidden, and not
+    those of a folder with a similar name.
+    """
     assert is_foreign(str(file)) is foreign
 
 
@@ -72,7 +74,7 @@ class Recorded:
 
 
 def test_recorded_frames_are_shown_as_those_that_user_frames_selects() -> None:
-    """Frames of torch, of pytest and of a deep recursion are left out if they were recorded."""
+    """Recorded frames of torch, of pytest and of deep recursions are left out of what is shown."""
     everything, of_user = recursive(10)
     assert len(everything) > 10 > len(of_user)
     site = FramesSite(everything).readable()
@@ -83,7 +85,7 @@ def test_recorded_frames_are_shown_as_those_that_user_frames_selects() -> None:
 
 
 def test_frames_of_event_loops_and_of_unittest_are_left_out() -> None:
-    """They call every test of their kind, so they explain nothing."""
+    """Frames of event loops and of unittest call every test alike, so they are left out."""
     found: list[RawFrames] = []
 
     class TestIt(unittest.IsolatedAsyncioTestCase):
@@ -100,7 +102,9 @@ def test_frames_of_event_loops_and_of_unittest_are_left_out() -> None:
 
 
 def test_frames_of_python_are_shown_only_if_there_are_no_others() -> None:
-    """If a thread pool runs a function of torch, they are all that is known."""
+    """Python's own frames are shown only if there are no others, as
+    when a pool runs torch's code.
+    """
     found: list[RawFrames] = []
     copy.deepcopy(Copied(found))
     (both,) = found
@@ -124,7 +128,7 @@ class Copied:
 def test_frames_that_call_a_cell_of_a_notebook_are_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Its own frame, whose file is not in IPython's folder, is shown."""
+    """Of a notebook the cell's own frame is shown, and not those of IPython that call it."""
     package = ModuleType("IPython")
     package.__path__ = ["/lib/IPython"]
     monkeypatch.setitem(sys.modules, "IPython", package)
@@ -139,7 +143,7 @@ def test_frames_that_call_a_cell_of_a_notebook_are_left_out(
 
 
 def test_the_code_is_that_of_the_innermost_frame_that_is_shown() -> None:
-    """Operator, dtype and shape are not known from frames."""
+    """The code is that of the innermost frame shown; frames have no operator, dtype or shape."""
     here = sys._getframe()
     site = FramesSite((OF_TORCH, place(here))).readable()
     frame = f"{short(__file__)}:{here.f_code.co_firstlineno + 3} in {here.f_code.co_name}"
@@ -149,7 +153,7 @@ def test_the_code_is_that_of_the_innermost_frame_that_is_shown() -> None:
 
 @pytest.mark.parametrize("frames", [(), (OF_TORCH,)], ids=["none", "only-torch"])
 def test_without_frames_of_the_user_nothing_is_known(frames: RawFrames) -> None:
-    """As for memory that a thread without Python code allocates."""
+    """Without frames of the user nothing is known, as for a thread without Python code."""
     assert FramesSite(frames).readable() == AllocationSite(())
 
 
@@ -166,5 +170,5 @@ def test_without_frames_of_the_user_nothing_is_known(frames: RawFrames) -> None:
 def test_package_is_installed_in_whichever_site_folder_it_is(
     file: str, of_package: bool, installed: bool
 ) -> None:
-    """An environment may see the packages of another one, with ``--system-site-packages``."""
+    """A package may be in any site folder, also one seen by ``--system-site-packages``."""
     assert (is_of_package(file), is_installed(file)) == (of_package, installed)

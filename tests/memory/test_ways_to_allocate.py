@@ -177,7 +177,7 @@ def data_replaced() -> torch.Tensor:
 def test_what_an_operator_allocates_is_counted_at_once(
     retained_by: RetainedBy, make: Callable[[], object], size: int
 ) -> None:
-    """Without a walk over live objects, as at a batch boundary."""
+    """What an operator allocates is counted at once, without a walk over live objects."""
     assert retained_by(make) == size
 
 
@@ -185,7 +185,7 @@ def test_what_an_operator_allocates_is_counted_at_once(
 def test_strided_nested_tensor_owns_its_data_and_three_tables(
     retained_by: RetainedBy, is_native: bool
 ) -> None:
-    """Sizes, strides and offsets of its two parts belong to C++, where only the allocator knows."""
+    """C++ owns the sizes, strides and offsets of a nested tensor: only the allocator knows them."""
     made = retained_by(lambda: torch.nested.nested_tensor([OLD[:3], OLD[:5]], layout=torch.strided))
     assert made == 8 * 4 + (3 * 2 * 8 if is_native else 0)
 
@@ -202,7 +202,7 @@ def test_strided_nested_tensor_owns_its_data_and_three_tables(
 def test_what_a_hook_allocates_in_a_backward_pass_is_counted(
     retained_by: RetainedBy, make: Callable[[], object], size: int
 ) -> None:
-    """Older tensors that first appear in a backward pass are ignored, but not new ones."""
+    """In a backward pass, a hook's tensors count; older ones that first appear there do not."""
     weight = torch.ones(4, requires_grad=True)
     weight.grad = torch.zeros(4)
     loss, kept = (weight * 2).sum(), []
@@ -228,7 +228,7 @@ def test_what_a_hook_allocates_in_a_backward_pass_is_counted(
 def test_storages_allocated_without_an_operator_are_counted_when_read(
     counting: Meter, make: Callable[[], object], size: int
 ) -> None:
-    """A reading walks the young objects of the interpreter, so that growth includes them."""
+    """Storages allocated without an operator are found by a walk over young objects."""
     mark, before = counting.mark(), counting.read().allocated_bytes
     kept = make()
     assert counting.read().allocated_bytes - before == size
@@ -240,7 +240,7 @@ def test_storages_allocated_without_an_operator_are_counted_when_read(
 def test_memory_of_a_tensor_that_is_lent_to_another_is_counted_once(
     counting: Meter, is_native: bool
 ) -> None:
-    """The ledger counts storages, of which there are two."""
+    """Memory that one tensor lends another is counted once, although there are two storages."""
     mark = counting.mark()
     kept = torch.utils.dlpack.from_dlpack(OLD)
     counting.read()
@@ -252,8 +252,10 @@ def test_memory_of_a_tensor_that_is_lent_to_another_is_counted_once(
 def test_a_reading_is_the_same_after_a_collection_of_any_generation(
     counting: Meter, generation: int | None
 ) -> None:
-    """The graph keeps the factor as a tensor that no operator returned. Whether the garbage
-    collector has promoted it must not change the reading, or a flat loop would seem to grow.
+    """A collection of any generation does not change a reading.
+
+    The graph keeps the factor as a tensor that no operator returned. A flat loop would seem to grow
+    if promoting it changed the reading.
     """
     weight = torch.zeros(100, requires_grad=True)
     before = counting.read().allocated_bytes
@@ -265,7 +267,7 @@ def test_a_reading_is_the_same_after_a_collection_of_any_generation(
 
 
 def test_tensors_of_inference_mode_are_counted(retained_by: RetainedBy) -> None:
-    """They have no version counter."""
+    """Tensors of inference mode have no version counter, and are counted."""
 
     def infer() -> torch.Tensor:
         with torch.inference_mode():
@@ -275,7 +277,7 @@ def test_tensors_of_inference_mode_are_counted(retained_by: RetainedBy) -> None:
 
 
 def test_freeing_an_old_tensor_lowers_the_level_but_not_retained(counting: Meter) -> None:
-    """Net is negative."""
+    """Freeing an old tensor makes net negative and leaves retained as it is."""
     old = torch.zeros(100)
     mark, before = counting.mark(), counting.read().allocated_bytes
     del old
@@ -286,7 +288,7 @@ def test_freeing_an_old_tensor_lowers_the_level_but_not_retained(counting: Meter
 
 
 def test_the_peak_counts_what_is_live_at_the_same_time(counting: Meter, is_native: bool) -> None:
-    """Two of the three temporaries are live at any time, and the number inside the operator."""
+    """The peak counts what is live at a time: two of the three temporaries, and a number."""
     number = 8 + 4 if is_native else 0  # 1 as int64 and as float32
     counting.reset_peak()
     before = counting.read().allocated_bytes
@@ -300,7 +302,7 @@ def test_the_peak_counts_what_is_live_at_the_same_time(counting: Meter, is_nativ
 
 
 def test_an_operator_that_raises_adds_nothing(counting: Meter) -> None:
-    """Its arguments are counted already, and it has no result."""
+    """An operator that raises has no result, and its arguments are counted already."""
     mark = counting.mark()
     with pytest.raises(RuntimeError, match="must match the size"):
         _ = OLD + OLD[:3]
@@ -308,7 +310,7 @@ def test_an_operator_that_raises_adds_nothing(counting: Meter) -> None:
 
 
 def test_live_bytes_agree_with_an_independent_sum(counting: Meter) -> None:
-    """A whole training step: parameters, gradients, moments, step counts, and the loss."""
+    """Live bytes of a training step agree with the sum over parameters, gradients and state."""
     mark = counting.mark()
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 5))
     optimizer = torch.optim.Adam(model.parameters())

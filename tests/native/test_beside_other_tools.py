@@ -187,7 +187,7 @@ def leak() -> tuple[int, int, torch.UntypedStorage]:
 def test_a_tool_that_has_taken_over_is_no_obstacle_to_the_next_region(
     tool: Any, probe: MemoryProbe
 ) -> None:
-    """The counter puts itself before the tool, which still sees every call."""
+    """If another tool has replaced the allocator, the counter goes before it and calls it."""
     tool.take_over()
     assert not counter.is_intact()
     calls = ctypes.c_int.in_dll(tool, "calls")
@@ -201,14 +201,16 @@ def test_a_tool_that_has_taken_over_is_no_obstacle_to_the_next_region(
 
 @needs_compiler
 def test_a_tool_that_is_called_first_and_calls_the_counter_changes_no_figure(tool: Any) -> None:
-    """Each allocation is counted once."""
+    """If a tool is called first and then calls the counter, each allocation is counted once."""
     tool.take_over()
     assert leak()[:2] == (100, 1)
 
 
 @needs_compiler
 def test_a_region_in_which_a_tool_has_taken_over_is_an_error(tool: Any, probe: MemoryProbe) -> None:
-    """Otherwise every limit would pass, because nothing is counted; the next region is right."""
+    """If a tool takes over within a region, nothing is counted, so it is an error; the next is
+    right.
+    """
     with pytest.raises(DeviceError, match="can no longer be measured"), probe.measure():
         tool.take_over_without_calling()
     assert leak()[:2] == (0, 0)
@@ -219,14 +221,14 @@ def test_a_region_in_which_a_tool_has_taken_over_is_an_error(tool: Any, probe: M
 
 @needs_compiler
 def test_a_preloaded_allocator_is_counted(run_code: Callable[..., str], tmp_path: Path) -> None:
-    """As jemalloc or tcmalloc may be: torch's call goes there, through the counter."""
+    """An allocator that is preloaded, such as jemalloc, gets torch's calls through the counter."""
     library = built(ALLOCATOR, tmp_path, "allocator")
     printed = run_code(PRELOADED, LD_PRELOAD=str(library), CKA_MEMORY_NATIVE="1").split()
     assert printed == ["BlockMeter", "4000", "12000", "True"]
 
 
 def test_figures_are_the_same_under_tracemalloc(probe: MemoryProbe) -> None:
-    """It counts Python's memory, in which torch's tensors have no data."""
+    """Tracemalloc counts Python's memory, in which tensors have no data; figures stay the same."""
     tracemalloc.start()
     try:
         with probe.measure() as region:
@@ -237,7 +239,7 @@ def test_figures_are_the_same_under_tracemalloc(probe: MemoryProbe) -> None:
 
 
 def test_figures_are_the_same_under_the_profiler_of_torch(probe: MemoryProbe) -> None:
-    """Both are told of each allocation."""
+    """The profiler of torch and the counter both get every allocation."""
     with torch.profiler.profile(profile_memory=True) as profiler, probe.measure() as region:
         kept = torch.zeros(1000)
         torch.from_numpy(kept.numpy()).share_memory_()

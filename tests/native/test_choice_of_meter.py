@@ -33,7 +33,7 @@ Counter.counts = lambda *_: False
 
 
 def test_the_allocator_is_counted_if_the_library_was_compiled(run_code) -> None:
-    """Without a note about it."""
+    """If the library was compiled, the allocator is counted and no note is printed."""
     assert run_code(NOTES, forked=True, CKA_MEMORY_NATIVE="1").splitlines() == ["BlockMeter", "[]"]
 
 
@@ -61,7 +61,7 @@ def test_the_allocator_is_counted_if_the_library_was_compiled(run_code) -> None:
 def test_the_ledger_takes_over_and_one_note_says_why(
     run_code, before: str, native: str, reason: str
 ) -> None:
-    """Its figures are right as well."""
+    """If the library cannot be used, storages are counted correctly, and one note says why."""
     printed = run_code(before + NOTES, forked=True, CKA_MEMORY_NATIVE=native)
     meter, notes = printed.splitlines()
     assert meter == "StorageMeter"

@@ -19,7 +19,7 @@ LONGEST_WAIT_SECONDS = 60
 
 
 def test_an_executor_that_is_older_than_the_region_is_counted(probe: MemoryProbe) -> None:
-    """Issue 20, row 2: its threads were not covered, and the peak was 0."""
+    """The threads of an executor count in a region, also if they were started before it."""
     with ThreadPoolExecutor(1) as pool:
         pool.submit(int).result()
         region = probe.run(lambda: pool.submit(lambda: float(torch.ones(2**20).sum())).result())
@@ -29,7 +29,7 @@ def test_an_executor_that_is_older_than_the_region_is_counted(probe: MemoryProbe
 
 
 def test_threads_of_asyncio_are_counted(probe: MemoryProbe) -> None:
-    """Also if one of them is older than the region."""
+    """The threads of asyncio count in a region, also if one of them is older than it."""
 
     async def main() -> float:
         await asyncio.to_thread(int)
@@ -79,8 +79,8 @@ def allocate() -> None:
 def test_regions_of_two_threads_disturb_neither_each_other_nor_anything_else(
     meter: BlockMeter, open_regions: Callable[[], int]
 ) -> None:
-    """No peak is lost: each thread's own temporary is part of its region's peak, and its leak is
-    among what is retained. Other threads only add to both.
+    """Regions of two threads keep their own peaks: each has its thread's temporary, and its leak is
+    retained. Other threads only add to both.
     """
     functions = torch.from_numpy, torch.UntypedStorage.resize_
     counts = [0, 0]
@@ -109,7 +109,7 @@ def test_regions_of_two_threads_disturb_neither_each_other_nor_anything_else(
 
 
 def test_blocks_of_many_threads_are_counted_to_the_byte(probe: MemoryProbe) -> None:
-    """No byte is lost or counted twice, also if another thread frees a block."""
+    """If many threads allocate and free each other's blocks, every byte is counted exactly once."""
     kept: list[torch.UntypedStorage] = []
 
     def work() -> None:

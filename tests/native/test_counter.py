@@ -63,7 +63,7 @@ def addresses(counter: Counter) -> Iterator[list[int]]:
 
 
 def test_an_allocation_raises_level_peak_and_serial(counter: Counter) -> None:
-    """Freeing it lowers only the level."""
+    """An allocation raises level, peak and serial number; freeing it lowers the level only."""
     counter.reset_peak()
     before = counter.figures()
     kept = torch.UntypedStorage(1000)
@@ -76,7 +76,7 @@ def test_an_allocation_raises_level_peak_and_serial(counter: Counter) -> None:
 
 
 def test_a_tensor_without_bytes_is_not_a_block(counter: Counter) -> None:
-    """The allocator is not asked for anything."""
+    """A tensor without bytes asks nothing of the allocator and is not a block."""
     serial = counter.figures().serial
     kept = torch.empty(0)
     assert counter.figures().serial == serial
@@ -84,7 +84,7 @@ def test_a_tensor_without_bytes_is_not_a_block(counter: Counter) -> None:
 
 
 def test_live_blocks_are_listed_newest_first(counter: Counter) -> None:
-    """Also if some between them have been freed."""
+    """Live blocks are listed newest first, also if some between them have been freed."""
     since = counter.figures().serial
     kept = [torch.UntypedStorage(size) for size in (1, 2, 3, 4, 5)]
     del kept[2]
@@ -100,7 +100,7 @@ def test_live_blocks_are_listed_newest_first(counter: Counter) -> None:
 
 
 def test_a_block_at_a_reused_address_is_another_one(counter: Counter) -> None:
-    """The allocator often returns the address that was just freed."""
+    """A new block at the address of a freed one has another serial number."""
     addresses = set()
     for _ in range(200):
         since = counter.figures().serial
@@ -115,7 +115,7 @@ def test_a_block_at_a_reused_address_is_another_one(counter: Counter) -> None:
 
 
 def test_a_freed_address_has_no_serial_number(counter: Counter) -> None:
-    """`NOT_LIVE` is no number of an allocation."""
+    """A freed address has no serial number: `NOT_LIVE` is not the number of any allocation."""
     storage = torch.UntypedStorage(40)
     address = storage.data_ptr()
     assert counter.serial_of(address) == counter.figures().serial
@@ -140,7 +140,7 @@ def test_a_block_that_was_freed_unseen_is_replaced(counter: Counter) -> None:
 
 
 def test_known_blocks_are_not_added_again(counter: Counter) -> None:
-    """The search for live storages may find what the allocator has already reported."""
+    """A block that the search for storages finds again is known already and is not added."""
     storage = torch.UntypedStorage(40)
     before = counter.figures()
     counter.add(storage.data_ptr(), 40, is_new=True)
@@ -151,7 +151,7 @@ def test_known_blocks_are_not_added_again(counter: Counter) -> None:
 def test_an_older_block_is_not_younger_than_anything(
     counter: Counter, addresses: list[int]
 ) -> None:
-    """What was live before counting began is part of the level only."""
+    """What was live before counting began is part of the level, and is not listed as new."""
     before = counter.figures()
     counter.add(addresses[0], 50, is_new=False)
     assert counter.figures().level - before.level == 50
@@ -163,7 +163,7 @@ def test_an_older_block_is_not_younger_than_anything(
 
 
 def test_many_blocks_are_all_known(counter: Counter, addresses: list[int]) -> None:
-    """The table grows several times."""
+    """After many allocations, when the table has grown several times, every block is known."""
     before = counter.figures()
     for size, address in enumerate(addresses, 1):
         counter.add(address, size, is_new=True)
@@ -182,7 +182,7 @@ def test_many_blocks_are_all_known(counter: Counter, addresses: list[int]) -> No
 def test_random_operations_agree_with_a_model(
     counter: Counter, addresses: list[int], seed: int
 ) -> None:
-    """Blocks come and go, regions open and close in any order."""
+    """The counter agrees with a model, whatever the order of allocations, frees and regions."""
     random = Random(seed)
     start = counter.figures()
     model = Model(start.level, start.serial)

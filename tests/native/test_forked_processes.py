@@ -59,10 +59,10 @@ print("done")
 
 
 def test_parent_and_child_measure_independently(run_code) -> None:
-    """Inside a region of the parent."""
+    """A child forked inside a region and its parent both measure their own memory."""
     assert run_code(MEASURES).split() == ["100", "-3900", "40", "40"]
 
 
 def test_a_child_that_is_forked_while_threads_allocate_does_not_hang(run_code) -> None:
-    """The locks of the counter are free in it, even if a thread of the parent held them."""
+    """A child forked while threads allocate gets free locks of the counter, and does not hang."""
     assert run_code(ALLOCATES_MEANWHILE) == "done\n"

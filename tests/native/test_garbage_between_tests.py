@@ -62,7 +62,7 @@ def memory() -> Iterator[Memory]:
 
 
 def test_fixtures_of_several_sizes_need_no_full_collection(memory: Memory) -> None:
-    """What a test allocates is gone before the next one, so that nothing old can be garbage."""
+    """What a test allocates is gone before the next, so fixtures of any sizes leave no garbage."""
     for size in (10, 30, 20):
         memory.run_test(fixture_bytes=size)
     assert memory.full_collections == 0
@@ -71,7 +71,7 @@ def test_fixtures_of_several_sizes_need_no_full_collection(memory: Memory) -> No
 def test_fixtures_that_become_old_need_one_full_collection_if_their_size_stays(
     memory: Memory,
 ) -> None:
-    """The next test's fixtures are taken for those of the last one."""
+    """Fixtures of one size in each test need one full collection only, in which they became old."""
     for _ in range(3):
         memory.garbage.note_quiet_moment()
         memory.level += 10
@@ -82,7 +82,7 @@ def test_fixtures_that_become_old_need_one_full_collection_if_their_size_stays(
 
 
 def test_freeing_what_a_test_kept_spares_the_next_test_a_full_collection(memory: Memory) -> None:
-    """An attribute of a unittest instance, for example, is freed with the instance."""
+    """What a test kept and then freed, as a unittest attribute, needs no second full collection."""
     memory.run_test(fixture_bytes=10, keeps=KEPT)
     assert memory.full_collections == 1  # at the end of its region
     memory.level -= KEPT
@@ -91,14 +91,14 @@ def test_freeing_what_a_test_kept_spares_the_next_test_a_full_collection(memory:
 
 
 def test_what_a_test_kept_and_did_not_free_is_collected_before_the_next(memory: Memory) -> None:
-    """It may have become garbage in the teardown, and it may be old."""
+    """Memory that a test kept and did not free may be old garbage, so it is collected."""
     memory.run_test(fixture_bytes=10, keeps=KEPT)
     memory.run_test(fixture_bytes=30)
     assert memory.full_collections == 2
 
 
 def test_old_garbage_that_a_test_left_is_collected_before_the_next(memory: Memory) -> None:
-    """Nothing that the level shows is taken for a fixture."""
+    """Memory that an earlier test left is not taken for a fixture of the next, but collected."""
     memory.run_test(fixture_bytes=10)
     memory.level += KEPT  # freed in the teardown of a fixture, by a cycle that is old
     memory.run_test(fixture_bytes=30)
@@ -106,7 +106,7 @@ def test_old_garbage_that_a_test_left_is_collected_before_the_next(memory: Memor
 
 
 def test_level_between_tests_is_known_again_after_garbage_was_found(memory: Memory) -> None:
-    """It is the level that was noted, less the garbage that a collection freed afterwards."""
+    """After garbage was collected, the level between tests is the noted one less that garbage."""
     memory.run_test(fixture_bytes=10)
     memory.level += KEPT
     memory.at_next_collection = lambda: setattr(memory, "level", memory.level - KEPT)
@@ -116,7 +116,9 @@ def test_level_between_tests_is_known_again_after_garbage_was_found(memory: Memo
 
 
 def test_objects_of_a_fixture_are_collected_before_the_next_region(memory: Memory) -> None:
-    """The level was the same while they were in use."""
+    """Old objects of a fixture are collected before the next
+    region, though the level is the same.
+    """
     memory.run_test(fixture_bytes=10)
     memory.dropped = 10
     memory.garbage.suspect(0, 1)
@@ -125,7 +127,7 @@ def test_objects_of_a_fixture_are_collected_before_the_next_region(memory: Memor
 
 
 def test_objects_of_a_fixture_that_are_freed_need_no_full_collection(memory: Memory) -> None:
-    """Before the next region begins, or by the collection of young objects at its beginning."""
+    """Objects of a fixture that are freed early, or by a young collection, need no full one."""
     for freed in (True, False):
         memory.run_test(fixture_bytes=10)
         memory.dropped = 10
@@ -152,13 +154,13 @@ def kept_by_each_of_three_tests(memory: Memory, **how: bool) -> list[bool]:
 def test_region_without_limits_gets_no_full_collection_above_its_share_of_the_time(
     memory: Memory,
 ) -> None:
-    """Something became old in it, and the first collection has used up the share."""
+    """Regions without limits get full collections only within a share of the time."""
     assert kept_by_each_of_three_tests(memory, promotes=True) == [True, False, False]
     assert memory.full_collections == 1
 
 
 def test_region_without_limits_gets_a_full_collection_within_the_share(memory: Memory) -> None:
-    """The process has run for longer meanwhile."""
+    """When the process has run for longer, a region without limits gets a full collection again."""
     kept_by_each_of_three_tests(memory, promotes=True)
     memory.seconds = 39.0  # of which two collections would be more than the share
     assert not memory.run_test(fixture_bytes=10, keeps=KEPT, thorough=False, promotes=True)
@@ -169,13 +171,15 @@ def test_region_without_limits_gets_a_full_collection_within_the_share(memory: M
 
 
 def test_objects_made_in_a_region_without_limits_need_no_full_collection(memory: Memory) -> None:
-    """All of them are still young, so that a young collection has found what is garbage."""
+    """If nothing in a region without limits became old, a young collection finds its garbage."""
     assert kept_by_each_of_three_tests(memory) == [True, True, True]
     assert memory.full_collections == 1
 
 
 def test_region_with_limits_gets_every_collection_that_it_needs(memory: Memory) -> None:
-    """Also after the share of the time is used up, and after a region that left garbage."""
+    """A region with limits gets each collection that it needs,
+    also beyond the share of the time.
+    """
     kept_by_each_of_three_tests(memory, promotes=True)
     assert memory.run_test(fixture_bytes=10, keeps=KEPT, promotes=True)
     assert memory.full_collections == 2
@@ -184,7 +188,7 @@ def test_region_with_limits_gets_every_collection_that_it_needs(memory: Memory) 
 def test_garbage_that_was_left_is_collected_before_the_next_region_with_limits(
     memory: Memory,
 ) -> None:
-    """Its level at the start must not contain what the region before could not judge."""
+    """A region with limits must start without garbage that a region without limits has left."""
     memory.seconds = 10.0
     memory.run_test(fixture_bytes=10, keeps=KEPT)
     memory.level -= KEPT

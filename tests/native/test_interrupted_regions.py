@@ -67,7 +67,7 @@ def test_an_exception_at_any_line_leaves_nothing_behind(
     at_line: Callable[[int], object],
     make: Callable[[BlockMeter], Callable[[], None]],
 ) -> None:
-    """No lock is held; the next region is right, and after it none is open, nothing patched."""
+    """After an exception at any line no lock is held, no region open, and nothing patched."""
     run = make(meter)
     run()
     before, stack = functions(), region_stack_for(meter)
@@ -95,7 +95,9 @@ def test_an_exception_at_any_line_leaves_nothing_behind(
 def test_a_region_that_was_never_closed_ends_with_the_next_one(
     probe: MemoryProbe, open_regions: Callable[[], int]
 ) -> None:
-    """A handle that is freed while its region is open closes it."""
+    """A region whose last reference is dropped while it is open is
+    closed, and the next is right.
+    """
     region = region_stack_for(probe.meter).open()
     reference = weakref.ref(region)
     assert open_regions() == 1

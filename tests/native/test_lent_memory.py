@@ -56,7 +56,7 @@ def array() -> Any:
 def test_memory_that_another_library_lends_is_counted(
     probe: MemoryProbe, make: Callable[[], object], size: int
 ) -> None:
-    """Once, and only if it is not torch's own."""
+    """Memory that another library lends to torch counts once; torch's own does not count again."""
     old()
     region = probe.run(make)
     assert region.retained_bytes == region.net_bytes == size
@@ -66,7 +66,7 @@ def test_memory_that_another_library_lends_is_counted(
 
 
 def test_memory_that_is_lent_twice_counts_until_both_tensors_are_freed(probe: MemoryProbe) -> None:
-    """Whichever is freed first."""
+    """Memory that is lent to two tensors counts until both are freed, whichever is first."""
     lent = array()
     for freed_first in (0, 1):
         with probe.measure() as region:
@@ -78,7 +78,9 @@ def test_memory_that_is_lent_twice_counts_until_both_tensors_are_freed(probe: Me
 
 
 def test_lent_memory_that_is_freed_after_the_region_is_not_live(probe: MemoryProbe) -> None:
-    """The next region starts without it, although nothing is patched between them."""
+    """Lent memory that is freed between regions, when nothing is
+    patched, is noticed by the next.
+    """
     with probe.measure() as first:
         kept = torch.from_numpy(array())
     assert first.retained_bytes == kept.nbytes
@@ -89,7 +91,7 @@ def test_lent_memory_that_is_freed_after_the_region_is_not_live(probe: MemoryPro
 
 
 def test_lent_memory_counts_in_the_peak(probe: MemoryProbe) -> None:
-    """Two arrays of three are lent at the same time."""
+    """If two of three arrays are lent at the same time, the peak contains both."""
     with probe.measure() as region:
         tensor = torch.from_numpy(array())
         tensor = torch.from_numpy(array())
@@ -99,7 +101,7 @@ def test_lent_memory_counts_in_the_peak(probe: MemoryProbe) -> None:
 
 
 def test_functions_are_restored_after_the_last_region(probe: MemoryProbe) -> None:
-    """Also if the first region ends first."""
+    """The functions that lend memory are torch's own again once the last open region ends."""
     before = torch.from_numpy
     with probe.measure():
         with probe.measure():
@@ -110,7 +112,7 @@ def test_functions_are_restored_after_the_last_region(probe: MemoryProbe) -> Non
 
 @pytest.mark.parametrize("name", ["from_numpy", "as_tensor", "from_dlpack", "frombuffer"])
 def test_functions_can_be_pickled_in_a_region(probe: MemoryProbe, name: str) -> None:
-    """As what a data loader calls; the other process has the function of torch."""
+    """A function that is patched in a region can be pickled, and the other process has torch's."""
     with probe.measure():
         text = pickle.dumps(getattr(torch, name))
     assert pickle.loads(text) is getattr(torch, name)
@@ -139,7 +141,7 @@ with probe.measure(), MemoryProbe("cpu").measure():
 
 
 def test_functions_can_be_scripted_in_a_region_and_after_it(tmp_path: Path) -> None:
-    """In a new process: torch lists its builtin functions at the first use of ``torch.jit``."""
+    """Functions that are patched in a region can be scripted, in it and later, in a new process."""
     (tmp_path / "scripting.py").write_text(SCRIPTING, "utf-8")
     command = [sys.executable, "-W", "ignore", str(tmp_path / "scripting.py")]
     run = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -149,7 +151,9 @@ def test_functions_can_be_scripted_in_a_region_and_after_it(tmp_path: Path) -> N
 def test_default_device_that_is_first_used_in_a_region_applies_there_and_after_it(
     run_code: Callable[..., str],
 ) -> None:
-    """In a new process: torch then lists the functions to which it applies, once."""
+    """A default device that is first used in a region applies to
+    torch's functions there and later.
+    """
     printed = run_code(
         "import torch; from pytest_cka_memory import MemoryProbe\n"
         "with MemoryProbe('cpu').measure(), torch.device('meta'): print(torch.as_tensor([1.0]))\n"
@@ -159,7 +163,7 @@ def test_default_device_that_is_first_used_in_a_region_applies_there_and_after_i
 
 
 def test_fake_tensors_can_be_made_in_a_region(probe: MemoryProbe) -> None:
-    """They have no address."""
+    """Fake tensors, which have no address, can be made in a region."""
     with probe.measure(), FakeTensorMode():
         made = torch.as_tensor([1.0])
     assert type(made) is FakeTensor
@@ -186,14 +190,16 @@ compiled(lambda x: x + torch.from_numpy(np.ones(1, dtype=np.float32)))
 def test_functions_can_be_compiled_after_a_region_that_compiled_first(
     run_code: Callable[..., str],
 ) -> None:
-    """In a new process: Dynamo lists the functions of torch when it is first used."""
+    """If Dynamo is first used in a region, when it lists torch's functions, it also works later."""
     run_code(COMPILING)
 
 
 def test_a_patch_of_the_user_in_a_region_stays(
     probe: MemoryProbe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not undone with the region; when it is undone, torch's own function is back soon."""
+    """A function of torch that a user patches in a region stays
+    patched until the user undoes it.
+    """
     plain = torch.from_numpy
     with probe.measure():
         inner = torch.from_numpy
@@ -211,7 +217,7 @@ def test_a_patch_of_the_user_in_a_region_stays(
 
 
 def test_a_storage_that_is_emptied_and_filled_again_is_not_new(probe: MemoryProbe) -> None:
-    """FSDP does so with parameters, any number of times; only what it grows by is new."""
+    """A storage that is emptied and filled again, as by FSDP, is not new; only growth counts."""
     old = torch.zeros(100)
     storage = old.untyped_storage()
     for size, growth in ((400, 0), (500, 100)):
@@ -223,7 +229,7 @@ def test_a_storage_that_is_emptied_and_filled_again_is_not_new(probe: MemoryProb
 
 
 def test_a_storage_that_cannot_be_resized_raises_as_without_a_region(probe: MemoryProbe) -> None:
-    """The error passes through the counter, and what follows is counted."""
+    """A failing resize of a storage raises torch's error, and later allocations are counted."""
     with probe.measure() as region:
         fixed = torch.frombuffer(bytearray(8), dtype=torch.uint8)
         with pytest.raises(RuntimeError, match="not resizable"):
@@ -234,7 +240,7 @@ def test_a_storage_that_cannot_be_resized_raises_as_without_a_region(probe: Memo
 
 
 def test_a_tensor_that_moves_to_shared_memory_is_counted_there(probe: MemoryProbe) -> None:
-    """For a moment there are both."""
+    """A tensor that moves to shared memory counts there; for a moment both copies are live."""
     tensor = torch.zeros(2**16)
     with probe.measure() as region:
         tensor.share_memory_()
@@ -248,7 +254,7 @@ def test_a_tensor_that_moves_to_shared_memory_is_counted_there(probe: MemoryProb
 def test_a_mapped_checkpoint_counts_with_the_size_of_its_file(
     probe: MemoryProbe, tmp_path: Path
 ) -> None:
-    """The whole file is mapped, however many tensors are in it."""
+    """A mapped checkpoint counts once with the size of its file, however many tensors it has."""
     file = tmp_path / "weights.pt"
     torch.save({"a": torch.zeros(1000), "b": torch.zeros(2000)}, file)
     region = probe.run(torch.load, file, mmap=True)
@@ -259,7 +265,7 @@ def test_a_mapped_checkpoint_counts_with_the_size_of_its_file(
 
 
 def test_a_storage_on_a_file_counts(probe: MemoryProbe, tmp_path: Path) -> None:
-    """As any other storage."""
+    """A storage on a mapped file counts as any other storage does."""
     file = tmp_path / "data"
     file.write_bytes(bytes(1000))
     region = probe.run(torch.UntypedStorage.from_file, str(file), False, 1000)
@@ -269,7 +275,7 @@ def test_a_storage_on_a_file_counts(probe: MemoryProbe, tmp_path: Path) -> None:
 def test_parts_of_a_mapped_file_count_once_and_are_named(
     probe: MemoryProbe, tmp_path: Path
 ) -> None:
-    """As safetensors makes them: a storage on the file, and tensors on parts of that."""
+    """Parts of a mapped file, as safetensors makes them, count once with the file and are named."""
     (tmp_path / "file").write_bytes(bytes(4096))
     with probe.measure() as region:
         mapped = torch.UntypedStorage.from_file(str(tmp_path / "file"), False, 4096)
@@ -283,7 +289,7 @@ def test_parts_of_a_mapped_file_count_once_and_are_named(
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch has no mkldnn here")
 def test_tensors_of_mkldnn_count(probe: MemoryProbe) -> None:
-    """They have no storage, but torch's allocator has allocated them."""
+    """Tensors of MKL-DNN have no storage, but torch's allocator counts their memory."""
     dense = torch.ones(1000, 1000)
     region = probe.run(dense.to_mkldnn)
     assert region.retained_bytes == dense.nbytes
@@ -295,7 +301,7 @@ def test_tensors_of_mkldnn_count(probe: MemoryProbe) -> None:
 )
 @pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
 def test_parameters_that_fbgemm_packs_are_not_counted(probe: MemoryProbe) -> None:
-    """A limit: fbgemm allocates them itself, without torch's allocator and without a storage."""
+    """Weights packed by fbgemm do not count: it allocates them without torch's allocator."""
     weight = torch.quantize_per_tensor(torch.ones(256, 512), 0.1, 0, torch.qint8)
     region = probe.run(torch.ops.quantized.linear_prepack, weight, None)
     assert torch.ops.quantized.linear_unpack(region.result)[0].nbytes == weight.nbytes

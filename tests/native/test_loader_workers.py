@@ -31,7 +31,7 @@ def keep_every_batch(
 def test_kept_batches_are_growth_from_the_first_one_on(
     probe: MemoryProbe, start_method: str | None
 ) -> None:
-    """Issue 20, row 1: with workers, all samples used to be at the last level.
+    """Batches that are kept are growth from the first one on, also if workers load them.
 
     Unless workers are forked, the data set is moved to shared memory when they start; it is old.
     """
@@ -43,7 +43,7 @@ def test_kept_batches_are_growth_from_the_first_one_on(
 
 
 def test_prefetched_batches_are_never_growth(probe: MemoryProbe) -> None:
-    """How many have arrived at a boundary is chance: 20 loops of 20 are flat."""
+    """How many prefetched batches have arrived is chance; they never count, so loops are flat."""
     found = []
     for _ in range(20):
         total = 0.0

@@ -15,7 +15,7 @@ def temporary(size: int) -> None:
 
 
 def test_nested_regions_have_their_own_peaks(counter: Counter) -> None:
-    """The outer one has the highest level of both."""
+    """Of two nested regions, the outer one's peak is the highest level of both."""
     level = counter.figures().level
     outer = counter.open()
     temporary(100)
@@ -31,7 +31,7 @@ def test_nested_regions_have_their_own_peaks(counter: Counter) -> None:
 
 
 def test_the_region_that_opened_first_may_close_first(counter: Counter) -> None:
-    """As those of two threads may."""
+    """Of two overlapping regions, as two threads have them, the first may close first."""
     level = counter.figures().level
     first = counter.open()
     temporary(100)
@@ -44,7 +44,7 @@ def test_the_region_that_opened_first_may_close_first(counter: Counter) -> None:
 
 
 def test_a_closed_region_may_be_closed_again(counter: Counter, open_regions) -> None:
-    """After an exception its owner may close it once more."""
+    """A closed region may be closed again, because its owner may do so after an exception."""
     region = counter.open()
     region.close()
     region.close()
@@ -52,7 +52,7 @@ def test_a_closed_region_may_be_closed_again(counter: Counter, open_regions) -> 
 
 
 def test_a_sample_has_the_peak_since_the_last_one(counter: Counter) -> None:
-    """The region's own peak goes on."""
+    """A sample has the peak since the last sample, and the region's own peak goes on."""
     level = counter.figures().level
     region = counter.open()
     found = []
@@ -65,7 +65,7 @@ def test_a_sample_has_the_peak_since_the_last_one(counter: Counter) -> None:
 
 
 def test_the_start_of_a_region_is_its_first_peak(counter: Counter) -> None:
-    """What is freed in it does not lower its peak."""
+    """A region's peak is at least its start: freeing older memory in it does not lower the peak."""
     old = torch.UntypedStorage(100)
     level = counter.figures().level
     region = counter.open()
@@ -77,7 +77,7 @@ def test_the_start_of_a_region_is_its_first_peak(counter: Counter) -> None:
 
 
 def test_what_was_live_at_the_peak_is_known_by_stack(counter: Counter) -> None:
-    """Live or freed since; what came after the peak, or was freed before, is left out."""
+    """Blocks live at the peak are known by stack, also if freed since; later ones are left out."""
     old = torch.UntypedStorage(10)
     level = counter.figures().level
     region = counter.open()
@@ -104,7 +104,7 @@ def test_what_was_live_at_the_peak_is_known_by_stack(counter: Counter) -> None:
 
 
 def test_a_new_peak_forgets_what_was_live_at_the_one_before(counter: Counter) -> None:
-    """Blocks that were freed between both peaks are part of the first only."""
+    """When a new peak comes, blocks that were freed since the last peak are left out of it."""
     region = counter.open()
     temporary(100)
     first = torch.UntypedStorage(60)
@@ -116,7 +116,7 @@ def test_a_new_peak_forgets_what_was_live_at_the_one_before(counter: Counter) ->
 
 
 def test_an_inner_region_leaves_out_what_the_outer_one_has_allocated(counter: Counter) -> None:
-    """Each lists what came after its own beginning; the rest is one group."""
+    """Of nested regions, each lists the blocks since its own beginning, and sums up the rest."""
     level = counter.figures().level
     outer = counter.open()
     kept = torch.UntypedStorage(100)

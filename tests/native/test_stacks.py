@@ -50,34 +50,34 @@ def calling(files: list[str]) -> Callable[[], torch.Tensor]:
 
 
 def test_frames_of_torch_are_left_out(frames_of) -> None:
-    """The innermost frame is that of the user who called the module."""
+    """Frames of torch are left out, so the innermost is that of the user's call of a module."""
     module = nn.Linear(4, 4)
     names = [name for _, name in frames_of(lambda: module(torch.ones(2, 4)))]
     assert names == ["<lambda>", "frames"]
 
 
 def test_frames_end_at_those_of_pytest(frames_of) -> None:
-    """What called the test is of no interest; the test itself is there."""
+    """Frames end at pytest's own: the test itself is there, but not what called it."""
     found = frames_of(calling(["one.py", "other.py"]))
     assert [file for file, _ in found] == [__file__, "one.py", "other.py", __file__, __file__]
     assert found[-1][1] == "test_frames_end_at_those_of_pytest"
 
 
 def test_a_recursion_has_two_frames_of_its_file(frames_of) -> None:
-    """So that the code that called it is seen."""
+    """A recursion has two frames of its file at most, so that its caller is seen."""
     found = frames_of(calling(["deep.py"] * 20))
     assert [file for file, _ in found] == [__file__, "deep.py", "deep.py", __file__, __file__]
 
 
 def test_a_stack_has_six_frames_at_most(frames_of) -> None:
-    """The innermost ones."""
+    """A stack has at most six frames, the innermost ones."""
     files = [f"{number}.py" for number in range(10)]
     found = frames_of(calling(files))
     assert [file for file, _ in found] == [__file__, *files[:5]]
 
 
 def test_frames_deeper_than_a_hundred_are_not_searched(frames_of) -> None:
-    """A test in a deep recursion must not become slow."""
+    """Only a hundred frames are searched, so that a test in a deep recursion does not get slow."""
     found = frames_of(calling(["deep.py"] * 200))
     assert [file for file, _ in found] == [__file__, "deep.py", "deep.py"]
 
@@ -112,7 +112,7 @@ class Doubling(nn.Module):
 
 
 def test_innermost_running_module_is_noted(module_of) -> None:
-    """Only while it runs; also if it has hooks, and in a thread."""
+    """The innermost module is noted only while it runs, also with hooks and in a thread."""
     outer, values = Doubling(), torch.ones(2, 4)
     assert module_of(lambda: outer.inner(values)) == id(outer.inner)
     assert module_of(lambda: outer(values)) == id(outer)
@@ -132,7 +132,7 @@ def test_innermost_running_module_is_noted(module_of) -> None:
 
 
 def test_backward_pass_runs_in_no_module(module_of) -> None:
-    """It is started by the user's line, not by a module."""
+    """A backward pass is started by the user's line, so it runs in no module."""
     module = nn.Linear(4, 4)
     loss = module(torch.ones(2, 4)).sum()
 
@@ -144,7 +144,7 @@ def test_backward_pass_runs_in_no_module(module_of) -> None:
 
 
 def test_noting_modules_keeps_none_alive(module_of) -> None:
-    """An identity is a number."""
+    """A noted module is only a number, so that noting it does not keep it alive."""
     modules = [nn.Linear(4, 4)]
     reference = weakref.ref(modules[0])
     assert module_of(lambda: modules[0](torch.ones(2, 4))) == id(modules[0])
@@ -154,7 +154,7 @@ def test_noting_modules_keeps_none_alive(module_of) -> None:
 
 
 def test_allocations_of_a_backward_pass_have_frames(frames_of) -> None:
-    """Those of the code that started it."""
+    """Allocations in a backward pass have the frames of the code that started it."""
     weight = torch.ones(10, requires_grad=True)
     loss = (weight * 2).sum()
 
@@ -166,7 +166,7 @@ def test_allocations_of_a_backward_pass_have_frames(frames_of) -> None:
 
 
 def test_allocations_of_another_thread_have_its_frames(frames_of) -> None:
-    """And none of the thread that waits for it."""
+    """Allocations of another thread have that thread's frames, not those of a waiting one."""
 
     def work(found: list[torch.Tensor]) -> None:
         found.append(torch.zeros(10))
@@ -193,7 +193,7 @@ def forking(values: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 def test_a_thread_without_python_has_no_frames(counter: Counter, region: RegionCounter) -> None:
-    """As those in which TorchScript runs forks; what they allocate counts."""
+    """A thread of TorchScript has no Python frames; its allocations count without a line."""
     forks = torch.jit.script(forking)
     values = torch.ones(1000)
     forks(values)
@@ -204,7 +204,7 @@ def test_a_thread_without_python_has_no_frames(counter: Counter, region: RegionC
 
 
 def test_without_a_region_no_frames_are_noted(counter: Counter) -> None:
-    """An allocation then costs next to nothing."""
+    """Without an open region no frames are noted, so that an allocation costs next to nothing."""
     since = counter.figures().serial
     kept = torch.zeros(10)
     assert [one.recorded for one in counter.allocations_since(since)] == [None]
@@ -216,7 +216,7 @@ def function_of(code: CodeType) -> Callable[[], torch.Tensor]:
 
 
 def test_code_is_referenced_until_the_last_region_ends(counter: Counter) -> None:
-    """So that frames can be read at the end of a region; afterwards it is freed."""
+    """Code objects are kept until the last region ends, so that frames can be read at its end."""
     outer, inner = counter.open(), counter.open()
     code = (lambda: torch.zeros(5)).__code__.replace(co_name="mine")
     reference = weakref.ref(code)
@@ -231,7 +231,7 @@ def test_code_is_referenced_until_the_last_region_ends(counter: Counter) -> None
 
 
 def test_survivors_have_their_frames_after_the_region(counter: Counter) -> None:
-    """They are read at its end and keep their code."""
+    """Frames of survivors are read at the end of a region and keep their code until then."""
     region = counter.open()
     since = region.serial
     kept = torch.zeros(5)
@@ -244,7 +244,7 @@ def test_survivors_have_their_frames_after_the_region(counter: Counter) -> None:
 
 
 def test_seventy_thousand_functions_fill_the_tables_and_break_nothing(counter: Counter) -> None:
-    """Bytes are counted as before, and what is known keeps its frames."""
+    """If the tables of frames are full, bytes still count, and known frames stay."""
     template = (lambda: torch.UntypedStorage(10)).__code__
     codes = [template.replace(co_name=f"f{number}") for number in range(70_000)]
     region = counter.open()

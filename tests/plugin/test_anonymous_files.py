@@ -32,7 +32,10 @@ def test_parameter(path):
 
 
 def test_files_name_no_folder_of_the_machine(session, tmp_path, monkeypatch):
-    """Frames, holders, labels, parameters and messages; JSON, HTML, Markdown, JUnit and GitHub."""
+    """No file names a folder of the machine, in frames, holders, labels, parameters or messages.
+
+    This holds for JSON, HTML, Markdown, JUnit and GitHub.
+    """
     outside, installed = tmp_path / "alices", tmp_path / "alices" / "site-packages" / "shop"
     installed.mkdir(parents=True)
     (outside / "outside_it.py").write_text(LIBRARY, "utf-8")

@@ -73,7 +73,7 @@ class TestCase(unittest.TestCase):
 
 @pytest.mark.native
 def test_failed_comparison_names_line_and_holder_of_what_it_compared(session):
-    """It used to say only ``assert 0.0038 == 0``, of ``<Region object at 0x7f...>``."""
+    """If a test compares a figure, its failure has the line and the holder of what was measured."""
     run = session(SOURCE, "--cka-memory-device=cpu")
     run.assert_outcomes(passed=1, failed=7)
     run.result.stdout.fnmatch_lines(
@@ -106,7 +106,7 @@ def test_failed_comparison_names_line_and_holder_of_what_it_compared(session):
 
 
 def test_failed_comparison_of_a_unittest_method_is_explained(session):
-    """There the frame that raises belongs to unittest."""
+    """A failed comparison in a unittest method is explained, though unittest's frame raises."""
     run = session(UNITTEST, "--cka-memory-device=cpu", "--tb=short")
     run.assert_outcomes(failed=1)
     run.result.stdout.fnmatch_lines(

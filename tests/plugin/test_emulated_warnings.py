@@ -19,7 +19,7 @@ pytestmark = pytest.mark.emulates
 def test_session_whose_triton_kernels_are_interpreted_is_warned(
     session, monkeypatch, value, warned
 ):
-    """Once in the header, which every session prints, and once in the report."""
+    """Interpreted Triton kernels are warned about once in the header and once in the report."""
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     if value is not None:
         monkeypatch.setenv("TRITON_INTERPRET", value)
@@ -55,7 +55,9 @@ WITHOUT_VALUES = (
 def test_session_without_values_because_torch_lacks_a_name_is_warned(
     session, pytester, monkeypatch, conftest, options, in_header, times
 ):
-    """In the header if torch is imported by then, otherwise in the summary; and in each report."""
+    """If torch lacks a name to compute values, each report warns, and so does the header or
+    summary. The summary does so if torch was not imported before the header.
+    """
     monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=os.pathsep)
     pytester.makepyfile(lacking=LACKING)
     pytester.makeconftest(conftest)
@@ -72,7 +74,7 @@ def test_session_without_values_because_torch_lacks_a_name_is_warned(
 def test_session_that_wants_no_values_is_not_warned_of_a_name_that_torch_lacks(
     session, pytester, monkeypatch
 ):
-    """With ``values=off``, as the warning advises."""
+    """With ``values=off``, as the warning advises, no name that torch lacks is warned about."""
     monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=os.pathsep)
     pytester.makepyfile(lacking=LACKING)
     device = "--cka-memory-device=emulate:cuda:t4,values=off"

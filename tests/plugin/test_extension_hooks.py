@@ -50,7 +50,7 @@ def with_hooks(scripted, pytester, extend_conftest):
 
 
 def test_limit_of_another_plugin_is_judged(with_hooks, worker):
-    """Tests that get a limit are measured and judged; others are not measured."""
+    """Tests that get a limit from another plugin are measured and judged; others are not."""
     run = with_hooks(LIMITS, TESTS, *worker)
     run.assert_outcomes(passed=4, failed=2)
     assert {r["nodeid"].rpartition("::")[2]: r["verdict"] for r in run.regions} == {
@@ -66,7 +66,7 @@ def test_limit_of_another_plugin_is_judged(with_hooks, worker):
 
 
 def test_limit_of_another_plugin_adds_to_markers_and_replaces_options(with_hooks):
-    """The test's own markers and the plugin's limits all apply; the option's limit does not."""
+    """A test's own markers and a plugin's limits all apply, and an option's limit does not."""
     source = """
         import pytest
 
@@ -82,7 +82,7 @@ def test_limit_of_another_plugin_adds_to_markers_and_replaces_options(with_hooks
 
 
 def test_limits_hook_is_called_once_per_test(with_hooks, pytester):
-    """It is not called again for each region."""
+    """The hook for limits is called once per test, and not again for each region."""
     hooks = """
 import pathlib
 
@@ -106,7 +106,7 @@ def pytest_cka_memory_limits(item):
 
 
 def test_conftest_sets_limits_for_its_own_folder(with_hooks, pytester):
-    """Like fixtures, they apply to the tests in that folder and below."""
+    """Limits of a conftest apply to the tests in its folder and below, like fixtures."""
     for folder in ("one", "two"):
         (pytester.path / folder).mkdir()
         (pytester.path / folder / f"test_{folder}.py").write_text(
@@ -133,7 +133,7 @@ def test_conftest_sets_limits_for_its_own_folder(with_hooks, pytester):
     ],
 )
 def test_invalid_limits_are_refused_and_name_their_plugin(with_hooks, returned, message):
-    """The session ends before any test: without the limit, the test would pass unchecked."""
+    """An invalid limit of a hook ends the session before any test, which would pass unchecked."""
     hooks = f"""
 from pytest_cka_memory.limits import max_retained_mb
 
@@ -144,7 +144,7 @@ def pytest_cka_memory_limits(item): return {returned}
 
 
 def test_invalid_limits_in_a_worker_are_an_error_of_the_test(with_hooks):
-    """A worker cannot refuse to start."""
+    """A worker cannot refuse to start, so an invalid limit is an error of the test there."""
     run = with_hooks(
         "\ndef pytest_cka_memory_limits(item): return 5\n", "def test_it(): pass", "-n1"
     )
@@ -163,7 +163,7 @@ INVALID_VERDICTS = {
 def test_limit_with_an_invalid_verdict_fails_the_test(
     with_hooks, finished_sessions, name, message, worker
 ):
-    """One line names the plugin, the hook and the limit."""
+    """If a limit returns an invalid verdict, one line names the plugin, the hook and the limit."""
     key = ("verdicts", *worker)
     if key not in finished_sessions:
         judged = (
@@ -201,7 +201,7 @@ def pytest_cka_memory_region(item, result):
 
 
 def test_extra_fields_are_in_the_report(with_hooks, worker):
-    """The hook runs in the process that measures, and receives the figures and the verdict."""
+    """A hook in the measuring process gets figures and verdict, and its fields are reported."""
     source = """
         import pytest
 
@@ -224,7 +224,7 @@ def test_extra_fields_are_in_the_report(with_hooks, worker):
 
 
 def test_fields_of_several_plugins_are_merged(with_hooks):
-    """A conftest and a plugin add fields to the same region."""
+    """A conftest and a plugin can both add fields to the same region."""
     plugin = """
 class Other:
     def pytest_cka_memory_region(self, result): return {"other": None}
@@ -253,7 +253,9 @@ INVALID_FIELDS = {
 def test_field_that_cannot_be_reported_fails_its_test(
     with_hooks, finished_sessions, name, message, worker
 ):
-    """One line names the plugin and the hook; the figures are reported without the field."""
+    """If a field cannot be reported, a line names the hook, and
+    the figures are there without it.
+    """
     key = ("fields", *worker)
     if key not in finished_sessions:
         returned = (
@@ -277,7 +279,7 @@ def pytest_cka_memory_region(item): return RETURNED[item.name]()
 
 
 def test_field_of_two_plugins_fails_the_test(with_hooks):
-    """One of the two values would be lost."""
+    """If two plugins return one field, the test fails, because one value would be lost."""
     plugin = """
 class Other:
     def pytest_cka_memory_region(self, result): return {"twice": 1}
@@ -310,7 +312,7 @@ def test_failure_of_the_test_itself_is_shown_first(with_hooks):
 
 
 def test_plugin_may_provide_a_device(session, pytester, worker):
-    """Its hook returns a meter for one device name; reports name that device."""
+    """A plugin's hook may return a meter for a device name, which the reports show."""
     pytester.makeconftest(
         """
         from pytest_cka_memory.testing import ScriptedMeter

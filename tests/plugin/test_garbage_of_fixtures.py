@@ -51,14 +51,16 @@ class TestEarlier(unittest.TestCase):
 def test_model_that_a_fixture_has_dropped_is_not_part_of_the_next_region(
     session, pytester, earlier
 ):
-    """The level does not show that it is garbage; collected in the region it would hide a peak."""
+    """A model that a fixture has dropped is collected before the next region, whose peak it would
+    hide.
+    """
     pytester.makepyfile(test_a=earlier, test_b=GARBAGE)
     run = session(None, "--cka-memory-report", "--cka-memory-device=cpu")
     run.result.assert_outcomes(passed=2)
 
 
 def test_classes_without_tensors_need_no_full_collection(session, pytester):
-    """Pytest gives each TestCase a set-up, whether it has one or not."""
+    """Pytest gives every TestCase a set-up, which alone needs no full collection of garbage."""
     pytester.makeconftest(
         """
 import gc

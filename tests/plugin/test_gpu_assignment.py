@@ -23,7 +23,9 @@ def _worker(number):
     ],
 )
 def test_worker_n_takes_entry_n_of_the_callers_list(monkeypatch, visible, taken):
-    """Entries are copied as the caller wrote them; after the last one comes the first."""
+    """Worker n gets entry n of the caller's list as it was
+    written, and the first after the last.
+    """
     for number, entry in enumerate(taken):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         xdist.take_gpu(_worker(number))
@@ -32,7 +34,7 @@ def test_worker_n_takes_entry_n_of_the_callers_list(monkeypatch, visible, taken)
 
 @pytest.mark.parametrize("visible", ["", " ", ","])
 def test_hidden_gpus_stay_hidden(monkeypatch, visible):
-    """If the caller hides every GPU, workers see none."""
+    """If the caller hides every GPU, the workers see none."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert xdist.visible_gpus() == []
     xdist.take_gpu(_worker(0))
@@ -40,14 +42,14 @@ def test_hidden_gpus_stay_hidden(monkeypatch, visible):
 
 
 def test_serial_run_keeps_the_callers_gpus(monkeypatch):
-    """Without xdist the environment does not change."""
+    """A session without xdist keeps the GPUs that the caller has given it."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     xdist.take_gpu(SimpleNamespace())
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5"
 
 
 def test_driver_lists_the_gpus_if_the_caller_names_none(monkeypatch, tmp_path):
-    """The driver has one folder per GPU; without a driver the list is empty."""
+    """Without a list the driver's folders are the GPUs, and without a driver there are none."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(xdist, "Path", lambda path: tmp_path / path.lstrip("/"))
     assert xdist.visible_gpus() == []
@@ -71,7 +73,7 @@ def test_it({fixture}n):
     ("fixture", "second"), [("cka_memory, ", "9"), ("", "7,9")], ids=["measured", "unmeasured"]
 )
 def test_workers_that_measure_see_one_gpu_each(scripted, monkeypatch, fixture, second):
-    """Workers that measure nothing see all of the caller's GPUs."""
+    """Workers that measure see one GPU each; others see all of the caller's."""
     pytest.importorskip("xdist")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,9")
     run = scripted(SHOW.format(fixture=fixture), "-n2", "-rP", forked=True)
@@ -83,7 +85,9 @@ def test_workers_that_measure_see_one_gpu_each(scripted, monkeypatch, fixture, s
 
 @pytest.mark.parametrize("device", ["cpu", "cuda:1"])
 def test_workers_on_a_device_that_is_not_chosen_among_gpus_keep_all(scripted, monkeypatch, device):
-    """A test that uses CUDA by itself still sees what the caller gave it."""
+    """If tests are not measured on GPUs, a test that uses CUDA
+    still sees what the caller gave it.
+    """
     pytest.importorskip("xdist")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7,9")
     options = ["-n2", "-rP", f"--cka-memory-device={device}"]

@@ -66,7 +66,9 @@ def run(session, finished_sessions, monkeypatch):
 
 @pytest.mark.emulates
 def test_graph_on_the_host_is_named_in_the_report_of_a_test_that_passes(run):
-    """Issue 29, row 12: each batch leaves the factor of 8 bytes that its product saved."""
+    """In a test that passes, the graph that each batch leaves on
+    the host is named: 8 bytes each.
+    """
     run.assert_outcomes(passed=4)
     region = run.region_of("test_graph")
     assert (region["growth_bytes_per_batch"], region["verdict"]) == (0.0, "ok")
@@ -84,7 +86,7 @@ def test_graph_on_the_host_is_named_in_the_report_of_a_test_that_passes(run):
 @pytest.mark.emulates
 @pytest.mark.parametrize("loader", ["own", "workers"])
 def test_loop_that_keeps_numbers_has_no_note_and_no_search(run, loader):
-    """Its optimizer, which the test keeps, has allocated its counts in the first batch alone."""
+    """An optimizer's counts, allocated in the first batch alone, cause no note and no search."""
     region = run.region_of(f"test_item[{loader}]")
     assert region["host_retained_bytes"] > 0
     assert (region["unjudged"], region["host_retained"]) == ([], [])
@@ -92,7 +94,7 @@ def test_loop_that_keeps_numbers_has_no_note_and_no_search(run, loader):
 
 @pytest.mark.emulates
 def test_pinned_memory_that_each_batch_keeps_is_named(run):
-    """It is memory of the host."""
+    """Pinned memory belongs to the host, and is named if each batch keeps some."""
     region = run.region_of("test_pinned")
     (note,) = region["unjudged"]
     assert note["reason"].startswith("16 tensors, 1,600 bytes, allocated in several batches")
@@ -100,7 +102,7 @@ def test_pinned_memory_that_each_batch_keeps_is_named(run):
 
 
 def test_cpu_has_no_note_about_the_host(session):
-    """The limit judges it there: it is broken."""
+    """On the CPU the limit itself judges the host's memory, so it breaks and there is no note."""
     run = session(LOOPS, "--cka-memory-device=cpu", "-k", "graph", forked=True)
     run.assert_outcomes(failed=1)
     region = run.region_of("test_graph")

@@ -90,7 +90,7 @@ def test_testcase_methods_are_measured_without_set_up_and_tear_down(scripted):
 
 
 def test_testcase_methods_may_open_regions(scripted):
-    """An autouse fixture gives them the probe."""
+    """An autouse fixture gives methods of a TestCase the probe, so that they can open regions."""
     run = scripted(
         """
         import unittest
@@ -142,7 +142,9 @@ class TestIt(unittest.IsolatedAsyncioTestCase):
 
 
 def test_async_testcase_methods_are_measured_without_set_up_and_tear_down(scripted):
-    """As those of other test cases, although unittest runs them in an event loop."""
+    """Async methods, which unittest runs in an event loop, are
+    measured like those of any TestCase.
+    """
     run = scripted(ASYNC_TESTCASE, "--cka-memory-report")
     run.assert_outcomes(passed=2, failed=2)
     verdicts = {r["nodeid"].rpartition("::")[2]: r["verdict"] for r in run.regions}
@@ -170,7 +172,9 @@ class TestIt(unittest.TestCase):
 
 
 def test_marked_async_method_of_a_plain_testcase_fails(scripted):
-    """Its code is never run; the failure says what to write instead."""
+    """The code of a marked async method of a plain TestCase never runs: the failure says what to
+    write.
+    """
     run = scripted(UNAWAITED_TESTCASE.format(marker="@pytest.mark.zero_retention"))
     run.assert_outcomes(passed=1, failed=1)
     run.result.stdout.fnmatch_lines(
@@ -180,14 +184,14 @@ def test_marked_async_method_of_a_plain_testcase_fails(scripted):
 
 
 def test_unmarked_async_method_of_a_plain_testcase_is_counted_as_not_measured(scripted):
-    """It passes; the summary counts it."""
+    """An unmarked async method of a plain TestCase passes, and is counted as not measured."""
     run = scripted(UNAWAITED_TESTCASE.format(marker=""), "--cka-memory-report")
     run.assert_outcomes(passed=2)
     run.result.stdout.fnmatch_lines(["1 not measured: async methods of a unittest.TestCase that*"])
 
 
 def test_doctests_are_counted_as_not_measured(scripted, pytester):
-    """Doctest items run their code where it cannot be measured."""
+    """Doctest items run their code where it cannot be measured, so they are counted."""
     pytester.maketxtfile(test_doc=">>> 1 + 1\n2\n")
     run = scripted(
         "def test_it(): '''\n    >>> 1\n    1\n    '''\n",
@@ -200,7 +204,7 @@ def test_doctests_are_counted_as_not_measured(scripted, pytester):
 
 
 def test_option_with_a_limit_does_not_fail_doctests(scripted):
-    """A doctest has no marker to remove, so the summary only counts it."""
+    """A doctest has no marker that could be removed, so an option's limit does not fail it."""
     run = scripted(
         "def test_it(): '''\n    >>> 1\n    1\n    '''\n",
         "--doctest-modules",
@@ -212,7 +216,7 @@ def test_option_with_a_limit_does_not_fail_doctests(scripted):
 
 
 def test_items_of_other_plugins_are_counted_as_not_measured(scripted, pytester, extend_conftest):
-    """Without a limit they pass and are counted; with one they fail because nothing checks it."""
+    """Items of other plugins pass and are counted; with a limit they fail, as nothing checks it."""
     (pytester.path / "a.recipe").touch()
     extend_conftest(
         CUSTOM_ITEMS.replace(
@@ -260,7 +264,7 @@ def test_async_functions_that_a_plugin_runs_are_measured(scripted, extend_confte
 
 
 def test_async_function_that_no_plugin_runs_fails(scripted):
-    """Pytest itself fails it; the region is not judged."""
+    """An async function that no plugin runs is failed by pytest, and its region is not judged."""
     run = scripted(
         "import pytest\n@pytest.mark.zero_retention\nasync def test_it(): pass\n",
         "-p",
@@ -292,7 +296,7 @@ def test_subtests_of_one_test_share_a_region(scripted):
 
 
 def test_region_around_a_failed_subtest_is_reported(scripted):
-    """A failed step does not end the test, although its traceback may hold tensors."""
+    """After a failed subtest the test goes on, although a traceback may hold tensors."""
     run = scripted(
         """
         def test_it(subtests, cka_memory, meter):
@@ -308,7 +312,7 @@ def test_region_around_a_failed_subtest_is_reported(scripted):
 
 
 def test_static_class_and_decorated_functions_are_measured(scripted):
-    """Every form of test function that pytest itself calls is measured."""
+    """Static, class and decorated test functions, which pytest itself calls, are measured."""
     run = scripted(
         """
         import functools
@@ -355,7 +359,7 @@ def test_hypothesis_examples_share_a_region(scripted):
 
 
 def test_class_fixture_is_one_that_the_class_or_a_base_of_it_defines() -> None:
-    """A TestCase always has both methods, and pytest calls them."""
+    """A TestCase always has both methods for its class; they count only if a class defines them."""
 
     class Plain(unittest.TestCase):
         def setUp(self) -> None: ...

@@ -32,7 +32,7 @@ def _properties(case):
 
 
 def test_figures_of_a_test_are_its_properties(junit, worker):
-    """Every figure that was determined is there in bytes, under its own name."""
+    """Each figure of a test is a JUnit property in bytes, under its own name."""
     _, cases = junit(
         "def test_it(cka_memory, meter): meter.free(meter.allocate(5)); meter.allocate(3)\n"
         "def test_other(): pass\n",
@@ -46,7 +46,7 @@ def test_figures_of_a_test_are_its_properties(junit, worker):
 
 
 def test_properties_of_regions_are_named_by_their_labels(junit, worker):
-    """Regions that end in teardown are included; the test's own properties are kept."""
+    """A region's properties have its label, also in teardown; the test's own ones are kept."""
     _, cases = junit(
         """
         import pytest
@@ -78,7 +78,7 @@ def test_properties_of_regions_are_named_by_their_labels(junit, worker):
 
 
 def test_reserve_is_a_property_if_the_device_has_one(scripted_reserve, pytester):
-    """Without a reserve the property is left out; it is not written as zero."""
+    """The reserve is a property if there is one, and is left out otherwise instead of zero."""
     scripted_reserve("def test_it(cka_memory, meter): meter.allocate(3)\n", "--junitxml=j.xml")
     (case,) = ElementTree.parse(pytester.path / "j.xml").iter("testcase")
     assert _properties(case)["cka_memory.reserved_increase_bytes"] == "3"
@@ -108,7 +108,7 @@ def test_any_label_gives_valid_xml(junit):
 def test_breach_is_a_failure_in_the_call_and_an_error_in_teardown(
     junit, body, outcome, status, worker
 ):
-    """The message names the limit and the figure; the exit status is pytest's own."""
+    """A breach in the call is a failure and one in teardown an error, with limit and figure."""
     session, cases = junit(
         f"""
         import pytest
@@ -141,5 +141,5 @@ def test_breach_is_a_failure_in_the_call_and_an_error_in_teardown(
     ids=["gate", "usage", "empty"],
 )
 def test_exit_status_is_one_of_pytests_own(session, options, status):
-    """Programs that read the exit status need not know this plugin."""
+    """Programs that read the exit status need not know this plugin: it is one of pytest's own."""
     assert session("def test_it(cka_memory): pass", *options).result.ret == status

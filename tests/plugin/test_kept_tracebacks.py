@@ -44,7 +44,9 @@ def test_after(cka_memory):
     "error", ["RuntimeError('out of memory')", "pytest.fail.Exception('given up')"]
 )
 def test_memory_of_a_failed_run_is_freed_before_the_next(session, error, mark, runs):
-    """pytest-rerunfailures keeps the exception of a test that it does not run again, too."""
+    """pytest-rerunfailures keeps exceptions; the memory of a
+    failed run is freed before the next.
+    """
     source = SOURCE.format(error=error, mark=mark, runs=runs)
     run = session(source, forked=True)  # pytester keeps the exceptions of its own process
     found = run.result.parseoutcomes()
@@ -53,7 +55,7 @@ def test_memory_of_a_failed_run_is_freed_before_the_next(session, error, mark, r
 
 @pytest.mark.emulates
 def test_card_is_not_full_after_an_out_of_memory_error(session):
-    """Otherwise every later test would run out of memory too, and nothing would say why."""
+    """After an out-of-memory error the card is free again; else each later test would fail too."""
     run = session(
         """
         import torch
@@ -123,7 +125,7 @@ def innermost_frame(error):
     ids=["exception", "list-in-dict", "call", "cause"],
 )
 def test_values_are_released_wherever_the_exception_is(attribute):
-    """The message and the lines of the traceback stay."""
+    """Values of a stored exception are released, but its message and lines of code stay."""
     error = error_that_keeps([1])
     config = SimpleNamespace(stash=pytest.Stash())
     item, following = (
@@ -143,7 +145,10 @@ def test_values_are_released_wherever_the_exception_is(attribute):
 
 @pytest.mark.parametrize("failed", [True, False])
 def test_object_of_a_failed_test_is_dropped_when_another_test_begins(failed):
-    """Pytest keeps it until the session ends; not before a rerun, which may need the object."""
+    """Pytest keeps the object of a failed test; it is dropped when another test begins.
+
+    It is not dropped before a rerun, which may need it.
+    """
     config = SimpleNamespace(stash=pytest.Stash())
     item, following = (
         SimpleNamespace(config=config, stash=pytest.Stash(), _instance=[number])
@@ -160,7 +165,7 @@ def test_object_of_a_failed_test_is_dropped_when_another_test_begins(failed):
 
 
 def test_values_of_fixtures_are_left_alone():
-    """An exception that a fixture returns belongs to the user."""
+    """An exception that a fixture returns belongs to the user, so its values are left alone."""
     error = error_that_keeps([1])
     config = SimpleNamespace(stash=pytest.Stash())
     kept_tracebacks.release_at_setup(
@@ -187,7 +192,9 @@ def keep_in_a_hook(values):
 
 
 def test_values_in_a_closure_that_only_a_frame_keeps_are_released():
-    """A frame keeps its function, and ``frame.clear()`` leaves the function's closure as it is."""
+    """``frame.clear()`` leaves a function's closure as it is, so its values are released
+    separately.
+    """
     values = torch.ones(5)
     reference = weakref.ref(values)
     error = keep_in_a_hook(values)
@@ -199,7 +206,7 @@ def test_values_in_a_closure_that_only_a_frame_keeps_are_released():
 
 
 def test_values_in_a_closure_that_is_still_in_use_are_left_alone():
-    """Another function shares the variable, or the function itself can still be called."""
+    """If another function shares a closure, or the function can still be called, it is kept."""
     kept = [1]
 
     def fail():

@@ -15,7 +15,7 @@ def run_in_job(scripted, job_summary):
 
 
 def test_session_that_measures_nothing_does_not_import_the_hooks(run_in_job, workers):
-    """The library that prints tables is not imported either."""
+    """A session that measures nothing imports neither the hooks nor the library for tables."""
     session, summary = run_in_job(
         """
         import sys
@@ -34,7 +34,9 @@ def test_session_that_measures_nothing_does_not_import_the_hooks(run_in_job, wor
 
 @pytest.mark.parametrize("where", ["test", "fixture"])
 def test_fixture_requested_by_name_measures(run_in_job, where, worker):
-    """A test or another fixture may request it; earlier tests are not reported as missing."""
+    """If a test or fixture requests the fixture by name, it measures; earlier tests are not
+    missing.
+    """
     session, summary = run_in_job(
         f"""
         import pytest
@@ -62,7 +64,7 @@ def test_fixture_requested_by_name_measures(run_in_job, where, worker):
 
 @pytest.mark.parametrize(("size", "outcome"), [(4, "passed"), (5, "failed")])
 def test_marker_added_by_a_fixture_is_checked(run_in_job, size, outcome, worker):
-    """No test had a marker at collection."""
+    """A marker that a fixture adds is checked, although no test had one at collection."""
     session, summary = run_in_job(
         f"""
         import pytest
@@ -83,7 +85,7 @@ def test_marker_added_by_a_fixture_is_checked(run_in_job, size, outcome, worker)
 
 
 def test_marker_added_to_a_testcase_by_a_fixture_is_checked(run_in_job):
-    """Pytest calls the methods of a TestCase in another way than functions."""
+    """Pytest calls methods of a TestCase in another way, and a fixture's marker works there too."""
     session, _ = run_in_job(
         """
         import unittest
@@ -117,7 +119,9 @@ def test_marker_added_inside_the_test_fails_it(run_in_job, marker, worker):
 
 
 def test_in_process_sessions_within_a_session_are_measured(run_in_job, pytester):
-    """Tests of other plugins run pytest in their own process and remove what it imported."""
+    """Tests of plugins run pytest in-process and remove what it
+    imported; these sessions measure.
+    """
     conftest = (pytester.path / "conftest.py").read_text("utf-8")
     hooks = conftest + (
         "\nfrom pytest_cka_memory.limits import zero_retention\n"

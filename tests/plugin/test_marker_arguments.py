@@ -37,7 +37,7 @@ ONE_TEST_PER_WRONG_MARKER = "import pytest\n" + "".join(
 
 
 def test_every_wrong_argument_is_refused_and_names_its_test(scripted):
-    """The session ends before the first test, with one line for each wrong marker."""
+    """Wrong markers end the session before the first test, with one line for each."""
     run = scripted(ONE_TEST_PER_WRONG_MARKER)
     run.assert_refused()
     lines = [
@@ -50,7 +50,7 @@ def test_every_wrong_argument_is_refused_and_names_its_test(scripted):
 
 
 def test_valid_arguments_are_accepted(scripted):
-    """Sizes are numbers of MB, or texts with a unit."""
+    """A size in a marker is a number of MB, or text with a unit."""
     valid = (
         "max_retained_mb(1)",
         "max_retained_mb(0.0)",
@@ -81,7 +81,7 @@ def test_valid_arguments_are_accepted(scripted):
     ids=["module", "class", "param", "skipped", "xfail"],
 )
 def test_wrong_marker_is_refused_wherever_it_is_written(scripted, place):
-    """A test that is skipped or expected to fail must have valid markers, too."""
+    """A wrong marker is refused also on a test that is skipped or expected to fail."""
     scripted(f"import pytest\n{place}").assert_refused(
         "test_it", "max_peak_mb(-1): a memory size cannot"
     )
@@ -94,7 +94,7 @@ def test_wrong_marker_of_a_deselected_test_is_ignored(scripted):
 
 
 def test_collect_only_lists_tests_with_wrong_markers(scripted):
-    """--collect-only refuses nothing."""
+    """With --collect-only, tests with wrong markers are listed and nothing is refused."""
     run = scripted(ONE_TEST_PER_WRONG_MARKER, "--collect-only", "-q")
     assert run.result.ret == pytest.ExitCode.OK
     assert f"{len(WRONG)} tests collected" in run.text

@@ -47,7 +47,7 @@ def test_grows(cka_memory, meter):
     ],
 )
 def test_retained_bytes_at_the_limit_keep_it_and_one_more_breaks_it(scripted, marker, size, kept):
-    """Equality keeps a limit; the next byte fails the test."""
+    """A test that retains exactly its limit passes, and one more byte fails it."""
     run = scripted(RETAIN.format(marker=marker, size=size))
     run.assert_outcomes(passed=int(kept), failed=int(not kept))
     assert run.region["retained_bytes"] == size
@@ -60,7 +60,7 @@ def test_retained_bytes_at_the_limit_keep_it_and_one_more_breaks_it(scripted, ma
     ids=["equal", "one-byte-above"],
 )
 def test_peak_increase_at_the_limit_keeps_it(scripted, size, kept):
-    """What was live before the region is not part of the increase that is judged."""
+    """A peak increase equal to its limit passes; what was live before does not count in it."""
     before = "import pytest\n@pytest.fixture(autouse=True)\ndef old(meter): meter.allocate(10**9)\n"
     run = scripted(before + PEAK.format(marker="max_peak_mb(2)", size=size))
     run.assert_outcomes(passed=int(kept), failed=int(not kept))
@@ -73,7 +73,9 @@ def test_peak_increase_at_the_limit_keeps_it(scripted, size, kept):
     ("size", "kept"), [(MB, True), (MB + 1, False)], ids=["equal", "one-byte-above"]
 )
 def test_level_at_the_limit_keeps_it(scripted, size, kept):
-    """What was live before the region counts, as in ``torch.cuda.max_memory_allocated()``."""
+    """A level equal to its limit passes; it counts what was live
+    before, as torch's maximum does.
+    """
     before = f"import pytest\n@pytest.fixture(autouse=True)\ndef old(meter): meter.allocate({MB})\n"
     run = scripted(before + PEAK.format(marker="max_level_mb(2)", size=size))
     run.assert_outcomes(passed=int(kept), failed=int(not kept))
@@ -84,7 +86,7 @@ def test_level_at_the_limit_keeps_it(scripted, size, kept):
 def test_broken_level_lists_what_was_live_before_and_what_the_region_allocated(
     session, monkeypatch, native
 ):
-    """The advice is on the larger part."""
+    """A broken level lists older memory and the region's; the advice is on the larger part."""
     monkeypatch.setenv("CKA_MEMORY_NATIVE", native)
     run = session(
         """
@@ -117,7 +119,7 @@ def test_broken_level_lists_what_was_live_before_and_what_the_region_allocated(
     ("size", "kept"), [(MB, True), (MB + 1, False)], ids=["equal", "one-byte-above"]
 )
 def test_reserve_at_the_limit_keeps_it(scripted_reserve, size, kept):
-    """If the device has a reserve, its increase inside the region is judged."""
+    """On a device with a reserve, an increase in the region equal to the limit passes."""
     run = scripted_reserve(PEAK.format(marker="max_reserved_mb(1)", size=size))
     run.assert_outcomes(passed=int(kept), failed=int(not kept))
     region = run.region
@@ -150,7 +152,7 @@ def test_reserve_limit_not_judged_is_printed_without_options(scripted):
 
 
 def test_leak_of_four_bytes_per_batch_is_reported_exactly(scripted):
-    """The smallest leak, one float per batch, is reported as 4.0."""
+    """The smallest leak, one float per batch, is reported as 4.0 bytes."""
     run = scripted(GROW.format(marker="flat_per_batch", batches=16, size=4, batch_size=8))
     run.assert_outcomes(failed=1)
     assert run.region["growth_bytes_per_batch"] == 4.0
@@ -168,7 +170,7 @@ def test_leak_of_four_bytes_per_batch_is_reported_exactly(scripted):
     ],
 )
 def test_growth_at_the_tolerance_keeps_it(scripted, marker, size, batches, kept):
-    """The tolerance is per batch; growth equal to it passes."""
+    """Growth per batch equal to the tolerance passes."""
     run = scripted(GROW.format(marker=marker, size=size, batches=batches, batch_size=8))
     run.assert_outcomes(passed=int(kept), failed=int(not kept))
 
@@ -183,7 +185,7 @@ def test_growth_at_the_tolerance_keeps_it(scripted, marker, size, batches, kept)
     ids=["none", "one-too-few", "too-few-for-the-warmup"],
 )
 def test_too_few_batches_fail_and_say_what_to_do(scripted, marker, batches, advice):
-    """A limit that cannot be judged must not pass."""
+    """Too few batches to judge growth fail the test, with what to do about it."""
     run = scripted(GROW.format(marker=marker, batches=batches, size=0, batch_size=8))
     run.assert_outcomes(failed=1)
     assert advice in " ".join(run.text.split())
@@ -191,14 +193,14 @@ def test_too_few_batches_fail_and_say_what_to_do(scripted, marker, batches, advi
 
 
 def test_flat_per_batch_without_a_region_fails(scripted):
-    """A test that opens no region has no batches, so its limit cannot pass."""
+    """A test without a region has no batches, so ``flat_per_batch`` fails."""
     run = scripted(RETAIN.format(marker="flat_per_batch", size=0))
     run.assert_outcomes(failed=1)
     assert "call region.batch_done() after each batch" in " ".join(run.text.split())
 
 
 def test_every_broken_limit_is_named(scripted):
-    """One failure names all broken limits, what was measured and what is allowed."""
+    """One failure names every broken limit, with what was measured and what is allowed."""
     run = scripted(
         """
         import pytest
@@ -221,7 +223,7 @@ def test_every_broken_limit_is_named(scripted):
         [
             "max_retained_mb(1) broken: retained 6,291,456 bytes (6.00 MB), allowed 1,048,576*",
             "max_peak_mb('2 MB') broken: peak increase 6,291,456 bytes (6.00 MB), allowed*",
-            "flat_per_batch broken: grew by 1,048,576.0 bytes per batch over 6 batches, allowed 0*",
+            "flat_per_batch broken: grew by 1,048,576 bytes (1.00 MB) per batch over 6 batches, allowed 0*",
             "*region 'train'*",
         ]
     )
@@ -230,7 +232,7 @@ def test_every_broken_limit_is_named(scripted):
 
 
 def test_limits_apply_to_every_region(scripted):
-    """The second of three regions breaks the limit, and the failure names it."""
+    """Limits apply to every region: the second of three breaks one, and the failure names it."""
     run = scripted(
         """
         import pytest

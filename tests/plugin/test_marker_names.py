@@ -35,7 +35,7 @@ REGISTERED = "[pytest]\nmarkers =\n  max_peak_gb(size): mine\n  max_peak_mib : m
 
 @pytest.mark.parametrize("name", NEARLY_OURS)
 def test_misspelled_name_is_recognised(name):
-    """Endings, missing letters, and capitals."""
+    """A misspelled marker is recognised by its ending, a missing letter, or capitals."""
     assert NEARLY_OURS[name].partition("(")[0] in _nearest(name)
 
 
@@ -43,12 +43,15 @@ def test_misspelled_name_is_recognised(name):
     "name", ["slow", "memory", "max_memory", "zero", "flat", "peak", "baseline", "limit_memory"]
 )
 def test_other_names_are_left_alone(name):
-    """``limit_memory`` is a marker of pytest-memray."""
+    """Markers of other plugins are left alone, such as ``limit_memory`` of pytest-memray."""
     assert _nearest(name) == []
 
 
 def test_misspelled_markers_stop_the_session_and_name_a_test(scripted, pytester):
-    """Also in a session in which no other test asks to be measured; registered names are kept."""
+    """A misspelled marker stops the session, also if nothing else is to be measured.
+
+    Names that a project has registered are accepted.
+    """
     pytester.makepyprojecttoml("")
     run = scripted(SOURCE, writes_json=False)
     run.assert_refused(

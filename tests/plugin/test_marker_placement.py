@@ -7,7 +7,9 @@ ALLOCATE_TWO_MB = "    meter.allocate(2 * 2**20)\n"
 
 
 def test_the_closest_marker_wins(scripted):
-    """Function overrides class overrides module; the closer marker may be looser or tighter."""
+    """A function's marker overrides its class's, and that the
+    module's, whether looser or tighter.
+    """
     run = scripted(
         """
         import pytest
@@ -77,7 +79,7 @@ def test_marker_of_a_parameter_overrides_that_of_its_function(scripted, limit, k
 
 
 def test_marker_of_one_parameter_measures_only_that_parameter(scripted):
-    """The other parameters are not measured."""
+    """A marker on one parameter measures the test with that parameter only."""
     run = scripted(
         """
         import pytest
@@ -91,7 +93,7 @@ def test_marker_of_one_parameter_measures_only_that_parameter(scripted):
 
 
 def test_marker_of_a_subclass_overrides_that_of_its_base(scripted):
-    """A subclass's own marker is closer than an inherited one."""
+    """A marker of a subclass wins over the one inherited from its base."""
     run = scripted(
         """
         import pytest
@@ -111,7 +113,7 @@ def test_marker_of_a_subclass_overrides_that_of_its_base(scripted):
 
 
 def test_markers_added_by_fixtures_apply(scripted):
-    """A marker that a fixture applies overrides the one written at the test."""
+    """A marker that a fixture adds overrides the one that is written at the test."""
     run = scripted(
         """
         import pytest
@@ -164,7 +166,7 @@ def test_marker_added_inside_a_measured_test_applies(scripted):
 
 
 def test_marker_added_inside_an_unmeasured_test_fails_it(scripted):
-    """The test was not measured from its start, so the limit cannot be checked."""
+    """A limit that is added inside an unmeasured test cannot be checked, so the test fails."""
     run = scripted(
         """
         import pytest
@@ -179,7 +181,7 @@ def test_marker_added_inside_an_unmeasured_test_fails_it(scripted):
 
 
 def test_wrong_marker_added_by_a_fixture_fails_the_test_in_one_line(scripted):
-    """It cannot be found at collection, so it is refused when it is read."""
+    """A fixture's wrong marker is unknown at collection; the test fails with one line instead."""
     run = scripted(
         """
         import pytest
@@ -218,7 +220,7 @@ def test_breach_counts_as_a_failure_for_xfail(scripted, marker, outcome, region_
     [("xfail", {"xpassed": 1}), ("xfail(strict=True)", {"failed": 1})],
 )
 def test_kept_limit_under_xfail_is_an_unexpected_pass(scripted, marker, outcome):
-    """If xfail is strict, the unexpected pass is a failure."""
+    """A limit that is kept under xfail is an unexpected pass, and a failure if xfail is strict."""
     source = f"import pytest\n@pytest.mark.{marker}\n@pytest.mark.zero_retention\n"
     run = scripted(source + "def test_it(meter): pass\n")
     run.assert_outcomes(**outcome)
@@ -226,7 +228,7 @@ def test_kept_limit_under_xfail_is_an_unexpected_pass(scripted, marker, outcome)
 
 
 def test_known_breach_is_no_broken_limit_in_any_report(scripted, job_summary, pytester):
-    """It used to be a red BREACH in the table, and '1 of 2 regions broke a limit' on GitHub."""
+    """A breach that xfail expects is no broken limit in any report."""
     source = """
         import pytest
 
@@ -251,7 +253,7 @@ def test_known_breach_is_no_broken_limit_in_any_report(scripted, job_summary, py
 
 
 def test_skipped_tests_are_not_judged(scripted):
-    """No limit is judged, however the test is skipped."""
+    """A test that is skipped in any way is not judged."""
     run = scripted(
         """
         import pytest
@@ -287,7 +289,7 @@ def test_skipped_tests_are_not_judged(scripted):
 
 
 def test_failing_test_is_reported_as_not_judged(scripted):
-    """Its traceback holds its tensors; only its own failure is shown."""
+    """The traceback of a failing test holds its tensors, so limits are not judged."""
     run = scripted(
         """
         import pytest
@@ -321,7 +323,7 @@ def test_failing_test_is_reported_as_not_judged(scripted):
 
 
 def test_breach_is_a_failure_in_junit_xml(scripted, pytester):
-    """A breach is counted as a failure, not as an error."""
+    """In JUnit XML a broken limit is counted as a failure and not as an error."""
     run = scripted(
         "import pytest\n@pytest.mark.zero_retention\ndef test_it(meter):\n" + ALLOCATE_TWO_MB,
         "--junitxml=j.xml",

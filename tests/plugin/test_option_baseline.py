@@ -19,7 +19,9 @@ ACTIONS = {
     ("size", "outcome"), [(1050, "passed"), (1051, "failed")], ids=["equal", "one-byte-above"]
 )
 def test_figure_may_rise_by_the_tolerance_and_no_more(scripted_reserve, figure, size, outcome):
-    """The default is 5 % of 1000 bytes; every figure in the file is checked."""
+    """A figure may rise by the default tolerance, 5 % of 1000
+    bytes; all in the file are checked.
+    """
     action = ACTIONS[figure]
     scripted_reserve(baseline_test(1000, action=action), UPDATE).assert_outcomes(passed=1)
     scripted_reserve(baseline_test(1000, action=action)).assert_outcomes(passed=1)
@@ -27,7 +29,7 @@ def test_figure_may_rise_by_the_tolerance_and_no_more(scripted_reserve, figure, 
 
 
 def test_breach_names_the_figure_and_the_baseline(scripted):
-    """The failure of the test and the report say the same."""
+    """A broken baseline has the same figures in the failure of the test and in the report."""
     scripted(baseline_test(1000), UPDATE)
     run = scripted(baseline_test(1060), GATE)
     run.assert_outcomes(failed=1)
@@ -59,7 +61,7 @@ def test_breach_names_the_figure_and_the_baseline(scripted):
 def test_closest_tolerance_applies(
     scripted, pytester, baseline_path, arguments, options, ini, allowed
 ):
-    """Marker, command line, ini file, 5 %: a share, a size, or both."""
+    """Of marker, command line, ini file and the default of 5 %, the closest tolerance applies."""
     pytester.makeini(f"[pytest]\ncka_memory_tolerance = {ini}")
     scripted(baseline_test(1000), UPDATE)
     scripted(baseline_test(allowed, arguments), *options).assert_outcomes(passed=1)
@@ -67,7 +69,7 @@ def test_closest_tolerance_applies(
 
 
 def test_closest_marker_applies(scripted):
-    """A function's marker overrides its class's, as for every limit."""
+    """A function's baseline marker overrides its class's, as for every limit."""
     source = """
         import pytest
         @pytest.mark.memory_baseline("0%")
@@ -92,13 +94,13 @@ def test_plain(meter): meter.allocate({0})
 
 
 def test_marker_without_options_checks_its_own_test(scripted):
-    """It is checked against the file of the default name; other tests are not checked."""
+    """A marker alone checks its own test against the file of the default name, and no other."""
     scripted(BOTH.format(10), UPDATE).assert_outcomes(passed=3)
     scripted(BOTH.format(20)).assert_outcomes(passed=2, failed=1)
 
 
 def test_option_checks_every_measured_test(scripted):
-    """It need not have the marker."""
+    """The option checks every measured test, also those without the marker."""
     scripted(BOTH.format(10), UPDATE)
     run = scripted(BOTH.format(20), GATE)
     run.assert_outcomes(passed=1, failed=2)
@@ -106,7 +108,7 @@ def test_option_checks_every_measured_test(scripted):
 
 
 def test_option_measures_every_test_in_the_file(scripted, baseline_path):
-    """Checking a file that --cka-memory-report helped to write does not need that option."""
+    """The option measures all tests in the file, also if --cka-memory-report is not given."""
     scripted(BOTH.format(10), UPDATE, "--cka-memory-report")
     assert len(regions_in(baseline_path)) == 3
     scripted(BOTH.format(20), GATE).assert_outcomes(failed=3)
@@ -115,7 +117,7 @@ def test_option_measures_every_test_in_the_file(scripted, baseline_path):
 
 
 def test_ini_keys_have_the_effect_of_the_options(scripted, pytester):
-    """Paths in the ini file are relative to the root."""
+    """Keys in the ini file have the effect of options; their paths are relative to the root."""
     pytester.makeini(
         "[pytest]\ncka_memory_baseline = kept/b.json\ncka_memory_require_baseline = true\n"
     )
@@ -127,7 +129,7 @@ def test_ini_keys_have_the_effect_of_the_options(scripted, pytester):
 
 
 def test_region_on_another_device_is_not_judged(scripted, extend_conftest):
-    """The report says so, and how to write a baseline."""
+    """A region whose baseline is of another device is not judged; the report says what to do."""
     scripted(baseline_test(10), UPDATE)
     extend_conftest(OTHER_DEVICE)
     run = scripted(baseline_test(10**6))
@@ -141,7 +143,7 @@ def test_region_on_another_device_is_not_judged(scripted, extend_conftest):
 
 
 def test_new_region_is_not_judged(scripted):
-    """The device has a baseline for other regions."""
+    """A new region is not judged, although the device has a baseline for other regions."""
     scripted(baseline_test(10), UPDATE)
     run = scripted(baseline_test(10).replace("part", "new"))
     run.assert_outcomes(passed=1)
@@ -149,14 +151,14 @@ def test_new_region_is_not_judged(scripted):
 
 
 def test_marked_test_without_a_file_is_not_judged(scripted):
-    """The first run of a project passes, and the report says that nothing was judged."""
+    """Without a file the first run of a project passes, and the report says why."""
     run = scripted(baseline_test(10))
     run.assert_outcomes(passed=1)
     assert "not judged: memory_baseline, no baseline for this device (cpu, scripted" in run.text
 
 
 def test_required_baseline_that_is_missing_fails_the_test(scripted, pytester):
-    """The option fails tests without a baseline for their device or region."""
+    """If an option requires baselines, a test without one for its device or region fails."""
     required = "--cka-memory-require-baseline"
     scripted(baseline_test(10), UPDATE, required).assert_outcomes(passed=1)
     scripted(baseline_test(10), required).assert_outcomes(passed=1)
@@ -182,7 +184,7 @@ BROKEN = {
 def test_unusable_file_ends_the_session_before_any_test(
     scripted, baseline_path, content, message, options
 ):
-    """The error names file and line; an update does not overwrite the file either."""
+    """A file with an error ends the session early, by file and line; updates keep it as it is."""
     baseline_path.write_text(content)
     run = scripted(baseline_test(10), *options)
     run.assert_refused("--cka-memory-baseline: cannot use", f"{FILE}, {message}")
@@ -190,7 +192,7 @@ def test_unusable_file_ends_the_session_before_any_test(
 
 
 def test_file_that_becomes_unusable_during_the_run_is_not_overwritten(scripted, baseline_path):
-    """The file is read again before it is replaced; the session fails."""
+    """A file is read again before it is replaced; if it became unusable, the session fails."""
     scripted(baseline_test(10), UPDATE)
     breaks = baseline_test(
         20, action=f"open({str(baseline_path)!r}, 'a').write('x'); meter.allocate({{}})"
@@ -202,7 +204,7 @@ def test_file_that_becomes_unusable_during_the_run_is_not_overwritten(scripted, 
 
 
 def test_named_file_must_exist_unless_it_is_updated(scripted):
-    """With a wrong path, nothing would be judged; an update creates the file."""
+    """A baseline's file must exist, or nothing would be judged; an update creates it."""
     scripted(baseline_test(10), "--cka-memory-baseline=no.json").assert_refused(
         "--cka-memory-baseline: ",
         "no.json does not exist; write one with --cka-memory-update-baseline",
@@ -240,19 +242,19 @@ def test_named_file_must_exist_unless_it_is_updated(scripted):
     ids=["number", "number as text", "two", "option"],
 )
 def test_invalid_tolerance_is_refused(scripted, source, options, message):
-    """The session ends before any test; the error says what to write."""
+    """An invalid tolerance ends the session before any test, and the error says what to write."""
     scripted(source, *options).assert_refused(message)
 
 
 def test_breach_counts_as_an_expected_failure(scripted):
-    """The xfail marker accepts it like any other failure."""
+    """An xfail marker accepts a breach of a baseline like any other failure."""
     source = baseline_test("{0}").replace("@pytest.mark", "@pytest.mark.{1}\n@pytest.mark", 1)
     scripted(source.format(10, "filterwarnings"), UPDATE)
     scripted(source.format(99, "xfail")).assert_outcomes(xfailed=1)
 
 
 def test_a_breach_is_a_failure_in_junit_xml(scripted, pytester):
-    """Its message is the one in the terminal."""
+    """In JUnit XML a breach of a baseline has the message of the terminal."""
     scripted(baseline_test(1000), UPDATE)
     scripted(baseline_test(1060), "--junitxml=j.xml").assert_outcomes(failed=1)
     written = (pytester.path / "j.xml").read_text("utf-8")
@@ -260,7 +262,7 @@ def test_a_breach_is_a_failure_in_junit_xml(scripted, pytester):
 
 
 def test_header_says_whether_the_file_is_checked_or_written(scripted, baseline_path):
-    """Without either option there is no header."""
+    """The header says whether a baseline is checked or written, if an option asks for either."""
     assert f"cka-memory: writing {baseline_path}" in scripted(baseline_test(10), UPDATE).text
     assert f"cka-memory: compared with {baseline_path}" in scripted(baseline_test(10), GATE).text
     assert "cka-memory: " not in scripted(baseline_test(10), writes_json=False).text
@@ -268,6 +270,6 @@ def test_header_says_whether_the_file_is_checked_or_written(scripted, baseline_p
 
 @pytest.mark.parametrize("named", [(), ("--cka-memory-baseline=other.json",)])
 def test_required_baseline_without_a_file_is_a_usage_error(scripted, named):
-    """Otherwise a session whose tests have no marker would pass without a word."""
+    """If baselines are required and there is no file, the session ends with a usage error."""
     run = scripted("def test_it(): pass", "--cka-memory-require-baseline", *named)
     run.assert_refused("--cka-memory-require-baseline: there is no baseline file", "write it with")

@@ -20,21 +20,21 @@ no_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="CUDA is availabl
     ],
 )
 def test_unavailable_device_ends_the_session(session, worker, source, device, message):
-    """It does not matter whether a test requests a measurement."""
+    """An unavailable device ends the session, whether or not a test asks to be measured."""
     run = session(source, f"--cka-memory-device={device}", *worker, forked=bool(worker))
     run.assert_refused("--cka-memory-device: ", message)
 
 
 @pytest.mark.parametrize("device", ["", "cuda:", "cuda:x", "cuda:-1", "auto:0", "CUDA", "cpu:0:1"])
 def test_invalid_device_name_is_refused(session, device):
-    """The error quotes the name and says what to write instead."""
+    """The error for an invalid device name quotes it and says what to write."""
     run = session(MARKED, f"--cka-memory-device={device}")
     run.assert_refused(f"unknown device {device!r}; write one of auto, cpu")
 
 
 @no_cuda
 def test_unavailable_device_in_the_ini_file_is_refused(session, pytester):
-    """The ini key is checked in the same way as the option."""
+    """A device in the ini file is checked in the same way as one of the option."""
     pytester.makeini("[pytest]\ncka_memory_device = cuda:1\n")
     run = session(MARKED)
     run.assert_refused("device 'cuda:1' is not available", "write cpu, or auto")
@@ -51,7 +51,7 @@ def removal(given, instead):
 
 @pytest.mark.parametrize("source", [MARKED, "def test_it(): pass\n"], ids=["marked", "unmarked"])
 def test_predicted_device_ends_the_session_and_names_the_emulated_one(session, worker, source):
-    """The message names the same card, and what the emulated device requires."""
+    """The error for a predicted device names the emulated one of the same card, and its needs."""
     device = "predict:cuda:a100-40gb"
     run = session(source, f"--cka-memory-device={device}", *worker, forked=bool(worker))
     assert run.result.ret == pytest.ExitCode.USAGE_ERROR == 4
@@ -60,7 +60,7 @@ def test_predicted_device_ends_the_session_and_names_the_emulated_one(session, w
 
 
 def test_predicted_device_in_the_ini_file_is_refused(session, pytester):
-    """The message names the key."""
+    """The error for a predicted device in the ini file names the key."""
     pytester.makeini("[pytest]\ncka_memory_device = predict:cuda\n")
     run = session(MARKED)
     run.assert_refused("cka_memory_device", removal("predict:cuda", "emulate:cuda"))
@@ -79,7 +79,7 @@ def test_predicted_device_in_the_ini_file_is_refused(session, pytester):
     ],
 )
 def test_probe_on_a_predicted_device_is_an_error(device, instead):
-    """The message repeats a card only if the emulated device has it."""
+    """A probe's error for a predicted device repeats its card if it can be emulated."""
     with pytest.raises(DeviceError) as error:
         MemoryProbe(device=device)
     assert str(error.value) == removal(device, instead)
@@ -87,7 +87,7 @@ def test_probe_on_a_predicted_device_is_an_error(device, instead):
 
 @pytest.mark.parametrize("device", ["cuda", "nonsense", "predict:cuda"])
 def test_collect_only_does_not_require_the_device(session, device, worker):
-    """Tests can be listed on a machine that cannot run them."""
+    """With --collect-only, tests are listed on a machine without their device."""
     run = session(
         MARKED, f"--cka-memory-device={device}", "--collect-only", *worker, forked=bool(worker)
     )
@@ -98,7 +98,7 @@ def test_collect_only_does_not_require_the_device(session, device, worker):
 
 @pytest.mark.parametrize("device", ["cpu", "auto"])
 def test_available_device_is_used(session, device):
-    """The report names the device."""
+    """An available device is used, and the report names it."""
     run = session(MARKED, f"--cka-memory-device={device}")
     run.assert_outcomes(passed=1)
     assert run.report["session"]["device"].startswith("cpu" if device == "cpu" else "")
@@ -125,7 +125,7 @@ def test_conftest_may_provide_a_device(scripted, worker):
 
 @pytest.mark.gpu
 def test_named_accelerator_is_measured(session):
-    """The figures are those of the accelerator's own allocator."""
+    """If an accelerator is named, the figures are those of its own allocator."""
     kind = torch.accelerator.current_accelerator().type
     run = session(
         """
@@ -142,7 +142,7 @@ def test_named_accelerator_is_measured(session):
 
 
 def test_device_that_fails_at_the_first_test_is_an_error_of_each_test(session, pytester, worker):
-    """A hook raises when the first test needs the device: no test passes unmeasured."""
+    """A device that fails when the first test needs it is an error of each test."""
     pytester.makeconftest(
         """
         from pytest_cka_memory import DeviceError

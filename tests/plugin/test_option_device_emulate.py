@@ -92,7 +92,7 @@ def users_session(session, pytester, finished_sessions):
 
 @pytest.mark.emulates
 def test_users_tests_run_on_the_emulated_card(users_session):
-    """Autocast, an optimiser and item() work; the ini file names the device."""
+    """Tests with autocast, an optimiser and item() run on the card in the ini file."""
     run, _ = users_session
     run.assert_outcomes(passed=2, failed=3)
     training = run.region_of("test_training")
@@ -127,7 +127,7 @@ def test_program_without_the_variables():
 @pytest.mark.emulates
 @pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["serial", "parallel"])
 def test_processes_that_tests_start_have_the_device(session, workers):
-    """By ``subprocess`` and by torchrun; one that is started without the environment has none."""
+    """Processes that tests start, also by torchrun, have the device if they get the environment."""
     device = "--cka-memory-device=emulate:cuda:t4,devices=2"
     run = session(STARTS_OTHERS, device, *workers, subprocess=True)
     run.assert_outcomes(passed=3)
@@ -135,7 +135,7 @@ def test_processes_that_tests_start_have_the_device(session, workers):
 
 @pytest.mark.emulates
 def test_leak_is_named_with_its_holder_and_line(users_session):
-    """As on a GPU; the failure says that the device is emulated."""
+    """A leak on the emulated device is named as on a GPU, and the failure says it is emulated."""
     run, _ = users_session
     assert run.region_of("test_leak")["retained_bytes"] == 2**20
     line = USERS_TESTS[: USERS_TESTS.index("KEPT.append")].count("\n") + 1
@@ -152,7 +152,7 @@ def test_leak_is_named_with_its_holder_and_line(users_session):
 
 @pytest.mark.emulates
 def test_out_of_memory_fails_its_test_only(users_session):
-    """The error is torch's, with the capacity of the card; the next test has right figures."""
+    """Out of memory is torch's error with the card's capacity, and the next test is right."""
     run, _ = users_session
     assert run.region_of("test_out_of_memory")["outcome"] == "failed"
     run.result.stdout.fnmatch_lines(
@@ -165,7 +165,7 @@ def test_out_of_memory_fails_its_test_only(users_session):
 
 @pytest.mark.emulates
 def test_reports_show_what_is_retained_on_the_host_and_its_holder(users_session):
-    """Computing values on the CPU retains nothing there, so other regions have 0."""
+    """What tests retain on the host is reported; computing values on the CPU retains nothing."""
     run, files = users_session
     region = run.region_of("test_outputs_kept_on_the_host")
     assert (region["retained_bytes"], region["host_retained_bytes"]) == (0, 4000)
@@ -187,7 +187,7 @@ def test_reports_show_what_is_retained_on_the_host_and_its_holder(users_session)
 
 @pytest.mark.emulates
 def test_every_report_labels_its_figures_as_emulated(users_session):
-    """The table, the JSON, Markdown and HTML files, JUnit XML and the baseline say so."""
+    """Table, JSON, Markdown, HTML, JUnit and baseline all say that figures are emulated."""
     run, files = users_session
     head = run.report["session"]
     assert (head["device"], head["device_name"]) == ("emulate:cuda:t4", NAME)
@@ -218,7 +218,7 @@ def test_every_report_labels_its_figures_as_emulated(users_session):
 
 @pytest.mark.emulates
 def test_baselines_of_real_and_emulated_cards_do_not_mix(users_session):
-    """Their fingerprints differ even if the card and the versions are the same."""
+    """The fingerprints of a real and an emulated card differ, also with equal versions."""
     emulated = users_session[0].report["session"]
     real = {
         **emulated,
@@ -249,7 +249,7 @@ def test_leak(cka_memory, index):
 
 @pytest.mark.emulates
 def test_xdist_workers_have_all_emulated_devices_and_measure_the_first(session, monkeypatch):
-    """A leak on another device is not counted; the report says so, and its limit says nothing."""
+    """A worker measures the first emulated device; a leak on another is not counted but noted."""
     pytest.importorskip("xdist")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     device = "--cka-memory-device=emulate:cuda:t4,devices=2"
@@ -282,7 +282,7 @@ for device in ("emulate:cuda", "emulate:cuda", "cpu", "emulate:cuda:h100"):
 
 @pytest.mark.emulates
 def test_several_sessions_of_one_process_share_the_device(pytester):
-    """Another card is refused, because torch keeps the first."""
+    """Sessions of one process share one card, because torch keeps the first; another is refused."""
     pytester.makepyfile(
         test_it="""
         import torch
@@ -311,7 +311,7 @@ UNMARKED = "def test_it(): pass\n"
 
 @pytest.mark.emulates
 def test_plugin_that_asked_torch_for_devices_is_named(session, pytester, monkeypatch):
-    """Torch keeps the answer that there are none; conftest files are imported later."""
+    """A plugin that asked torch for devices too early is named, as torch keeps the answer."""
     pytester.makepyfile(asks="import torch\nFOUND = torch.cuda.is_available()\n")
     monkeypatch.setenv("PYTHONPATH", str(pytester.path))
     run = session(UNMARKED, "-pasks", "--cka-memory-device=emulate:cuda", subprocess=True)
@@ -346,7 +346,7 @@ def main_module(monkeypatch):
 
 
 def test_script_that_imported_torch_is_named(session, refuse, main_module):
-    """It called pytest.main() after it had asked for devices."""
+    """A script that called pytest.main() after asking torch for devices is named."""
     main_module.no_grad = torch.no_grad
     refuse(TooLateError("the emulated CUDA device comes too late"))
     run = session(UNMARKED, "--cka-memory-device=emulate:cuda")
@@ -356,7 +356,7 @@ def test_script_that_imported_torch_is_named(session, refuse, main_module):
 def test_module_that_imported_torch_is_named_if_no_plugin_did(
     session, pytester, refuse, main_module
 ):
-    """A plugin may import torch only through a module of its own."""
+    """If no plugin imported torch by itself, the module that did it is named."""
     pytester.makepyfile(helper="import torch as t\nFOUND = t.ones(1)\n", asks="import helper\n")
     pytester.syspathinsert()
     refuse(TooLateError("the emulated CUDA device comes too late"))
@@ -366,7 +366,7 @@ def test_module_that_imported_torch_is_named_if_no_plugin_did(
 
 @pytest.mark.parametrize("workers", [[], ["-n2"]], ids=["serial", "parallel"])
 def test_device_that_cannot_be_emulated_here_ends_the_session(session, refuse, workers):
-    """The error is that of loading, without a traceback and without the importers of torch."""
+    """If a device cannot be emulated here, the error is that of loading, without a traceback."""
     refuse(DeviceError("emulate:cuda requires Linux on x86-64; use cpu"))
     run = session(UNMARKED, "--cka-memory-device=emulate:cuda", *workers)
     run.assert_refused("--cka-memory-device: emulate:cuda requires Linux on x86-64; use cpu")
@@ -375,7 +375,7 @@ def test_device_that_cannot_be_emulated_here_ends_the_session(session, refuse, w
 
 @pytest.mark.parametrize("option", ["--collect-only", "--help", "--version"])
 def test_session_that_runs_no_test_does_not_require_the_device(session, pytester, refuse, option):
-    """Tests can be listed on a machine that cannot emulate the device of the ini file."""
+    """A session that runs no test does not need the ini file's device, so it can list tests."""
     pytester.makeini("[pytest]\ncka_memory_device = emulate:cuda\n")
     refuse(DeviceError("emulate:cuda requires Linux"))
     run = session(UNMARKED, option)
@@ -401,14 +401,14 @@ def test_session_that_runs_no_test_does_not_require_the_device(session, pytester
     ],
 )
 def test_wrong_name_ends_the_session(session, device, message):
-    """The error quotes what is wrong and says what to write."""
+    """The error for a wrong device name quotes what is wrong and says what to write."""
     run = session(UNMARKED, f"--cka-memory-device={device}")
     run.assert_refused("--cka-memory-device: ", message)
 
 
 @pytest.mark.parametrize("device", [None, "auto", "cpu"])
 def test_other_devices_are_not_emulated(session, refuse, pytester, device):
-    """Not even if the ini file names one and the command line does not."""
+    """If the command line names another device, nothing is emulated, whatever the ini file says."""
     pytester.makeini(f"[pytest]\ncka_memory_device = {'emulate:cuda' if device else ''}\n")
     refuse(AssertionError("it was loaded"))
     options = [f"--cka-memory-device={device}"] if device else []

@@ -29,7 +29,7 @@ FILES = ("--cka-memory-markdown=out/r.md", "--cka-memory-html=out/r.html")
 
 
 def test_all_files_report_the_same_session(scripted, pytester, worker):
-    """Markdown and HTML can be written again from the JSON report."""
+    """All files have the same session: Markdown and HTML can be written again from the JSON."""
     run = scripted(SOURCE, *FILES, *worker)
     run.assert_outcomes(passed=1, failed=2)
     report = json_reader.read(pytester.path / "r.json")
@@ -41,7 +41,7 @@ def test_all_files_report_the_same_session(scripted, pytester, worker):
 
 
 def test_json_report_conforms_to_the_schema(scripted_reserve):
-    """The session has a reserve, batches, breaches, and a limit that was not judged."""
+    """The JSON report of a session with every kind of result conforms to the schema."""
     source = SOURCE + "\n@pytest.mark.flat_per_batch\ndef test_unseen(meter): pass\n"
     run = scripted_reserve(source, "--cka-memory-explain")
     assert len(run.regions) == 4
@@ -49,7 +49,7 @@ def test_json_report_conforms_to_the_schema(scripted_reserve):
 
 
 def test_show_prints_the_table_of_the_session(scripted, pytester, capsys):
-    """``show`` prints the same lines from the JSON file alone."""
+    """``show`` prints the table of the session from the JSON file alone."""
     run = scripted(SOURCE, "--cka-memory-report")
     capsys.readouterr()
     assert main(["show", str(pytester.path / "r.json")]) == 0
@@ -60,7 +60,7 @@ def test_show_prints_the_table_of_the_session(scripted, pytester, capsys):
 
 
 def test_files_say_that_nothing_was_measured(scripted, pytester):
-    """They also say why the session failed."""
+    """If nothing was measured, each file says so, and why the session failed."""
     run = scripted("def test_it(): pass", *FILES, "--cka-memory-min-regions=1")
     assert run.result.ret == pytest.ExitCode.TESTS_FAILED
     first, _, second, *_ = (pytester.path / "out" / "r.md").read_text("utf-8").splitlines()
@@ -73,7 +73,7 @@ def test_files_say_that_nothing_was_measured(scripted, pytester):
 
 @pytest.mark.parametrize("kind", ["markdown", "html"])
 def test_paths_in_the_ini_file_are_relative_to_it(scripted, pytester, kind):
-    """The file is written below the folder of the ini file."""
+    """A path in the ini file is relative to the folder of that file."""
     pytester.makeini(f"[pytest]\ncka_memory_{kind} = out/r\n")
     scripted("def test_it(cka_memory): pass").assert_outcomes(passed=1)
     assert (pytester.path / "out" / "r").is_file()
@@ -81,14 +81,14 @@ def test_paths_in_the_ini_file_are_relative_to_it(scripted, pytester, kind):
 
 @pytest.mark.parametrize("kind", ["markdown", "html"])
 def test_path_that_cannot_be_written_is_refused_before_any_test(scripted, pytester, kind):
-    """The error names the option."""
+    """A report's path that cannot be written is refused with its option before any test."""
     (pytester.path / "a_file").touch()
     run = scripted(SOURCE, f"--cka-memory-{kind}=a_file/r", writes_json=False)
     run.assert_refused(f"--cka-memory-{kind}: cannot write ")
 
 
 def test_other_files_are_written_if_one_cannot_be(scripted, pytester):
-    """The session fails, and the summary names the file that could not be written."""
+    """If one file cannot be written, the others are; the session fails and names it."""
     source = """
         import pathlib
         def test_it(cka_memory):
@@ -105,7 +105,7 @@ def test_other_files_are_written_if_one_cannot_be(scripted, pytester):
 
 @pytest.mark.parametrize("kind", ["json", "markdown", "html", "baseline", "snapshots"])
 def test_unknown_users_home_folder_is_refused(scripted, kind):
-    """The error names the option and says what to write."""
+    """A path with the home folder of an unknown user is refused with the option's name."""
     path = f"--cka-memory-{kind}=~nosuchuser/x"
     run = scripted(SOURCE, path, writes_json=False)
     run.assert_refused(f"--cka-memory-{kind}: '~nosuchuser/x' names the home folder of a user")
@@ -113,7 +113,7 @@ def test_unknown_users_home_folder_is_refused(scripted, kind):
 
 @pytest.mark.parametrize("kind", ["json", "baseline"])
 def test_name_that_is_too_long_is_refused(scripted, kind):
-    """The system allows at most 255 bytes."""
+    """A file name of more than the system's 255 bytes is refused."""
     run = scripted(SOURCE, f"--cka-memory-{kind}={'n' * 300}", writes_json=False)
     run.assert_refused(f"--cka-memory-{kind}: ", "File name too long")
 
@@ -129,14 +129,14 @@ def test_name_that_is_too_long_is_refused(scripted, kind):
     ids=["two-reports", "written-differently", "neither-is-json", "baseline"],
 )  # fmt: skip
 def test_two_outputs_of_one_path_are_refused(scripted, pytester, options, named):
-    """Otherwise the last one would win, and the session would name both as written."""
+    """Two outputs with one path are refused, because the last would overwrite the first."""
     run = scripted(SOURCE, *options)
     run.assert_refused(f"--cka-memory-{named}", "so one would overwrite the other")
     assert not (pytester.path / "r.json").exists()
 
 
 def test_two_reports_may_be_thrown_away(scripted):
-    """/dev/null is not a file that one of them would overwrite."""
+    """Two reports may go to /dev/null, which neither of them overwrites."""
     run = scripted(
         "def test_it(cka_memory): pass",
         "--cka-memory-json=/dev/null",

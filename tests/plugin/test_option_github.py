@@ -36,7 +36,7 @@ def _commands(session):
 
 
 def test_breach_is_annotated_once_at_its_test(job, worker):
-    """The line is that of its first marker; the Markdown report is added to the summary."""
+    """A breach is annotated at its test's first marker, and the summary gets the report."""
     session, summary = job(TESTS, *worker)
     session.assert_outcomes(passed=2, failed=1)
     (command,) = _commands(session)
@@ -56,7 +56,9 @@ def test_annotations_name_files_relative_to_the_repository(job, pytester):
 
 
 def test_report_is_appended_to_an_earlier_summary(job, pytester):
-    """Other steps and programs write to the same summary."""
+    """The report is appended to GitHub's summary of a job, to
+    which other programs write as well.
+    """
     (pytester.path / "summary.md").write_text("# mine\n\n", "utf-8")
     _, summary = job(TESTS)
     assert summary.startswith("# mine\n\n### Memory: ")
@@ -64,7 +66,7 @@ def test_report_is_appended_to_an_earlier_summary(job, pytester):
 
 @pytest.mark.parametrize("source", ["def test_it(): pass", ""], ids=["unmarked", "empty"])
 def test_session_that_measures_nothing_prints_and_writes_nothing(job, source):
-    """Users who installed the plugin but do not use it see nothing of it."""
+    """A session that measures nothing prints and writes nothing for GitHub."""
     session, summary = job(source)
     assert summary == ""
     assert _commands(session) == []
@@ -72,7 +74,7 @@ def test_session_that_measures_nothing_prints_and_writes_nothing(job, source):
 
 
 def test_kept_limits_give_a_summary_and_no_annotation(job):
-    """The summary shows the figures of a session that passed, too."""
+    """A session that passed has no annotation, and figures in the summary."""
     session, summary = job(TESTS, "-k", "3 or unmarked")
     session.assert_outcomes(passed=2)
     assert _commands(session) == []
@@ -81,7 +83,7 @@ def test_kept_limits_give_a_summary_and_no_annotation(job):
 
 @pytest.mark.parametrize("by", ["option", "ini"])
 def test_it_can_be_turned_off(job, pytester, by):
-    """By option or ini key, there is neither annotation nor summary."""
+    """Annotations and summary can be turned off by option or ini key."""
     if by == "ini":
         pytester.makeini("[pytest]\ncka_memory_github = no\n")
     session, summary = job(TESTS, *(["--cka-memory-github=no"] if by == "option" else []))
@@ -90,7 +92,7 @@ def test_it_can_be_turned_off(job, pytester, by):
 
 @pytest.mark.parametrize("by", ["option", "ini"])
 def test_annotations_can_be_requested_outside_of_github(scripted, pytester, by):
-    """Annotations are printed; without a job there is no summary to write."""
+    """Outside of GitHub annotations can be requested; there is no summary to write."""
     if by == "ini":
         pytester.makeini("[pytest]\ncka_memory_github = yes\n")
     session = scripted(TESTS, *(["--cka-memory-github=yes"] if by == "option" else []))
@@ -99,19 +101,19 @@ def test_annotations_can_be_requested_outside_of_github(scripted, pytester, by):
 
 
 def test_nothing_is_printed_outside_of_github_by_default(scripted):
-    """Only GitHub's runner reads the commands."""
+    """Outside of GitHub nothing is printed by default, as only its runner reads commands."""
     assert _commands(scripted(TESTS)) == []
 
 
 def test_unknown_choice_is_refused(scripted):
-    """The error lists the valid choices."""
+    """The error for an unknown choice of the option lists the valid ones."""
     scripted(TESTS, "--cka-memory-github=maybe").assert_refused(
         "--cka-memory-github: cannot use 'maybe'; write auto, yes or no"
     )
 
 
 def test_unwritable_summary_fails_the_session_only_if_requested(job, pytester):
-    """By default the error is printed, and the status is that of the tests."""
+    """A summary that cannot be written fails the session only if the option asked for it."""
     lost = str(pytester.path / "no" / "such" / "folder")
     session, _ = job(TESTS, "-k", "3", GITHUB_STEP_SUMMARY=lost)
     assert session.result.ret == pytest.ExitCode.OK
@@ -122,7 +124,7 @@ def test_unwritable_summary_fails_the_session_only_if_requested(job, pytester):
 
 
 def test_summary_is_not_extended_beyond_githubs_limit(job, pytester):
-    """GitHub would drop the whole summary, including what other programs wrote."""
+    """GitHub drops a summary that is too long, so it is not extended beyond the limit."""
     (pytester.path / "summary.md").write_text("x" * (2**20 - 100), "utf-8")
     session, summary = job(TESTS)
     assert len(summary) == 2**20 - 100
@@ -130,7 +132,7 @@ def test_summary_is_not_extended_beyond_githubs_limit(job, pytester):
 
 
 def test_failed_minimum_of_regions_is_annotated(job):
-    """The failure belongs to no test, but the pull request still shows why the job failed."""
+    """Too few regions are annotated without a test, so that a pull request shows the reason."""
     session, summary = job("def test_it(): pass", "--cka-memory-min-regions=1")
     assert session.result.ret == pytest.ExitCode.TESTS_FAILED
     problem = "0 regions measured, --cka-memory-min-regions=1"
@@ -140,7 +142,7 @@ def test_failed_minimum_of_regions_is_annotated(job):
 
 
 def test_file_that_cannot_be_written_at_the_end_is_annotated(job, pytester):
-    """The annotation names the report that could not be written."""
+    """A report that could not be written is named in an annotation."""
     source = "def test_it(cka_memory, pytestconfig):\n"
     source += "    (pytestconfig.rootpath / 'd').rmdir(); (pytestconfig.rootpath / 'd').touch()\n"
     session, _ = job(source, "--cka-memory-markdown=d/m.md")
@@ -160,13 +162,13 @@ def test_file_that_cannot_be_written_at_the_end_is_annotated(job, pytester):
     ids="_".join,
 )
 def test_annotations_do_not_depend_on_terminal_options(job, options):
-    """Each is on its own line because the runner only reads whole lines."""
+    """GitHub's runner reads whole lines, so each annotation has one, whatever the terminal."""
     session, _ = job(TESTS, *options)
     assert len(_commands(session)) == 1
 
 
 def test_rerun_tests_are_annotated_once(job):
-    """With pytest-rerunfailures only the last run is annotated."""
+    """A test that pytest-rerunfailures runs again is annotated for its last run only."""
     pytest.importorskip("pytest_rerunfailures")
     session, _ = job(TESTS, "--reruns=2")
     assert len(_commands(session)) == 1

@@ -27,7 +27,7 @@ def git(pytester):
 
 
 def test_each_session_adds_a_line_with_its_commit(scripted, pytester, git):
-    """The history may be tracked itself: that it has grown is no uncommitted change."""
+    """Each session adds a line with its commit; its own growth does not count as a change."""
     pytest.importorskip("xdist")
     path = pytester.path / "history.jsonl"
     pytester.makepyfile(test_it=TEST.format(1000))
@@ -50,7 +50,7 @@ def test_each_session_adds_a_line_with_its_commit(scripted, pytester, git):
 
 
 def test_session_outside_a_repository_has_no_commit(scripted, pytester, monkeypatch):
-    """The ini key does what the option does; git need not be installed."""
+    """Outside of a repository, or without git, a line has no commit; the ini key works too."""
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
     pytester.makeini("[pytest]\ncka_memory_history = kept/h.jsonl")
     scripted(TEST.format(1)).assert_outcomes(passed=1)
@@ -59,7 +59,7 @@ def test_session_outside_a_repository_has_no_commit(scripted, pytester, monkeypa
 
 
 def test_broken_history_ends_the_session_before_any_test(scripted, pytester):
-    """Nothing is added to a file that is something else."""
+    """A file that is not a history is refused before any test, and nothing is added to it."""
     path = pytester.path / "history.jsonl"
     path.write_text("notes of my own\n", "utf-8")
     run = scripted(TEST.format(1), HISTORY)

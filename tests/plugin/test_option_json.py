@@ -40,7 +40,7 @@ RESERVES = (
 
 
 def test_report_has_every_documented_key(scripted):
-    """Each key has a value of the documented type."""
+    """The JSON report has every documented key, with a value of the documented type."""
     run = scripted(SOURCE)
     report = run.report
     assert report["schema"] == "pytest-cka-memory/1"
@@ -80,7 +80,7 @@ def test_report_has_every_documented_key(scripted):
 
 
 def test_reserve_is_reported_if_the_device_has_one(scripted_reserve):
-    """The reserve's levels and one-time allocations are integers."""
+    """On a device with a reserve, its levels and one-time allocations are integers."""
     run = scripted_reserve(
         """
         def test_it(cka_memory, meter):
@@ -113,14 +113,14 @@ def test_missing_folders_are_created_below_the_working_folder(scripted, pytester
 
 @pytest.mark.parametrize("option", ["--help", "--markers", "--version", "--collect-only"])
 def test_options_that_run_no_test_create_no_folder(scripted, pytester, option):
-    """The path is checked only when a session starts."""
+    """Options that run no test create no folder, as the path is checked when a session starts."""
     run = scripted(None, option, "--cka-memory-json=new/r.json", writes_json=False)
     assert run.result.ret in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
     assert not (pytester.path / "new").exists()
 
 
 def test_tilde_is_expanded_to_the_home_folder(scripted, pytester):
-    """Shells do not expand a tilde that follows an equals sign."""
+    """A shell does not expand a tilde after an equals sign, so the plugin does."""
     run = scripted("def test_it(cka_memory): pass", "--cka-memory-json=~/h.json", writes_json=False)
     run.assert_outcomes(passed=1)
     assert (Path.home() / "h.json").is_file()  # pytester's own home folder
@@ -128,7 +128,7 @@ def test_tilde_is_expanded_to_the_home_folder(scripted, pytester):
 
 
 def test_link_is_kept_and_its_target_is_replaced(tmp_path):
-    """Other programs that write through a link do the same."""
+    """If the path is a link, its target is replaced, as by programs that write through it."""
     (tmp_path / "far").mkdir()
     link, file = tmp_path / "link.json", tmp_path / "far" / "r.json"
     file.write_text("old")
@@ -141,7 +141,7 @@ def test_link_is_kept_and_its_target_is_replaced(tmp_path):
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 def test_pipe_is_written_to_and_not_replaced(tmp_path):
-    """A named pipe is still a pipe afterwards; the same holds for /dev/null."""
+    """A named pipe, or /dev/null, is written to and still there afterwards."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -153,7 +153,7 @@ def test_pipe_is_written_to_and_not_replaced(tmp_path):
 
 
 def test_paths_in_the_ini_file_are_relative_to_it(scripted, pytester):
-    """It does not matter in which folder of the project pytest is called."""
+    """A path in the ini file is relative to it, in whichever folder pytest is called."""
     inner = pytester.mkdir("inner")
     pytester.makeini("[pytest]\ncka_memory_json = out/r.json\n")
     (inner / "test_in.py").write_text("def test_it(cka_memory): pass")
@@ -175,7 +175,7 @@ def test_paths_in_the_ini_file_are_relative_to_it(scripted, pytester):
 def test_path_that_cannot_be_written_is_refused_before_any_test(
     scripted, pytester, path, message, worker
 ):
-    """The error comes at once, not after all tests have run."""
+    """A path that cannot be written is refused before any test and not after all of them."""
     (pytester.path / "a_file").touch()
     pytester.mkdir("a_folder")
     run = scripted(SOURCE, f"--cka-memory-json={path}", *worker, writes_json=False)
@@ -200,7 +200,7 @@ def test_path_that_becomes_unwritable_fails_the_session(scripted, pytester):
 
 
 def test_old_report_is_kept_until_the_new_one_is_complete(scripted, pytester):
-    """A usage error does not change the old file; no temporary file is left."""
+    """A usage error keeps the old report, and no temporary file is left after a new one."""
     old = pytester.path / "old.json"
     old.write_text("old")
     options = [f"--cka-memory-json={old}", "--cka-memory-device=cpu"]
@@ -219,7 +219,9 @@ def test_old_report_is_kept_until_the_new_one_is_complete(scripted, pytester):
 
 
 def test_region_has_the_outcome_of_its_test(scripted):
-    """Outcomes are counted as by pytest: an error in teardown overrides a passed call."""
+    """A region has its test's outcome as in pytest: an error in
+    teardown overrides a passed call.
+    """
     run = scripted(
         """
         import pytest
@@ -244,7 +246,7 @@ def test_region_has_the_outcome_of_its_test(scripted):
 
 
 def test_file_names_that_are_not_utf8_are_escaped(tmp_path):
-    """JSON readers decode the escaped name to the original one."""
+    """A file name that is not UTF-8 is escaped, and JSON readers decode the original."""
     path = tmp_path / "r.json"
     name = "test_\udcff.py"  # Python decodes the name "test_\xff.py" to this
     files.write_whole(path, json.dumps({"nodeid": name}, ensure_ascii=False))

@@ -34,7 +34,7 @@ def _gone(run):
 
 @pytest.mark.usefixtures("written")
 def test_lines_without_a_test_are_listed(scripted, worker):
-    """A region, a test and a test file were deleted."""
+    """If a region, a test or a file was deleted, its lines in the baseline are listed."""
     run = scripted(ONE, GATE, *worker)
     run.assert_outcomes(passed=1)
     assert _gone(run) == [
@@ -50,14 +50,14 @@ def test_lines_without_a_test_are_listed(scripted, worker):
     [["-k", "stays"], ["test_it.py::test_stays"], ["--deselect", "test_it.py::test_goes"]],
 )
 def test_lines_of_deselected_tests_are_not_listed_as_gone(scripted, options, worker):
-    """Only a missing region of a test that ran and a missing file are listed."""
+    """Lines of a deselected test are not gone; those of missing regions and files are."""
     run = scripted(ONE + "\ndef test_goes(cka_memory): pass", GATE, *options, *worker)
     assert _gone(run) == ["test_it.py::test_stays goes", "test_other.py::test_other"]
 
 
 @pytest.mark.usefixtures("written")
 def test_regions_of_a_failed_test_are_not_listed_as_gone(scripted):
-    """It may have failed before it reached them."""
+    """A failed test may not have reached its regions, so their lines are not gone."""
     run = scripted(ONE + "    assert False\ndef test_goes(cka_memory): pass", GATE)
     run.assert_outcomes(passed=1, failed=1)
     assert _gone(run) == ["test_other.py::test_other"]
@@ -65,7 +65,7 @@ def test_regions_of_a_failed_test_are_not_listed_as_gone(scripted):
 
 @pytest.mark.usefixtures("written")
 def test_update_drops_missing_regions_of_tests_that_ran(scripted, baseline_path):
-    """Missing tests are only listed because another branch may still have them."""
+    """An update drops regions that tests no longer open; another branch may have missing tests."""
     run = scripted(ONE, UPDATE)
     assert "baseline: 0 regions added, 0 changed, 1 unchanged, 1 dropped in" in run.text
     assert _gone(run) == ["test_it.py::test_goes", "test_other.py::test_other"]
@@ -74,7 +74,7 @@ def test_update_drops_missing_regions_of_tests_that_ran(scripted, baseline_path)
 
 @pytest.mark.usefixtures("written")
 def test_lines_of_another_device_are_not_listed_as_gone(scripted, extend_conftest):
-    """Another device may run other tests."""
+    """Lines of another device, which may run other tests, are not listed as gone."""
     extend_conftest(OTHER_DEVICE)
     assert _gone(scripted(ONE, GATE)) == []
 
@@ -88,7 +88,7 @@ def _names(path):
 
 @pytest.mark.usefixtures("written")
 def test_prune_removes_the_lines_that_were_listed(scripted, baseline_path, worker):
-    """The file, which is named by default, is compared with nothing; the rest stays."""
+    """Pruning removes the listed lines from the file of the default name, and checks no figures."""
     run = scripted(ONE, PRUNE, *worker)
     run.assert_outcomes(passed=1)
     assert _names(baseline_path) == ["test_it.py::test_stays stays"]
@@ -119,7 +119,7 @@ NOT_COLLECTED = {
 def test_lines_of_tests_that_were_not_collected_are_kept(
     scripted, pytester, baseline_path, line, options
 ):
-    """Their file was not collected completely, so that they may exist."""
+    """If a file was not collected completely, its tests may exist, so their lines are kept."""
     pytester.makepyfile(test_more="def test_more(cka_memory, meter): pass")
     lines = _names(baseline_path)
     source = ONE.replace("import pytest", f"import pytest\n{line}", 1)
@@ -130,7 +130,7 @@ def test_lines_of_tests_that_were_not_collected_are_kept(
 
 @pytest.mark.usefixtures("written")
 def test_prune_keeps_lines_of_deselected_tests(scripted, pytester, baseline_path, worker):
-    """Neither -k nor a path hides a test; a file outside that path may exist elsewhere."""
+    """Tests that -k or a path leaves out keep their lines, also files outside of the path."""
     source = ONE + "\ndef test_goes(cka_memory): pass"
     run = scripted(source, PRUNE, "-k", "stays", "test_it.py", *worker)
     run.assert_outcomes(passed=1)
@@ -143,7 +143,7 @@ def test_prune_keeps_lines_of_deselected_tests(scripted, pytester, baseline_path
 
 
 def test_prune_keeps_what_last_failed_left_out(scripted, baseline_path):
-    """Then pytest collects only a part of the file, and reports it as complete."""
+    """With --last-failed pytest collects a part of a file as if complete; lines are kept."""
     source = "def test_passes(cka_memory): pass\ndef test_fails(cka_memory): assert {}"
     scripted(source.format(True), UPDATE).assert_outcomes(passed=2)
     scripted(source.format(False)).assert_outcomes(passed=1, failed=1)
@@ -153,14 +153,14 @@ def test_prune_keeps_what_last_failed_left_out(scripted, baseline_path):
 
 @pytest.mark.usefixtures("written")
 def test_prune_needs_a_file(scripted, baseline_path):
-    """A wrong path would otherwise look like a file without stale lines."""
+    """Pruning a file that does not exist is refused: a wrong path would have no stale lines."""
     baseline_path.unlink()
     scripted(ONE, PRUNE).assert_refused("does not exist; write one with --cka-memory-update-")
 
 
 @pytest.mark.usefixtures("written")
 def test_prune_leaves_lines_of_other_devices(scripted, extend_conftest, baseline_path):
-    """Another device may run other tests."""
+    """Pruning leaves the lines of other devices, which may run other tests."""
     extend_conftest(OTHER_DEVICE)
     scripted(ONE, PRUNE).assert_outcomes(passed=1)
     assert len(regions_in(baseline_path)) == 4
@@ -175,7 +175,7 @@ def test_plain(cka_memory): pass
 
 
 def test_renamed_test_is_named_and_keeps_its_line(scripted, baseline_path):
-    """An update names it; with --cka-memory-prune-baseline the line gets the new name."""
+    """An update names a renamed test, and --cka-memory-prune-baseline gives its line the name."""
     scripted(RENAMED.format("old", 1000), UPDATE)
     run = scripted(RENAMED.format("new", 1000), PRUNE)
     told = "baseline: renamed (all figures are equal): "
@@ -191,7 +191,7 @@ def test_renamed_test_is_named_and_keeps_its_line(scripted, baseline_path):
 
 
 def test_update_prints_what_rose_and_what_fell(scripted):
-    """The largest rise first."""
+    """An update prints which figures rose and which fell, the largest rise first."""
     source = """
 def test_rises(cka_memory, meter): meter.free(meter.allocate({}))
 def test_falls(cka_memory, meter): meter.free(meter.allocate({}))

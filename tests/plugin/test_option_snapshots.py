@@ -58,7 +58,9 @@ def run(pytester):
 
 
 def test_each_failed_test_writes_one_file_and_names_it(run, pytester):
-    """Tests fail by breach or exception; two names differ only in characters that are replaced."""
+    """Each failed test writes a file of its own, even if names
+    differ in replaced characters only.
+    """
     result = run("WithHistory", "--cka-memory-snapshots=new/folder")
     result.assert_outcomes(passed=1, failed=3)
     files = sorted(path.name for path in (pytester.path / "new/folder").iterdir())
@@ -69,20 +71,20 @@ def test_each_failed_test_writes_one_file_and_names_it(run, pytester):
 
 
 def test_failure_says_that_the_device_keeps_no_history(run, pytester):
-    """The CPU keeps none; no empty file is written."""
+    """The CPU keeps no history: the failure says so, and no empty snapshot is written."""
     result = run("ScriptedMeter", "--cka-memory-snapshots=folder")
     result.stdout.fnmatch_lines("no memory snapshot: cpu records no allocation history")
     assert list((pytester.path / "folder").iterdir()) == []
 
 
 def test_no_history_is_recorded_without_the_option(run, pytester):
-    """Recording costs time at every allocation."""
+    """Recording history costs time at every allocation, so it needs the option."""
     run("WithHistory").assert_outcomes(passed=1, failed=3)
     assert not list(pytester.path.glob("**/*.pickle"))
 
 
 def test_path_of_a_file_is_refused(run, pytester):
-    """The session ends with a usage error before any test."""
+    """If the path of snapshots is a file, the session ends with a usage error before any test."""
     pytester.makefile(".txt", taken="")
     result = run("WithHistory", "--cka-memory-snapshots=taken.txt")
     assert result.ret == pytest.ExitCode.USAGE_ERROR

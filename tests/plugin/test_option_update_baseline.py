@@ -7,7 +7,7 @@ from baseline_sessions import GATE, OTHER_DEVICE, UPDATE, baseline_test, regions
 
 
 def test_update_writes_one_line_per_region(scripted, baseline_path):
-    """The file is in the root of the tests; the summary counts its regions."""
+    """An update writes a line per region to the file in the root, and the summary counts them."""
     run = scripted(baseline_test(1000), UPDATE)
     run.assert_outcomes(passed=1)
     torch = json.dumps(".".join(run.report["session"]["torch"].split(".")[:2]))
@@ -23,7 +23,7 @@ def test_update_writes_one_line_per_region(scripted, baseline_path):
 
 
 def test_update_keeps_the_lines_of_other_devices(scripted, extend_conftest, baseline_path):
-    """An update on one machine does not change figures of the other."""
+    """An update on one machine keeps the lines of another device."""
     scripted(baseline_test(10), UPDATE)
     before = regions_in(baseline_path)
     extend_conftest(OTHER_DEVICE)
@@ -51,7 +51,7 @@ def test_is_left_out(meter): meter.allocate({0})
 
 
 def test_update_only_writes_tests_that_passed(scripted, baseline_path):
-    """All other tests keep their lines."""
+    """An update writes tests that passed, and all others keep their lines."""
     scripted(MANY.format(10), UPDATE).assert_outcomes(passed=6, xpassed=1)
     before = {region["nodeid"][17:]: region for region in regions_in(baseline_path)}
     assert "is_expected_to_fail" not in before  # it did not pass as a test should
@@ -66,14 +66,14 @@ def test_update_only_writes_tests_that_passed(scripted, baseline_path):
 
 
 def test_update_does_not_check_the_old_baseline(scripted, baseline_path):
-    """Otherwise an intended change could not be written."""
+    """An update is not checked against the old baseline, or no change could be written."""
     scripted(baseline_test(10), UPDATE)
     scripted(baseline_test(10**6), UPDATE, GATE).assert_outcomes(passed=1)
     assert regions_in(baseline_path)[0]["peak_increase_bytes"] == 10**6
 
 
 def test_update_without_changes_does_not_write_the_file(scripted, baseline_path):
-    """The file keeps its bytes, even if its layout is not the plugin's."""
+    """If nothing changed, the file keeps its bytes, even if its layout is not the plugin's."""
     scripted(baseline_test(10), UPDATE)
     laid_out = json.dumps(json.loads(baseline_path.read_text()), indent=2)
     baseline_path.write_text(laid_out)
@@ -83,7 +83,7 @@ def test_update_without_changes_does_not_write_the_file(scripted, baseline_path)
 
 
 def test_update_that_measured_nothing_writes_nothing(scripted, baseline_path):
-    """The summary says so."""
+    """An update that measured nothing writes nothing, and the summary says so."""
     run = scripted("def test_plain(): pass", UPDATE)
     run.assert_outcomes(passed=1)
     assert "baseline: not written, because no measured test passed" in run.text
@@ -91,13 +91,13 @@ def test_update_that_measured_nothing_writes_nothing(scripted, baseline_path):
 
 
 def test_collect_only_writes_nothing(scripted, baseline_path):
-    """--collect-only measures nothing."""
+    """--collect-only measures nothing, so that an update writes nothing."""
     assert scripted(baseline_test(10), UPDATE, "--collect-only").result.ret == pytest.ExitCode.OK
     assert not baseline_path.exists()
 
 
 def test_regions_of_the_same_label_are_numbered(scripted, baseline_path):
-    """They have the same numbers as in the report."""
+    """In a baseline, regions with one label have the numbers that the report gives them."""
     source = baseline_test(10) + '    with cka_memory.measure("part"): meter.allocate(7)\n'
     scripted(source, UPDATE)
     assert [(r["label"], r["retained_bytes"]) for r in regions_in(baseline_path)] == [
@@ -109,7 +109,7 @@ def test_regions_of_the_same_label_are_numbered(scripted, baseline_path):
 
 @pytest.mark.parametrize("options", [["-n2"], ["-n2", "--dist=each"]], ids=["load", "each"])
 def test_workers_write_the_same_file_as_a_serial_run(scripted, baseline_path, options):
-    """The controller writes it from the workers' reports; workers check their tests against it."""
+    """The controller writes the workers' regions, to the same file as a session without workers."""
     pytest.importorskip("xdist")
     many = "import pytest\npytestmark = pytest.mark.memory_baseline\n" + "".join(
         f"def test_{n}(meter): meter.allocate({n}{{0}})\n" for n in range(1, 6)
@@ -125,7 +125,7 @@ def test_workers_write_the_same_file_as_a_serial_run(scripted, baseline_path, op
 
 
 def test_update_writes_the_last_run_of_a_rerun_test(scripted, baseline_path):
-    """The last run passed."""
+    """An update writes the last run of a test that was rerun, which passed."""
     pytest.importorskip("pytest_rerunfailures")
     source = """
         import pytest

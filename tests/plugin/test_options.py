@@ -12,7 +12,7 @@ def test_b(meter): pass
 
 
 def test_unmarked_tests_are_not_measured_by_default(scripted):
-    """Without options, unmarked tests run as if the plugin were not installed."""
+    """Without options unmarked tests run as if the plugin were not installed."""
     run = scripted(TWO)
     run.assert_outcomes(passed=2)
     assert run.regions == []
@@ -39,7 +39,9 @@ def test_report_option_measures_every_test(scripted, pytester, by):
 )
 @pytest.mark.parametrize(("size", "kept"), [(2**20, True), (2**20 + 1, False)])
 def test_limit_of_an_option_applies_to_unmarked_tests(scripted, option, figure, size, kept):
-    """As for markers, equality keeps the limit; the message names the option."""
+    """A limit of an option applies to unmarked tests: equality
+    keeps it, messages name the option.
+    """
     run = scripted(f"def test_it(meter): meter.allocate({size})", f"{option}=1")
     run.assert_outcomes(passed=int(kept), failed=int(not kept))
     if not kept:
@@ -76,7 +78,7 @@ def test_marker_replaces_the_option_with_the_same_figure(scripted):
 
 
 def test_command_line_overrides_the_ini_file(scripted, pytester):
-    """Each option replaces its own ini key only."""
+    """An option on the command line overrides its own ini key and no other."""
     pytester.makeini(
         """
         [pytest]
@@ -96,7 +98,7 @@ def test_command_line_overrides_the_ini_file(scripted, pytester):
 
 
 def test_ini_keys_apply_without_options(scripted, pytester):
-    """Keys with a value are read from the ini file."""
+    """Without options, ini keys that have a value apply."""
     pytester.makeini(
         """
         [pytest]
@@ -127,7 +129,7 @@ def test_ini_keys_apply_without_options(scripted, pytester):
     ],
 )
 def test_invalid_value_is_refused_and_names_its_option(scripted, option, message):
-    """The usage error names the option, the value, and what to write."""
+    """A usage error names the option, the invalid value, and what to write."""
     scripted(TWO, option).assert_refused(message)
 
 
@@ -144,7 +146,7 @@ def test_invalid_value_is_refused_and_names_its_option(scripted, option, message
     ],
 )
 def test_invalid_ini_value_is_refused_and_names_its_key(session, pytester, line, message):
-    """Not the option, which the user has not written."""
+    """An invalid ini value is refused by its key, not by the option that nobody has written."""
     pytester.makeini(f"[pytest]\ncka_memory_{line}\n")
     run = session("def test_it(cka_memory): pass", writes_json=False)
     run.assert_refused(message)
@@ -152,13 +154,13 @@ def test_invalid_ini_value_is_refused_and_names_its_key(session, pytester, line,
 
 
 def test_option_that_replaces_a_wrong_ini_value_is_named(scripted, pytester):
-    """The ini value is not read."""
+    """If an option replaces a wrong ini value, that is not read, and the option is named."""
     pytester.makeini("[pytest]\ncka_memory_min_regions = many\n")
     scripted(TWO, "--cka-memory-min-regions=x").assert_refused("--cka-memory-min-regions: cannot")
 
 
 def test_help_lists_every_option_marker_and_fixture(session):
-    """--help, --markers and --fixtures describe them."""
+    """Pytest's --help, --markers and --fixtures describe what the plugin adds."""
     names = ("report", "device", "json", "max-retained-mb", "max-peak-mb", "min-regions")
     shown = session(None, "--help").text
     for name in names:
@@ -179,7 +181,7 @@ def test_help_lists_every_option_marker_and_fixture(session):
 
 
 def test_strict_configuration_accepts_every_key_and_marker(scripted, pytester):
-    """The plugin registers all of its keys and markers."""
+    """With strict configuration pytest accepts every key and marker of the plugin."""
     pytester.makeini(
         """
         [pytest]
@@ -197,7 +199,7 @@ def test_strict_configuration_accepts_every_key_and_marker(scripted, pytester):
 
 
 def test_header_lists_the_options_in_effect(scripted):
-    """One line has the limits in exact bytes; without options there is none."""
+    """The header has one line with all limits in exact bytes; without options it has none."""
     options = ["--cka-memory-max-retained-mb=1", "--cka-memory-min-regions=1"]
     run = scripted(TWO, *options)
     run.result.stdout.fnmatch_lines(
@@ -208,7 +210,10 @@ def test_header_lists_the_options_in_effect(scripted):
 
 @pytest.mark.parametrize("options", [(), ("--cka-memory-report",)], ids=["marker", "option"])
 def test_torch_version_that_was_not_tried_is_named_once(scripted, monkeypatch, options):
-    """In the header, or in the summary if only a marker asks for the plugin."""
+    """A torch version that was not tried is named once, in the header or in the summary.
+
+    It is the summary if only a marker asks for the plugin.
+    """
     monkeypatch.setattr(fingerprint, "installed_torch", lambda: "2.99.0.dev20270110+cu132")
     test = "import pytest\n@pytest.mark.zero_retention\ndef test_it(meter): pass"
     run = scripted(test, *options, writes_json=False)
@@ -221,7 +226,7 @@ def test_torch_version_that_was_not_tried_is_named_once(scripted, monkeypatch, o
 
 
 def test_plugin_emits_no_warnings(scripted):
-    """A session that turns warnings into errors passes."""
+    """A session that turns warnings into errors passes, because the plugin emits none."""
     # The inner session runs in this process, which has already imported the plugin.
     shared = "ignore:Module already imported"
     run = scripted(TWO, "-W", "error", "-W", shared, "-p", "no:asyncio", "--cka-memory-report")
@@ -229,7 +234,7 @@ def test_plugin_emits_no_warnings(scripted):
 
 
 def test_plugin_chooses_the_meter_if_the_hook_returns_none(session, pytester):
-    """A conftest's hook may provide meters for some devices only."""
+    """A conftest's hook that returns None leaves the choice of the meter to the plugin."""
     pytester.makeconftest("def pytest_cka_memory_meter(config, device): return None")
     source = "import torch\ndef test_it(cka_memory): x = torch.ones(256)\n"
     run = session(source, "--cka-memory-device=cpu")

@@ -38,7 +38,9 @@ def with_plugin(scripted):
 
 
 def test_cov_does_not_change_figures(with_plugin, pytester, workers):
-    """With pytest-cov tracing every line, bytes and verdicts stay the same; coverage is printed."""
+    """With pytest-cov tracing each line, bytes and verdicts are the
+    same, and coverage is printed.
+    """
     options = ("--cov=.", "--cov-report=term", "--cka-memory-report", *workers)
     run = with_plugin(FIVE_PASS_ONE_FAILS, "pytest_cov", *options)
     run.assert_outcomes(passed=5, failed=1)
@@ -48,7 +50,7 @@ def test_cov_does_not_change_figures(with_plugin, pytester, workers):
 
 
 def test_cov_does_not_keep_tensors_alive(with_plugin, session, pytester):
-    """The figures of real tensors are the same under branch coverage."""
+    """Under branch coverage figures of real tensors are the same, so it keeps none alive."""
     source = """
         import torch
 
@@ -64,7 +66,7 @@ def test_cov_does_not_keep_tensors_alive(with_plugin, session, pytester):
 
 
 def test_low_coverage_and_a_breach_are_both_reported(with_plugin):
-    """Either fails the session, and neither hides the other."""
+    """Low coverage and a breach both fail the session, and neither hides the other."""
     source = f"{FIVE_PASS_ONE_FAILS}\ndef never_called():\n    return 1\n"
     run = with_plugin(source, "pytest_cov", "--cov=.", "--cov-fail-under=100", "-k", "5")
     assert run.result.ret == pytest.ExitCode.TESTS_FAILED
@@ -74,7 +76,7 @@ def test_low_coverage_and_a_breach_are_both_reported(with_plugin):
 
 
 def test_region_that_times_out_is_not_judged(with_plugin):
-    """With pytest-timeout, a region that hangs fails its test only; the next test runs."""
+    """With pytest-timeout a region that hangs fails its test only, and the next test runs."""
     run = with_plugin(
         """
         import time
@@ -99,7 +101,7 @@ def test_region_that_times_out_is_not_judged(with_plugin):
     ids=["clean-rerun", "leaks"],
 )
 def test_last_rerun_decides_the_verdict(with_plugin, leak, outcomes, verdict, workers):
-    """With pytest-rerunfailures a test has one region, that of its last run."""
+    """With pytest-rerunfailures a test has one region, which is that of its last run."""
     run = with_plugin(FLAKY.format(leak=leak), "rerunfailures", "--reruns=2", *workers)
     run.assert_outcomes(**outcomes)
     assert run.region["verdict"] == verdict
@@ -108,7 +110,7 @@ def test_last_rerun_decides_the_verdict(with_plugin, leak, outcomes, verdict, wo
 
 
 def test_rerun_after_a_breach_in_teardown_reports_each_region_once(with_plugin):
-    """The call passed, and was reported, before its teardown failed."""
+    """A breach in teardown causes a rerun after the call was reported; regions are there once."""
     run = with_plugin(
         """
         import pytest
@@ -131,7 +133,9 @@ def test_rerun_after_a_breach_in_teardown_reports_each_region_once(with_plugin):
 
 
 def test_rerun_discards_regions_that_ended_in_the_earlier_teardown(with_plugin):
-    """A fixture measured around the first run; only its region around the second is reported."""
+    """If a fixture measured around a rerun test, only its region
+    around the last run is reported.
+    """
     source = """
         import pytest
         RUNS = []
@@ -172,7 +176,7 @@ def test_random_order_does_not_change_figures(with_plugin):
 
 
 def test_each_repetition_is_measured(with_plugin):
-    """With pytest-repeat every repetition is a test with its own region."""
+    """With pytest-repeat every repetition is a test with a region of its own."""
     run = with_plugin(
         "def test_it(cka_memory, meter): meter.allocate(3)\n", "pytest_repeat", "--count=3"
     )
@@ -183,7 +187,7 @@ def test_each_repetition_is_measured(with_plugin):
 
 @pytest.mark.parametrize("options", [[], ["--asyncio-mode=auto"]], ids=["marked", "auto"])
 def test_asyncio_coroutines_are_measured(with_plugin, options):
-    """With pytest-asyncio, a coroutine that leaks fails, and one that keeps its limit passes."""
+    """With pytest-asyncio a coroutine that leaks fails, and one that keeps its limit passes."""
     marker = "" if options else "@pytest.mark.asyncio\n"
     run = with_plugin(
         f"""
@@ -213,7 +217,7 @@ def kept(meter): meter.allocate(100)
 
 
 def test_all_plugins_together_report_each_test_once(with_plugin):
-    """Loading all of them at once gives one region and one verdict per test."""
+    """With all plugins loaded at once, each test has one region and one verdict."""
     for plugin in ("pytest_cov", "pytest_repeat", "pytest_timeout", "pytest_rerunfailures"):
         pytest.importorskip(plugin)
     others = ["-p", "pytest_cov", "-p", "pytest_repeat", "--cov=.", "--count=2", "--timeout=60"]
@@ -235,7 +239,7 @@ def test_all_plugins_together_report_each_test_once(with_plugin):
     ids=["durations", "xdist", "summary", "failed-first"],
 )
 def test_pytest_options_still_print_their_output(scripted, options, shown):
-    """Pytest prints what the options ask for, and the verdicts are the same."""
+    """Options of pytest print what they ask for, and the verdicts are the same."""
     run = scripted(FIVE_PASS_ONE_FAILS, *options, forked=True)
     run.assert_outcomes(passed=5, failed=1)
     assert sorted(r["verdict"] for r in run.regions) == ["BREACH", *["ok"] * 5]

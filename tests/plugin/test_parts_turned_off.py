@@ -47,7 +47,7 @@ def test_not_run(cka_memory): import torch
 
 
 def test_two_installed_packages_named_cka_give_a_warning(scripted, pytester, monkeypatch):
-    """If both are installed, which one is imported is undefined; the header warns once."""
+    """If two packages named cka are installed, it is undefined which is imported: one warning."""
     site = pytester.mkdir("site")
     (site / "cka").mkdir()
     (site / "cka" / "__init__.py").touch()
@@ -63,7 +63,7 @@ def test_two_installed_packages_named_cka_give_a_warning(scripted, pytester, mon
 
 
 def test_distributions_are_not_read_if_there_is_one_package_named_cka(monkeypatch):
-    """To read them takes 70 ms, in every session that measures."""
+    """Distributions are read only if two packages are named cka, because that takes 70 ms."""
     tests = Path(__file__).parents[1]  # has a folder cka, which is not a package
     monkeypatch.setattr(sys, "path", [str(tests.parent), str(tests)])
     monkeypatch.setattr(metadata, "packages_distributions", lambda: pytest.fail("read"))
@@ -84,7 +84,7 @@ def test_distributions_are_not_read_if_there_is_one_package_named_cka(monkeypatc
     ],
 )
 def test_torch_is_not_imported_if_nothing_is_measured(session, pytester, source, options):
-    """Neither the controller nor a worker imports torch unless it measures."""
+    """Neither a controller nor a worker imports torch unless it measures."""
     pytester.makeconftest(NO_TORCH)
     run = session(source, *options, subprocess=True, writes_json=False)
     assert "torch was imported" not in run.text + run.errors
@@ -93,7 +93,7 @@ def test_torch_is_not_imported_if_nothing_is_measured(session, pytester, source,
 
 
 def test_scripted_meter_does_not_import_torch(scripted, extend_conftest):
-    """Measuring does not import torch if the meter does not require it."""
+    """If a meter does not need torch, measuring does not import it."""
     extend_conftest(NO_TORCH)
     source = "def test_it(cka_memory, meter): meter.allocate(1)"
     run = scripted(source, "--cka-memory-report", subprocess=True)
@@ -111,7 +111,7 @@ def test_without_the_plugin_markers_are_unknown(session):
 
 
 def test_without_the_plugin_its_fixture_is_missing(session):
-    """Requesting it is an error, as for any plugin that is turned off."""
+    """Without the plugin its fixture is missing, which is an error in a test that requests it."""
     run = session("def test_it(cka_memory): pass", "-p", "no:cka_memory", writes_json=False)
     run.assert_outcomes(errors=1)
     assert "fixture 'cka_memory' not found" in run.text
@@ -146,7 +146,7 @@ VERY_QUIET = ["-qq", "--tb=no", "--no-header", "--no-summary"]
     ids="_".join,
 )
 def test_other_parts_of_pytest_may_be_turned_off(scripted, options):
-    """Verdicts and the JSON report are the same without pytest's own plugins."""
+    """Without pytest's own plugins, verdicts and the JSON report are the same."""
     assert_verdicts(scripted(ONE_OF_TWO_LEAKS, *options))
 
 
@@ -160,7 +160,7 @@ def test_other_parts_of_pytest_may_be_turned_off(scripted, options):
     ids="_".join,
 )
 def test_other_parts_of_pytest_may_be_turned_off_with_a_worker(scripted, options):
-    """Except the terminal, which pytest-xdist itself requires."""
+    """With a worker pytest's plugins may be off, except the terminal, which xdist requires."""
     pytest.importorskip("xdist")
     assert_verdicts(scripted(ONE_OF_TWO_LEAKS, *options, "-n1"))
 
@@ -175,7 +175,7 @@ def assert_verdicts(run):
     "option", ["--collect-only", "--fixtures", "--fixtures-per-test", "--cache-show"]
 )
 def test_sessions_that_run_no_test_write_no_report(scripted, option):
-    """The terminal does not mention measurements either."""
+    """A session that runs no test writes no report and prints nothing about measurements."""
     options = [option, "--cka-memory-report", "--cka-memory-min-regions=1"]
     run = scripted("def test_it(cka_memory): pass", *options)
     assert run.result.ret == pytest.ExitCode.OK
@@ -185,7 +185,7 @@ def test_sessions_that_run_no_test_write_no_report(scripted, option):
 
 
 def test_loading_the_plugin_imports_no_large_module(pytester):
-    """Neither torch nor numpy is imported before anything is measured."""
+    """Loading the plugin imports neither torch nor numpy."""
     result = pytester.runpython_c(
         "import sys, pytest_cka_memory.plugin.entry_point, pytest_cka_memory.testing;"
         "large = {'torch', 'numpy', 'pandas', 'matplotlib'} & set(sys.modules);"

@@ -77,7 +77,7 @@ def test_traceback_of_an_earlier_failure_does_not_hide_a_leak(
 
 
 def test_leak_after_a_failure_is_exact_with_real_tensors(session):
-    """The figures are those of a session without the failing test."""
+    """A leak after a failed test has the exact figures of a session without that test."""
     run = session(
         """
         import pytest
@@ -107,7 +107,7 @@ def test_leak_after_a_failure_is_exact_with_real_tensors(session):
 
 
 def test_memory_of_fixtures_is_not_counted(scripted):
-    """What fixtures of any scope allocated is in both readings."""
+    """What fixtures of any scope allocated is in both readings and does not count."""
     run = scripted(
         """
         import pytest
@@ -144,7 +144,7 @@ def test_memory_of_fixtures_is_not_counted(scripted):
 
 
 def test_fixture_requested_inside_the_call_is_counted(scripted):
-    """A shared value that is first created inside the test is retained by it."""
+    """A shared value that a fixture creates inside the test is retained by the test."""
     run = scripted(
         """
         import pytest
@@ -163,7 +163,7 @@ def test_fixture_requested_inside_the_call_is_counted(scripted):
 
 
 def test_local_variables_are_freed_before_the_test_is_judged(session):
-    """Locals, including cycles, are not retained; gradients of a longer-lived model are."""
+    """Locals of a test, including cycles, are not retained; gradients of an older model are."""
     run = session(
         """
         import pytest
@@ -216,7 +216,7 @@ def test_freeing_old_tensors_does_not_hide_a_leak(session):
 
 
 def test_leak_of_four_bytes_per_batch_with_real_tensors(session):
-    """Appending the loss tensor instead of its value grows by 4 bytes per batch."""
+    """Keeping the loss tensor instead of its value grows by 4 bytes per batch."""
     run = session(
         """
         import pytest
@@ -240,7 +240,7 @@ def test_leak_of_four_bytes_per_batch_with_real_tensors(session):
 
 
 def test_one_byte_above_the_limit_fails_with_real_tensors(session):
-    """1 MB keeps max_retained_mb(1); one byte more breaks it."""
+    """With real tensors 1 MB keeps max_retained_mb(1), and one byte more breaks it."""
     run = session(
         """
         import pytest
@@ -272,7 +272,7 @@ METER = HastyMeter()
 
 
 def test_only_whole_tests_without_limits_may_be_reported_with_garbage(scripted, extend_conftest):
-    """The report marks them; a limit, or a region that the user opened, is always exact."""
+    """Whole tests without limits may be reported with garbage and a mark; others are exact."""
     extend_conftest(HASTY)
     run = scripted(
         """
@@ -302,7 +302,7 @@ def test_only_whole_tests_without_limits_may_be_reported_with_garbage(scripted, 
 
 
 def test_mark_of_garbage_is_explained_only_if_a_figure_has_it(scripted, extend_conftest):
-    """A test that retained nothing has none."""
+    """The mark ≤ of figures with garbage is explained only if a figure in the table has it."""
     extend_conftest(HASTY)
     run = scripted("def test_it(meter): meter.free(meter.allocate(1))", "--cka-memory-report")
     assert run.region["garbage_left"] is True

@@ -4,7 +4,7 @@ import pytest
 
 
 def test_region_is_judged_instead_of_the_whole_test(scripted):
-    """What a test retains outside of the region it opened is not judged."""
+    """If a test opens a region, what it retains outside of it is not judged."""
     run = scripted(
         """
         import pytest
@@ -51,7 +51,7 @@ def test_nested_regions_have_their_own_figures(scripted):
 
 
 def test_region_that_ends_in_teardown_is_judged_in_teardown(scripted):
-    """A fixture may keep a region open around the test; its breach is an error in teardown."""
+    """A region that a fixture keeps open is judged in teardown, where a breach is an error."""
     run = scripted(
         """
         import pytest
@@ -80,7 +80,7 @@ def test_region_that_ends_in_teardown_is_judged_in_teardown(scripted):
 
 
 def test_leak_in_a_fixture_fails_the_teardown(scripted):
-    """The leak happens after the test, inside the region that the fixture opened."""
+    """A leak after the test, inside a region that a fixture opened, fails the teardown."""
     run = scripted(
         """
         import pytest
@@ -101,7 +101,7 @@ def test_leak_in_a_fixture_fails_the_teardown(scripted):
 
 
 def test_region_around_a_failed_test_is_not_judged(scripted):
-    """The failure's traceback references the test's frames and so its tensors."""
+    """The traceback of a failed test references its tensors, so the region is not judged."""
     run = scripted(
         """
         import pytest
@@ -141,7 +141,7 @@ def test_region_in_a_fixture_does_not_replace_the_test(scripted):
 
 
 def test_breach_in_a_fixture_fails_the_call(scripted):
-    """Limits apply to every region of the test, including those of its fixtures."""
+    """Limits apply to the regions of a test's fixtures too, whose breach fails the call."""
     run = scripted(
         """
         import pytest
@@ -160,7 +160,7 @@ def test_breach_in_a_fixture_fails_the_call(scripted):
 
 
 def test_region_of_a_failed_setup_is_reported(scripted):
-    """The test that never ran is not counted as not measured."""
+    """If setup fails, its region is reported, and the test is not counted as not measured."""
     run = scripted(
         """
         import pytest
@@ -273,7 +273,7 @@ def pytest_runtest_protocol(item, nextitem):
 
 @pytest.mark.parametrize("options", [[], ["--cka-memory-report"]], ids=["plain", "report"])
 def test_region_aborted_by_a_caught_exception_is_reported_as_not_judged(scripted, options):
-    """The caught exception references the tensors; the terminal says that nothing was judged."""
+    """A region that an exception ended is not judged, also if the test caught it outside."""
     run = scripted(
         """
         import pytest
@@ -293,7 +293,7 @@ def test_region_aborted_by_a_caught_exception_is_reported_as_not_judged(scripted
 
 
 def test_region_around_a_caught_exception_is_judged(scripted):
-    """Such a region measures what code that raises retains."""
+    """A region around a caught exception is judged by what the code that raised retains."""
     run = scripted(
         """
         import pytest
@@ -309,7 +309,7 @@ def test_region_around_a_caught_exception_is_judged(scripted):
 
 
 def test_region_that_is_never_closed_is_an_error(scripted):
-    """The plugin closes and names the region; the next test is measured correctly."""
+    """A region that is never closed is named as an error, and the next test is right."""
     run = scripted(
         """
         import pytest
@@ -333,7 +333,7 @@ def test_region_that_is_never_closed_is_an_error(scripted):
 
 
 def test_region_that_was_never_opened_fails_its_test(scripted):
-    """Otherwise the whole test would be measured in its place, and nobody would notice."""
+    """A region that was never opened fails its test; the whole test must not be measured for it."""
     run = scripted(
         """
         def test_it(cka_memory):

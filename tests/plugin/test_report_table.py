@@ -37,7 +37,7 @@ def _table(run):
 
 @pytest.mark.parametrize("reserve", [False, True], ids=["no-reserve", "reserve"])
 def test_no_line_is_wider_than_100_columns(request, reserve):
-    """Each row is one line, however long names and figures are."""
+    """Each row is one line of at most 100 columns, however long names and figures are."""
     run_scripted = request.getfixturevalue("scripted_reserve" if reserve else "scripted")
     run = run_scripted(SOURCE, "--cka-memory-report")
     table = _table(run)
@@ -53,7 +53,7 @@ def test_no_line_is_wider_than_100_columns(request, reserve):
 
 
 def test_every_verdict_is_in_the_table(scripted):
-    """Limits are kept, broken, missing, or not judged."""
+    """The table has every verdict: limits that are kept, broken, missing, or not judged."""
     run = scripted(SOURCE, "--cka-memory-report")
     run.assert_outcomes(passed=3, failed=3)
     run.result.stdout.fnmatch_lines(
@@ -69,7 +69,7 @@ def test_every_verdict_is_in_the_table(scripted):
 
 
 def test_legend_names_device_meter_and_unit(scripted):
-    """It also says what the figures include."""
+    """The legend names device, meter and unit, and says what the figures include."""
     run = scripted("def test_it(meter): pass", "--cka-memory-report")
     run.result.stdout.fnmatch_lines(
         [
@@ -83,7 +83,7 @@ def test_legend_names_device_meter_and_unit(scripted):
 
 @pytest.mark.native
 def test_legend_of_the_cpu_says_what_peaks_include(session):
-    """They are those of torch's allocator."""
+    """The legend of the CPU says that peaks are those of torch's allocator."""
     run = session("def test_it(): pass", "--cka-memory-report", "--cka-memory-device=cpu")
     run.result.stdout.fnmatch_lines(["device: cpu (*), torch *", "meter: torch's CPU allocator"])
     assert "the peak includes temporaries inside operators" in run.text
@@ -92,7 +92,10 @@ def test_legend_of_the_cpu_says_what_peaks_include(session):
 def test_legend_of_the_ledger_says_why_it_counts_and_that_peaks_are_a_lower_bound(
     session, monkeypatch
 ):
-    """Peaks only include tensors there. The session runs in a process of its own."""
+    """The legend of counted tensors says why, and that peaks are lower bounds.
+
+    The session runs in a process of its own.
+    """
     monkeypatch.setenv("CKA_MEMORY_NATIVE", "0")
     run = session(
         "def test_it(): pass", "--cka-memory-report", "--cka-memory-device=cpu", forked=True
@@ -105,7 +108,7 @@ def test_legend_of_the_ledger_says_why_it_counts_and_that_peaks_are_a_lower_boun
 
 @pytest.mark.parametrize(("colour", "escapes"), [("yes", True), ("no", False), ("auto", False)])
 def test_colours_are_used_only_in_terminals_or_if_requested(scripted, monkeypatch, colour, escapes):
-    """Without --color=yes, no escape sequence is written to a file or a pipe."""
+    """Escape sequences for colours are written to a terminal, or with --color=yes."""
     for name in ("FORCE_COLOR", "PY_COLORS", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     run = scripted(SOURCE, "--cka-memory-report", f"--color={colour}")
@@ -114,7 +117,7 @@ def test_colours_are_used_only_in_terminals_or_if_requested(scripted, monkeypatc
 
 
 def test_rows_follow_the_name_of_their_file(scripted, pytester):
-    """Tests of the same name in two files are told apart."""
+    """Rows follow the name of their file, which tells tests of one name apart."""
     for name in ("test_a.py", "test_b.py"):
         (pytester.path / name).write_text("def test_same(meter): pass\n")
     run = scripted("def test_own(meter): pass", "--cka-memory-report")
@@ -124,14 +127,14 @@ def test_rows_follow_the_name_of_their_file(scripted, pytester):
 
 
 def test_report_without_regions_says_that_nothing_was_measured(scripted):
-    """The report also says what to do."""
+    """A report without regions says that nothing was measured, and what to do."""
     run = scripted("", "--cka-memory-report")
     assert run.result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     run.result.stdout.fnmatch_lines(["nothing was measured: *"])
 
 
 def test_session_without_options_prints_nothing(scripted):
-    """Marked tests that keep their limits print nothing."""
+    """Without options, marked tests that keep their limits print nothing."""
     source = "import pytest\n@pytest.mark.zero_retention\ndef test_it(meter): pass\n"
     run = scripted(source, writes_json=False)
     run.assert_outcomes(passed=1)
@@ -140,7 +143,9 @@ def test_session_without_options_prints_nothing(scripted):
 
 @pytest.mark.parametrize(("columns", "width"), [(80, 80), (60, 60), (20, 80)])
 def test_table_and_failures_fit_the_terminal(scripted, monkeypatch, columns, width):
-    """Only names of tests are not wrapped. pytest takes a terminal under 40 columns for unknown."""
+    """In a narrow terminal the table and failures are wrapped, except for names of tests. pytest
+    takes a terminal under 40 columns for unknown.
+    """
     monkeypatch.setenv("COLUMNS", str(columns))
     run = scripted(SOURCE, "--cka-memory-report")
     run.assert_outcomes(passed=3, failed=3)
@@ -156,7 +161,7 @@ def test_table_and_failures_fit_the_terminal(scripted, monkeypatch, columns, wid
 
 
 def test_negative_and_undetermined_growth_are_reported(scripted):
-    """Growth is negative if batches free memory, and null with a single batch."""
+    """Growth is negative if batches free memory, and null for a single batch."""
     run = scripted(
         """
         def test_it(cka_memory, meter):

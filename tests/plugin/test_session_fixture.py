@@ -56,7 +56,9 @@ def _regions(run):
 
 
 def test_regions_of_fixtures_are_reported(scripted, extend_conftest, workers):
-    """They have the name of their fixture or of its only test; the same with several workers."""
+    """Regions of fixtures are reported with the fixture's name, or
+    its only test's, on any worker.
+    """
     extend_conftest(CONFTEST)
     run = scripted(TESTS, *workers)
     run.assert_outcomes(passed=5)
@@ -66,7 +68,9 @@ def test_regions_of_fixtures_are_reported(scripted, extend_conftest, workers):
 
 
 def test_table_and_baseline_have_the_regions_of_fixtures(scripted, extend_conftest, baseline_path):
-    """The baseline is their only limit: a region above it fails the session, not a test."""
+    """A baseline is the only limit on a fixture's region; a breach
+    fails the session, not a test.
+    """
     extend_conftest(CONFTEST)
     model = "def test_model(model, data): pass"
     scripted(model, "--cka-memory-update-baseline")
@@ -86,7 +90,7 @@ def test_table_and_baseline_have_the_regions_of_fixtures(scripted, extend_confte
 
 
 def test_region_of_a_fixture_that_fails_is_not_judged(scripted, extend_conftest):
-    """The test that asked for it has the error."""
+    """The region of a fixture that fails is not judged; its test has the error."""
     extend_conftest(CONFTEST.replace("METER.allocate(1000)", "raise RuntimeError('no weights')"))
     run = scripted("def test_model(model): pass")
     run.assert_outcomes(errors=1)
@@ -95,7 +99,10 @@ def test_region_of_a_fixture_that_fails_is_not_judged(scripted, extend_conftest)
 
 
 def test_region_open_over_all_tests_ends_with_its_fixture(scripted, extend_conftest):
-    """Tests inside it are measured as usual; one that nobody ends or begins is an error."""
+    """A session's fixture may keep a region open over all tests, which are measured as usual.
+
+    A region that is never ended or begun is an error.
+    """
     extend_conftest(
         """
 OPEN = []
@@ -125,7 +132,7 @@ def forgets(cka_memory_session):
 
 
 def test_probe_on_another_device_is_counted_as_not_measured(scripted, extend_conftest):
-    """One report has one device."""
+    """One report has one device, so a probe on another one counts as not measured."""
     extend_conftest(
         """
 from pytest_cka_memory import MemoryProbe
@@ -147,7 +154,7 @@ def other():
 
 
 def test_fixture_requested_while_a_test_runs_starts_the_plugin(scripted):
-    """Nothing else in the session asks for it."""
+    """If a running test requests the session's fixture, the plugin starts then."""
     run = scripted(
         """
         def test_it(request, meter):
@@ -160,7 +167,7 @@ def test_fixture_requested_while_a_test_runs_starts_the_plugin(scripted):
 
 
 def test_rerun_test_keeps_the_regions_of_its_last_run(scripted, extend_conftest):
-    """A fixture of the test runs again, one of the session does not."""
+    """A rerun test keeps its last run's regions; a fixture of the session runs only once."""
     pytest.importorskip("pytest_rerunfailures")
     extend_conftest(CONFTEST)
     run = scripted(

@@ -19,7 +19,7 @@ INTERRUPTED = MANY.format(body="\n    meter.allocate(0)\n    if n == 3: raise Ke
     ids=["exitfirst", "maxfail"],
 )
 def test_stopping_at_a_failure_reports_what_ran(scripted, options, failed, left):
-    """The tests that never ran are counted and named."""
+    """If a session stops at a failure, tests that never ran are counted and named."""
     run = scripted(LEAKING, *options)
     run.assert_outcomes(passed=2, failed=failed)
     assert len(run.regions) == 6 - left
@@ -28,7 +28,7 @@ def test_stopping_at_a_failure_reports_what_ran(scripted, options, failed, left)
 
 
 def test_stopping_workers_at_a_failure_reports_what_ran(scripted):
-    """Workers may finish the tests they have already received."""
+    """Workers may finish tests they have received after a failure, and all are reported."""
     pytest.importorskip("xdist")
     run = scripted(LEAKING, "-n2", "-x")
     assert run.result.ret != pytest.ExitCode.OK
@@ -38,7 +38,7 @@ def test_stopping_workers_at_a_failure_reports_what_ran(scripted):
 
 
 def test_ctrl_c_in_a_test_reports_what_ran(scripted):
-    """KeyboardInterrupt ends the session with pytest's own status, and the report is written."""
+    """Ctrl-C in a test gives pytest's own status, and the report is written."""
     run = scripted(INTERRUPTED, forked=True)
     assert run.result.ret == pytest.ExitCode.INTERRUPTED
     assert "INTERNALERROR" not in run.text
@@ -47,7 +47,7 @@ def test_ctrl_c_in_a_test_reports_what_ran(scripted):
 
 
 def test_ctrl_c_removes_the_hooks_of_the_meter(session, pytester):
-    """The CPU meter removes its hooks when a region is interrupted."""
+    """Ctrl-C in a region removes the hooks of the CPU meter."""
     pytester.makeconftest(
         """
         import threading
@@ -79,7 +79,7 @@ def test_ctrl_c_removes_the_hooks_of_the_meter(session, pytester):
 
 
 def test_ctrl_c_in_a_worker_reports_what_ran(scripted):
-    """A worker that is interrupted ends the session without an internal error."""
+    """Ctrl-C in a worker ends the session without an internal error, with a report."""
     pytest.importorskip("xdist")
     run = scripted(INTERRUPTED, "-n2", forked=True)
     assert run.result.ret != pytest.ExitCode.OK
@@ -90,7 +90,7 @@ def test_ctrl_c_in_a_worker_reports_what_ran(scripted):
 
 @pytest.mark.parametrize("how", ["pytest.exit('enough')", "raise SystemExit(3)"])
 def test_exit_from_a_test_reports_what_ran(scripted, how):
-    """Pytest decides how the session ends; the report is written."""
+    """If a test calls pytest.exit, that decides how the session ends; the report is written."""
     run = scripted(f"import pytest\ndef test_a(cka_memory): pass\ndef test_b(cka_memory): {how}\n")
     assert run.result.ret != pytest.ExitCode.OK
     assert "INTERNALERROR" not in run.text
@@ -98,14 +98,14 @@ def test_exit_from_a_test_reports_what_ran(scripted, how):
 
 
 def test_collection_error_writes_an_empty_report(scripted):
-    """A file that cannot be imported stops the session before any test."""
+    """A file that cannot be imported stops the session before any test: an empty report."""
     run = scripted("import no_such_module")
     assert run.result.ret == pytest.ExitCode.INTERRUPTED
     assert run.regions == []
 
 
 def test_setup_only_measures_nothing(scripted):
-    """--setup-only runs fixtures and no test."""
+    """--setup-only runs fixtures and no test, so nothing is measured."""
     for option in ("--setup-only", "--setup-plan"):
         run = scripted("def test_it(cka_memory): pass", option)
         assert run.result.ret == pytest.ExitCode.OK
@@ -113,7 +113,7 @@ def test_setup_only_measures_nothing(scripted):
 
 
 def test_stepwise_measures_from_where_it_stopped(scripted):
-    """--stepwise stops at the breach; the next session starts with that test."""
+    """After a breach, a session with --stepwise starts at that test and measures from there."""
     run = scripted(LEAKING, "--stepwise")
     assert len(run.regions) == 3
     run = scripted(LEAKING, "--stepwise")

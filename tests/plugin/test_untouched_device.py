@@ -62,7 +62,7 @@ def on_cuda(scripted, extend_conftest):
 
 
 def test_limit_of_a_marker_breaks_if_nothing_was_allocated(on_cuda):
-    """It used to be ok. Once for each test, however many regions and limits it has."""
+    """A marker's limit breaks if the test allocated nothing on the device: once for each test."""
     run = on_cuda(SOURCE)
     run.assert_outcomes(passed=4, failed=3, skipped=1)
     broken = {
@@ -84,7 +84,7 @@ def test_limit_of_a_marker_breaks_if_nothing_was_allocated(on_cuda):
 
 
 def test_limit_of_an_option_is_not_judged_if_nothing_was_allocated(on_cuda, pytester):
-    """Tests that are not meant for the device do not fail, and the report counts them."""
+    """Tests not meant for the device do not break an option's limit; the report counts them."""
     run = on_cuda(UNMARKED, "--cka-memory-max-peak-mb=1")
     run.assert_outcomes(passed=2)
     verdicts = [(r["verdict"], [u["reason"] for u in r["unjudged"]]) for r in run.regions]
@@ -97,7 +97,7 @@ def test_limit_of_an_option_is_not_judged_if_nothing_was_allocated(on_cuda, pyte
 
 
 def test_limit_on_the_cpu_holds_without_allocations(scripted):
-    """The device is always used there."""
+    """The CPU is always used, so a limit holds there without any allocation."""
     run = scripted("import pytest\n@pytest.mark.zero_retention\ndef test_it(meter): pass\n")
     run.assert_outcomes(passed=1)
     assert run.region["verdict"] == "ok"

@@ -41,7 +41,7 @@ def _without_worker(run):
 
 
 def test_workers_report_the_same_as_a_serial_run(session):
-    """Regions have the same order and the same figures; only the worker differs."""
+    """Workers report the regions, order and figures of a serial run; only the worker differs."""
     options = ["--cka-memory-report", "--cka-memory-device=cpu"]
     serial = session(NETWORK, *options, forked=True)
     parallel = session(NETWORK, *options, "-n2", forked=True)
@@ -59,7 +59,7 @@ def test_workers_report_the_same_as_a_serial_run(session):
 
 
 def test_regions_are_in_the_order_of_collection(scripted):
-    """The report does not depend on which worker ran which test, or when."""
+    """Regions have the order of collection, whichever worker ran a test, and whenever."""
     source = """
         import time
         import pytest
@@ -78,7 +78,7 @@ def test_regions_are_in_the_order_of_collection(scripted):
 
 @pytest.mark.parametrize("dist", ["loadscope", "loadfile", "each", "worksteal"])
 def test_every_distribution_mode_reports_all_regions(scripted, dist):
-    """With --dist=each, every worker runs every test, so each region is there once per worker."""
+    """With each --dist mode all regions are there; with ``each``, once per worker."""
     source = """
         import pytest
         @pytest.mark.parametrize("n", range(3))
@@ -109,7 +109,7 @@ def test_after(cka_memory, meter, n): meter.allocate(n)
     "crash", ["os._exit(3)", "os.kill(os.getpid(), signal.SIGKILL)"], ids=["exit", "killed"]
 )
 def test_crashed_worker_loses_only_the_test_it_ran(scripted, crash):
-    """The lost test is named, and a new worker runs the remaining tests."""
+    """If a worker crashes, its test is named as lost, and a new worker runs the others."""
     run = scripted(CRASH.format(crash=crash), "-n2", "--cka-memory-report")
     run.assert_outcomes(passed=6, failed=1)
     assert [r["retained_bytes"] for r in run.regions] == [0, 1, 2, 0, 1, 2]
@@ -123,7 +123,7 @@ def test_crashed_worker_loses_only_the_test_it_ran(scripted, crash):
 
 
 def test_tests_that_no_worker_ran_are_reported_as_missing(scripted):
-    """A session that ends because no worker is left fails."""
+    """If no worker is left, tests that did not run are missing and the session fails."""
     run = scripted(CRASH.format(crash="os._exit(3)"), "-n1", "--max-worker-restart=0")
     assert run.result.ret != pytest.ExitCode.OK
     assert "INTERNALERROR" not in run.text
@@ -135,7 +135,7 @@ def test_tests_that_no_worker_ran_are_reported_as_missing(scripted):
 
 
 def test_region_is_reported_if_the_worker_crashes_in_teardown(scripted):
-    """Figures are sent with the report of the call, before the teardown."""
+    """A region is sent with the call's report, so that a crash in teardown does not lose it."""
     run = scripted(
         """
         import os
@@ -158,21 +158,21 @@ def test_region_is_reported_if_the_worker_crashes_in_teardown(scripted):
 
 @pytest.mark.parametrize("workers", ["-n0", "-n1"])
 def test_zero_or_one_worker_is_supported(scripted, workers):
-    """Without workers the session is serial."""
+    """With zero or one worker a session is measured; zero is a serial one."""
     run = scripted("def test_it(cka_memory): pass", workers)
     run.assert_outcomes(passed=1)
     assert run.region["worker"] == {"-n0": "main", "-n1": "gw0"}[workers]
 
 
 def test_session_without_tests_writes_an_empty_report(scripted):
-    """The report has no region."""
+    """A session without tests under xdist writes a report without regions."""
     run = scripted("", "-n2")
     assert run.result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     assert run.regions == []
 
 
 def test_collection_error_in_workers_is_not_an_internal_error(scripted):
-    """Pytest reports the error; the plugin's report is empty."""
+    """If workers cannot collect a file, pytest reports it, and the plugin's report is empty."""
     run = scripted("import no_such_module", "-n2")
     assert run.result.ret in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
     assert "INTERNALERROR" not in run.text
@@ -180,7 +180,7 @@ def test_collection_error_in_workers_is_not_an_internal_error(scripted):
 
 
 def test_last_failed_measures_only_the_failed_tests(scripted):
-    """--lf measures and reports only the tests that failed."""
+    """With --lf only the tests that failed are measured and reported."""
     source = """
         import pytest
         @pytest.mark.max_retained_mb("4 B")
