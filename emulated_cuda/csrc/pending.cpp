@@ -1,6 +1,7 @@
 // See pending.hpp. All state is never destroyed, because threads may use it while the process ends.
 #include "pending.hpp"
 
+#include <dlfcn.h>
 #include <pthread.h>
 
 #include <algorithm>
@@ -43,6 +44,23 @@ Jobs left_of(Jobs& jobs) {
   jobs.erase(std::remove_if(jobs.begin(), jobs.end(), is_over), jobs.end());
   return jobs;
 }
+
+// Lets other threads run Python while this one waits, if it holds Python's lock.
+class WithoutPython {
+ public:
+  WithoutPython() {
+    static auto is_held = (int (*)())dlsym(RTLD_DEFAULT, "PyGILState_Check");
+    static auto save = (void* (*)())dlsym(RTLD_DEFAULT, "PyEval_SaveThread");
+    if (is_held && save && is_held()) thread_ = save();
+  }
+  ~WithoutPython() {
+    static auto restore = (void (*)(void*))dlsym(RTLD_DEFAULT, "PyEval_RestoreThread");
+    if (thread_) restore(thread_);
+  }
+
+ private:
+  void* thread_ = nullptr;
+};
 }  // namespace
 
 void Job::finish(int code, std::string problem) {
@@ -84,6 +102,8 @@ bool are_done(const Jobs& jobs) {
   return std::all_of(jobs.begin(), jobs.end(), [](const auto& job) { return job->is_done(); });
 }
 void wait_while(const Jobs& jobs, bool (*may_go_on)(const Jobs&, int waits)) {
+  if (are_done(jobs)) return;
+  WithoutPython released;
   std::unique_lock<std::mutex> lock(state().mutex);
   for (int waits = 0; !are_done(jobs); ++waits) {
     if (state().changed.wait_for(lock, std::chrono::milliseconds(5), [&] { return are_done(jobs); })) return;

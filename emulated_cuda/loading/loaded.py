@@ -124,4 +124,7 @@ def _prepare_torch() -> None:
     graphs.refuse_captures(_library.path)
     values = _loaded.values
     if values is False or not activation.turn_on(_library.path, required=values is True):
+        from emulated_cuda import objects
+
         cudnn_attention.refuse_calls()
+        objects.send_over_gloo()

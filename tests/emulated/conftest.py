@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import forked_processes
@@ -35,5 +36,40 @@ def python(emulation: None) -> Callable[..., subprocess.CompletedProcess[str]]:
             check=False,
             timeout=600,
         )
+
+    return run
+
+
+START = """
+import emulated_cuda, os, sys
+rank, ranks = int(sys.argv[1]), int(sys.argv[2])
+emulated_cuda.load("a100", devices=ranks, values=sys.argv[4] == "on")
+import torch
+import torch.distributed as dist
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=ranks)
+"""
+"""Starts a rank of NCCL: what its code begins with."""
+
+
+@pytest.fixture
+def nccl(
+    python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
+) -> Callable[..., list[subprocess.CompletedProcess[str]]]:
+    """Run code on the ranks of a process group of NCCL, each with an emulated device."""
+
+    def run(
+        code: str, ranks: int = 2, values: str = "on", **variables: str
+    ) -> list[subprocess.CompletedProcess[str]]:
+        script, store = tmp_path / "rank.py", tmp_path / "store"
+        script.write_text(f"{START}\n{code}", encoding="utf-8")
+        store.unlink(missing_ok=True)
+
+        def run_rank(rank: int) -> subprocess.CompletedProcess[str]:
+            given = str(script), str(rank), str(ranks), str(store), values
+            return python(*given, forked=True, **variables)
+
+        with ThreadPoolExecutor(ranks) as pool:
+            return list(pool.map(run_rank, range(ranks)))
 
     return run

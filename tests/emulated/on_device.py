@@ -15,7 +15,6 @@ import gc  # noqa: E402
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
 import torch.multiprocessing  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402, N812
@@ -325,7 +324,6 @@ UNSUPPORTED = {
         "another process",
         lambda: torch.multiprocessing.reductions.reduce_tensor(torch.ones(1, device="cuda")),
     ),
-    "ncclGetUniqueId": ("gloo", lambda: all_reduce()),
     "cusolverDnCreate": ("on the CPU", lambda: torch.linalg.inv(torch.eye(2, device="cuda"))),
     "cufftCreate": ("on the CPU", lambda: torch.fft.fft(torch.ones(8, device="cuda"))),
     "cusparseCreate": (
@@ -345,14 +343,6 @@ def attend_by_cudnn() -> None:
     assert not torch.backends.cuda.cudnn_sdp_enabled()
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
         F.scaled_dot_product_attention(values, values, values)
-
-
-def all_reduce() -> None:
-    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        dist.all_reduce(torch.ones(1, device="cuda"))
-    finally:
-        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("function", UNSUPPORTED)

@@ -1,0 +1,222 @@
+"""NCCL on emulated devices: order, types, errors, and processes that end."""
+
+import os
+import signal
+
+import pytest
+
+ORDERS = """
+first, second = dist.new_group([0, 1]), dist.new_group([0, 1])
+small = torch.full((1000,), rank + 1.0, device="cuda")
+large = torch.full((10**6,), rank + 1.0, device="cuda")
+calls = [(first, small), (second, large)]
+works = [dist.all_reduce(t, group=g, async_op=True) for g, t in calls[:: 1 - 2 * rank]]
+for work in works:
+    work.wait()
+print("reduced", small[-1].item(), large[-1].item())
+
+received = torch.empty(10**6, device="cuda")
+sending = dist.isend(large + rank, 1 - rank, group=(first, second)[rank])
+receiving = dist.irecv(received, 1 - rank, group=(second, first)[rank])
+sending.wait(), receiving.wait()
+print("received", received[-1].item())
+"""
+
+
+def test_calls_that_wait_for_each_other_in_a_circle_go_on(nccl):
+    """Ranks that use two communicators in another order than each other do not hang on a card."""
+    runs = nccl(ORDERS)
+    assert [run.returncode for run in runs] == [0, 0], runs[0].stderr
+    assert runs[0].stdout == "reduced 3.0 3.0\nreceived 4.0\n"
+    assert runs[1].stdout == "reduced 3.0 3.0\nreceived 3.0\n"
+
+
+MESSAGES = """
+count = 3_000_000
+received = torch.empty(count, device="cuda")
+operations = [
+    dist.P2POp(dist.isend, torch.full((count,), 10.0 + rank, device="cuda"), 1 - rank),
+    dist.P2POp(dist.irecv, received, 1 - rank),
+]
+for work in dist.batch_isend_irecv(operations):
+    work.wait()
+print(received.unique().tolist())
+parts = [torch.arange(3.0, device="cuda") + 10 * rank, torch.arange(2.0, device="cuda") + 10 * rank]
+found = [torch.empty(len(parts[rank]), device="cuda") for _ in range(2)]
+dist.all_to_all(found, parts)
+print([part.tolist() for part in found])
+objects = [None, None]
+dist.all_gather_object(objects, {"rank": rank, "list": ["a"] * 20_000 * rank})
+print([len(each["list"]) for each in objects])
+empty = torch.empty(0, device="cuda")
+dist.all_reduce(empty)
+swapped = torch.tensor([float(rank)], device="cuda")
+dist.broadcast(swapped, 1, group=dist.new_group([1, 0], use_local_synchronization=True))
+print(swapped.item())
+"""
+
+
+def test_messages_larger_than_the_buffers_between_ranks_arrive(nccl):
+    """Messages in both directions move together, in parts; parts of a list may differ in size."""
+    runs = nccl(MESSAGES)
+    assert [run.returncode for run in runs] == [0, 0], runs[0].stderr + runs[1].stderr
+    assert runs[0].stdout.splitlines()[:2] == ["[11.0]", "[[0.0, 1.0, 2.0], [10.0, 11.0, 12.0]]"]
+    assert runs[1].stdout.splitlines()[:2] == ["[10.0]", "[[0.0, 1.0], [10.0, 11.0]]"]
+    assert (
+        runs[0].stdout.splitlines()[2:] == runs[1].stdout.splitlines()[2:] == ["[0, 20000]", "1.0"]
+    )
+
+
+TYPES = """
+def of_rank(dtype, rank):
+    values = torch.tensor([1.5, -2.25, 0.0, 3.0, 1e-3, 7.0, 60.0, 1e-7]) * (rank + 1)
+    return values.to(dtype)
+
+def expected(dtype, op):
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    both = torch.stack([of_rank(dtype, r).to(wide) for r in range(ranks)])
+    if op == dist.ReduceOp.AVG:
+        rounding = None if dtype.is_floating_point else "trunc"
+        return both.sum(0).div(ranks, rounding_mode=rounding).to(dtype)
+    return {
+        dist.ReduceOp.SUM: both.sum(0), dist.ReduceOp.PRODUCT: both.prod(0),
+        dist.ReduceOp.MAX: both.amax(0), dist.ReduceOp.MIN: both.amin(0),
+    }[op].to(dtype)
+
+R = dist.ReduceOp
+floats = torch.float16, torch.bfloat16, torch.float32, torch.float64
+integers = torch.int8, torch.int32, torch.int64
+for dtype in (*floats, *integers):
+    for op in (R.SUM, R.PRODUCT, R.MAX, R.MIN, R.AVG):
+        own = of_rank(dtype, rank).cuda()
+        dist.all_reduce(own, op)
+        assert torch.equal(own.cpu(), expected(dtype, op)), (dtype, op, own, expected(dtype, op))
+scaled = of_rank(torch.float32, rank).cuda()
+dist.all_reduce(scaled, dist._make_nccl_premul_sum(0.5))
+assert torch.equal(scaled.cpu(), sum(of_rank(torch.float32, r) * 0.5 for r in range(ranks)))
+large = torch.randn(700_001, generator=torch.Generator().manual_seed(0))
+own = (large * (rank + 1)).cuda()
+dist.all_reduce(own)
+assert torch.equal(own.cpu(), sum((large * (r + 1) for r in range(ranks)), torch.zeros(1)))
+print("all equal")
+"""
+
+
+def test_reductions_of_every_type_are_those_of_the_cpu(nccl):
+    """Three ranks reduce in the order of the ranks; half precision is rounded once."""
+    runs = nccl(TYPES, ranks=3)
+    assert [run.stdout for run in runs] == ["all equal\n"] * 3, runs[0].stderr[-2000:]
+
+
+def test_float8_is_gathered_but_not_added(nccl):
+    """NCCL's sums of float8 differ from card to card; the error says what to write instead."""
+    code = """
+x = torch.ones(4, device="cuda").to(torch.float8_e4m3fn)
+out = torch.empty(8, device="cuda", dtype=torch.float8_e4m3fn)
+dist.all_gather_into_tensor(out.view(torch.uint8), x.view(torch.uint8))
+print(out.float().sum().item())
+dist.all_reduce(x)
+"""
+    runs = nccl(code)
+    assert [run.stdout for run in runs] == ["8.0\n"] * 2
+    assert all(run.returncode == 1 for run in runs)
+    assert all("float8" in run.stderr for run in runs)
+
+
+def test_ranks_that_call_something_else_get_an_error_that_names_both_calls(nccl):
+    """On a card such ranks hang, or overwrite memory."""
+    runs = nccl("dist.all_reduce(torch.ones(4 + rank, device='cuda'))")
+    for own, other in ((0, 1), (1, 0)):
+        assert runs[own].returncode == 1
+        assert (
+            f"the ranks do not call the same: rank {own} calls ncclAllReduce of {4 + own} float32 "
+            f"(sum), rank {other} calls ncclAllReduce of {4 + other} float32 (sum)"
+        ) in runs[own].stderr
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "raise ValueError('of rank 1')"])
+def test_rank_that_ends_ends_the_others(nccl, end):
+    """Who waits for a rank that has ended is told so within a second; nothing is left of them."""
+    before = set(os.listdir("/dev/shm"))
+    code = f"""
+dist.all_reduce(torch.ones(4, device="cuda"))
+if rank == 1:
+    {end}
+dist.all_reduce(torch.ones(4, device="cuda"))
+"""
+    first, second = nccl(code)
+    assert second.returncode in (1, -signal.SIGKILL)
+    assert first.returncode == 1
+    assert ") has ended, while rank 0 waited for it in ncclAllReduce of 4 float32" in first.stderr
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+STALE = """
+from emulated_cuda.values import staleness
+
+stale = torch.ones(4, device="cuda")
+staleness.mark(stale, "the values were not computed")
+dist.broadcast(stale if rank else torch.full((4,), 5.0, device="cuda"), 0)
+if rank:
+    print(stale.tolist())
+    staleness.mark(stale, "the values were not computed")
+    dist.send(torch.ones(4, device="cuda"), 0)
+    dist.all_reduce(stale)
+else:
+    received = torch.empty(4, device="cuda")
+    dist.recv(received, 1)
+    print(received.tolist())
+"""
+
+
+def test_value_that_was_not_computed_is_not_sent(nccl):
+    """What a rank receives is known, so the rank that would send an unknown value raises."""
+    first, second = nccl(STALE)
+    assert (first.returncode, first.stdout) == (0, "[1.0, 1.0, 1.0, 1.0]\n")
+    assert (second.returncode, second.stdout) == (1, "[5.0, 5.0, 5.0, 5.0]\n")
+    assert "StaleValueError: the values were not computed" in second.stderr
+
+
+def test_without_values_short_messages_are_moved_and_large_memory_is_not_touched(nccl):
+    """Objects and sizes must arrive, because programs depend on them."""
+    code = """
+import resource
+objects = [None] * 2
+dist.all_gather_object(objects, {"rank": rank})
+assert objects == [{"rank": 0}, {"rank": 1}]
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+large = torch.empty(2**30, device="cuda")
+dist.all_reduce(large)
+parts = torch.empty(2**31, device="cuda")
+dist.all_gather_into_tensor(parts, large)
+assert torch.cuda.memory_allocated() >= 12 * 2**30
+grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+print(grown_kib < 100 * 1024)
+"""
+    assert [run.stdout for run in nccl(code, values="off")] == ["True\n"] * 2
+
+
+ONE_PROCESS = """
+import emulated_cuda
+emulated_cuda.load("a100", devices=2)
+import torch
+import torch.cuda.nccl
+
+model, inputs = torch.nn.Linear(4, 3), torch.randn(6, 4)
+copy = torch.nn.Linear(4, 3).cuda()
+copy.load_state_dict(model.state_dict())
+outputs = torch.nn.DataParallel(copy, device_ids=[0, 1])(inputs.cuda())
+outputs.square().mean().backward()
+model(inputs).square().mean().backward()
+torch.testing.assert_close(outputs.cpu(), model(inputs))
+torch.testing.assert_close(copy.weight.grad.cpu(), model.weight.grad)
+tensors = [torch.full((3,), index + 1.0, device=f"cuda:{index}") for index in range(2)]
+torch.cuda.nccl.all_reduce(tensors)
+print([tensor.tolist() for tensor in tensors], torch.cuda.nccl.version() >= (2, 20))
+"""
+
+
+def test_devices_of_one_process_reduce_together(python):
+    """DataParallel makes a communicator for each device of the process, in one call."""
+    done = python("-c", ONE_PROCESS, forked=True)
+    assert done.stdout == "[[3.0, 3.0, 3.0], [3.0, 3.0, 3.0]] True\n", done.stderr
