@@ -28,7 +28,7 @@ PICTURES = {
         running        site
         loading
         values         graphs
-        cudnn_attention
+        cudnn_attention objects
         torch_private  tried_torch
         torch_versions cards          threads
         errors

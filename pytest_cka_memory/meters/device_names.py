@@ -3,6 +3,7 @@
 That of an emulated device is ``emulate:cuda[:CARD][,values=off][,devices=N]``.
 """
 
+import os
 from dataclasses import dataclass
 
 from pytest_cka_memory.errors import DeviceError
@@ -51,12 +52,14 @@ def parse(name: str) -> Specification:
         key, _, value = setting.partition("=")
         if setting in ("values=on", "values=off"):
             values = value == "on"
+        elif setting == "devices=auto":
+            devices = _ranks_on_this_machine()
         elif key == "devices" and value.isdecimal() and 1 <= int(value) <= MOST_DEVICES:
             devices = int(value)
         else:
             raise DeviceError(
                 f"unknown setting {setting!r} of the device {name!r}; write values=off, or "
-                f"devices= and a number from 1 to {MOST_DEVICES}"
+                f"devices= and auto or a number from 1 to {MOST_DEVICES}"
             )
     card = device[len(EMULATED) + 1 :] or DEFAULT_CARD
     if card not in CARDS:
@@ -64,3 +67,9 @@ def parse(name: str) -> Specification:
             f"unknown card {card!r}; write {EMULATED}, or {EMULATED}: and one of {', '.join(CARDS)}"
         )
     return Specification(card, devices, values)
+
+
+def _ranks_on_this_machine() -> int:
+    """Return how many ranks torchrun or another launcher has started here; 1 without one."""
+    given = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("WORLD_SIZE") or "1"
+    return int(given) if given.isdecimal() else 1

@@ -48,3 +48,23 @@ def test_wrong_name_is_refused_with_what_to_write(name, message):
 def test_other_devices_are_not_emulated(name):
     """Only a name that begins with ``emulate:`` is the name of an emulated device."""
     assert not is_emulated(name)
+
+
+@pytest.mark.parametrize(
+    ("variables", "devices"),
+    [
+        ({"LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "16"}, 4),
+        ({"WORLD_SIZE": "2"}, 2),
+        ({"WORLD_SIZE": "many"}, 1),
+        ({}, 1),
+    ],
+)
+def test_automatic_number_of_devices_is_that_of_the_ranks_on_this_machine(
+    variables, devices, monkeypatch
+):
+    """A launcher such as torchrun sets these variables; without one there is one device."""
+    for name in ("LOCAL_WORLD_SIZE", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert parse("emulate:cuda:t4,devices=auto").devices == devices

@@ -394,7 +394,7 @@ def test_session_that_runs_no_test_does_not_require_the_device(session, pytester
             "emulate:cuda,speed=2",
             "unknown setting 'speed=2' of the device 'emulate:cuda,speed=2'; ",
         ),
-        ("emulate:cuda,devices=0", "; write values=off, or devices= and a number from 1 to 16"),
+        ("emulate:cuda,devices=0", "; write values=off, or devices= and auto or a number from 1 to 16"),
         ("emulate:cuda,values=maybe", "unknown setting 'values=maybe' of the device"),
         ("emulate:xpu", "'emulate:xpu' is not an emulated device; write emulate:cuda"),
         ("emulate", "unknown device 'emulate'; write one of auto, cpu, cuda"),

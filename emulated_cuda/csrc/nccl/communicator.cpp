@@ -118,7 +118,9 @@ int Communicator::wait_until(const std::function<bool()>& is_over, const std::fu
   for (int turns = 0;; ++turns) {
     uint32_t bell = segment().bell;
     if (is_over()) return kDone;
-    if (is_aborted_) return fail(kRemoteError, "this rank has aborted the communicator");
+    if (is_aborted_)
+      return fail(kRemoteError, "rank " + std::to_string(rank_) + " has aborted the communicator, as it does after its timeout, while it "
+                                "waited for rank " + std::to_string(std::max(missing(), 0)) + " in " + what);
     if (turns < 20) {
       sched_yield();
       continue;
