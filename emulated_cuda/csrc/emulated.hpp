@@ -83,6 +83,7 @@ void add_range(uintptr_t start, size_t size);
 void remove_range(uintptr_t start);
 void add_piece(uintptr_t start, size_t size, int device);
 void remove_pieces(uintptr_t start, size_t size);
+bool is_on_device(const void* pointer);  // takes the mutex
 
 inline size_t round_up(size_t size, size_t step) { return (size + step - 1) / step * step; }
 

@@ -11,6 +11,7 @@ from pytest_cka_memory.core.verdicts import KNOWN, Result
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.legend import legend_of
 from pytest_cka_memory.reports.names import fitted, row_name
+from pytest_cka_memory.reports.ranks import differences
 from pytest_cka_memory.reports.wrapping import wrapped
 from pytest_cka_memory.units import counted, format_size
 
@@ -35,8 +36,9 @@ class Line(NamedTuple):
 def table(results: Sequence[Result], width: int = 100) -> list[Line]:
     """Return one row per region below the name of its file, in at most `width` columns.
 
-    What does not fit is left out and named in the last line: first columns without a value, then
-    the least important ones, but never a figure that broke a limit. Then names are shortened.
+    What does not fit is left out and named below: first columns without a value, then the least
+    important ones, but never a figure that broke a limit. Then names are shortened. The last lines
+    say which figures are not the same on all ranks.
     """
     columns = known_columns(results)
     rows = [cells(result, columns) for result in results]
@@ -59,7 +61,8 @@ def table(results: Sequence[Result], width: int = 100) -> list[Line]:
         lines += [Line(heading)] if heading else []
         lines += [Line(row, _colour(result)) for _, row, result in group]
     missing_columns = f"(no room for: {', '.join(lost)})" if lost else ""
-    return lines + [Line(text) for text in wrapped(missing_columns, width)]
+    lines += [Line(text) for text in wrapped(missing_columns, width)]
+    return lines + [line for text in differences(results) for line in sentence(text, width)]
 
 
 def _dispensable(results: Sequence[Result], columns: Sequence[Figure]) -> list[str]:
