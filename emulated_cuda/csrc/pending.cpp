@@ -80,10 +80,36 @@ void forget_stream(Stream stream) {
   state().streams.erase(key_of(stream, current_device));
 }
 
+// Python's lock. A launch may hold it (values are computed so), and on a card it would not wait: so
+// while it waits here, the other threads of Python go on. Weak, because this file needs no Python.
+extern "C" {
+__attribute__((weak)) int PyGILState_Check();
+__attribute__((weak)) void* PyEval_SaveThread();
+__attribute__((weak)) void PyEval_RestoreThread(void*);
+__attribute__((weak)) int Py_IsInitialized();
+}
+namespace {
+class Unlocked {
+ public:
+  Unlocked() {
+    if (PyGILState_Check && Py_IsInitialized() && PyGILState_Check()) saved_ = PyEval_SaveThread();
+  }
+  ~Unlocked() {
+    if (saved_) PyEval_RestoreThread(saved_);
+  }
+  Unlocked(const Unlocked&) = delete;
+
+ private:
+  void* saved_ = nullptr;
+};
+}  // namespace
+
 bool are_done(const Jobs& jobs) {
   return std::all_of(jobs.begin(), jobs.end(), [](const auto& job) { return job->is_done(); });
 }
 void wait_while(const Jobs& jobs, bool (*may_go_on)(const Jobs&, int waits)) {
+  if (are_done(jobs)) return;
+  Unlocked others_go_on;
   std::unique_lock<std::mutex> lock(state().mutex);
   for (int waits = 0; !are_done(jobs); ++waits) {
     if (state().changed.wait_for(lock, std::chrono::milliseconds(5), [&] { return are_done(jobs); })) return;
