@@ -72,6 +72,7 @@ int Communicator::join(Communicator** out, int ranks, int rank, int64_t process,
 int Communicator::come() {
   Record& own = record(rank_);
   own.process = this_process();
+  own.card = visible_devices()[device_];
   own.state = kHere;
   ring_bell();
   auto first_missing = [this] {
@@ -79,7 +80,15 @@ int Communicator::come() {
       if (record(rank).state == kNotHere) return rank;
     return -1;
   };
-  return wait_until([&] { return first_missing() < 0; }, first_missing, "the initialization of the communicator");
+  const char* what = "the initialization of the communicator";
+  if (int code = wait_until([&] { return first_missing() < 0; }, first_missing, what)) return code;
+  for (int second = 1; second < ranks_; ++second)
+    for (int first = 0; first < second; ++first)
+      if (record(first).card == record(second).card)
+        return fail(kInvalidUsage, "duplicate GPU: rank " + std::to_string(first) + " and rank " + std::to_string(second) +
+                                       " both use device " + std::to_string(record(first).card) +
+                                       "; call torch.cuda.set_device with a device of each rank's own");
+  return kDone;
 }
 
 // ---- Waiting ----

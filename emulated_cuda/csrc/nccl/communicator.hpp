@@ -44,6 +44,7 @@ enum State : int { kNotHere, kHere, kDestroyed, kAborted };
 struct Record {
   std::atomic<int64_t> process;    // this_process() of waiting.hpp
   std::atomic<int> state;
+  std::atomic<int> card;           // index of its device, before CUDA_VISIBLE_DEVICES
   std::atomic<uint32_t> given;     // calls that it has been given
   std::atomic<uint32_t> met;       // meetings that it has come to
   std::atomic<int64_t> colour_key; // ncclCommSplit
