@@ -162,10 +162,20 @@ API int ncclCommShrink(Communicator* parent, int* excluded, int count, Communica
   if (flags & kAbort) return failed(kInvalidUsage, "the emulated NCCL cannot shrink a communicator that has failed");
   return add_init([=] { return run_and_wait(parent, [=](Communicator& c) { return c.shrink(ranks, out); }); });
 }
-API int ncclCommDestroy(Communicator* c) { return c->destroy(), kDone; }
+// torch ends also a communicator whose initialization has not come to an end: then there is none.
+API int ncclCommDestroy(Communicator* c) {
+  if (c) c->destroy();
+  return kDone;
+}
 API int ncclCommFinalize(Communicator*) { return kDone; }
-API int ncclCommAbort(Communicator* c) { return c->abort(), kDone; }
-API int ncclCommGetAsyncError(Communicator* c, int* code) { return *code = c->async_error(), kDone; }
+API int ncclCommAbort(Communicator* c) {
+  if (c) c->abort();
+  return kDone;
+}
+API int ncclCommGetAsyncError(Communicator* c, int* code) {
+  if (!c) return failed(kInvalidArgument, "there is no communicator");
+  return *code = c->async_error(), kDone;
+}
 API int ncclCommCount(Communicator* c, int* count) { return *count = c->ranks(), kDone; }
 API int ncclCommUserRank(Communicator* c, int* rank) { return *rank = c->rank(), kDone; }
 API int ncclCommCuDevice(Communicator* c, int* device) { return *device = c->device(), kDone; }
