@@ -81,7 +81,6 @@ AUTOTUNER = Row(
     "the module in which Inductor measures kernels; without it, measuring one may raise",
 )
 SINGULAR = Row("_LinAlgError", "the name of the error for a matrix without such a decomposition")
-SPIN_KERNEL = Row("spin_kernel", "the kernel of torch.cuda._sleep, which writes nothing")
 INDUCTOR_KERNELS = Row(
     tuple(f"triton_{kind}_" for kind in ("poi", "red", "per", "tem", "for", "spl")),
     "how the names of torch.compile's kernels begin; others are advised on as the user's own",

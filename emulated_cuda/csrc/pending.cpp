@@ -50,8 +50,9 @@ class WithoutPython {
  public:
   WithoutPython() {
     static auto is_held = (int (*)())dlsym(RTLD_DEFAULT, "PyGILState_Check");
+    static auto is_initialized = (int (*)())dlsym(RTLD_DEFAULT, "Py_IsInitialized");
     static auto save = (void* (*)())dlsym(RTLD_DEFAULT, "PyEval_SaveThread");
-    if (is_held && save && is_held()) thread_ = save();
+    if (is_held && is_initialized && save && is_initialized() && is_held()) thread_ = save();
   }
   ~WithoutPython() {
     static auto restore = (void (*)(void*))dlsym(RTLD_DEFAULT, "PyEval_RestoreThread");
@@ -113,7 +114,9 @@ void wait_while(const Jobs& jobs, bool (*may_go_on)(const Jobs&, int waits)) {
   }
 }
 int wait_for(const Jobs& jobs) {
+  for (const auto& job : jobs) ++job->waiting;
   if (!are_done(jobs)) wait_while(jobs, [](const Jobs& waited, int) { return show_waiting(waited), false; });
+  for (const auto& job : jobs) --job->waiting;
   show_waiting({});
   for (const auto& job : jobs)
     if (job->take_failure()) return fail_work(job->problem().c_str());

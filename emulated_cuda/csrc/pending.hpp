@@ -20,6 +20,7 @@ class Job {
   // Whether it has failed and nobody has been told; the caller is told now.
   bool take_failure();
   bool has_unknown_failure() const { return !is_failure_known_; }
+  std::atomic<int> waiting{0};  // threads that execute nothing more before it is done
   // The processes without which it cannot be done, and which have not come yet.
   virtual std::vector<int64_t> missing() const { return {}; }
 

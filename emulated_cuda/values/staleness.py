@@ -18,7 +18,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from emulated_cuda import torch_private
 from emulated_cuda.errors import WITHOUT_VALUES, StaleValueError
-from emulated_cuda.torch_versions import INDUCTOR_KERNELS, SPIN_KERNEL
+from emulated_cuda.torch_versions import INDUCTOR_KERNELS
 from emulated_cuda.values import operators
 from emulated_cuda.values.operators import tensors_in
 
@@ -182,10 +182,8 @@ def _forget(ref: StorageWeakRef, storage: torch.UntypedStorage) -> None:
 def _note_new_work() -> None:
     global _known_work, _unknown
     with _lock:
-        before, _known_work = _known_work, operators.library().unknown_work.value
+        _known_work = operators.library().unknown_work.value
         name = operators.library().unknown_name()
-        if _known_work == before + 1 and SPIN_KERNEL.value in name:
-            return
         _fresh.clear()
         _reachable.clear()
         _reachable.update(_blocks_in_use())

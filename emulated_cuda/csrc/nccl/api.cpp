@@ -122,21 +122,20 @@ int run_and_wait(Communicator* communicator, Communicator::Run run) {
 // ---- Communicators ----
 
 struct Id {  // ncclUniqueId
-  int64_t process, file;
-  char unused[112];
+  Offer offer;
+  char unused[104];
 };
 static_assert(sizeof(Id) == 128, "torch passes it by value");
 
 API int ncclGetVersion(int* version) { return *version = (int)settings.nccl_version, kDone; }
 API int ncclGetUniqueId(Id* id) {
   memset(id, 0, sizeof *id);
-  int code = offer_communicator(&id->process, &id->file);
-  return code ? failed(code, "no shared memory for a communicator") : kDone;
+  return make_offer(&id->offer) ? (int)kDone : failed(kSystemError, "no shared memory for a communicator");
 }
 static int init(Communicator** out, int ranks, const Id& id, int rank) {
   *out = nullptr;
   int device = current_device;
-  return add_init([=] { return Communicator::join(out, ranks, rank, id.process, id.file, device); });
+  return add_init([=] { return Communicator::join(out, ranks, rank, id.offer, device); });
 }
 API int ncclCommInitRank(Communicator** out, int ranks, Id id, int rank) { return init(out, ranks, id, rank); }
 API int ncclCommInitRankConfig(Communicator** out, int ranks, Id id, int rank, void*) { return init(out, ranks, id, rank); }
@@ -149,7 +148,7 @@ API int ncclCommInitAll(Communicator** out, int ranks, const int* devices) {
   ++group.depth;
   for (int rank = 0; rank < ranks; ++rank) {
     int device = devices ? devices[rank] : rank;
-    add_init([=] { return Communicator::join(out + rank, ranks, rank, id.process, id.file, device); });
+    add_init([=] { return Communicator::join(out + rank, ranks, rank, id.offer, device); });
   }
   return --group.depth ? (int)kDone : give_all();
 }
@@ -162,10 +161,20 @@ API int ncclCommShrink(Communicator* parent, int* excluded, int count, Communica
   if (flags & kAbort) return failed(kInvalidUsage, "the emulated NCCL cannot shrink a communicator that has failed");
   return add_init([=] { return run_and_wait(parent, [=](Communicator& c) { return c.shrink(ranks, out); }); });
 }
-API int ncclCommDestroy(Communicator* c) { return c->destroy(), kDone; }
+// torch ends also a communicator whose initialization has not come to an end: then there is none.
+API int ncclCommDestroy(Communicator* c) {
+  if (c) c->destroy();
+  return kDone;
+}
 API int ncclCommFinalize(Communicator*) { return kDone; }
-API int ncclCommAbort(Communicator* c) { return c->abort(), kDone; }
-API int ncclCommGetAsyncError(Communicator* c, int* code) { return *code = c->async_error(), kDone; }
+API int ncclCommAbort(Communicator* c) {
+  if (c) c->abort();
+  return kDone;
+}
+API int ncclCommGetAsyncError(Communicator* c, int* code) {
+  if (!c) return failed(kInvalidArgument, "there is no communicator");
+  return *code = c->async_error(), kDone;
+}
 API int ncclCommCount(Communicator* c, int* count) { return *count = c->ranks(), kDone; }
 API int ncclCommUserRank(Communicator* c, int* rank) { return *rank = c->rank(), kDone; }
 API int ncclCommCuDevice(Communicator* c, int* device) { return *device = c->device(), kDone; }

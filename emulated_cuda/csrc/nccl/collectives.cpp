@@ -184,5 +184,5 @@ int move(Communicator& c, const std::vector<Transfer>& transfers) {
   };
   auto missing = [&] { return all[waiting_for].transfer.peer; };
   if (int code = c.wait_until(advance_all, missing, "ncclSend or ncclRecv")) return code;
-  return problem.empty() ? (int)kDone : c.fail(kInvalidUsage, problem);
+  return problem.empty() ? (int)kDone : c.fail_all(kInvalidUsage, problem);
 }

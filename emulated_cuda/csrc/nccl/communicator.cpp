@@ -4,6 +4,7 @@
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -25,14 +26,16 @@ static_assert(sizeof(Segment) <= 128 * kKiB, "the slots follow it");
 static std::mutex files_mutex;
 static std::set<int> offered_files;
 
-int offer_communicator(int64_t* process, int64_t* file) {
+bool make_offer(Offer* offer) {
   int made = shared_file();
-  if (made < 0) return kSystemError;
+  if (made < 0) return false;
+  *offer = {getpid(), made, 0};
+  if (getrandom(&offer->token, sizeof offer->token, 0) < 0 ||
+      write(made, &offer->token, sizeof offer->token) != sizeof offer->token)
+    return close(made), false;
   std::lock_guard<std::mutex> guard(files_mutex);
   offered_files.insert(made);
-  *process = getpid();
-  *file = made;
-  return kDone;
+  return true;
 }
 static void close_offered(int file) {
   std::lock_guard<std::mutex> guard(files_mutex);
@@ -50,20 +53,20 @@ Ring& Communicator::ring(int from, int to) {
   return *(Ring*)(base_ + kHeader + (size_t)ranks_ * 2 * kSlot + pair * round_up(sizeof(Ring), 4096));
 }
 
-int Communicator::join(Communicator** out, int ranks, int rank, int64_t process, int64_t file, int device) {
+int Communicator::join(Communicator** out, int ranks, int rank, const Offer& offer, int device) {
   *out = nullptr;
   auto* made = new Communicator;
   made->ranks_ = ranks, made->rank_ = rank, made->device_ = device;
   if (ranks > kMostRanks) return made->fail(kInvalidUsage, "the emulated NCCL has at most 64 ranks");
-  bool is_own = process == getpid();
-  int opened = is_own ? (int)file : open_of_process((int)process, (int)file);
+  bool is_own = offer.process == getpid();
+  int opened = is_own ? (int)offer.file : open_of_process((int)offer.process, (int)offer.file);
   if (opened >= 0) made->base_ = (char*)map_shared(opened, bytes(ranks));
   if (opened >= 0 && !is_own) close(opened);
-  if (!made->base_)
-    return made->fail(kSystemError, "the rank that made this communicator (process " + std::to_string(process) +
+  if (!made->base_ || made->segment().token != offer.token)
+    return made->fail(kSystemError, "the rank that made this communicator (process " + std::to_string(offer.process) +
                                         ") has ended, or does not run on this machine as this user");
   int code = made->come();
-  if (is_own && !code) close_offered((int)file);
+  if (is_own) close_offered((int)offer.file);
   if (code) return code;
   *out = made;
   return kDone;
@@ -72,6 +75,7 @@ int Communicator::join(Communicator** out, int ranks, int rank, int64_t process,
 int Communicator::come() {
   Record& own = record(rank_);
   own.process = this_process();
+  own.card = visible_devices()[device_];
   own.state = kHere;
   ring_bell();
   auto first_missing = [this] {
@@ -79,7 +83,15 @@ int Communicator::come() {
       if (record(rank).state == kNotHere) return rank;
     return -1;
   };
-  return wait_until([&] { return first_missing() < 0; }, first_missing, "the initialization of the communicator");
+  const char* what = "the initialization of the communicator";
+  if (int code = wait_until([&] { return first_missing() < 0; }, first_missing, what)) return code;
+  for (int second = 1; second < ranks_; ++second)
+    for (int first = 0; first < second; ++first)
+      if (record(first).card == record(second).card)
+        return fail(kInvalidUsage, "duplicate GPU: rank " + std::to_string(first) + " and rank " + std::to_string(second) +
+                                       " both use device " + std::to_string(record(first).card) +
+                                       "; call torch.cuda.set_device with a device of each rank's own");
+  return kDone;
 }
 
 // ---- Waiting ----
@@ -98,18 +110,28 @@ int Communicator::fail(Result code, const std::string& text) {
   return code;
 }
 
+int Communicator::fail_all(Result code, const std::string& text) {
+  Record& own = record(rank_);
+  strncpy(own.problem, text.c_str(), sizeof own.problem - 1);
+  own.state = kAborted;
+  ring_bell();
+  error_ = code;
+  return fail(code, text);
+}
+
 // Why this rank waits in vain; empty if there is hope.
 std::string Communicator::who_is_missing(const std::function<int()>& missing) {
+  int first_missing = missing();
   for (int rank = 0; rank < ranks_; ++rank) {
     Record& other = record(rank);
     std::string name = "rank " + std::to_string(rank) + " of " + std::to_string(ranks_);
-    if (other.state == kAborted) return name + " has aborted this communicator";
+    if (other.state == kAborted && rank != rank_)
+      return name + " has aborted this communicator" + (other.problem[0] ? std::string(": ") + other.problem : "");
+    if (other.state == kDestroyed && rank != first_missing) continue;
+    if (other.state == kDestroyed) return name + " has destroyed this communicator";
     int pid = pid_of(other.process);
     if (pid && pid != getpid() && has_ended(pid)) return name + " (process " + std::to_string(pid) + ") has ended";
   }
-  int rank = missing();
-  if (rank >= 0 && record(rank).state == kDestroyed)
-    return "rank " + std::to_string(rank) + " of " + std::to_string(ranks_) + " has destroyed this communicator";
   return "";
 }
 
@@ -240,6 +262,8 @@ void Communicator::work() {
     int code = error_ ? error_.load() : job->run(*this);
     job->run = nullptr;  // what it holds
     job->finish(code, code ? problem_ : "");
+    // Whoever has aborted it knows; only who waits for a result must not go on without one.
+    if (code && is_aborted_ && !job->waiting) job->take_failure();
   }
   std::lock_guard<std::mutex> guard(mutex_);
   unmap();
@@ -306,17 +330,18 @@ int Communicator::make_from_members(const std::vector<int>& members, int kind, C
   uint32_t number = ++made_[kind];
   int place = (int)(std::find(members.begin(), members.end(), rank_) - members.begin());
   Record& first = record(members[0]);
-  int64_t process = 0, file = 0;
+  Offer offer;
   if (place == 0) {
-    if (int code = offer_communicator(&process, &file)) return fail((Result)code, "no shared memory");
-    first.offered = process << 32 | file;
+    if (!make_offer(&offer)) return fail(kSystemError, "no shared memory");
+    first.offered = offer.process << 32 | offer.file;
+    first.token = offer.token;
     first.offers[kind] = number;
     ring_bell();
   } else {
     auto is_offered = [&] { return (int32_t)(first.offers[kind] - number) >= 0; };
     auto missing = [&] { return members[0]; };
     if (int code = wait_until(is_offered, missing, kind == kBySplit ? "ncclCommSplit" : "ncclCommShrink")) return code;
-    process = first.offered >> 32, file = first.offered & 0xffffffff;
+    offer = {first.offered >> 32, first.offered & 0xffffffff, first.token};
   }
-  return join(out, (int)members.size(), place, process, file, device_);
+  return join(out, (int)members.size(), place, offer, device_);
 }

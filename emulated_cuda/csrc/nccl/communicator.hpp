@@ -44,12 +44,15 @@ enum State : int { kNotHere, kHere, kDestroyed, kAborted };
 struct Record {
   std::atomic<int64_t> process;    // this_process() of waiting.hpp
   std::atomic<int> state;
+  std::atomic<int> card;           // index of its device, before CUDA_VISIBLE_DEVICES
   std::atomic<uint32_t> given;     // calls that it has been given
   std::atomic<uint32_t> met;       // meetings that it has come to
   std::atomic<int64_t> colour_key; // ncclCommSplit
   std::atomic<uint32_t> offers[2]; // number of the last ncclCommSplit, ncclCommShrink that it has made one for
   std::atomic<int64_t> offered;    // process and file of that
+  std::atomic<uint64_t> token;     // and its random number
   Call calls[2];                   // the last, and the one before
+  char problem[400];               // why it has aborted
 };
 
 // Messages from one rank to another, in order.
@@ -60,6 +63,7 @@ struct Ring {
 };
 
 struct Segment {
+  uint64_t token;              // a random number, so that no other file is taken for this one
   std::atomic<uint32_t> bell;  // rises whenever anything changes; waiting ranks sleep until then
   std::atomic<int> ranks;
   Record records[kMostRanks];
@@ -72,6 +76,13 @@ struct Transfer {
   int peer;
   uint32_t number;  // among those between the two ranks
 };
+
+// Memory for a new communicator: a file of a process, and a random number that stands in it.
+struct Offer {
+  int64_t process, file;
+  uint64_t token;
+};
+bool make_offer(Offer* offer);
 
 class Communicator {
  public:
@@ -94,6 +105,7 @@ class Communicator {
   Segment& segment() { return *(Segment*)base_; }
   void ring_bell();
   int fail(Result code, const std::string& text);
+  int fail_all(Result code, const std::string& text);  // the other ranks, too
   const std::string& problem() const { return problem_; }
 
   // ---- Work ----
@@ -108,7 +120,7 @@ class Communicator {
 
   // ---- Communicators made from others ----
 
-  static int join(Communicator** out, int ranks, int rank, int64_t process, int64_t file, int device);
+  static int join(Communicator** out, int ranks, int rank, const Offer& offer, int device);
   int split(int colour, int key, Communicator** out);
   int shrink(const std::vector<int>& excluded, Communicator** out);
 
@@ -136,6 +148,3 @@ class Communicator {
   bool has_thread_ = false, is_ending_ = false;
   uint32_t given_ = 0;
 };
-
-// A file for a new communicator, as two numbers that its other ranks need.
-int offer_communicator(int64_t* process, int64_t* file);
