@@ -59,11 +59,12 @@ def turn_on(path: str, *, required: bool) -> bool:
         if required:
             raise DeviceError(_reason)
         return False
-    from emulated_cuda.values import operators, registration
+    from emulated_cuda.values import collectives, operators, registration
 
     functions = operators.Library(path)
     operators.use_library(functions)
     registration.register_all()
+    collectives.answer_nccl(path)
     torch_private.disable_fusion()
     functions.compute_values(1)
     _is_on = True

@@ -1,49 +1,43 @@
-"""Collectives: NCCL moves bytes itself, so only what is not known must not be sent.
+"""Collectives: NCCL moves bytes itself, so only what is known may be sent.
 
-What a rank receives is known, because no rank sends a value that was not computed.
+The library asks here before each call. What a rank receives is known, because no rank sends a value
+that was not computed.
 """
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
-import torch
-
-from emulated_cuda import torch_private
 from emulated_cuda.values import staleness
-from emulated_cuda.values.operators import Kernel
 
-NAMESPACE = "c10d"
-_RECEIVING = ("recv_", "recv_any_source_", "barrier", "monitored_barrier_")
-"""Operators that read none of their tensors."""
+_ASKED = ctypes.CFUNCTYPE(
+    ctypes.c_int, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p, ctypes.c_size_t
+)
+_kept: list[Any] = []
 
 
-def checking(name: str, operator: Any, original: Kernel) -> Kernel:
-    """Return a kernel that raises if a tensor that is sent was not computed.
+def answer_nccl(path: str) -> None:
+    """Have the library ask whether values are known before it sends them.
 
     Args:
-        name: of the operator, such as ``c10d::allreduce_``.
-        operator: the operator of torch.
-        original: calls the process group.
+        path: of the library of the emulated device, which is loaded.
     """
-    base = name.removeprefix(f"{NAMESPACE}::")
-    names = [argument.name for argument in torch_private.schema_of(operator).arguments]
-    read = [] if base in _RECEIVING else [each for each in names if not each.startswith("output")]
-    is_broadcast = base == "broadcast_"
-
-    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        if not staleness.is_possible():
-            return original(keyset, *args, **kwargs)
-        named = {**dict(zip(names, args, strict=False)), **kwargs}
-        if not is_broadcast or _is_root(named):
-            staleness.check([named[key] for key in read if key in named])
-        result = original(keyset, *args, **kwargs)
-        staleness.propagate((), named)
-        return result
-
-    return kernel
+    asked = _ASKED(_asked)
+    _kept.append(asked)
+    ctypes.PyDLL(path).emulated_ask_before_sending(asked)
 
 
-def _is_root(named: dict[str, Any]) -> bool:
-    group = torch.distributed.ProcessGroup.unbox(named["process_group"])
-    return bool(group.rank() == named["root_rank"])
+def _asked(start: int, size: int, receives: int, text: int, room: int) -> int:
+    """Return 1 and write why, if these bytes are sent and not known; note what is received."""
+    if not staleness.is_possible():
+        return 0
+    if receives:
+        staleness.note_received(start, size)
+        return 0
+    reason = staleness.reason_of_bytes(start, size)
+    if reason is None:
+        return 0
+    encoded = reason.encode()[: room - 1] + b"\0"
+    ctypes.memmove(text, encoded, len(encoded))
+    return 1

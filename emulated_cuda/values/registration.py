@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from emulated_cuda import cudnn_attention, torch_private
-from emulated_cuda.values import collectives, copies, quantized, sizes, sparse
+from emulated_cuda.values import copies, quantized, sizes, sparse
 from emulated_cuda.values.computing import (
     compute_after,
     compute_first,
@@ -151,8 +151,6 @@ def _library(namespace: str) -> torch.library.Library:
 def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
     """Return the kernel to put before torch's; None to leave that in place."""
     operator = torch_private.operator_of(name)
-    if name.partition("::")[0] == collectives.NAMESPACE:
-        return collectives.checking(name, operator, torch.library.get_kernel(name, _KEY).call_boxed)
     left_alone = name in _LEFT_ALONE | _COMPOSITES or name.partition("::")[0] in _OTHER_PACKAGES
     if operator is None or left_alone or _returns_views(operator):
         return None

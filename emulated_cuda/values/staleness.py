@@ -170,6 +170,41 @@ def _reason_of_storage(ref: StorageWeakRef, address: int) -> str | None:
     return _unknown
 
 
+def reason_of_bytes(start: int, size: int) -> str | None:
+    """Return why bytes of device memory are not known; None if they are."""
+    with _lock:
+        for key, stale in list(_stale.items()):
+            if stale.ref.expired():
+                del _stale[key]
+            elif stale.start < start + size and start < stale.end:
+                return stale.reason
+        if _unknown is None:
+            return None
+        block = _block_of(start)[0]
+        is_known = block in _fresh or (_reachable and block not in _reachable)
+        return None if is_known else _unknown
+
+
+def note_received(start: int, size: int) -> None:
+    """Note storages in these bytes of device memory as fresh."""
+    with _lock:
+        for key, stale in list(_stale.items()):
+            if start <= stale.start and stale.end <= start + size:
+                del _stale[key]
+        if _unknown is not None and _block_of(start) <= (start, size):
+            _fresh.add(start)
+
+
+def _block_of(address: int) -> tuple[int, int]:
+    """Return address and requested size of the allocator's block in which an address lies."""
+    return max(
+        (block["address"], block["requested_size"])
+        for segment in torch.cuda.memory_snapshot()
+        for block in segment["blocks"]
+        if block["address"] <= address
+    )
+
+
 def _forget(ref: StorageWeakRef, storage: torch.UntypedStorage) -> None:
     """Take a storage, and others of the same memory, for computed."""
     start = storage.data_ptr()

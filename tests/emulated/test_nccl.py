@@ -174,7 +174,7 @@ def test_value_that_was_not_computed_is_not_sent(nccl):
     first, second = nccl(STALE)
     assert (first.returncode, first.stdout) == (0, "[1.0, 1.0, 1.0, 1.0]\n")
     assert (second.returncode, second.stdout) == (1, "[5.0, 5.0, 5.0, 5.0]\n")
-    assert "StaleValueError: the values were not computed" in second.stderr
+    assert "the values were not computed" in second.stderr
 
 
 def test_without_values_short_messages_are_moved_and_large_memory_is_not_touched(nccl):

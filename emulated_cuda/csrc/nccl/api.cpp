@@ -105,6 +105,21 @@ int add_init(std::function<int()> init) {
   group.inits.push_back(std::move(init));
   return group.depth ? (int)kDone : give_all();
 }
+
+// ---- Values: what is sent must be known, and what is received is known (values/collectives.py) ----
+
+using Asked = int (*)(const void* start, size_t bytes, int receives, char* problem, size_t room);
+std::atomic<Asked> asked{nullptr};
+int cannot_send(const void* start, size_t bytes) {
+  char problem[512];
+  Asked ask = asked;
+  if (!ask || !bytes || !ask(start, bytes, 0, problem, sizeof problem)) return kDone;
+  return failed(kInvalidUsage, problem);
+}
+void note_received(const void* start, size_t bytes) {
+  if (Asked ask = asked; ask && bytes) ask(start, bytes, 1, nullptr, 0);
+}
+
 int cannot_reduce(int type) {
   if (can_reduce(type)) return kDone;
   return failed(kInvalidArgument, "the emulated NCCL does not add float8; convert to bfloat16 before the reduction");
@@ -118,6 +133,8 @@ int run_and_wait(Communicator* communicator, Communicator::Run run) {
   return job->take_failure() ? failed(job->code(), job->problem()) : (int)kDone;
 }
 }  // namespace
+
+API void emulated_ask_before_sending(Asked ask) { asked = ask; }
 
 // ---- Communicators ----
 
@@ -213,39 +230,62 @@ API int ncclGroupEnd() { return --group.depth ? (int)kDone : give_all(); }
 API int ncclGroupSimulateEnd(void*) { return failed(kInvalidUsage, "the emulated NCCL does not know how long a group takes"); }
 
 API int ncclAllReduce(const void* send, void* recv, size_t count, int type, int op, Communicator* c, Stream stream) {
-  if (int code = cannot_reduce(type)) return code;
+  size_t bytes = count * width_of(type);
+  int code = cannot_reduce(type);
+  if (code || (code = cannot_send(send, bytes))) return code;
+  note_received(recv, bytes);
   double factor = factor_of(op);
   return add(c, stream, [=](Communicator& c) { return all_reduce(c, send, recv, count, type, op, factor); });
 }
 API int ncclReduce(const void* send, void* recv, size_t count, int type, int op, int root, Communicator* c, Stream stream) {
-  if (int code = cannot_reduce(type)) return code;
+  size_t bytes = count * width_of(type);
+  int code = cannot_reduce(type);
+  if (code || (code = cannot_send(send, bytes))) return code;
+  if (c->rank() == root) note_received(recv, bytes);
   double factor = factor_of(op);
   return add(c, stream, [=](Communicator& c) { return reduce_to(c, send, recv, count, type, op, factor, root); });
 }
 API int ncclReduceScatter(const void* send, void* recv, size_t count, int type, int op, Communicator* c, Stream stream) {
-  if (int code = cannot_reduce(type)) return code;
+  size_t bytes = count * width_of(type);
+  int code = cannot_reduce(type);
+  if (code || (code = cannot_send(send, bytes * c->ranks()))) return code;
+  note_received(recv, bytes);
   double factor = factor_of(op);
   return add(c, stream, [=](Communicator& c) { return reduce_scatter(c, send, recv, count, type, op, factor); });
 }
 API int ncclBroadcast(const void* send, void* recv, size_t count, int type, int root, Communicator* c, Stream stream) {
+  size_t bytes = count * width_of(type);
+  if (c->rank() != root) note_received(recv, bytes);
+  else if (int code = cannot_send(send, bytes)) return code;
   return add(c, stream, [=](Communicator& c) { return broadcast(c, send, recv, count, type, root); });
 }
 API int ncclBcast(void* both, size_t count, int type, int root, Communicator* c, Stream stream) {
   return ncclBroadcast(both, both, count, type, root, c, stream);
 }
 API int ncclAllGather(const void* send, void* recv, size_t count, int type, Communicator* c, Stream stream) {
+  size_t bytes = count * width_of(type);
+  if (int code = cannot_send(send, bytes)) return code;
+  note_received(recv, bytes * c->ranks());
   return add(c, stream, [=](Communicator& c) { return all_gather(c, send, recv, count, type); });
 }
 API int ncclGather(const void* send, void* recv, size_t count, int type, int root, Communicator* c, Stream stream) {
+  size_t bytes = count * width_of(type);
+  if (int code = cannot_send(send, bytes)) return code;
+  if (c->rank() == root) note_received(recv, bytes * c->ranks());
   return add(c, stream, [=](Communicator& c) { return gather_to(c, send, recv, count, type, root); });
 }
 API int ncclAlltoAll(const void* send, void* recv, size_t count, int type, Communicator* c, Stream stream) {
+  size_t bytes = count * width_of(type) * c->ranks();
+  if (int code = cannot_send(send, bytes)) return code;
+  note_received(recv, bytes);
   return add(c, stream, [=](Communicator& c) { return all_to_all(c, send, recv, count, type); });
 }
 API int ncclSend(const void* send, size_t count, int type, int peer, Communicator* c, Stream stream) {
+  if (int code = cannot_send(send, count * width_of(type))) return code;
   return add(c, stream, {}, {{true, (char*)send, count * width_of(type), peer, 0}});
 }
 API int ncclRecv(void* recv, size_t count, int type, int peer, Communicator* c, Stream stream) {
+  note_received(recv, count * width_of(type));
   return add(c, stream, {}, {{false, (char*)recv, count * width_of(type), peer, 0}});
 }
 
