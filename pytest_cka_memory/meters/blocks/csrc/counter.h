@@ -92,4 +92,8 @@ int in_operator_of(uint32_t stack);
 void lock_stacks(void);
 void unlock_stacks(void);
 
+/* For lists of Python's functions, which are found by their names: X(type, name, arguments). */
+#define FUNCTION_FIELD(type, name, arguments) type (*name) arguments;
+#define FUNCTION_NAME(type, name, arguments) "Py" #name,
+
 #endif

@@ -15,23 +15,23 @@
 
 typedef void *Object;
 
+/* Functions of Python, whose names begin with Py. */
+#define PYTHON(X) \
+    X(Object, Object_CallObject, (Object, Object)) \
+    X(Object, Object_Type, (Object)) \
+    X(Object, List_New, (ptrdiff_t)) \
+    X(ptrdiff_t, List_Size, (Object)) \
+    X(Object, List_GetItem, (Object, ptrdiff_t)) \
+    X(int, List_Append, (Object, Object)) \
+    X(ptrdiff_t, Tuple_Size, (Object)) \
+    X(Object, Tuple_GetItem, (Object, ptrdiff_t)) \
+    X(void, _DecRef, (Object))
 static struct {
-    Object (*Object_CallObject)(Object, Object);
-    Object (*Object_Type)(Object);
-    Object (*List_New)(ptrdiff_t);
-    ptrdiff_t (*List_Size)(Object);
-    Object (*List_GetItem)(Object, ptrdiff_t);
-    int (*List_Append)(Object, Object);
-    ptrdiff_t (*Tuple_Size)(Object);
-    Object (*Tuple_GetItem)(Object, ptrdiff_t);
-    void (*DecRef)(Object);
+    PYTHON(FUNCTION_FIELD)
 } py;
 
 static int find_functions(void) {
-    static const char *const names[] = {
-        "PyObject_CallObject", "PyObject_Type", "PyList_New", "PyList_Size", "PyList_GetItem",
-        "PyList_Append", "PyTuple_Size", "PyTuple_GetItem", "Py_DecRef",
-    };
+    static const char *const names[] = {PYTHON(FUNCTION_NAME)};
     void **functions = (void **)&py;
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++)
         if (!(functions[i] = dlsym(RTLD_DEFAULT, names[i]))) return 0;
@@ -63,9 +63,9 @@ EXPORT Object objects_of_types(Object get, Object arguments, Object types) {
         Object type = py.Object_Type(item);
         if (groups[group_of(type)] && is_among(type, types, kinds))
             failed = py.List_Append(found, item) != 0;
-        py.DecRef(type);
+        py._DecRef(type);
     }
-    if (all) py.DecRef(all);
-    if (failed && found) py.DecRef(found);
+    if (all) py._DecRef(all);
+    if (failed && found) py._DecRef(found);
     return failed ? NULL : found;
 }

@@ -17,23 +17,26 @@
 
 typedef void *Object;
 
+/* Functions of Python, whose names begin with Py. */
+#define PYTHON(X) \
+    X(int, GILState_Ensure, (void)) \
+    X(void, GILState_Release, (int)) \
+    X(Object, GILState_GetThisThreadState, (void)) \
+    X(int, GILState_Check, (void)) \
+    X(Object, ThreadState_Get, (void)) \
+    X(Object, ThreadState_GetFrame, (Object)) \
+    X(Object, Frame_GetBack, (Object)) \
+    X(Object, Frame_GetCode, (Object)) \
+    X(Object, Object_GetAttrString, (Object, const char *)) \
+    X(const char *, Unicode_AsUTF8AndSize, (Object, ptrdiff_t *)) \
+    X(void, Err_Fetch, (Object *, Object *, Object *)) \
+    X(void, Err_Restore, (Object, Object, Object)) \
+    X(int, GC_Disable, (void)) \
+    X(int, GC_Enable, (void)) \
+    X(void, _DecRef, (Object)) \
+    X(long, Long_AsLong, (Object))
 static struct {
-    int (*GILState_Ensure)(void);
-    void (*GILState_Release)(int);
-    Object (*GILState_GetThisThreadState)(void);
-    int (*GILState_Check)(void);
-    Object (*ThreadState_Get)(void);
-    Object (*ThreadState_GetFrame)(Object);
-    Object (*Frame_GetBack)(Object);
-    Object (*Frame_GetCode)(Object);
-    Object (*Object_GetAttrString)(Object, const char *);
-    const char *(*Unicode_AsUTF8AndSize)(Object, ptrdiff_t *);
-    void (*Err_Fetch)(Object *, Object *, Object *);
-    void (*Err_Restore)(Object, Object, Object);
-    int (*GC_Disable)(void);
-    int (*GC_Enable)(void);
-    void (*DecRef)(Object);
-    long (*Long_AsLong)(Object);
+    PYTHON(FUNCTION_FIELD)
 } py;
 static int (*is_finalizing)(void);
 static int (*frame_lasti)(Object); /* Python 3.10 has no function for it, only the attribute */
@@ -86,16 +89,12 @@ void unlock_stacks(void) { pthread_mutex_unlock(&lock); }
 static int lasti_attribute(Object frame) {
     Object number = py.Object_GetAttrString(frame, "f_lasti");
     int last = number ? (int)py.Long_AsLong(number) : -1;
-    if (number) py.DecRef(number);
+    if (number) py._DecRef(number);
     return last;
 }
 
 EXPORT int stacks_prepare(void) {
-    static const char *const names[] = {
-        "PyGILState_Ensure", "PyGILState_Release", "PyGILState_GetThisThreadState",
-        "PyGILState_Check", "PyThreadState_Get", "PyThreadState_GetFrame", "PyFrame_GetBack",
-        "PyFrame_GetCode", "PyObject_GetAttrString", "PyUnicode_AsUTF8AndSize", "PyErr_Fetch",
-        "PyErr_Restore", "PyGC_Disable", "PyGC_Enable", "Py_DecRef", "PyLong_AsLong"};
+    static const char *const names[] = {PYTHON(FUNCTION_NAME)};
     void **into = (void **)&py;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(into[i] = dlsym(RTLD_DEFAULT, names[i]))) return 0;
@@ -214,10 +213,10 @@ static uint32_t number_of_code(Object object, Code *code) {
         if (file) code->kind = kind_of(file);
         number = number_of(&codes, code, &is_new);
         unlock_stacks();
-        if (name) py.DecRef(name);
+        if (name) py._DecRef(name);
         py.Err_Restore(type, value, trace);
     }
-    if (!is_new) py.DecRef(object); /* the table has a reference of its own */
+    if (!is_new) py._DecRef(object); /* the table has a reference of its own */
     return number;
 }
 
@@ -237,7 +236,7 @@ EXPORT int stacks_note_modules(Object code, uint64_t first) {
     size_t from = locals_in_frame ? 352 : 64, to = locals_in_frame ? 352 : 96;
     for (size_t offset = from; frame && offset <= to && !found; offset += 8)
         if (local_at(frame, offset) == first) found = offset;
-    if (frame) py.DecRef(frame);
+    if (frame) py._DecRef(frame);
     lock_stacks();
     first_local = found;
     module_code = found ? code : NULL;
@@ -269,10 +268,10 @@ static uint32_t walk(void) {
             last = code.file;
         }
         Object back = py.Frame_GetBack(frame);
-        py.DecRef(frame);
+        py._DecRef(frame);
         frame = back;
     }
-    if (frame) py.DecRef(frame);
+    if (frame) py._DecRef(frame);
     int is_new;
     lock_stacks();
     /* If the last region has ended meanwhile, the numbers of codes have lost their meaning. */
@@ -365,6 +364,6 @@ EXPORT void stacks_release(void) {
         generation++;
     }
     unlock_stacks();
-    for (uint32_t i = 0; i < count; i++) py.DecRef(old[i]); /* may run Python code */
+    for (uint32_t i = 0; i < count; i++) py._DecRef(old[i]); /* may run Python code */
     free(old);
 }
