@@ -11,7 +11,7 @@
 #include <mutex>
 #include <utility>
 
-#include "nccl/waiting.hpp"
+#include "waiting.hpp"
 
 std::atomic<int> pending_jobs{0};
 
@@ -113,9 +113,16 @@ void wait_while(const Jobs& jobs, bool (*may_go_on)(const Jobs&, int waits)) {
     lock.lock();
   }
 }
+std::vector<int64_t> missing_of(const Jobs& jobs) {
+  std::vector<int64_t> missing;
+  for (const auto& job : jobs)
+    if (!job->is_done())
+      for (int64_t process : job->missing()) missing.push_back(process);
+  return missing;
+}
 int wait_for(const Jobs& jobs) {
   for (const auto& job : jobs) ++job->waiting;
-  if (!are_done(jobs)) wait_while(jobs, [](const Jobs& waited, int) { return show_waiting(waited), false; });
+  if (!are_done(jobs)) wait_while(jobs, [](const Jobs& waited, int) { return show_waiting(missing_of(waited)), false; });
   for (const auto& job : jobs) --job->waiting;
   show_waiting({});
   for (const auto& job : jobs)

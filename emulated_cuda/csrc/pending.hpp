@@ -40,6 +40,7 @@ Jobs jobs_of(Stream stream, int device = current_device);
 void give(Stream stream, const Jobs& jobs, int device = current_device);
 void forget_stream(Stream stream);
 bool are_done(const Jobs& jobs);
+std::vector<int64_t> missing_of(const Jobs& jobs);  // the processes that any of them misses
 // Waits until all are done; returns an error of the runtime if one has failed and nobody knows.
 int wait_for(const Jobs& jobs);
 // Waits until all are done, or until `may_go_on` says so, which is asked every few milliseconds.

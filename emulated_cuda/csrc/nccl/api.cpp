@@ -8,7 +8,7 @@
 
 #include "collectives.hpp"
 #include "reductions.hpp"
-#include "waiting.hpp"
+#include "../waiting.hpp"
 
 std::string& problem_of_this_thread();
 
@@ -52,7 +52,7 @@ int run_inits(const std::vector<std::function<int()>>& inits) {
 }
 
 bool may_go_on(const Jobs& jobs, int waits) {
-  show_waiting(jobs);
+  show_waiting(missing_of(jobs));
   return waits > kLongestWait || (waits > 2 && is_in_circle());
 }
 int wait_at_first(const Jobs& jobs) {
@@ -128,7 +128,7 @@ int cannot_reduce(int type) {
 int run_and_wait(Communicator* communicator, Communicator::Run run) {
   auto job = communicator->start(std::move(run), {});
   Jobs jobs{job};
-  wait_while(jobs, [](const Jobs& waited, int) { return show_waiting(waited), false; });
+  wait_while(jobs, [](const Jobs& waited, int) { return show_waiting(missing_of(waited)), false; });
   show_waiting({});
   return job->take_failure() ? failed(job->code(), job->problem()) : (int)kDone;
 }

@@ -16,8 +16,8 @@
 #include <set>
 #include <thread>
 
-#include "shared_memory.hpp"
-#include "waiting.hpp"
+#include "../shared_memory.hpp"
+#include "../waiting.hpp"
 
 static_assert(sizeof(Segment) <= 128 * kKiB, "the slots follow it");
 

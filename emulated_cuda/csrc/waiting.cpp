@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <map>
@@ -64,12 +65,8 @@ int64_t this_process() {
   return process_of(own);
 }
 
-void show_waiting(const Jobs& jobs) {
+void show_waiting(const std::vector<int64_t>& missing) {
   State& own = state();
-  std::vector<int64_t> missing;
-  for (const auto& job : jobs)
-    if (!job->is_done())
-      for (int64_t process : job->missing()) missing.push_back(process);
   std::lock_guard<std::mutex> guard(own.mutex);
   if (!own.page) return;
   if (missing.empty()) own.waits.erase(std::this_thread::get_id());

@@ -2,13 +2,14 @@
 // other in a circle find that out. Each has a page of shared memory, which others open under /proc.
 #pragma once
 
-#include "../pending.hpp"
+#include <cstdint>
+#include <vector>
 
 // A process and its page, in one number.
 int64_t this_process();
 inline int pid_of(int64_t process) { return (int)(process >> 32); }
-// Shows others that this thread waits for jobs, and so for the processes that these miss.
-void show_waiting(const Jobs& jobs);
+// Shows others for which processes this thread waits; empty when it waits no more.
+void show_waiting(const std::vector<int64_t>& missing);
 // Whether some process waits for this one while this one waits for it, directly or through others.
 bool is_in_circle();
 // Whether a process has ended, also if nobody has taken note of its end.
