@@ -117,3 +117,5 @@ int fail_work(const char* problem);
 const char* refusal_text();
 // For libraries whose codes torch turns into fixed texts: raises a RuntimeError in Python.
 [[noreturn]] void refuse_by_exception(const char* function, const char* advice);
+#define RAISED(name) \
+  API int name() { refuse_by_exception(#name, kAdvice); }

@@ -121,6 +121,7 @@ std::vector<int64_t> missing_of(const Jobs& jobs) {
   return missing;
 }
 int wait_for(const Jobs& jobs) {
+  if (jobs.empty()) return kSuccess;
   for (const auto& job : jobs) ++job->waiting;
   if (!are_done(jobs)) wait_while(jobs, [](const Jobs& waited, int) { return show_waiting(missing_of(waited)), false; });
   for (const auto& job : jobs) --job->waiting;

@@ -27,8 +27,6 @@ void refuse_by_exception(const char* function, const char* advice) {
 
 #define REFUSED(name) \
   API int name() { return refuse(#name, kAdvice); }
-#define RAISED(name) \
-  API int name() { refuse_by_exception(#name, kAdvice); }
 
 namespace graphs {
 constexpr const char* kAdvice =

@@ -10,8 +10,6 @@
 #include "reductions.hpp"
 #include "../waiting.hpp"
 
-std::string& problem_of_this_thread();
-
 namespace {
 constexpr int kLongestWait = 600;  // of 5 ms: 3 s
 
@@ -297,8 +295,6 @@ API int ncclRedOpDestroy(int op, Communicator*) { return remove_factor(op), kDon
 
 // ---- What is not emulated ----
 
-#define RAISED(name) \
-  API int name() { refuse_by_exception(#name, kAdvice); }
 namespace symmetric {
 constexpr const char* kAdvice =
     "Symmetric memory and one-sided calls of NCCL need GPUs: use the usual collectives, or send and recv.";

@@ -84,6 +84,8 @@ struct Offer {
 };
 bool make_offer(Offer* offer);
 
+std::string& problem_of_this_thread();  // the text of its last error
+
 class Communicator {
  public:
   int ranks() const { return ranks_; }
