@@ -193,6 +193,8 @@ def test_failing_step_is_recorded_and_the_next_one_runs(
     monkeypatch.setitem(versions.STEPS, "published", lambda *_: dict(failing))
     with versions.reused(options.venv) as environment:
         versions.run(environment, options)
+    assert "| 9 |" not in drawn(tmp_path)  # until all versions were run
+    versions.finish()
     (file,) = tmp_path.iterdir()
     row = json.loads(file.read_text("utf-8"))
     assert list(row["steps"]) == ["gates", "published"]
@@ -206,6 +208,7 @@ def test_failing_step_is_recorded_and_the_next_one_runs(
     options.only = ["suite", "published"]
     with versions.reused(options.venv) as environment:
         versions.run(environment, options)
+    versions.finish()
     assert list(json.loads(file.read_text("utf-8"))["steps"]) == ["gates", "suite", "published"]
     assert "| 9 | 9, **1 failed** | 2 |" in drawn(tmp_path)
     assert "| peak: -2 bytes |" in drawn(tmp_path)

@@ -136,8 +136,22 @@ def run(environment: Environment, options: argparse.Namespace) -> dict[str, Any]
             **step,
         }
         if is_recorded(options):
-            write(file, row)  # also if a later step is interrupted
+            write(partial(file), row)  # what was found is kept if a later step is interrupted
     return row
+
+
+def partial(file: Path) -> Path:
+    """Return where a row lies until all versions were run.
+
+    The tests of the next step compare the documentation's tables with the rows in the folder.
+    """
+    return file.with_suffix(".json.partial")
+
+
+def finish() -> None:
+    """Put the rows that were written in their places."""
+    for file in RESULTS.glob("*.json.partial"):
+        file.replace(file.with_suffix(""))
 
 
 def is_recorded(options: argparse.Namespace) -> bool:
@@ -230,20 +244,24 @@ def main() -> None:
     """Run all versions; exit with 1 if a step failed in any of them."""
     options = parse()
     failed: list[str] = []
-    for version in options.versions or [str(options.venv)]:
-        try:
-            with reused(options.venv) if options.venv else fresh(version, options) as environment:
-                row = run(environment, options)
-        except subprocess.CalledProcessError as error:
-            failed.append(f"torch {version}: no environment: {error}")
-            continue
-        if not is_recorded(options):
-            print(json.dumps(row, indent=1))
-        failed += [
-            f"torch {row['torch']}, Python {row['python']}: {name}"
-            for name, step in row["steps"].items()
-            if not step["ok"]
-        ]
+    try:
+        for version in options.versions or [str(options.venv)]:
+            used = reused(options.venv) if options.venv else fresh(version, options)
+            try:
+                with used as environment:
+                    row = run(environment, options)
+            except subprocess.CalledProcessError as error:
+                failed.append(f"torch {version}: no environment: {error}")
+                continue
+            if not is_recorded(options):
+                print(json.dumps(row, indent=1))
+            failed += [
+                f"torch {row['torch']}, Python {row['python']}: {name}"
+                for name, step in row["steps"].items()
+                if not step["ok"]
+            ]
+    finally:
+        finish()
     print("\n".join(f"FAILED {line}" for line in failed) or "all passed")
     sys.exit(1 if failed else 0)
 
