@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def compare(operator: Any, dtype: Any, samples: int, values: bool) -> dict[str, 
     """Run one operator on both devices; return differences and bytes."""
     import torch
 
-    from emulated_cuda import shutdown
+    from emulated_cuda.loading import shutdown
 
     problems: list[str] = []
     sizes: list[list[int]] = []
@@ -230,8 +231,8 @@ def collect(
         last = [name for name in begun if name is not None][-1:]
         if ended.returncode == 0:
             return results_in(out), crashed
-        if not last or last[0] in done:
-            raise SystemExit(f"a process ended before its first operator: {ended.stderr}")
+        if ended.returncode > 0 or not last or last[0] in done:  # no crash, but an error of ours
+            raise SystemExit(f"a process ended with {ended.returncode}: {ended.stderr}")
         crashed.update(last)
 
 
@@ -259,8 +260,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = options.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        with_values, crashed = collect(folder, True, options.samples, options.names)
-        without, crashed_without = collect(folder, False, options.samples, options.names)
+        with ThreadPoolExecutor(2) as pool:
+            both = [
+                pool.submit(collect, folder, values, options.samples, options.names)
+                for values in (True, False)
+            ]
+            (with_values, crashed), (without, crashed_without) = (one.result() for one in both)
     found = summary(with_values, without, crashed | crashed_without)
     print_summary(found)
     if options.json is not None:
