@@ -1,4 +1,4 @@
-"""Convolutions of cuDNN and depthwise convolutions."""
+"""Convolutions of cuDNN, depthwise convolutions, and transposed ones without cuDNN."""
 
 from __future__ import annotations
 
@@ -100,3 +100,27 @@ def depthwise(
     self: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any
 ) -> Tensor:
     return _convolve(self, weight, bias, stride, padding, dilation, self.shape[1])
+
+
+@equivalent(
+    "aten::slow_conv_transpose2d",
+    source="aten/src/ATen/native/cuda/im2col.cuh: col2im adds half precision in float32",
+)
+@equivalent(
+    "aten::slow_conv_transpose3d",
+    source="aten/src/ATen/native/cuda/vol2col.cuh: vol2col adds half precision in float32",
+)
+def transposed_without_cudnn(
+    self: Tensor,
+    weight: Tensor,
+    kernel_size: Any,
+    bias: Tensor | None,
+    stride: Any,
+    padding: Any,
+    output_padding: Any,
+    dilation: Any,
+) -> Tensor:
+    result: Tensor = _convolution(
+        self, weight, bias, stride, padding, dilation, True, output_padding, 1
+    )
+    return result
