@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import ranks_tables
 from processes import Row
 from side_by_side_published import PUBLISHED
 from versions_tables import skips, versions
@@ -136,6 +137,12 @@ def _markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 DOCS = ROOT / "docs"
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "explanation" / "figures.md": {"gates": gates},
+    DOCS / "explanation" / "ranks.md": {
+        "fine-tuning": ranks_tables.finetuning,
+        "losses": ranks_tables.losses,
+        "tracker": ranks_tables.tracker,
+        "what goes wrong": ranks_tables.hostile,
+    },
     DOCS / "explanation" / "trust.md": {"versions": versions, "skipped, by version": skips},
     DOCS / "explanation" / "libraries.md": {
         "libraries": libraries,
