@@ -84,6 +84,12 @@ def without_torch_function() -> AbstractContextManager[object]:
     return guard
 
 
+def without_modes() -> AbstractContextManager[object]:
+    """Return a context in which the user's dispatch modes see no operator."""
+    guard: AbstractContextManager[object] = torch._C._DisableTorchDispatch()
+    return guard
+
+
 conjugated: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, "_conj", torch.conj)
 negated: Callable[[torch.Tensor], torch.Tensor] = getattr(torch, "_neg_view", torch.neg)
 

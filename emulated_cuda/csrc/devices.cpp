@@ -200,6 +200,10 @@ static std::pair<const char*, const char*> error_texts(int error) {
     case kInvalidHandle: return {"cudaErrorInvalidResourceHandle", "invalid resource handle"};
     case kNotFound: return {"cudaErrorSymbolNotFound", "named symbol not found"};
     case kNotReady: return {"cudaErrorNotReady", "device not ready"};
+    case kIllegalAddress: return {"cudaErrorIllegalAddress", refusal_text()};
+    case kLaunchTimeout: return {"cudaErrorLaunchTimeout", refusal_text()};
+    case kAssert: return {"cudaErrorAssert", refusal_text()};
+    case kMisalignedAddress: return {"cudaErrorMisalignedAddress", refusal_text()};
     case kLaunchFailed: return {"cudaErrorLaunchFailure", refusal_text()};
     case kNotSupported: return {"cudaErrorNotSupported", refusal_text()};
     default: return {"cudaErrorUnknown", "an error that the emulated device does not return"};

@@ -16,10 +16,11 @@ int refuse(const char* function, const char* advice) {
   describe(function, advice);
   return fail(kNotSupported);
 }
-int fail_work(const char* problem) {
+int fail_work(const char* problem, int code) {
   snprintf(text, sizeof text, "%s", problem);
-  return fail(kLaunchFailed);
+  return fail(code);
 }
+API int emulated_fail_work(const char* problem, int code) { return fail_work(problem, code); }
 const char* refusal_text() { return text; }
 void refuse_by_exception(const char* function, const char* advice) {
   throw std::runtime_error(describe(function, advice));

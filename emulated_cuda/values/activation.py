@@ -60,6 +60,7 @@ def turn_on(path: str, *, required: bool) -> bool:
             raise DeviceError(_reason)
         return False
     from emulated_cuda.values import collectives, operators, registration
+    from emulated_cuda.values.compiled import following
 
     functions = operators.Library(path)
     operators.use_library(functions)
@@ -67,6 +68,7 @@ def turn_on(path: str, *, required: bool) -> bool:
     collectives.answer_nccl(path)
     torch_private.disable_fusion()
     functions.compute_values(1)
+    following.start(path)
     _is_on = True
     return True
 
