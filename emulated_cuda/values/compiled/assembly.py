@@ -38,6 +38,9 @@ _TYPES = {
 _PAIRS = {"f16x2": torch.float16, "bf16x2": torch.bfloat16}
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
+_SPECIAL = re.compile(r"%(?:globaltimer|clock|smid|nsmid|laneid|warpid|tid|ntid|ctaid|nctaid)\b")
+"""Registers that a card sets."""
+
 Registers = dict[str, torch.Tensor]
 
 
@@ -238,6 +241,9 @@ def _instructions(text: str) -> list[_Instruction]:
         parts = re.match(r"(?:@(!?[%\w$]+)\s+)?([a-z]\w*)((?:\.\w+(?:::\w+)?)*)\s*(.*)", line, re.DOTALL)
         if parts is None or "[" in line or "<" in line:
             raise NotComputed(f"the PTX instruction {line}")
+        special = _SPECIAL.search(line)
+        if special is not None:
+            raise NotComputed(f"the register {special[0]} in assembly")
         operands = tuple(operand.strip() for operand in parts[4].split(",") if operand.strip())
         modifiers = tuple(parts[3].split(".")[1:])
         found.append(_Instruction(parts[2], modifiers, operands, parts[1] or ""))

@@ -73,6 +73,13 @@ def _divided(rounding: str) -> Function:
     return lambda a, b: torch.div(a, _not_zero(b), rounding_mode=rounding)
 
 
+def _rounded_up(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return a quotient rounded up."""
+    b = _not_zero(b)
+    down = torch.div(a, b, rounding_mode="floor")
+    return down + (torch.fmod(a, b) != 0)
+
+
 def _unsigned_division(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return quotient and remainder of integers without sign."""
     x, y = unsigned(a), _not_zero(unsigned(b))
@@ -145,7 +152,7 @@ elementwise(
         "arith.shrui": shifted_right,
         "arith.divsi": _divided("trunc"),
         "arith.floordivsi": _divided("floor"),
-        "arith.ceildivsi": lambda a, b: -torch.div(-a, _not_zero(b), rounding_mode="floor"),
+        "arith.ceildivsi": _rounded_up,
         "arith.ceildivui": lambda a, b: (
             _unsigned_division(a, b)[0] + (_unsigned_division(a, b)[1] != 0)
         ),

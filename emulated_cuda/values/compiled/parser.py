@@ -134,6 +134,9 @@ class _Parser:
     def _simple(self, operation: Operation, rest: str) -> None:
         colon = _last_outside(rest, ": ")
         body, types = (rest[:colon], rest[colon + 2 :]) if colon >= 0 else (rest, "")
+        arrow = _last_outside(rest, "->") if colon < 0 else -1
+        if arrow >= 0:  # it has results and no operands
+            body, types = rest[:arrow], rest[arrow:]
         brace = _last_outside(body, "{")
         if brace >= 0:
             end = body.rfind("}")

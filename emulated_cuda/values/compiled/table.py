@@ -32,6 +32,14 @@ NOT_COMPUTED = {
     "tt.atomic_poll": "waits for another program, which may not have run",
     "tt.make_tensor_ptr": "Triton replaces it before this stage",
     "tt.advance": "Triton replaces it before this stage",
+    **dict.fromkeys(
+        (
+            *("scf.execute_region", "scf.forall", "scf.forall.in_parallel", "scf.index_switch"),
+            *("scf.parallel", "scf.reduce", "scf.reduce.return", "cf.switch", "ub.unreachable"),
+            *("arith.scaling_extf", "arith.scaling_truncf"),
+        ),
+        "no version of Triton that was tried writes at this stage",
+    ),
 }
 """Operations that the language has and that are known not to be computed, with the reason."""
 
