@@ -81,9 +81,15 @@ AUTOTUNER = Row(
     "the module in which Inductor measures kernels; without it, measuring one may raise",
 )
 SINGULAR = Row("_LinAlgError", "the name of the error for a matrix without such a decomposition")
-INDUCTOR_KERNELS = Row(
-    tuple(f"triton_{kind}_" for kind in ("poi", "red", "per", "tem", "for", "spl")),
-    "how the names of torch.compile's kernels begin; others are advised on as the user's own",
+MEASURING = Row(
+    ("torch._inductor.runtime.triton_heuristics", "torch._inductor.select_algorithm"),
+    "modules in which Inductor measures kernels to choose one; without them the choice may depend on "
+    "its caches, and figures of memory with it",
+)
+LIBRARY_CHOICE = Row("ExternKernelCaller", "Inductor's name for a kernel of a library, as cuBLAS's")
+INDUCTOR_SETTINGS = Row(
+    {"TORCHINDUCTOR_BENCHMARK_EPILOGUE_FUSION": "0", "TORCHINDUCTOR_SHAPE_PADDING": "0"},
+    "two choices that Inductor would base on times, and allocate memory to measure them",
 )
 
 # ---- English texts of errors and warnings ----

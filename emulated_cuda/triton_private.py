@@ -1,6 +1,6 @@
 """Every name of Triton that the emulated device replaces; none of them is public.
 
-Nothing here imports Triton: :func:`prepare` is called when the program has imported it.
+Nothing here imports Triton by itself: its functions are called when the program has imported it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,13 @@ TEXT = "ttir"
 BINARY = "cubin"
 
 
-def prepare(
-    note_compiled: Callable[[bytes, str], None],
-    only_measured: Callable[[], AbstractContextManager[None]],
-) -> None:
-    """Follow what Triton compiles, and let its autotuner measure no times.
+def note_compiled(function: Callable[[bytes, str], None]) -> None:
+    """Call a function for each kernel that is compiled, or read from Triton's cache.
 
     Args:
-        note_compiled: gets the cubin and the text in TTIR of each kernel that is compiled or read
-            from Triton's cache.
-        only_measured: returns a context in which launches compute nothing.
+        function: gets the cubin and the text in TTIR.
     """
     from triton.compiler.compiler import CompiledKernel
-    from triton.runtime.autotuner import Autotuner
 
     create = CompiledKernel.__init__
 
@@ -38,25 +32,27 @@ def prepare(
     def create_and_note(self: Any, *args: Any, **kwargs: Any) -> None:
         create(self, *args, **kwargs)
         if TEXT in self.asm and BINARY in self.asm:
-            note_compiled(self.asm[BINARY], self.asm[TEXT])
+            function(self.asm[BINARY], self.asm[TEXT])
 
     CompiledKernel.__init__ = create_and_note
-    _choose_first_valid(Autotuner, only_measured)
 
 
-def _choose_first_valid(
-    autotuner: Any, only_measured: Callable[[], AbstractContextManager[None]]
-) -> None:
-    """Take the first configuration that this card can run, because no times can be measured.
+def choose_first_valid(without_effect: Callable[[], AbstractContextManager[None]]) -> None:
+    """Let the autotuner take the first configuration that this card can run.
 
     Others are not compiled. No memory is allocated for it, so figures of memory do not depend on
     whether a configuration was chosen before.
+
+    Args:
+        without_effect: returns a context in which launches do nothing.
     """
-    run, bench = autotuner.run, autotuner._bench
+    from triton.runtime.autotuner import Autotuner
+
+    run, bench = Autotuner.run, Autotuner._bench
     state = threading.local()
 
     def launch_once(call: Callable[[], None], *args: Any, **kwargs: Any) -> list[float]:
-        with only_measured():
+        with without_effect():
             call()
         return [1.0] * 3
 
@@ -85,7 +81,7 @@ def _choose_first_valid(
         state.is_found = timings[0] != math.inf
         return timings
 
-    autotuner.run, autotuner._bench = run_anew, bench_once
+    Autotuner.run, Autotuner._bench = run_anew, bench_once
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +29,6 @@ _library: Any = None
 _callbacks: list[Any] = []
 _raised: list[type[BaseException]] = []
 """References for the life of the process."""
-
-
-class _Thread(threading.local):
-    is_measuring = False
-
-
-_thread = _Thread()
 
 
 def start(path: str) -> None:
@@ -72,16 +64,6 @@ def _read_beside(key: int, path: bytes) -> None:
             _texts[key] = file.read_text(encoding="utf-8")
 
 
-@contextlib.contextmanager
-def only_measured() -> Iterator[None]:
-    """Compute no launch of this thread in this context: somebody measures times."""
-    before, _thread.is_measuring = _thread.is_measuring, True
-    try:
-        yield
-    finally:
-        _thread.is_measuring = before
-
-
 def _compute(
     key: int, name: bytes, x: int, y: int, z: int, pointers: Any, stream: int | None
 ) -> int:
@@ -89,8 +71,6 @@ def _compute(
     text = _texts.get(key)
     if text is None:
         return _UNKNOWN_KERNEL
-    if _thread.is_measuring:
-        return 0
     try:
         with torch_private.without_modes(), on_the_cpu():
             return _launch(key, text, name.decode(), (x, y, z), pointers)
