@@ -10,7 +10,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from types import FrameType
 from typing import Any
 
 import torch
@@ -216,27 +215,14 @@ def disable_fusion() -> None:
         disable(False)
 
 
-def is_measuring_kernels(frame: FrameType | None) -> bool:
-    """Whether a frame is of Inductor while it measures kernels with the user's tensors.
+def call_around_replays(around: Callable[..., Any]) -> None:
+    """Call `around` with the function that replays a CUDA graph and its arguments, in its place."""
+    replay = torch.cuda.CUDAGraph.replay
 
-    It may copy those that a kernel changes to the host before each launch, and back after it.
-    """
-    autotuner = torch_versions.AUTOTUNER.value
-    if autotuner not in sys.modules:
-        return False
-    while frame is not None:
-        if frame.f_globals.get("__name__") == autotuner:
-            return True
-        frame = frame.f_back
-    return False
+    def replay_within(self: Any) -> Any:
+        return around(replay, self)
 
-
-def replace_captures(capture: Callable[..., Any]) -> None:
-    """Call `capture` in place of the methods that begin and end the capture of a CUDA graph."""
-    torch.cuda.graph.__enter__ = capture  # type: ignore[method-assign]
-    graph = torch._C._CUDAGraph
-    for name in torch_versions.CAPTURE_METHODS.value:
-        setattr(graph, name, capture)
+    torch.cuda.CUDAGraph.replay = replay_within  # type: ignore[method-assign]
 
 
 def is_singular(error: Exception) -> bool:

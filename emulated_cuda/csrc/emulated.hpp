@@ -30,6 +30,7 @@ enum : int {  // the same numbers in the runtime (cudaError_t) and in the driver
   kInvalidDevice = 101,
   kInvalidHandle = 400,
   kNotFound = 500,
+  kIllegalState = 401,
   kNotReady = 600,
   kIllegalAddress = 700,
   kLaunchTimeout = 702,
@@ -37,6 +38,10 @@ enum : int {  // the same numbers in the runtime (cudaError_t) and in the driver
   kMisalignedAddress = 716,
   kLaunchFailed = 719,
   kNotSupported = 801,
+  kCaptureUnsupported = 900,
+  kCaptureInvalidated = 901,
+  kCaptureUnmatched = 903,
+  kCaptureUnjoined = 904,
 };
 
 struct Dim3 {

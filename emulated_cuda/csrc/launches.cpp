@@ -1,6 +1,8 @@
 // Kernels: they are registered and launched, and do nothing. A launch that a card would refuse fails.
 #include "launches.hpp"
 
+#include "graphs.hpp"
+
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -21,7 +23,8 @@ int check_launch(Dim3 grid, Dim3 block, size_t shared, Stream stream) {
 static int launch(Dim3 grid, Dim3 block, size_t shared, Stream stream, const char* (*name)(const void*),
                   const void* function) {
   if (int error = check_launch(grid, block, shared, stream)) return error;
-  if (values_are_computed && phase() == kNoOperator) note_work(name(function));
+  if (values_are_computed && phase() == kNoOperator && !record_work(stream, name(function), nullptr, nullptr, 0))
+    note_work(name(function));
   return kSuccess;
 }
 

@@ -15,6 +15,8 @@
 #include <string>
 #include <utility>
 
+#include "graphs.hpp"
+
 namespace {
 struct Module {
   uint64_t key;  // 0 if the image is no cubin
@@ -78,7 +80,8 @@ int launch(const void* handle, Dim3 grid, Dim3 block, size_t shared, Stream stre
     if (exception_type) raise_later();
     if (code != kUnknownKernel) return code;
   }
-  note_work(function ? function->name.c_str() : "a kernel whose name is not known");
+  const char* name = function ? function->name.c_str() : "a kernel whose name is not known";
+  if (!record_work(stream, name, nullptr, nullptr, 0)) note_work(name);
   return kSuccess;
 }
 }  // namespace

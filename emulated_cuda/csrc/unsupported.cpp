@@ -31,15 +31,11 @@ void refuse_by_exception(const char* function, const char* advice) {
 
 namespace graphs {
 constexpr const char* kAdvice =
-    "CUDA graphs cannot be captured or replayed: leave out torch.cuda.graph, and use torch.compile without "
-    "mode=\"reduce-overhead\" or \"max-autotune\".";
-REFUSED(cudaStreamBeginCapture) REFUSED(cudaStreamBeginCaptureToGraph) REFUSED(cudaStreamEndCapture)
-REFUSED(cudaStreamUpdateCaptureDependencies) REFUSED(cudaGraphAddEmptyNode) REFUSED(cudaGraphAddNode)
-REFUSED(cudaGraphConditionalHandleCreate) REFUSED(cudaGraphDebugDotPrint) REFUSED(cudaGraphDestroy)
-REFUSED(cudaGraphExecDestroy) REFUSED(cudaGraphGetNodes) REFUSED(cudaGraphInstantiate)
-REFUSED(cudaGraphInstantiateWithFlags) REFUSED(cudaGraphLaunch) REFUSED(cudaGraphNodeGetDependencies)
-REFUSED(cudaGraphNodeGetType) REFUSED(cudaGraphRetainUserObject) REFUSED(cudaUserObjectCreate)
-REFUSED(cudaUserObjectRelease)
+    "Graphs are captured from streams: nodes added by hand, conditional nodes and the reuse of memory within a "
+    "capture (graph_capture_record_stream_reuse) are not emulated.";
+REFUSED(cudaStreamBeginCaptureToGraph) REFUSED(cudaStreamUpdateCaptureDependencies) REFUSED(cudaGraphAddEmptyNode)
+REFUSED(cudaGraphAddNode) REFUSED(cudaGraphConditionalHandleCreate) REFUSED(cudaGraphNodeGetDependencies)
+REFUSED(cudaGraphNodeGetType)
 }  // namespace graphs
 
 namespace sharing {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 from dataclasses import dataclass
 
-from emulated_cuda import cudnn_attention, graphs, imports, measurements
+from emulated_cuda import cudnn_attention, imports, measurements
 from emulated_cuda.cards import DEFAULT_CARD, Card, card_of
 from emulated_cuda.errors import DeviceError
 from emulated_cuda.loading import checks, children, environment, records, shutdown
@@ -122,7 +122,6 @@ def _prepare_torch() -> None:
     assert _library is not None
     cudnn_attention.switch_off()
     measurements.leave_out(_library.path)
-    graphs.refuse_captures(_library.path)
     values = _loaded.values
     if values is False or not activation.turn_on(_library.path, required=values is True):
         from emulated_cuda import objects

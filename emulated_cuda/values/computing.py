@@ -11,7 +11,7 @@ import torch
 
 from emulated_cuda import torch_private
 from emulated_cuda.errors import WITHOUT_VALUES
-from emulated_cuda.values import errors_on_device, operators, randomness, staleness
+from emulated_cuda.values import errors_on_device, graphs, operators, randomness, staleness
 from emulated_cuda.values.aliases import alias, on_cpu
 from emulated_cuda.values.operators import Kernel, Unavailable, tensors_in, thread
 from emulated_cuda.values.results import (
@@ -101,6 +101,8 @@ class _Computation:
         """Run the CUDA operator, then compute its results on the CPU into the same memory."""
         if thread.arguments is not None:
             return self._original(keyset, *args, **kwargs)
+        if graphs.is_capturing():
+            return self._record(keyset, args, kwargs)
         may_be_stale = staleness.is_possible()
         if may_be_stale and not self._gives_tensors:
             staleness.check((args, kwargs))
@@ -136,6 +138,51 @@ class _Computation:
         if unknown is not None:
             staleness.mark(*unknown)
         return results
+
+    def _record(self, keyset: Any, args: Any, kwargs: Any) -> Any:
+        """Run the CUDA operator in a capture; a replay computes it with the same memory.
+
+        Raises:
+            RuntimeError: if a graph cannot have it.
+        """
+        generator = randomness.generator_of(args, kwargs) if self._is_random else None
+        results = self._run(keyset, args, kwargs)
+        if results is _NOT_RUN:
+            graphs.refuse(self._name)
+        mutated = _mutated(self._schema, args, kwargs)
+        reads, writes = (args, kwargs), (results, mutated)
+        with on_the_cpu():
+            # Aliases keep no memory alive, as a graph keeps none.
+            targets = on_cpu(results)
+            given = [on_cpu(value) for value in args]
+            named = {key: on_cpu(value) for key, value in kwargs.items()}
+
+        def compute(step: int) -> None:
+            call = self._compute
+            if generator is not None:
+                call = _seeded(call, graphs.seed_at_replay(generator, step))
+            with on_the_cpu():
+                self._repeat(call, targets, given, named)
+
+        graphs.record(compute, reads, writes)
+        return results
+
+    def _repeat(self, call: Kernel, results: Any, args: Any, kwargs: Any) -> None:
+        """Compute the operator again into the same results.
+
+        Raises:
+            DeviceAssertError: if a kernel would refuse a value.
+            RuntimeError: if the CPU cannot compute it.
+        """
+        try:
+            computed, unknown = self._write(call, results, args, kwargs)
+        except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
+            unknown = _after_error(self._name, self._schema, call, args, kwargs, results, error)
+            computed = _WRITTEN
+        if unknown is not None:
+            raise RuntimeError(unknown[1])
+        if computed is not _WRITTEN:
+            raise RuntimeError(f"{self._name} has a result whose form depends on values")
 
     def _random_state(self, args: Any, kwargs: Any) -> tuple[Any, int]:
         """Return the operator's generator, if any, and its seed before the operator runs."""
@@ -365,6 +412,8 @@ def compute_first(original: Kernel, compute: Callable[..., Any]) -> Kernel:
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         if thread.arguments is not None:
             return original(keyset, *args, **kwargs)
+        if graphs.is_capturing():
+            return operators.run(original, keyset, args, kwargs)  # it reads back, which raises
         staleness.check((args, kwargs))
         operators.run(original, keyset, args, kwargs)
         with on_the_cpu():

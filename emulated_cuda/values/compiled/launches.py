@@ -12,9 +12,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from emulated_cuda import torch_private
 from emulated_cuda.errors import WITHOUT_VALUES
-from emulated_cuda.values import staleness
+from emulated_cuda.values import graphs, staleness
 from emulated_cuda.values.compiled import accesses
 from emulated_cuda.values.compiled.errors import KernelError, NotComputed
 from emulated_cuda.values.compiled.kernel import Kernel
@@ -73,7 +75,7 @@ def _compute(
         return _UNKNOWN_KERNEL
     try:
         with torch_private.without_modes(), on_the_cpu():
-            return _launch(key, text, name.decode(), (x, y, z), pointers)
+            return _launch(key, text, name.decode(), (x, y, z), pointers, graphs.capture_of(stream))
     except KernelError as error:
         code: int = _library.emulated_fail_work(str(error).encode(), error.code)
         _library.cudaGetLastError()  # it is this launch's error, and not one of the next call
@@ -88,7 +90,10 @@ def _compute(
         return 0
 
 
-def _launch(key: int, text: str, name: str, grid: tuple[int, int, int], pointers: Any) -> int:
+def _launch(
+    key: int, text: str, name: str, grid: tuple[int, int, int], pointers: Any, capture: int
+) -> int:
+    """Compute a launch, or record it in the graph `capture` if that is not 0."""
     kernel = _kernels.get(key)
     if kernel is None:
         try:
@@ -96,6 +101,9 @@ def _launch(key: int, text: str, name: str, grid: tuple[int, int, int], pointers
         except NotComputed as problem:
             kernel = problem
         _kernels[key] = kernel
+    if capture:
+        _record(kernel, name, grid, pointers, capture)
+        return 0
     if isinstance(kernel, NotComputed):
         _library.emulated_note_work(f"{name} (of which {kernel} is not understood)".encode())
         return 0
@@ -107,6 +115,27 @@ def _launch(key: int, text: str, name: str, grid: tuple[int, int, int], pointers
     else:
         _mark(kernel, pointers, _reason(name, kernel.problem))
     return 0
+
+
+def _record(
+    kernel: Kernel | NotComputed, name: str, grid: tuple[int, int, int], pointers: Any, capture: int
+) -> None:
+    """Compute a launch at each replay of a graph."""
+    problem = kernel if isinstance(kernel, NotComputed) else kernel.problem
+    if isinstance(kernel, NotComputed) or problem is not None:
+        text = f"{name} (which uses {problem})".encode()
+        graphs.record(lambda step: _library.emulated_note_work(text), number=capture)
+        return
+    arguments = kernel.read_arguments(pointers)
+
+    def compute(step: int) -> None:
+        try:
+            with on_the_cpu():
+                kernel.launch(grid, arguments)
+        except KernelError as error:
+            raise torch.AcceleratorError(f"CUDA error: {error}") from None
+
+    graphs.record(compute, number=capture)
 
 
 def _mark(kernel: Kernel, pointers: Any, reason: str) -> None:
