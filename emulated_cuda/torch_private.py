@@ -252,8 +252,8 @@ def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[
 def measure_no_kernels(module: str) -> None:
     """Let a module of Inductor take its first choice where it would measure kernels.
 
-    Times of the emulated device say nothing, and what Inductor allocates to measure them would be in
-    the user's figures as long as its caches on disk are cold.
+    Times of the emulated device say nothing, and what Inductor allocates to measure them would be
+    in the user's figures as long as its caches on disk are cold.
 
     Args:
         module: one of those in ``torch_versions.MEASURING``, which is imported now.

@@ -75,8 +75,8 @@ BACKWARD_THREAD = Row("pt_autograd", "how the names of torch's threads for backw
 SINGULAR = Row("_LinAlgError", "the name of the error for a matrix without such a decomposition")
 MEASURING = Row(
     ("torch._inductor.runtime.triton_heuristics", "torch._inductor.select_algorithm"),
-    "modules in which Inductor measures kernels to choose one; without them the choice may depend on "
-    "its caches, and figures of memory with it",
+    "modules in which Inductor measures kernels to choose one; without them the choice may depend "
+    "on its caches, and figures of memory with it",
 )
 LIBRARY_CHOICE = Row("ExternKernelCaller", "Inductor's name for a kernel of a library, as cuBLAS's")
 INDUCTOR_SETTINGS = Row(

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from emulated_cuda.cards import CARDS, CONTEXT_BYTES, Card
 from emulated_cuda import imports
+from emulated_cuda.cards import CARDS, CONTEXT_BYTES, Card
 from emulated_cuda.loading import checks, children
 from emulated_cuda.loading.library import Library
 

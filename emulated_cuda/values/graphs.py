@@ -1,7 +1,8 @@
 """CUDA graphs: what operators would compute during a capture is recorded, and computed at a replay.
 
-During a capture torch's own operators run, which allocate from the graph's pool. Nothing is computed.
-Each launch of the graph computes all that was recorded, at the same addresses (csrc/graphs.cpp).
+During a capture torch's own operators run, which allocate from the graph's pool. Nothing is
+computed. Each launch of the graph computes all that was recorded, at the same addresses
+(csrc/graphs.cpp).
 """
 
 from __future__ import annotations
@@ -175,7 +176,11 @@ def _note(number: int, kernel: bytes | None, target: int, source: int, size: int
     if kernel is not None:
         record(lambda step: _library.emulated_note_work(kernel), number=number)
     else:
-        record(lambda step: ctypes.memmove(target, source, size) and None, number=number)
+
+        def copy(step: int) -> None:
+            ctypes.memmove(target, source, size)
+
+        record(copy, number=number)
 
 
 def _raising_own_error(replay: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -35,7 +35,9 @@ def active_mask(programs: Programs, mask: torch.Tensor | None, dims: int) -> tor
     return active if mask is None else mask & active
 
 
-def load(programs: Programs, addresses: torch.Tensor, mask: Any, dtype: torch.dtype) -> torch.Tensor:
+def load(
+    programs: Programs, addresses: torch.Tensor, mask: Any, dtype: torch.dtype
+) -> torch.Tensor:
     """Return the elements at addresses (programs or 1, ...); zeros where the mask is false.
 
     Raises:
@@ -63,7 +65,11 @@ def store(programs: Programs, addresses: torch.Tensor, values: torch.Tensor, mas
 
 
 def atomic(
-    programs: Programs, kind: tuple[int, str], addresses: torch.Tensor, given: torch.Tensor, mask: Any
+    programs: Programs,
+    kind: tuple[int, str],
+    addresses: torch.Tensor,
+    given: torch.Tensor,
+    mask: Any,
 ) -> torch.Tensor:
     """Combine elements with those at addresses, one after the other; return what was there before.
 

@@ -107,7 +107,7 @@ _OF_FLOATS: dict[str, Callable[..., torch.Tensor]] = {
 
 def _function(one: _Instruction) -> Callable[..., torch.Tensor]:
     kind, has_sign = one.type, one.type.startswith("s")
-    if kind[0] in "bf" and kind not in _TYPES or kind in ("f16", "bf16", "f32", "f64"):
+    if (kind[0] in "bf" and kind not in _TYPES) or kind in ("f16", "bf16", "f32", "f64"):
         found = _OF_FLOATS.get(one.name) or _FUNCTIONS.get(one.name)
         return _flushed(found) if found else _unknown(one)
     if one.name in ("mul", "mad"):
@@ -168,8 +168,16 @@ def _convert(one: _Instruction, values: Registers) -> torch.Tensor:
 
 
 _COMPARISONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
-    **{"eq": torch.eq, "ne": torch.ne, "lt": torch.lt, "le": torch.le, "gt": torch.gt},
-    **{"ge": torch.ge, "lo": torch.lt, "ls": torch.le, "hi": torch.gt, "hs": torch.ge},
+    "eq": torch.eq,
+    "ne": torch.ne,
+    "lt": torch.lt,
+    "le": torch.le,
+    "gt": torch.gt,
+    "ge": torch.ge,
+    "lo": torch.lt,
+    "ls": torch.le,
+    "hi": torch.gt,
+    "hs": torch.ge,
 }
 
 
@@ -238,7 +246,9 @@ def _instructions(text: str) -> list[_Instruction]:
         line = line.strip()
         if not line or line.startswith(".reg"):
             continue
-        parts = re.match(r"(?:@(!?[%\w$]+)\s+)?([a-z]\w*)((?:\.\w+(?:::\w+)?)*)\s*(.*)", line, re.DOTALL)
+        parts = re.match(
+            r"(?:@(!?[%\w$]+)\s+)?([a-z]\w*)((?:\.\w+(?:::\w+)?)*)\s*(.*)", line, re.DOTALL
+        )
         if parts is None or "[" in line or "<" in line:
             raise NotComputed(f"the PTX instruction {line}")
         special = _SPECIAL.search(line)
@@ -351,7 +361,9 @@ def _packed(value: torch.Tensor, pack: int) -> list[torch.Tensor]:
     """Return the registers that hold elements, `pack` in a row together."""
     if value.dtype is torch.bool:
         value = value.to(torch.int8)
-    value = value.reshape(-1, _registers_of(value.dtype, pack), pack // _registers_of(value.dtype, pack))
+    value = value.reshape(
+        -1, _registers_of(value.dtype, pack), pack // _registers_of(value.dtype, pack)
+    )
     if value.shape[2] == 1:
         return list(value.squeeze(2).unbind(1))
     size = value.shape[2] * value.element_size()

@@ -14,8 +14,18 @@ from emulated_cuda.values.compiled.programs import Programs
 from emulated_cuda.values.compiled.table import Compute, operation
 
 _KINDS = {
-    **{"add": 0, "fadd": 0, "inc_wrap": -1, "dec_wrap": -1},
-    **{"max": 1, "umax": 1, "min": 2, "umin": 2, "and": 3, "or": 4, "xor": 5, "exch": 6},
+    "add": 0,
+    "fadd": 0,
+    "inc_wrap": -1,
+    "dec_wrap": -1,
+    "max": 1,
+    "umax": 1,
+    "min": 2,
+    "umin": 2,
+    "and": 3,
+    "or": 4,
+    "xor": 5,
+    "exch": 6,
 }
 """Name -> number in csrc/accesses.cpp; -1 for those that are not computed."""
 _LETTERS = {

@@ -23,7 +23,9 @@ def loop_over_range(one: Operation) -> Compute:
     counter, names = one.iteration.counter, one.iteration.names
     (code,) = prepare(one.regions[0], [counter, *names])
 
-    def iterate(programs: Programs, values: Environment, number: Any, given: list[Any]) -> list[Any]:
+    def iterate(
+        programs: Programs, values: Environment, number: Any, given: list[Any]
+    ) -> list[Any]:
         values[counter] = number
         values.update(zip(names, given, strict=True))
         return programs.given(programs.run(code, values), values)
@@ -63,7 +65,8 @@ def branch(one: Operation) -> Compute:
                 return []
             end = programs.run(codes[0 if condition.item() else 1], values)
             return programs.given(end, values)
-        outer, found = programs.active, []
+        outer = programs.active
+        found: list[tuple[torch.Tensor, list[Any]]] = []
         for meets, code in zip((condition, ~condition), codes, strict=False):
             mask = programs.narrowed(meets)
             if not mask.any() and (found or code is not codes[-1] or not one.results):

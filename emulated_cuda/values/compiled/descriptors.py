@@ -52,9 +52,7 @@ class Descriptor:
             strides=[choose(mask, *pair) for pair in zip(self.strides, other.strides, strict=True)],
         )
 
-    def addresses(
-        self, positions: list[torch.Tensor]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def addresses(self, positions: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the address of each element of a block, and whether it is inside the tensor.
 
         Args:
@@ -78,7 +76,10 @@ def from_host(map: TensorMap) -> Descriptor:
 
     lengths, strides = list(map.lengths[: map.rank]), list(map.strides[: map.rank])
     return Descriptor(
-        torch.tensor([map.address], dtype=torch.int64), numbers(lengths), numbers(strides), bool(map.nan)
+        torch.tensor([map.address], dtype=torch.int64),
+        numbers(lengths),
+        numbers(strides),
+        bool(map.nan),
     )
 
 

@@ -1,7 +1,7 @@
 """Arithmetic on floating-point numbers (dialects ``arith`` and ``math``).
 
-Numbers of 16 and 8 bits are computed in single precision and rounded after each operation. On a card
-the compiler may fuse a product and a sum, and approximates some functions.
+Numbers of 16 and 8 bits are computed in single precision and rounded after each operation. On a
+card the compiler may fuse a product and a sum, and approximates some functions.
 """
 
 from __future__ import annotations

@@ -86,7 +86,9 @@ def _unsigned_division(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, 
     quotient = torch.div(x, y, rounding_mode="floor")
     if a.dtype is torch.int64:
         # With a large divisor the quotient is 0 or 1. With a large dividend: half of it first.
-        half = torch.div(shifted_right(x, torch.tensor(1)), y.abs().clamp_min(1), rounding_mode="floor")
+        half = torch.div(
+            shifted_right(x, torch.tensor(1)), y.abs().clamp_min(1), rounding_mode="floor"
+        )
         doubled = half * 2
         doubled = doubled + (ordered(x - doubled * y) >= ordered(y))
         quotient = torch.where(y < 0, (ordered(x) >= ordered(y)).long(), doubled)

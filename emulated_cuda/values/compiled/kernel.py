@@ -30,8 +30,8 @@ from emulated_cuda.values.compiled.pointers import accessed
 from emulated_cuda.values.compiled.programs import Code, Programs, prepare
 
 _ELEMENTS_AT_ONCE = 2**15
-"""So many programs run at once that a value has this many elements. It then stays in the cache, torch
-uses one thread, and all values of a launch together take few MB."""
+"""So many programs run at once that a value has this many elements. It then stays in the cache,
+torch uses one thread, and all values of a launch together take few MB."""
 
 
 class Kernel:

@@ -1,7 +1,7 @@
 """Functions of CUDA's libdevice by name, as ``triton.language.extra.libdevice`` calls them.
 
-Source: libdevice user's guide, https://docs.nvidia.com/cuda/libdevice-users-guide/. Results are those
-of torch or correctly rounded; the library's own differ by a few units in the last place.
+Source: libdevice user's guide, https://docs.nvidia.com/cuda/libdevice-users-guide/. Results are
+those of torch or correctly rounded; the library's own differ by a few units in the last place.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ def _row(name: str) -> Function:
 
 
 def _norm(*values: torch.Tensor) -> torch.Tensor:
-    return torch.stack(torch.broadcast_tensors(*values)).double().square().sum(0).sqrt().to(values[0])
+    return (
+        torch.stack(torch.broadcast_tensors(*values)).double().square().sum(0).sqrt().to(values[0])
+    )
 
 
 def _reciprocal(function: Function) -> Function:
@@ -153,7 +155,9 @@ _FUNCTIONS: dict[str, Function] = {
     "fmod": torch.fmod,
     "frsqrt_rn": torch.rsqrt,
     "hadd": _wide(lambda a, b: (a + b) >> 1),
-    "hiloint2double": lambda high, low: _bit_view(torch.float64)((high.long() << 32) | unsigned(low)),
+    "hiloint2double": lambda high, low: _bit_view(torch.float64)(
+        (high.long() << 32) | unsigned(low)
+    ),
     "hypot": torch.hypot,
     "ilogb": _log_binary,
     "int_as_float": _bit_view(torch.float32),
@@ -262,7 +266,9 @@ def function_of(name: str) -> Function:
     arithmetic = re.fullmatch(r"(d|f)(add|sub|mul|div|rcp|sqrt|ma)f?_(r[nzdu])", name)
     if arithmetic is not None:
         return _directed(_ARITHMETIC[arithmetic[2]], arithmetic[3], name)
-    conversion = re.fullmatch(r"(float|double|u?int|u?ll)2(float|double|u?int|u?ll)_(r[nzdu])", name)
+    conversion = re.fullmatch(
+        r"(float|double|u?int|u?ll)2(float|double|u?int|u?ll)_(r[nzdu])", name
+    )
     if conversion is not None:
         return _conversion(*conversion.groups())
     raise NotComputed(f"libdevice's function {name}")

@@ -37,7 +37,9 @@ def load(one: Operation) -> Compute:
     """The elements at addresses; where a mask is false another value."""
     dtype = pointee_of(one).dtype
 
-    def compute(programs: Programs, addresses: torch.Tensor, mask: Any = None, other: Any = None) -> Any:
+    def compute(
+        programs: Programs, addresses: torch.Tensor, mask: Any = None, other: Any = None
+    ) -> Any:
         found = accesses.load(programs, addresses, mask, dtype)
         return found if other is None else torch.where(mask, found, other)
 
@@ -49,7 +51,9 @@ def store(one: Operation) -> Compute:
     """Write elements to addresses where a mask is true."""
     pointee_of(one)
 
-    def compute(programs: Programs, addresses: torch.Tensor, value: torch.Tensor, mask: Any = None) -> None:
+    def compute(
+        programs: Programs, addresses: torch.Tensor, value: torch.Tensor, mask: Any = None
+    ) -> None:
         accesses.store(programs, addresses, value, mask)
 
     return compute

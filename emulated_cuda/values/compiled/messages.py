@@ -54,13 +54,17 @@ def _elements(value: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
         return [("", value)]
     return [
         (", ".join(map(str, index)), value[tuple(index)])
-        for index in torch.cartesian_prod(*map(torch.arange, value.shape)).view(-1, value.dim()).tolist()
+        for index in torch.cartesian_prod(*map(torch.arange, value.shape))
+        .view(-1, value.dim())
+        .tolist()
     ]
 
 
 def _shown(element: torch.Tensor, in_hexadecimal: bool, is_signed: bool) -> str:
     if in_hexadecimal:
-        bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[element.element_size()]
+        bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[
+            element.element_size()
+        ]
         size = element.element_size()
         return f"0x{int(element.view(bits)) & (2 ** (8 * size) - 1):0{2 * size}x}"
     if element.dtype.is_floating_point:

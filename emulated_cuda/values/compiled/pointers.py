@@ -53,7 +53,9 @@ def accessed(function: Function) -> Accessed:
         if one.name in _WRITING:
             written |= found
     is_complete = _FROM_MEMORY not in read | written
-    return Accessed(frozenset(read - {_FROM_MEMORY}), frozenset(written - {_FROM_MEMORY}), is_complete)
+    return Accessed(
+        frozenset(read - {_FROM_MEMORY}), frozenset(written - {_FROM_MEMORY}), is_complete
+    )
 
 
 def _follow(one: Operation, roots: dict[str, set[int]]) -> None:

@@ -84,5 +84,7 @@ def _scales(scale: torch.Tensor, length: int) -> torch.Tensor:
         factor = scale.float()
     else:
         exponent = scale.long() & 255
-        factor = torch.where(exponent == 255, torch.nan, torch.exp2(exponent.double() - 127).float())
+        factor = torch.where(
+            exponent == 255, torch.nan, torch.exp2(exponent.double() - 127).float()
+        )
     return factor.repeat_interleave(length // scale.shape[-1], -1)

@@ -1,7 +1,8 @@
 """Runs the operations of a kernel for many programs of a launch at once.
 
-Where programs take different branches, each branch runs for all of them, and :attr:`Programs.active`
-says which programs are meant: only those load and store, and only their results are kept.
+If programs take different branches, each branch runs for all of them, and
+:attr:`Programs.active` says which programs are meant: only those load and store, and only their
+results are kept.
 """
 
 from __future__ import annotations

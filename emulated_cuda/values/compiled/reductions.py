@@ -138,16 +138,12 @@ def _combination(one: Operation) -> Combine:
     names = {operation.name for operation in blocks[0].operations}
     by_element = bool(names & {*CONTROL, "tt.call"})
 
-    def at_once(
-        programs: Programs, outer: Environment, left: Values, right: Values
-    ) -> Values:
+    def at_once(programs: Programs, outer: Environment, left: Values, right: Values) -> Values:
         values = _constants(outer)
         values.update(zip(code.arguments, [*left, *right], strict=True))
         return programs.given(programs.run(code, values), values)
 
-    def one_by_one(
-        programs: Programs, outer: Environment, left: Values, right: Values
-    ) -> Values:
+    def one_by_one(programs: Programs, outer: Environment, left: Values, right: Values) -> Values:
         shape = left[0].shape
         flat = [value.reshape(-1) for value in (*left, *right)]
         return [found.view(shape) for found in _on_elements(programs, code, outer, flat)]

@@ -31,8 +31,14 @@ def product(a, b, c, n, rows: tl.constexpr, inner: tl.constexpr):
     total = tl.zeros((rows, rows), dtype=tl.float32)
     for start in range(0, n, inner):
         k = start + tl.arange(0, inner)
-        left = tl.load(a + row[:, None] * n + k[None, :], mask=(row[:, None] < n) & (k[None, :] < n), other=0.0)
-        right = tl.load(b + k[:, None] * n + column[None, :], mask=(k[:, None] < n) & (column[None, :] < n), other=0.0)
+        left = tl.load(
+            a + row[:, None] * n + k[None, :], mask=(row[:, None] < n) & (k[None, :] < n), other=0.0
+        )
+        right = tl.load(
+            b + k[:, None] * n + column[None, :],
+            mask=(k[:, None] < n) & (column[None, :] < n),
+            other=0.0,
+        )
         total = tl.dot(left, right, total, input_precision="ieee")
     inside = (row[:, None] < n) & (column[None, :] < n)
     tl.store(c + row[:, None] * n + column[None, :], total, mask=inside)

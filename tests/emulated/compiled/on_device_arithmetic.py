@@ -96,8 +96,12 @@ def test_operation_on_one_integer(name, element):
 
 
 ORDERS = {
-    **{"eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b},
-    **{"le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b},
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
 }
 
 
@@ -183,7 +187,9 @@ def test_function_of_a_floating_point_number(name, function, numbers, element):
     given = elements(element, numbers)
     operation = f"{name} %x0 : tensor<{len(numbers)}x{element}>"
     found = apply(operation, [(element, given)], element).double().cpu()
-    expected = torch.tensor([float(function(a)) for a in given.double().tolist()], dtype=torch.float64)
+    expected = torch.tensor(
+        [float(function(a)) for a in given.double().tolist()], dtype=torch.float64
+    )
     torch.testing.assert_close(found, expected, rtol=TOLERANCES[element], atol=TOLERANCES[element])
 
 

@@ -167,7 +167,9 @@ def test_operation_that_waits_for_the_device_is_refused_in_a_capture(way):
     """What reads back from the device raises in a capture, as on a card, and all works after it."""
     x = torch.ones(4, device="cuda")
     with (
-        pytest.raises(RuntimeError, match="operation (not permitted|failed due to a previous error)"),
+        pytest.raises(
+            RuntimeError, match=r"operation (not permitted|failed due to a previous error)"
+        ),
         torch.cuda.graph(torch.cuda.CUDAGraph()),
     ):
         failing_captures()[way](x)
@@ -188,16 +190,19 @@ def test_operator_whose_memory_is_not_known_is_refused_in_a_capture(operator):
     assert (x + 1).sum().item() == 20
 
 
-def test_capture_that_a_stream_has_not_joined_is_an_error():
-    """A stream that takes part and is not waited for at the end is an error, as on a card."""
-    x, other = torch.ones(4, device="cuda"), torch.cuda.Stream()
-    with (
-        pytest.raises(RuntimeError, match="unjoined work"),
-        torch.cuda.graph(torch.cuda.CUDAGraph()),
-    ):
+def fork_without_join(x):
+    other = torch.cuda.Stream()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
         other.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(other):
-            x + 1
+            x.add_(1)
+
+
+def test_capture_that_a_stream_has_not_joined_is_an_error():
+    """A stream that takes part and is not waited for at the end is an error, as on a card."""
+    x = torch.ones(4, device="cuda")
+    with pytest.raises(RuntimeError, match="unjoined work"):
+        fork_without_join(x)
     assert (x + 1).tolist() == [2] * 4
 
 

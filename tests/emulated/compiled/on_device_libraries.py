@@ -36,7 +36,7 @@ ASSEMBLY = [
     ("ex2.approx.f32 $0, $1;", "f32", lambda a: 2.0**a),
     ("neg.f32 $0, $1;", "f32", lambda a: -a),
     ("{ .reg .f32 t; mul.f32 t, $1, 0f40000000; add.f32 $0, t, $1; }", "f32", lambda a: 3 * a),
-    ("{ .reg .pred p; setp.gt.f32 p, $1, 0f00000000; selp.f32 $0, $1, 0f00000000, p; }", "f32", lambda a: max(a, 0)),
+    ("setp.gt.f32 p, $1, 0f00000000; selp.f32 $0, $1, 0f00000000, p;", "f32", lambda a: max(a, 0)),
     ("shl.b32 $0, $1, 3;", "i32", lambda a: a << 3),
     ("lop3.b32 $0, $1, 15, 255, 0x80;", "i32", lambda a: a & 15),
     ("mad.lo.s32 $0, $1, 3, 1;", "i32", lambda a: 3 * a + 1),
@@ -45,7 +45,9 @@ ASSEMBLY = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("text", "element", "expected"), ASSEMBLY, ids=[row[0] for row in ASSEMBLY])
+@pytest.mark.parametrize(
+    ("text", "element", "expected"), ASSEMBLY, ids=[row[0] for row in ASSEMBLY]
+)
 def test_inline_assembly_computes_common_instructions(text, element, expected):
     """Instructions of PTX on registers have the results of Python."""
     numbers = [1.0, -2.0, 3.0, 0.5] if element == "f32" else [1, 300, 77, 12]
@@ -53,14 +55,17 @@ def test_inline_assembly_computes_common_instructions(text, element, expected):
     attributes = '{constraints = "=r,r", packed_element = 1 : i32, pure = true}'
     operation = f'tt.elementwise_inline_asm "{text}" {attributes} %x0 : {kind} -> {kind}'
     found = apply(operation, [(element, elements(element, numbers))], element)
-    torch.testing.assert_close(found.cpu().double(), torch.tensor([expected(a) for a in numbers]).double())
+    torch.testing.assert_close(
+        found.cpu().double(), torch.tensor([expected(a) for a in numbers]).double()
+    )
 
 
 def test_inline_assembly_gets_short_elements_together_in_a_register():
     """Four elements of 8 bits come in one register of 32 bits, if they are packed."""
     numbers = [1, 2, 3, 4, 5, 6, 7, 8]
     attributes = '{constraints = "=r,r", packed_element = 4 : i32, pure = true}'
-    operation = f'tt.elementwise_inline_asm "add.u32 $0, $1, 0x01010101;" {attributes} %x0 : tensor<8xi8> -> tensor<8xi8>'
+    text, kinds = "add.u32 $0, $1, 0x01010101;", "tensor<8xi8> -> tensor<8xi8>"
+    operation = f'tt.elementwise_inline_asm "{text}" {attributes} %x0 : {kinds}'
     found = apply(operation, [("i8", elements("i8", numbers))], "i8")
     assert found.tolist() == [a + 1 for a in numbers]
 
@@ -80,8 +85,13 @@ def external(symbol, inputs, result):
 
 def test_directed_rounding_of_libdevice_goes_in_its_direction():
     """Sums that round up, down and towards zero enclose the exact sum."""
-    pairs = [("f32", elements("f32", [1.0, -1.0])), ("f32", elements("f32", [2.0**-30, -(2.0**-30)]))]
-    found = {mode: external(f"fadd_{mode}", pairs, "f32").tolist() for mode in ("rn", "rz", "rd", "ru")}
+    pairs = [
+        ("f32", elements("f32", [1.0, -1.0])),
+        ("f32", elements("f32", [2.0**-30, -(2.0**-30)])),
+    ]
+    found = {
+        mode: external(f"fadd_{mode}", pairs, "f32").tolist() for mode in ("rn", "rz", "rd", "ru")
+    }
     above, below = 1 + 2.0**-23, -1 - 2.0**-23
     assert found == {"rn": [1, -1], "rz": [1, -1], "rd": [1, below], "ru": [above, -1]}
 

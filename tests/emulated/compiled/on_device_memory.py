@@ -198,18 +198,21 @@ def test_loop_that_never_ends_is_an_error():
 def test_calls_return_values():
     """A function that Triton has not inlined is called with arguments and returns a value."""
     x = torch.ones(4).cuda()
-    text = function(
-        "%p_x: !tt.ptr<f32>, %p_out: !tt.ptr<f32>",
-        loaded("x", (4,), "f32")
-        + "\n%y = tt.call @twice(%x) : (tensor<4xf32>) -> tensor<4xf32>\n"
-        + stored("%y", "out", (4,), "f32"),
-    ).removesuffix("}\n") + """
+    text = (
+        function(
+            "%p_x: !tt.ptr<f32>, %p_out: !tt.ptr<f32>",
+            loaded("x", (4,), "f32")
+            + "\n%y = tt.call @twice(%x) : (tensor<4xf32>) -> tensor<4xf32>\n"
+            + stored("%y", "out", (4,), "f32"),
+        ).removesuffix("}\n")
+        + """
     tt.func private @twice(%a: tensor<4xf32>) -> tensor<4xf32> attributes {noinline = true} {
       %b = arith.addf %a, %a : tensor<4xf32>
       tt.return %b : tensor<4xf32>
     }
     }
     """
+    )
     out = torch.zeros(4).cuda()
     launch(text, [x, out])
     assert out.tolist() == [2] * 4

@@ -35,7 +35,7 @@ def test_arranging_operations_have_the_elements_of_torch():
     assert torch.equal(found, x.T)
     body = f"%found = tt.join %x, %x : {t}, {t} -> tensor<2x4x2xf32>"
     assert torch.equal(run(body, {"x": (x, "f32")}, (2, 4, 2)), torch.stack((x, x), -1))
-    body = f"%left, %found = tt.split %x : tensor<4x2xf32> -> tensor<4xf32>"
+    body = "%left, %found = tt.split %x : tensor<4x2xf32> -> tensor<4xf32>"
     assert run(body, {"x": (x.view(4, 2), "f32")}, (4,)).tolist() == [1, 3, 5, 7]
     body = f"%found = tt.cat %x, %x : {t} -> tensor<4x4xf32>"
     assert torch.equal(run(body, {"x": (x, "f32")}, (4, 4)), torch.cat((x, x)))
@@ -178,7 +178,8 @@ def test_product_adds_in_single_precision(element):
     body = "\n".join(
         [
             "%c = arith.constant dense<1.0> : tensor<8x8xf32>",
-            f"%found = tt.dot %a, %b, %c, inputPrecision = tf32 : {kind} * {kind} -> tensor<8x8xf32>",
+            "%found = tt.dot %a, %b, %c, inputPrecision = tf32 : "
+            f"{kind} * {kind} -> tensor<8x8xf32>",
         ]
     )
     inputs = {"z": (torch.zeros(1).cuda(), "f32"), "a": (a, element), "b": (b, element)}

@@ -26,7 +26,7 @@ def test_kernel_has_the_values_of_torch_and_allocates_nothing():
 
 
 def test_autotuned_kernel_is_computed_and_leaves_no_trace_of_the_choice():
-    """An autotuned kernel computes, and allocates nothing to choose: figures do not depend on it."""
+    """An autotuned kernel computes, and allocates nothing to choose a configuration."""
     a, b = torch.randn(2, 50, 50, device="cuda")
     c = torch.zeros_like(a)
     torch.cuda.reset_peak_memory_stats()
@@ -67,7 +67,9 @@ def test_descriptors_of_device_and_host_load_and_store_blocks():
     """Blocks by descriptors that the device or the host has made have the right elements."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    triton.set_allocator(lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda"))
+    triton.set_allocator(
+        lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device="cuda")
+    )
     x = torch.randn(40, 32, device="cuda")
     out = torch.zeros_like(x)
     kernels.through_descriptor[(2, 1)](x, out, 40, 32, block=32)
@@ -80,7 +82,7 @@ def test_descriptors_of_device_and_host_load_and_store_blocks():
 def test_write_far_outside_is_the_error_of_a_card_and_the_device_goes_on():
     """A write outside of all memory raises the error of CUDA, and later kernels still run."""
     x, out = torch.ones(4, device="cuda"), torch.zeros(4, device="cuda")
-    with pytest.raises(RuntimeError, match="illegal memory access .* kernel write_far writes 4 b"):
+    with pytest.raises(RuntimeError, match=r"illegal memory access .* kernel write_far writes 4 b"):
         kernels.write_far[(1,)](x, 2**40)
     kernels.copy[(1,)](out, x, size=4)
     assert out.tolist() == [1] * 4
@@ -93,7 +95,8 @@ def test_kernel_that_is_not_computed_marks_only_what_it_may_write():
     kernels.clock[(1,)](out, x, size=2)
     assert x.tolist() == [1, 1]
     with pytest.raises(
-        StaleValueError, match=r"the kernel clock of Triton was not computed .* the register %globaltimer"
+        StaleValueError,
+        match=r"the kernel clock of Triton was not computed .* the register %globaltimer",
     ):
         out.cpu()
 

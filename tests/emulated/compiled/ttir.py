@@ -17,7 +17,9 @@ def launch(text: str, arguments: Sequence[Any], grid: tuple[int, int, int] = (1,
     kernel = Kernel(text, "kernel")
     assert kernel.problem is None, kernel.problem
     values = [
-        torch.tensor([given.data_ptr()]) if isinstance(given, torch.Tensor) else torch.tensor([given])
+        torch.tensor([given.data_ptr()])
+        if isinstance(given, torch.Tensor)
+        else torch.tensor([given])
         for given in arguments
     ]
     kernel.launch(grid, values)
@@ -60,7 +62,9 @@ def apply(operation: str, inputs: Sequence[tuple[str, torch.Tensor]], result: st
         name = f"y{index}" if element == "i1" else f"x{index}"
         lines.append(f"%{name} = tt.load %p_a{index} : tensor<{size}x!tt.ptr<{kept}>>")
         if element == "i1":
-            lines.append(f"%x{index} = arith.trunci %y{index} : tensor<{size}xi8> to tensor<{size}xi1>")
+            lines.append(
+                f"%x{index} = arith.trunci %y{index} : tensor<{size}xi8> to tensor<{size}xi1>"
+            )
     lines.append(f"%found = {operation}")
     addressed("out", stored)
     if result == "i1":
