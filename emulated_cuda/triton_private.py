@@ -16,6 +16,8 @@ MODULE = "triton"
 TEXT = "ttir"
 """The stage of Triton's compiler whose text is run."""
 BINARY = "cubin"
+MEASURE = "_bench"
+"""The method of the autotuner that measures one configuration."""
 
 
 def note_compiled(function: Callable[[bytes, str], None]) -> None:
@@ -48,7 +50,7 @@ def choose_first_valid(without_effect: Callable[[], AbstractContextManager[None]
     """
     from triton.runtime.autotuner import Autotuner
 
-    run, bench = Autotuner.run, Autotuner._bench
+    run, bench = Autotuner.run, getattr(Autotuner, MEASURE)
     state = threading.local()
 
     def launch_once(call: Callable[[], None], *args: Any, **kwargs: Any) -> list[float]:
@@ -81,7 +83,8 @@ def choose_first_valid(without_effect: Callable[[], AbstractContextManager[None]
         state.is_found = timings[0] != math.inf
         return timings
 
-    Autotuner.run, Autotuner._bench = run_anew, bench_once
+    Autotuner.run = run_anew
+    setattr(Autotuner, MEASURE, bench_once)
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
