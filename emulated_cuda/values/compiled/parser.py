@@ -105,6 +105,9 @@ class _Parser:
         while closing.endswith("{"):  # } else {, } do {, }, {
             operation.regions.append(self._region())
             closing = self._next()
+        if operation.name.startswith("scf."):
+            for region in operation.regions:
+                _end_with_yield(region[-1])
         if closing.startswith("})"):
             types = closing[closing.index(":") + 1 :]
             _set_types(operation, types)
@@ -145,6 +148,12 @@ class _Parser:
         operation.text = body.strip()
         operation.operands = _VALUE.findall(_STRING.sub("", operation.text))
         _set_types(operation, types)
+
+
+def _end_with_yield(block: Block) -> None:
+    """Add the end of a block that passes nothing on, which the text leaves out."""
+    if not block.operations or block.operations[-1].name not in ("scf.yield", "scf.condition"):
+        block.operations.append(Operation("scf.yield", [], []))
 
 
 def _set_types(operation: Operation, types: str) -> None:

@@ -181,6 +181,29 @@ def test_programs_that_branch_and_loop_differently_have_their_own_results():
     assert out.tolist() == expected
 
 
+def test_branches_and_loops_without_results_store():
+    """A branch and a loop may only store, and say nothing at their end."""
+    out = torch.zeros(4, dtype=torch.int32).cuda()
+    body = """
+    %zero = arith.constant 0 : i32
+    %one = arith.constant 1 : i32
+    %id = tt.get_program_id x : i32
+    %at = tt.addptr %out, %id : !tt.ptr<i32>, i32
+    %some = arith.cmpi sgt, %id, %one : i32
+    scf.if %some {
+      tt.store %at, %id : !tt.ptr<i32>
+    } else {
+      scf.for %i = %zero to %id step %one  : i32 {
+        %old = tt.load %at : !tt.ptr<i32>
+        %new = arith.addi %old, %one : i32
+        tt.store %at, %new : !tt.ptr<i32>
+      }
+    }
+    """
+    launch(function("%out: !tt.ptr<i32>", body), [out], (4, 1, 1))
+    assert out.tolist() == [0, 1, 2, 3]
+
+
 def test_loop_that_never_ends_is_an_error():
     """A loop without an end is an error that says what it may wait for."""
     body = """
