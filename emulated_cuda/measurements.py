@@ -11,7 +11,7 @@ import ctypes
 from collections.abc import Iterator
 from functools import partial
 
-from emulated_cuda import imports, torch_private, torch_versions, triton_private
+from emulated_cuda import imports, torch_versions, triton_private
 
 _OPERATOR = 1  # Phase in csrc/emulated.hpp: kernels that are launched now have no effect
 
@@ -22,6 +22,8 @@ def leave_out(path: str) -> None:
     Args:
         path: of the library of the emulated device, which is loaded.
     """
+    from emulated_cuda import torch_private  # not before torch is imported
+
     set_phase = ctypes.PyDLL(path).emulated_set_phase
 
     @contextlib.contextmanager
