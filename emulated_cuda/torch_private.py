@@ -10,7 +10,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from types import FrameType
 from typing import Any
 
 import torch
@@ -81,6 +80,12 @@ def without_keys(keys: Any) -> AbstractContextManager[object]:
 def without_torch_function() -> AbstractContextManager[object]:
     """Return a context in which the user's subclasses and function modes see no call."""
     guard: AbstractContextManager[object] = torch._C.DisableTorchFunction()
+    return guard
+
+
+def without_modes() -> AbstractContextManager[object]:
+    """Return a context in which the user's dispatch modes see no operator."""
+    guard: AbstractContextManager[object] = torch._C._DisableTorchDispatch()
     return guard
 
 
@@ -210,27 +215,14 @@ def disable_fusion() -> None:
         disable(False)
 
 
-def is_measuring_kernels(frame: FrameType | None) -> bool:
-    """Whether a frame is of Inductor while it measures kernels with the user's tensors.
+def call_around_replays(around: Callable[..., Any]) -> None:
+    """Call `around` with the function that replays a CUDA graph and its arguments, in its place."""
+    replay = torch.cuda.CUDAGraph.replay
 
-    It may copy those that a kernel changes to the host before each launch, and back after it.
-    """
-    autotuner = torch_versions.AUTOTUNER.value
-    if autotuner not in sys.modules:
-        return False
-    while frame is not None:
-        if frame.f_globals.get("__name__") == autotuner:
-            return True
-        frame = frame.f_back
-    return False
+    def replay_within(self: Any) -> Any:
+        return around(replay, self)
 
-
-def replace_captures(capture: Callable[..., Any]) -> None:
-    """Call `capture` in place of the methods that begin and end the capture of a CUDA graph."""
-    torch.cuda.graph.__enter__ = capture  # type: ignore[method-assign]
-    graph = torch._C._CUDAGraph
-    for name in torch_versions.CAPTURE_METHODS.value:
-        setattr(graph, name, capture)
+    torch.cuda.CUDAGraph.replay = replay_within  # type: ignore[method-assign]
 
 
 def is_singular(error: Exception) -> bool:
@@ -255,3 +247,38 @@ def _after(first: Callable[[], None], function: Callable[..., Any]) -> Callable[
         return function(*args)
 
     return call_both
+
+
+def measure_no_kernels(module: str) -> None:
+    """Let a module of Inductor take its first choice where it would measure kernels.
+
+    Times of the emulated device say nothing, and what Inductor allocates to measure them would be
+    in the user's figures as long as its caches on disk are cold.
+
+    Args:
+        module: one of those in ``torch_versions.MEASURING``, which is imported now.
+    """
+    for owner, method, replacement in (
+        ("CachingAutotuner", "bench", _same_time),
+        ("AlgorithmSelectorCache", "make_benchmark_fn", _prefer_library),
+        ("AlgorithmSelectorCache", "make_precompile_fn", _no_precompilation),
+    ):
+        found = getattr(sys.modules[module], owner, None)
+        if getattr(found, "__module__", None) == module and hasattr(found, method):
+            setattr(found, method, replacement)
+
+
+def _same_time(*args: Any, **kwargs: Any) -> float:
+    return 1.0
+
+
+def _prefer_library(*args: Any, **kwargs: Any) -> Callable[[Iterable[Any]], dict[Any, float]]:
+    """Return what tells Inductor that kernels of libraries are faster than its templates."""
+    return lambda choices: {
+        choice: 1.0 if type(choice).__name__ == torch_versions.LIBRARY_CHOICE.value else 2.0
+        for choice in choices
+    }
+
+
+def _no_precompilation(*args: Any, **kwargs: Any) -> Callable[[], None]:
+    return lambda: None

@@ -63,10 +63,6 @@ NEEDED_NAMES = Row(
     ),
     "private names without which no values are computed; values=on is then refused",
 )
-CAPTURE_METHODS = Row(
-    ("capture_begin", "capture_end"),
-    "methods of torch._C._CUDAGraph that are refused; otherwise the library refuses too late",
-)
 DEVICE_COUNT = Row(
     "_ZN3c104cuda12device_countEv",
     "c10::cuda::device_count() in libc10_cuda.so; needed if torch was imported before the device",
@@ -76,14 +72,16 @@ LATE_LIBRARIES = Row(
     "libraries that torch loads when they are first needed",
 )
 BACKWARD_THREAD = Row("pt_autograd", "how the names of torch's threads for backward passes begin")
-AUTOTUNER = Row(
-    "torch._inductor.runtime.triton_heuristics",
-    "the module in which Inductor measures kernels; without it, measuring one may raise",
-)
 SINGULAR = Row("_LinAlgError", "the name of the error for a matrix without such a decomposition")
-INDUCTOR_KERNELS = Row(
-    tuple(f"triton_{kind}_" for kind in ("poi", "red", "per", "tem", "for", "spl")),
-    "how the names of torch.compile's kernels begin; others are advised on as the user's own",
+MEASURING = Row(
+    ("torch._inductor.runtime.triton_heuristics", "torch._inductor.select_algorithm"),
+    "modules in which Inductor measures kernels to choose one; without them the choice may depend "
+    "on its caches, and figures of memory with it",
+)
+LIBRARY_CHOICE = Row("ExternKernelCaller", "Inductor's name for a kernel of a library, as cuBLAS's")
+INDUCTOR_SETTINGS = Row(
+    {"TORCHINDUCTOR_BENCHMARK_EPILOGUE_FUSION": "0", "TORCHINDUCTOR_SHAPE_PADDING": "0"},
+    "two choices that Inductor would base on times, and allocate memory to measure them",
 )
 
 # ---- English texts of errors and warnings ----

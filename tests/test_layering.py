@@ -27,10 +27,10 @@ PICTURES = {
         __main__
         running        site
         loading
-        values         graphs
+        values         measurements
         cudnn_attention objects
-        torch_private  tried_torch
-        torch_versions cards          threads
+        torch_private  triton_private tried_torch
+        torch_versions cards          threads        imports
         errors
     """,
     "cka": """

@@ -1,5 +1,5 @@
 // Copies and fills, in the host memory that device memory is.
-#include "pending.hpp"
+#include "graphs.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -94,6 +94,7 @@ static void copy(void* to, const void* from, size_t size) {
 static int copied(void* to, const void* from, size_t size, Stream stream) {
   if (int error = wait_for_stream(stream)) return error;
   count_work();
+  if (phase() == kNoOperator && record_work(stream, nullptr, to, from, size)) return kSuccess;
   copy(to, from, size);
   return kSuccess;
 }
@@ -102,7 +103,9 @@ static int copied_2d(void* to, size_t to_pitch, const void* from, size_t from_pi
   if (int error = wait_for_stream(stream)) return error;
   count_work();
   for (size_t row = 0; row < height; ++row)
-    copy((char*)to + row * to_pitch, (const char*)from + row * from_pitch, width);
+    if (phase() != kNoOperator ||
+        !record_work(stream, nullptr, (char*)to + row * to_pitch, (const char*)from + row * from_pitch, width))
+      copy((char*)to + row * to_pitch, (const char*)from + row * from_pitch, width);
   return kSuccess;
 }
 API int cudaMemcpy(void* to, const void* from, size_t size, int) { return copied(to, from, size, nullptr); }
@@ -126,6 +129,7 @@ static int filled(void* start, int value, size_t size, Stream stream) {
   if (int error = wait_for_stream(stream)) return error;
   count_work();
   if (phase() != kNoOperator) return kSuccess;
+  if (capture_of(stream)) return refuse("cudaMemsetAsync", "A fill outside of torch's operators cannot be captured.");
   if (!value && is_on_device(start)) zero((char*)start, size);
   else memset(start, value, size);
   return kSuccess;

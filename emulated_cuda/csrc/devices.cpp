@@ -200,8 +200,20 @@ static std::pair<const char*, const char*> error_texts(int error) {
     case kInvalidHandle: return {"cudaErrorInvalidResourceHandle", "invalid resource handle"};
     case kNotFound: return {"cudaErrorSymbolNotFound", "named symbol not found"};
     case kNotReady: return {"cudaErrorNotReady", "device not ready"};
+    case kIllegalAddress: return {"cudaErrorIllegalAddress", refusal_text()};
+    case kLaunchTimeout: return {"cudaErrorLaunchTimeout", refusal_text()};
+    case kAssert: return {"cudaErrorAssert", refusal_text()};
+    case kMisalignedAddress: return {"cudaErrorMisalignedAddress", refusal_text()};
     case kLaunchFailed: return {"cudaErrorLaunchFailure", refusal_text()};
     case kNotSupported: return {"cudaErrorNotSupported", refusal_text()};
+    case kIllegalState: return {"cudaErrorIllegalState", "the operation cannot be performed in the present state"};
+    case kCaptureUnsupported:
+      return {"cudaErrorStreamCaptureUnsupported", "operation not permitted when stream is capturing"};
+    case kCaptureInvalidated:
+      return {"cudaErrorStreamCaptureInvalidated", "operation failed due to a previous error during capture"};
+    case kCaptureUnmatched:
+      return {"cudaErrorStreamCaptureUnmatched", "capture was not initiated in this stream"};
+    case kCaptureUnjoined: return {"cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work"};
     default: return {"cudaErrorUnknown", "an error that the emulated device does not return"};
   }
 }

@@ -44,7 +44,6 @@ API int cuCtxSetCurrent(void* wanted) {
 API int cuCtxPopCurrent(void** out) { return context(out, current_device); }
 API int cuStreamGetCtx(Stream, void** out) { return context(out, current_device); }
 API int cuCtxGetLimit(size_t* value, int) { return *value = kMiB, kSuccess; }
-API int cuStreamIsCapturing(Stream, int* status) { return *status = 0, kSuccess; }
 API int cuLogsRegisterCallback(void*, void*, void** handle) {
   if (handle) *handle = contexts;
   return kSuccess;

@@ -30,9 +30,18 @@ enum : int {  // the same numbers in the runtime (cudaError_t) and in the driver
   kInvalidDevice = 101,
   kInvalidHandle = 400,
   kNotFound = 500,
+  kIllegalState = 401,
   kNotReady = 600,
+  kIllegalAddress = 700,
+  kLaunchTimeout = 702,
+  kAssert = 710,
+  kMisalignedAddress = 716,
   kLaunchFailed = 719,
   kNotSupported = 801,
+  kCaptureUnsupported = 900,
+  kCaptureInvalidated = 901,
+  kCaptureUnmatched = 903,
+  kCaptureUnjoined = 904,
 };
 
 struct Dim3 {
@@ -112,8 +121,8 @@ bool answer(void* to, size_t size);
 // Records that `function` is not supported and why; returns kNotSupported. The text is what
 // cudaGetErrorString and cuGetErrorString then return in this thread.
 int refuse(const char* function, const char* advice);
-// Records why work has failed after it was given; returns kLaunchFailed, whose text is then this problem.
-int fail_work(const char* problem);
+// Records why work has failed after it was given; returns the code, whose text is then this problem.
+int fail_work(const char* problem, int code = kLaunchFailed);
 const char* refusal_text();
 // For libraries whose codes torch turns into fixed texts: raises a RuntimeError in Python.
 [[noreturn]] void refuse_by_exception(const char* function, const char* advice);

@@ -1,26 +1,31 @@
 // Kernels: they are registered and launched, and do nothing. A launch that a card would refuse fails.
-#include "pending.hpp"
+#include "launches.hpp"
+
+#include "graphs.hpp"
 
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <map>
-#include <string>
 #include <utility>
 
 extern std::atomic<uint64_t> launches;
 
-static int launch(Dim3 grid, Dim3 block, size_t shared, Stream stream, const char* (*name)(const void*),
-                  const void* function) {
+int check_launch(Dim3 grid, Dim3 block, size_t shared, Stream stream) {
   if (int error = wait_for_stream(stream)) return error;
   ++launches;
   count_work();
-  if (values_are_computed && phase() == kNoOperator) note_work(name(function));
   uint64_t threads = (uint64_t)block.x * block.y * block.z;
   bool is_valid = grid.x && grid.y && grid.z && grid.x <= 2147483647u && grid.y <= 65535 &&
                   grid.z <= 65535 && threads && threads <= 1024 && block.z <= 64 &&
                   shared <= (size_t)settings.shared_per_block_opt_in;
   return is_valid ? kSuccess : fail(kInvalidConfiguration);
+}
+static int launch(Dim3 grid, Dim3 block, size_t shared, Stream stream, const char* (*name)(const void*),
+                  const void* function) {
+  if (int error = check_launch(grid, block, shared, stream)) return error;
+  if (values_are_computed && phase() == kNoOperator && !record_work(stream, name(function), nullptr, nullptr, 0))
+    note_work(name(function));
+  return kSuccess;
 }
 
 // ---- Registration, called by torch's libraries when they are loaded ----
@@ -105,10 +110,10 @@ API int cudaFuncGetAttributes(void* out, const void*) {
   return kSuccess;
 }
 constexpr int kDynamicShared = 8;
-static int set_attribute(int which, int value) {
+int set_kernel_attribute(int which, int value) {
   return which == kDynamicShared && value > settings.shared_per_block_opt_in ? fail(kInvalidValue) : kSuccess;
 }
-API int cudaFuncSetAttribute(const void*, int which, int value) { return set_attribute(which, value); }
+API int cudaFuncSetAttribute(const void*, int which, int value) { return set_kernel_attribute(which, value); }
 static int occupancy(int* blocks, int threads, size_t shared) {
   if (threads <= 0) return fail(kInvalidValue);
   int64_t whole_warps = round_up(threads, 32);
@@ -131,45 +136,6 @@ API int cuOccupancyMaxActiveClusters(int* clusters, const void*, const void*) {
   return *clusters = (int)settings.multiprocessors / 2, kSuccess;
 }
 
-// ---- The driver's launches: kernels compiled at run time, by torch and by Triton ----
-
-static int placeholder[16];  // every module
-// A function is its name, which is kept for the life of the process.
-static int function_handle(void** function, const char* name) {
-  static std::map<std::string, int> names;
-  std::lock_guard<std::mutex> guard(kernels_mutex);
-  *function = (void*)names.insert({name, 0}).first->first.c_str();
-  return kSuccess;
-}
-static const char* name_of_handle(const void* function) {
-  return function ? (const char*)function : "a kernel whose name is not known";
-}
-API int cuModuleLoad(void** module, const char*) { return *module = placeholder, kSuccess; }
-API int cuModuleLoadData(void** module, const void*) { return *module = placeholder, kSuccess; }
-API int cuModuleLoadDataEx(void** module, const void*, unsigned, void*, void**) { return *module = placeholder, kSuccess; }
-API int cuModuleGetFunction(void** function, void*, const char* name) { return function_handle(function, name); }
-API int cuFuncSetAttribute(void*, int which, int value) { return set_attribute(which, value); }
-API int cuFuncGetAttribute(int* value, int which, void*) {
-  return *value = which == 0 ? 1024 : which == 4 ? 32 : 0, kSuccess;  // threads of a block, registers
-}
-API int cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz, unsigned shared,
-                       Stream stream, void**, void**) {
-  return launch({x, y, z}, {bx, by, bz}, shared, stream, name_of_handle, function);
-}
-API int cuLaunchCooperativeKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned bx, unsigned by, unsigned bz,
-                                  unsigned shared, Stream stream, void**) {
-  return launch({x, y, z}, {bx, by, bz}, shared, stream, name_of_handle, function);
-}
-struct DriverLaunch {
-  Dim3 grid, block;
-  unsigned shared;
-  Stream stream;
-};
-API int cuLaunchKernelEx(const DriverLaunch* wanted, void* function, void**, void**) {
-  return launch(wanted->grid, wanted->block, wanted->shared, wanted->stream, name_of_handle, function);
-}
-NOTHING_TO_DO(cuModuleUnload) NOTHING_TO_DO(cuFuncSetCacheConfig) NOTHING_TO_DO(cuTensorMapEncodeTiled)
-
 // ---- Compilation at run time (NVRTC): nothing is compiled ----
 
 API int nvrtcVersion(int* major, int* minor) {
@@ -177,6 +143,7 @@ API int nvrtcVersion(int* major, int* minor) {
   *minor = (int)settings.cuda_version % 1000 / 10;
   return kSuccess;
 }
+static int placeholder[16];  // every program
 API int nvrtcCreateProgram(void** program, const char*, const char*, int, const char* const*, const char* const*) {
   return *program = placeholder, kSuccess;
 }

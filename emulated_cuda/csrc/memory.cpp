@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <utility>
 
 std::mutex memory_mutex;
 
@@ -255,6 +256,19 @@ static const Piece* find_piece(const std::map<uintptr_t, Piece>& pieces, const v
   if (it == pieces.begin()) return nullptr;
   --it;
   return (uintptr_t)pointer - it->first < it->second.size ? &it->second : nullptr;
+}
+// The bytes around an address that a kernel may touch: of an allocation, whose last page is mapped as a
+// whole, or of pinned memory. Both 0 if there are none.
+std::pair<uintptr_t, uintptr_t> accessible_around(uintptr_t address) {
+  std::lock_guard<std::mutex> guard(memory_mutex);
+  for (auto pieces : {&device_pieces, &host_pieces}) {
+    auto it = pieces->upper_bound(address);
+    if (it == pieces->begin()) continue;
+    --it;
+    size_t size = pieces == &device_pieces ? round_up(it->second.size, kGranularity) : it->second.size;
+    if (address - it->first < size) return {it->first, it->first + size};
+  }
+  return {0, 0};
 }
 bool is_on_device(const void* pointer) {
   std::lock_guard<std::mutex> guard(memory_mutex);

@@ -1,5 +1,5 @@
 // Streams and events. Work is done when it is given, but for collectives: what follows waits for those.
-#include "pending.hpp"
+#include "graphs.hpp"
 
 #include <atomic>
 #include <utility>
@@ -20,8 +20,14 @@ API int cudaStreamDestroy(Stream stream) {
   return delete (StreamState*)stream, kSuccess;
 }
 API int cudaStreamQuery(Stream stream) { return are_done(jobs_of(stream)) ? kSuccess : kNotReady; }
-API int cudaStreamSynchronize(Stream stream) { return wait_for_stream(stream); }
-API int cudaDeviceSynchronize() { return wait_for_device(); }
+API int cudaStreamSynchronize(Stream stream) {
+  if (int error = check_no_capture(stream)) return error;
+  return wait_for_stream(stream);
+}
+API int cudaDeviceSynchronize() {
+  if (int error = check_no_captures()) return error;
+  return wait_for_device();
+}
 API int cudaStreamGetPriority(Stream stream, int* priority) {
   bool is_special = (uintptr_t)stream < 16;  // the default streams are small numbers
   *priority = is_special ? 0 : ((StreamState*)stream)->priority;
@@ -41,21 +47,6 @@ API int cudaStreamAddCallback(Stream stream, void (*function)(Stream, int, void*
   return function(stream, error, data), kSuccess;
 }
 
-// ---- Capture: no stream ever captures ----
-
-API int cudaStreamIsCapturing(Stream, int* status) { return *status = 0, kSuccess; }
-static int capture_info(int* status, unsigned long long* id) {
-  *status = 0;
-  if (id) *id = 0;
-  return kSuccess;
-}
-API int cudaStreamGetCaptureInfo(Stream, int* status, unsigned long long* id) { return capture_info(status, id); }
-API int cudaStreamGetCaptureInfo_v2(Stream, int* status, unsigned long long* id) { return capture_info(status, id); }
-API int cudaThreadExchangeStreamCaptureMode(int* mode) {
-  static thread_local int current = 0;
-  return std::swap(current, *mode), kSuccess;
-}
-
 // ---- Events ----
 
 // An event's time is the amount of work given before it. So times are the same in every run, and
@@ -64,16 +55,20 @@ static constexpr float kMillisecondsOfWork = 0.01f;
 struct Event {
   bool recorded;
   uint64_t work;
+  uint64_t capture;  // the graph in which it was recorded; 0 if in none
+  Stream stream;
   std::shared_ptr<const Jobs> jobs;  // what was not done when it was recorded; other threads may read it
   Jobs pending() const {
     auto found = std::atomic_load(&jobs);
     return found ? *found : Jobs();
   }
 };
-static int create_event(Event** event) { return *event = new Event{false, 0, nullptr}, kSuccess; }
+static int create_event(Event** event) { return *event = new Event{false, 0, 0, nullptr, nullptr}, kSuccess; }
 static int record_event(Event* event, Stream stream) {
   event->recorded = true;
   event->work = work_counted();
+  event->capture = capture_of(stream);
+  event->stream = stream;
   Jobs jobs = jobs_of(stream);
   std::shared_ptr<const Jobs> kept = jobs.empty() ? nullptr : std::make_shared<const Jobs>(std::move(jobs));
   return std::atomic_store(&event->jobs, kept), kSuccess;
@@ -83,9 +78,15 @@ API int cudaEventCreateWithFlags(Event** event, unsigned) { return create_event(
 API int cudaEventDestroy(Event* event) { return delete event, kSuccess; }
 API int cudaEventRecord(Event* event, Stream stream) { return record_event(event, stream); }
 API int cudaEventRecordWithFlags(Event* event, Stream stream, unsigned) { return record_event(event, stream); }
-API int cudaEventQuery(const Event* event) { return are_done(event->pending()) ? kSuccess : kNotReady; }
+API int cudaEventQuery(const Event* event) {
+  if (event->capture) return fail(kCaptureUnsupported);
+  return are_done(event->pending()) ? kSuccess : kNotReady;
+}
 API int cudaEventSynchronize(const Event* event) { return wait_for(event->pending()); }
-API int cudaStreamWaitEvent(Stream stream, const Event* event) { return give(stream, event->pending()), kSuccess; }
+API int cudaStreamWaitEvent(Stream stream, const Event* event) {
+  join_capture(stream, event->capture, event->stream);
+  return give(stream, event->pending()), kSuccess;
+}
 API int cudaEventElapsedTime(float* milliseconds, const Event* start, const Event* end) {
   if (!start->recorded || !end->recorded) return fail(kInvalidHandle);
   *milliseconds = (float)((int64_t)(end->work - start->work)) * kMillisecondsOfWork;

@@ -16,10 +16,11 @@ int refuse(const char* function, const char* advice) {
   describe(function, advice);
   return fail(kNotSupported);
 }
-int fail_work(const char* problem) {
+int fail_work(const char* problem, int code) {
   snprintf(text, sizeof text, "%s", problem);
-  return fail(kLaunchFailed);
+  return fail(code);
 }
+API int emulated_fail_work(const char* problem, int code) { return fail_work(problem, code); }
 const char* refusal_text() { return text; }
 void refuse_by_exception(const char* function, const char* advice) {
   throw std::runtime_error(describe(function, advice));
@@ -30,15 +31,11 @@ void refuse_by_exception(const char* function, const char* advice) {
 
 namespace graphs {
 constexpr const char* kAdvice =
-    "CUDA graphs cannot be captured or replayed: leave out torch.cuda.graph, and use torch.compile without "
-    "mode=\"reduce-overhead\" or \"max-autotune\".";
-REFUSED(cudaStreamBeginCapture) REFUSED(cudaStreamBeginCaptureToGraph) REFUSED(cudaStreamEndCapture)
-REFUSED(cudaStreamUpdateCaptureDependencies) REFUSED(cudaGraphAddEmptyNode) REFUSED(cudaGraphAddNode)
-REFUSED(cudaGraphConditionalHandleCreate) REFUSED(cudaGraphDebugDotPrint) REFUSED(cudaGraphDestroy)
-REFUSED(cudaGraphExecDestroy) REFUSED(cudaGraphGetNodes) REFUSED(cudaGraphInstantiate)
-REFUSED(cudaGraphInstantiateWithFlags) REFUSED(cudaGraphLaunch) REFUSED(cudaGraphNodeGetDependencies)
-REFUSED(cudaGraphNodeGetType) REFUSED(cudaGraphRetainUserObject) REFUSED(cudaUserObjectCreate)
-REFUSED(cudaUserObjectRelease)
+    "Graphs are captured from streams: nodes added by hand, conditional nodes and the reuse of memory within a "
+    "capture (graph_capture_record_stream_reuse) are not emulated.";
+REFUSED(cudaStreamBeginCaptureToGraph) REFUSED(cudaStreamUpdateCaptureDependencies) REFUSED(cudaGraphAddEmptyNode)
+REFUSED(cudaGraphAddNode) REFUSED(cudaGraphConditionalHandleCreate) REFUSED(cudaGraphNodeGetDependencies)
+REFUSED(cudaGraphNodeGetType)
 }  // namespace graphs
 
 namespace sharing {

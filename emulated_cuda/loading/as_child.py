@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 
-from emulated_cuda.loading import children, torch_import
+from emulated_cuda import imports
+from emulated_cuda.loading import children
 
 
 def load_before_torch() -> None:
     """Load the device that the environment names as soon as this process imports torch."""
     if children.VARIABLE in os.environ:
-        torch_import.call_before(_load)
+        imports.call_before("torch", _load)
 
 
 def _load() -> None:

@@ -7,6 +7,8 @@ import os
 import shutil
 import tempfile
 
+from emulated_cuda.torch_versions import INDUCTOR_SETTINGS
+
 
 def prepare(library: str) -> None:
     """Set the variables of this process and its children.
@@ -15,6 +17,8 @@ def prepare(library: str) -> None:
         library: path of the emulated driver.
     """
     os.environ.setdefault("NUMBA_DISABLE_CUDA", "1")  # Numba would crash with this driver
+    for name, value in INDUCTOR_SETTINGS.value.items():
+        os.environ.setdefault(name, value)
     if "TRITON_LIBCUDA_PATH" in os.environ:
         return
     folder = tempfile.mkdtemp(prefix="emulated-cuda-")

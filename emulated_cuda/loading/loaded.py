@@ -5,10 +5,10 @@ from __future__ import annotations
 import atexit
 from dataclasses import dataclass
 
-from emulated_cuda import cudnn_attention, graphs
+from emulated_cuda import cudnn_attention, imports, measurements
 from emulated_cuda.cards import DEFAULT_CARD, Card, card_of
 from emulated_cuda.errors import DeviceError
-from emulated_cuda.loading import checks, children, environment, records, shutdown, torch_import
+from emulated_cuda.loading import checks, children, environment, records, shutdown
 from emulated_cuda.loading.library import Library
 from emulated_cuda.values import activation
 
@@ -92,7 +92,7 @@ def load(
     _library = Library(found, devices, total)
     _loaded = wanted
     environment.prepare(_library.path)
-    torch_import.call_after(_prepare_torch)
+    imports.call_after("torch", _prepare_torch)
     children.load_in_children(card, devices, total, values)
     records.write_at_exit(_library, found, total)
     atexit.register(shutdown.wait_for_backward_threads)
@@ -121,7 +121,7 @@ def _prepare_torch() -> None:
     assert _loaded is not None
     assert _library is not None
     cudnn_attention.switch_off()
-    graphs.refuse_captures(_library.path)
+    measurements.leave_out(_library.path)
     values = _loaded.values
     if values is False or not activation.turn_on(_library.path, required=values is True):
         from emulated_cuda import objects

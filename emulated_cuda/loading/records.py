@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from emulated_cuda import imports
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES, Card
-from emulated_cuda.loading import checks, children, torch_import
+from emulated_cuda.loading import checks, children
 from emulated_cuda.loading.library import Library
 
 _FIGURES = struct.Struct("QQ")
@@ -75,7 +76,7 @@ class _Recorder:
         self._card, self._total_bytes = card, total_bytes
         self._highest: dict[int, int] = {}
         """Device -> the highest allocated bytes before the program's last reset of the peak."""
-        torch_import.call_after(self._follow_resets)
+        imports.call_after("torch", self._follow_resets)
         atexit.register(self._write_end)
         os.register_at_fork(after_in_child=self.begin)
 

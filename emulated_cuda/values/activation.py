@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 
 from emulated_cuda import tried_torch
@@ -59,7 +60,8 @@ def turn_on(path: str, *, required: bool) -> bool:
         if required:
             raise DeviceError(_reason)
         return False
-    from emulated_cuda.values import collectives, operators, registration
+    from emulated_cuda.values import collectives, graphs, operators, registration
+    from emulated_cuda.values.compiled import following
 
     functions = operators.Library(path)
     operators.use_library(functions)
@@ -67,6 +69,9 @@ def turn_on(path: str, *, required: bool) -> bool:
     collectives.answer_nccl(path)
     torch_private.disable_fusion()
     functions.compute_values(1)
+    following.start(path)
+    graphs.start(path)
+    atexit.register(graphs.stop)
     _is_on = True
     return True
 

@@ -11,22 +11,11 @@ import torch
 
 from emulated_cuda import torch_private
 from emulated_cuda.errors import WITHOUT_VALUES
-from emulated_cuda.values import errors_on_device, operators, randomness, staleness
-from emulated_cuda.values.aliases import alias, on_cpu
+from emulated_cuda.values import errors_on_device, graphs, operators, randomness, staleness
+from emulated_cuda.values.aliases import on_cpu
+from emulated_cuda.values.instead import LOW, device_of, instead, is_written
 from emulated_cuda.values.operators import Kernel, Unavailable, tensors_in, thread
-from emulated_cuda.values.results import (
-    FormError,
-    ShapeError,
-    replace,
-    upload,
-    write,
-)
-
-_LOW = (
-    torch.float16,
-    torch.bfloat16,
-    *tuple(dtype for name, dtype in vars(torch).items() if name.startswith("float8_")),
-)
+from emulated_cuda.values.results import FormError, ShapeError, upload, write
 
 _CHECKING = ("normal",)
 """Operators that check their arguments in some versions of torch, and read back the result."""
@@ -101,6 +90,8 @@ class _Computation:
         """Run the CUDA operator, then compute its results on the CPU into the same memory."""
         if thread.arguments is not None:
             return self._original(keyset, *args, **kwargs)
+        if graphs.is_capturing():
+            return self._record(keyset, args, kwargs)
         may_be_stale = staleness.is_possible()
         if may_be_stale and not self._gives_tensors:
             staleness.check((args, kwargs))
@@ -118,7 +109,7 @@ class _Computation:
             computed = _WRITTEN
             try:
                 if results is _NOT_RUN:
-                    results = _instead(self._schema, call, args, kwargs)
+                    results = instead(self._schema, call, args, kwargs)
                 else:
                     computed, unknown = self._write(call, results, args, kwargs)
             except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
@@ -130,12 +121,57 @@ class _Computation:
             if computed is not _WRITTEN:
                 if may_be_stale:
                     staleness.check((args, kwargs))
-                results = upload(computed, _device_of(args, kwargs))
+                results = upload(computed, device_of(args, kwargs))
         if may_be_stale:
             self._propagate(results, args, kwargs)
         if unknown is not None:
             staleness.mark(*unknown)
         return results
+
+    def _record(self, keyset: Any, args: Any, kwargs: Any) -> Any:
+        """Run the CUDA operator in a capture; a replay computes it with the same memory.
+
+        Raises:
+            RuntimeError: if a graph cannot have it.
+        """
+        generator = randomness.generator_of(args, kwargs) if self._is_random else None
+        results = self._run(keyset, args, kwargs)
+        if results is _NOT_RUN:
+            graphs.refuse(self._name)
+        mutated = _mutated(self._schema, args, kwargs)
+        reads, writes = (args, kwargs), (results, mutated)
+        with on_the_cpu():
+            # Aliases keep no memory alive, as a graph keeps none.
+            targets = on_cpu(results)
+            given = [on_cpu(value) for value in args]
+            named = {key: on_cpu(value) for key, value in kwargs.items()}
+
+        def compute(step: int) -> None:
+            call = self._compute
+            if generator is not None:
+                call = _seeded(call, graphs.seed_at_replay(generator, step))
+            with on_the_cpu():
+                self._repeat(call, targets, given, named)
+
+        graphs.record(compute, reads, writes)
+        return results
+
+    def _repeat(self, call: Kernel, results: Any, args: Any, kwargs: Any) -> None:
+        """Compute the operator again into the same results.
+
+        Raises:
+            DeviceAssertError: if a kernel would refuse a value.
+            RuntimeError: if the CPU cannot compute it.
+        """
+        try:
+            computed, unknown = self._write(call, results, args, kwargs)
+        except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
+            unknown = _after_error(self._name, self._schema, call, args, kwargs, results, error)
+            computed = _WRITTEN
+        if unknown is not None:
+            raise RuntimeError(unknown[1])
+        if computed is not _WRITTEN:
+            raise RuntimeError(f"{self._name} has a result whose form depends on values")
 
     def _random_state(self, args: Any, kwargs: Any) -> tuple[Any, int]:
         """Return the operator's generator, if any, and its seed before the operator runs."""
@@ -208,7 +244,7 @@ def _after_error(
         # Raised without a name for it here: that would keep this frame, and so the arguments.
         if errors_on_device.is_assert(error):
             raise errors_on_device.device_assert(name, error) from error
-    elif any(tensor.dtype in _LOW for tensor in tensors_in((args, kwargs))):
+    elif any(tensor.dtype in LOW for tensor in tensors_in((args, kwargs))):
         try:
             _compute_in_single_precision(schema, call, args, kwargs, results)
         except (RuntimeError, IndexError, ValueError, TypeError) as second:
@@ -236,10 +272,10 @@ def _compute_in_single_precision(
     def widened(value: Any) -> Any:
         value = on_cpu(value)
         if isinstance(value, torch.Tensor):
-            return value.float() if value.dtype in _LOW else value
+            return value.float() if value.dtype in LOW else value
         if isinstance(value, list):
             return [widened(item) for item in value]
-        return torch.float32 if value in _LOW else value
+        return torch.float32 if value in LOW else value
 
     wide_args = [widened(value) for value in args]
     wide_kwargs = {key: widened(value) for key, value in kwargs.items()}
@@ -263,70 +299,13 @@ def _mutated(schema: Any, args: Any, kwargs: Any) -> list[Any]:
     return found
 
 
-# ---- Where the library cannot run the CUDA operator ----
-
-
-def _instead(schema: Any, call: Kernel, args: Any, kwargs: Any) -> Any:
-    """Return the CPU's result in memory of the device, without the operator's workspace."""
-    device = _device_of(args, kwargs)
-    written = {argument.name for argument in schema.arguments if _is_written(argument)}
-    if not written:
-        return upload(_call_on_cpu(call, args, kwargs), device)
-    names = [argument.name for argument in schema.arguments]
-    targets: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-    def prepared(key: str, value: Any) -> Any:
-        if key not in written or not isinstance(value, torch.Tensor):
-            return on_cpu(value)
-        # An out= argument may have to grow, which must not happen at addresses of others.
-        fresh = alias(value).clone() if value.numel() else torch.empty(0, dtype=value.dtype)
-        targets.append((value, fresh))
-        return fresh
-
-    new_args = [prepared(names[index], value) for index, value in enumerate(args)]
-    new_kwargs = {key: prepared(key, value) for key, value in kwargs.items()}
-    call(*new_args, **new_kwargs)
-    for target, value in targets:
-        replace(target, value)
-    outputs = [target for target, _ in targets]
-    return outputs[0] if len(outputs) == 1 else tuple(outputs)
-
-
-def _device_of(args: Any, kwargs: Any) -> torch.device:
-    for tensor in tensors_in((args, kwargs)):
-        if tensor.is_cuda:
-            return tensor.device
-    return torch.device("cuda", torch.cuda.current_device())
+# ---- Other kernels ----
 
 
 def names_of_outs(operator: Any) -> list[str]:
     """Return the names of the arguments into which an operator writes its results."""
     arguments = torch_private.schema_of(operator).arguments
-    return [one.name for one in arguments if one.kwarg_only and _is_written(one)]
-
-
-def _is_written(argument: Any) -> bool:
-    return argument.alias_info is not None and argument.alias_info.is_write
-
-
-def _call_on_cpu(call: Kernel, args: Any, kwargs: Any) -> Any:
-    args = [on_cpu(value) for value in args]
-    kwargs = {key: on_cpu(value) for key, value in kwargs.items()}
-    try:
-        return call(*args, **kwargs)
-    except RuntimeError as error:
-        low = next((t.dtype for t in tensors_in((args, kwargs)) if t.dtype in _LOW), None)
-        if low is None or not errors_on_device.is_unsupported(error):
-            raise
-        return _cast(call(*_cast(args, _LOW, torch.float32), **kwargs), (torch.float32,), low)
-
-
-def _cast(value: Any, kinds: tuple[torch.dtype, ...], dtype: torch.dtype) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(dtype) if value.dtype in kinds else value
-    if isinstance(value, (list, tuple)):
-        return type(value)([_cast(item, kinds, dtype) for item in value])
-    return value
+    return [one.name for one in arguments if one.kwarg_only and is_written(one)]
 
 
 def into_out(operator: Any, compute: Kernel) -> Kernel:
@@ -365,6 +344,8 @@ def compute_first(original: Kernel, compute: Callable[..., Any]) -> Kernel:
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         if thread.arguments is not None:
             return original(keyset, *args, **kwargs)
+        if graphs.is_capturing():
+            return operators.run(original, keyset, args, kwargs)  # it reads back, which raises
         staleness.check((args, kwargs))
         operators.run(original, keyset, args, kwargs)
         with on_the_cpu():

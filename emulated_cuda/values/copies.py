@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
 
-from emulated_cuda import torch_private
-from emulated_cuda.values import operators, staleness
+from emulated_cuda.values import graphs, operators, staleness
 from emulated_cuda.values.aliases import alias
 from emulated_cuda.values.computing import on_the_cpu
 from emulated_cuda.values.operators import (
@@ -29,9 +27,9 @@ def copying(original: Kernel) -> Kernel:
     def kernel(keyset: Any, target: Any, source: Any, non_blocking: bool = False) -> Any:
         if thread.arguments is not None:
             return _copy_inside(original, keyset, target, source, non_blocking)
+        if graphs.is_capturing():
+            return _record_copy(original, keyset, target, source, non_blocking)
         may_be_stale = staleness.is_possible()
-        if may_be_stale and torch_private.is_measuring_kernels(sys._getframe(1)):
-            may_be_stale = False  # the user has read nothing, and the values come back as they are
         if may_be_stale and target.device.type == "cpu":
             staleness.check(source)
         operators.run(original, keyset, (target, source, non_blocking), {}, COPY)
@@ -42,6 +40,20 @@ def copying(original: Kernel) -> Kernel:
         return target
 
     return kernel
+
+
+def _record_copy(original: Kernel, keyset: Any, target: Any, source: Any, block: bool) -> Any:
+    """Copy at each replay of the graph that is captured."""
+    operators.run(original, keyset, (target, source, block), {}, COPY)
+    with on_the_cpu():
+        aliases = alias(target), alias(source)
+
+    def copy(step: int) -> None:
+        with on_the_cpu():
+            aliases[0].copy_(aliases[1])
+
+    graphs.record(copy, source, target)
+    return target
 
 
 def _copy_inside(original: Kernel, keyset: Any, target: Any, source: Any, block: bool) -> Any:
@@ -75,9 +87,9 @@ def reading_a_number(original: Kernel, operator: Any) -> Kernel:
                 return value
             thread.has_checked = True
             return True
-        if staleness.is_possible():
+        if staleness.is_possible() and not graphs.is_capturing():
             staleness.check(tensor)
-        operators.run(original, keyset, (tensor,), {})
+        operators.run(original, keyset, (tensor,), {})  # raises in a capture
         with on_the_cpu():
             return operator(alias(tensor))
 
@@ -92,6 +104,11 @@ def zeroing(original: Kernel, operator: Any) -> Kernel:
             return original(keyset, tensor)
         may_be_stale = staleness.is_possible()
         result = operators.run(original, keyset, (tensor,), {}, OPERATOR)
+        if graphs.is_capturing():
+            with on_the_cpu():
+                filled = alias(tensor)
+            graphs.record(lambda step: _fill_with_zeros(operator, filled), (), tensor)
+            return result
         size = tensor.numel() * tensor.element_size()
         if size > _LARGE and tensor.is_contiguous():
             operators.library().zero(tensor.data_ptr(), size)
@@ -103,3 +120,8 @@ def zeroing(original: Kernel, operator: Any) -> Kernel:
         return result
 
     return kernel
+
+
+def _fill_with_zeros(operator: Any, tensor: torch.Tensor) -> None:
+    with on_the_cpu():
+        operator(tensor)

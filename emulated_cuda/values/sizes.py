@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from emulated_cuda import torch_private
-from emulated_cuda.values import errors_on_device, operators, staleness
+from emulated_cuda.values import errors_on_device, graphs, operators, staleness
 from emulated_cuda.values.aliases import on_cpu
 from emulated_cuda.values.computing import compute_after, names_of_outs, on_the_cpu
 from emulated_cuda.values.operators import Kernel, Unavailable, tensors_in, thread
@@ -109,6 +109,9 @@ def sized(name: str, operator: Any, original: Kernel) -> Kernel:
             return original(keyset, *args, **kwargs)
         if needs_mask and not _has_mask(args[1]):
             return usual(keyset, *args, **kwargs)
+        if graphs.is_capturing():
+            operators.run(original, keyset, args, kwargs)  # reads its size back, which raises
+            graphs.refuse(name)
         if staleness.is_possible():
             staleness.check(args[1] if needs_mask else (args, kwargs))
         with on_the_cpu():
@@ -148,6 +151,7 @@ def guided(name: str, operator: Any, original: Kernel) -> Kernel:
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         if thread.arguments is not None:
             return original(keyset, *args, **kwargs)
+        graphs.refuse(name)
         if staleness.is_possible():
             staleness.check((args, kwargs))
         with on_the_cpu():

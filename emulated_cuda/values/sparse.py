@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from emulated_cuda import torch_private
-from emulated_cuda.values import operators, staleness
+from emulated_cuda.values import graphs, operators, staleness
 from emulated_cuda.values.aliases import alias, on_cpu
 from emulated_cuda.values.computing import on_the_cpu
 from emulated_cuda.values.operators import Kernel, Unavailable, tensors_in, thread
@@ -34,6 +34,7 @@ def computing(name: str, operator: Any, original: Kernel) -> Kernel:
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         if thread.arguments is not None:
             return original(keyset, *args, **kwargs)
+        graphs.refuse(name)
         if staleness.is_possible():
             staleness.check((args, kwargs))
         results = None

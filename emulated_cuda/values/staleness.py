@@ -18,7 +18,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from emulated_cuda import torch_private
 from emulated_cuda.errors import WITHOUT_VALUES, StaleValueError
-from emulated_cuda.torch_versions import INDUCTOR_KERNELS
 from emulated_cuda.values import operators
 from emulated_cuda.values.operators import tensors_in
 
@@ -224,20 +223,10 @@ def _note_new_work() -> None:
         _reachable.update(_blocks_in_use())
         _unknown = (
             f"the kernel {name} was launched outside of torch's "
-            f"operators, and no kernel runs on the emulated device, so values that it may have "
-            f"written are not known; {_instead(name)}, {WITHOUT_VALUES} "
-            f"to measure memory only, or use a GPU"
+            f"operators, and the emulated device does not compute it, so values that it may have "
+            f"written are not known; call operators of torch in its place or write it in Triton, "
+            f"whose kernels are computed, {WITHOUT_VALUES} to measure memory only, or use a GPU"
         )
-
-
-def _instead(kernel: str) -> str:
-    """Return what to do so that torch computes what an unknown kernel should have written."""
-    if kernel.startswith(INDUCTOR_KERNELS.value):
-        return (
-            "torch.compile made it: set TORCH_COMPILE_DISABLE=1 in the environment, with which the "
-            'same code runs uncompiled, or write backend="eager"'
-        )
-    return "call operators of torch in its place"
 
 
 def _blocks_in_use() -> list[int]:

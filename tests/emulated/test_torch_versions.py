@@ -1,6 +1,7 @@
 """The table of what the emulated device takes from torch's own code is the one that is used."""
 
 import ast
+import importlib
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 import emulated_cuda
-from emulated_cuda import torch_private, torch_versions, tried_torch
+from emulated_cuda import torch_private, torch_versions, triton_private, tried_torch
 from emulated_cuda.torch_versions import Row
 from emulated_cuda.values import errors_on_device
 
@@ -33,9 +34,14 @@ def test_row_was_seen_in_versions_that_were_tried(name):
 
 
 def test_texts_of_errors_are_matched_by_rows_only():
-    """Texts of errors are matched in ``torch_versions.py`` only, not in any other module."""
+    """Texts of errors are matched in ``torch_versions.py`` only, not in any other module.
+
+    The modules of ``values/compiled`` match the text of kernels, which is Triton's.
+    """
     found = []
     for path in OTHERS:
+        if path.parent.name == "compiled":
+            continue
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             compiles = isinstance(node, ast.Call) and ast.unparse(node.func) == "re.compile"
             compares = isinstance(node, ast.Compare) and isinstance(node.left, ast.Constant)
@@ -47,8 +53,18 @@ def test_texts_of_errors_are_matched_by_rows_only():
 def test_installed_torch_has_the_needed_names():
     """The installed torch has the names that computing values needs, as every supported one."""
     assert torch_private.missing() == []
-    graph = torch._C._CUDAGraph
-    assert all(hasattr(graph, name) for name in torch_versions.CAPTURE_METHODS.value)
+
+
+def test_installed_compilers_have_the_methods_that_measure():
+    """The installed Triton and Inductor have the methods that are replaced to leave out times."""
+    autotuner = pytest.importorskip("triton.runtime.autotuner").Autotuner
+    assert callable(getattr(autotuner, triton_private.MEASURE))
+    heuristics, selection = map(importlib.import_module, torch_versions.MEASURING.value)
+    assert callable(heuristics.CachingAutotuner.bench)
+    assert callable(selection.AlgorithmSelectorCache.make_benchmark_fn)
+    assert callable(selection.AlgorithmSelectorCache.make_precompile_fn)
+    library_choice = torch_versions.LIBRARY_CHOICE.value
+    assert isinstance(getattr(selection, library_choice), type)
 
 
 REFUSED_TYPES = {

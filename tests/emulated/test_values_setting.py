@@ -147,43 +147,22 @@ compiled = torch.compile(lambda x: x.sin() + 1, backend="aot_eager")
 print(torch.equal(compiled(torch.zeros(3, device="cuda")), torch.ones(3, device="cuda")))
 scripted = torch.jit.script(torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Sigmoid()))
 print([scripted(torch.zeros(2, device="cuda")).tolist() for _ in range(4)][-1])
-try:
-    print(torch.compile(lambda x: x.cos() + 1)(torch.zeros(3, device="cuda")).tolist())
-except RuntimeError as error:
-    print(type(error).__name__, "kernel triton_" in str(error))
-    print(all(remedy in str(error) for remedy in ("TORCH_COMPILE_DISABLE=1", 'backend="eager"')))
+print(torch.compile(lambda x: x.cos() + 1)(torch.zeros(3, device="cuda")).tolist())
 dist.destroy_process_group()
 """
 
 
-def test_wrapped_and_compiled_models_compute_values_or_raise(python, tmp_path):
-    """Models over gloo, compiled without Inductor, or scripted compute values.
-
-    What a kernel of Inductor would have written is not known, and a read names the kernel.
-    """
+def test_wrapped_and_compiled_models_compute_values(python, tmp_path):
+    """Models over gloo, compiled with and without Inductor, or scripted compute values."""
     folder = str(tmp_path)
     run = python(
         *("-W", "ignore", "-c", GLOO), TORCHINDUCTOR_CACHE_DIR=folder, TRITON_CACHE_DIR=folder
     )
-    expected = ["True", "True", "[0.5, 0.5]", "StaleValueError True", "True"]
+    expected = ["True", "True", "[0.5, 0.5]", "[2.0, 2.0, 2.0]"]
     # Gloo of torch 2.9 prints how many ranks are connected.
     printed = [line for line in run.stdout.splitlines() if not line.startswith("[Gloo]")]
     assert printed == expected, run.stderr
     assert run.returncode == 0, run.stderr
-
-
-COMPILED = """
-import emulated_cuda
-emulated_cuda.load("a100")
-import torch
-print(torch.compile(lambda x: x.cos() + 1)(torch.zeros(3, device="cuda")).tolist())
-"""
-
-
-def test_compiled_code_computes_if_the_environment_turns_compiling_off(python):
-    """TORCH_COMPILE_DISABLE makes compiled code compute, as the error for a kernel advises."""
-    run = python("-W", "ignore", "-c", COMPILED, TORCH_COMPILE_DISABLE="1")
-    assert run.stdout.splitlines() == ["[2.0, 2.0, 2.0]"], run.stderr
 
 
 TRAINING = """

@@ -1,46 +1,51 @@
-"""Call functions before and after the import of torch, whoever imports it."""
+"""Call functions before and after the import of a module, whoever imports it."""
 
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-_before: list[Callable[[], None]] = []
-_after: list[Callable[[], None]] = []
+_before: dict[str, list[Callable[[], None]]] = defaultdict(list)
+_after: dict[str, list[Callable[[], None]]] = defaultdict(list)
 
 
-def call_before(function: Callable[[], None]) -> None:
-    """Call `function` as soon as the program begins to import torch; not if it already has."""
-    if "torch" not in sys.modules:
-        _before.append(function)
-        _watch()
+def call_before(module: str, function: Callable[[], None]) -> None:
+    """Call `function` as soon as the program begins to import a module; not if it already has."""
+    if module not in sys.modules:
+        _before[module].append(function)
+        _watch(module)
 
 
-def call_after(function: Callable[[], None]) -> None:
-    """Call `function` now, or as soon as the program has imported torch."""
-    if "torch" in sys.modules:
+def call_after(module: str, function: Callable[[], None]) -> None:
+    """Call `function` now, or as soon as the program has imported a module."""
+    if module in sys.modules:
         function()
     else:
-        _after.append(function)
-        _watch()
+        _after[module].append(function)
+        _watch(module)
 
 
-def _watch() -> None:
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
+def _watch(module: str) -> None:
+    finders = [finder for finder in sys.meta_path if isinstance(finder, _Finder)]
+    if not any(finder.module == module for finder in finders):
+        sys.meta_path.insert(0, _Finder(module))
 
 
 class _Finder(MetaPathFinder):
-    """Finds torch as the other finders do, and calls the functions around its import."""
+    """Finds a module as the other finders do, and calls the functions around its import."""
+
+    def __init__(self, module: str) -> None:
+        self.module = module
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "torch":
+        if name != self.module:
             return None
         spec = _spec_by_others(self, name, path, target)
         if spec is None or spec.loader is None:
@@ -49,7 +54,7 @@ class _Finder(MetaPathFinder):
         create, execute = loader.create_module, loader.exec_module
 
         def create_module(spec: ModuleSpec) -> ModuleType | None:
-            _call_all(_before)  # here torch is not in sys.modules yet
+            _call_all(_before[name])  # here the module is not in sys.modules yet
             module: ModuleType | None = create(spec)
             return module
 
@@ -57,7 +62,7 @@ class _Finder(MetaPathFinder):
             execute(module)
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
-            _call_all(_after)
+            _call_all(_after[name])
 
         loader.create_module, loader.exec_module = create_module, exec_module
         return spec

@@ -1,0 +1,136 @@
+// Loads, stores and atomic operations of kernels that Python computes, one call for many elements.
+//
+// Each takes the addresses of the elements and, or null, a byte for each that is 0 if it is not touched.
+// Each returns -1, or the index of the first element that a card would refuse.
+#include "emulated.hpp"
+
+#include <cmath>
+#include <cstring>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "half.hpp"
+
+// In memory.cpp: the allocation of a device, or the pinned block of the host, in which an address lies.
+std::pair<uintptr_t, uintptr_t> accessible_around(uintptr_t address);
+
+namespace {
+constexpr int64_t kNone = -1;
+
+// Whether elements may be touched. It remembers the last allocation, because most are in the same.
+class Checked {
+ public:
+  bool allows(uintptr_t address, size_t size) {
+    if (address >= first_ && address + size <= last_) return address % size == 0;
+    std::tie(first_, last_) = accessible_around(address);
+    return address >= first_ && address + size <= last_ && address % size == 0;
+  }
+
+ private:
+  uintptr_t first_ = 0, last_ = 0;
+};
+
+template <class Touch>
+int64_t each(const int64_t* addresses, const uint8_t* mask, int64_t count, size_t size, Touch touch) {
+  Checked checked;
+  for (int64_t i = 0; i < count; ++i) {
+    if (mask && !mask[i]) continue;
+    if (!checked.allows((uintptr_t)addresses[i], size)) return i;
+    touch(i, (char*)addresses[i]);
+  }
+  return kNone;
+}
+
+template <class T>
+int64_t load(T* to, const int64_t* addresses, const uint8_t* mask, int64_t count) {
+  return each(addresses, mask, count, sizeof(T), [&](int64_t i, const char* from) { memcpy(to + i, from, sizeof(T)); });
+}
+template <class T>
+int64_t store(const T* from, const int64_t* addresses, const uint8_t* mask, int64_t count) {
+  return each(addresses, mask, count, sizeof(T), [&](int64_t i, char* to) { memcpy(to, from + i, sizeof(T)); });
+}
+
+// The numbers of `_KINDS` in values/compiled/atomics.py.
+enum Kind : int { kAdd, kMax, kMin, kAnd, kOr, kXor, kExchange };
+
+template <class W>
+W combine_numbers(int kind, W before, W given) {
+  switch (kind) {
+    case kAdd: return before + given;
+    case kMax: return given > before ? given : before;
+    case kMin: return given < before ? given : before;
+    default: return given;
+  }
+}
+template <class T>
+T combine(int kind, T before, T given) {
+  if constexpr (std::is_integral_v<T>) {
+    switch (kind) {
+      case kAdd: return (T)((std::make_unsigned_t<T>)before + (std::make_unsigned_t<T>)given);
+      case kAnd: return before & given;
+      case kOr: return before | given;
+      case kXor: return before ^ given;
+      default: return combine_numbers(kind, before, given);
+    }
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return combine_numbers(kind, before, given);
+  } else {
+    return narrow<T>(combine_numbers(kind, wide(before), wide(given)));
+  }
+}
+template <class T>
+int64_t atomic(int kind, const int64_t* addresses, const uint8_t* mask, const void* given, void* before, int64_t count) {
+  return each(addresses, mask, count, sizeof(T), [&](int64_t i, char* at) {
+    T old;
+    memcpy(&old, at, sizeof old);
+    ((T*)before)[i] = old;
+    T now = combine(kind, old, ((const T*)given)[i]);
+    memcpy(at, &now, sizeof now);
+  });
+}
+}  // namespace
+
+#define BY_SIZE(call)                                        \
+  switch (size) {                                            \
+    case 1: { using T = uint8_t; return call; }              \
+    case 2: { using T = uint16_t; return call; }             \
+    case 4: { using T = uint32_t; return call; }             \
+    default: { using T = uint64_t; return call; }            \
+  }
+
+API int64_t emulated_load(void* to, const int64_t* addresses, const uint8_t* mask, int64_t count, int size) {
+  BY_SIZE(load((T*)to, addresses, mask, count))
+}
+API int64_t emulated_store(const void* from, const int64_t* addresses, const uint8_t* mask, int64_t count, int size) {
+  BY_SIZE(store((const T*)from, addresses, mask, count))
+}
+// `type` is a letter: of Python's struct module, or b for bfloat16. `before` gets what was there.
+API int64_t emulated_atomic(int kind, char type, const int64_t* addresses, const uint8_t* mask, const void* given, void* before,
+                            int64_t count) {
+  switch (type) {
+    case 'f': return atomic<float>(kind, addresses, mask, given, before, count);
+    case 'd': return atomic<double>(kind, addresses, mask, given, before, count);
+    case 'e': return atomic<Half>(kind, addresses, mask, given, before, count);
+    case 'b': return atomic<Bfloat>(kind, addresses, mask, given, before, count);
+    case 'h': return atomic<int16_t>(kind, addresses, mask, given, before, count);
+    case 'H': return atomic<uint16_t>(kind, addresses, mask, given, before, count);
+    case 'i': return atomic<int32_t>(kind, addresses, mask, given, before, count);
+    case 'I': return atomic<uint32_t>(kind, addresses, mask, given, before, count);
+    case 'q': return atomic<int64_t>(kind, addresses, mask, given, before, count);
+    default: return atomic<uint64_t>(kind, addresses, mask, given, before, count);
+  }
+}
+template <class T>
+static int64_t swap(const int64_t* addresses, const uint8_t* mask, const T* expected, const T* given, T* before,
+                    int64_t count) {
+  return each(addresses, mask, count, sizeof(T), [&](int64_t i, char* at) {
+    memcpy(before + i, at, sizeof(T));
+    if (before[i] == expected[i]) memcpy(at, given + i, sizeof(T));
+  });
+}
+// Stores what is given if what is there is what is expected, bit by bit.
+API int64_t emulated_compare_and_swap(const int64_t* addresses, const uint8_t* mask, const void* expected, const void* given,
+                                      void* before, int64_t count, int size) {
+  BY_SIZE(swap(addresses, mask, (const T*)expected, (const T*)given, (T*)before, count))
+}

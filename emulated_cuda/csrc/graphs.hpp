@@ -1,0 +1,14 @@
+// Streams that capture a CUDA graph.
+#pragma once
+
+#include "pending.hpp"
+
+// The number of the graph that a stream captures; 0 if it captures none.
+uint64_t capture_of(Stream stream);
+// Lets a stream take part in a capture, because it waits for an event that `joined` has recorded in it.
+void join_capture(Stream stream, uint64_t number, Stream joined);
+// An error, which makes the capture invalid, if the stream captures; or if any stream does.
+int check_no_capture(Stream stream);
+int check_no_captures();
+// Has Python record work outside operators if the stream captures: a kernel by name, or a copy.
+bool record_work(Stream stream, const char* kernel, void* to, const void* from, size_t size);

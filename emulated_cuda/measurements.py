@@ -1,0 +1,41 @@
+"""Leaves out the measurements by which compilers choose kernels, because times say nothing here.
+
+They would also allocate memory that is in the user's figures as long as the compilers' caches on
+disk are cold. In their place the first choice that this card can run is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from functools import partial
+
+from emulated_cuda import imports, torch_versions, triton_private
+
+_OPERATOR = 1  # Phase in csrc/emulated.hpp: kernels that are launched now have no effect
+
+
+def leave_out(path: str) -> None:
+    """Let Triton and Inductor choose without measuring, as soon as the program imports them.
+
+    Args:
+        path: of the library of the emulated device, which is loaded.
+    """
+    from emulated_cuda import torch_private  # not before torch is imported
+
+    set_phase = ctypes.PyDLL(path).emulated_set_phase
+
+    @contextlib.contextmanager
+    def without_effect() -> Iterator[None]:
+        before = set_phase(_OPERATOR)
+        try:
+            yield
+        finally:
+            set_phase(before)
+
+    imports.call_after(
+        triton_private.MODULE, partial(triton_private.choose_first_valid, without_effect)
+    )
+    for module in torch_versions.MEASURING.value:
+        imports.call_after(module, partial(torch_private.measure_no_kernels, module))

@@ -1,0 +1,383 @@
+"""Inline assembly on elements: PTX instructions on registers, without jumps and memory.
+
+Source: PTX ISA 8.8, chapter 9 (https://docs.nvidia.com/cuda/parallel-thread-execution/).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from emulated_cuda.values.compiled.errors import NotComputed
+from emulated_cuda.values.compiled.floats import fused
+from emulated_cuda.values.compiled.integers import (
+    bits_of,
+    high_bits,
+    ordered,
+    signed_high_bits,
+    unsigned,
+)
+from emulated_cuda.values.compiled.libdevice import function_of
+from emulated_cuda.values.compiled.operations import HALF, Operation
+from emulated_cuda.values.compiled.programs import same_length
+from emulated_cuda.values.compiled.table import OPERATIONS, Compute, operation, rounded
+
+_TYPES = {
+    **{f"{letter}{size}": dtype for letter in "bsu" for size, dtype in (
+        (8, torch.int8), (16, torch.int16), (32, torch.int32), (64, torch.int64))},
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "f64": torch.float64,
+    "pred": torch.bool,
+}  # fmt: skip
+_PAIRS = {"f16x2": torch.float16, "bf16x2": torch.bfloat16}
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+_SPECIAL = re.compile(r"%(?:globaltimer|clock|smid|nsmid|laneid|warpid|tid|ntid|ctaid|nctaid)\b")
+"""Registers that a card sets."""
+
+Registers = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Instruction:
+    name: str
+    modifiers: tuple[str, ...]
+    operands: tuple[str, ...]
+    guard: str
+    """The predicate under which it runs, with ``!`` if it must be false; empty for always."""
+
+    @property
+    def type(self) -> str:
+        """The type of the operation."""
+        kinds = [m for m in self.modifiers if m in _TYPES or m in _PAIRS]
+        if not kinds:
+            raise NotComputed(f"the instruction {self.name} without a type")
+        return kinds[0]
+
+
+def _row(name: str) -> Callable[..., torch.Tensor]:
+    compute = OPERATIONS[name](Operation(name, [], []))
+    return lambda *values: compute(None, *values)
+
+
+_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {
+    "mov": lambda a: a,
+    "add": torch.add,
+    "sub": torch.sub,
+    "fma": fused,
+    "neg": torch.neg,
+    "abs": torch.abs,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "rcp": torch.reciprocal,
+    "ex2": torch.exp2,
+    "lg2": torch.log2,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "tanh": torch.tanh,
+    "and": torch.bitwise_and,
+    "or": torch.bitwise_or,
+    "xor": torch.bitwise_xor,
+    "not": torch.bitwise_not,
+    "shl": _row("arith.shli"),
+    "popc": lambda a: _row("math.ctpop")(a).int(),
+    "clz": lambda a: _row("math.ctlz")(a).int(),
+}
+_BY_SIGN: dict[str, tuple[Callable[..., torch.Tensor], Callable[..., torch.Tensor]]] = {
+    "shr": (_row("arith.shrsi"), _row("arith.shrui")),
+    "div": (_row("arith.divsi"), _row("arith.divui")),
+    "rem": (_row("arith.remsi"), _row("arith.remui")),
+    "min": (torch.minimum, _row("arith.minui")),
+    "max": (torch.maximum, _row("arith.maxui")),
+}
+"""Functions of integers with sign, and without."""
+_OF_FLOATS: dict[str, Callable[..., torch.Tensor]] = {
+    "mul": torch.mul,
+    "div": torch.div,
+    "min": torch.fmin,
+    "max": torch.fmax,
+}
+
+
+def _function(one: _Instruction) -> Callable[..., torch.Tensor]:
+    kind, has_sign = one.type, one.type.startswith("s")
+    if (kind[0] in "bf" and kind not in _TYPES) or kind in ("f16", "bf16", "f32", "f64"):
+        found = _OF_FLOATS.get(one.name) or _FUNCTIONS.get(one.name)
+        return _flushed(found) if found else _unknown(one)
+    if one.name in ("mul", "mad"):
+        return _product(one, has_sign)
+    if one.name in _BY_SIGN:
+        return _BY_SIGN[one.name][0 if has_sign else 1]
+    return _FUNCTIONS.get(one.name) or _unknown(one)
+
+
+def _flushed(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def compute(*values: torch.Tensor) -> torch.Tensor:
+        dtype = values[0].dtype
+        if dtype not in HALF:
+            return function(*values)
+        return rounded(function(*[v.float() for v in values]), dtype)
+
+    return compute
+
+
+def _product(one: _Instruction, has_sign: bool) -> Callable[..., torch.Tensor]:
+    high = signed_high_bits if has_sign else high_bits
+
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        if "wide" in one.modifiers:
+            wide = _BITS[2 * a.element_size()]
+            return a.to(wide) * b.to(wide) if has_sign else (unsigned(a) * unsigned(b)).to(wide)
+        return high(a, b) if "hi" in one.modifiers else a * b
+
+    return multiply if one.name == "mul" else lambda a, b, c: multiply(a, b) + c
+
+
+def _unknown(one: _Instruction) -> Any:
+    raise NotComputed(f"the PTX instruction {'.'.join((one.name, *one.modifiers))}")
+
+
+# ---- Instructions that are no functions of one type ----
+
+
+def _convert(one: _Instruction, values: Registers) -> torch.Tensor:
+    kinds = [m for m in one.modifiers if m in _TYPES]
+    if len(kinds) != 2:
+        _unknown(one)
+    target, source = kinds
+    value = _read(values, one.operands[1], _TYPES[source])
+    dtype = _TYPES[target]
+    if target[0] in "fb" and target[0:2] != "b8" and dtype.is_floating_point:
+        if source[0] == "u":
+            value = unsigned(value).double()
+        return rounded(value, dtype)
+    if source[0] in "fb" and _TYPES[source].is_floating_point:
+        whole = {"rzi": torch.trunc, "rni": torch.round, "rmi": torch.floor, "rpi": torch.ceil}
+        mode = next((m for m in one.modifiers if m in whole), "rzi")
+        limits = torch.iinfo(dtype)
+        low, high = (limits.min, limits.max) if target[0] == "s" else (0, 2**limits.bits - 1)
+        number = torch.nan_to_num(whole[mode](value.double()), 0.0).clamp(low, high)
+        return number.long().to(dtype)
+    return (unsigned(value) if source[0] == "u" else value).to(dtype)
+
+
+_COMPARISONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "eq": torch.eq,
+    "ne": torch.ne,
+    "lt": torch.lt,
+    "le": torch.le,
+    "gt": torch.gt,
+    "ge": torch.ge,
+    "lo": torch.lt,
+    "ls": torch.le,
+    "hi": torch.gt,
+    "hs": torch.ge,
+}
+
+
+def _compare(one: _Instruction, values: Registers) -> torch.Tensor:
+    how = one.modifiers[0]
+    dtype = _TYPES[one.type]
+    a, b = (_read(values, name, dtype) for name in one.operands[1:3])
+    if one.type[0] == "u" or how in ("lo", "ls", "hi", "hs"):
+        a, b = ordered(a), ordered(b)
+    if how not in _COMPARISONS:
+        _unknown(one)
+    return _COMPARISONS[how](a, b)
+
+
+def _select(one: _Instruction, values: Registers) -> torch.Tensor:
+    dtype = _TYPES[one.type]
+    a, b = (_read(values, name, dtype) for name in one.operands[1:3])
+    return torch.where(_read(values, one.operands[3], torch.bool), a, b)
+
+
+def _permute(one: _Instruction, values: Registers) -> torch.Tensor:
+    a, b, selector = (_read(values, name, torch.int32) for name in one.operands[1:4])
+    return function_of("byte_perm")(a, b, selector)
+
+
+def _logic(one: _Instruction, values: Registers) -> torch.Tensor:
+    """Any function of three bits, by its table."""
+    a, b, c = (_read(values, name, torch.int32) for name in one.operands[1:4])
+    table, found = int(one.operands[4], 0), torch.zeros_like(a)
+    for case in range(8):
+        if table >> case & 1:
+            x, y, z = (v if case >> at & 1 else ~v for v, at in ((a, 2), (b, 1), (c, 0)))
+            found = found | (x & y & z)
+    return found
+
+
+def _extract(one: _Instruction, values: Registers) -> torch.Tensor:
+    dtype = _TYPES[one.type]
+    value = _read(values, one.operands[1], dtype)
+    start, length = (_read(values, name, torch.int32).long() & 255 for name in one.operands[2:4])
+    found = (unsigned(value) >> start.clamp(max=63)) & ((1 << length.clamp(max=62)) - 1)
+    if one.type[0] == "s":
+        sign = (found >> (length - 1).clamp_min(0)) & 1
+        found = found - (sign << length)
+    return found.to(dtype)
+
+
+_OTHERS: dict[str, Callable[[_Instruction, Registers], torch.Tensor]] = {
+    "cvt": _convert,
+    "setp": _compare,
+    "selp": _select,
+    "prmt": _permute,
+    "lop3": _logic,
+    "bfe": _extract,
+}
+
+
+# ---- Programs of instructions ----
+
+
+def _instructions(text: str) -> list[_Instruction]:
+    text = text.encode().decode("unicode_escape")
+    text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+    found = []
+    for line in re.split(r"[;{}]", re.sub(r"\{([^{};]*)\}", r"<\1>", text)):
+        line = line.strip()
+        if not line or line.startswith(".reg"):
+            continue
+        parts = re.match(
+            r"(?:@(!?[%\w$]+)\s+)?([a-z]\w*)((?:\.\w+(?:::\w+)?)*)\s*(.*)", line, re.DOTALL
+        )
+        if parts is None or "[" in line or "<" in line:
+            raise NotComputed(f"the PTX instruction {line}")
+        special = _SPECIAL.search(line)
+        if special is not None:
+            raise NotComputed(f"the register {special[0]} in assembly")
+        operands = tuple(operand.strip() for operand in parts[4].split(",") if operand.strip())
+        modifiers = tuple(parts[3].split(".")[1:])
+        found.append(_Instruction(parts[2], modifiers, operands, parts[1] or ""))
+    return found
+
+
+def _read(values: Registers, operand: str, dtype: torch.dtype) -> torch.Tensor:
+    """Return a register, or a number in the code, as a tensor of a type."""
+    if operand.startswith("-") and operand[1:] in values:
+        return -_read(values, operand[1:], dtype)
+    if operand in values:
+        value = values[operand]
+        if value.dtype is dtype:
+            return value
+        if torch.bool in (value.dtype, dtype):
+            return value.to(dtype)
+        if value.element_size() != dtype.itemsize:
+            size = _BITS[dtype.itemsize]
+            value = unsigned(value.view(_BITS[value.element_size()])).to(size)
+        return value.contiguous().view(dtype)
+    number = re.fullmatch(r"0[fF]([0-9a-fA-F]{8})|0[dD]([0-9a-fA-F]{16})", operand)
+    if number is not None:
+        size = torch.int32 if number[1] else torch.int64
+        bits = int(number[1] or number[2], 16)
+        limit = 2 ** (bits_of(torch.empty(0, dtype=size)) - 1)
+        exact = torch.tensor(bits - 2 * limit if bits >= limit else bits, dtype=size)
+        return exact.view(torch.float32 if number[1] else torch.float64).to(dtype)
+    try:
+        found = float(operand) if dtype.is_floating_point else int(operand.rstrip("U"), 0)
+    except ValueError:
+        raise NotComputed(f"the PTX operand {operand}") from None
+    if dtype.is_floating_point or dtype is torch.bool:
+        return torch.tensor(found).to(dtype)
+    return torch.tensor(int(found) & (2**63 - 1) if int(found) >= 0 else int(found)).to(dtype)
+
+
+def _compute(one: _Instruction, values: Registers) -> torch.Tensor:
+    if one.name in _OTHERS:
+        return _OTHERS[one.name](one, values)
+    function = _function(one)
+    if one.type not in _PAIRS:
+        given = [_read(values, name, _TYPES[one.type]) for name in one.operands[1:]]
+        if one.name in ("shl", "shr"):
+            given[1] = _read(values, one.operands[2], torch.int32).to(given[0].dtype)
+        if one.name == "mad" and "wide" in one.modifiers:
+            given[2] = _read(values, one.operands[3], _BITS[2 * given[0].element_size()])
+        return function(*given)
+    # Two numbers in a register.
+    pairs = [
+        _read(values, name, torch.int32).unsqueeze(-1).view(_PAIRS[one.type])
+        for name in one.operands[1:]
+    ]
+    return function(*pairs).contiguous().view(torch.int32).squeeze(-1)
+
+
+@operation("tt.elementwise_inline_asm")
+def inline_assembly(one: Operation) -> Compute:
+    """Instructions that get elements in registers ``$n``, results first."""
+    text = re.match(r'"((?:[^"\\]|\\.)*)"', one.text)
+    if text is None:
+        raise NotComputed("inline assembly")
+    instructions = _instructions(text[1])
+    for instruction in instructions:
+        if instruction.name not in _OTHERS:
+            _function(instruction)  # raises if it is not known
+    pack = one.integer("packed_element")
+    dtypes = [kind.dtype for kind in one.result_types]
+
+    def compute(programs: Any, *given: torch.Tensor) -> Any:
+        given = tuple(same_length(*given)) if given else (torch.zeros(1, *one.type().shape),)
+        shape, pieces = given[0].shape, []
+        for value in given if one.operands else ():
+            pieces += _packed(value, pack)
+        outputs = [_registers_of(dtype, pack) for dtype in dtypes]
+        values: Registers = {f"${sum(outputs) + i}": piece for i, piece in enumerate(pieces)}
+        for instruction in instructions:
+            _execute(instruction, values)
+        found, at = [], 0
+        for dtype, count in zip(dtypes, outputs, strict=True):
+            registers = [values[f"${at + i}"] for i in range(count)]
+            found.append(_elements(registers, dtype, pack).expand(-1, pack).reshape(shape))
+            at += count
+        return found[0] if len(found) == 1 else found
+
+    return compute
+
+
+def _execute(one: _Instruction, values: Registers) -> None:
+    new = _compute(one, values)
+    if one.guard:
+        name = one.guard.lstrip("!")
+        condition = _read(values, name, torch.bool) ^ one.guard.startswith("!")
+        old = values.get(one.operands[0])
+        if old is not None:
+            new = torch.where(condition, new, _read(values, one.operands[0], new.dtype))
+    values[one.operands[0]] = new
+
+
+def _registers_of(dtype: torch.dtype, pack: int) -> int:
+    """Return how many registers hold `pack` elements: short ones share one of 32 bits."""
+    return pack // min(pack, max(1, 4 // dtype.itemsize))
+
+
+def _packed(value: torch.Tensor, pack: int) -> list[torch.Tensor]:
+    """Return the registers that hold elements, `pack` in a row together."""
+    if value.dtype is torch.bool:
+        value = value.to(torch.int8)
+    value = value.reshape(
+        -1, _registers_of(value.dtype, pack), pack // _registers_of(value.dtype, pack)
+    )
+    if value.shape[2] == 1:
+        return list(value.squeeze(2).unbind(1))
+    size = value.shape[2] * value.element_size()
+    return list(value.contiguous().view(_BITS[size]).squeeze(2).unbind(1))
+
+
+def _elements(registers: list[torch.Tensor], dtype: torch.dtype, pack: int) -> torch.Tensor:
+    """Return the elements (n, pack) that registers hold."""
+    per_register = pack // len(registers)
+    parts = []
+    for register in registers:
+        if per_register == 1:
+            parts.append(_read({"$": register}, "$", dtype).reshape(-1, 1))
+        else:
+            bits = _read({"$": register}, "$", _BITS[per_register * dtype.itemsize])
+            parts.append(bits.reshape(-1, 1).contiguous().view(dtype))
+    return torch.cat(parts, 1)

@@ -1,0 +1,138 @@
+"""Branches, loops and calls (dialects ``scf`` and ``cf``, ``tt.call``)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import torch
+
+from emulated_cuda.values.compiled.errors import KernelError, NotComputed
+from emulated_cuda.values.compiled.operations import Operation
+from emulated_cuda.values.compiled.programs import Environment, Programs, choose, prepare
+from emulated_cuda.values.compiled.table import Compute, control, operation
+
+MOST_ITERATIONS = 2**18
+"""A ``while`` that runs longer never ends, such as one that waits for a later program."""
+
+
+@control("scf.for")
+def loop_over_range(one: Operation) -> Compute:
+    """For each number of a range; the values of the last iteration are the results."""
+    assert one.iteration is not None
+    counter, names = one.iteration.counter, one.iteration.names
+    (code,) = prepare(one.regions[0], [counter, *names])
+
+    def iterate(
+        programs: Programs, values: Environment, number: Any, given: list[Any]
+    ) -> list[Any]:
+        values[counter] = number
+        values.update(zip(names, given, strict=True))
+        return programs.given(programs.run(code, values), values)
+
+    def compute(programs: Programs, values: Environment) -> list[Any]:
+        low, high, step, *given = [values[name] for name in one.operands]
+        if len(low) == len(high) == len(step) == 1:
+            for number in range(int(low), int(high), int(step)):
+                counted = torch.tensor([number], dtype=low.dtype)
+                given = iterate(programs, values, counted, given)
+            return given
+        distance = high - low + step - 1
+        trips = torch.div(distance, step, rounding_mode="floor").clamp_min(0)
+        outer = programs.active
+        if outer is not None:
+            trips = torch.where(outer, trips, 0)
+        for trip in range(int(trips.max())):
+            active = trip < trips
+            programs.active = None if active.all() else active.expand(programs.count)
+            counted = (low + trip * step).to(low.dtype)
+            given = programs.merged(iterate(programs, values, counted, given), given)
+        programs.active = outer
+        return given
+
+    return compute
+
+
+@control("scf.if")
+def branch(one: Operation) -> Compute:
+    """One of two regions, or nothing in place of the second."""
+    codes = [prepare(region)[0] for region in one.regions]
+
+    def compute(programs: Programs, values: Environment) -> list[Any]:
+        condition = values[one.operands[0]]
+        if len(condition) == 1:
+            if not condition.item() and len(codes) == 1:
+                return []
+            end = programs.run(codes[0 if condition.item() else 1], values)
+            return programs.given(end, values)
+        outer = programs.active
+        found: list[tuple[torch.Tensor, list[Any]]] = []
+        for meets, code in zip((condition, ~condition), codes, strict=False):
+            mask = programs.narrowed(meets)
+            if not mask.any() and (found or code is not codes[-1] or not one.results):
+                continue  # one of the two must give values
+            programs.active = None if mask.all() else mask
+            found.append((mask, programs.given(programs.run(code, values), values)))
+            programs.active = outer
+        if not one.results:
+            return []
+        if len(found) == 1:
+            return found[0][1]
+        (mask, first), (_, second) = found
+        return [choose(mask, *pair) for pair in zip(first, second, strict=True)]
+
+    return compute
+
+
+@control("scf.while")
+def loop_while(one: Operation) -> Compute:
+    """The first region says whether to go on and with what, the second is the body."""
+    assert one.iteration is not None
+    names = one.iteration.names
+    (before,) = prepare(one.regions[0], names)
+    (body,) = prepare(one.regions[1])
+
+    def compute(programs: Programs, values: Environment) -> list[Any]:
+        given = [values[name] for name in one.operands]
+        outer, results = programs.active, None
+        for _ in range(MOST_ITERATIONS):
+            values.update(zip(names, given, strict=True))
+            condition, *passed = programs.given(programs.run(before, values), values)
+            results = passed if results is None else programs.merged(passed, results)
+            if len(condition) == 1:
+                if not condition.item():
+                    break
+            else:
+                going_on = programs.narrowed(condition)
+                if not going_on.any():
+                    break
+                programs.active = going_on
+            values.update(zip(body.arguments, results, strict=True))
+            new = programs.given(programs.run(body, values), values)
+            given = programs.merged(new, given) if len(new) == len(given) else new
+        else:
+            raise KernelError(
+                KernelError.TIMEOUT,
+                f"the launch timed out and was terminated: a loop of the kernel {programs.name} "
+                f"did not end after {MOST_ITERATIONS:,} iterations. It may wait for a program that "
+                f"runs later: on the emulated device, programs run one after the other or in step",
+            )
+        programs.active = outer
+        return results or []
+
+    return compute
+
+
+@operation("tt.call")
+def call(one: Operation) -> Compute:
+    """A function that Triton has not inlined."""
+    name = re.match(r'@("[^"]*"|[\w$.-]+)', one.text)
+    if name is None:
+        raise NotComputed(f"the call {one.text}")
+    callee = name[1].strip('"')
+
+    def compute(programs: Programs, *given: Any) -> Any:
+        results = programs.call(callee, given)
+        return results[0] if len(one.results) == 1 else results
+
+    return compute

@@ -1,0 +1,208 @@
+"""Tensors in memory that a descriptor describes, which cards from compute capability 9.0 load by.
+
+For older cards Triton itself writes addresses in place of descriptors.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from emulated_cuda.values.compiled import accesses, atomics
+from emulated_cuda.values.compiled.errors import NotComputed
+from emulated_cuda.values.compiled.operations import Operation, Type
+from emulated_cuda.values.compiled.programs import Programs, choose
+from emulated_cuda.values.compiled.table import Compute, operation
+
+
+class TensorMap(ctypes.Structure):
+    """``TensorMap`` in csrc/modules.cpp: a descriptor that the host has made."""
+
+    _fields_ = (
+        ("address", ctypes.c_uint64),
+        ("type", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("lengths", ctypes.c_uint64 * 5),
+        ("strides", ctypes.c_uint64 * 5),
+        ("nan", ctypes.c_int32),
+    )
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """A tensor in memory, for each program or for all; numbers have the shape (programs or 1,)."""
+
+    address: torch.Tensor
+    lengths: list[torch.Tensor]
+    strides: list[torch.Tensor]
+    """In bytes; the last is the size of an element."""
+    fills_with_nan: bool
+    """Whether what is loaded outside of the tensor is NaN; otherwise 0."""
+
+    def chosen(self, mask: torch.Tensor, other: Descriptor) -> Descriptor:
+        """Return this descriptor where the mask is true and the other where it is false."""
+        return replace(
+            self,
+            address=choose(mask, self.address, other.address),
+            lengths=[choose(mask, *pair) for pair in zip(self.lengths, other.lengths, strict=True)],
+            strides=[choose(mask, *pair) for pair in zip(self.strides, other.strides, strict=True)],
+        )
+
+    def addresses(self, positions: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the address of each element of a block, and whether it is inside the tensor.
+
+        Args:
+            positions: for each dimension (programs or 1, ...), which broadcast to the block.
+        """
+        dims = positions[0].dim()
+        view = [-1, *[1] * (dims - 1)]
+        at: torch.Tensor = self.address.view(view)
+        inside = torch.ones([1] * dims, dtype=torch.bool)
+        for position, length, stride in zip(positions, self.lengths, self.strides, strict=True):
+            inside = inside & (position >= 0) & (position < length.view(view))
+            at = at + position * stride.view(view)
+        return at, inside.expand(torch.broadcast_shapes(at.shape, inside.shape))
+
+
+def from_host(map: TensorMap) -> Descriptor:
+    """Return the descriptor that a host has passed to a kernel."""
+
+    def numbers(values: list[int]) -> list[torch.Tensor]:
+        return [torch.tensor([value], dtype=torch.int64) for value in reversed(values)]
+
+    lengths, strides = list(map.lengths[: map.rank]), list(map.strides[: map.rank])
+    return Descriptor(
+        torch.tensor([map.address], dtype=torch.int64),
+        numbers(lengths),
+        numbers(strides),
+        bool(map.nan),
+    )
+
+
+def block_of(kind: Type) -> tuple[Type, list[int]]:
+    """Return the type of an element and the shape of a block from the type of a descriptor."""
+    found = re.search(r"<(?:tensor<)?((?:\d+x)+)([\w]+)", kind.element)
+    if found is None:
+        raise NotComputed(f"the descriptor {kind.element}")
+    return Type(found[2]), [int(length) for length in found[1].split("x")[:-1]]
+
+
+@operation("tt.make_tensor_descriptor")
+def make(one: Operation) -> Compute:
+    """A descriptor from an address, lengths and strides."""
+    size = block_of(one.result_types[-1])[0].dtype.itemsize
+    fills_with_nan = "nan" in one.attributes
+
+    def compute(programs: Programs, address: torch.Tensor, *given: torch.Tensor) -> Descriptor:
+        rank = len(given) // 2
+        lengths = [length.long() for length in given[:rank]]
+        strides = [stride.long() * size for stride in given[rank:]]
+        return Descriptor(address, lengths, strides, fills_with_nan)
+
+    return compute
+
+
+def _positions(descriptor: Descriptor, block: list[int], starts: Any) -> list[torch.Tensor]:
+    """Return the positions of a block's elements along each dimension of the tensor."""
+    rank = len(descriptor.lengths)
+    block = [1] * (rank - len(block)) + block
+    found = []
+    for axis, (length, start) in enumerate(zip(block, starts, strict=True)):
+        along = torch.arange(length).view(1, *[length if i == axis else 1 for i in range(rank)])
+        # The innermost stride of a tensor from the host is not in its descriptor.
+        found.append(start.long().view(-1, *[1] * rank) + along)
+    return found
+
+
+def _with_element_size(descriptor: Descriptor, size: int) -> Descriptor:
+    strides = [*descriptor.strides[:-1], torch.tensor([size])]
+    return replace(descriptor, strides=strides)
+
+
+def _fill(descriptor: Descriptor, found: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+    if not descriptor.fills_with_nan or not found.dtype.is_floating_point:
+        return found
+    return torch.where(inside, found, torch.nan)
+
+
+@operation("tt.descriptor_load")
+def load(one: Operation) -> Compute:
+    """A block of a tensor; what is outside of the tensor is 0 or NaN."""
+    element, block = block_of(one.operand_types[0])
+    shape, dtype = one.type().shape, element.dtype
+
+    def compute(programs: Programs, descriptor: Descriptor, *starts: torch.Tensor) -> torch.Tensor:
+        descriptor = _with_element_size(descriptor, dtype.itemsize)
+        addresses, inside = descriptor.addresses(_positions(descriptor, block, starts))
+        found = accesses.load(programs, addresses, inside, dtype)
+        return _fill(descriptor, found, inside).reshape(-1, *shape)
+
+    return compute
+
+
+@operation("tt.descriptor_store", "tt.descriptor_reduce")
+def store(one: Operation) -> Compute:
+    """Write a block, or combine it with the tensor; nothing happens outside of the tensor."""
+    element, block = block_of(one.operand_types[0])
+    size = element.dtype.itemsize
+    name = "" if one.name == "tt.descriptor_store" else one.keyword
+    if name == "add" and element.dtype.is_floating_point:
+        name = "fadd"
+    kind = atomics.kind_of(name, element) if name else None
+
+    def compute(programs: Programs, descriptor: Descriptor, *given: torch.Tensor) -> None:
+        *starts, value = given
+        descriptor = _with_element_size(descriptor, size)
+        addresses, inside = descriptor.addresses(_positions(descriptor, block, starts))
+        value = value.reshape(-1, *addresses.shape[1:])
+        if kind is None:
+            accesses.store(programs, addresses, value, inside)
+        else:
+            accesses.atomic(programs, kind, addresses, value, inside)
+
+    return compute
+
+
+def _rows(
+    descriptor: Descriptor, rows: torch.Tensor, start: torch.Tensor, columns: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the addresses of rows (programs, n), from a column on, and which are inside."""
+    column = start.long().view(-1, 1, 1) + torch.arange(columns)
+    return descriptor.addresses([rows.long().unsqueeze(2), column])
+
+
+@operation("tt.descriptor_gather")
+def gather(one: Operation) -> Compute:
+    """Rows of a tensor by their numbers, from a column on."""
+    dtype, columns = one.type().dtype, one.type().shape[1]
+
+    def compute(
+        programs: Programs, descriptor: Descriptor, rows: torch.Tensor, start: torch.Tensor
+    ) -> torch.Tensor:
+        descriptor = _with_element_size(descriptor, dtype.itemsize)
+        addresses, inside = _rows(descriptor, rows, start, columns)
+        return _fill(descriptor, accesses.load(programs, addresses, inside, dtype), inside)
+
+    return compute
+
+
+@operation("tt.descriptor_scatter")
+def scatter(one: Operation) -> Compute:
+    """Write rows of a tensor by their numbers, from a column on."""
+
+    def compute(
+        programs: Programs,
+        descriptor: Descriptor,
+        rows: torch.Tensor,
+        start: torch.Tensor,
+        value: torch.Tensor,
+    ) -> None:
+        descriptor = _with_element_size(descriptor, value.element_size())
+        addresses, inside = _rows(descriptor, rows, start, value.shape[2])
+        accesses.store(programs, addresses, value, inside)
+
+    return compute

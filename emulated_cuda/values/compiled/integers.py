@@ -1,0 +1,219 @@
+"""Arithmetic on integers (dialect ``arith``), with the wrapping of machine integers.
+
+The text names integers by size only, and the operation says whether they have a sign. Here they are
+torch's integers with a sign, and single bits are booleans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from emulated_cuda.values.compiled.operations import Operation
+from emulated_cuda.values.compiled.table import Compute, elementwise, operation
+
+Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+_SIGN = -(2**63)
+
+
+def bits_of(value: torch.Tensor) -> int:
+    """Return the size of an element in bits."""
+    return 1 if value.dtype is torch.bool else 8 * value.element_size()
+
+
+def unsigned(value: torch.Tensor) -> torch.Tensor:
+    """Return integers without sign as int64; those of 64 bits keep their bits."""
+    if value.dtype in (torch.bool, torch.int64):
+        return value.long()
+    return value.long() & ((1 << bits_of(value)) - 1)
+
+
+def ordered(value: torch.Tensor) -> torch.Tensor:
+    """Return int64 numbers in whose order the integers without sign are."""
+    return value ^ _SIGN if value.dtype is torch.int64 else unsigned(value)
+
+
+def shifted_right(value: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    """Shift right, filling with zeros; a shift by the whole size or more gives 0."""
+    if value.dtype is not torch.int64:
+        return (unsigned(value) >> unsigned(by).clamp(0, 63)).to(value.dtype)
+    fits = (by >= 0) & (by < 64)
+    count = torch.where(fits, by, 63)
+    kept = torch.where(count == 0, -1, (1 << (64 - count).clamp(max=63)) - 1)
+    return torch.where(fits, (value >> count) & kept, 0)
+
+
+def high_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return the upper half of a product of integers without sign."""
+    if a.dtype is not torch.int64:
+        product = unsigned(a) * unsigned(b)
+        return shifted_right(product, torch.tensor(bits_of(a))).to(a.dtype)
+    half, low = torch.tensor(32), 2**32 - 1
+    a_low, a_high, b_low, b_high = a & low, shifted_right(a, half), b & low, shifted_right(b, half)
+    middle = a_high * b_low + shifted_right(a_low * b_low, half)
+    second = a_low * b_high + (middle & low)
+    return a_high * b_high + shifted_right(middle, half) + shifted_right(second, half)
+
+
+def signed_high_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return the upper half of a product of integers with sign."""
+    if a.dtype is not torch.int64:
+        return ((a.long() * b.long()) >> bits_of(a)).to(a.dtype)
+    return high_bits(a, b) - torch.where(a < 0, b, 0) - torch.where(b < 0, a, 0)
+
+
+def _not_zero(divisor: torch.Tensor) -> torch.Tensor:
+    """Return a divisor without zeros: what a card gives for them is undefined."""
+    return torch.where(divisor == 0, 1, divisor)
+
+
+def _divided(rounding: str) -> Function:
+    return lambda a, b: torch.div(a, _not_zero(b), rounding_mode=rounding)
+
+
+def _rounded_up(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return a quotient rounded up."""
+    b = _not_zero(b)
+    down = torch.div(a, b, rounding_mode="floor")
+    return down + (torch.fmod(a, b) != 0)
+
+
+def _unsigned_division(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return quotient and remainder of integers without sign."""
+    x, y = unsigned(a), _not_zero(unsigned(b))
+    quotient = torch.div(x, y, rounding_mode="floor")
+    if a.dtype is torch.int64:
+        # With a large divisor the quotient is 0 or 1. With a large dividend: half of it first.
+        half = torch.div(
+            shifted_right(x, torch.tensor(1)), y.abs().clamp_min(1), rounding_mode="floor"
+        )
+        doubled = half * 2
+        doubled = doubled + (ordered(x - doubled * y) >= ordered(y))
+        quotient = torch.where(y < 0, (ordered(x) >= ordered(y)).long(), doubled)
+    return quotient.to(a.dtype), (x - quotient * y).to(a.dtype)
+
+
+def _shifted_left(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    fits = (b >= 0) & (b < bits_of(a))
+    return torch.where(fits, a << torch.where(fits, b, 0), 0)
+
+
+def _shifted_right_with_sign(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    size = bits_of(a)
+    return a >> torch.where((b >= 0) & (b < size), b, size - 1)
+
+
+def _for_bits(numbers: Function, bits: Function) -> Function:
+    """Return a function that computes single bits in another way, because booleans do not wrap."""
+    return lambda a, b: bits(a, b) if a.dtype is torch.bool else numbers(a, b)
+
+
+def _smaller(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.where(ordered(a) < ordered(b), a, b)
+
+
+def _larger(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.where(ordered(a) > ordered(b), a, b)
+
+
+def _count_bits(value: torch.Tensor) -> torch.Tensor:
+    found, left = torch.zeros_like(unsigned(value)), unsigned(value)
+    for at in range(bits_of(value)):
+        found += (left >> at) & 1
+    return found.to(value.dtype)
+
+
+def _leading_zeros(value: torch.Tensor) -> torch.Tensor:
+    size = bits_of(value)
+    found = torch.full_like(unsigned(value), size)
+    for at in range(size):
+        found = torch.where((unsigned(value) >> at) & 1 == 1, size - 1 - at, found)
+    return found.to(value.dtype)
+
+
+def _trailing_zeros(value: torch.Tensor) -> torch.Tensor:
+    size = bits_of(value)
+    found = torch.full_like(unsigned(value), size)
+    for at in reversed(range(size)):
+        found = torch.where((unsigned(value) >> at) & 1 == 1, at, found)
+    return found.to(value.dtype)
+
+
+elementwise(
+    {
+        "arith.addi": _for_bits(torch.add, torch.bitwise_xor),
+        "arith.subi": _for_bits(torch.sub, torch.bitwise_xor),
+        "arith.muli": _for_bits(torch.mul, torch.bitwise_and),
+        "arith.andi": torch.bitwise_and,
+        "arith.ori": torch.bitwise_or,
+        "arith.xori": torch.bitwise_xor,
+        "arith.shli": _shifted_left,
+        "arith.shrsi": _shifted_right_with_sign,
+        "arith.shrui": shifted_right,
+        "arith.divsi": _divided("trunc"),
+        "arith.floordivsi": _divided("floor"),
+        "arith.ceildivsi": _rounded_up,
+        "arith.ceildivui": lambda a, b: (
+            _unsigned_division(a, b)[0] + (_unsigned_division(a, b)[1] != 0)
+        ),
+        "arith.remsi": lambda a, b: torch.fmod(a, _not_zero(b)),
+        "arith.divui": lambda a, b: _unsigned_division(a, b)[0],
+        "arith.remui": lambda a, b: _unsigned_division(a, b)[1],
+        "arith.minsi": _for_bits(torch.minimum, torch.bitwise_or),
+        "arith.maxsi": _for_bits(torch.maximum, torch.bitwise_and),
+        "arith.minui": _smaller,
+        "arith.maxui": _larger,
+        "tt.mulhiui": high_bits,
+        "math.absi": torch.abs,
+        "math.ctpop": _count_bits,
+        "math.ctlz": _leading_zeros,
+        "math.cttz": _trailing_zeros,
+    }
+)
+
+
+@operation("arith.mului_extended", "arith.mulsi_extended")
+def extended_product(one: Operation) -> Compute:
+    """The lower and the upper half of a product."""
+    high = high_bits if one.name == "arith.mului_extended" else signed_high_bits
+    return lambda programs, a, b: [a * b, high(a, b)]
+
+
+@operation("arith.addui_extended")
+def extended_sum(one: Operation) -> Compute:
+    """A sum without sign, and whether it wrapped."""
+
+    def compute(programs: Any, a: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+        total = a + b
+        return [total, ordered(total) < ordered(a)]
+
+    return compute
+
+
+@operation("arith.subui_extended")
+def extended_difference(one: Operation) -> Compute:
+    """A difference without sign, and whether it wrapped."""
+    return lambda programs, a, b: [a - b, ordered(a) < ordered(b)]
+
+
+_COMPARISONS: dict[str, Function] = {
+    "eq": torch.eq,
+    "ne": torch.ne,
+    "slt": torch.lt,
+    "sle": torch.le,
+    "sgt": torch.gt,
+    "sge": torch.ge,
+    "ult": lambda a, b: ordered(a) < ordered(b),
+    "ule": lambda a, b: ordered(a) <= ordered(b),
+    "ugt": lambda a, b: ordered(a) > ordered(b),
+    "uge": lambda a, b: ordered(a) >= ordered(b),
+}
+
+
+@operation("arith.cmpi")
+def compare(one: Operation) -> Compute:
+    """Compare integers, or addresses."""
+    function = _COMPARISONS[one.keyword]
+    return lambda programs, a, b: function(a, b)

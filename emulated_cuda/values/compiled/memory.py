@@ -1,0 +1,59 @@
+"""Addresses, loads and stores."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from emulated_cuda.values.compiled import accesses
+from emulated_cuda.values.compiled.errors import NotComputed
+from emulated_cuda.values.compiled.operations import Operation, Type
+from emulated_cuda.values.compiled.programs import Programs
+from emulated_cuda.values.compiled.table import Compute, operation
+
+
+def pointee_of(one: Operation) -> Type:
+    """Return the type of what an operation's first operand points to.
+
+    Raises:
+        NotComputed: if it is no address.
+    """
+    kind = one.operand_types[0]
+    if not kind.is_pointer:
+        raise NotComputed(f"{one.name} of {kind.element}")
+    return kind.pointee
+
+
+@operation("tt.addptr")
+def add_to_address(one: Operation) -> Compute:
+    """An address some elements further."""
+    size = pointee_of(one).dtype.itemsize
+    return lambda programs, address, count: torch.add(address, count, alpha=size)
+
+
+@operation("tt.load", "tt.atomic_load")
+def load(one: Operation) -> Compute:
+    """The elements at addresses; where a mask is false another value."""
+    dtype = pointee_of(one).dtype
+
+    def compute(
+        programs: Programs, addresses: torch.Tensor, mask: Any = None, other: Any = None
+    ) -> Any:
+        found = accesses.load(programs, addresses, mask, dtype)
+        return found if other is None else torch.where(mask, found, other)
+
+    return compute
+
+
+@operation("tt.store", "tt.atomic_store")
+def store(one: Operation) -> Compute:
+    """Write elements to addresses where a mask is true."""
+    pointee_of(one)
+
+    def compute(
+        programs: Programs, addresses: torch.Tensor, value: torch.Tensor, mask: Any = None
+    ) -> None:
+        accesses.store(programs, addresses, value, mask)
+
+    return compute

@@ -1,0 +1,166 @@
+"""A kernel in Triton's intermediate code: types, operations, blocks and functions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from emulated_cuda.values.compiled.errors import NotComputed
+
+DTYPES = {
+    "f64": torch.float64,
+    "f32": torch.float32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f8E4M3FN": torch.float8_e4m3fn,
+    "f8E5M2": torch.float8_e5m2,
+    "f8E4M3FNUZ": torch.float8_e4m3fnuz,
+    "f8E5M2FNUZ": torch.float8_e5m2fnuz,
+    "i1": torch.bool,
+    "i8": torch.int8,
+    "i16": torch.int16,
+    "i32": torch.int32,
+    "i64": torch.int64,
+    "index": torch.int64,
+}
+"""Element type in the text -> dtype; integers without sign have that of the same size."""
+FLOAT8 = tuple(dtype for name, dtype in DTYPES.items() if name.startswith("f8"))
+HALF = (torch.float16, torch.bfloat16, *FLOAT8)
+_POINTER = "!tt.ptr<"
+
+
+@dataclass(frozen=True)
+class Type:
+    """The type of a value."""
+
+    element: str
+    shape: tuple[int, ...] = ()
+    """Empty for a single number."""
+
+    @property
+    def is_pointer(self) -> bool:
+        """Whether its elements are addresses."""
+        return self.element.startswith(_POINTER)
+
+    @property
+    def is_descriptor(self) -> bool:
+        """Whether it describes a tensor in memory."""
+        return self.element.startswith("!tt.tensordesc")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the CPU tensor that holds such values; addresses are int64.
+
+        Raises:
+            NotComputed: if torch has no such dtype.
+        """
+        if self.is_pointer:
+            return torch.int64
+        if self.element not in DTYPES:
+            raise NotComputed(f"the type {self.element}")
+        return DTYPES[self.element]
+
+    @property
+    def pointee(self) -> Type:
+        """The type at an address."""
+        inner = self.element[len(_POINTER) : -1]
+        return type_of(re.sub(r",\s*\d+$", "", inner))  # without the address space
+
+
+def type_of(text: str) -> Type:
+    """Return the type that a text such as ``tensor<4x8xf32>`` names."""
+    text = text.strip()
+    if not text.startswith("tensor<"):
+        return Type(text)
+    shape = re.match(r"(?:\d+x)*", text[7:-1])
+    assert shape is not None
+    lengths = tuple(int(length) for length in shape[0].split("x")[:-1])
+    return Type(text[7 + shape.end() : -1].strip(), lengths)
+
+
+@dataclass
+class Operation:
+    """One operation, as the text has it."""
+
+    name: str
+    results: list[str]
+    operands: list[str]
+    text: str = ""
+    """What stands between the name and the types, without attributes."""
+    attributes: str = ""
+    operand_types: list[Type] = field(default_factory=list)
+    """As far as the text names them; those of one type are named once."""
+    result_types: list[Type] = field(default_factory=list)
+    regions: list[list[Block]] = field(default_factory=list)
+    iteration: Iteration | None = None
+    """Of a loop."""
+
+    def type(self, index: int = 0) -> Type:
+        """The type of a result."""
+        return self.result_types[index]
+
+    def integer(self, name: str) -> int:
+        """Return an attribute such as ``axis = 1 : i32``.
+
+        Raises:
+            NotComputed: if the operation has none of this name.
+        """
+        found = re.search(rf"\b{name} = (-?\d+)", self.attributes)
+        if found is None:
+            raise NotComputed(f"{self.name} without {name}")
+        return int(found[1])
+
+    def string(self, name: str) -> str:
+        """Return an attribute such as ``symbol = "__nv_sin"``; empty if there is none."""
+        found = re.search(rf'\b{name} = "((?:[^"\\]|\\.)*)"', self.attributes)
+        return found[1] if found else ""
+
+    def is_set(self, name: str) -> bool:
+        """Whether an attribute is ``true``."""
+        return re.search(rf"\b{name} = true", self.attributes) is not None
+
+    @property
+    def keyword(self) -> str:
+        """The word before the first operand, such as ``slt`` of a comparison."""
+        return re.split(r"[,\s]", self.text.strip(), maxsplit=1)[0]
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """The names that a loop gives to what changes from one iteration to the next."""
+
+    names: list[str]
+    counter: str = ""
+    is_unsigned: bool = False
+
+
+@dataclass
+class Block:
+    """Operations that run one after the other; the last says what comes next."""
+
+    label: str
+    arguments: list[str]
+    operations: list[Operation]
+
+
+@dataclass
+class Function:
+    """A function of the kernel."""
+
+    name: str
+    arguments: list[str]
+    argument_types: list[Type]
+    blocks: list[Block]
+    is_public: bool
+
+
+def all_operations(blocks: list[Block]) -> Iterator[Operation]:
+    """Yield the operations of blocks, and those of their regions."""
+    for block in blocks:
+        for operation in block.operations:
+            yield operation
+            for region in operation.regions:
+                yield from all_operations(region)

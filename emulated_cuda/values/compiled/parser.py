@@ -1,0 +1,264 @@
+"""Reads TTIR: the text that ``kernel.asm["ttir"]`` has, one operation a line."""
+
+from __future__ import annotations
+
+import re
+
+from emulated_cuda.values.compiled.errors import NotComputed
+from emulated_cuda.values.compiled.operations import (
+    Block,
+    Function,
+    Iteration,
+    Operation,
+    Type,
+    type_of,
+)
+
+_NAME = r"%[\w$.-]+"
+_VALUE = re.compile(rf"{_NAME}(?:#\d+)?")
+_RESULTS = re.compile(rf"({_NAME}(?::\d+)?(?:,\s*{_NAME}(?::\d+)?)*) = ")
+_OPERATION = re.compile(r'"?([a-z_]\w*\.[\w.]+)"?')
+_LABEL = re.compile(r"\^(\w+)(?:\((.*)\))?:")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
+_LOCATION = re.compile(r'"(?:[^"\\]|\\.)*"|\s*\bloc\(|[()]')
+_FOR = re.compile(rf"(unsigned )?({_NAME}) = (\S+) to (\S+) step (\S+)")
+_FUNCTION = re.compile(r'tt\.func (public |private |nested )?@("[^"]*"|[\w$.-]+)\(')
+
+
+def parse(text: str) -> dict[str, Function]:
+    """Return the functions of a kernel by name.
+
+    Raises:
+        NotComputed: if the text has another form than that of the versions that are known.
+    """
+    try:
+        return _Parser(text).functions
+    except (AssertionError, IndexError, ValueError) as error:
+        raise NotComputed(f"this version's text of a kernel ({error})") from None
+
+
+class _Parser:
+    def __init__(self, text: str) -> None:
+        lines = (_without_locations(line).strip() for line in text.splitlines())
+        self._lines = [line for line in lines if line and not line.startswith(("#", "{-#"))]
+        self._at = 0
+        self.functions: dict[str, Function] = {}
+        while self._at < len(self._lines):
+            line = self._next()
+            if line.startswith("tt.func"):
+                function = self._function(line)
+                self.functions[function.name] = function
+
+    def _next(self) -> str:
+        self._at += 1
+        return self._lines[self._at - 1]
+
+    def _function(self, line: str) -> Function:
+        found = _FUNCTION.match(line)
+        assert found is not None, line
+        end = _closing(line, found.end() - 1)
+        arguments, types = [], []
+        for part in split(line[found.end() : end]):
+            name, _, kind = part.partition(": ")
+            arguments.append(name)
+            types.append(type_of(kind.partition(" {")[0]))
+        blocks = []
+        if line.endswith("{"):
+            blocks = self._region()
+            self._next()  # the closing brace
+        is_public = found[1] == "public "
+        return Function(found[2].strip('"'), arguments, types, blocks, is_public)
+
+    def _region(self) -> list[Block]:
+        """Read blocks up to the line that begins with a brace, which is left."""
+        blocks: list[Block] = []
+        while not self._lines[self._at].startswith("}"):
+            line = self._lines[self._at]
+            if line.startswith("^"):
+                self._at += 1
+                label = _LABEL.match(line)
+                assert label is not None, line
+                names = [part.partition(":")[0].strip() for part in split(label[2] or "")]
+                blocks.append(Block(label[1], names, []))
+                continue
+            if not blocks:
+                blocks.append(Block("", [], []))
+            blocks[-1].operations.append(self._operation())
+        return blocks or [Block("", [], [])]
+
+    def _operation(self) -> Operation:
+        line = self._next()
+        results: list[str] = []
+        given = _RESULTS.match(line)
+        if given is not None:
+            results, line = _expanded(given[1]), line[given.end() :]
+        name = _OPERATION.match(line)
+        assert name is not None, line
+        operation = Operation(name[1], results, [])
+        rest = line[name.end() :].strip()
+        if not rest.endswith("{"):
+            self._simple(operation, rest)
+            return operation
+        self._head(operation, rest[:-1].strip())
+        operation.regions.append(self._region())
+        closing = self._next()
+        while closing.endswith("{"):  # } else {, } do {, }, {
+            operation.regions.append(self._region())
+            closing = self._next()
+        if operation.name.startswith("scf."):
+            for region in operation.regions:
+                _end_with_yield(region[-1])
+        if closing.startswith("})"):
+            types = closing[closing.index(":") + 1 :]
+            _set_types(operation, types)
+        return operation
+
+    def _head(self, operation: Operation, rest: str) -> None:
+        """Read what stands before the first region."""
+        if operation.name == "scf.for":
+            bounds = _FOR.match(rest)
+            assert bounds is not None, rest
+            names, values = _pairs(rest, "iter_args(")
+            operation.operands = [bounds[3], bounds[4], bounds[5], *values]
+            operation.iteration = Iteration(names, bounds[2], bounds[1] is not None)
+        elif operation.name == "scf.while":
+            names, operation.operands = _pairs(rest, "(")
+            operation.iteration = Iteration(names)
+        else:
+            operation.attributes = " ".join(re.findall(r"<\{(.*?)\}>", rest))
+            operation.operands = _VALUE.findall(_STRING.sub("", rest))
+        arrow = _last_outside(rest, "->")
+        if arrow >= 0 and not operation.result_types:
+            types = rest[arrow + 2 :].strip()
+            if types.startswith("("):
+                types = types[: _closing(types, 0) + 1]
+            operation.result_types = _types(types)
+
+    def _simple(self, operation: Operation, rest: str) -> None:
+        colon = _last_outside(rest, ": ")
+        body, types = (rest[:colon], rest[colon + 2 :]) if colon >= 0 else (rest, "")
+        arrow = _last_outside(rest, "->") if colon < 0 else -1
+        if arrow >= 0:  # it has results and no operands
+            body, types = rest[:arrow], rest[arrow:]
+        brace = _last_outside(body, "{")
+        if brace >= 0:
+            end = body.rfind("}")
+            operation.attributes = body[brace + 1 : end]
+            body = body[:brace] + body[end + 1 :]
+        operation.text = body.strip()
+        operation.operands = _VALUE.findall(_STRING.sub("", operation.text))
+        _set_types(operation, types)
+
+
+def _end_with_yield(block: Block) -> None:
+    """Add the end of a block that passes nothing on, which the text leaves out."""
+    if not block.operations or block.operations[-1].name not in ("scf.yield", "scf.condition"):
+        block.operations.append(Operation("scf.yield", [], []))
+
+
+def _set_types(operation: Operation, types: str) -> None:
+    arrow, to = _last_outside(types, "->"), _last_outside(types, " to ")
+    if arrow >= 0:
+        operation.operand_types = _types(types[:arrow])
+        operation.result_types = _types(types[arrow + 2 :])
+    elif to >= 0:
+        operation.operand_types = _types(types[:to])
+        operation.result_types = _types(types[to + 4 :])
+    elif types.strip():
+        operation.operand_types = operation.result_types = _types(types)
+
+
+def _types(text: str) -> list[Type]:
+    text = text.strip()
+    if text.startswith("(") and text.endswith(")"):
+        text = text[1:-1]
+    return [type_of(part) for whole in split(text) for part in whole.split(" * ")]
+
+
+def _pairs(text: str, opening: str) -> tuple[list[str], list[str]]:
+    """Read ``(%a = %b, %c = %d)`` behind `opening`: the names on the left, those on the right."""
+    start = text.find(opening)
+    if start < 0:
+        return [], []
+    start += len(opening) - 1
+    parts = [part.split(" = ") for part in split(text[start + 1 : _closing(text, start)])]
+    return [part[0].strip() for part in parts], [part[1].strip() for part in parts]
+
+
+def _expanded(names: str) -> list[str]:
+    """Return the names of results: ``%0:2`` names ``%0#0`` and ``%0#1``."""
+    found = []
+    for part in names.split(","):
+        name, _, count = part.strip().partition(":")
+        found += [f"{name}#{index}" for index in range(int(count))] if count else [name]
+    return found
+
+
+# ---- Brackets and quotes ----
+
+
+def split(text: str) -> list[str]:
+    """Split a text at the commas outside brackets and quotes.
+
+    >>> split('%a, array<i32: 1, 0>, "b, c"')
+    ['%a', 'array<i32: 1, 0>', '"b, c"']
+    """
+    parts, start = [], 0
+    for at in _outside(text):
+        if text[at] == ",":
+            parts.append(text[start:at].strip())
+            start = at + 1
+    last = text[start:].strip()
+    return [*parts, last] if last else parts
+
+
+def _last_outside(text: str, wanted: str) -> int:
+    """Return where `wanted` occurs last outside brackets and quotes; -1 if nowhere."""
+    if wanted not in text:
+        return -1
+    return max((at for at in _outside(text) if text.startswith(wanted, at)), default=-1)
+
+
+def _outside(text: str) -> list[int]:
+    """Return the positions of a text that are outside brackets and quotes."""
+    found, depth, at = [], 0, 0
+    while at < len(text):
+        character = text[at]
+        if character == '"':
+            at = _STRING.match(text, at).end() if _STRING.match(text, at) else len(text)  # type: ignore[union-attr]
+            continue
+        is_arrow = character == ">" and text[at - 1 : at] == "-"
+        if character in ")]}>" and not is_arrow:
+            depth -= 1
+        if depth == 0:
+            found.append(at)
+        if character in "([{<":
+            depth += 1
+        at += 1
+    return found
+
+
+def _closing(text: str, opening: int) -> int:
+    """Return where the parenthesis at `opening` ends."""
+    depth = 0
+    for at in range(opening, len(text)):
+        depth += {"(": 1, ")": -1}.get(text[at], 0)
+        if depth == 0:
+            return at
+    raise ValueError(text)
+
+
+def _without_locations(line: str) -> str:
+    """Return a line without what it says about the source: ``loc("x"("a.py":1:2))``."""
+    if "loc(" not in line:
+        return line
+    kept, depth, start = "", 0, 0
+    for found in _LOCATION.finditer(line):
+        token = found[0]
+        if depth == 0 and token.endswith("loc("):
+            kept += line[start : found.start()]
+            depth = 1
+        elif depth and token in "()":
+            depth += 1 if token == "(" else -1
+            start = found.end()
+    return kept + line[start:]

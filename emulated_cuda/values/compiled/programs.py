@@ -1,0 +1,237 @@
+"""Runs the operations of a kernel for many programs of a launch at once.
+
+If programs take different branches, each branch runs for all of them, and
+:attr:`Programs.active` says which programs are meant: only those load and store, and only their
+results are kept.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from emulated_cuda.values.compiled import table
+from emulated_cuda.values.compiled.errors import NotComputed
+from emulated_cuda.values.compiled.operations import Block, Function, Operation, all_operations
+
+Environment = dict[str, Any]
+"""The values of a function by name."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """An operation that is ready to run."""
+
+    compute: table.Compute
+    operands: tuple[str, ...]
+    results: tuple[str, ...]
+    released: tuple[str, ...]
+    """Values that nothing after this step needs."""
+    is_control: bool
+
+
+@dataclass(frozen=True)
+class Code:
+    """A block that is ready to run."""
+
+    label: str
+    arguments: list[str]
+    steps: list[Step]
+    end: Operation
+    """What ends the block."""
+
+
+def prepare(blocks: list[Block], names: Iterable[str] = ()) -> list[Code]:
+    """Return blocks that are ready to run.
+
+    Args:
+        blocks: of a function or a region.
+        names: values that come from outside for each run, such as those of a loop's iteration.
+
+    Raises:
+        NotComputed: names an operation that has no meaning here.
+    """
+    return [_prepare_block(block, blocks, names) for block in blocks]
+
+
+def _prepare_block(block: Block, blocks: list[Block], names: Iterable[str]) -> Code:
+    if not block.operations or block.operations[-1].name not in table.TERMINATORS:
+        raise NotComputed(f"a block that ends with {_last_name(block)}")
+    *operations, end = block.operations
+    elsewhere = {
+        name
+        for other in blocks
+        if other is not block
+        for one in other.operations
+        for name in _uses(one)
+    }
+    own = {*names, *block.arguments, *(name for one in operations for name in one.results)}
+    own -= elsewhere.union(_uses(end))
+    last: dict[str, int] = {}
+    for index, one in enumerate(operations):
+        last.update(dict.fromkeys([*one.results, *_uses(one)], index))
+    released: list[list[str]] = [[] for _ in operations]
+    for name in own.intersection(last):
+        released[last[name]].append(name)
+    steps = [
+        Step(
+            table.prepare(one),
+            tuple(one.operands),
+            tuple(one.results),
+            tuple(released[index]),
+            one.name in table.CONTROL,
+        )
+        for index, one in enumerate(operations)
+    ]
+    return Code(block.label, block.arguments, steps, end)
+
+
+def _last_name(block: Block) -> str:
+    return block.operations[-1].name if block.operations else "nothing"
+
+
+def _uses(one: Operation) -> set[str]:
+    """Return the values that an operation needs, in its regions too."""
+    found = set(one.operands)
+    for region in one.regions:
+        for inner in all_operations(region):
+            found.update(inner.operands)
+    return found
+
+
+class Programs:
+    """Some programs of a launch.
+
+    Args:
+        functions: those of the kernel that it calls, by name, ready to run.
+        grid: the numbers of programs in x, y and z.
+        ids: (count,) the numbers of these programs in the grid, x first.
+        name: of the kernel, for errors.
+    """
+
+    def __init__(
+        self,
+        functions: dict[str, tuple[Function, list[Code]]],
+        grid: tuple[int, int, int],
+        ids: torch.Tensor,
+        name: str,
+    ) -> None:
+        self.functions = functions
+        self.name = name
+        self.count = len(ids)
+        self.active: torch.Tensor | None = None
+        """(count,) which programs take the present branch; None for all."""
+        self.grid = dict(zip("xyz", grid, strict=True))
+        above = torch.div(ids, grid[0], rounding_mode="floor")
+        z = torch.div(above, grid[1], rounding_mode="floor")
+        found = (ids % grid[0], above % grid[1], z)
+        self.ids = {axis: one.int() for axis, one in zip("xyz", found, strict=True)}
+
+    def inner(self, count: int) -> Programs:
+        """Return one program for each of `count` elements, to run code on single numbers."""
+        return Programs(self.functions, (count, 1, 1), torch.arange(count), self.name)
+
+    def run(self, code: Code, values: Environment) -> Operation:
+        """Run the steps of a block; return what ends it."""
+        for step in code.steps:
+            names = step.results
+            if step.is_control:
+                values.update(zip(names, step.compute(self, values), strict=False))
+            else:
+                results = step.compute(self, *[values[name] for name in step.operands])
+                if len(names) == 1:
+                    values[names[0]] = results
+                elif names:
+                    values.update(zip(names, results, strict=True))
+            for name in step.released:
+                values.pop(name, None)
+        return code.end
+
+    def given(self, end: Operation, values: Environment) -> list[Any]:
+        """Return the values that the end of a block passes on."""
+        return [values[name] for name in end.operands]
+
+    # ---- Branches ----
+
+    def narrowed(self, condition: torch.Tensor) -> torch.Tensor:
+        """Return which active programs meet a condition (count,)."""
+        return condition if self.active is None else self.active & condition
+
+    def merged(self, new: list[Any], old: list[Any]) -> list[Any]:
+        """Return the new values of active programs and the old ones of others."""
+        if self.active is None:
+            return new
+        return [choose(self.active, *pair) for pair in zip(new, old, strict=True)]
+
+    def call(self, name: str, arguments: Iterable[Any]) -> list[Any]:
+        """Run a function of the kernel for the active programs; return its results.
+
+        Its blocks come in an order in which none jumps back, because Triton writes loops as loops.
+        """
+        function, codes = self.functions[name]
+        values: Environment = dict(zip(function.arguments, arguments, strict=True))
+        outer = self.active
+        waiting: dict[str, torch.Tensor | None] = {codes[0].label: outer}
+        returned: list[Any] | None = None
+        for code in codes:
+            if code.label not in waiting:
+                continue
+            self.active = waiting[code.label]
+            end = self.run(code, values)
+            if end.name == "tt.return":
+                given = self.given(end, values)
+                returned = given if returned is None else self.merged(given, returned)
+            else:
+                self._branch(end, codes, values, waiting)
+        self.active = outer
+        return returned or []
+
+    def _branch(
+        self,
+        end: Operation,
+        codes: list[Code],
+        values: Environment,
+        waiting: dict[str, torch.Tensor | None],
+    ) -> None:
+        """Note which programs go on in which block, and with which values."""
+        targets = re.findall(r"\^(\w+)(?:\(([^)]*)\))?", end.text)
+        masks = [self.active]
+        if end.name == "cf.cond_br":
+            condition = values[end.operands[0]]
+            if len(condition) == 1:
+                targets = targets[:1] if condition.item() else targets[1:]
+            else:
+                masks = [self.narrowed(condition), self.narrowed(~condition)]
+        for (label, given), mask in zip(targets, masks, strict=True):
+            if mask is not None and not mask.any():
+                continue
+            code = next(code for code in codes if code.label == label)
+            names = re.findall(r"%[\w$.#-]+", given.partition(" : ")[0])
+            passed = [values[name] for name in names]
+            if label not in waiting:
+                values.update(zip(code.arguments, passed, strict=True))
+                waiting[label] = mask
+                continue
+            for name, value in zip(code.arguments, passed, strict=True):
+                values[name] = value if mask is None else choose(mask, value, values[name])
+            before = waiting[label]
+            waiting[label] = None if mask is None or before is None else before | mask
+
+
+def choose(mask: torch.Tensor, new: Any, old: Any) -> Any:
+    """Return one value where the mask (count,) is true, and the other where it is false."""
+    if new is old:
+        return new
+    if not isinstance(new, torch.Tensor):
+        return new.chosen(mask, old)
+    return torch.where(mask.view(-1, *[1] * (new.dim() - 1)), new, old)
+
+
+def same_length(*values: torch.Tensor) -> list[torch.Tensor]:
+    """Return values for the same number of programs."""
+    count = max(len(value) for value in values)
+    return [value.expand(count, *value.shape[1:]) for value in values]

@@ -1,0 +1,169 @@
+"""Reductions and scans with any function, and functions of single elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from emulated_cuda.values.compiled.operations import Operation
+from emulated_cuda.values.compiled.programs import (
+    Code,
+    Environment,
+    Programs,
+    prepare,
+    same_length,
+)
+from emulated_cuda.values.compiled.table import CONTROL, Compute, control
+
+Values = list[torch.Tensor]
+Combine = Callable[[Programs, Environment, Values, Values], Values]
+
+
+def _maximum_of_numbers(a: torch.Tensor, axis: int) -> torch.Tensor:
+    found = torch.where(a.isnan(), -torch.inf, a).amax(axis)
+    return torch.where(a.isnan().all(axis), torch.nan, found)
+
+
+def _minimum_of_numbers(a: torch.Tensor, axis: int) -> torch.Tensor:
+    found = torch.where(a.isnan(), torch.inf, a).amin(axis)
+    return torch.where(a.isnan().all(axis), torch.nan, found)
+
+
+_REDUCTIONS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "arith.addf": lambda a, axis: a.sum(axis, dtype=a.dtype),
+    "arith.addi": lambda a, axis: a.sum(axis, dtype=a.dtype),
+    "arith.mulf": lambda a, axis: a.prod(axis, dtype=a.dtype),
+    "arith.muli": lambda a, axis: a.prod(axis, dtype=a.dtype),
+    "arith.maxsi": lambda a, axis: a.amax(axis),
+    "arith.minsi": lambda a, axis: a.amin(axis),
+    "arith.maximumf": lambda a, axis: a.amax(axis),
+    "arith.minimumf": lambda a, axis: a.amin(axis),
+    "arith.maxnumf": _maximum_of_numbers,
+    "arith.minnumf": _minimum_of_numbers,
+}
+"""Functions that torch can apply along an axis at once; sums are added in torch's order."""
+
+
+@control("tt.reduce")
+def reduce(one: Operation) -> Compute:
+    """Combine all elements along an axis."""
+    axis = 1 + one.integer("axis")
+    usual = _REDUCTIONS.get(_only_operation(one))
+    combine = _combination(one)
+
+    def compute(programs: Programs, values: Environment) -> Values:
+        given = [values[name] for name in one.operands]
+        if usual is not None and given[0].dtype is not torch.bool:
+            return [usual(given[0], axis)]
+        given = same_length(*given)
+        while (length := given[0].shape[axis]) > 1:
+            # A length is a power of 2. On a card the pairs are others, with the same result if the
+            # function is associative and, for positions of equal elements, compares them.
+            half = length // 2
+            left = [value.narrow(axis, 0, half) for value in given]
+            right = [value.narrow(axis, half, half) for value in given]
+            given = combine(programs, values, left, right)
+        return [value.squeeze(axis) for value in given]
+
+    return compute
+
+
+@control("tt.scan")
+def scan(one: Operation) -> Compute:
+    """Combine each element with all before it along an axis, or with all behind it."""
+    axis, is_reversed = 1 + one.integer("axis"), one.is_set("reverse")
+    is_sum = _only_operation(one) in ("arith.addf", "arith.addi")
+    combine = _combination(one)
+
+    def scanned(programs: Programs, values: Environment, given: Values) -> Values:
+        if is_sum and given[0].dtype is not torch.bool:
+            return [torch.cumsum(given[0], axis, dtype=given[0].dtype)]
+        length, step = given[0].shape[axis], 1
+        while step < length:
+            left = [value.narrow(axis, 0, length - step) for value in given]
+            right = [value.narrow(axis, step, length - step) for value in given]
+            pairs = zip(given, combine(programs, values, left, right), right, strict=True)
+            given = [
+                torch.cat([value.narrow(axis, 0, step), found.expand(old.shape)], axis)
+                for value, found, old in pairs
+            ]
+            step *= 2
+        return given
+
+    def compute(programs: Programs, values: Environment) -> Values:
+        given = same_length(*[values[name] for name in one.operands])
+        if not is_reversed:
+            return scanned(programs, values, given)
+        found = scanned(programs, values, [value.flip(axis) for value in given])
+        return [value.flip(axis) for value in found]
+
+    return compute
+
+
+@control("tt.map_elementwise")
+def map_elements(one: Operation) -> Compute:
+    """A function of single elements, or of several in a row, which may branch."""
+    (code,) = prepare(one.regions[0])
+    pack = one.integer("pack")
+
+    def compute(programs: Programs, values: Environment) -> Values:
+        given = same_length(*[values[name] for name in one.operands])
+        shape = given[0].shape
+        flat = [part for value in given for part in value.reshape(-1, pack).unbind(1)]
+        found = _on_elements(programs, code, values, flat)
+        groups = [found[start : start + pack] for start in range(0, len(found), pack)]
+        return [torch.stack(group, 1).reshape(shape) for group in groups]
+
+    return compute
+
+
+# ---- The functions ----
+
+
+def _only_operation(one: Operation) -> str:
+    """Return the name of the only operation of a function of two values; empty if it has others."""
+    blocks = one.regions[0]
+    if len(blocks) > 1 or len(blocks[0].operations) != 2 or len(one.operands) > 1:
+        return ""
+    operation = blocks[0].operations[0]
+    is_plain = set(operation.operands) == set(blocks[0].arguments)
+    return operation.name if is_plain else ""
+
+
+def _combination(one: Operation) -> Combine:
+    """Return the function that combines two elements, on all pairs at once."""
+    blocks = one.regions[0]
+    (code,) = prepare(blocks)
+    names = {operation.name for operation in blocks[0].operations}
+    by_element = bool(names & {*CONTROL, "tt.call"})
+
+    def at_once(programs: Programs, outer: Environment, left: Values, right: Values) -> Values:
+        values = _constants(outer)
+        values.update(zip(code.arguments, [*left, *right], strict=True))
+        return programs.given(programs.run(code, values), values)
+
+    def one_by_one(programs: Programs, outer: Environment, left: Values, right: Values) -> Values:
+        shape = left[0].shape
+        flat = [value.reshape(-1) for value in (*left, *right)]
+        return [found.view(shape) for found in _on_elements(programs, code, outer, flat)]
+
+    return one_by_one if by_element else at_once
+
+
+def _constants(outer: Environment) -> Environment:
+    """Return the numbers around a function that are the same for all programs."""
+    return {
+        name: value
+        for name, value in outer.items()
+        if isinstance(value, torch.Tensor) and value.shape == (1,)
+    }
+
+
+def _on_elements(programs: Programs, code: Code, outer: Environment, flat: Values) -> Values:
+    """Run a function of single numbers as if each element were a program."""
+    values = _constants(outer)
+    values.update(zip(code.arguments, flat, strict=True))
+    inner = programs.inner(len(flat[0]))
+    found = inner.given(inner.run(code, values), values)
+    return [value.expand(len(flat[0])) for value in found]

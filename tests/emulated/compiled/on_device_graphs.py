@@ -1,0 +1,251 @@
+"""Tests of CUDA graphs: capture, replay, pools, and the errors of a card."""
+
+import kernels
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from emulated_cuda.errors import DeviceAssertError, StaleValueError
+from emulated_cuda.values import staleness
+
+MB = 2**20
+
+
+def test_nothing_runs_in_a_capture_and_each_replay_computes_with_new_inputs():
+    """A capture computes nothing; a replay computes from what the inputs have then."""
+    x = torch.ones(4, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x * 2
+        y += 1
+        x.add_(y)
+    assert x.tolist() == [1] * 4
+    for expected in (4, 13, 40):
+        graph.replay()
+        assert (x.tolist(), y.tolist()) == ([expected] * 4, [(expected - 1) * 2 // 3 + 1] * 4)
+
+
+def test_kernels_of_triton_copies_and_zeros_are_replayed_in_order():
+    """Kernels of Triton, copies from pinned memory and zeros are replayed in their order."""
+    source = torch.arange(8.0).pin_memory()
+    x, out = torch.zeros(2, 8, device="cuda")
+    kernels.copy[(1,)](out, x, size=8)  # compiled before, because a capture may not load modules
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x.copy_(source, non_blocking=True)
+        kernels.copy[(1,)](out, x, size=8)
+        x.zero_()
+    source.mul_(2)
+    graph.replay()
+    assert out.tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+    assert x.tolist() == [0] * 8
+
+
+def test_training_step_in_a_graph_has_the_losses_of_the_cpu():
+    """A whole training step in a graph has the losses of the same steps on the CPU."""
+
+    def model_on(device):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1)).to(device)
+        return model, torch.optim.Adam(model.parameters(), lr=0.1, capturable=device == "cuda")
+
+    x, y = torch.randn(5, 6), torch.randn(5, 1)
+    model, optimizer = model_on("cpu")
+
+    def step(x, y):
+        optimizer.zero_grad(set_to_none=True)
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    expected = [step(x, y).item() for _ in range(8)]
+    model, optimizer = model_on("cuda")
+    x, y = x.cuda(), y.cuda()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        found = [step(x, y).item() for _ in range(3)]
+    graph = torch.cuda.CUDAGraph()
+    optimizer.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        loss = step(x, y)
+    for _ in range(5):
+        graph.replay()
+        found.append(loss.item())
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_graphed_callables_compute_forward_and_backward():
+    """``make_graphed_callables`` computes outputs and gradients as the module itself does."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(4, 4), nn.Tanh()).cuda()
+    sample = torch.randn(3, 4, device="cuda", requires_grad=True)
+    x = torch.randn(3, 4, device="cuda")
+    expected = torch.autograd.grad(plain(x).square().sum(), plain[0].weight)[0]
+    graphed = torch.cuda.make_graphed_callables(plain, (sample,))
+    for _ in range(2):
+        graphed.zero_grad()
+        out = graphed(x.clone().requires_grad_())
+        out.square().sum().backward()
+        torch.testing.assert_close(plain[0].weight.grad, expected)
+
+
+def test_memory_of_a_pool_stays_with_its_graph_and_may_be_shared():
+    """What a capture allocates stays reserved until its graphs are gone; graphs may share it."""
+    x = torch.ones(MB, device="cuda")
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(first):
+        y = x * 2
+    with torch.cuda.graph(second, pool=first.pool()):
+        z = y + 1
+    pooled = torch.cuda.memory_reserved() - before
+    assert pooled >= 8 * MB
+    first.replay()
+    second.replay()
+    assert z.sum().item() == 3 * MB
+    del y, z, first, second
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() == before
+
+
+def test_random_numbers_are_others_at_each_replay_and_repeat_with_the_seed():
+    """Each replay draws other numbers, and the same ones after the same seed."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x = torch.randn(64, device="cuda")
+        y = F.dropout(torch.ones(64, device="cuda"))
+
+    def drawn(seed):
+        torch.cuda.manual_seed(seed)
+        found = []
+        for _ in range(2):
+            graph.replay()
+            found.append((x.tolist(), y.tolist()))
+        return found
+
+    first, again = drawn(1), drawn(1)
+    assert first == again
+    assert first[0][0] != first[1][0]
+    assert first[0][1] != first[1][1]
+    assert set(first[0][1]) == {0.0, 2.0}
+
+
+def test_streams_that_wait_for_each_other_take_part_in_a_capture():
+    """Work of a stream that waits for the capturing one, and is waited for, is in the graph."""
+    x, other = torch.ones(4, device="cuda"), torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        other.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(other):
+            y = x + 1
+        torch.cuda.current_stream().wait_stream(other)
+        z = y * 3
+    x.fill_(4)
+    graph.replay()
+    assert z.tolist() == [15] * 4
+
+
+# ---- Errors ----
+
+
+def failing_captures():
+    return {
+        "item": lambda x: x.sum().item(),
+        "nonzero": lambda x: x.nonzero(),
+        "mask": lambda x: x[x > 0],
+        "equal": lambda x: torch.equal(x, x.clone()),
+        "synchronize": lambda x: torch.cuda.current_stream().synchronize(),
+        "device": lambda x: torch.cuda.synchronize(),
+    }
+
+
+@pytest.mark.parametrize("way", failing_captures())
+def test_operation_that_waits_for_the_device_is_refused_in_a_capture(way):
+    """What reads back from the device raises in a capture, as on a card, and all works after it."""
+    x = torch.ones(4, device="cuda")
+    with (
+        pytest.raises(
+            RuntimeError, match=r"operation (not permitted|failed due to a previous error)"
+        ),
+        torch.cuda.graph(torch.cuda.CUDAGraph()),
+    ):
+        failing_captures()[way](x)
+    assert (x + 1).tolist() == [2] * 4
+
+
+@pytest.mark.parametrize(
+    "operator",
+    [lambda x: torch.linalg.inv(x), lambda x: torch.fft.fft(x), lambda x: nn.GRU(4, 4).cuda()(x)],
+    ids=["inv", "fft", "gru"],
+)
+def test_operator_whose_memory_is_not_known_is_refused_in_a_capture(operator):
+    """Operators of cuSOLVER and cuFFT, and cuDNN's recurrent layers, are refused by name."""
+    x = torch.eye(4, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with pytest.raises(RuntimeError, match="captur"), torch.cuda.graph(graph):
+        operator(x)
+    assert (x + 1).sum().item() == 20
+
+
+def fork_without_join(x):
+    other = torch.cuda.Stream()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        other.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(other):
+            x.add_(1)
+
+
+def test_capture_that_a_stream_has_not_joined_is_an_error():
+    """A stream that takes part and is not waited for at the end is an error, as on a card."""
+    x = torch.ones(4, device="cuda")
+    with pytest.raises(RuntimeError, match="unjoined work"):
+        fork_without_join(x)
+    assert (x + 1).tolist() == [2] * 4
+
+
+def test_error_in_a_replay_is_raised_by_it():
+    """A value that a kernel refuses raises in ``replay()``, with the error of the operator."""
+    table, at = torch.ones(3, 2, device="cuda"), torch.zeros(4, dtype=torch.long, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = F.embedding(at, table)
+    graph.replay()
+    assert found.sum().item() == 8
+    at.fill_(7)
+    with pytest.raises(DeviceAssertError, match="index out of range"):
+        graph.replay()
+    at.fill_(1)
+    graph.replay()
+    assert found.sum().item() == 8
+
+
+def test_illegal_access_in_a_replay_is_raised_by_it():
+    """A kernel that writes outside of all memory raises the error of CUDA in ``replay()``."""
+    x = torch.ones(4, device="cuda")
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        kernels.write_far[(1,)](x, 2**40)  # compiled before the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernels.write_far[(1,)](x, 2**40)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        graph.replay()
+
+
+def test_graph_that_reads_unknown_values_raises_at_its_replay():
+    """A replay that reads a value that was never computed raises, as an operator would mark it."""
+    x = torch.ones(4, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x * 2
+    staleness.mark(x, "x is not known")
+    with pytest.raises(StaleValueError, match="x is not known"):
+        graph.replay()
+
+
+def test_graph_that_was_not_captured_cannot_be_replayed():
+    """A graph without a capture raises at ``replay()``."""
+    with pytest.raises(RuntimeError):
+        torch.cuda.CUDAGraph().replay()
