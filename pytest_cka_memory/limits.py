@@ -23,10 +23,12 @@ __all__ = [
     "default_limits",
     "flat_per_batch",
     "limit_from_marker",
+    "max_cycles_mb",
     "max_level_mb",
     "max_peak_mb",
     "max_reserved_mb",
     "max_retained_mb",
+    "no_cycles",
     "zero_retention",
 ]
 
@@ -39,11 +41,15 @@ class Maximum(Limit):
     """Its name in the record: ``retained_bytes``."""
     allowed_bytes: int
 
+    @property
+    def addition(self) -> str:
+        return FIGURES[self.figure].measured_by
+
     def judge(self, record: RegionRecord) -> Verdict:
         """Return None, a breach, or why the device cannot be judged."""
         measured = getattr(record, self.figure)
         if measured is None:
-            return Unjudged(self.text, "this device has no reserve")
+            return Unjudged(self.text, FIGURES[self.figure].unknown_because)
         if measured <= self.allowed_bytes:
             return None
         message = (
@@ -185,6 +191,23 @@ def max_reserved_mb(limit: object) -> Maximum:
         SizeError: if `limit` is not a valid size.
     """
     return Maximum(f"max_reserved_mb({limit!r})", "reserved_increase_bytes", megabytes(limit))
+
+
+def no_cycles() -> Maximum:
+    """Return a limit of 0 bytes on what only the garbage collector frees."""
+    return Maximum("no_cycles", "cycle_bytes", 0)
+
+
+def max_cycles_mb(limit: object) -> Maximum:
+    """Return a limit on what was allocated in the region and only the garbage collector frees.
+
+    Args:
+        limit: a number of MB (2**20 bytes), or a text such as ``'512 KiB'``.
+
+    Raises:
+        SizeError: if `limit` is not a valid size.
+    """
+    return Maximum(f"max_cycles_mb({limit!r})", "cycle_bytes", megabytes(limit))
 
 
 def flat_per_batch(tolerance_mb: object = 0.0, warmup: object = 1) -> FlatPerBatch:

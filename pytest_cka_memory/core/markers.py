@@ -67,6 +67,19 @@ _ROWS = (
         f"{_LIMITS}:flat_per_batch",
     ),
     Marker(
+        "no_cycles",
+        "no_cycles",
+        "nothing that was allocated in the region may be left to the garbage collector to free.",
+        f"{_LIMITS}:no_cycles",
+    ),
+    Marker(
+        "max_cycles_mb",
+        "max_cycles_mb(1)",
+        "at most `limit` MB that were allocated in the region may be left to the garbage collector "
+        "to free.",
+        f"{_LIMITS}:max_cycles_mb",
+    ),
+    Marker(
         "memory_baseline",
         'memory_baseline(tolerance="5%")',
         "no figure may be more than `tolerance` above the committed baseline.",

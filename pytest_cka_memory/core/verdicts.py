@@ -55,6 +55,11 @@ class Limit(ABC):
     reports_host: ClassVar[bool] = False
     """Whether it reports what several batches have left on the host, which it does not judge."""
 
+    @property
+    def addition(self) -> str:
+        """What must be measured in addition to judge it, as in ``ADDITIONS``; empty if nothing."""
+        return ""
+
     @abstractmethod
     def judge(self, record: RegionRecord) -> Verdict:
         """Judge a region by this limit. A value equal to the limit keeps it.

@@ -37,3 +37,5 @@ class FigureAttributes:
     growth_mb_per_batch: float | None
     completed: bool
     garbage_left: bool
+    cycle_bytes: int | None
+    cycle_mb: float | None

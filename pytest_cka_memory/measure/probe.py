@@ -2,7 +2,7 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from pytest_cka_memory.units import counted, format_with_unit
 if TYPE_CHECKING:
     import torch
 
+    from pytest_cka_memory.measure.additions import Additions
     from pytest_cka_memory.measure.sweeps import Sweep
 
 
@@ -65,9 +66,12 @@ class MemoryProbe:
             reference cycles must be freed first. If not, garbage may be left if finding it takes
             long; then ``record.garbage_left`` is true.
         numbers_labels: whether a label that is used again gets a number: ``region #2``.
+        also: what every region measures in addition, such as ``("cycles",)``; or a function that
+            returns it when a region begins.
 
     Raises:
         DeviceError: if the device is unknown or not available.
+        ValueError: if `also` has an unknown name.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class MemoryProbe:
         explainer: Explainer | None = None,
         is_thorough: Callable[[], bool] = lambda: True,
         numbers_labels: bool = True,
+        also: "Additions" = (),
     ) -> None:
         self.meter = meter or meter_for("auto" if device is None else str(device))
         self.records: list[RegionRecord] = []
@@ -88,6 +93,7 @@ class MemoryProbe:
         self._explainer = explainer
         self._is_thorough = is_thorough
         self._numbers_labels = numbers_labels
+        self._also = also if callable(also) else self._checked(also)
         self._labels: Counter[str] = Counter()
         self._open_regions: list[Region] = []
         self._regions: list[weakref.ref[Region]] = []
@@ -250,7 +256,16 @@ class MemoryProbe:
         )
 
     def _region(self, label: str) -> Region:
-        return Region(label, self._stack, self._explainer, self._is_thorough)
+        also = self._also() if callable(self._also) else self._also
+        return Region(label, self._stack, self._explainer, self._is_thorough, also)
+
+    @staticmethod
+    def _checked(also: Collection[str]) -> Collection[str]:
+        if not also:
+            return ()
+        from pytest_cka_memory.measure import additions
+
+        return additions.checked(also)
 
     @contextmanager
     def _ending(

@@ -2,7 +2,7 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,17 @@ class Peaks(ABC):
         """Return what was live at the region's peak, as far as it is known."""
         return []
 
+    def count_collected(self) -> bool:
+        """Count what the garbage collector frees from now on; return False if that is unknown."""
+        return False
+
+    def collected(self) -> int:
+        """Return the bytes that were allocated in the region and freed by the garbage collector.
+
+        Only after :meth:`count_collected` has returned True.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def close(self) -> None:
         """End counting; called once, also after an exception."""
@@ -100,6 +111,15 @@ class AllocationCounts(ABC):
     def host_allocations_since(self, mark: Any) -> Sequence[Allocation]:
         """Return the allocations that :meth:`host_retained_since` counts."""
         return []
+
+    def count_collected(self, mark: Any) -> Callable[[], int] | None:
+        """Count what the garbage collector frees, as long as the result is referenced.
+
+        Returns:
+            A function that returns the bytes that were allocated after `mark` and so freed; None
+            if that is unknown, or if :meth:`open_peaks` has peaks that count it.
+        """
+        return None
 
     def serial(self) -> int:
         """Return the number of allocations so far; 0 if they are not counted."""

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from pytest_cka_memory.core.figures import FIGURES, Figure, RegionRecord, shown_columns
+from pytest_cka_memory.core.figure import Figure
+from pytest_cka_memory.core.figures import FIGURES, RegionRecord, shown_columns
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import KNOWN, Result
 from pytest_cka_memory.reports.escapes import one_line

@@ -112,6 +112,9 @@ class AcceleratorMeter(Meter):
     def host_allocations_since(self, mark: Any) -> Sequence[Allocation]:
         return self._counting.host_allocations_since(mark)
 
+    def count_collected(self, mark: Any) -> Callable[[], int] | None:
+        return self._counting.count_collected(mark)
+
     def record_history(self) -> bool:
         return self._history.record()
 

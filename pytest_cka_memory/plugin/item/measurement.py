@@ -28,7 +28,7 @@ class ItemMeasurement:
     """Measures one test and judges its regions."""
 
     def __init__(self, item: pytest.Item) -> None:
-        self.probe = MemoryProbe(meter=meter_of(item.config), explainer=self)
+        self.probe = MemoryProbe(meter=meter_of(item.config), explainer=self, also=self._also)
         self.called = False
         """Whether the test's own code has been seen running."""
         self._item = item
@@ -54,7 +54,10 @@ class ItemMeasurement:
         self._limits = limits_or_fail(self._item)
         in_fixtures = len(self.probe.records)
         whole = MemoryProbe(
-            meter=self.probe.meter, explainer=self, is_thorough=self._is_whole_test_judged
+            meter=self.probe.meter,
+            explainer=self,
+            is_thorough=self._is_whole_test_judged,
+            also=self._also,
         )
         snapshots = self._item.config.stash[settings_key].snapshots
         with history_recorded(snapshots, self.probe.meter):
@@ -94,7 +97,13 @@ class ItemMeasurement:
     def _is_whole_test_judged(self) -> bool:
         """Whether the figures of the whole test are more than a row in the report."""
         settings = self._item.config.stash[settings_key]
-        return bool(settings.explain or settings.baseline.updating or plan_of(self._item).limits)
+        is_exact = settings.explain or settings.baseline.updating or settings.also
+        return bool(is_exact or plan_of(self._item).limits)
+
+    def _also(self) -> Collection[str]:
+        """Return what the regions of this test measure in addition."""
+        of_limits = {limit.addition for limit in plan_of(self._item).limits} - {""}
+        return of_limits.union(self._item.config.stash[settings_key].also)
 
     def named_values(self) -> Mapping[str, Any]:
         """Return the test's fixtures by name, and ``self`` if it is a method."""

@@ -50,6 +50,11 @@ _VALUED = (
         "how far a figure may rise above its baseline, such as 5% or '5% + 64 KiB'; default 5%",
     ),
     (
+        "also",
+        "NAMES",
+        "measure in addition, for every region: cycles",
+    ),
+    (
         "rank-timeout",
         "SECONDS",
         "under torchrun: treat a rank that finishes no test for this long as hung; default 300",

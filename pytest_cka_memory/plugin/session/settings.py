@@ -48,6 +48,8 @@ class Settings:
     """pytest's root folder."""
     github: "JobStep | None"
     """The step of a GitHub Actions job to report to, if any."""
+    also: tuple[str, ...]
+    """What every region measures in addition."""
     rank_timeout_s: float
     """Under torchrun: a rank that finishes no test for this long is treated as hung."""
 
@@ -100,6 +102,7 @@ def resolve(config: pytest.Config) -> Settings:
         history=_path(config, "history"),
         root=config.rootpath,
         github=_step(config),
+        also=_also(config),
         rank_timeout_s=_seconds(config, "rank-timeout", 300.0),
     )
 
@@ -135,6 +138,22 @@ def _count(config: pytest.Config, name: str) -> int:
             f"{given_by(config, name)}: cannot read {text!r} as a number of regions; write e.g. 1"
         )
     return int(text)
+
+
+def _also(config: pytest.Config) -> tuple[str, ...]:
+    text = _valued(config, "also")
+    if text is None:
+        return ()
+    from pytest_cka_memory.core.additional_figures import ADDITIONS
+
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in ADDITIONS]
+    if unknown:
+        raise pytest.UsageError(
+            f"{given_by(config, 'also')}: cannot measure {unknown[0]!r}; write one or several of "
+            f"{', '.join(ADDITIONS)}, separated by commas"
+        )
+    return tuple(dict.fromkeys(names))
 
 
 def _seconds(config: pytest.Config, name: str, default: float) -> float:
@@ -227,6 +246,7 @@ def describe(settings: Settings) -> str:
     parts = ["every test measured"] if settings.measures_all else []
     parts += [f"device {settings.device}"] if settings.device != "auto" else []
     parts += [f"{name} {format_exact(size)}" for name, size in limits.items() if size is not None]
+    parts += [f"also {', '.join(settings.also)}"] if settings.also else []
     parts += [f"at least {counted(settings.min_regions, 'region')}"] if settings.min_regions else []
     plan = settings.baseline
     verb = "writing" if plan.updating else "compared with" if plan.named else "pruning"

@@ -1,0 +1,35 @@
+"""What a region measures in addition to its device's memory, if it is asked for."""
+
+from collections.abc import Callable, Collection, Iterable
+
+from pytest_cka_memory.core.additional_figures import ADDITIONS, CYCLES
+from pytest_cka_memory.measure.addition import Addition
+from pytest_cka_memory.meters.base import Meter, Peaks
+
+Additions = Collection[str] | Callable[[], Collection[str]]
+"""Names of additions, or a function that returns them when a region begins."""
+
+
+def checked(names: Iterable[str]) -> Collection[str]:
+    """Return `names` in the order of ``ADDITIONS``, each once.
+
+    Raises:
+        ValueError: if one is not the name of an addition.
+    """
+    given = [names] if isinstance(names, str) else list(names)
+    unknown = [name for name in given if name not in ADDITIONS]
+    if unknown:
+        raise ValueError(f"cannot measure {unknown[0]!r}; write one of {', '.join(ADDITIONS)}")
+    return [name for name in ADDITIONS if name in given]
+
+
+def begin(names: Iterable[str], peaks: Peaks, meter: Meter) -> list[Addition]:
+    """Begin to measure the additions of these names, for the region that `peaks` belongs to."""
+    return [_begun(name, peaks, meter) for name in checked(names)]
+
+
+def _begun(name: str, peaks: Peaks, meter: Meter) -> Addition:
+    assert name == CYCLES
+    from pytest_cka_memory.measure.cycles import Cycles
+
+    return Cycles(peaks, meter)
