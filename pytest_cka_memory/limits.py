@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.growth import MIN_JUDGED_BATCHES, full_batches, growth_bytes_per_batch
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.markers import MARKERS
+from pytest_cka_memory.core.process_limits import FlatProcess, whose
+from pytest_cka_memory.core.processes import WARMUP
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
 from pytest_cka_memory.errors import LimitError, SizeError
 from pytest_cka_memory.units import MB, counted, format_exact, megabytes
@@ -15,17 +18,21 @@ from pytest_cka_memory.units import MB, counted, format_exact, megabytes
 __all__ = [
     "Breach",
     "FlatPerBatch",
+    "FlatProcess",
     "Limit",
     "Maximum",
     "MaximumLevel",
+    "MaximumOfProcess",
     "Unjudged",
     "Verdict",
     "default_limits",
     "flat_per_batch",
+    "flat_process_per_batch",
     "limit_from_marker",
     "max_cycles_mb",
     "max_level_mb",
     "max_peak_mb",
+    "max_process_mb",
     "max_reserved_mb",
     "max_retained_mb",
     "no_cycles",
@@ -73,6 +80,14 @@ class MaximumLevel(Maximum):
             f"; it was {format_exact(record.start_bytes)} at the start of the region, which added "
             f"{format_exact(record.peak_increase_bytes)}"
         )
+
+
+@dataclass(frozen=True)
+class MaximumOfProcess(Maximum):
+    """The memory of the process and its children may rise by at most ``allowed_bytes``."""
+
+    def _parts(self, record: RegionRecord) -> str:
+        return whose(record)
 
 
 _GROWTH = "growth_bytes_per_batch"
@@ -221,17 +236,71 @@ def flat_per_batch(tolerance_mb: object = 0.0, warmup: object = 1) -> FlatPerBat
         SizeError: if `tolerance_mb` is not a valid size.
         LimitError: if `warmup` is not a whole number of batches.
     """
+    tolerance_bytes, given = _tolerance_and_text(tolerance_mb, warmup, 0, 1)
+    assert isinstance(warmup, int), "checked"
+    return FlatPerBatch(f"flat_per_batch{given}", tolerance_bytes, warmup)
+
+
+def max_process_mb(limit: object) -> MaximumOfProcess:
+    """Return a limit on the rise of the memory of the process and its children.
+
+    Args:
+        limit: a number of MB (2**20 bytes), or a text such as ``'512 MiB'``.
+
+    Raises:
+        SizeError: if `limit` is not a valid size.
+        LimitError: if psutil is not installed.
+    """
+    _require_psutil()
+    figure = "process_increase_bytes"
+    return MaximumOfProcess(f"max_process_mb({limit!r})", figure, megabytes(limit))
+
+
+def flat_process_per_batch(tolerance_mb: object = 1.0, warmup: object = WARMUP) -> FlatProcess:
+    """Return a limit on the steady growth of the memory of the process and its children.
+
+    Args:
+        tolerance_mb: growth per batch that is allowed, in MB (2**20 bytes), or a text such as
+            ``'64 KiB'``.
+        warmup: batches at the start that are not judged.
+
+    Raises:
+        SizeError: if `tolerance_mb` is not a valid size.
+        LimitError: if `warmup` is not a whole number of batches, or psutil is not installed.
+    """
+    _require_psutil()
+    tolerance_bytes, given = _tolerance_and_text(tolerance_mb, warmup, MB, WARMUP)
+    assert isinstance(warmup, int), "checked"
+    return FlatProcess(f"flat_process_per_batch{given}", tolerance_bytes, warmup)
+
+
+def _require_psutil() -> None:
+    if find_spec("psutil") is None:
+        raise LimitError("needs psutil: pip install 'pytest-cka-memory[process]'")
+
+
+def _tolerance_and_text(
+    tolerance_mb: object, warmup: object, default_bytes: int, default_warmup: int
+) -> tuple[int, str]:
+    """Return the bytes of a tolerance, and both arguments as a user writes them.
+
+    Raises:
+        SizeError: if `tolerance_mb` is not a valid size.
+        LimitError: if `warmup` is not a whole number of batches.
+    """
     if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
         raise LimitError(f"warmup={warmup!r}: write a whole number of batches, 0 or more")
     tolerance_bytes = megabytes(tolerance_mb)
-    arguments = [f"tolerance_mb={tolerance_mb!r}"] if tolerance_bytes else []
-    arguments += [f"warmup={warmup}"] if warmup != 1 else []
-    given = f"({', '.join(arguments)})" if arguments else ""
-    return FlatPerBatch(f"flat_per_batch{given}", tolerance_bytes, warmup)
+    is_default = tolerance_bytes == default_bytes
+    arguments = [] if is_default else [f"tolerance_mb={tolerance_mb!r}"]
+    arguments += [f"warmup={warmup}"] if warmup != default_warmup else []
+    return tolerance_bytes, f"({', '.join(arguments)})" if arguments else ""
 
 
 def limit_from_marker(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call the builder of the marker `name` with the marker's arguments; return what it builds.
+
+    Each marker also takes ``warn=True``: then the limit that is built only warns.
 
     Raises:
         LimitError: if the marker does not take these arguments; the message has an example.
@@ -239,13 +308,35 @@ def limit_from_marker(name: str, args: Sequence[Any], kwargs: Mapping[str, Any])
     marker = MARKERS[name]
     build = marker.build()
     given = call_text(name, args, kwargs)
+    rest = {key: value for key, value in kwargs.items() if key != "warn"}
     try:
-        return build(*args, **kwargs)
+        built, warns = build(*args, **rest), only_warns(kwargs)
+        if warns and isinstance(built, Limit):
+            return replace(built, warns=True, text=with_warn(built.text))
+        return built
     except (SizeError, LimitError) as error:
         raise LimitError(f"{given}: {error}") from None
     except TypeError:
         hint = f"wrong arguments; write e.g. @pytest.mark.{marker.example}"
         raise LimitError(f"{given}: {hint}") from None
+
+
+def only_warns(kwargs: Mapping[str, Any]) -> bool:
+    """Return the argument ``warn`` of a marker, which is False by default.
+
+    Raises:
+        LimitError: if it is neither True nor False.
+    """
+    warns = kwargs.get("warn", False)
+    if not isinstance(warns, bool):
+        raise LimitError(f"warn={warns!r}: write True or False")
+    return warns
+
+
+def with_warn(text: str) -> str:
+    """Return a limit as its user has written it, with ``warn=True``."""
+    start, bracket, arguments = text.partition("(")
+    return f"{start}({arguments[:-1]}, warn=True)" if bracket else f"{start}(warn=True)"
 
 
 def call_text(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

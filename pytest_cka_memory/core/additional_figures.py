@@ -5,11 +5,16 @@ from typing import Annotated
 
 from pytest_cka_memory.core.figure import Figure
 from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.processes import ProcessSample, ProcessUse, steady_growth
 
 CYCLES = "cycles"
 """Memory that only the garbage collector frees."""
+PROCESS = "process"
+"""Memory of the process and its children."""
+_NOT_MEASURED = "it was not measured: an exception ended the region"
 ADDITIONS = {
     CYCLES: "memory that only the garbage collector frees",
+    PROCESS: "memory of the process and its children",
 }
 """What can be measured in addition -> what it is, in a few words."""
 
@@ -40,3 +45,89 @@ class AdditionalFigures:
     ] = None
     cycles: tuple[Holding, ...] = ()
     """What ``cycle_bytes`` counts, and the reference cycles that have kept it alive."""
+    process_start_bytes: Annotated[
+        int | None,
+        Figure(
+            "memory of the process at entry",
+            "Of the process and its children at entry; null, like the other figures of the "
+            "process, unless it was asked for.",
+            never_negative=True,
+            measured_by=PROCESS,
+        ),
+    ] = None
+    process_peak_bytes: Annotated[
+        int | None,
+        Figure(
+            "highest memory of the process",
+            "Of the process and its children: highest at entry, batch boundaries and exit.",
+            never_negative=True,
+            measured_by=PROCESS,
+            judged_as="process_increase_bytes",
+        ),
+    ] = None
+    process_end_bytes: Annotated[
+        int | None,
+        Figure(
+            "memory of the process at exit",
+            "Of the process and its children when the region's code ended, before cleaning.",
+            never_negative=True,
+            measured_by=PROCESS,
+        ),
+    ] = None
+    process_torch_bytes: Annotated[
+        int | None,
+        Figure(
+            "rise of torch's CPU allocator",
+            "Of torch's CPU allocator: level when the region's code ended minus level at entry; "
+            "null if it is not counted.",
+            measured_by=PROCESS,
+        ),
+    ] = None
+    process_timeline: tuple[ProcessSample, ...] = ()
+    """Memory of the process and its children at batch boundaries, 128 at most."""
+    processes: tuple[ProcessUse, ...] = ()
+    """The process, its children and what each of them needed."""
+
+    @property
+    def process_increase_bytes(
+        self,
+    ) -> Annotated[
+        int | None,
+        Figure(
+            "rise of the process's memory",
+            "process_peak_bytes minus process_start_bytes.",
+            column="process",
+            legend="rise of the memory of the process and its children, seen between batches",
+            position=11,
+            importance=5,
+            only_if_known=True,
+            never_negative=True,
+            measured_by=PROCESS,
+            unknown_because=_NOT_MEASURED,
+        ),
+    ]:
+        """Highest memory of the process and its children above that at entry."""
+        if self.process_peak_bytes is None or self.process_start_bytes is None:
+            return None
+        return self.process_peak_bytes - self.process_start_bytes
+
+    @property
+    def process_growth_bytes_per_batch(
+        self,
+    ) -> Annotated[
+        float | None,
+        Figure(
+            "growth of the process per batch",
+            "Steady growth of the memory of the process and its children per batch; null with "
+            "fewer than ten batches.",
+            column="process/b",
+            legend="its steady growth per batch, from 10 batches on",
+            position=12,
+            importance=5,
+            only_if_known=True,
+            never_negative=True,
+            measured_by=PROCESS,
+        ),
+    ]:
+        """Steady growth per batch; see :func:`pytest_cka_memory.core.processes.steady_growth`."""
+        return steady_growth(self.process_timeline)

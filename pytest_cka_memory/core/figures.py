@@ -256,6 +256,8 @@ class RegionRecord(AdditionalFigures):
         # asdict() of the whole record would take a second for 100,000 samples.
         plain = dict(sorted(vars(self).items(), key=lambda item: item[0] in _ADDITIONAL))
         timeline = [dict(vars(sample)) for sample in plain.pop("timeline")]
+        for name in ("process_timeline", "processes"):
+            plain[name] = [dict(vars(each)) for each in plain[name]]
         for name in HOLDINGS:
             plain[name] = [asdict(holding) for holding in plain[name]]
         derived = {figure.name: getattr(self, figure.name) for figure in DERIVED}

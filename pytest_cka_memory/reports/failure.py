@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from pytest_cka_memory.core import process_limits
+from pytest_cka_memory.core.additional_figures import PROCESS
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Breach, Result
@@ -20,21 +22,29 @@ _MOST_COMPARED = 3
 _MOST_FRAMES = 4
 
 
-def render(results: Sequence[Result], facts: Mapping[str, Any], width: int = WIDTH) -> str:
-    """Return the text about every broken limit of one test.
+def render(
+    results: Sequence[Result],
+    facts: Mapping[str, Any],
+    width: int = WIDTH,
+    *,
+    warns: bool = False,
+) -> str:
+    """Return the text about every broken limit of one test; empty if there is none.
 
     Args:
         results: the regions of the test.
         facts: device and meter, as :meth:`pytest_cka_memory.meters.Meter.facts` returns them.
         width: characters of a line.
+        warns: whether to write about the limits that are only warnings, instead of the others.
     """
     lines: list[str] = []
     for result in results:
-        for number, breach in enumerate(result.breaches):
+        breaches = [breach for breach in result.breaches if breach.warns == warns]
+        for number, breach in enumerate(breaches):
             lines += wrapped(f"{breach.limit} broken: {breach.message}", width, hanging="")
             if number == 0:
                 lines += _place(result.record, facts, width)
-            earlier = result.breaches[:number]
+            earlier = breaches[:number]
             if is_explained(breach, earlier):
                 lines += explanation(breach, result.record, width, earlier)
     return "\n".join(lines)
@@ -89,6 +99,11 @@ def explanation(
         earlier: limits of the same region that were explained before. Of the storages that were
             shown with them there is only one line.
     """
+    figure = FIGURES.get(breach.figure)
+    if figure is not None and figure.measured_by == PROCESS:
+        for line in process_limits.lines_about(record):
+            yield from wrapped(line, width, "  ")
+        return
     field = _explaining_field(breach)
     holdings = holdings_of(breach, record)
     at_peak = field == "at_peak"

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pytest_cka_memory.core.figure import Figure
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord, shown_columns
 from pytest_cka_memory.core.report import Report
-from pytest_cka_memory.core.verdicts import KNOWN, Result
+from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Result
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.legend import legend_of
 from pytest_cka_memory.reports.names import fitted, row_name
@@ -24,7 +24,13 @@ _PROSE_WIDTH = 100
 _MAX_NAMED = 10
 _LEFT = ("region", "timeline", "verdict")
 _NOTHING = "nothing was measured"
-_COLOURS = {"ok": "green", "BREACH": "red", "not judged": "yellow", KNOWN: "yellow"}
+_COLOURS = {
+    "ok": "green",
+    "BREACH": "red",
+    "not judged": "yellow",
+    KNOWN: "yellow",
+    WARNED: "yellow",
+}
 
 
 class Line(NamedTuple):
@@ -203,7 +209,7 @@ def _found(results: Sequence[Result]) -> Iterator[tuple[str, str, str]]:
     """Yield verdict, sentence and region of every finding."""
     for result in results:
         for breach in result.breaches:
-            yield result.verdict, f"{breach.limit}: {breach.message}", result.name
+            yield result.verdict_of(breach), f"{breach.limit}: {breach.message}", result.name
         for unjudged in result.unjudged:
             yield "not judged", f"{unjudged.limit}: {unjudged.reason}", result.name
         if not result.record.completed:

@@ -218,9 +218,10 @@ class FixtureRegions:
 
         fingerprint = fingerprint_of(meter_of(self._config).facts())
         try:
-            return [plan.limit("--cka-memory-baseline", nodeid, fingerprint, plan.tolerance)]
+            limit = plan.limit("--cka-memory-baseline", nodeid, fingerprint, plan.tolerance)
         except BaselineError:  # every measured test fails with it
             return []
+        return [replace(limit, warns=self._config.stash[settings_key].only_warns)]
 
 
 _regions_key = pytest.StashKey[FixtureRegions]()

@@ -11,6 +11,7 @@ from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.growth import GROWTH_ON_HOST
 from pytest_cka_memory.core.report_builder import Payload
 from pytest_cka_memory.core.verdicts import Limit, Result, judge
+from pytest_cka_memory.errors import LimitWarning
 from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region_context import never_closed
 from pytest_cka_memory.plugin.item.kinds import unseen_reason
@@ -190,11 +191,15 @@ class ItemMeasurement:
             return result
 
     def _fail_on_breach(self, results: Sequence[Result]) -> None:
-        messages = []
+        messages: list[str] = []
         if any(result.breaches for result in results):
             from pytest_cka_memory.reports import failure
 
-            messages.append(failure.render(results, self.probe.meter.facts(), self._width))
+            facts = self.probe.meter.facts()
+            messages += filter(None, [failure.render(results, facts, self._width)])
+            warning = failure.render(results, facts, self._width, warns=True)
+            if warning:
+                self._item.warn(LimitWarning(warning))
         unused = [context.mistake for context in self.probe.unused] if self._returned else []
         self.probe.unused.clear()
         messages, self._wrong = [*messages, *self._wrong, *unused], []

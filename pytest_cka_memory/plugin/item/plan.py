@@ -1,7 +1,7 @@
 """The plan of one test: whether it is measured, and by which limits. Computed once per test."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +29,8 @@ class ItemPlan:
     """Every limit that its regions are judged by."""
     own_limits: "tuple[Limit, ...]" = ()
     """Those of its markers and of other plugins, without those of the session's options."""
-    marker_limits: tuple[str, ...] = ()
-    """Those of its markers, as users write them."""
+    marker_limits: "tuple[Limit, ...]" = ()
+    """Those of its markers."""
     error: LimitError | BaselineError | None = None
     """A marker, a plugin's limit or a baseline file that cannot be used; then it has no limits."""
 
@@ -123,11 +123,12 @@ def _compute(item: pytest.Item) -> ItemPlan:
             limits += _baseline_limits(item, settings)
     except (LimitError, BaselineError) as error:
         return ItemPlan(is_measured=True, error=error)
+    warned = _warned if settings.only_warns else _unchanged
     return ItemPlan(
         is_measured=True,
-        limits=tuple(limits),
+        limits=tuple(map(warned, limits)),
         own_limits=tuple(own),
-        marker_limits=tuple(limit.text for limit in of_markers),
+        marker_limits=tuple(map(warned, of_markers)),
     )
 
 
@@ -184,11 +185,14 @@ def _marker_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
 def _baseline_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
     """Return what the baseline allows on this device; nothing while baselines are updated."""
     plan = settings.baseline
-    text, tolerance = "--cka-memory-baseline", plan.tolerance
+    text, tolerance, warns = "--cka-memory-baseline", plan.tolerance, False
     mark = _closest(item, BASELINE_MARKER)
     if mark is not None:
-        given = _limit_from_marker(mark)
+        from pytest_cka_memory.limits import only_warns, with_warn
+
+        given, warns = _limit_from_marker(mark), only_warns(mark.kwargs)
         text = mark.name if given is None else f"{mark.name}({given.text!r})"
+        text = with_warn(text) if warns else text
         tolerance = given or tolerance
     if plan.updating:
         return []
@@ -196,7 +200,16 @@ def _baseline_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
 
     meter = known_meter(item.config)
     fingerprint = None if meter is None else fingerprint_of(meter.facts())
-    return [plan.limit(text, item.nodeid, fingerprint, tolerance)]
+    limit = plan.limit(text, item.nodeid, fingerprint, tolerance)
+    return [replace(limit, warns=warns)]
+
+
+def _unchanged(limit: "Limit") -> "Limit":
+    return limit
+
+
+def _warned(limit: "Limit") -> "Limit":
+    return replace(limit, warns=True)
 
 
 def _closest(item: pytest.Item, name: str) -> pytest.Mark | None:

@@ -191,7 +191,7 @@ class Reporter:
             )
 
         for result in self.builder.of_fixtures if self._ran else ():
-            for breach in result.breaches:
+            for breach in (each for each in result.breaches if not each.warns):
                 self._fail(session, f"{result.name}: {breach.limit}: {breach.message}")
 
     def _fail(self, session: pytest.Session, problem: str) -> None:

@@ -50,9 +50,14 @@ _VALUED = (
         "how far a figure may rise above its baseline, such as 5% or '5% + 64 KiB'; default 5%",
     ),
     (
+        "mode",
+        "MODE",
+        "what a broken limit does: fail (default) fails the test, warn only warns",
+    ),
+    (
         "also",
         "NAMES",
-        "measure in addition, for every region: cycles",
+        "measure in addition, for every region: cycles, process; several separated by commas",
     ),
     (
         "rank-timeout",

@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,8 @@ class Settings:
     """pytest's root folder."""
     github: "JobStep | None"
     """The step of a GitHub Actions job to report to, if any."""
+    only_warns: bool
+    """Whether a broken limit is a warning in every test."""
     also: tuple[str, ...]
     """What every region measures in addition."""
     rank_timeout_s: float
@@ -102,6 +105,7 @@ def resolve(config: pytest.Config) -> Settings:
         history=_path(config, "history"),
         root=config.rootpath,
         github=_step(config),
+        only_warns=_mode(config) == "warn",
         also=_also(config),
         rank_timeout_s=_seconds(config, "rank-timeout", 300.0),
     )
@@ -140,13 +144,27 @@ def _count(config: pytest.Config, name: str) -> int:
     return int(text)
 
 
+def _mode(config: pytest.Config) -> str:
+    mode = _valued(config, "mode") or "fail"
+    if mode not in ("fail", "warn"):
+        raise pytest.UsageError(
+            f"{given_by(config, 'mode')}: cannot use {mode!r}; write warn or fail"
+        )
+    return mode
+
+
 def _also(config: pytest.Config) -> tuple[str, ...]:
     text = _valued(config, "also")
     if text is None:
         return ()
-    from pytest_cka_memory.core.additional_figures import ADDITIONS
+    from pytest_cka_memory.core.additional_figures import ADDITIONS, PROCESS
 
     names = [name.strip() for name in text.split(",")]
+    if PROCESS in names and find_spec("psutil") is None:
+        raise pytest.UsageError(
+            f"{given_by(config, 'also')}: memory of the process needs psutil: pip install "
+            "'pytest-cka-memory[process]'"
+        )
     unknown = [name for name in names if name not in ADDITIONS]
     if unknown:
         raise pytest.UsageError(
@@ -246,6 +264,7 @@ def describe(settings: Settings) -> str:
     parts = ["every test measured"] if settings.measures_all else []
     parts += [f"device {settings.device}"] if settings.device != "auto" else []
     parts += [f"{name} {format_exact(size)}" for name, size in limits.items() if size is not None]
+    parts += ["broken limits only warn"] if settings.only_warns else []
     parts += [f"also {', '.join(settings.also)}"] if settings.also else []
     parts += [f"at least {counted(settings.min_regions, 'region')}"] if settings.min_regions else []
     plan = settings.baseline
