@@ -31,6 +31,7 @@ __all__ = [
     "limit_from_marker",
     "max_cycles_mb",
     "max_level_mb",
+    "max_outside_mb",
     "max_peak_mb",
     "max_process_mb",
     "max_reserved_mb",
@@ -272,6 +273,18 @@ def flat_process_per_batch(tolerance_mb: object = 1.0, warmup: object = WARMUP) 
     tolerance_bytes, given = _tolerance_and_text(tolerance_mb, warmup, MB, WARMUP)
     assert isinstance(warmup, int), "checked"
     return FlatProcess(f"flat_process_per_batch{given}", tolerance_bytes, warmup)
+
+
+def max_outside_mb(limit: object) -> Maximum:
+    """Return a limit on the rise of the card's memory outside torch's allocator.
+
+    Args:
+        limit: a number of MB (2**20 bytes), or a text such as ``'512 MiB'``.
+
+    Raises:
+        SizeError: if `limit` is not a valid size.
+    """
+    return Maximum(f"max_outside_mb({limit!r})", "outside_increase_bytes", megabytes(limit))
 
 
 def _require_psutil() -> None:

@@ -11,10 +11,13 @@ CYCLES = "cycles"
 """Memory that only the garbage collector frees."""
 PROCESS = "process"
 """Memory of the process and its children."""
+DRIVER = "driver"
+"""Memory of the card as its driver counts it."""
 _NOT_MEASURED = "it was not measured: an exception ended the region"
 ADDITIONS = {
     CYCLES: "memory that only the garbage collector frees",
     PROCESS: "memory of the process and its children",
+    DRIVER: "memory of the card as its driver counts it, also outside torch's allocator",
 }
 """What can be measured in addition -> what it is, in a few words."""
 
@@ -87,6 +90,51 @@ class AdditionalFigures:
     """Memory of the process and its children at batch boundaries, 128 at most."""
     processes: tuple[ProcessUse, ...] = ()
     """The process, its children and what each of them needed."""
+    driver_start_bytes: Annotated[
+        int | None,
+        Figure(
+            "memory of the card at entry",
+            "In use on the card at entry, by any process, as its driver counts; null, like the "
+            "other figures of the driver, unless it was asked for and the device has a driver.",
+            never_negative=True,
+            measured_by=DRIVER,
+        ),
+    ] = None
+    driver_peak_bytes: Annotated[
+        int | None,
+        Figure(
+            "highest memory of the card",
+            "In use on the card: highest at entry, batch boundaries and exit.",
+            never_negative=True,
+            measured_by=DRIVER,
+        ),
+    ] = None
+    driver_end_bytes: Annotated[
+        int | None,
+        Figure(
+            "memory of the card at exit",
+            "In use on the card when the region's code ended, before cleaning.",
+            never_negative=True,
+            measured_by=DRIVER,
+        ),
+    ] = None
+    outside_start_bytes: Annotated[
+        int | None,
+        Figure(
+            "memory outside torch's allocator at entry",
+            "In use on the card at entry, but not in the reserve of this process's allocator.",
+            measured_by=DRIVER,
+        ),
+    ] = None
+    outside_peak_bytes: Annotated[
+        int | None,
+        Figure(
+            "highest memory outside torch's allocator",
+            "The same, highest at entry, batch boundaries and exit.",
+            measured_by=DRIVER,
+            judged_as="outside_increase_bytes",
+        ),
+    ] = None
 
     @property
     def process_increase_bytes(
@@ -131,3 +179,29 @@ class AdditionalFigures:
     ]:
         """Steady growth per batch; see :func:`pytest_cka_memory.core.processes.steady_growth`."""
         return steady_growth(self.process_timeline)
+
+    @property
+    def outside_increase_bytes(
+        self,
+    ) -> Annotated[
+        int | None,
+        Figure(
+            "rise outside torch's allocator",
+            "outside_peak_bytes minus outside_start_bytes.",
+            column="outside",
+            legend="rise of the card's memory outside torch's allocator, seen between batches",
+            position=13,
+            importance=5,
+            only_if_known=True,
+            never_negative=True,
+            measured_by=DRIVER,
+            unknown_because="this device has no driver that counts its memory",
+            advice="this is memory of the CUDA context, NCCL, other libraries or other processes: "
+            "free what your libraries allocate themselves, and let no other program use "
+            "the card",
+        ),
+    ]:
+        """Highest memory outside torch's allocator above that at entry; None if unknown."""
+        if self.outside_peak_bytes is None or self.outside_start_bytes is None:
+            return None
+        return self.outside_peak_bytes - self.outside_start_bytes

@@ -94,6 +94,13 @@ _ROWS = (
         f"{_LIMITS}:flat_process_per_batch",
     ),
     Marker(
+        "max_outside_mb",
+        "max_outside_mb(64)",
+        "the memory of the card outside torch's allocator may rise at most `limit` MB above that "
+        "at entry.",
+        f"{_LIMITS}:max_outside_mb",
+    ),
+    Marker(
         "memory_baseline",
         'memory_baseline(tolerance="5%")',
         "no figure may be more than `tolerance` above the committed baseline.",

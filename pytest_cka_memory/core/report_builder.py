@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory._version import __version__
+from pytest_cka_memory.units import counted, format_with_unit
 
 if TYPE_CHECKING:
     from pytest_cka_memory.core.report import Report
@@ -185,6 +186,8 @@ class ReportBuilder:
         facts = self.facts or {**unknown, "notes": []}
         if any(r.record.garbage_left and r.record.retained_bytes for r in self.results):
             facts = _with_notes(facts, {"notes": _GARBAGE_LEFT})
+        if outside := _outside_note(self.results):
+            facts = _with_notes(facts, {"notes": [outside]})
         return {
             **facts,
             "python": platform.python_version(),
@@ -192,6 +195,25 @@ class ReportBuilder:
             "workers": len(self.workers),
             "started": self.started,
         }
+
+
+def _outside_note(results: "Iterable[Result]") -> str:
+    """Return a note if memory outside torch's allocator rose by more than its reserve did."""
+    measured = [(result.name, result.record) for result in results]
+    rises = {
+        name: record.outside_increase_bytes
+        for name, record in measured
+        if record.outside_increase_bytes
+        and record.outside_increase_bytes > (record.reserved_increase_bytes or 0)
+    }
+    if not rises:
+        return ""
+    name = max(rises, key=lambda region: rises[region])
+    return (
+        f"outside torch's allocator the card's memory rose by more than the reserve in "
+        f"{counted(len(rises), 'region')}, most in {name}: {format_with_unit(rises[name])}. It is "
+        "memory of the CUDA context, NCCL, CUDA graphs, other libraries or other processes"
+    )
 
 
 def _memory_needed(results: "Iterable[Result]") -> int:

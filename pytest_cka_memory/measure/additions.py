@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable
 
-from pytest_cka_memory.core.additional_figures import ADDITIONS, CYCLES, PROCESS
+from pytest_cka_memory.core.additional_figures import ADDITIONS, CYCLES, DRIVER, PROCESS
 from pytest_cka_memory.errors import MissingPackageError
 from pytest_cka_memory.measure.addition import Addition
 from pytest_cka_memory.meters.base import Meter, Peaks
@@ -38,7 +38,11 @@ def _begun(name: str, peaks: Peaks, meter: Meter) -> Addition:
         from pytest_cka_memory.measure.cycles import Cycles
 
         return Cycles(peaks, meter)
-    assert name == PROCESS, "the names were checked"
-    from pytest_cka_memory.measure.process import ProcessMemory
+    if name == PROCESS:
+        from pytest_cka_memory.measure.process import ProcessMemory
 
-    return ProcessMemory(peaks, meter)
+        return ProcessMemory(peaks, meter)
+    assert name == DRIVER, "the names were checked"
+    from pytest_cka_memory.measure.driver import DriverMemory
+
+    return DriverMemory(peaks, meter)

@@ -49,5 +49,17 @@ class FigureAttributes:
     process_torch_mb: float | None
     process_increase_bytes: int | None
     process_increase_mb: float | None
+    driver_start_bytes: int | None
+    driver_start_mb: float | None
+    driver_peak_bytes: int | None
+    driver_peak_mb: float | None
+    driver_end_bytes: int | None
+    driver_end_mb: float | None
+    outside_start_bytes: int | None
+    outside_start_mb: float | None
+    outside_peak_bytes: int | None
+    outside_peak_mb: float | None
+    outside_increase_bytes: int | None
+    outside_increase_mb: float | None
     process_growth_bytes_per_batch: float | None
     process_growth_mb_per_batch: float | None

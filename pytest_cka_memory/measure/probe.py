@@ -220,6 +220,28 @@ class MemoryProbe:
             peak_reserved_bytes=reading.peak_reserved_bytes,
         )
 
+    def wait_until_free(self, mb: object, timeout: float = 60.0) -> float | None:
+        """Wait until the card has `mb` MB (2**20 bytes) of free memory, as its driver counts.
+
+        For tests that start a program which needs a card of its own, after other programs have
+        ended. First what this process only holds in reserve is returned to the card.
+
+        Args:
+            mb: a number of MB, or a text such as ``'2 GiB'``.
+            timeout: seconds to wait.
+
+        Returns:
+            The free MB; None at once for a device that has no driver, such as the CPU.
+
+        Raises:
+            SizeError: if `mb` is not a valid size.
+            TimeoutError: if it is not free in time; says how much is, and what this process has.
+            ValueError: if the card is smaller than that.
+        """
+        from pytest_cka_memory.measure.waiting import wait_until_free
+
+        return wait_until_free(self.meter, mb, timeout)
+
     def end_open(self) -> list[str]:
         """End regions whose ``with`` block has not ended, as not completed; return their labels."""
         still_open = self._open_regions[::-1]

@@ -27,6 +27,19 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class DriverReading:
+    """The memory of a card as its driver counts it, of all processes, in bytes."""
+
+    free_bytes: int
+    total_bytes: int
+
+    @property
+    def used_bytes(self) -> int:
+        """What any process uses, and what the driver itself needs."""
+        return self.total_bytes - self.free_bytes
+
+
+@dataclass(frozen=True)
 class Cleaned:
     """What cleaning a device before or after a region did."""
 
@@ -221,6 +234,10 @@ class Meter(AllocationCounts):
     @abstractmethod
     def read(self) -> Reading:
         """Return the current value of all counters."""
+
+    def driver(self) -> DriverReading | None:
+        """Return what the driver of the device counts; None if the device has no driver."""
+        return None
 
     def record_history(self) -> bool:
         """Make the allocator record where blocks are allocated; return False if it cannot."""

@@ -5,7 +5,7 @@ from itertools import islice
 from typing import Any
 
 from pytest_cka_memory.core import process_limits
-from pytest_cka_memory.core.additional_figures import PROCESS
+from pytest_cka_memory.core.additional_figures import DRIVER, PROCESS
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Breach, Result
@@ -103,6 +103,9 @@ def explanation(
     if figure is not None and figure.measured_by == PROCESS:
         for line in process_limits.lines_about(record):
             yield from wrapped(line, width, "  ")
+        return
+    if figure is not None and figure.measured_by == DRIVER:
+        yield from wrapped(f"what to do: {figure.advice}", width, "  ")
         return
     field = _explaining_field(breach)
     holdings = holdings_of(breach, record)

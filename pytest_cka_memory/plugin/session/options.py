@@ -57,7 +57,7 @@ _VALUED = (
     (
         "also",
         "NAMES",
-        "measure in addition, for every region: cycles, process; several separated by commas",
+        "measure in addition, for every region: one or several of cycles,process,driver",
     ),
     (
         "rank-timeout",
