@@ -9,6 +9,7 @@ from pytest_cka_memory.core.additional_figures import DRIVER, PROCESS
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Breach, Result
+from pytest_cka_memory.reports import region_differences
 from pytest_cka_memory.reports.legend import provenance_of
 from pytest_cka_memory.reports.terminal import sparkline
 from pytest_cka_memory.reports.wrapping import wrapped
@@ -77,6 +78,9 @@ def compared(
         yield f"{FIGURES[name].noun} {format_exact(value)}"
         yield from _place(record, facts, width)
         yield from explanation(Breach("", 0, value, "", name), record, width)
+    for figure in dict.fromkeys(name for name, _ in largest_first):
+        records = [record for name, record in explained if name == figure]
+        yield from region_differences.lines(figure, records, width)
     if len(explained) > _MOST_COMPARED:
         yield f"and {counted(len(explained) - _MOST_COMPARED, 'smaller figure')} of other regions"
 

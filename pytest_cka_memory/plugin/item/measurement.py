@@ -14,6 +14,7 @@ from pytest_cka_memory.core.verdicts import Limit, Result, judge
 from pytest_cka_memory.errors import LimitWarning
 from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region_context import never_closed
+from pytest_cka_memory.plugin.item import relative_baselines
 from pytest_cka_memory.plugin.item.kinds import unseen_reason
 from pytest_cka_memory.plugin.item.plan import limits_or_fail, plan_of
 from pytest_cka_memory.plugin.item.snapshots import history_recorded, write_snapshot
@@ -166,6 +167,7 @@ class ItemMeasurement:
     def _collect(self) -> list[Result]:
         limits = limits_or_fail(self._item)
         records: list[RegionRecord] = self.probe.records[self._judged :]
+        relative_baselines.note(self._item, records)
         judged = [judge(self._item.nodeid, record, limits) for record in records]
         if self._is_untouched and all(is_untouched(r, self.probe.meter) for r in records):
             judged = without_kept_limits(self._item, judged, self.probe.meter)

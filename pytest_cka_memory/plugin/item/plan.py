@@ -188,12 +188,21 @@ def _baseline_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
     text, tolerance, warns = "--cka-memory-baseline", plan.tolerance, False
     mark = _closest(item, BASELINE_MARKER)
     if mark is not None:
-        from pytest_cka_memory.limits import only_warns, with_warn
+        from pytest_cka_memory.limits import call_text, only_warns, with_warn
 
         given, warns = _limit_from_marker(mark), only_warns(mark.kwargs)
         text = mark.name if given is None else f"{mark.name}({given.text!r})"
         text = with_warn(text) if warns else text
         tolerance = given or tolerance
+        relative_to = mark.kwargs.get("relative_to", next(iter(mark.args[1:]), None))
+        if relative_to is not None:
+            from pytest_cka_memory.plugin.item import relative_baselines
+
+            text = call_text(mark.name, mark.args, mark.kwargs)
+            found = relative_baselines.limits_relative_to(
+                item, relative_to, text, tolerance, required=plan.required
+            )
+            return [replace(limit, warns=warns) for limit in found]
     if plan.updating:
         return []
     from pytest_cka_memory.core.fingerprint import fingerprint_of
