@@ -16,6 +16,7 @@ from pytest_cka_memory.errors import LimitError, SizeError
 from pytest_cka_memory.units import MB, counted, format_exact, megabytes
 
 __all__ = [
+    "SCOPES",
     "Breach",
     "FlatPerBatch",
     "FlatProcess",
@@ -321,12 +322,17 @@ def limit_from_marker(name: str, args: Sequence[Any], kwargs: Mapping[str, Any])
     marker = MARKERS[name]
     build = marker.build()
     given = call_text(name, args, kwargs)
-    rest = {key: value for key, value in kwargs.items() if key != "warn"}
+    rest = {key: value for key, value in kwargs.items() if key not in ("warn", "scope")}
     try:
-        built, warns = build(*args, **rest), only_warns(kwargs)
+        built, warns, scope = build(*args, **rest), only_warns(kwargs), scope_of(kwargs)
         if warns and isinstance(built, Limit):
-            return replace(built, warns=True, text=with_warn(built.text))
-        return built
+            built = replace(built, warns=True, text=with_argument(built.text, "warn=True"))
+        if scope == SCOPES[0]:
+            return built
+        if not isinstance(built, Maximum):
+            raise LimitError(f"{name} is judged for each region: leave out scope={scope!r}")
+        text = with_argument(built.text, f"scope={scope!r}")
+        return replace(built, scope=scope, text=text)
     except (SizeError, LimitError) as error:
         raise LimitError(f"{given}: {error}") from None
     except TypeError:
@@ -346,10 +352,26 @@ def only_warns(kwargs: Mapping[str, Any]) -> bool:
     return warns
 
 
-def with_warn(text: str) -> str:
-    """Return a limit as its user has written it, with ``warn=True``."""
+SCOPES = ("function", "class", "module")
+"""What a limit can be judged over; the first is the default."""
+
+
+def scope_of(kwargs: Mapping[str, Any]) -> str:
+    """Return the argument ``scope`` of a marker, which is ``function`` by default.
+
+    Raises:
+        LimitError: if there is no such scope.
+    """
+    scope = kwargs.get("scope", SCOPES[0])
+    if scope not in SCOPES:
+        raise LimitError(f"scope={scope!r}: write one of {', '.join(map(repr, SCOPES))}")
+    return str(scope)
+
+
+def with_argument(text: str, argument: str) -> str:
+    """Return a limit as its user has written it, with one more argument: ``warn=True``."""
     start, bracket, arguments = text.partition("(")
-    return f"{start}({arguments[:-1]}, warn=True)" if bracket else f"{start}(warn=True)"
+    return f"{start}({arguments[:-1]}, {argument})" if bracket else f"{start}({argument})"
 
 
 def call_text(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

@@ -59,6 +59,9 @@ class Limit(ABC):
     warns: bool = field(default=False, kw_only=True)
     """Whether a test that breaks it gets a warning and does not fail."""
 
+    scope: str = field(default="function", kw_only=True)
+    """What it is judged over: each region of a test, or all tests of a ``class`` or ``module``."""
+
     reports_host: ClassVar[bool] = False
     """Whether it reports what several batches have left on the host, which it does not judge."""
 

@@ -14,7 +14,7 @@ from pytest_cka_memory.reports.legend import legend_of
 from pytest_cka_memory.reports.names import fitted, row_name
 from pytest_cka_memory.reports.ranks import differences
 from pytest_cka_memory.reports.wrapping import wrapped
-from pytest_cka_memory.units import counted, format_size
+from pytest_cka_memory.units import counted, format_size, format_with_unit
 
 _BARS = "▁▂▃▄▅▆▇█"
 _NAME_WIDTH = 24
@@ -186,8 +186,18 @@ def legend(
         *sentence(device, width),
         *sentence(f"meter: {session['meter']}", width),
         *(line for note in session["notes"] for line in sentence(note, width, indent="  ")),
+        *(line for text in highest(results) for line in sentence(text, width)),
         *map(Line, wrapped(meanings, min(width, _PROSE_WIDTH), hanging="")),
     ]
+
+
+def highest(results: Sequence[Result]) -> list[str]:
+    """Return a sentence about the region with the highest level of a session, if there are two."""
+    completed = [result for result in results if result.record.completed]
+    if len(completed) < 2:
+        return []
+    most = max(completed, key=lambda result: result.record.peak_bytes)
+    return [f"highest level: {format_with_unit(most.record.peak_bytes)} in {most.name}"]
 
 
 def findings(results: Sequence[Result], width: int = 100) -> list[Line]:

@@ -74,6 +74,11 @@ class FixtureRegions:
             if mistakes:
                 pytest.fail("\n".join(mistakes), pytrace=False)
 
+    def add_result(self, result: "Result") -> None:
+        """Let the next report of this process take a result along that belongs to no test."""
+        outcome = "passed" if result.record.completed else "error"
+        self._results.append(replace(result, outcome=outcome))
+
     def pytest_configure(self) -> None:
         self._end_observing = observe_regions(self._observe)
 
