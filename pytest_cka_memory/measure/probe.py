@@ -249,6 +249,12 @@ class MemoryProbe:
             self._end(region, completed=False)
         return [region.label for region in still_open]
 
+    def forget_from(self, number: int) -> None:
+        """Forget the regions that have ended after the first `number` ones, and their labels."""
+        forgotten = self.records[number:]
+        del self.records[number:]
+        self._labels.subtract(record.label for record in forgotten)
+
     def explain_compared(self, error: BaseException) -> list[tuple[str, RegionRecord]]:
         """Explain the figures of regions that the user has read before `error` was raised.
 

@@ -169,7 +169,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     if measurement is None:
         return (yield)
     if is_testcase(item):
-        with wrapped_method(item, measurement.measured_call):
+        with (
+            measurement.repeated_call(),
+            wrapped_method(item, measurement.measured_call),
+        ):
             return (yield)
     result = yield
     _measuring(item.config).refuse_unseen(item, measurement)
@@ -184,7 +187,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
     if measurement is None:
         with _measuring(pyfuncitem.config).unmeasured_call(pyfuncitem):
             return (yield)
-    with measurement.measured_call():
+    with measurement.repeated_call(), measurement.measured_call():
         return (yield)
 
 

@@ -1,7 +1,7 @@
 """The measurement of one test: its regions, their verdicts, and what travels on its report."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +13,9 @@ from pytest_cka_memory.core.report_builder import Payload
 from pytest_cka_memory.core.verdicts import Limit, Result, judge
 from pytest_cka_memory.errors import LimitWarning
 from pytest_cka_memory.measure.probe import MemoryProbe
+from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_context import never_closed
-from pytest_cka_memory.plugin.item import relative_baselines
+from pytest_cka_memory.plugin.item import relative_baselines, repeats
 from pytest_cka_memory.plugin.item.kinds import unseen_reason
 from pytest_cka_memory.plugin.item.plan import limits_or_fail, plan_of
 from pytest_cka_memory.plugin.item.snapshots import history_recorded, write_snapshot
@@ -46,15 +47,32 @@ class ItemMeasurement:
         """Whether the call has ended without an exception."""
         self._compared: list[tuple[str, RegionRecord]] = []
         """The figures that the failed test has compared itself, each with its region."""
+        self._runs = repeats.runs_of(item)
+        self._in_fixtures = 0
+        """How many regions had ended before the call."""
+        self._whole_region: Region | None = None
+        """The region of the whole test, while it is open."""
+        self._over_runs: list[RegionRecord] = []
+        """The figures over all runs of a test that was repeated."""
         self._is_untouched = False
         """Whether the call has allocated nothing on the measured accelerator."""
+
+    def repeated_call(self) -> AbstractContextManager[None]:
+        """Return a context in which a call of the test runs it as often as the session asks for."""
+        return repeats.repeated(self._item, self._runs, self._run_ended)
+
+    def _run_ended(self, number: int) -> None:
+        if self._whole_region is not None:
+            self._whole_region.batch_done()
+        if number < self._runs:  # the regions of the last run count
+            self.probe.forget_from(self._in_fixtures)
 
     @contextmanager
     def measured_call(self) -> Iterator[None]:
         """Measure the test function as a whole, in case it opens no region, then judge."""
         self.called = True
         self._limits = limits_or_fail(self._item)
-        in_fixtures = len(self.probe.records)
+        self._in_fixtures = len(self.probe.records)
         whole = MemoryProbe(
             meter=self.probe.meter,
             explainer=self,
@@ -64,7 +82,7 @@ class ItemMeasurement:
         snapshots = self._item.config.stash[settings_key].snapshots
         with history_recorded(snapshots, self.probe.meter):
             try:
-                with whole.measure():
+                with whole.measure() as self._whole_region:
                     yield
                 self._returned = True
             except AssertionError as error:
@@ -74,7 +92,10 @@ class ItemMeasurement:
                     self._compared = self.probe.explain_compared(error)
                 raise
             finally:
-                if len(self.probe.records) == in_fixtures:
+                self._whole_region = None  # it references the meter's peaks
+                if self._runs > 1:
+                    self._over_runs = [replace(r, label=repeats.LABEL) for r in whole.records]
+                if len(self.probe.records) == self._in_fixtures:
                     self.probe.records.extend(replace(r, label="") for r in whole.records)
                 untouched = (is_untouched(record, whole.meter) for record in whole.records)
                 self._is_untouched = all(untouched)
@@ -89,8 +110,11 @@ class ItemMeasurement:
         """Return the figures to explain: those too high and, on request, what is retained."""
         explain = self._item.config.stash[settings_key].explain
         figures = {"retained_bytes"} if explain else set()
-        if self._limits:
-            breaches = judge(self._item.nodeid, record, self._limits).breaches
+        limits: Sequence[Limit] = self._limits
+        if self._whole_region is not None and record.label == self._whole_region.label:
+            limits = [*limits, *self._limits_over_runs()]
+        if limits:
+            breaches = judge(self._item.nodeid, record, limits).breaches
             figures.update(b.figure for b in breaches if b.measured_bytes is not None)
         if any(limit.reports_host for limit in self._limits):
             figures.add(GROWTH_ON_HOST)
@@ -100,7 +124,11 @@ class ItemMeasurement:
         """Whether the figures of the whole test are more than a row in the report."""
         settings = self._item.config.stash[settings_key]
         is_exact = settings.explain or settings.baseline.updating or settings.also
-        return bool(is_exact or plan_of(self._item).limits)
+        return bool(is_exact or self._runs > 1 or plan_of(self._item).limits)
+
+    def _limits_over_runs(self) -> Sequence[Limit]:
+        warns = self._item.config.stash[settings_key].only_warns
+        return [replace(repeats.limit(self._runs), warns=warns)] if self._runs > 1 else []
 
     def _also(self) -> Collection[str]:
         """Return what the regions of this test measure in addition."""
@@ -169,6 +197,8 @@ class ItemMeasurement:
         records: list[RegionRecord] = self.probe.records[self._judged :]
         relative_baselines.note(self._item, records)
         judged = [judge(self._item.nodeid, record, limits) for record in records]
+        over_runs, self._over_runs = self._over_runs, []
+        judged += [judge(self._item.nodeid, it, self._limits_over_runs()) for it in over_runs]
         if self._is_untouched and all(is_untouched(r, self.probe.meter) for r in records):
             judged = without_kept_limits(self._item, judged, self.probe.meter)
         results = [self._extended(result) for result in judged]

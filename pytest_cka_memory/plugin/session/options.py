@@ -38,6 +38,7 @@ _VALUED = (
     ),
     ("max-retained-mb", "MB", "max_retained_mb for tests that have no such marker"),
     ("max-peak-mb", "MB", "max_peak_mb for tests that have no such marker"),
+    ("repeat", "N", "run each measured test N times, and judge growth over the runs; 5 or more"),
     ("min-regions", "N", "fail the session if fewer regions were measured"),
     (
         "baseline",

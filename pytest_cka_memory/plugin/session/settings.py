@@ -49,6 +49,8 @@ class Settings:
     """pytest's root folder."""
     github: "JobStep | None"
     """The step of a GitHub Actions job to report to, if any."""
+    repeat: int
+    """How often the code of each measured test runs; 1 by default."""
     only_warns: bool
     """Whether a broken limit is a warning in every test."""
     also: tuple[str, ...]
@@ -105,6 +107,7 @@ def resolve(config: pytest.Config) -> Settings:
         history=_path(config, "history"),
         root=config.rootpath,
         github=_step(config),
+        repeat=_repeat(config),
         only_warns=_mode(config) == "warn",
         also=_also(config),
         rank_timeout_s=_seconds(config, "rank-timeout", 300.0),
@@ -140,6 +143,22 @@ def _count(config: pytest.Config, name: str) -> int:
     if not text.isdecimal():
         raise pytest.UsageError(
             f"{given_by(config, name)}: cannot read {text!r} as a number of regions; write e.g. 1"
+        )
+    return int(text)
+
+
+_LEAST_RUNS = 5
+"""One to warm up and four to judge."""
+
+
+def _repeat(config: pytest.Config) -> int:
+    text = _valued(config, "repeat")
+    if text is None:
+        return 1
+    if not text.isdecimal() or int(text) < _LEAST_RUNS:
+        raise pytest.UsageError(
+            f"{given_by(config, 'repeat')}: cannot use {text!r}; write a number of runs, "
+            f"{_LEAST_RUNS} or more: one to warm up, four to judge"
         )
     return int(text)
 
@@ -264,6 +283,7 @@ def describe(settings: Settings) -> str:
     parts = ["every test measured"] if settings.measures_all else []
     parts += [f"device {settings.device}"] if settings.device != "auto" else []
     parts += [f"{name} {format_exact(size)}" for name, size in limits.items() if size is not None]
+    parts += [f"each test {settings.repeat} times"] if settings.repeat > 1 else []
     parts += ["broken limits only warn"] if settings.only_warns else []
     parts += [f"also {', '.join(settings.also)}"] if settings.also else []
     parts += [f"at least {counted(settings.min_regions, 'region')}"] if settings.min_regions else []
