@@ -25,6 +25,10 @@ class MissingPackageError(CkaMemoryError, ImportError):
     """An optional package that is needed and not installed."""
 
 
+class LimitWarning(CkaMemoryError, UserWarning):  # noqa: N818 - a warning, not an error
+    """A broken limit that is only a warning: ``warn=True`` or ``--cka-memory-mode=warn``."""
+
+
 class ReportError(CkaMemoryError, RuntimeError):
     """A report file that cannot be read or written."""
 

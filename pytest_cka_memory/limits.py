@@ -2,31 +2,42 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.growth import MIN_JUDGED_BATCHES, full_batches, growth_bytes_per_batch
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.markers import MARKERS
+from pytest_cka_memory.core.process_limits import FlatProcess, whose
+from pytest_cka_memory.core.processes import WARMUP
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
 from pytest_cka_memory.errors import LimitError, SizeError
 from pytest_cka_memory.units import MB, counted, format_exact, megabytes
 
 __all__ = [
+    "SCOPES",
     "Breach",
     "FlatPerBatch",
+    "FlatProcess",
     "Limit",
     "Maximum",
     "MaximumLevel",
+    "MaximumOfProcess",
     "Unjudged",
     "Verdict",
     "default_limits",
     "flat_per_batch",
+    "flat_process_per_batch",
     "limit_from_marker",
+    "max_cycles_mb",
     "max_level_mb",
+    "max_outside_mb",
     "max_peak_mb",
+    "max_process_mb",
     "max_reserved_mb",
     "max_retained_mb",
+    "no_cycles",
     "zero_retention",
 ]
 
@@ -39,11 +50,15 @@ class Maximum(Limit):
     """Its name in the record: ``retained_bytes``."""
     allowed_bytes: int
 
+    @property
+    def addition(self) -> str:
+        return FIGURES[self.figure].measured_by
+
     def judge(self, record: RegionRecord) -> Verdict:
         """Return None, a breach, or why the device cannot be judged."""
         measured = getattr(record, self.figure)
         if measured is None:
-            return Unjudged(self.text, "this device has no reserve")
+            return Unjudged(self.text, FIGURES[self.figure].unknown_because)
         if measured <= self.allowed_bytes:
             return None
         message = (
@@ -67,6 +82,14 @@ class MaximumLevel(Maximum):
             f"; it was {format_exact(record.start_bytes)} at the start of the region, which added "
             f"{format_exact(record.peak_increase_bytes)}"
         )
+
+
+@dataclass(frozen=True)
+class MaximumOfProcess(Maximum):
+    """The memory of the process and its children may rise by at most ``allowed_bytes``."""
+
+    def _parts(self, record: RegionRecord) -> str:
+        return whose(record)
 
 
 _GROWTH = "growth_bytes_per_batch"
@@ -187,6 +210,23 @@ def max_reserved_mb(limit: object) -> Maximum:
     return Maximum(f"max_reserved_mb({limit!r})", "reserved_increase_bytes", megabytes(limit))
 
 
+def no_cycles() -> Maximum:
+    """Return a limit of 0 bytes on what only the garbage collector frees."""
+    return Maximum("no_cycles", "cycle_bytes", 0)
+
+
+def max_cycles_mb(limit: object) -> Maximum:
+    """Return a limit on what was allocated in the region and only the garbage collector frees.
+
+    Args:
+        limit: a number of MB (2**20 bytes), or a text such as ``'512 KiB'``.
+
+    Raises:
+        SizeError: if `limit` is not a valid size.
+    """
+    return Maximum(f"max_cycles_mb({limit!r})", "cycle_bytes", megabytes(limit))
+
+
 def flat_per_batch(tolerance_mb: object = 0.0, warmup: object = 1) -> FlatPerBatch:
     """Return a limit on the growth of live memory per batch.
 
@@ -198,17 +238,83 @@ def flat_per_batch(tolerance_mb: object = 0.0, warmup: object = 1) -> FlatPerBat
         SizeError: if `tolerance_mb` is not a valid size.
         LimitError: if `warmup` is not a whole number of batches.
     """
+    tolerance_bytes, given = _tolerance_and_text(tolerance_mb, warmup, 0, 1)
+    assert isinstance(warmup, int), "checked"
+    return FlatPerBatch(f"flat_per_batch{given}", tolerance_bytes, warmup)
+
+
+def max_process_mb(limit: object) -> MaximumOfProcess:
+    """Return a limit on the rise of the memory of the process and its children.
+
+    Args:
+        limit: a number of MB (2**20 bytes), or a text such as ``'512 MiB'``.
+
+    Raises:
+        SizeError: if `limit` is not a valid size.
+        LimitError: if psutil is not installed.
+    """
+    _require_psutil()
+    figure = "process_increase_bytes"
+    return MaximumOfProcess(f"max_process_mb({limit!r})", figure, megabytes(limit))
+
+
+def flat_process_per_batch(tolerance_mb: object = 1.0, warmup: object = WARMUP) -> FlatProcess:
+    """Return a limit on the steady growth of the memory of the process and its children.
+
+    Args:
+        tolerance_mb: growth per batch that is allowed, in MB (2**20 bytes), or a text such as
+            ``'64 KiB'``.
+        warmup: batches at the start that are not judged.
+
+    Raises:
+        SizeError: if `tolerance_mb` is not a valid size.
+        LimitError: if `warmup` is not a whole number of batches, or psutil is not installed.
+    """
+    _require_psutil()
+    tolerance_bytes, given = _tolerance_and_text(tolerance_mb, warmup, MB, WARMUP)
+    assert isinstance(warmup, int), "checked"
+    return FlatProcess(f"flat_process_per_batch{given}", tolerance_bytes, warmup)
+
+
+def max_outside_mb(limit: object) -> Maximum:
+    """Return a limit on the rise of the card's memory outside torch's allocator.
+
+    Args:
+        limit: a number of MB (2**20 bytes), or a text such as ``'512 MiB'``.
+
+    Raises:
+        SizeError: if `limit` is not a valid size.
+    """
+    return Maximum(f"max_outside_mb({limit!r})", "outside_increase_bytes", megabytes(limit))
+
+
+def _require_psutil() -> None:
+    if find_spec("psutil") is None:
+        raise LimitError("needs psutil: pip install 'pytest-cka-memory[process]'")
+
+
+def _tolerance_and_text(
+    tolerance_mb: object, warmup: object, default_bytes: int, default_warmup: int
+) -> tuple[int, str]:
+    """Return the bytes of a tolerance, and both arguments as a user writes them.
+
+    Raises:
+        SizeError: if `tolerance_mb` is not a valid size.
+        LimitError: if `warmup` is not a whole number of batches.
+    """
     if isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0:
         raise LimitError(f"warmup={warmup!r}: write a whole number of batches, 0 or more")
     tolerance_bytes = megabytes(tolerance_mb)
-    arguments = [f"tolerance_mb={tolerance_mb!r}"] if tolerance_bytes else []
-    arguments += [f"warmup={warmup}"] if warmup != 1 else []
-    given = f"({', '.join(arguments)})" if arguments else ""
-    return FlatPerBatch(f"flat_per_batch{given}", tolerance_bytes, warmup)
+    is_default = tolerance_bytes == default_bytes
+    arguments = [] if is_default else [f"tolerance_mb={tolerance_mb!r}"]
+    arguments += [f"warmup={warmup}"] if warmup != default_warmup else []
+    return tolerance_bytes, f"({', '.join(arguments)})" if arguments else ""
 
 
 def limit_from_marker(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Call the builder of the marker `name` with the marker's arguments; return what it builds.
+
+    Each marker also takes ``warn=True``: then the limit that is built only warns.
 
     Raises:
         LimitError: if the marker does not take these arguments; the message has an example.
@@ -216,13 +322,56 @@ def limit_from_marker(name: str, args: Sequence[Any], kwargs: Mapping[str, Any])
     marker = MARKERS[name]
     build = marker.build()
     given = call_text(name, args, kwargs)
+    rest = {key: value for key, value in kwargs.items() if key not in ("warn", "scope")}
     try:
-        return build(*args, **kwargs)
+        built, warns, scope = build(*args, **rest), only_warns(kwargs), scope_of(kwargs)
+        if warns and isinstance(built, Limit):
+            built = replace(built, warns=True, text=with_argument(built.text, "warn=True"))
+        if scope == SCOPES[0]:
+            return built
+        if not isinstance(built, Maximum):
+            raise LimitError(f"{name} is judged for each region: leave out scope={scope!r}")
+        text = with_argument(built.text, f"scope={scope!r}")
+        return replace(built, scope=scope, text=text)
     except (SizeError, LimitError) as error:
         raise LimitError(f"{given}: {error}") from None
     except TypeError:
         hint = f"wrong arguments; write e.g. @pytest.mark.{marker.example}"
         raise LimitError(f"{given}: {hint}") from None
+
+
+def only_warns(kwargs: Mapping[str, Any]) -> bool:
+    """Return the argument ``warn`` of a marker, which is False by default.
+
+    Raises:
+        LimitError: if it is neither True nor False.
+    """
+    warns = kwargs.get("warn", False)
+    if not isinstance(warns, bool):
+        raise LimitError(f"warn={warns!r}: write True or False")
+    return warns
+
+
+SCOPES = ("function", "class", "module")
+"""What a limit can be judged over; the first is the default."""
+
+
+def scope_of(kwargs: Mapping[str, Any]) -> str:
+    """Return the argument ``scope`` of a marker, which is ``function`` by default.
+
+    Raises:
+        LimitError: if there is no such scope.
+    """
+    scope = kwargs.get("scope", SCOPES[0])
+    if scope not in SCOPES:
+        raise LimitError(f"scope={scope!r}: write one of {', '.join(map(repr, SCOPES))}")
+    return str(scope)
+
+
+def with_argument(text: str, argument: str) -> str:
+    """Return a limit as its user has written it, with one more argument: ``warn=True``."""
+    start, bracket, arguments = text.partition("(")
+    return f"{start}({arguments[:-1]}, {argument})" if bracket else f"{start}({argument})"
 
 
 def call_text(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:

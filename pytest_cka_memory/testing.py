@@ -2,7 +2,7 @@
 
 from itertools import count
 
-from pytest_cka_memory.meters.base import Meter, Reading
+from pytest_cka_memory.meters.base import DriverReading, Meter, Reading
 
 
 class ScriptedMeter(Meter):
@@ -20,8 +20,11 @@ class ScriptedMeter(Meter):
     name = "scripted figures"
     notes = ("nothing was measured: a test wrote these figures by hand",)
 
-    def __init__(self, *, has_reserve: bool = False) -> None:
+    def __init__(self, *, has_reserve: bool = False, total_bytes: int | None = None) -> None:
         self._has_reserve = has_reserve
+        self._total_bytes = total_bytes
+        self.outside_bytes = 0
+        """Memory of the card outside the allocator, if `total_bytes` is given: its size."""
         self._blocks: dict[int, int] = {}
         self._handles = count(1)
         self._last = 0
@@ -65,6 +68,12 @@ class ScriptedMeter(Meter):
             reserved_bytes=self._reserved if self._has_reserve else None,
             peak_reserved_bytes=self._peak_reserved if self._has_reserve else None,
         )
+
+    def driver(self) -> DriverReading | None:
+        if self._total_bytes is None:
+            return None
+        used_bytes = self._reserved + self.outside_bytes
+        return DriverReading(self._total_bytes - used_bytes, self._total_bytes)
 
     def reset_peak(self) -> None:
         self._peak = self._level()

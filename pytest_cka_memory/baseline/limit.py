@@ -8,18 +8,23 @@ from pytest_cka_memory.core.figures import COMPARED, RegionRecord
 from pytest_cka_memory.core.fingerprint import Fingerprint
 from pytest_cka_memory.core.tolerance import Difference, Tolerance, differences, parse_tolerance
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
+from pytest_cka_memory.errors import LimitError
 from pytest_cka_memory.units import format_exact
 
 REMEDY = "write one with --cka-memory-update-baseline"
 _NOT_GIVEN = object()
 
 
-def tolerance_of_marker(tolerance: object = _NOT_GIVEN) -> Tolerance | None:
+def tolerance_of_marker(
+    tolerance: object = _NOT_GIVEN, relative_to: object = None
+) -> Tolerance | None:
     """Return the tolerance of a ``memory_baseline`` marker; None if it gives none.
 
     Raises:
-        LimitError: if `tolerance` is not a valid tolerance.
+        LimitError: if `tolerance` is not a valid tolerance, or `relative_to` is not a text.
     """
+    if relative_to is not None and not isinstance(relative_to, str):
+        raise LimitError(f"relative_to={relative_to!r}: write the id of a parameter, e.g. 'eager'")
     return None if tolerance is _NOT_GIVEN else parse_tolerance(tolerance)
 
 
@@ -34,6 +39,8 @@ class WithinBaseline(Limit):
     """What the test runs on, if the baseline has no entry for it."""
     required: bool = False
     """Whether a region without a baseline breaks this limit."""
+    reference: str = ""
+    """The test whose figures are the baseline; empty if they are those of the file."""
 
     def judge(self, record: RegionRecord) -> Verdict:
         """Return the first of :meth:`verdicts`."""
@@ -51,10 +58,19 @@ class WithinBaseline(Limit):
     def _without_baseline(self) -> Verdict:
         missing = "region" if self.device is None else f"device ({self.device})"
         reason = f"no baseline for this {missing}; {REMEDY}"
+        if self.reference:
+            reason = (
+                f"{self.reference} has no completed region of this name that ran before in this "
+                "process; run both in this order, with pytest-xdist in one group (xdist_group)"
+            )
         if not self.required:
             return Unjudged(self.text, reason)
         message = f"cannot be judged although --cka-memory-require-baseline is given: {reason}"
         return Breach(self.text, 0, None, message, next(iter(COMPARED)))
+
+    @property
+    def _whose(self) -> str:
+        return f"{self.reference}'s" if self.reference else "the baseline's"
 
     def _breach(self, difference: Difference) -> Breach:
         old, new, allowed = difference.old_bytes, difference.new_bytes, difference.allowed_bytes
@@ -68,6 +84,6 @@ class WithinBaseline(Limit):
             excess = f"{format_exact(new - allowed)} too much"
             message = (
                 f"{noun} {format_exact(new)}, allowed {format_exact(allowed)} "
-                f"({self.tolerance.text} above the baseline's {format_exact(old)}): {excess}"
+                f"({self.tolerance.text} above {self._whose} {format_exact(old)}): {excess}"
             )
         return Breach(self.text, allowed, new, message, difference.figure)

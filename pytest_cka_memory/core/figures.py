@@ -10,72 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any, get_type_hints
 
+from pytest_cka_memory.core.additional_figures import AdditionalFigures
 from pytest_cka_memory.core.decoder import decode
+from pytest_cka_memory.core.figure import Figure
 from pytest_cka_memory.core.growth import Sample, growth_bytes_per_batch
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.units import MB
 
 
-@dataclass(frozen=True)
-class Figure:
-    """What the reports need to know about one figure of a region."""
-
-    noun: str
-    """Its name in messages: ``peak increase``."""
-    description: str
-    """One sentence for the JSON schema."""
-    column: str = ""
-    """Its heading in tables; empty if tables do not show it."""
-    legend: str = ""
-    """What the column means, in a few words."""
-    position: int = 0
-    """Its place among the columns of tables and the figures of baselines, from left to right."""
-    importance: int = 0
-    """How long its column stays in a table that is too wide: the lowest are left out first."""
-    shown_as: str = ""
-    """The figure whose column shows it, if it has none of its own."""
-    only_if_known: bool = False
-    """Whether tables drop its column if no region has a value."""
-    only_if_not_zero: bool = False
-    """Whether tables drop its column if no region has a value other than 0."""
-    never_negative: bool = False
-    in_baselines: bool = False
-    """Whether baselines keep it and comparisons look at it."""
-    advice_if_at_entry: str = ""
-    """What to do if more of it was live at entry than was allocated in the region."""
-    explained_by: str = ""
-    """The field of the record that lists the storages whose bytes it counts; empty if none does."""
-    judged_as: str = ""
-    """The figure that a limit judges in its place; empty if it is judged itself, or never."""
-    above_entry: bool = False
-    """Whether it is a level above that at entry, so that a chart of levels can show its limit."""
-    advice: str = ""
-    """What to do when it is too high and nothing more specific is known."""
-    includes: str = ""
-    """A figure whose bytes it includes, so that it is too high if that one is; empty if none."""
-    name: str = ""
-    """Its attribute of the record, filled in by the registry."""
-    optional: bool = False
-    """Whether it can be None, filled in by the registry."""
-
-    def shown_value(self, record: "RegionRecord") -> Any:
-        """Return its value as tables show it: None if a column that is rarely shown has nothing."""
-        value = getattr(record, self.name)
-        return None if self.only_if_not_zero and value == 0 else value
-
-    @property
-    def mb_name(self) -> str:
-        """Name of the same figure in MB; the same name if it does not count bytes."""
-        return self.name.replace("_bytes", "_mb")
-
-    def advice_for(self, record: "RegionRecord") -> str:
-        """Return what to do if it is too high in `record`; empty if there is no advice."""
-        at_entry = record.start_bytes > record.peak_increase_bytes
-        return self.advice_if_at_entry if at_entry and self.advice_if_at_entry else self.advice
-
-
 @dataclass(frozen=True, kw_only=True)
-class RegionRecord:
+class RegionRecord(AdditionalFigures):
     """What was measured between a region's entry and its exit; in bytes unless noted."""
 
     label: str
@@ -310,8 +254,10 @@ class RegionRecord:
     def to_dict(self) -> dict[str, Any]:
         """Return every figure, measured and derived, as builtin types in a fixed order."""
         # asdict() of the whole record would take a second for 100,000 samples.
-        plain = dict(vars(self))
+        plain = dict(sorted(vars(self).items(), key=lambda item: item[0] in _ADDITIONAL))
         timeline = [dict(vars(sample)) for sample in plain.pop("timeline")]
+        for name in ("process_timeline", "processes"):
+            plain[name] = [dict(vars(each)) for each in plain[name]]
         for name in HOLDINGS:
             plain[name] = [asdict(holding) for holding in plain[name]]
         derived = {figure.name: getattr(self, figure.name) for figure in DERIVED}
@@ -328,6 +274,8 @@ class RegionRecord:
         return record
 
 
+_ADDITIONAL = frozenset(field.name for field in fields(AdditionalFigures))
+"""Fields that follow those of every region."""
 HOLDINGS = tuple(field.name for field in fields(RegionRecord) if field.type == tuple[Holding, ...])
 """Fields of the record that list the storages whose bytes a figure counts."""
 
@@ -351,7 +299,8 @@ MEASURED = _rows(get_type_hints(RegionRecord, include_extras=True))
 DERIVED = _rows(
     {
         name: get_type_hints(member.fget, include_extras=True).get("return")
-        for name, member in vars(RegionRecord).items()
+        for base in (RegionRecord, AdditionalFigures)
+        for name, member in vars(base).items()
         if isinstance(member, property)
     }
 )

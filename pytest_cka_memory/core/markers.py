@@ -67,6 +67,40 @@ _ROWS = (
         f"{_LIMITS}:flat_per_batch",
     ),
     Marker(
+        "no_cycles",
+        "no_cycles",
+        "nothing that was allocated in the region may be left to the garbage collector to free.",
+        f"{_LIMITS}:no_cycles",
+    ),
+    Marker(
+        "max_cycles_mb",
+        "max_cycles_mb(1)",
+        "at most `limit` MB that were allocated in the region may be left to the garbage collector "
+        "to free.",
+        f"{_LIMITS}:max_cycles_mb",
+    ),
+    Marker(
+        "max_process_mb",
+        "max_process_mb(256)",
+        "the memory of the process and its children may rise at most `limit` MB above that at "
+        "entry.",
+        f"{_LIMITS}:max_process_mb",
+    ),
+    Marker(
+        "flat_process_per_batch",
+        "flat_process_per_batch(tolerance_mb=1.0, warmup=2)",
+        "the memory of the process and its children may grow steadily by at most `tolerance_mb` MB "
+        "per batch after `warmup` batches.",
+        f"{_LIMITS}:flat_process_per_batch",
+    ),
+    Marker(
+        "max_outside_mb",
+        "max_outside_mb(64)",
+        "the memory of the card outside torch's allocator may rise at most `limit` MB above that "
+        "at entry.",
+        f"{_LIMITS}:max_outside_mb",
+    ),
+    Marker(
         "memory_baseline",
         'memory_baseline(tolerance="5%")',
         "no figure may be more than `tolerance` above the committed baseline.",

@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory._version import __version__
+from pytest_cka_memory.units import counted, format_with_unit
 
 if TYPE_CHECKING:
     from pytest_cka_memory.core.report import Report
@@ -22,6 +23,7 @@ meanwhile.
 """
 
 
+_MOST_NAMED = 5
 _GARBAGE_LEFT = (
     "≤ marks tests without limits for which collecting all garbage would have taken too long: what "
     "they retained may include reference cycles; a limit makes the figure exact",
@@ -45,6 +47,8 @@ class ReportBuilder:
         self.narrowed = False
         """Whether tests of a collected file may have been left out."""
         self.locations: dict[str, tuple[str, int | None]] = {}
+        self._run_again: set[str] = set()
+        """Tests that another plugin has run again."""
         self._expected: dict[str, int] = {}
         self._finished: set[str] = set()
         self._regions: dict[str, list[dict[str, Any]]] = {}
@@ -86,6 +90,7 @@ class ReportBuilder:
 
     def forget(self, nodeid: str, worker: str) -> None:
         """Drop the results of a run of a test that is run again: the last run counts."""
+        self._run_again.add(nodeid)
         regions = self._regions.get(nodeid, [])
         self._regions[nodeid] = [region for region in regions if region["worker"] != worker]
         self._read = None
@@ -185,6 +190,13 @@ class ReportBuilder:
         facts = self.facts or {**unknown, "notes": []}
         if any(r.record.garbage_left and r.record.retained_bytes for r in self.results):
             facts = _with_notes(facts, {"notes": _GARBAGE_LEFT})
+        if self._run_again:
+            tests = ", ".join(sorted(self._run_again)[:_MOST_NAMED])
+            number = f"{counted(len(self._run_again), 'test')}, run again by another plugin"
+            note = f"{number}, judged by the last run: {tests}"
+            facts = _with_notes(facts, {"notes": [note]})
+        if outside := _outside_note(self.results):
+            facts = _with_notes(facts, {"notes": [outside]})
         return {
             **facts,
             "python": platform.python_version(),
@@ -192,6 +204,25 @@ class ReportBuilder:
             "workers": len(self.workers),
             "started": self.started,
         }
+
+
+def _outside_note(results: "Iterable[Result]") -> str:
+    """Return a note if memory outside torch's allocator rose by more than its reserve did."""
+    measured = [(result.name, result.record) for result in results]
+    rises = {
+        name: record.outside_increase_bytes
+        for name, record in measured
+        if record.outside_increase_bytes
+        and record.outside_increase_bytes > (record.reserved_increase_bytes or 0)
+    }
+    if not rises:
+        return ""
+    name = max(rises, key=lambda region: rises[region])
+    return (
+        f"outside torch's allocator the card's memory rose by more than the reserve in "
+        f"{counted(len(rises), 'region')}, most in {name}: {format_with_unit(rises[name])}. It is "
+        "memory of the CUDA context, NCCL, CUDA graphs, other libraries or other processes"
+    )
 
 
 def _memory_needed(results: "Iterable[Result]") -> int:

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 from pytest_cka_memory.core.decoder import decode
@@ -23,6 +23,8 @@ class Breach:
     """One sentence: measured, allowed, by how much."""
     figure: str
     """Name of the figure that is too high."""
+    warns: bool = False
+    """Whether it is only a warning, so that the test does not fail."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return builtin types only."""
@@ -38,6 +40,8 @@ class Unjudged:
     reason: str
 
 
+WARNED = "warning"
+"""The verdict on a broken limit that is only a warning."""
 KNOWN = "known (xfail)"
 """The verdict on a broken limit of a test that is marked to fail, and does."""
 
@@ -52,8 +56,19 @@ class Limit(ABC):
     text: str
     """As a user writes it: ``max_retained_mb(1)``."""
 
+    warns: bool = field(default=False, kw_only=True)
+    """Whether a test that breaks it gets a warning and does not fail."""
+
+    scope: str = field(default="function", kw_only=True)
+    """What it is judged over: each region of a test, or all tests of a ``class`` or ``module``."""
+
     reports_host: ClassVar[bool] = False
     """Whether it reports what several batches have left on the host, which it does not judge."""
+
+    @property
+    def addition(self) -> str:
+        """What must be measured in addition to judge it, as in ``ADDITIONS``; empty if nothing."""
+        return ""
 
     @abstractmethod
     def judge(self, record: RegionRecord) -> Verdict:
@@ -101,15 +116,21 @@ class Result:
 
     @property
     def verdict(self) -> str:
-        """One of ok, BREACH, known (xfail), no limit, not judged."""
+        """One of ok, BREACH, warning, known (xfail), no limit, not judged."""
         if self.breaches:
-            return KNOWN if self.outcome == "xfailed" else "BREACH"
+            return self.verdict_of(min(self.breaches, key=lambda breach: breach.warns))
         if not self.record.completed:
             return "not judged"
         if not self.limits:
             return "no limit"
         unjudged = {unjudged.limit for unjudged in self.unjudged}
         return "not judged" if unjudged.issuperset(self.limits) else "ok"
+
+    def verdict_of(self, breach: Breach) -> str:
+        """Return the verdict on one of the broken limits: BREACH, warning or known (xfail)."""
+        if breach.warns:
+            return WARNED
+        return KNOWN if self.outcome == "xfailed" else "BREACH"
 
     def to_dict(self) -> dict[str, Any]:
         """Return builtin types only, in the order of the published schema."""
@@ -141,7 +162,7 @@ class Result:
 def judge(nodeid: str, record: RegionRecord, limits: Sequence[Limit]) -> Result:
     """Judge `record` by every limit; a region that an exception ended is not judged."""
     judging = limits if record.completed else ()
-    verdicts = [verdict for limit in judging for verdict in limit.verdicts(record)]
+    verdicts = [_warned(limit, verdict) for limit in judging for verdict in limit.verdicts(record)]
     return Result(
         nodeid,
         record,
@@ -149,3 +170,7 @@ def judge(nodeid: str, record: RegionRecord, limits: Sequence[Limit]) -> Result:
         unjudged=tuple(v for v in verdicts if isinstance(v, Unjudged)),
         limits=tuple(limit.text for limit in limits),
     )
+
+
+def _warned(limit: Limit, verdict: Verdict) -> Verdict:
+    return replace(verdict, warns=True) if limit.warns and isinstance(verdict, Breach) else verdict

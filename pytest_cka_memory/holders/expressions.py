@@ -49,9 +49,9 @@ def expression_of(path: Sequence[Reference]) -> str:
     assert first.root is not None, "a path starts at a root"
     text = f"{first.root.prefix}{first.text}"
     for step in path[1:]:
-        part = step.text or _text_of(step.parent, step.value)
+        part = step.text or text_of(step.parent, step.value)
         text = f"list({text}){part}" if isinstance(part, _InList) else f"{text}{part}"
-    return _shortened(text) + first.root.suffix
+    return shortened(text) + first.root.suffix
 
 
 def pattern_of(expression: str | None) -> str | None:
@@ -64,7 +64,8 @@ def is_own_dict(value: Any, parent: Any) -> bool:
     return _dict_of(parent, mro(type(parent))) is value
 
 
-def _text_of(parent: Any, child: Any) -> str:
+def text_of(parent: Any, child: Any) -> str:
+    """Return how to write the reference from `parent` to `child`."""
     for text in _texts_of(parent, child):
         return text
     return f" -> {type(child).__name__}"
@@ -121,7 +122,7 @@ def _attributes(parent: Any, child: Any) -> Iterator[str]:
     if own is not None:
         yield from _named(".%s", own, child)
     for cls in classes:
-        computed = _COMPUTED.get(_full_name(cls), ())
+        computed = _COMPUTED.get(full_name(cls), ())
         for name, descriptor in list(_namespace(cls).items()):
             is_field = type(descriptor) is types.MemberDescriptorType or name in computed
             if is_field and _read(descriptor, parent) is child:
@@ -156,7 +157,8 @@ def _namespace(cls: type) -> types.MappingProxyType[str, Any]:
     return found
 
 
-def _full_name(cls: type) -> str:
+def full_name(cls: type) -> str:
+    """Return the module and the name of a class, even if its metaclass overrides them."""
     module, name = (type.__dict__[part].__get__(cls) for part in ("__module__", "__qualname__"))
     return f"{module}.{name}"
 
@@ -173,8 +175,8 @@ def _key_text(key: Any) -> str:
         text = f"({', '.join(map(_key_text, key))}{',' * (len(key) == 1)})"
     elif type(key) in (str, int, float, bytes, bool, type(None)):
         text = repr(key)
-    elif _full_name(type(key)) in _WRITTEN:
-        text = _WRITTEN[_full_name(type(key))](key)
+    elif full_name(type(key)) in _WRITTEN:
+        text = _WRITTEN[full_name(type(key))](key)
     else:
         text = f"<{type(key).__name__}>"
     return text if len(text) <= _MAX_KEY else f"{text[:_MAX_KEY]}…"
@@ -188,7 +190,7 @@ _WRITTEN: dict[str, Callable[[Any], str]] = {
 """How to write keys of torch's own types."""
 
 
-def _shortened(text: str) -> str:
+def shortened(text: str) -> str:
     """Write submodules as users do, and shorten long chains of autograd nodes and long paths."""
     text = re.sub(r"\.__dict__\['(\w+)'\]", r".\1", text)
     text = re.sub(r"\._(?:modules|parameters|buffers)\['(\d+)'\]", r"[\1]", text)

@@ -28,7 +28,7 @@ from pytest_cka_memory.holders.torch_references import (
 _REBUILT = "each batch replaces it by a larger one: limit its length, or empty it between batches"
 
 
-class _Entry(NamedTuple):
+class Entry(NamedTuple):
     """One storage, described."""
 
     holding: Holding
@@ -68,7 +68,7 @@ def holdings(
         with no_torch_function():  # the user's modes must not see these calls
             paths = _search(live.values(), named_values, error)
             entries = [_entry(found, paths.get(key), boundaries) for key, found in live.items()]
-            return _grouped(entries)
+            return grouped(entries)
     finally:
         if was_enabled:
             gc.enable()
@@ -82,11 +82,11 @@ def group_by_site(groups: Iterable[AllocationGroup]) -> tuple[Holding, ...]:
     early, entries = [], []
     for group in groups:
         if group.before_region:
-            early.append(_Entry(Holding(bytes=group.bytes, count=group.count), (), None))
+            early.append(Entry(Holding(bytes=group.bytes, count=group.count), (), None))
         else:
             entries.append(_peak_entry(group))
-    before = [replace(holding, before_region=True) for holding in _grouped(early)]
-    return (*_grouped(entries), *before)
+    before = [replace(holding, before_region=True) for holding in grouped(early)]
+    return (*grouped(entries), *before)
 
 
 def unowned(rest_bytes: int) -> tuple[Holding, ...]:
@@ -138,8 +138,8 @@ def _line_of(frames: Sequence[str], code: str | None) -> object:
     return tuple(frames[:1]), code
 
 
-def _grouped(entries: Iterable[_Entry]) -> tuple[Holding, ...]:
-    groups: dict[object, list[_Entry]] = {}
+def grouped(entries: Iterable[Entry]) -> tuple[Holding, ...]:
+    groups: dict[object, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(entry.group, []).append(entry)
     modules = module_paths.paths_of(
@@ -164,10 +164,10 @@ def _grouped(entries: Iterable[_Entry]) -> tuple[Holding, ...]:
 
 def _entry(
     allocation: Allocation, path: Sequence[Reference] | None, boundaries: Sequence[int]
-) -> _Entry:
+) -> Entry:
     held_by = expressions.expression_of(path) if path else None
     count = 0 if allocation.may_be_unowned and not path else 1
-    holding = _described(allocation.bytes, count, allocation.site)
+    holding = described(allocation.bytes, count, allocation.site)
     holding = replace(holding, held_by=held_by)
     if path and holding.shape is None:
         dtype, shape = dtype_and_shape_of(path[-1].value)
@@ -175,22 +175,22 @@ def _entry(
     if path:
         holding = replace(holding, pinned=is_pinned_tensor(path[-1].value))
     batch = sum(serial < allocation.serial for serial in boundaries) if boundaries else None
-    group = _site_key(allocation.site), expressions.pattern_of(held_by), holding.pinned
-    return _Entry(holding, group, batch, _module_of(allocation.site), allocation, path)
+    group = site_key(allocation.site), expressions.pattern_of(held_by), holding.pinned
+    return Entry(holding, group, batch, _module_of(allocation.site), allocation, path)
 
 
-def _peak_entry(group: AllocationGroup) -> _Entry:
+def _peak_entry(group: AllocationGroup) -> Entry:
     site = None if group.recorded is None else group.recorded.readable()
     count = group.count if group.inside is None else 0
-    holding = replace(_described(group.bytes, count, site), inside=group.inside)
-    return _Entry(holding, (_site_key(site), group.inside), None, _module_of(site))
+    holding = replace(described(group.bytes, count, site), inside=group.inside)
+    return Entry(holding, (site_key(site), group.inside), None, _module_of(site))
 
 
 def _module_of(site: AllocationSite | None) -> int:
     return 0 if site is None else site.module
 
 
-def _described(size: int, count: int, site: AllocationSite | None) -> Holding:
+def described(size: int, count: int, site: AllocationSite | None) -> Holding:
     if site is None:
         return Holding(bytes=size, count=count)
     return Holding(
@@ -204,7 +204,7 @@ def _described(size: int, count: int, site: AllocationSite | None) -> Holding:
     )
 
 
-def _site_key(site: AllocationSite | None) -> tuple[object, ...]:
+def site_key(site: AllocationSite | None) -> tuple[object, ...]:
     """Return what is equal for allocations of one line by the same expression and operator."""
     return () if site is None else (site.frames[:1], site.code, site.operator)
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from pytest_cka_memory.core.figures import Figure, RegionRecord, shown_columns
+from pytest_cka_memory.core.figure import Figure
+from pytest_cka_memory.core.figures import RegionRecord, shown_columns
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.units import counted, format_with_unit
 

@@ -37,3 +37,29 @@ class FigureAttributes:
     growth_mb_per_batch: float | None
     completed: bool
     garbage_left: bool
+    cycle_bytes: int | None
+    cycle_mb: float | None
+    process_start_bytes: int | None
+    process_start_mb: float | None
+    process_peak_bytes: int | None
+    process_peak_mb: float | None
+    process_end_bytes: int | None
+    process_end_mb: float | None
+    process_torch_bytes: int | None
+    process_torch_mb: float | None
+    process_increase_bytes: int | None
+    process_increase_mb: float | None
+    driver_start_bytes: int | None
+    driver_start_mb: float | None
+    driver_peak_bytes: int | None
+    driver_peak_mb: float | None
+    driver_end_bytes: int | None
+    driver_end_mb: float | None
+    outside_start_bytes: int | None
+    outside_start_mb: float | None
+    outside_peak_bytes: int | None
+    outside_peak_mb: float | None
+    outside_increase_bytes: int | None
+    outside_increase_mb: float | None
+    process_growth_bytes_per_batch: float | None
+    process_growth_mb_per_batch: float | None

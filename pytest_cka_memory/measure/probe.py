@@ -2,7 +2,7 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from pytest_cka_memory.units import counted, format_with_unit
 if TYPE_CHECKING:
     import torch
 
+    from pytest_cka_memory.measure.additions import Additions
     from pytest_cka_memory.measure.sweeps import Sweep
 
 
@@ -65,9 +66,12 @@ class MemoryProbe:
             reference cycles must be freed first. If not, garbage may be left if finding it takes
             long; then ``record.garbage_left`` is true.
         numbers_labels: whether a label that is used again gets a number: ``region #2``.
+        also: what every region measures in addition, such as ``("cycles",)``; or a function that
+            returns it when a region begins.
 
     Raises:
         DeviceError: if the device is unknown or not available.
+        ValueError: if `also` has an unknown name.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class MemoryProbe:
         explainer: Explainer | None = None,
         is_thorough: Callable[[], bool] = lambda: True,
         numbers_labels: bool = True,
+        also: "Additions" = (),
     ) -> None:
         self.meter = meter or meter_for("auto" if device is None else str(device))
         self.records: list[RegionRecord] = []
@@ -88,6 +93,7 @@ class MemoryProbe:
         self._explainer = explainer
         self._is_thorough = is_thorough
         self._numbers_labels = numbers_labels
+        self._also = also if callable(also) else self._checked(also)
         self._labels: Counter[str] = Counter()
         self._open_regions: list[Region] = []
         self._regions: list[weakref.ref[Region]] = []
@@ -214,12 +220,40 @@ class MemoryProbe:
             peak_reserved_bytes=reading.peak_reserved_bytes,
         )
 
+    def wait_until_free(self, mb: object, timeout: float = 60.0) -> float | None:
+        """Wait until the card has `mb` MB (2**20 bytes) of free memory, as its driver counts.
+
+        For tests that start a program which needs a card of its own, after other programs have
+        ended. First what this process only holds in reserve is returned to the card.
+
+        Args:
+            mb: a number of MB, or a text such as ``'2 GiB'``.
+            timeout: seconds to wait.
+
+        Returns:
+            The free MB; None at once for a device that has no driver, such as the CPU.
+
+        Raises:
+            SizeError: if `mb` is not a valid size.
+            TimeoutError: if it is not free in time; says how much is, and what this process has.
+            ValueError: if the card is smaller than that.
+        """
+        from pytest_cka_memory.measure.waiting import wait_until_free
+
+        return wait_until_free(self.meter, mb, timeout)
+
     def end_open(self) -> list[str]:
         """End regions whose ``with`` block has not ended, as not completed; return their labels."""
         still_open = self._open_regions[::-1]
         for region in still_open:
             self._end(region, completed=False)
         return [region.label for region in still_open]
+
+    def forget_from(self, number: int) -> None:
+        """Forget the regions that have ended after the first `number` ones, and their labels."""
+        forgotten = self.records[number:]
+        del self.records[number:]
+        self._labels.subtract(record.label for record in forgotten)
 
     def explain_compared(self, error: BaseException) -> list[tuple[str, RegionRecord]]:
         """Explain the figures of regions that the user has read before `error` was raised.
@@ -250,7 +284,16 @@ class MemoryProbe:
         )
 
     def _region(self, label: str) -> Region:
-        return Region(label, self._stack, self._explainer, self._is_thorough)
+        also = self._also() if callable(self._also) else self._also
+        return Region(label, self._stack, self._explainer, self._is_thorough, also)
+
+    @staticmethod
+    def _checked(also: Collection[str]) -> Collection[str]:
+        if not also:
+            return ()
+        from pytest_cka_memory.measure import additions
+
+        return additions.checked(also)
 
     @contextmanager
     def _ending(

@@ -12,14 +12,16 @@ from pytest_cka_memory.core.figures import EXPLAINED, FIGURES, READABLE, RegionR
 from pytest_cka_memory.core.growth import GROWTH_ON_HOST, Sample
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.errors import RegionError
+from pytest_cka_memory.measure import records
 from pytest_cka_memory.measure.batches import BatchSamples
 from pytest_cka_memory.measure.figure_attributes import FigureAttributes
 from pytest_cka_memory.measure.optimizer_steps import StepBoundaries
-from pytest_cka_memory.measure.region_stack import ClosedRegion, RegionStack
-from pytest_cka_memory.meters.base import Reading
+from pytest_cka_memory.measure.region_stack import RegionStack
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from pytest_cka_memory.measure.addition import Addition
 
 _IN_MB = {row.mb_name: row.name for row in FIGURES.values() if row.mb_name != row.name}
 """Name of a figure in MB -> its name in bytes."""
@@ -56,6 +58,7 @@ class Region(FigureAttributes):
         stack: RegionStack,
         explainer: Explainer | None = None,
         is_thorough: Callable[[], bool] = lambda: True,
+        also: Collection[str] = (),
     ) -> None:
         self.label = label
         self.result: Any = None
@@ -80,6 +83,11 @@ class Region(FigureAttributes):
         )
         """Returns what was allocated in the region and is live."""
         self._samples = BatchSamples(peaks)
+        self._additions: Sequence[Addition] = ()
+        if also:
+            from pytest_cka_memory.measure import additions
+
+            self._additions = additions.begin(also, peaks, meter)
 
     @property
     def timeline(self) -> tuple[Sample, ...]:
@@ -189,10 +197,14 @@ class Region(FigureAttributes):
         if self._record is not None:  # optimizers still step in a block that ends after the region
             return
         reading = self._samples.add(size)
+        for addition in self._additions:
+            addition.boundary()
         if self._explainer is not None and len(self._samples.serials) == _EARLY_BATCHES:
             self._early = list(self._allocations())
         if reading is not None and not self._grown and self._explainer is not None:
-            self._grown = self._find_growth(self._record_at(reading))
+            start = self._open_region.start
+            so_far = records.record_at(self.label, start, reading, self.timeline)
+            self._grown = self._find_growth(so_far)
 
     def _check_if_open(self) -> None:
         if self._record is None:
@@ -213,40 +225,22 @@ class Region(FigureAttributes):
         several = tuple(holding for holding in holdings if (holding.batches or 0) > 1)
         return several or survivors.rebuilt(holdings, self._early)
 
-    def _record_at(
-        self,
-        end: Reading,
-        *,
-        retained_bytes: int = 0,
-        one_time_bytes: int | None = None,
-        garbage_left: bool = False,
-        host_retained_bytes: int | None = None,
-        reserved_end_bytes: int | None = None,
-    ) -> RegionRecord:
-        """Return the record as if the region ended now; the rest is known only after cleaning."""
-        start = self._open_region.start
-        return RegionRecord(
-            label=self.label,
-            completed=True,
-            start_bytes=start.allocated_bytes,
-            end_bytes=end.allocated_bytes,
-            peak_bytes=end.peak_bytes,
-            retained_bytes=retained_bytes,
-            one_time_bytes=one_time_bytes,
-            garbage_left=garbage_left,
-            host_retained_bytes=host_retained_bytes,
-            reserved_start_bytes=start.reserved_bytes,
-            reserved_peak_bytes=end.peak_reserved_bytes,
-            reserved_end_bytes=reserved_end_bytes,
-            reserved_after_cleaning_bytes=end.reserved_bytes,
-            timeline=self.timeline,
-        )
-
     def _close(self, completed: bool, first_run_retained_bytes: int | None = None) -> None:
         self._samples.finish()
+        for addition in self._additions if completed else ():
+            addition.finish()
         thorough = self._is_thorough()
         with self._stack.closing(self._open_region, thorough=thorough) as closed:
-            record = self._record_of(closed, first_run_retained_bytes)
+            record = records.record_of(
+                self.label,
+                self._open_region.start,
+                closed,
+                self.timeline,
+                workspace_bytes=self._open_region.workspace_bytes,
+                first_run_retained_bytes=first_run_retained_bytes,
+            )
+            for addition in self._additions:
+                record = replace(record, **addition.fields())
             self._survivors, self._host_survivors = closed.survivors, closed.host_survivors
             self._record = record if completed else replace(record, completed=False)
             if not completed:
@@ -260,22 +254,6 @@ class Region(FigureAttributes):
             except BaseException:
                 self._record = replace(record, completed=False)
                 raise
-
-    def _record_of(
-        self, closed: ClosedRegion, first_run_retained_bytes: int | None
-    ) -> RegionRecord:
-        one_time_bytes = self._open_region.workspace_bytes
-        if first_run_retained_bytes is not None:
-            kept_once = max(0, first_run_retained_bytes - closed.retained_bytes)
-            one_time_bytes = (one_time_bytes or 0) + kept_once
-        return self._record_at(
-            closed.end,
-            retained_bytes=closed.retained_bytes,
-            one_time_bytes=one_time_bytes,
-            garbage_left=closed.garbage_left,
-            host_retained_bytes=closed.host_retained_bytes,
-            reserved_end_bytes=closed.reserved_bytes,
-        )
 
     def _with_explanations(self, record: RegionRecord) -> RegionRecord:
         return self._explained(record, self._figures_to_explain(record))

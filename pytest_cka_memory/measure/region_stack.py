@@ -2,7 +2,7 @@
 
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -175,6 +175,8 @@ class _SharedPeaks(Peaks):
     def __init__(self, stack: RegionStack) -> None:
         self._stack = stack
         self._allocations: list[AllocationGroup] = []
+        self._collected: Callable[[], int] | None = None
+        """Returns what the garbage collector has freed, if that is counted."""
         self.mark: Any = stack.meter.mark()
         # Finalizers that cleaning ran may have allocated memory: other regions count it first.
         stack.merge_peaks()
@@ -209,7 +211,15 @@ class _SharedPeaks(Peaks):
     def allocations(self) -> list[AllocationGroup]:
         return self._allocations
 
+    def count_collected(self) -> bool:
+        self._collected = self._stack.meter.count_collected(self.mark)
+        return self._collected is not None
+
+    def collected(self) -> int:
+        return 0 if self._collected is None else self._collected()
+
     def close(self) -> None:
+        self._collected = None
         self._stack.share_no_longer_with(self)
 
 

@@ -2,7 +2,7 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,19 @@ class Reading:
     """Held by the allocator, in use or not; None if the device has no reserve."""
     peak_reserved_bytes: int | None = None
     """Highest ``reserved_bytes`` since the last ``reset_peak``."""
+
+
+@dataclass(frozen=True)
+class DriverReading:
+    """The memory of a card as its driver counts it, of all processes, in bytes."""
+
+    free_bytes: int
+    total_bytes: int
+
+    @property
+    def used_bytes(self) -> int:
+        """What any process uses, and what the driver itself needs."""
+        return self.total_bytes - self.free_bytes
 
 
 @dataclass(frozen=True)
@@ -66,6 +79,17 @@ class Peaks(ABC):
         """Return what was live at the region's peak, as far as it is known."""
         return []
 
+    def count_collected(self) -> bool:
+        """Count what the garbage collector frees from now on; return False if that is unknown."""
+        return False
+
+    def collected(self) -> int:
+        """Return the bytes that were allocated in the region and freed by the garbage collector.
+
+        Only after :meth:`count_collected` has returned True.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def close(self) -> None:
         """End counting; called once, also after an exception."""
@@ -100,6 +124,15 @@ class AllocationCounts(ABC):
     def host_allocations_since(self, mark: Any) -> Sequence[Allocation]:
         """Return the allocations that :meth:`host_retained_since` counts."""
         return []
+
+    def count_collected(self, mark: Any) -> Callable[[], int] | None:
+        """Count what the garbage collector frees, as long as the result is referenced.
+
+        Returns:
+            A function that returns the bytes that were allocated after `mark` and so freed; None
+            if that is unknown, or if :meth:`open_peaks` has peaks that count it.
+        """
+        return None
 
     def serial(self) -> int:
         """Return the number of allocations so far; 0 if they are not counted."""
@@ -201,6 +234,10 @@ class Meter(AllocationCounts):
     @abstractmethod
     def read(self) -> Reading:
         """Return the current value of all counters."""
+
+    def driver(self) -> DriverReading | None:
+        """Return what the driver of the device counts; None if the device has no driver."""
+        return None
 
     def record_history(self) -> bool:
         """Make the allocator record where blocks are allocated; return False if it cannot."""

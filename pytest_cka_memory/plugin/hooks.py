@@ -43,6 +43,18 @@ def _measuring(config: pytest.Config) -> ModuleType:
     return config.stash[_measuring_key]
 
 
+_scopes_key = pytest.StashKey[ModuleType]()
+
+
+def _scopes(config: pytest.Config) -> ModuleType:
+    """Return what measures whole classes and modules; imported with the first limit on one."""
+    if _scopes_key not in config.stash:
+        with plain_imports():
+            from pytest_cka_memory.plugin.item import scopes
+        config.stash[_scopes_key] = scopes
+    return config.stash[_scopes_key]
+
+
 _serials_key = pytest.StashKey[dict[pytest.FixtureDef[Any], int | None]]()
 """The number of allocations before each class and module was set up; None if nothing was done."""
 _start_key = pytest.StashKey[int]()
@@ -128,8 +140,27 @@ def pytest_fixture_post_finalizer(
 # After the implementations that skip tests, which are tryfirst: a skipped test imports no torch.
 @pytest.hookimpl(specname="pytest_runtest_setup")
 def pytest_runtest_setup_after_skips(item: pytest.Item) -> None:
-    if plan_of(item).is_measured:
+    plan = plan_of(item)
+    if plan.is_measured:
         fail_without_meter(item)
+    if plan.scoped_limits:
+        _scopes(item.config).begin(item)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(
+    item: pytest.Item, nextitem: pytest.Item | None
+) -> Generator[None, Any, Any]:
+    if _scopes_key not in item.config.stash:
+        return (yield)
+    try:
+        result = yield
+    except BaseException:
+        _scopes(item.config).note_failure(item)
+        raise
+    finally:
+        _scopes(item.config).end(item, nextitem)
+    return result
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
@@ -138,7 +169,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     if measurement is None:
         return (yield)
     if is_testcase(item):
-        with wrapped_method(item, measurement.measured_call):
+        with (
+            measurement.repeated_call(),
+            wrapped_method(item, measurement.measured_call),
+        ):
             return (yield)
     result = yield
     _measuring(item.config).refuse_unseen(item, measurement)
@@ -153,7 +187,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, Any, Any]
     if measurement is None:
         with _measuring(pyfuncitem.config).unmeasured_call(pyfuncitem):
             return (yield)
-    with measurement.measured_call():
+    with measurement.repeated_call(), measurement.measured_call():
         return (yield)
 
 
@@ -164,6 +198,8 @@ def pytest_runtest_makereport(
     report = yield
     if call.when == "call" and report.failed:
         kept_tracebacks.note_failure(item)
+    if report.failed and _scopes_key in item.config.stash:
+        _scopes(item.config).note_failure(item)
     measurement = item.stash.get(_measuring(item.config).measurement_key, None)
     if measurement is not None and call.when == "call":
         measurement.add_compared_figures(report)

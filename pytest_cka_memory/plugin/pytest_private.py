@@ -65,6 +65,14 @@ def is_set_up_of_testcase(fixture: pytest.FixtureDef[Any]) -> bool:
     return fixture.argname.startswith(_SET_UP_OF_CLASS)
 
 
+def parameter_ids(item: pytest.Item) -> tuple[str, ...]:
+    """Return the ids of a test's parameters, one for each ``parametrize``; empty without them."""
+    callspec = getattr(item, "callspec", None)
+    if callspec is None:
+        return ()
+    return tuple(getattr(callspec, "_idlist", None) or callspec.id.split("-"))
+
+
 def drop_instance(item: pytest.Item) -> None:
     """Drop the object of the test's class, which pytest keeps with ``self.model`` and the like.
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.holdings import Holding
-from pytest_cka_memory.core.verdicts import KNOWN, Breach, Result
+from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Breach, Result
 from pytest_cka_memory.reports.failure import holdings_of, is_traced
 from pytest_cka_memory.reports.summary import Problem, problems
 from pytest_cka_memory.units import format_with_unit
@@ -65,8 +65,9 @@ class ProblemGroup(NamedTuple):
 
     @property
     def breaches(self) -> tuple[Breach, ...]:
-        """The limits that it broke."""
-        return () if self.problems[0].verdict == "not judged" else self.result.breaches
+        """The limits that it broke, with this verdict."""
+        verdict, result = self.problems[0].verdict, self.result
+        return tuple(each for each in result.breaches if result.verdict_of(each) == verdict)
 
 
 def cause_of(breach: Breach, record: RegionRecord) -> Cause | None:
@@ -84,7 +85,7 @@ def first_cause(result: Result) -> Cause | None:
 def problem_groups(results: Sequence[Result]) -> list[ProblemGroup]:
     """Return what is to be looked at, broken limits first; equal regions are one entry."""
     groups: dict[tuple[object, ...], list[tuple[Problem, ...]]] = {}
-    for verdict in ("BREACH", KNOWN, "not judged"):
+    for verdict in ("BREACH", WARNED, KNOWN, "not judged"):
         for result in results:
             found = tuple(p for p in problems([result]) if p.verdict == verdict)
             if found:

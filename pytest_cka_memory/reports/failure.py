@@ -4,9 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from pytest_cka_memory.core import process_limits
+from pytest_cka_memory.core.additional_figures import DRIVER, PROCESS
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Breach, Result
+from pytest_cka_memory.reports import region_differences
 from pytest_cka_memory.reports.legend import provenance_of
 from pytest_cka_memory.reports.terminal import sparkline
 from pytest_cka_memory.reports.wrapping import wrapped
@@ -20,21 +23,29 @@ _MOST_COMPARED = 3
 _MOST_FRAMES = 4
 
 
-def render(results: Sequence[Result], facts: Mapping[str, Any], width: int = WIDTH) -> str:
-    """Return the text about every broken limit of one test.
+def render(
+    results: Sequence[Result],
+    facts: Mapping[str, Any],
+    width: int = WIDTH,
+    *,
+    warns: bool = False,
+) -> str:
+    """Return the text about every broken limit of one test; empty if there is none.
 
     Args:
         results: the regions of the test.
         facts: device and meter, as :meth:`pytest_cka_memory.meters.Meter.facts` returns them.
         width: characters of a line.
+        warns: whether to write about the limits that are only warnings, instead of the others.
     """
     lines: list[str] = []
     for result in results:
-        for number, breach in enumerate(result.breaches):
+        breaches = [breach for breach in result.breaches if breach.warns == warns]
+        for number, breach in enumerate(breaches):
             lines += wrapped(f"{breach.limit} broken: {breach.message}", width, hanging="")
             if number == 0:
                 lines += _place(result.record, facts, width)
-            earlier = result.breaches[:number]
+            earlier = breaches[:number]
             if is_explained(breach, earlier):
                 lines += explanation(breach, result.record, width, earlier)
     return "\n".join(lines)
@@ -67,6 +78,9 @@ def compared(
         yield f"{FIGURES[name].noun} {format_exact(value)}"
         yield from _place(record, facts, width)
         yield from explanation(Breach("", 0, value, "", name), record, width)
+    for figure in dict.fromkeys(name for name, _ in largest_first):
+        records = [record for name, record in explained if name == figure]
+        yield from region_differences.lines(figure, records, width)
     if len(explained) > _MOST_COMPARED:
         yield f"and {counted(len(explained) - _MOST_COMPARED, 'smaller figure')} of other regions"
 
@@ -89,6 +103,14 @@ def explanation(
         earlier: limits of the same region that were explained before. Of the storages that were
             shown with them there is only one line.
     """
+    figure = FIGURES.get(breach.figure)
+    if figure is not None and figure.measured_by == PROCESS:
+        for line in process_limits.lines_about(record):
+            yield from wrapped(line, width, "  ")
+        return
+    if figure is not None and figure.measured_by == DRIVER:
+        yield from wrapped(f"what to do: {figure.advice}", width, "  ")
+        return
     field = _explaining_field(breach)
     holdings = holdings_of(breach, record)
     at_peak = field == "at_peak"

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from pytest_cka_memory.core.report import Report
-from pytest_cka_memory.core.verdicts import Result
+from pytest_cka_memory.core.verdicts import WARNED, Result
 from pytest_cka_memory.reports import markdown, summary
 from pytest_cka_memory.reports.escapes import one_line, shorten
 from pytest_cka_memory.reports.legend import provenance_of
@@ -37,8 +37,9 @@ def annotations(report: Report, path_of: PathOf) -> list[str]:
         report: the session.
         path_of: returns the path in the repository of a test's file, or None.
     """
-    errors = [*_session_errors(report), *_breaches(report, path_of)]
-    warnings = list(_warnings(report, path_of))
+    errors = [*_session_errors(report), *_breaches(report, path_of, "BREACH", "error")]
+    broken = _breaches(report, path_of, WARNED, "warning")
+    warnings = [*broken, *_warnings(report, path_of)]
     return [*_bounded(errors, "error"), *_bounded(warnings, "warning")]
 
 
@@ -61,20 +62,20 @@ def _session_errors(report: Report) -> Iterator[str]:
         yield command("error", problem, title="memory gate failed")
 
 
-def _breaches(report: Report, path_of: PathOf) -> Iterator[str]:
+def _breaches(report: Report, path_of: PathOf, verdict: str, kind: str) -> Iterator[str]:
     broken = [
         problem
         for problem in summary.problems(report.results)
-        if problem.verdict == "BREACH" and problem.result.outcome not in _EXCUSED
+        if problem.verdict == verdict and problem.result.outcome not in _EXCUSED
     ]
     adjective = provenance_of(report.session).adjective
-    kind = f" ({adjective})" if adjective else ""
+    source = f" ({adjective})" if adjective else ""
     for problem in sorted(broken, key=_excess_bytes, reverse=True):
         alone = problem._replace(earlier=())  # each annotation is read without the others
         lines = [f"{problem.result.name}: {problem.sentence}", *alone.holders[:_MOST_LINES]]
         message = "\n".join(shorten(one_line(line), _MOST_LINE) for line in lines)
         place = _place(problem.result, report, path_of)
-        yield command("error", message, **place, title=f"{one_line(problem.limit)} broken{kind}")
+        yield command(kind, message, **place, title=f"{one_line(problem.limit)} broken{source}")
 
 
 def _excess_bytes(problem: Problem) -> float:

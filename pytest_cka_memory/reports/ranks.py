@@ -3,7 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from pytest_cka_memory.core.figures import COMPARED, Figure
+from pytest_cka_memory.core.figure import Figure
+from pytest_cka_memory.core.figures import COMPARED
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports.names import row_name
 from pytest_cka_memory.units import format_with_unit

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from pytest_cka_memory.core.report import Report
-from pytest_cka_memory.core.verdicts import KNOWN, Breach, Result
+from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Breach, Result
 from pytest_cka_memory.reports.failure import explanation, is_explained
-from pytest_cka_memory.reports.terminal import why_incomplete
+from pytest_cka_memory.reports.terminal import highest, why_incomplete
 from pytest_cka_memory.units import counted
 
-VERDICTS = ("BREACH", "not judged", KNOWN, "no limit", "ok")
+VERDICTS = ("BREACH", WARNED, "not judged", KNOWN, "no limit", "ok")
 """As in :attr:`Result.verdict`, the most urgent first."""
 _MOST_LISTED = 10
 
@@ -56,8 +56,9 @@ def verdict(report: Report) -> str:
     elif found["ok"]:
         kept = "" if found["ok"] == total else f"{found['ok']:,} of "
         parts.append(f"{kept}{regions} kept every limit")
-    elif not found["not judged"]:
+    elif not found["not judged"] and not found[WARNED]:
         parts.append(f"{regions} measured")
+    parts += [f"{counted(found[WARNED], 'warning')}"] if found[WARNED] else []
     parts += [f"{found[KNOWN]:,} {KNOWN}"] if found[KNOWN] else []
     parts += [f"{found['not judged']:,} not judged"] if found["not judged"] else []
     parts += [f"{counted(len(report.missing), 'test')} without a result"] if report.missing else []
@@ -71,7 +72,8 @@ def problems(results: Sequence[Result]) -> Iterator[Problem]:
         for number, breach in enumerate(result.breaches):
             earlier = result.breaches[:number]
             explains = breach if is_explained(breach, earlier) else None
-            yield Problem(result.verdict, result, breach.limit, breach.message, explains, earlier)
+            verdict = result.verdict_of(breach)
+            yield Problem(verdict, result, breach.limit, breach.message, explains, earlier)
     for result in results:
         for unjudged in result.unjudged:
             yield Problem("not judged", result, unjudged.limit, unjudged.reason)
@@ -89,6 +91,7 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
     versions = {"torch": "torch", "CUDA": "cuda", "Python": "python", "plugin": "plugin"}
     known = [f"{name} {session[key]}" for name, key in versions.items() if session.get(key)]
     yield "versions", ", ".join(known)
+    yield from (("highest level", text.partition(": ")[2]) for text in highest(report.results))
     yield "started", str(session.get("started"))
     for reason, count in list(report.unmeasured.items())[:_MOST_LISTED]:
         yield "not measured", f"{counted(count, 'test')}: {reason}"

@@ -5,15 +5,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from pytest_cka_memory.core.figures import FIGURES, Figure, RegionRecord, shown_columns
+from pytest_cka_memory.core.figure import Figure
+from pytest_cka_memory.core.figures import FIGURES, RegionRecord, shown_columns
 from pytest_cka_memory.core.report import Report
-from pytest_cka_memory.core.verdicts import KNOWN, Result
+from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Result
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.legend import legend_of
 from pytest_cka_memory.reports.names import fitted, row_name
 from pytest_cka_memory.reports.ranks import differences
 from pytest_cka_memory.reports.wrapping import wrapped
-from pytest_cka_memory.units import counted, format_size
+from pytest_cka_memory.units import counted, format_size, format_with_unit
 
 _BARS = "▁▂▃▄▅▆▇█"
 _NAME_WIDTH = 24
@@ -23,7 +24,13 @@ _PROSE_WIDTH = 100
 _MAX_NAMED = 10
 _LEFT = ("region", "timeline", "verdict")
 _NOTHING = "nothing was measured"
-_COLOURS = {"ok": "green", "BREACH": "red", "not judged": "yellow", KNOWN: "yellow"}
+_COLOURS = {
+    "ok": "green",
+    "BREACH": "red",
+    "not judged": "yellow",
+    KNOWN: "yellow",
+    WARNED: "yellow",
+}
 
 
 class Line(NamedTuple):
@@ -179,8 +186,18 @@ def legend(
         *sentence(device, width),
         *sentence(f"meter: {session['meter']}", width),
         *(line for note in session["notes"] for line in sentence(note, width, indent="  ")),
+        *(line for text in highest(results) for line in sentence(text, width)),
         *map(Line, wrapped(meanings, min(width, _PROSE_WIDTH), hanging="")),
     ]
+
+
+def highest(results: Sequence[Result]) -> list[str]:
+    """Return a sentence about the region with the highest level of a session, if there are two."""
+    completed = [result for result in results if result.record.completed]
+    if len(completed) < 2:
+        return []
+    most = max(completed, key=lambda result: result.record.peak_bytes)
+    return [f"highest level: {format_with_unit(most.record.peak_bytes)} in {most.name}"]
 
 
 def findings(results: Sequence[Result], width: int = 100) -> list[Line]:
@@ -202,7 +219,7 @@ def _found(results: Sequence[Result]) -> Iterator[tuple[str, str, str]]:
     """Yield verdict, sentence and region of every finding."""
     for result in results:
         for breach in result.breaches:
-            yield result.verdict, f"{breach.limit}: {breach.message}", result.name
+            yield result.verdict_of(breach), f"{breach.limit}: {breach.message}", result.name
         for unjudged in result.unjudged:
             yield "not judged", f"{unjudged.limit}: {unjudged.reason}", result.name
         if not result.record.completed:

@@ -10,10 +10,9 @@ import pytest
 from pytest_cka_memory import LimitError, RegionRecord
 from pytest_cka_memory.core.markers import MARKERS, Marker
 from pytest_cka_memory.core.tolerance import Tolerance
+from pytest_cka_memory.core.verdicts import Limit
 from pytest_cka_memory.limits import (
     Breach,
-    FlatPerBatch,
-    Maximum,
     Unjudged,
     default_limits,
     limit_from_marker,
@@ -253,7 +252,7 @@ def test_the_example_of_every_marker_is_valid(marker: Marker) -> None:
     """The example of every marker is valid, because messages tell users to write it."""
     limit = eval(marker.example, {marker.name: marker.build()})
     limit = limit() if callable(limit) else limit
-    assert isinstance(limit, (Maximum, FlatPerBatch, Tolerance))
+    assert isinstance(limit, (Limit, Tolerance))
 
 
 @pytest.mark.parametrize("marker", MARKERS.values(), ids=lambda marker: marker.name)

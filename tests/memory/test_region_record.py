@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from pytest_cka_memory import Holding, RegionRecord, Sample
+from pytest_cka_memory.core.additional_figures import AdditionalFigures
 from pytest_cka_memory.core.figures import DERIVED, READABLE
 from pytest_cka_memory.units import MB
 
@@ -88,7 +89,9 @@ def test_a_record_is_converted_to_builtin_types_only() -> None:
 
 def test_the_dictionary_has_every_figure_in_a_fixed_order() -> None:
     """Figures have a fixed order, so that a diff of two reports shows changes only."""
-    measured = [name for name in RegionRecord.__dataclass_fields__ if name != "timeline"]
+    additional = list(AdditionalFigures.__dataclass_fields__)
+    names = [name for name in RegionRecord.__dataclass_fields__ if name != "timeline"]
+    measured = [*(name for name in names if name not in additional), *additional]
     assert list(FULL.to_dict()) == [*measured, *(row.name for row in DERIVED), "timeline"]
     assert set(FULL.to_dict()) == set(READABLE)
 

@@ -10,13 +10,14 @@ import torch
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters.accelerator import backward_threads, blocks_in_use
+from pytest_cka_memory.meters.accelerator.collected import CollectedRequests
 from pytest_cka_memory.meters.accelerator.counting import Counting
 from pytest_cka_memory.meters.accelerator.host_memory import host_memory
 from pytest_cka_memory.meters.accelerator.last_levels import LastLevels
 from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, Levels
 from pytest_cka_memory.meters.base import Peaks, Reading
 from pytest_cka_memory.meters.blocks import library
-from pytest_cka_memory.meters.blocks.counter import Counter, counts_pinned, repair
+from pytest_cka_memory.meters.blocks.counter import Counter, counts_collected, counts_pinned, repair
 from pytest_cka_memory.meters.blocks.emptied import EmptiedStorages
 from pytest_cka_memory.meters.blocks.library import UNKNOWN
 from pytest_cka_memory.meters.cpu.choice import SWITCH
@@ -148,6 +149,7 @@ class _RegionPeaks(Peaks):
         patches.start(self)
         self._patches, self._levels = patches, levels
         self._region = counter.open()
+        self._collected = CollectedRequests(counter, self._region.collected, levels)
         now = levels.known()
         self.mark = _Mark(self._region.serial, now.allocated, now.requested)
 
@@ -188,7 +190,15 @@ class _RegionPeaks(Peaks):
             for group in self._region.at_peak()
         ]
 
+    def count_collected(self) -> bool:
+        self._collected.start(self)
+        return counts_collected()
+
+    def collected(self) -> int:
+        return self._collected.bytes
+
     def close(self) -> None:
+        self._collected.stop(self)
         self._region.close()
         self._patches.stop(self)
 

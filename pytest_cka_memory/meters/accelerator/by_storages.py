@@ -1,6 +1,7 @@
 """Count storages on an accelerator in a ledger, where its allocator cannot be counted natively."""
 
 import gc
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -79,6 +80,9 @@ class StorageCounting(Counting):
         """Return the bytes of new storages, and what the allocator rose beyond all storages."""
         unowned_bytes = max(0, self._unowned_bytes() - mark.unowned_bytes)
         return self._tracker.ledger.retained_since(mark.serial) + unowned_bytes
+
+    def count_collected(self, mark: _Mark) -> Callable[[], int] | None:
+        return self._tracker.ledger.count_collected(mark.serial)
 
     def serial(self) -> int:
         return self._tracker.ledger.serial

@@ -13,7 +13,7 @@ from pytest_cka_memory.meters.accelerator.by_blocks import native_counting
 from pytest_cka_memory.meters.accelerator.by_storages import StorageCounting
 from pytest_cka_memory.meters.accelerator.counting import Counting
 from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, device_name
-from pytest_cka_memory.meters.base import Cleaned, Meter, Peaks, Reading
+from pytest_cka_memory.meters.base import Cleaned, DriverReading, Meter, Peaks, Reading
 
 
 class AcceleratorMeter(Meter):
@@ -111,6 +111,13 @@ class AcceleratorMeter(Meter):
 
     def host_allocations_since(self, mark: Any) -> Sequence[Allocation]:
         return self._counting.host_allocations_since(mark)
+
+    def count_collected(self, mark: Any) -> Callable[[], int] | None:
+        return self._counting.count_collected(mark)
+
+    def driver(self) -> DriverReading | None:
+        counts = getattr(torch.get_device_module(self._device), "mem_get_info", None)
+        return None if counts is None else DriverReading(*counts(self._device))
 
     def record_history(self) -> bool:
         return self._history.record()

@@ -156,6 +156,11 @@ class Counter:
         finally:
             self._functions.counter_drops_workspaces(0)
 
+    def note_collection(self, *, begins: bool) -> None:
+        """Take what this thread frees for freed by the garbage collector, until this ends."""
+        if counts_collected():
+            self._functions.counter_collects(begins)
+
     def set_level(self, level: int, reserved: int) -> None:
         """Set the level of an accelerator, which its allocator reports only when it changes."""
         self._functions.counter_set_level(self._number, level, reserved)
@@ -213,6 +218,10 @@ class RegionCounter:
             figures.sample_peak,
             figures.serial,
         )
+
+    def collected(self) -> int:
+        """Return the bytes that were allocated in it and freed in noted collections."""
+        return cast(int, self._read(sample=False).collected)
 
     def at_peak(self) -> list[AllocationGroup]:
         """Return what was live at its peak: by stack, and all that is older as one group."""
@@ -321,6 +330,11 @@ def counts_pinned() -> bool:
     """Whether pinned memory is counted as the CPU's; uses no accelerator to find out."""
     functions = prepared_functions()
     return hasattr(functions, "counter_counts_pinned") and bool(functions.counter_counts_pinned())
+
+
+def counts_collected() -> bool:
+    """Whether what the garbage collector frees can be counted."""
+    return hasattr(prepared_functions(), "counter_collects")
 
 
 def counts_cpu() -> bool:

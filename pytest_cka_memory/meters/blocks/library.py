@@ -73,6 +73,7 @@ class Figures(Structure):
         ("start_level", c_int64),
         ("start_reserved", c_int64),
         ("lost", c_int64),
+        ("collected", c_int64),
     )
 
 
@@ -105,9 +106,10 @@ _OPTIONAL: dict[str, tuple[Any, list[Any]]] = {
     "stacks_note_modules": (c_int, [c_void_p, c_uint64]),
     "stacks_module": (c_uint64, [c_uint32]),
     "counter_counts_pinned": (c_int, []),
+    "counter_collects": (None, [c_int]),
 }
-"""Functions that a library from an older checkout lacks; without them modules are not noted, or
-pinned memory is not counted."""
+"""Functions that a library from an older checkout lacks; without them modules are not noted, and
+pinned memory and what the garbage collector frees are not counted."""
 
 
 def objects_of_types(types: set[type]) -> list[Any]:

@@ -8,8 +8,10 @@ from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.base import Cleaned, Meter, Peaks, Reading
+from pytest_cka_memory.meters.blocks.collected import CollectedBlocks
 from pytest_cka_memory.meters.blocks.counter import (
     Counter,
+    counts_collected,
     counts_pinned,
     is_intact,
     repair,
@@ -42,6 +44,7 @@ class BlockMeter(Meter):
         self._counter = Counter()
         self._garbage = Garbage(self._level, self._counter.retained_between)
         self._other_memory = OtherMemory(self._counter)
+        self._collected = CollectedBlocks(self._counter)
         self._add_live()
 
     def start(self) -> None:
@@ -79,7 +82,7 @@ class BlockMeter(Meter):
         return self.serial()
 
     def open_peaks(self) -> Peaks:
-        return _RegionPeaks(self._counter, self._other_memory)
+        return _RegionPeaks(self._counter, self._other_memory, self._collected)
 
     def retained_since(self, mark: int) -> int:
         return self._counter.retained_since(mark)
@@ -120,9 +123,11 @@ def _not_counted() -> str:
 
 
 class _RegionPeaks(Peaks):
-    def __init__(self, counter: Counter, other_memory: OtherMemory) -> None:
+    def __init__(
+        self, counter: Counter, other_memory: OtherMemory, collected: CollectedBlocks
+    ) -> None:
         other_memory.start(self)
-        self._other_memory = other_memory
+        self._other_memory, self._collected = other_memory, collected
         self._region = counter.open()
         self.mark = self._region.serial
 
@@ -143,7 +148,15 @@ class _RegionPeaks(Peaks):
     def allocations(self) -> list[AllocationGroup]:
         return self._region.at_peak()
 
+    def count_collected(self) -> bool:
+        self._collected.start(self)
+        return counts_collected()
+
+    def collected(self) -> int:
+        return self._region.collected()
+
     def close(self) -> None:
+        self._collected.stop(self)
         self._region.close()
         self._other_memory.stop(self)
 

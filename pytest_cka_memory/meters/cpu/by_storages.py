@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from collections.abc import Callable
 from gc import collect  # at import, because a test may patch gc.collect
 from typing import Any
 
@@ -86,6 +87,9 @@ class StorageMeter(Meter):
 
     def retained_since(self, mark: int) -> int:
         return self._tracker.ledger.retained_since(mark)
+
+    def count_collected(self, mark: int) -> Callable[[], int] | None:
+        return self._tracker.ledger.count_collected(mark)
 
     def serial(self) -> int:
         return self._tracker.ledger.serial

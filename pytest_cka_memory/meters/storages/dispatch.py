@@ -10,7 +10,7 @@ import torch
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.patching import SharedPatches, Undoable
 from pytest_cka_memory.meters.storages import generations, patches
-from pytest_cka_memory.meters.storages.ledger import Ledger
+from pytest_cka_memory.meters.storages.ledger import FREES_ONLY_OBJECTS, Ledger
 from pytest_cka_memory.meters.storages.live_objects import (
     live_storages,
     none_after_collecting,
@@ -175,7 +175,7 @@ class StorageTracker(SharedPatches):
         begins = phase == "start"
         if begins and info["generation"] > 0:
             self.record_unseen(young=True, collecting=True)
-        if torch.__version__ < "2.10":
+        if FREES_ONLY_OBJECTS or self.ledger.counts_collected:
             self.ledger.note_collection(begins=begins)
 
     def record(self, values: Iterable[Any], *, counted: bool, operator: object = None) -> None:

@@ -26,6 +26,8 @@ from pytest_cka_memory.meters.child_locks import Locking
 from pytest_cka_memory.meters.torch_private import storage_key
 
 T = TypeVar("T")
+FREES_ONLY_OBJECTS = torch.__version__ < "2.10"
+"""Whether a collection may free the Python object of a storage that stays live."""
 
 
 class OperatorSite(NamedTuple):
@@ -79,6 +81,23 @@ class _Entry(weakref.ref[torch.UntypedStorage]):
         )
 
 
+class CollectedBytes:
+    """Counts what the garbage collector frees of the storages that were allocated after a mark."""
+
+    def __init__(self, ledger: "Ledger", mark: int) -> None:
+        self._ledger, self._mark = ledger, mark
+        self._bytes = 0
+
+    def __call__(self) -> int:
+        """Return the bytes so far."""
+        self._ledger.settle()
+        return self._bytes
+
+    def add(self, entry: _Entry, sign: int = 1) -> None:
+        """Count a storage that a collection has freed; with -1, one that it has not."""
+        self._bytes += sign * max(0, entry.weight - entry.weight_at(self._mark))
+
+
 class Ledger(Locking):
     """Records when storages are allocated, resized and freed, and the highest level so far.
 
@@ -102,6 +121,8 @@ class Ledger(Locking):
         # Also in torch 2.9, a collection may free only the Python object of a live storage, if that
         # object was part of a cycle, as in torch.save.
         self._collecting = False
+        self._collected: list[weakref.ref[CollectedBytes]] = []
+        """Those who count what collections free."""
         self._maybe_alive: dict[int, _Entry] = {}
         # A collection inside record() may run a __del__ that computes with tensors. Its storages
         # wait in the list below until the ledger is consistent again; the lock is re-entrant.
@@ -208,6 +229,18 @@ class Ledger(Locking):
         """Mark storages that are freed during a garbage collection as possibly still alive."""
         self._freed.append(begins)
 
+    @property
+    def counts_collected(self) -> bool:
+        """Whether anyone counts what collections free."""
+        return any(counted() is not None for counted in self._collected)
+
+    def count_collected(self, mark: int) -> CollectedBytes:
+        """Count what collections free of what was allocated after `mark`, from now on."""
+        counted = CollectedBytes(self, mark)
+        live = [known for known in self._collected if known() is not None]
+        self._collected = [*live, weakref.ref(counted)]
+        return counted
+
     def mark(self) -> int:
         """Return the current serial number, for the functions that ask for what came after it."""
         with self._lock:
@@ -292,12 +325,20 @@ class Ledger(Locking):
             if isinstance(freed, bool):
                 self._collecting = freed
             else:
-                freed.maybe_alive = self._collecting
+                freed.maybe_alive = self._collecting and FREES_ONLY_OBJECTS
+                is_known = self._live.get(freed.key) is freed
                 self._remove(freed)
+                if is_known and self._collecting:
+                    self._note_collected(freed)
             self._freed.popleft()  # only now: an alarm or a RecursionError may have come
         for entry, weak in list(self._shared.values()):
             if weak.expired():
                 self._remove(entry)
+
+    def _note_collected(self, entry: _Entry, sign: int = 1) -> None:
+        for known in self._collected:
+            if (counted := known()) is not None:
+                counted.add(entry, sign)
 
     def _process_unreported_frees(self) -> None:
         """Remove freed storages that Python 3.10 did not report because the stack was exhausted."""
@@ -314,6 +355,7 @@ class Ledger(Locking):
         for name in _Entry.__slots__:
             setattr(again, name, getattr(entry, name))
         self._live[again.key] = again
+        self._note_collected(again, -1)
         self._freed_since_peak = [freed for freed in self._freed_since_peak if freed is not entry]
         self.level += again.weight
         if self.level > self.peak:

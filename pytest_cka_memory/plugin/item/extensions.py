@@ -30,6 +30,10 @@ class PluginLimit(Limit):
     inner: Limit
     plugin_name: str
 
+    @property
+    def addition(self) -> str:
+        return str(self.inner.addition)
+
     def judge(self, record: RegionRecord) -> Verdict:
         raise NotImplementedError("a plugin's limit may have several verdicts")
 

@@ -74,6 +74,11 @@ class FixtureRegions:
             if mistakes:
                 pytest.fail("\n".join(mistakes), pytrace=False)
 
+    def add_result(self, result: "Result") -> None:
+        """Let the next report of this process take a result along that belongs to no test."""
+        outcome = "passed" if result.record.completed else "error"
+        self._results.append(replace(result, outcome=outcome))
+
     def pytest_configure(self) -> None:
         self._end_observing = observe_regions(self._observe)
 
@@ -218,9 +223,10 @@ class FixtureRegions:
 
         fingerprint = fingerprint_of(meter_of(self._config).facts())
         try:
-            return [plan.limit("--cka-memory-baseline", nodeid, fingerprint, plan.tolerance)]
+            limit = plan.limit("--cka-memory-baseline", nodeid, fingerprint, plan.tolerance)
         except BaselineError:  # every measured test fails with it
             return []
+        return [replace(limit, warns=self._config.stash[settings_key].only_warns)]
 
 
 _regions_key = pytest.StashKey[FixtureRegions]()

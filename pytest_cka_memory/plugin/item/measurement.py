@@ -1,7 +1,7 @@
 """The measurement of one test: its regions, their verdicts, and what travels on its report."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +11,11 @@ from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.growth import GROWTH_ON_HOST
 from pytest_cka_memory.core.report_builder import Payload
 from pytest_cka_memory.core.verdicts import Limit, Result, judge
+from pytest_cka_memory.errors import LimitWarning
 from pytest_cka_memory.measure.probe import MemoryProbe
+from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_context import never_closed
+from pytest_cka_memory.plugin.item import relative_baselines, repeats
 from pytest_cka_memory.plugin.item.kinds import unseen_reason
 from pytest_cka_memory.plugin.item.plan import limits_or_fail, plan_of
 from pytest_cka_memory.plugin.item.snapshots import history_recorded, write_snapshot
@@ -28,7 +31,7 @@ class ItemMeasurement:
     """Measures one test and judges its regions."""
 
     def __init__(self, item: pytest.Item) -> None:
-        self.probe = MemoryProbe(meter=meter_of(item.config), explainer=self)
+        self.probe = MemoryProbe(meter=meter_of(item.config), explainer=self, also=self._also)
         self.called = False
         """Whether the test's own code has been seen running."""
         self._item = item
@@ -44,22 +47,42 @@ class ItemMeasurement:
         """Whether the call has ended without an exception."""
         self._compared: list[tuple[str, RegionRecord]] = []
         """The figures that the failed test has compared itself, each with its region."""
+        self._runs = repeats.runs_of(item)
+        self._in_fixtures = 0
+        """How many regions had ended before the call."""
+        self._whole_region: Region | None = None
+        """The region of the whole test, while it is open."""
+        self._over_runs: list[RegionRecord] = []
+        """The figures over all runs of a test that was repeated."""
         self._is_untouched = False
         """Whether the call has allocated nothing on the measured accelerator."""
+
+    def repeated_call(self) -> AbstractContextManager[None]:
+        """Return a context in which a call of the test runs it as often as the session asks for."""
+        return repeats.repeated(self._item, self._runs, self._run_ended)
+
+    def _run_ended(self, number: int) -> None:
+        if self._whole_region is not None:
+            self._whole_region.batch_done()
+        if number < self._runs:  # the regions of the last run count
+            self.probe.forget_from(self._in_fixtures)
 
     @contextmanager
     def measured_call(self) -> Iterator[None]:
         """Measure the test function as a whole, in case it opens no region, then judge."""
         self.called = True
         self._limits = limits_or_fail(self._item)
-        in_fixtures = len(self.probe.records)
+        self._in_fixtures = len(self.probe.records)
         whole = MemoryProbe(
-            meter=self.probe.meter, explainer=self, is_thorough=self._is_whole_test_judged
+            meter=self.probe.meter,
+            explainer=self,
+            is_thorough=self._is_whole_test_judged,
+            also=self._also,
         )
         snapshots = self._item.config.stash[settings_key].snapshots
         with history_recorded(snapshots, self.probe.meter):
             try:
-                with whole.measure():
+                with whole.measure() as self._whole_region:
                     yield
                 self._returned = True
             except AssertionError as error:
@@ -69,7 +92,10 @@ class ItemMeasurement:
                     self._compared = self.probe.explain_compared(error)
                 raise
             finally:
-                if len(self.probe.records) == in_fixtures:
+                self._whole_region = None  # it references the meter's peaks
+                if self._runs > 1:
+                    self._over_runs = [replace(r, label=repeats.LABEL) for r in whole.records]
+                if len(self.probe.records) == self._in_fixtures:
                     self.probe.records.extend(replace(r, label="") for r in whole.records)
                 untouched = (is_untouched(record, whole.meter) for record in whole.records)
                 self._is_untouched = all(untouched)
@@ -84,8 +110,11 @@ class ItemMeasurement:
         """Return the figures to explain: those too high and, on request, what is retained."""
         explain = self._item.config.stash[settings_key].explain
         figures = {"retained_bytes"} if explain else set()
-        if self._limits:
-            breaches = judge(self._item.nodeid, record, self._limits).breaches
+        limits: Sequence[Limit] = self._limits
+        if self._whole_region is not None and record.label == self._whole_region.label:
+            limits = [*limits, *self._limits_over_runs()]
+        if limits:
+            breaches = judge(self._item.nodeid, record, limits).breaches
             figures.update(b.figure for b in breaches if b.measured_bytes is not None)
         if any(limit.reports_host for limit in self._limits):
             figures.add(GROWTH_ON_HOST)
@@ -94,7 +123,17 @@ class ItemMeasurement:
     def _is_whole_test_judged(self) -> bool:
         """Whether the figures of the whole test are more than a row in the report."""
         settings = self._item.config.stash[settings_key]
-        return bool(settings.explain or settings.baseline.updating or plan_of(self._item).limits)
+        is_exact = settings.explain or settings.baseline.updating or settings.also
+        return bool(is_exact or self._runs > 1 or plan_of(self._item).limits)
+
+    def _limits_over_runs(self) -> Sequence[Limit]:
+        warns = self._item.config.stash[settings_key].only_warns
+        return [replace(repeats.limit(self._runs), warns=warns)] if self._runs > 1 else []
+
+    def _also(self) -> Collection[str]:
+        """Return what the regions of this test measure in addition."""
+        of_limits = {limit.addition for limit in plan_of(self._item).limits} - {""}
+        return of_limits.union(self._item.config.stash[settings_key].also)
 
     def named_values(self) -> Mapping[str, Any]:
         """Return the test's fixtures by name, and ``self`` if it is a method."""
@@ -156,7 +195,10 @@ class ItemMeasurement:
     def _collect(self) -> list[Result]:
         limits = limits_or_fail(self._item)
         records: list[RegionRecord] = self.probe.records[self._judged :]
+        relative_baselines.note(self._item, records)
         judged = [judge(self._item.nodeid, record, limits) for record in records]
+        over_runs, self._over_runs = self._over_runs, []
+        judged += [judge(self._item.nodeid, it, self._limits_over_runs()) for it in over_runs]
         if self._is_untouched and all(is_untouched(r, self.probe.meter) for r in records):
             judged = without_kept_limits(self._item, judged, self.probe.meter)
         results = [self._extended(result) for result in judged]
@@ -181,11 +223,15 @@ class ItemMeasurement:
             return result
 
     def _fail_on_breach(self, results: Sequence[Result]) -> None:
-        messages = []
+        messages: list[str] = []
         if any(result.breaches for result in results):
             from pytest_cka_memory.reports import failure
 
-            messages.append(failure.render(results, self.probe.meter.facts(), self._width))
+            facts = self.probe.meter.facts()
+            messages += filter(None, [failure.render(results, facts, self._width)])
+            warning = failure.render(results, facts, self._width, warns=True)
+            if warning:
+                self._item.warn(LimitWarning(warning))
         unused = [context.mistake for context in self.probe.unused] if self._returned else []
         self.probe.unused.clear()
         messages, self._wrong = [*messages, *self._wrong, *unused], []

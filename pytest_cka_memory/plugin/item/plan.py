@@ -1,7 +1,7 @@
 """The plan of one test: whether it is measured, and by which limits. Computed once per test."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +29,10 @@ class ItemPlan:
     """Every limit that its regions are judged by."""
     own_limits: "tuple[Limit, ...]" = ()
     """Those of its markers and of other plugins, without those of the session's options."""
-    marker_limits: tuple[str, ...] = ()
-    """Those of its markers, as users write them."""
+    scoped_limits: "tuple[Limit, ...]" = ()
+    """Those that are judged over all tests of its class or module."""
+    marker_limits: "tuple[Limit, ...]" = ()
+    """Those of its markers."""
     error: LimitError | BaselineError | None = None
     """A marker, a plugin's limit or a baseline file that cannot be used; then it has no limits."""
 
@@ -116,19 +118,30 @@ def _compute(item: pytest.Item) -> ItemPlan:
     try:
         if not _is_measured(item, settings):
             return ItemPlan(is_measured=False)
-        of_markers = _marker_limits(item, settings)
+        all_of_markers = _marker_limits(item, settings)
+        scoped = [limit for limit in all_of_markers if limit.scope != "function"]
+        of_markers = [limit for limit in all_of_markers if limit.scope == "function"]
+        _check_scopes(item, scoped)
         own = [*of_markers, *_limits_of_plugins(item)]
         limits = own + _default_limits(own, settings)
         if settings.baseline.named and item.get_closest_marker(BASELINE_MARKER) is None:
             limits += _baseline_limits(item, settings)
     except (LimitError, BaselineError) as error:
         return ItemPlan(is_measured=True, error=error)
+    warned = _warned if settings.only_warns else _unchanged
     return ItemPlan(
         is_measured=True,
-        limits=tuple(limits),
+        limits=tuple(map(warned, limits)),
         own_limits=tuple(own),
-        marker_limits=tuple(limit.text for limit in of_markers),
+        scoped_limits=tuple(map(warned, scoped)),
+        marker_limits=tuple(map(warned, of_markers)),
     )
+
+
+def _check_scopes(item: pytest.Item, scoped: "list[Limit]") -> None:
+    for limit in scoped:
+        if limit.scope == "class" and item.getparent(pytest.Class) is None:
+            raise LimitError(f"{limit.text}: the test is in no class; write scope='module'")
 
 
 def _is_measured(item: pytest.Item, settings: Settings) -> bool:
@@ -173,9 +186,8 @@ def _marker_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
         text = call_text(NO_ALLOCATIONS, allowing.args, allowing.kwargs)
         raise LimitError(f"{text}: it takes no arguments; write @pytest.mark.{NO_ALLOCATIONS}")
     for name in MARKERS:
-        mark = _closest(item, name) if name in given else None
-        if mark is not None and name != BASELINE_MARKER:
-            limits.append(_limit_from_marker(mark))
+        if name in given and name != BASELINE_MARKER:
+            limits += map(_limit_from_marker, _closest_of_scopes(item, name))
     if BASELINE_MARKER in given:
         limits += _baseline_limits(item, settings)
     return limits
@@ -184,19 +196,51 @@ def _marker_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
 def _baseline_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
     """Return what the baseline allows on this device; nothing while baselines are updated."""
     plan = settings.baseline
-    text, tolerance = "--cka-memory-baseline", plan.tolerance
+    text, tolerance, warns = "--cka-memory-baseline", plan.tolerance, False
     mark = _closest(item, BASELINE_MARKER)
     if mark is not None:
-        given = _limit_from_marker(mark)
+        from pytest_cka_memory.limits import call_text, only_warns, with_argument
+
+        given, warns = _limit_from_marker(mark), only_warns(mark.kwargs)
         text = mark.name if given is None else f"{mark.name}({given.text!r})"
+        text = with_argument(text, "warn=True") if warns else text
         tolerance = given or tolerance
+        relative_to = mark.kwargs.get("relative_to", next(iter(mark.args[1:]), None))
+        if relative_to is not None:
+            from pytest_cka_memory.plugin.item import relative_baselines
+
+            text = call_text(mark.name, mark.args, mark.kwargs)
+            found = relative_baselines.limits_relative_to(
+                item, relative_to, text, tolerance, required=plan.required
+            )
+            return [replace(limit, warns=warns) for limit in found]
     if plan.updating:
         return []
     from pytest_cka_memory.core.fingerprint import fingerprint_of
 
     meter = known_meter(item.config)
     fingerprint = None if meter is None else fingerprint_of(meter.facts())
-    return [plan.limit(text, item.nodeid, fingerprint, tolerance)]
+    limit = plan.limit(text, item.nodeid, fingerprint, tolerance)
+    return [replace(limit, warns=warns)]
+
+
+def _closest_of_scopes(item: pytest.Item, name: str) -> list[pytest.Mark]:
+    """Return the closest marker of each scope, as :func:`_closest` does for all of them."""
+    found = list(item.iter_markers_with_node(name))
+    scopes = dict.fromkeys(repr(mark.kwargs.get("scope", "function")) for _, mark in found)
+    closest = []
+    for scope in scopes:
+        same = [it for it in found if repr(it[1].kwargs.get("scope", "function")) == scope]
+        closest.append(next(mark for node, mark in reversed(same) if node is same[0][0]))
+    return closest
+
+
+def _unchanged(limit: "Limit") -> "Limit":
+    return limit
+
+
+def _warned(limit: "Limit") -> "Limit":
+    return replace(limit, warns=True)
 
 
 def _closest(item: pytest.Item, name: str) -> pytest.Mark | None:

@@ -12,7 +12,7 @@ import pytest
 
 from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.markers import NO_ALLOCATIONS
-from pytest_cka_memory.core.verdicts import Breach, Result, Unjudged
+from pytest_cka_memory.core.verdicts import Breach, Limit, Result, Unjudged
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.plugin.item.plan import plan_of
 from pytest_cka_memory.plugin.session.settings import settings_key
@@ -39,18 +39,22 @@ def without_kept_limits(item: pytest.Item, results: Sequence[Result], meter: Met
     ]
 
 
-def _rejudged(result: Result, broken: Sequence[str], nothing: str) -> Result:
+def _rejudged(result: Result, broken: Sequence[Limit], nothing: str) -> Result:
     known = {breach.limit for breach in result.breaches}
     known.update(unjudged.limit for unjudged in result.unjudged)
     kept = [limit for limit in result.limits if limit not in known]
-    new = [limit for limit in kept if limit in broken]
+    new = [limit for limit in broken if limit.text in kept]
     message = (
         f"cannot be judged because {nothing} during the test (a forgotten .to(device)?): create "
         "models and data on cka_memory.device, or, if the test is not meant to use it, add "
         f"@pytest.mark.{NO_ALLOCATIONS}"
     )
-    breaches = [Breach(", ".join(new), 0, None, message, "peak_increase_bytes")] if new else []
-    unjudged = [Unjudged(limit, nothing) for limit in kept if limit not in new]
+    breaches = [
+        Breach(", ".join(texts), 0, None, message, "peak_increase_bytes", warns)
+        for warns in (False, True)
+        if (texts := [limit.text for limit in new if limit.warns == warns])
+    ]
+    unjudged = [Unjudged(text, nothing) for text in kept if text not in {each.text for each in new}]
     return replace(
         result,
         breaches=(*result.breaches, *breaches),

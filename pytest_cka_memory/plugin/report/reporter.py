@@ -14,6 +14,7 @@ import pytest
 import pytest_cka_memory
 from emulated_cuda import tried_torch
 from pytest_cka_memory.core import fingerprint
+from pytest_cka_memory.core.fixture_names import is_scope
 from pytest_cka_memory.core.places import anonymizer
 from pytest_cka_memory.core.report_builder import ReportBuilder
 from pytest_cka_memory.errors import ReportError
@@ -190,8 +191,10 @@ class Reporter:
                 "for skipped or deselected tests, or lower the minimum",
             )
 
-        for result in self.builder.of_fixtures if self._ran else ():
-            for breach in result.breaches:
+        # What a class or module breaks fails the teardown of its last test.
+        fixtures = [it for it in self.builder.of_fixtures if not is_scope(it.nodeid)]
+        for result in fixtures if self._ran else ():
+            for breach in (each for each in result.breaches if not each.warns):
                 self._fail(session, f"{result.name}: {breach.limit}: {breach.message}")
 
     def _fail(self, session: pytest.Session, problem: str) -> None:

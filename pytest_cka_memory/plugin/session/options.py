@@ -38,6 +38,7 @@ _VALUED = (
     ),
     ("max-retained-mb", "MB", "max_retained_mb for tests that have no such marker"),
     ("max-peak-mb", "MB", "max_peak_mb for tests that have no such marker"),
+    ("repeat", "N", "run each measured test N times, and judge growth over the runs; 5 or more"),
     ("min-regions", "N", "fail the session if fewer regions were measured"),
     (
         "baseline",
@@ -48,6 +49,16 @@ _VALUED = (
         "tolerance",
         "TOLERANCE",
         "how far a figure may rise above its baseline, such as 5% or '5% + 64 KiB'; default 5%",
+    ),
+    (
+        "mode",
+        "MODE",
+        "what a broken limit does: fail (default) fails the test, warn only warns",
+    ),
+    (
+        "also",
+        "NAMES",
+        "measure in addition, for every region: one or several of cycles,process,driver",
     ),
     (
         "rank-timeout",

@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,12 @@ class Settings:
     """pytest's root folder."""
     github: "JobStep | None"
     """The step of a GitHub Actions job to report to, if any."""
+    repeat: int
+    """How often the code of each measured test runs; 1 by default."""
+    only_warns: bool
+    """Whether a broken limit is a warning in every test."""
+    also: tuple[str, ...]
+    """What every region measures in addition."""
     rank_timeout_s: float
     """Under torchrun: a rank that finishes no test for this long is treated as hung."""
 
@@ -100,6 +107,9 @@ def resolve(config: pytest.Config) -> Settings:
         history=_path(config, "history"),
         root=config.rootpath,
         github=_step(config),
+        repeat=_repeat(config),
+        only_warns=_mode(config) == "warn",
+        also=_also(config),
         rank_timeout_s=_seconds(config, "rank-timeout", 300.0),
     )
 
@@ -135,6 +145,52 @@ def _count(config: pytest.Config, name: str) -> int:
             f"{given_by(config, name)}: cannot read {text!r} as a number of regions; write e.g. 1"
         )
     return int(text)
+
+
+_LEAST_RUNS = 5
+"""One to warm up and four to judge."""
+
+
+def _repeat(config: pytest.Config) -> int:
+    text = _valued(config, "repeat")
+    if text is None:
+        return 1
+    if not text.isdecimal() or int(text) < _LEAST_RUNS:
+        raise pytest.UsageError(
+            f"{given_by(config, 'repeat')}: cannot use {text!r}; write a number of runs, "
+            f"{_LEAST_RUNS} or more: one to warm up, four to judge"
+        )
+    return int(text)
+
+
+def _mode(config: pytest.Config) -> str:
+    mode = _valued(config, "mode") or "fail"
+    if mode not in ("fail", "warn"):
+        raise pytest.UsageError(
+            f"{given_by(config, 'mode')}: cannot use {mode!r}; write warn or fail"
+        )
+    return mode
+
+
+def _also(config: pytest.Config) -> tuple[str, ...]:
+    text = _valued(config, "also")
+    if text is None:
+        return ()
+    from pytest_cka_memory.core.additional_figures import ADDITIONS, PROCESS
+
+    names = [name.strip() for name in text.split(",")]
+    if PROCESS in names and find_spec("psutil") is None:
+        raise pytest.UsageError(
+            f"{given_by(config, 'also')}: memory of the process needs psutil: pip install "
+            "'pytest-cka-memory[process]'"
+        )
+    unknown = [name for name in names if name not in ADDITIONS]
+    if unknown:
+        raise pytest.UsageError(
+            f"{given_by(config, 'also')}: cannot measure {unknown[0]!r}; write one or several of "
+            f"{', '.join(ADDITIONS)}, separated by commas"
+        )
+    return tuple(dict.fromkeys(names))
 
 
 def _seconds(config: pytest.Config, name: str, default: float) -> float:
@@ -227,6 +283,9 @@ def describe(settings: Settings) -> str:
     parts = ["every test measured"] if settings.measures_all else []
     parts += [f"device {settings.device}"] if settings.device != "auto" else []
     parts += [f"{name} {format_exact(size)}" for name, size in limits.items() if size is not None]
+    parts += [f"each test {settings.repeat} times"] if settings.repeat > 1 else []
+    parts += ["broken limits only warn"] if settings.only_warns else []
+    parts += [f"also {', '.join(settings.also)}"] if settings.also else []
     parts += [f"at least {counted(settings.min_regions, 'region')}"] if settings.min_regions else []
     plan = settings.baseline
     verb = "writing" if plan.updating else "compared with" if plan.named else "pruning"

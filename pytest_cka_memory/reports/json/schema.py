@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pytest_cka_memory.core.figures import DERIVED, MEASURED, Figure
+from pytest_cka_memory.core.figure import Figure
+from pytest_cka_memory.core.figures import DERIVED, MEASURED
 
 _TEMPLATE = Path(__file__).with_name("schema.json")
 _MEASURED_AFTER = "completed"

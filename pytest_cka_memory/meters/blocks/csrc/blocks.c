@@ -14,7 +14,7 @@ static uint32_t *slots; /* open addressing: address -> node */
 static uint32_t slots_size; /* always twice nodes_size, so half of them are free at least */
 static Device devices[MAX_DEVICES];
 static int device_count;
-static __thread int drops_workspaces;
+static __thread int drops_workspaces, collects;
 /* While this thread moves a storage to a block of another size: both blocks. */
 static __thread struct {
     int active, device;
@@ -156,7 +156,7 @@ void block_allocated(const void *address, int64_t bytes, int number, int64_t lev
 }
 
 /* Return the bytes of a block that were allocated after `since`. */
-static int64_t bytes_since(const Node *node, uint64_t since) {
+int64_t bytes_since(const Node *node, uint64_t since) {
     if (node->serial <= since) return 0;
     if (!node->older_bytes || node->older_serial > since) return node->bytes;
     return node->bytes > node->older_bytes ? node->bytes - node->older_bytes : 0;
@@ -190,6 +190,7 @@ void block_freed(const void *address, int number, int64_t level, int64_t reserve
             if (level == UNKNOWN) level = device->level - node->bytes;
             uint32_t inside = drops_workspaces ? WORKSPACE : 0;
             if (!inside && number != CPU_DEVICE && in_operator_of(node->stack)) inside = IN_OPERATOR;
+            if (collects) note_collected(node, device);
             remove_node(slot, device, inside);
         }
     }
@@ -237,6 +238,9 @@ EXPORT void counter_set_level(int number, int64_t level, int64_t reserved) {
 
 /* With `on`, count what this thread frees as workspaces of libraries. */
 EXPORT void counter_drops_workspaces(int on) { drops_workspaces = on; }
+
+/* With `on`, count what this thread frees as freed by the garbage collector. */
+EXPORT void counter_collects(int on) { collects = on; }
 
 /* Return a block's serial number, or UINT64_MAX if it is not live. */
 EXPORT uint64_t counter_serial_of(uintptr_t address, int number) {

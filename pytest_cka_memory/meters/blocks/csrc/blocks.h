@@ -32,9 +32,11 @@ extern uint64_t allocation_count; /* number of allocations so far, on all device
 extern int64_t lost_allocations;  /* allocations that could not be recorded because memory ran out */
 Device *device_of(int number);
 uint32_t blocks_in_use(void);
+int64_t bytes_since(const Node *node, uint64_t since);
 
 /* regions.c */
 void raise_peaks(const Device *device);
 void note_freed(const Node *node, const Device *device, uint32_t inside);
+void note_collected(const Node *node, const Device *device);
 
 #endif

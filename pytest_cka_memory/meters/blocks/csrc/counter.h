@@ -49,6 +49,7 @@ typedef struct {
     int64_t start_level;
     int64_t start_reserved;
     int64_t lost; /* allocations that could not be recorded because memory ran out */
+    int64_t collected; /* allocated in the region and freed by the garbage collector */
 } Figures;
 
 typedef struct Region Region;

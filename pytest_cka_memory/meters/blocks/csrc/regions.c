@@ -18,6 +18,7 @@ struct Region {
     uint64_t start_serial, peak_serial;
     int64_t start_level, start_reserved;
     int64_t peak, peak_reserved, sample_peak;
+    int64_t collected;
     Freed *freed; /* by the number of the stack, without its generation, and by `inside` */
     uint32_t freed_size;
 };
@@ -61,6 +62,12 @@ void note_freed(const Node *node, const Device *device, uint32_t inside) {
         freed->bytes += node->bytes;
         freed->count++;
     }
+}
+
+/* Add a block that the garbage collector frees to the regions in which it was allocated. */
+void note_collected(const Node *node, const Device *device) {
+    for (Region *region = device->regions; region; region = region->next)
+        region->collected += bytes_since(node, region->start_serial);
 }
 
 static void forget_peaks(Device *device) {
@@ -117,7 +124,7 @@ EXPORT int counter_read(int number, Region *region, int sample, Figures *out) {
     if (device) {
         *out = (Figures){device->level, device->reserved, device->peak, device->peak_reserved,
                          device->level, allocation_count, allocation_count, device->level,
-                         device->reserved, lost_allocations};
+                         device->reserved, lost_allocations, 0};
         if (region) {
             out->peak = region->peak;
             out->peak_reserved = region->peak_reserved;
@@ -125,6 +132,7 @@ EXPORT int counter_read(int number, Region *region, int sample, Figures *out) {
             out->start_serial = region->start_serial;
             out->start_level = region->start_level;
             out->start_reserved = region->start_reserved;
+            out->collected = region->collected;
             if (sample) region->sample_peak = device->level;
         } else if (sample) {
             forget_peaks(device);

@@ -1,0 +1,207 @@
+"""Figures that are measured only for regions that ask for them."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pytest_cka_memory.core.figure import Figure
+from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.processes import ProcessSample, ProcessUse, steady_growth
+
+CYCLES = "cycles"
+"""Memory that only the garbage collector frees."""
+PROCESS = "process"
+"""Memory of the process and its children."""
+DRIVER = "driver"
+"""Memory of the card as its driver counts it."""
+_NOT_MEASURED = "it was not measured: an exception ended the region"
+ADDITIONS = {
+    CYCLES: "memory that only the garbage collector frees",
+    PROCESS: "memory of the process and its children",
+    DRIVER: "memory of the card as its driver counts it, also outside torch's allocator",
+}
+"""What can be measured in addition -> what it is, in a few words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdditionalFigures:
+    """Figures of a region that are None, or empty, unless they were asked for."""
+
+    cycle_bytes: Annotated[
+        int | None,
+        Figure(
+            "memory in reference cycles",
+            "Allocated inside the region and freed only by the garbage collector, in the region or "
+            "at its end; null unless it was asked for.",
+            column="cycles",
+            legend="freed only by the garbage collector",
+            position=10,
+            importance=5,
+            only_if_known=True,
+            never_negative=True,
+            explained_by="cycles",
+            above_entry=True,
+            measured_by=CYCLES,
+            unknown_because="what the garbage collector frees is not counted on this device",
+            advice="break the cycle: use a weak reference, or delete one of its references before "
+            "the objects are dropped",
+        ),
+    ] = None
+    cycles: tuple[Holding, ...] = ()
+    """What ``cycle_bytes`` counts, and the reference cycles that have kept it alive."""
+    process_start_bytes: Annotated[
+        int | None,
+        Figure(
+            "memory of the process at entry",
+            "Of the process and its children at entry; null, like the other figures of the "
+            "process, unless it was asked for.",
+            never_negative=True,
+            measured_by=PROCESS,
+        ),
+    ] = None
+    process_peak_bytes: Annotated[
+        int | None,
+        Figure(
+            "highest memory of the process",
+            "Of the process and its children: highest at entry, batch boundaries and exit.",
+            never_negative=True,
+            measured_by=PROCESS,
+            judged_as="process_increase_bytes",
+        ),
+    ] = None
+    process_end_bytes: Annotated[
+        int | None,
+        Figure(
+            "memory of the process at exit",
+            "Of the process and its children when the region's code ended, before cleaning.",
+            never_negative=True,
+            measured_by=PROCESS,
+        ),
+    ] = None
+    process_torch_bytes: Annotated[
+        int | None,
+        Figure(
+            "rise of torch's CPU allocator",
+            "Of torch's CPU allocator: level when the region's code ended minus level at entry; "
+            "null if it is not counted.",
+            measured_by=PROCESS,
+        ),
+    ] = None
+    process_timeline: tuple[ProcessSample, ...] = ()
+    """Memory of the process and its children at batch boundaries, 128 at most."""
+    processes: tuple[ProcessUse, ...] = ()
+    """The process, its children and what each of them needed."""
+    driver_start_bytes: Annotated[
+        int | None,
+        Figure(
+            "memory of the card at entry",
+            "In use on the card at entry, by any process, as its driver counts; null, like the "
+            "other figures of the driver, unless it was asked for and the device has a driver.",
+            never_negative=True,
+            measured_by=DRIVER,
+        ),
+    ] = None
+    driver_peak_bytes: Annotated[
+        int | None,
+        Figure(
+            "highest memory of the card",
+            "In use on the card: highest at entry, batch boundaries and exit.",
+            never_negative=True,
+            measured_by=DRIVER,
+        ),
+    ] = None
+    driver_end_bytes: Annotated[
+        int | None,
+        Figure(
+            "memory of the card at exit",
+            "In use on the card when the region's code ended, before cleaning.",
+            never_negative=True,
+            measured_by=DRIVER,
+        ),
+    ] = None
+    outside_start_bytes: Annotated[
+        int | None,
+        Figure(
+            "memory outside torch's allocator at entry",
+            "In use on the card at entry, but not in the reserve of this process's allocator.",
+            measured_by=DRIVER,
+        ),
+    ] = None
+    outside_peak_bytes: Annotated[
+        int | None,
+        Figure(
+            "highest memory outside torch's allocator",
+            "The same, highest at entry, batch boundaries and exit.",
+            measured_by=DRIVER,
+            judged_as="outside_increase_bytes",
+        ),
+    ] = None
+
+    @property
+    def process_increase_bytes(
+        self,
+    ) -> Annotated[
+        int | None,
+        Figure(
+            "rise of the process's memory",
+            "process_peak_bytes minus process_start_bytes.",
+            column="process",
+            legend="rise of the memory of the process and its children, seen between batches",
+            position=11,
+            importance=5,
+            only_if_known=True,
+            never_negative=True,
+            measured_by=PROCESS,
+            unknown_because=_NOT_MEASURED,
+        ),
+    ]:
+        """Highest memory of the process and its children above that at entry."""
+        if self.process_peak_bytes is None or self.process_start_bytes is None:
+            return None
+        return self.process_peak_bytes - self.process_start_bytes
+
+    @property
+    def process_growth_bytes_per_batch(
+        self,
+    ) -> Annotated[
+        float | None,
+        Figure(
+            "growth of the process per batch",
+            "Steady growth of the memory of the process and its children per batch; null with "
+            "fewer than ten batches.",
+            column="process/b",
+            legend="its steady growth per batch, from 10 batches on",
+            position=12,
+            importance=5,
+            only_if_known=True,
+            never_negative=True,
+            measured_by=PROCESS,
+        ),
+    ]:
+        """Steady growth per batch; see :func:`pytest_cka_memory.core.processes.steady_growth`."""
+        return steady_growth(self.process_timeline)
+
+    @property
+    def outside_increase_bytes(
+        self,
+    ) -> Annotated[
+        int | None,
+        Figure(
+            "rise outside torch's allocator",
+            "outside_peak_bytes minus outside_start_bytes.",
+            column="outside",
+            legend="rise of the card's memory outside torch's allocator, seen between batches",
+            position=13,
+            importance=5,
+            only_if_known=True,
+            never_negative=True,
+            measured_by=DRIVER,
+            unknown_because="this device has no driver that counts its memory",
+            advice="this is memory of the CUDA context, NCCL, other libraries or other processes: "
+            "free what your libraries allocate themselves, and let no other program use "
+            "the card",
+        ),
+    ]:
+        """Highest memory outside torch's allocator above that at entry; None if unknown."""
+        if self.outside_peak_bytes is None or self.outside_start_bytes is None:
+            return None
+        return self.outside_peak_bytes - self.outside_start_bytes

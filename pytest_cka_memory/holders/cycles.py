@@ -1,0 +1,224 @@
+"""Describe the reference cycles in garbage: what they keep alive, and each cycle as code."""
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from gc import get_referents
+from types import CellType, FrameType, FunctionType, MethodType, TracebackType
+from typing import Any, NamedTuple
+
+from pytest_cka_memory.core.allocations import Allocation
+from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.holders.expressions import shortened, text_of
+from pytest_cka_memory.holders.roots import locals_of
+from pytest_cka_memory.holders.search import TypeRules
+from pytest_cka_memory.holders.survivors import Entry, described, grouped, site_key
+from pytest_cka_memory.holders.torch_references import dtype_and_shape_of, tensor_rules
+
+_MOST_SEARCHED = 20_000
+"""Objects that one search for a cycle looks at; a longer cycle would not be readable either."""
+_PLAIN = (dict, list, tuple, set, frozenset, deque, CellType, FunctionType, MethodType)
+_UNNAMED = frozenset((*_PLAIN, FrameType, TracebackType))
+"""Types whose objects are a part of a path, not a station that has a name."""
+
+_EXCEPTION = (
+    "an exception keeps the frames of its traceback alive, and one of them references it: delete "
+    "the variable that holds it, or clear its traceback with error.with_traceback(None)"
+)
+_METHOD = (
+    "an object references its own bound method: keep weakref.WeakMethod(self.method) instead, or "
+    "look the method up when it is called"
+)
+_CLOSURE = (
+    "a function that the object references has the object in its closure: pass it as an argument, "
+    "or reference it with weakref.ref"
+)
+_OBJECTS = "make one of these references weak, with weakref.ref, or delete it when it is not needed"
+
+Found = list[tuple[Allocation, Holding]]
+
+
+class _Path(NamedTuple):
+    """How garbage leads to an object, also by references that the collector does not see."""
+
+    garbage: Any
+    text: str
+    """What follows the expression of the garbage object: ``.grad_fn``; empty if it is the value."""
+    value: Any
+
+
+def described_garbage(garbage: Sequence[Any], allocations: Iterable[Allocation]) -> Found:
+    """Return those of `allocations` that garbage references, with the cycles that hold them.
+
+    Some of them may be referenced by live objects too; :func:`freed` leaves these out later.
+    """
+    from pytest_cka_memory.meters.torch_private import no_torch_function
+
+    wanted = {found.key: found for found in allocations}
+    with no_torch_function():  # the user's modes must not see these calls
+        holders = _holders_of(garbage, wanted)
+        cycles = _Cycles(garbage)
+        texts: dict[object, tuple[str, str]] = {}
+        found: Found = []
+        for key, path in holders.items():
+            allocation = wanted[key]
+            place = site_key(allocation.site), type(path.garbage)
+            if place not in texts:
+                texts[place] = cycles.text_about(path)
+            held_by, hint = texts[place]
+            holding = described(allocation.bytes, 1, allocation.site)
+            dtype, shape = dtype_and_shape_of(path.value)
+            if holding.shape is None:
+                holding = replace(holding, dtype=dtype, shape=shape)
+            found.append((allocation, replace(holding, held_by=held_by, hint=hint)))
+    return found
+
+
+def freed(found: Found, cycle_bytes: int) -> tuple[Holding, ...]:
+    """Group what is no longer live, largest first.
+
+    Args:
+        found: what :func:`described_garbage` has returned, before the garbage was freed.
+        cycle_bytes: what the groups add up to; the last may be the rest, of which no more is known.
+    """
+    gone = [(allocation, holding) for allocation, holding in found if not allocation.is_live()]
+    groups = grouped(
+        Entry(holding, (site_key(allocation.site), holding.held_by), None)
+        for allocation, holding in gone
+    )
+    rest_bytes = cycle_bytes - sum(holding.bytes for holding in groups)
+    if rest_bytes <= 0:
+        return groups
+    return (*groups, Holding(bytes=rest_bytes, count=0, hint=_COLLECTED_EARLIER))
+
+
+_COLLECTED_EARLIER = (
+    "the collector has freed these bytes already while the region ran: to see what held them, "
+    "measure fewer batches"
+)
+
+
+def _holders_of(garbage: Sequence[Any], wanted: Mapping[int, Any]) -> dict[int, _Path]:
+    """Return for each key what leads to it."""
+    rules_for, known = tensor_rules(), dict[type, TypeRules | None]()
+    paths: dict[int, _Path] = {}
+    seen = {id(value): value for value in garbage}
+    queue = deque(_Path(value, "", value) for value in garbage)
+    while queue:
+        path = queue.popleft()
+        kind = type(path.value)
+        if kind not in known:
+            known[kind] = rules_for(kind)
+        rules = known[kind]
+        if rules is None:
+            continue
+        for key in rules.keys(path.value):
+            if key in wanted:
+                paths.setdefault(key, path)
+        for text, child in rules.extra_references(path.value):
+            if id(child) not in seen:
+                seen[id(child)] = child
+                queue.append(_Path(path.garbage, f"{path.text}{text}", child))
+    return paths
+
+
+class _Cycles:
+    """The references between the objects that are garbage."""
+
+    def __init__(self, garbage: Sequence[Any]) -> None:
+        objects = {id(value): value for value in garbage}
+        self._referents: dict[int, list[Any]] = {}
+        self._referrers: defaultdict[int, list[Any]] = defaultdict(list)
+        for value in garbage:
+            inside = [objects[id(it)] for it in get_referents(value) if id(it) in objects]
+            self._referents[id(value)] = inside
+            for referent in inside:
+                self._referrers[id(referent)].append(value)
+
+    def text_about(self, path: _Path) -> tuple[str, str]:
+        """Return how a cycle holds the end of `path`, and what to do."""
+        for holders in self._paths_to(path.garbage):
+            cycle = self._cycle_through(holders[0])
+            if cycle:
+                cycle = _turned(cycle)
+                # The last station is the garbage object itself, which the text before it leads to.
+                held = " -> ".join(list(_stations(holders))[:-1]) or _name_of(path.garbage)
+                ring = " -> ".join(_stations(cycle))
+                return f"{shortened(f'{held}{path.text}')}, in the cycle {ring}", _advice(cycle)
+        return type(path.garbage).__name__, _OBJECTS
+
+    def _paths_to(self, value: Any) -> Iterator[list[Any]]:
+        """Yield paths that end at `value`, shortest first; each begins at another object."""
+        queue, seen = deque([[value]]), {id(value)}
+        while queue and len(seen) < _MOST_SEARCHED:
+            path = queue.popleft()
+            yield path
+            for referrer in self._referrers[id(path[0])]:
+                if id(referrer) not in seen:
+                    seen.add(id(referrer))
+                    queue.append([referrer, *path])
+
+    def _cycle_through(self, value: Any) -> list[Any]:
+        """Return a shortest path from `value` to itself; empty if there is none."""
+        queue, seen = deque([[value]]), set[int]()
+        while queue and len(seen) < _MOST_SEARCHED:
+            path = queue.popleft()
+            for referent in self._referents[id(path[-1])]:
+                if referent is value:
+                    return [*path, value]
+                if id(referent) not in seen:
+                    seen.add(id(referent))
+                    queue.append([*path, referent])
+        return []
+
+
+def _turned(cycle: Sequence[Any]) -> list[Any]:
+    """Return the same cycle from an object that has a name in the text, if there is one."""
+    ring = cycle[:-1]
+    start = next((n for n, it in enumerate(ring) if type(it) not in _UNNAMED), 0)
+    return [*ring[start:], *ring[:start], ring[start]]
+
+
+def _stations(path: Sequence[Any]) -> Iterator[str]:
+    """Yield the objects on a path that have names, each with the attributes that lead onward."""
+    text, number = _name_of(path[0]), 0
+    while number < len(path) - 1:
+        parent, child = path[number], path[number + 1]
+        rest = path[number + 1 :]
+        number += 1
+        if type(parent) is FunctionType and child is parent.__closure__ and len(rest) > 2:
+            index = [id(cell) for cell in parent.__closure__ or ()].index(id(rest[1]))
+            yield shortened(text)
+            text, number = f"closure variable {parent.__code__.co_freevars[index]}", number + 2
+            child = path[number]
+        elif type(parent) is FrameType:
+            names = [name for name, value in locals_of(parent).items() if value is child]
+            local = f"local variable {names[0]}" if names else "frame"
+            text = f"{local} of {parent.f_code.co_name}"
+        elif type(child) is FrameType:
+            yield shortened(text)
+            text = _name_of(child)
+        elif type(child) is not TracebackType or type(parent) is not TracebackType:
+            text += text_of(parent, child)
+        if type(child) not in _UNNAMED:
+            yield shortened(text)
+            text = _name_of(child)
+    yield shortened(text)
+
+
+def _name_of(value: Any) -> str:
+    if type(value) is FrameType:
+        return f"frame of {value.f_code.co_name}"
+    if type(value) is FunctionType:
+        return value.__name__
+    return type(value).__name__
+
+
+def _advice(cycle: Sequence[Any]) -> str:
+    if any(issubclass(type(value), (BaseException, TracebackType)) for value in cycle):
+        return _EXCEPTION
+    if any(type(value) is MethodType for value in cycle):
+        return _METHOD
+    if any(type(value) is CellType for value in cycle):
+        return _CLOSURE
+    return _OBJECTS

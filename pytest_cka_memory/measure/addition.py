@@ -1,0 +1,17 @@
+"""The interface of what a region measures in addition to its device's memory."""
+
+from typing import Any
+
+
+class Addition:
+    """One addition, for one region; it does nothing. It must not keep a tensor alive."""
+
+    def boundary(self) -> None:
+        """Measure at a batch boundary."""
+
+    def finish(self) -> None:
+        """Measure when the region's code has ended without an exception, before cleaning."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return fields of the region's record, after cleaning."""
+        return {}

@@ -1,0 +1,48 @@
+"""What a region measures in addition to its device's memory, if it is asked for."""
+
+from collections.abc import Callable, Collection, Iterable
+
+from pytest_cka_memory.core.additional_figures import ADDITIONS, CYCLES, DRIVER, PROCESS
+from pytest_cka_memory.errors import MissingPackageError
+from pytest_cka_memory.measure.addition import Addition
+from pytest_cka_memory.meters.base import Meter, Peaks
+from pytest_cka_memory.meters.process import memory
+
+Additions = Collection[str] | Callable[[], Collection[str]]
+"""Names of additions, or a function that returns them when a region begins."""
+
+
+def checked(names: Iterable[str]) -> Collection[str]:
+    """Return `names` in the order of ``ADDITIONS``, each once.
+
+    Raises:
+        MissingPackageError: if psutil is not installed and the process is to be measured.
+        ValueError: if one is not the name of an addition.
+    """
+    given = [names] if isinstance(names, str) else list(names)
+    unknown = [name for name in given if name not in ADDITIONS]
+    if unknown:
+        raise ValueError(f"cannot measure {unknown[0]!r}; write one of {', '.join(ADDITIONS)}")
+    if PROCESS in given and not memory.is_available():
+        raise MissingPackageError(memory.INSTALL)
+    return [name for name in ADDITIONS if name in given]
+
+
+def begin(names: Iterable[str], peaks: Peaks, meter: Meter) -> list[Addition]:
+    """Begin to measure the additions of these names, for the region that `peaks` belongs to."""
+    return [_begun(name, peaks, meter) for name in checked(names)]
+
+
+def _begun(name: str, peaks: Peaks, meter: Meter) -> Addition:
+    if name == CYCLES:
+        from pytest_cka_memory.measure.cycles import Cycles
+
+        return Cycles(peaks, meter)
+    if name == PROCESS:
+        from pytest_cka_memory.measure.process import ProcessMemory
+
+        return ProcessMemory(peaks, meter)
+    assert name == DRIVER, "the names were checked"
+    from pytest_cka_memory.measure.driver import DriverMemory
+
+    return DriverMemory(peaks, meter)

@@ -1,0 +1,58 @@
+"""What only the garbage collector frees: how many bytes, and the cycles that kept them alive."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from gc import collect  # at import, because a test may patch gc.collect
+from typing import Any
+
+from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.holders import cycles
+from pytest_cka_memory.measure.addition import Addition
+from pytest_cka_memory.meters.base import Meter, Peaks
+
+
+class Cycles(Addition):
+    """Counts what collections free while the region runs and at its end."""
+
+    def __init__(self, peaks: Peaks, meter: Meter) -> None:
+        self._peaks, self._meter = peaks, meter
+        self._found: cycles.Found = []
+        self._is_counted = peaks.count_collected()
+
+    def finish(self) -> None:
+        """Find the cycles that are garbage now, then free them."""
+        allocations = self._meter.allocations_since(self._peaks.mark)
+        if not self._is_counted or not allocations:
+            return
+        with _kept_garbage() as garbage:
+            collect()
+            self._found = cycles.described_garbage(garbage, allocations)
+        collect()
+
+    def fields(self) -> dict[str, Any]:
+        if not self._is_counted:
+            return {"cycle_bytes": None}
+        cycle_bytes = self._peaks.collected()
+        found: tuple[Holding, ...] = ()
+        if cycle_bytes or self._found:
+            found = cycles.freed(self._found, cycle_bytes)
+        return {"cycle_bytes": cycle_bytes, "cycles": found}
+
+
+@contextmanager
+def _kept_garbage() -> Iterator[list[Any]]:
+    """Let collections in the block keep what they find, in the list that it gives.
+
+    Finalizers run and weak references are cleared as in every collection. What is found is freed
+    by the next collection after the block.
+    """
+    flags, others = gc.get_debug(), gc.garbage[:]
+    found = gc.garbage
+    try:
+        found.clear()
+        gc.set_debug(flags | gc.DEBUG_SAVEALL)
+        yield found
+    finally:
+        gc.set_debug(flags)
+        found[:] = others

@@ -1,0 +1,102 @@
+"""The memory of the process and its children while a region runs."""
+
+from collections.abc import Callable
+from typing import Any
+
+from pytest_cka_memory.core.processes import ProcessSample, ProcessUse, steady_growth
+from pytest_cka_memory.measure.addition import Addition
+from pytest_cka_memory.meters.base import Meter, Peaks
+from pytest_cka_memory.meters.process.memory import ProcessReading, ProcessTree
+
+_MOST_SAMPLES = 128
+"""A reading takes a millisecond, so that of long loops only some boundaries are sampled."""
+
+
+class ProcessMemory(Addition):
+    """Samples at the start, at batch boundaries and when the region's code has ended.
+
+    Raises:
+        MissingPackageError: if psutil is not installed.
+    """
+
+    def __init__(self, peaks: Peaks, meter: Meter) -> None:
+        self._tree = ProcessTree()
+        self._of_torch = _torch_bytes(peaks, meter)
+        self._torch_start = self._of_torch() or 0
+        self._torch_end: int | None = None
+        self._seen: dict[int, _Seen] = {}
+        self._timeline: list[ProcessSample] = []
+        self._batches = 0
+        self._stride = 1
+        self._peak_bytes = 0
+        self._start_bytes = self._end_bytes = self._read()
+
+    def boundary(self) -> None:
+        self._batches += 1
+        if self._batches % self._stride:
+            return
+        self._timeline.append(ProcessSample(self._batches, self._read(self._batches)))
+        if len(self._timeline) == _MOST_SAMPLES:
+            self._stride *= 2
+            self._timeline = _every_second(self._timeline)
+            for seen in self._seen.values():
+                seen.samples = _every_second(seen.samples)
+
+    def finish(self) -> None:
+        self._end_bytes = self._read()
+        of_torch = self._of_torch()
+        self._torch_end = None if of_torch is None else of_torch - self._torch_start
+
+    def fields(self) -> dict[str, Any]:
+        return {
+            "process_start_bytes": self._start_bytes,
+            "process_peak_bytes": self._peak_bytes,
+            "process_end_bytes": self._end_bytes,
+            "process_torch_bytes": self._torch_end,
+            "process_timeline": tuple(self._timeline),
+            "processes": tuple(seen.use() for seen in self._seen.values()),
+        }
+
+    def _read(self, batch: int = 0) -> int:
+        readings = self._tree.read()
+        for reading in readings:
+            self._seen.setdefault(reading.pid, _Seen(reading)).add(reading, batch)
+        total = sum(reading.bytes for reading in readings)
+        self._peak_bytes = max(self._peak_bytes, total)
+        return total
+
+
+class _Seen:
+    """One process, with what was read of it."""
+
+    def __init__(self, first: ProcessReading) -> None:
+        self.samples: list[ProcessSample] = []
+        self._first = self._last = first
+        self._peak_bytes = first.bytes
+
+    def add(self, reading: ProcessReading, batch: int) -> None:
+        self._last = reading
+        self._peak_bytes = max(self._peak_bytes, reading.bytes)
+        if batch:
+            self.samples.append(ProcessSample(batch, reading.bytes))
+
+    def use(self) -> ProcessUse:
+        return ProcessUse(
+            pid=self._last.pid,
+            name=self._last.name,
+            start_bytes=self._first.bytes,
+            end_bytes=self._last.bytes,
+            peak_bytes=self._peak_bytes,
+            growth_bytes_per_batch=steady_growth(self.samples),
+        )
+
+
+def _every_second(samples: list[ProcessSample]) -> list[ProcessSample]:
+    return samples[1::2]
+
+
+def _torch_bytes(peaks: Peaks, meter: Meter) -> Callable[[], int | None]:
+    """Return a function that returns what torch has allocated on the host; None if unknown."""
+    if meter.device == "cpu":
+        return lambda: peaks.read().allocated_bytes
+    return lambda: meter.host_retained_since(peaks.mark)

@@ -1,0 +1,1 @@
+"""Memory of this process and its children, as the operating system counts it."""

@@ -1,0 +1,113 @@
+"""Memory of processes: readings of the system, and growth that survives steps."""
+
+import multiprocessing
+import os
+import sys
+from itertools import accumulate, pairwise
+
+import pytest
+
+from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.core.processes import ProcessSample, steady_growth
+from pytest_cka_memory.errors import MissingPackageError
+from pytest_cka_memory.meters.process import memory
+from pytest_cka_memory.testing import ScriptedMeter
+
+MB = 2**20
+
+
+def samples(levels: list[float], stride: int = 1) -> list[ProcessSample]:
+    numbers = range(stride, stride * len(levels) + 1, stride)
+    return [ProcessSample(n, int(level)) for n, level in zip(numbers, levels, strict=True)]
+
+
+LEAK = [100 * MB + n * MB for n in range(18)]
+SERIES = {
+    "flat": ([100 * MB] * 18, 0),
+    "one step": ([100 * MB] * 9 + [164 * MB] * 9, 0),
+    "two steps": ([100 * MB] * 6 + [164 * MB] * 6 + [228 * MB] * 6, 0),
+    "falls": ([100 * MB - n for n in range(18)], 0),
+    "saw": ([(100 + 8 * (n % 3)) * MB for n in range(18)], 0),
+    "copied once": ([100 * MB + min(n, 8) * MB for n in range(34)], 0),
+    "spikes": ([(100 + 500 * (n % 7 == 3)) * MB for n in range(34)], 0),
+    "leak": (LEAK, MB),
+    "leak in steps of four": ([100 * MB + n // 4 * 4 * MB for n in range(34)], MB),
+    "leak with noise": ([level + (n % 2) * 1000 for n, level in enumerate(LEAK)], MB),
+}
+"""Levels at batch boundaries -> their growth per batch."""
+
+
+@pytest.mark.parametrize("name", SERIES)
+@pytest.mark.parametrize("stride", [1, 4])
+def test_growth_is_what_all_parts_of_the_loop_have_in_common(name, stride):
+    """Steps, saws and spikes are not growth; a leak is, also in steps and with noise."""
+    levels, growth = SERIES[name]
+    found = steady_growth(samples(levels, stride))
+    assert found is not None
+    assert found == pytest.approx(growth / stride, rel=0.01)
+
+
+def test_growth_needs_eight_batches_after_the_warm_up():
+    """Fewer batches have no growth; the warm-up is left out."""
+    assert steady_growth(samples(LEAK[:9])) is None
+    assert steady_growth(samples(LEAK[:10])) == MB
+    assert steady_growth(samples(LEAK[:10]), warmup=3) is None
+    assert steady_growth(samples([0, *accumulate([MB] * 9)]), warmup=0) == MB
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not know shared pages")
+def test_pages_that_processes_share_count_once():
+    """A forked child that shares 64 MB with its parent adds far less than that to the sum."""
+    pytest.importorskip("psutil")
+    kept = os.urandom(64 * MB)
+    tree = memory.ProcessTree()
+    before = sum(reading.bytes for reading in tree.read())
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=theirs.recv)
+    child.start()
+    try:
+        during = tree.read()
+    finally:
+        ours.send(None)
+        child.join()
+    assert before > len(kept)
+    assert child.pid in {reading.pid for reading in during}
+    assert sum(reading.bytes for reading in during) - before < 32 * MB
+
+
+def test_long_loops_take_a_bounded_number_of_samples():
+    """A loop of 1,000 batches has 128 samples at most, at equal distances."""
+    pytest.importorskip("psutil")
+    with MemoryProbe(meter=ScriptedMeter(), also=["process"]).measure() as region:
+        for _ in range(1000):
+            region.batch_done()
+    batches = [sample.batch for sample in region.record.process_timeline]
+    assert 64 <= len(batches) <= 128
+    assert len({second - first for first, second in pairwise(batches)}) == 1
+
+
+def test_region_that_an_exception_ends_is_not_judged():
+    """The figures of a region that an exception ends are known up to its last boundary."""
+    pytest.importorskip("psutil")
+    probe = MemoryProbe(meter=ScriptedMeter(), also=["process"])
+    with pytest.raises(ZeroDivisionError), probe.measure() as region:
+        region.batch_done(1 // 0)
+    assert region.record.completed is False
+    assert region.process_increase_bytes == 0
+
+
+def test_without_psutil_a_probe_says_what_to_install(monkeypatch):
+    """A probe that is to measure the process needs psutil."""
+    monkeypatch.setattr(memory, "find_spec", lambda name: None)
+    with pytest.raises(MissingPackageError, match="needs psutil: pip install"):
+        MemoryProbe("cpu", also=["process"])
+
+
+def test_systems_without_proportional_sizes_count_what_is_unique(monkeypatch):
+    """Where the system has no proportional sizes, psutil's unique set size is used."""
+    psutil = pytest.importorskip("psutil")
+    monkeypatch.setattr(memory.sys, "platform", "darwin")
+    own, *_ = memory.ProcessTree().read()
+    assert (own.pid, own.name) == (os.getpid(), "this process")
+    assert 0 < own.bytes <= psutil.Process().memory_info().rss
