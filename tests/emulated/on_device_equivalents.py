@@ -54,6 +54,16 @@ def test_batch_normalization_is_the_cpus(training):
             on_both(normalize, torch.randn(4, 3, 5, 5), torch.rand(3), tolerance=1e-4)
 
 
+def test_transposed_convolutions_without_cudnn_round_once():
+    """They add half precision in float32, as CUDA does; the CPU's own form rounds each sum."""
+    for sizes in ((6, 6), (4, 4, 4)):
+        x, w = torch.randn(1, 3, *sizes).bfloat16(), torch.randn(3, 3, *[3] * len(sizes)).bfloat16()
+        operator = getattr(torch.ops.aten, f"slow_conv_transpose{len(sizes)}d")
+        found = operator(x.cuda(), w.cuda(), w.shape[2:], None, [2] * len(sizes))
+        expected = getattr(F, f"conv_transpose{len(sizes)}d")(x.float(), w.float(), stride=2)
+        torch.testing.assert_close(found.cpu(), expected.bfloat16(), rtol=0.01, atol=0.01)
+
+
 def test_parts_of_synchronized_batch_normalization_are_its_plain_form():
     """The parts of synchronized batch normalization, each on its data, give the plain form's
     values.

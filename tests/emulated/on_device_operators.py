@@ -68,16 +68,6 @@ def test_fused_and_depthwise_convolutions_are_the_plain_ones():
     assert_equal(found, F.conv3d(volume, of_volume, padding=1, groups=2))
 
 
-def test_transposed_convolutions_without_cudnn_round_once():
-    """They add half precision in float32, as CUDA does; the CPU's own form rounds each sum."""
-    for sizes in ((6, 6), (4, 4, 4)):
-        x, w = torch.randn(1, 3, *sizes).bfloat16(), torch.randn(3, 3, *[3] * len(sizes)).bfloat16()
-        operator = getattr(aten, f"slow_conv_transpose{len(sizes)}d")
-        found = operator(x.cuda(), w.cuda(), w.shape[2:], None, [2] * len(sizes))
-        expected = getattr(F, f"conv_transpose{len(sizes)}d")(x.float(), w.float(), stride=2)
-        assert_equal(found, expected.bfloat16(), 0.01)
-
-
 # ---- Products ----
 
 
