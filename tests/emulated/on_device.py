@@ -318,6 +318,7 @@ def test_nvml_counts_the_memory_that_the_process_uses():
 
 # ---- What is not supported ----
 
+
 def test_graph_takes_the_memory_of_its_capture_and_is_replayed():
     """Without values too, a graph is captured, keeps its pool reserved, and is replayed."""
     values, before = filled(4 * MB), torch.cuda.memory_reserved()

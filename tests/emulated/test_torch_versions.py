@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import emulated_cuda
-from emulated_cuda import torch_private, torch_versions, triton_private, tried_torch
+from emulated_cuda import torch_private, torch_versions, tried_torch, triton_private
 from emulated_cuda.torch_versions import Row
 from emulated_cuda.values import errors_on_device
 
