@@ -318,8 +318,21 @@ def test_nvml_counts_the_memory_that_the_process_uses():
 
 # ---- What is not supported ----
 
+
+def test_graph_takes_the_memory_of_its_capture_and_is_replayed():
+    """Without values too, a graph is captured, keeps its pool reserved, and is replayed."""
+    values, before = filled(4 * MB), torch.cuda.memory_reserved()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = values + 1
+    allocated = torch.cuda.memory_allocated()
+    graph.replay()
+    assert torch.cuda.memory_allocated() == allocated
+    assert torch.cuda.memory_reserved() > before
+    del kept, graph
+
+
 UNSUPPORTED = {
-    "cudaStreamBeginCapture": ("CUDA graphs", lambda: torch.cuda.CUDAGraph().capture_begin()),
     "cudaIpcGetMemHandle": (
         "another process",
         lambda: torch.multiprocessing.reductions.reduce_tensor(torch.ones(1, device="cuda")),
@@ -358,7 +371,7 @@ def test_unsupported_call_raises_and_names_the_function(function):
     assert torch.cuda.memory_allocated() == before
 
 
-@pytest.mark.parametrize("function", ["cudaMallocManaged", "cudaGraphLaunch", "cuMulticastCreate"])
+@pytest.mark.parametrize("function", ["cudaMallocManaged", "cudaGraphAddNode", "cuMulticastCreate"])
 def test_unsupported_function_of_the_runtime_has_a_text_that_names_it(function):
     """Every unsupported function names itself in its error, also if torch never calls it here."""
     library = ctypes.CDLL("libcuda.so.1")
