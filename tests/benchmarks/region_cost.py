@@ -1,11 +1,12 @@
 """Print what measuring on the CPU costs: regions, batch boundaries, operators.
 
-    python tests/benchmarks/region_cost.py [--objects 500000] [--rounds 5] [--no-ledger]
+    python tests/benchmarks/region_cost.py [--objects 500000] [--rounds 5] [--no-ledger] [--also]
 
 A model of 2,000 parameters and half a million other Python objects are alive. Each figure is a
 median of the native counter, beside the same of the ledger, in user CPU time. A boundary is
 measured in loops of rising length, in which the level is flat, or rises because each batch keeps a
-tensor; `garbage` leaves a tensor in a reference cycle in each batch.
+tensor; `garbage` leaves a tensor in a reference cycle in each batch. With `--also` it prints
+instead what each addition costs (cycles, process, driver), as ratios to a region without it.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import torch
 from tabulate import tabulate
 
 from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.core.additional_figures import ADDITIONS
 from pytest_cka_memory.meters.cpu.by_blocks import BlockMeter
 from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
 
@@ -66,6 +68,36 @@ def boundary_us(probe: MemoryProbe, batches: int, kind: str) -> float:
     return (time.process_time() - start) / batches * 1e6
 
 
+def print_additions(device: str, rounds: int) -> None:
+    """Print the time of regions and boundaries with each addition, and its ratio to that without.
+
+    The driver is that of the emulated card if `device` names one.
+    """
+    without = MemoryProbe(device)
+    rows = []
+    for name in ADDITIONS:
+        with_it = MemoryProbe(meter=without.meter, also=[name])
+        for kind in ("region", "region that keeps a tensor", "boundary"):
+            times = [
+                [_addition_us(probe, kind) for probe in (without, with_it)] for _ in range(rounds)
+            ]
+            before, after = (statistics.median(column) for column in zip(*times, strict=True))
+            rows.append((name, kind, round(before, 1), round(after, 1), round(after / before, 2)))
+    print(tabulate(rows, headers=("addition", "", "without, µs", "with, µs", "ratio")))
+
+
+def _addition_us(probe: MemoryProbe, kind: str) -> float:
+    if kind == "region":
+        return statistics.median(empty_region_us(probe) for _ in range(20))
+    if kind == "boundary":
+        return boundary_us(probe, 100, "flat")
+    kept = []
+    start = time.process_time()
+    with probe.measure():
+        kept.append(torch.empty(1, device=probe.device))
+    return (time.process_time() - start) * 1e6
+
+
 def operator_us(probe: MemoryProbe | None) -> float:
     """Return the time of adding two tensors of ten numbers, in a region if a probe is given."""
     x = torch.ones(10)
@@ -98,7 +130,13 @@ def main() -> None:
     parser.add_argument("--objects", type=int, default=500_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-ledger", action="store_true", help="measure the native counter only")
+    parser.add_argument("--also", action="store_true", help="measure what additions cost")
+    parser.add_argument("--device", default="cpu", help="the device for --also")
     options = parser.parse_args()
+    if options.also:
+        with full_house(options.objects):
+            print_additions(options.device, options.rounds)
+        return
     probes = {"native": MemoryProbe(meter=BlockMeter())}
     if not options.no_ledger:
         probes["ledger"] = MemoryProbe(meter=StorageMeter())

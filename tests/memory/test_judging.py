@@ -112,5 +112,6 @@ def test_dictionary_has_the_published_keys(record: MakeRecord) -> None:
             "measured_bytes": 1,
             "message": "retained 1 byte, allowed 0 bytes: 1 byte too much",
             "figure": "retained_bytes",
+            "warns": False,
         }
     ]

@@ -179,10 +179,12 @@ def test_workers_are_listed_by_name_and_pid(run):
 @pytest.mark.parametrize(
     "marker", ["max_process_mb(1)", "flat_process_per_batch"], ids=["peak", "growth"]
 )
-def test_limit_without_psutil_is_a_usage_error(session, monkeypatch, marker):
+def test_limit_without_psutil_is_a_usage_error(session, pytester, marker):
     """Without psutil the session stops and says what to install."""
-    monkeypatch.setattr("pytest_cka_memory.limits.find_spec", lambda name: None)
-    run = session(f"import pytest\n@pytest.mark.{marker}\ndef test_it(): pass")
+    pytester.makeconftest(
+        "from pytest_cka_memory import limits\nlimits.find_spec = lambda name: None"
+    )
+    run = session(f"import pytest\n@pytest.mark.{marker}\ndef test_it(): pass", forked=True)
     run.assert_refused("needs psutil: pip install 'pytest-cka-memory[process]'")
 
 

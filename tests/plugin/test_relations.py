@@ -19,7 +19,7 @@ class Block(torch.nn.Module):
 
 def test_it(cka_memory):
     model = Block().to(cka_memory.device)
-    values = torch.ones(256, 64, device=cka_memory.device)
+    values = torch.ones(16384, 64, device=cka_memory.device)
     with torch.no_grad():
         with cka_memory.measure("old") as old:
             model(values, 1)
@@ -48,8 +48,7 @@ def test_failed_comparison_of_two_regions_shows_their_differences_by_line(
     assert "in region 'old', " in text
     new, old = (region["peak_increase_bytes"] for region in reversed(run.regions))
     assert new > old
-    assert "region 'new' has +0." in text
-    assert "of peak increase compared with region 'old': +0." in text
+    assert re.search(r"region 'new' has \+\d.* of peak increase compared with .* 'old': \+\d", text)
     place = text.partition("compared with region 'old': ")[2]
     assert re.search(
         r"at test_it.py:\d+ in Block.forward\S*: `self.inner\(values\).exp\(\)`", place
