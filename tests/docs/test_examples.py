@@ -65,7 +65,8 @@ def test_reports_name_the_cache_that_a_later_test_uses() -> None:
     options = "--cka-memory-report", "--cka-memory-explain", "--cka-memory-json=r.json"
     done = run(["pytest", *options], merged=True)
     assert done.returncode == 0, done.stdout
-    (row,) = [line for line in done.stdout.splitlines() if "test_training train" in line]
+    lines = [line.strip() for line in done.stdout.splitlines()]
+    (row,) = [line for line in lines if line.startswith("test_training train ")]
     assert "0.02" in row.split()
     training, validation = json.loads(Path("r.json").read_text("utf-8"))["regions"]
     assert [held["held_by"] for held in training["retained"]] == ["test_cache.MASKS[64]"]
