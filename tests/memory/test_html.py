@@ -257,3 +257,20 @@ def test_browser_runs_no_script_from_the_name_of_a_test(drawn):
     )
     assert "<title>0 false</title>" in shown
     assert HOSTILE.split("<img")[0] not in re.sub(r"<script.*?</script>", "", shown, flags=re.S)
+
+
+def test_row_with_many_figures_opens_below_its_figures_and_closes(drawn):
+    """With the columns of an accelerator, a click on a name opens the details below its figures."""
+    figures = {"reserved_start_bytes": 0, "reserved_peak_bytes": 9, "reserved_end_bytes": 0}
+    report = Report(SESSION, tuple(kept(f"t.py::test_{n}", **figures) for n in range(3)))
+    script = """
+    const kinds = () => [...document.querySelectorAll("#body > tr")]
+      .map((row) => row.className || row.firstChild.className);
+    const button = document.querySelector("#body tr:nth-child(3) button");
+    const found = [kinds()];
+    for (const _ of [1, 2]) { button.click(); found.push(kinds()); }
+    document.title = JSON.stringify(found);
+    """
+    (title,) = re.findall("<title>(.*?)</title>", drawn(report, script))
+    closed = ["region", "figures"] * 3
+    assert json.loads(title) == [closed, [*closed[:4], "detail", *closed[4:]], closed]
