@@ -1,4 +1,4 @@
-"""``python -m pytest_cka_memory``: show, compare and convert reports without importing torch."""
+"""``python -m pytest_cka_memory``: show, compare and convert reports, and run tests on cards."""
 
 import argparse
 import json
@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pytest_cka_memory._version import __version__
+from pytest_cka_memory.cli import cards
 from pytest_cka_memory.core.tolerance import parse_tolerance
 from pytest_cka_memory.core.two_reports import compare
 from pytest_cka_memory.errors import CkaMemoryError, ReportError
@@ -31,7 +32,11 @@ _COMPARISONS = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return 0, or 1 for a regression, or 2 if the input cannot be used."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args, more = parser.parse_known_args(argv)
+    if more and not args.takes_more:
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    args.more = more
     _escape_unprintable()
     try:
         status: int = args.run(args)
@@ -56,9 +61,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m pytest_cka_memory",
         description="Show and compare reports that pytest wrote with --cka-memory-json, "
-        "and histories of --cka-memory-history.",
+        "and histories of --cka-memory-history; run tests on emulated cards.",
     )
     parser.add_argument("--version", action="version", version=__version__)
+    parser.set_defaults(takes_more=False)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     show = commands.add_parser("show", help="print a report as a table or as Markdown")
@@ -88,6 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     trend.add_argument("--all", action="store_true", help="print figures that never changed too")
     trend.add_argument("-o", "--output", type=Path, metavar="OUT", help="draw an SVG file too")
     trend.set_defaults(run=_trend)
+
+    cards.add_parser(commands)
 
     schema = commands.add_parser("schema", help="print the JSON Schema of reports")
     schema.set_defaults(run=_schema)

@@ -210,6 +210,37 @@ class MemoryProbe:
             regions.append(region)
         return Sweep(counts, tuple(regions))
 
+    def largest(
+        self, step: Callable[[int], Any], at_most: int = 4096, *, limit_mb: object = None
+    ) -> int:
+        """Return the largest `n` for which ``step(n)`` does not run out of the device's memory.
+
+        Sizes are doubled from 1, then bisected. The device is cleaned before and after each call;
+        what `step` returns is freed. At the end ``n`` and ``n + 1`` are tried once more.
+
+        >>> import torch
+        >>> MemoryProbe("cpu").largest(lambda n: torch.ones(n, 1000), limit_mb="100 KB")
+        25
+
+        Args:
+            step: for example a training step with batch size `n`. A larger `n` must not need less.
+            at_most: the largest size that is tried.
+            limit_mb: MB (2**20 bytes) by which the peak of a call may exceed the level at its
+                start, as ``max_peak_mb`` counts, or e.g. ``'2 GiB'``. Required on a CPU.
+
+        Returns:
+            `n`; 0 if ``step(1)`` does not fit, `at_most` if every size that was tried does.
+
+        Raises:
+            LimitError: on a CPU without `limit_mb`.
+            RegionError: if a size fits once and not another time: the calls keep memory.
+            SizeError: if `limit_mb` is not a valid size.
+            ValueError: if `at_most` is not a whole number, 1 or more.
+        """
+        from pytest_cka_memory.measure.largest import largest
+
+        return largest(self._stack, step, at_most, limit_mb)
+
     def snapshot(self) -> Snapshot:
         """Return the current state of the device's memory."""
         reading = self._stack.snapshot()

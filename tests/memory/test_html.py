@@ -156,13 +156,12 @@ def test_long_timeline_is_reduced_to_the_highest_point_of_each_step(batches, poi
 
 
 def test_page_says_that_figures_are_emulated():
-    """The page's heading, a notice and the script's data say that figures are emulated."""
+    """The page's heading and a notice say that figures are emulated; its data do not."""
     session = {**SESSION, "meter": "PyTorch's caching allocator, emulated device"}
     text = html_page.render(Report(session, (kept(),)))
     assert Page(text).texts["h1"] == "Emulated memory"
     assert "on an emulated device; no GPU was used" in text
-    assert data_of(text)["notMeasured"] == "emulated"
-    assert data_of(html_page.render(one_of_each()))["notMeasured"] == ""
+    assert "emulated" not in json.dumps(data_of(text))
 
 
 def test_problem_of_the_session_is_a_notice():
@@ -258,3 +257,20 @@ def test_browser_runs_no_script_from_the_name_of_a_test(drawn):
     )
     assert "<title>0 false</title>" in shown
     assert HOSTILE.split("<img")[0] not in re.sub(r"<script.*?</script>", "", shown, flags=re.S)
+
+
+def test_row_with_many_figures_opens_below_its_figures_and_closes(drawn):
+    """With the columns of an accelerator, a click on a name opens the details below its figures."""
+    figures = {"reserved_start_bytes": 0, "reserved_peak_bytes": 9, "reserved_end_bytes": 0}
+    report = Report(SESSION, tuple(kept(f"t.py::test_{n}", **figures) for n in range(3)))
+    script = """
+    const kinds = () => [...document.querySelectorAll("#body > tr")]
+      .map((row) => row.className || row.firstChild.className);
+    const button = document.querySelector("#body tr:nth-child(3) button");
+    const found = [kinds()];
+    for (const _ of [1, 2]) { button.click(); found.push(kinds()); }
+    document.title = JSON.stringify(found);
+    """
+    (title,) = re.findall("<title>(.*?)</title>", drawn(report, script))
+    closed = ["region", "figures"] * 3
+    assert json.loads(title) == [closed, [*closed[:4], "detail", *closed[4:]], closed]

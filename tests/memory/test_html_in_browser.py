@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from reports_made import LOSSES, SESSION, ZERO, broken, hostile, kept, record
 
+from pytest_cka_memory.core.processes import ProcessSample
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.limits import limit_from_marker
@@ -50,6 +51,12 @@ const seen = {
   table: box("table"), problems: box(".problems"), plot: box(".plot"), tick: box(".tick"),
   figure: box(".problems .chart"), text: box(".problems .text"), limit: box("path.limit"),
   stack: box(".stack"), mark: box(".stack b"),
+  names: [...document.querySelectorAll("td.name")].map((cell) => cell.getBoundingClientRect()),
+  cells: [...document.querySelectorAll("#body td:not(.none)")]
+    .map((cell) => cell.getBoundingClientRect()),
+  columns: [...document.querySelectorAll("#head th")].map((cell) => cell.textContent),
+  emulated: document.body.innerText.match(/emulated/gi)?.length ?? 0,
+  inTable: document.querySelector("table").innerText.match(/emulated/gi)?.length ?? 0,
 };
 found.textContent += JSON.stringify(seen) + "\\n";
 """
@@ -74,16 +81,65 @@ def report():
     return Report(SESSION, results)
 
 
+HELD_BY = "trainer.callbacks['history'].outputs_of_the_validation_loop[-1].encoder.layers[11]"
+LONG_NAME = (
+    "tests/integration/training/test_transformer_with_adapters.py::TestFineTuning::"
+    "test_training_step_keeps_nothing[{}-bert-base-uncased-mixed-precision]"
+)
+
+
+def emulated_report(**figures):
+    """A report of an emulated card: long names and holders in two of ten regions."""
+    site = "src/company/training/transformer_with_adapters.py:1204 in forward_with_checkpointing"
+    holding = replace(LOSSES, held_by=HELD_BY, created_at=(site,), module="encoder.layers.11")
+    leak = record("train", retained_bytes=36 * MB, retained=(holding,), **figures)
+    results = (
+        *(judge(LONG_NAME.format(n), leak, [ZERO]) for n in range(2)),
+        *(kept(f"tests/integration/test_inference.py::test_batch[{n}]", **figures) for n in "abcd"),
+    )
+    session = {
+        **SESSION,
+        "device": "emulate:cuda:t4",
+        "device_name": "emulated NVIDIA T4 (no GPU)",
+        "meter": "PyTorch's caching allocator, emulated device",
+        "notes": [],
+    }
+    return Report(session, results)
+
+
+RESERVED = {"reserved_start_bytes": 50 * MB, "reserved_peak_bytes": 14_000 * MB}
+GROWING = tuple(ProcessSample(n, 1000 * MB * n) for n in range(1, 13))
+EVERY = {
+    **RESERVED,
+    **dict.fromkeys(("reserved_end_bytes", "host_retained_bytes", "cycle_bytes"), 12_345 * MB),
+    **dict.fromkeys(("process_start_bytes", "outside_start_bytes"), MB),
+    **dict.fromkeys(("process_peak_bytes", "outside_peak_bytes"), 60_000 * MB),
+    "process_timeline": GROWING,
+}
+"""Figures with which the table has every column."""
+
+
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
-    """What a script sees in each of four windows, which are frames of one page.
+    """What a script sees of the report of breaches, by width and colours."""
+    return look_at(report(), tmp_path_factory)
+
+
+@pytest.fixture(scope="module", params=[RESERVED, EVERY], ids=["usual-columns", "every-column"])
+def seen_emulated(tmp_path_factory, request):
+    """The same of the report of an emulated card."""
+    return look_at(emulated_report(**request.param), tmp_path_factory)
+
+
+def look_at(report, tmp_path_factory):
+    """Return what a script sees in each of four windows, which are frames of one page.
 
     A frame has its own width and colours; a window of Chromium is at least 500 pixels wide.
     """
     if BROWSER is None:
         pytest.skip("Chromium is not installed")
     folder = tmp_path_factory.mktemp("browser")
-    page = html_page.render(report()).replace("</body>", f"<script>{LOOK}</script></body>")
+    page = html_page.render(report).replace("</body>", f"<script>{LOOK}</script></body>")
     frames = (
         f"<iframe style='width:{width}px;height:900px;border:0;color-scheme:{colour}' "
         f'srcdoc="{html.escape(page)}"></iframe>'
@@ -101,6 +157,37 @@ def seen(tmp_path_factory):
     (found,) = re.findall(r'<pre id="found">(.*?)</pre>', done.stdout, re.DOTALL)
     views = [json.loads(line) for line in html.unescape(found).splitlines()]
     return {(view["width"], "dark" if view["dark"] else "light"): view for view in views}
+
+
+def test_report_of_an_emulated_card_has_the_columns_that_the_test_is_about(seen_emulated):
+    """The reports of these tests have the columns of an accelerator, and one has all."""
+    columns = seen_emulated[1280, "light"]["columns"]
+    assert "Reserved" in columns
+    assert ("Process/b" in columns) == ("Outside" in columns) == (len(columns) == 14)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_regions_have_the_width_for_their_names_and_causes(seen_emulated, width):
+    """Names and causes have at least half of the window, so that no region is a tall column."""
+    view = seen_emulated[width, "light"]
+    assert len(view["names"]) == (5 if width == 1280 else 4)
+    assert min(box["width"] for box in view["names"]) >= width / 2
+    assert max(box["height"] for box in view["names"]) <= (120 if width == 1280 else 300)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_column_is_inside_the_window(seen_emulated, width):
+    """All cells with a figure are visible without scrolling sideways, also with every column."""
+    view = seen_emulated[width, "light"]
+    assert view["scroll"] <= width
+    assert min(box["left"] for box in view["cells"]) >= 0
+    assert max(box["right"] for box in view["cells"]) <= width
+
+
+def test_page_says_once_in_each_place_that_the_device_is_emulated(seen_emulated):
+    """Heading, banner, and device and meter of the session say it, and no figure does."""
+    view = seen_emulated[1280, "light"]
+    assert (view["emulated"], view["inTable"]) == (4, 0)
 
 
 def luminance(colour):

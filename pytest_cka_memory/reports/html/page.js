@@ -15,6 +15,9 @@
     { key: "timeline", title: "Timeline", word: true, unsorted: true },
     { key: "verdict", title: "Verdict", word: true },
   ];
+  // With many figures a region has a line of its own above them, so that both have space.
+  const stacked = data.figures.length > 6;
+  const FIGURES = stacked ? COLUMNS.slice(1) : COLUMNS;
   const most = { peak_bytes: 1, retained_bytes: 1 };
   for (const row of rows)
     for (const key of Object.keys(most)) most[key] = Math.max(most[key], row[key]);
@@ -111,7 +114,6 @@
   function figure(row, key) {
     const text = key === "batches" ? String(row.batches || "-") : size(row[key]);
     const value = make("span", { className: "figure" }, make("span", { textContent: text }));
-    if (data.notMeasured && key !== "batches" && row[key] !== null) value.append(" ", make("small", { textContent: data.notMeasured }));
     if (key === "peak_bytes") {
       const base = Math.min(row.start_bytes, row.peak_bytes) / most.peak_bytes;
       value.append(bar([base, "base"], [row.peak_bytes / most.peak_bytes - base, ""]));
@@ -125,7 +127,7 @@
   }
 
   function detail(row) {
-    const cell = make("td", { className: "detail", colSpan: COLUMNS.length });
+    const cell = make("td", { className: "detail", colSpan: FIGURES.length });
     cell.append(make("p", { textContent: `Test ${row.outcome}, measured in ${row.worker}. Start to peak: ${row.start_bytes.toLocaleString("en")} to ${row.peak_bytes.toLocaleString("en")} bytes; retained: ${row.retained_bytes.toLocaleString("en")} bytes.` }));
     for (const fact of row.extra) cell.append(make("p", { textContent: fact }));
     for (const problem of row.problems) cell.append(make("p", { textContent: problem }));
@@ -135,39 +137,45 @@
     return make("tr", {}, cell);
   }
 
-  function toggle(button, tr, row) {
+  function toggle(button, row) {
     const open = button.getAttribute("aria-expanded") === "true";
     button.setAttribute("aria-expanded", String(!open));
-    if (open) tr.nextSibling.remove();
-    else tr.after(detail(row));
+    let last = button.closest("tr");
+    if (stacked) last = last.nextSibling;
+    if (open) last.nextSibling.remove();
+    else last.after(detail(row));
+  }
+
+  function named(row) {
+    const button = make("button", { type: "button" }, breakable(row.name));
+    button.setAttribute("aria-expanded", "false");
+    button.addEventListener("click", () => toggle(button, row));
+    const cell = make("td", { className: "name" }, button);
+    if (row.equal > 1) cell.append(make("span", { className: "same", textContent: `${row.equal.toLocaleString("en")} equal regions` }));
+    if (row.cause) cell.append(make("p", { className: "cause", textContent: row.cause }));
+    return cell;
+  }
+
+  function valued(row, column) {
+    const cell = make("td", { className: column.word ? "word" : "" });
+    cell.dataset.label = column.title;
+    if (column.key === "timeline") {
+      cell.append(spark(row));
+      if (!row.timeline.length) cell.classList.add("none");
+    } else if (column.key === "verdict") cell.append(badge(row));
+    else {
+      cell.append(figure(row, column.key));
+      if (row[column.key] === null || (column.key === "batches" && !row.batches)) cell.classList.add("none");
+      if (row.broken.includes(column.key)) cell.classList.add("broke");
+    }
+    return cell;
   }
 
   function draw(row) {
-    const tr = make("tr", {});
-    for (const column of COLUMNS) {
-      const cell = make("td", { className: column.word ? "word" : "" });
-      if (column.key !== "name") cell.dataset.label = column.title;
-      if (column.key === "name") {
-        const button = make("button", { type: "button" }, breakable(row.name));
-        button.setAttribute("aria-expanded", "false");
-        button.addEventListener("click", () => toggle(button, tr, row));
-        cell.className = "name";
-        cell.append(button);
-        if (row.equal > 1) cell.append(make("span", { className: "same", textContent: `${row.equal.toLocaleString("en")} equal regions` }));
-        if (row.cause) cell.append(make("p", { className: "cause", textContent: row.cause }));
-      } else if (column.key === "timeline") {
-        cell.append(spark(row));
-        if (!row.timeline.length) cell.classList.add("none");
-      }
-      else if (column.key === "verdict") cell.append(badge(row));
-      else {
-        cell.append(figure(row, column.key));
-        if (row[column.key] === null || (column.key === "batches" && !row.batches)) cell.classList.add("none");
-        if (row.broken.includes(column.key)) cell.classList.add("broke");
-      }
-      tr.append(cell);
-    }
-    return tr;
+    const name = named(row), cells = COLUMNS.slice(1).map((column) => valued(row, column));
+    if (!stacked) return [make("tr", {}, name, ...cells)];
+    name.colSpan = FIGURES.length;
+    return [make("tr", { className: "region" }, name), make("tr", { className: "figures" }, ...cells)];
   }
 
   function compared(a, b) {
@@ -195,7 +203,7 @@
 
   function render() {
     const found = chosen(), left = Math.max(0, found.length - state.shown);
-    byId("body").replaceChildren(...found.slice(0, state.shown).map(draw));
+    byId("body").replaceChildren(...found.slice(0, state.shown).flatMap(draw));
     byId("shown").textContent = `${(found.length - left).toLocaleString("en")} of ${found.length.toLocaleString("en")} shown${found.length < rows.length ? `, ${rows.length.toLocaleString("en")} in all` : ""}. Sizes are in MB (2**20 bytes) unless a unit is given.`;
     byId("more").hidden = !left;
     byId("more").textContent = `Show ${Math.min(PAGE, left)} more`;
@@ -217,7 +225,8 @@
     change({ sort: key, down: state.sort === key ? !state.down : !words });
   }
 
-  for (const column of COLUMNS) {
+  byId("table").classList.toggle("stacked", stacked);
+  for (const column of FIGURES) {
     const th = make("th", { scope: "col", className: column.word ? "word" : "" });
     th.dataset.key = column.key;
     const title = make("button", { type: "button", disabled: !!column.unsorted }, column.title, make("span", {}));

@@ -38,7 +38,7 @@ def render(report: Report) -> str:
         "FACTS": "\n".join(_facts(report)),
         "LEGEND": escape(legend_of(result.record for result in report.results)),
         "STYLE": _file("page.css"),
-        "DATA": _embedded(_data(report, found, provenance.adjective)),
+        "DATA": _embedded(_data(report, found)),
         "SCRIPT": _file("page.js"),
     }
     head, *rest = _file("page.html").split("{{")
@@ -65,7 +65,7 @@ def _facts(report: Report) -> Iterator[str]:
         yield f"<dt>{escape(name)}</dt><dd>{escape(one_line(fact))}</dd>"
 
 
-def _data(report: Report, found: Sequence[ProblemGroup], adjective: str) -> dict[str, Any]:
+def _data(report: Report, found: Sequence[ProblemGroup]) -> dict[str, Any]:
     # By identity, because a test may have measured the same region twice.
     groups = {
         id(result): number
@@ -74,7 +74,6 @@ def _data(report: Report, found: Sequence[ProblemGroup], adjective: str) -> dict
         if group.breaches and len(group.results) > 1
     }
     return {
-        "notMeasured": adjective,
         "verdicts": summary.counts(report.results),
         "figures": [
             {"key": row.name, "title": row.column.capitalize()}

@@ -1,0 +1,64 @@
+"""The table of tests and cards as Markdown and as JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from pytest_cka_memory.core.card_uses import FITS, OUT_OF_MEMORY, CardUse
+from pytest_cka_memory.reports import markdown
+from pytest_cka_memory.reports.escapes import code, sentence
+from pytest_cka_memory.units import format_size, format_with_unit
+
+_HEAD = ("test", "card", "result", "peak", "reserved", "head room")
+_LEGEND = (
+    "Sizes are in MB (2**20 bytes) unless a unit is given, from torch's CUDA allocator on emulated "
+    "cards; no GPU was used. peak: highest live level; reserved: most that the allocator held; "
+    "head room: memory of the card, without the CUDA context, that the allocator never took."
+)
+
+
+def as_markdown(uses: Sequence[CardUse]) -> str:
+    """Return a table with one row for each test and card, then the errors of failed tests."""
+    tests = list(dict.fromkeys(use.test for use in uses))
+    ordered = sorted(uses, key=lambda use: tests.index(use.test))  # stable: cards keep their order
+    rows = [(code(use.test), use.card, _result(use), *_figures(use)) for use in ordered]
+    lines = [f"### Memory on emulated cards: {verdict(uses)}", ""]
+    lines += markdown.table(_HEAD, rows, markdown.COMMENT_CHARACTERS // 2, left=3) if rows else []
+    failed = [use for use in ordered if use.result not in (FITS, OUT_OF_MEMORY)]
+    lines += [f"- {use.card}, {code(use.test)}: {sentence(use.message)}" for use in failed]
+    return "\n".join([*lines, *([""] if failed else []), _LEGEND, ""])
+
+
+def as_json(uses: Sequence[CardUse]) -> str:
+    """Return a list with one object for each test and card, with sizes in bytes."""
+    rows = [{"emulated": True, **asdict(use), "headroom_bytes": use.headroom_bytes} for use in uses]
+    return json.dumps(rows, indent=1) + "\n"
+
+
+def verdict(uses: Sequence[CardUse]) -> str:
+    """Return for each card how many tests fit: ``t4: 2 of 3 fit, a10: all 3 fit``."""
+    parts = []
+    for card in dict.fromkeys(use.card for use in uses):
+        own = [use for use in uses if use.card == card]
+        fitting = sum(use.result == FITS for use in own)
+        share = f"all {len(own)}" if fitting == len(own) else f"{fitting} of {len(own)}"
+        parts.append(f"{card}: {share} fit")
+    return ", ".join(parts) or "no test ran"
+
+
+def _result(use: CardUse) -> str:
+    if use.result != OUT_OF_MEMORY:
+        return use.result
+    if use.missing_bytes is None:
+        return "**does not fit**"
+    return f"**does not fit**: at least {format_with_unit(use.missing_bytes)} missing"
+
+
+def _figures(use: CardUse) -> tuple[str, str, str]:
+    if use.result != FITS:  # the figures of a test that did not run to its end mislead
+        return "-", "-", "-"
+    return (
+        format_size(use.peak_bytes),
+        format_size(use.reserved_bytes),
+        format_size(use.headroom_bytes),
+    )
