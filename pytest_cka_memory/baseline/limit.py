@@ -16,7 +16,7 @@ _NOT_GIVEN = object()
 
 
 def tolerance_of_marker(
-    tolerance: object = _NOT_GIVEN, relative_to: object = None
+    tolerance: object = _NOT_GIVEN, *, relative_to: object = None
 ) -> Tolerance | None:
     """Return the tolerance of a ``memory_baseline`` marker; None if it gives none.
 

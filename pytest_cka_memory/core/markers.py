@@ -103,7 +103,8 @@ _ROWS = (
     Marker(
         "memory_baseline",
         'memory_baseline(tolerance="5%")',
-        "no figure may be more than `tolerance` above the committed baseline.",
+        "no figure may be more than `tolerance` above the committed baseline, or above the test "
+        "with the parameter `relative_to`.",
         "pytest_cka_memory.baseline.limit:tolerance_of_marker",
     ),
 )

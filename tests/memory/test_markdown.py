@@ -18,6 +18,7 @@ FACTS = """\
 - versions: torch 2.15.0, CUDA 13.2, Python 3.11.7, plugin 0.1.0
 - started: `2026-01-02T03:04:05+00:00`
 """
+HIGHEST = "- highest level: `100.00 MB in t.py::test_kept`\n"
 LEGEND = """\
 
 Sizes are in MB (2**20 bytes) unless a unit is given. start: live at entry; peak: highest live \
@@ -70,7 +71,7 @@ it</summary>
 
 </details>
 
-{FACTS}- not measured: 2 tests: odd items
+{FACTS.replace("- started", HIGHEST + "- started")}- not measured: 2 tests: odd items
 - no result: `t.py::test_lost`
 {LEGEND}"""
 

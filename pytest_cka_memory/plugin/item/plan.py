@@ -205,7 +205,7 @@ def _baseline_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
         text = mark.name if given is None else f"{mark.name}({given.text!r})"
         text = with_argument(text, "warn=True") if warns else text
         tolerance = given or tolerance
-        relative_to = mark.kwargs.get("relative_to", next(iter(mark.args[1:]), None))
+        relative_to = mark.kwargs.get("relative_to")
         if relative_to is not None:
             from pytest_cka_memory.plugin.item import relative_baselines
 
