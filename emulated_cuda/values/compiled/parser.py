@@ -225,7 +225,8 @@ def _outside(text: str) -> list[int]:
     while at < len(text):
         character = text[at]
         if character == '"':
-            at = _STRING.match(text, at).end() if _STRING.match(text, at) else len(text)  # type: ignore[union-attr]
+            string = _STRING.match(text, at)
+            at = string.end() if string else len(text)
             continue
         is_arrow = character == ">" and text[at - 1 : at] == "-"
         if character in ")]}>" and not is_arrow:
