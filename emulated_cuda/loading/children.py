@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,9 @@ def load_in_children(card: str, devices: int, total_bytes: int, values: bool | N
     """Have processes that are started from now on load this device."""
     arguments = {"card": card, "devices": devices, "total_bytes": total_bytes, "values": values}
     os.environ.update(environment_with(dict(os.environ), **arguments))
+    # Some code makes PYTHONPATH of a child from `sys.path`: Inductor for its compile workers.
+    if _SITE not in sys.path:
+        sys.path.insert(1, _SITE)
 
 
 def environment_with(environment: dict[str, str], **setting: Any) -> dict[str, str]:

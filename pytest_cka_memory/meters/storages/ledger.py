@@ -49,7 +49,7 @@ class OperatorSite(NamedTuple):
 class _Entry(weakref.ref[torch.UntypedStorage]):
     """A storage in the ledger. Weak, because a strong reference would itself be a leak."""
 
-    __slots__ = ("excluded_bytes", "history", "key", "maybe_alive", "site", "size")
+    __slots__ = ("excluded_bytes", "history", "is_shared", "key", "maybe_alive", "site", "size")
 
     key: int
     site: OperatorSite | None
@@ -64,6 +64,8 @@ class _Entry(weakref.ref[torch.UntypedStorage]):
     """
     maybe_alive: bool
     """Whether a collection freed it, or perhaps only its Python object."""
+    is_shared: bool
+    """Whether it was in memory that processes share."""
 
     @property
     def weight(self) -> int:
@@ -216,8 +218,10 @@ class Ledger(Locking):
                 self._remove(known)
             maybe_alive = self._maybe_alive.pop(key, None)
             if operator is None and maybe_alive is not None and maybe_alive.size == size:
-                self._restore(maybe_alive, storage)
-                return
+                # Else a batch of a worker has taken the address of a storage that was freed.
+                if maybe_alive.is_shared == _is_shared(storage):
+                    self._restore(maybe_alive, storage)
+                    return
             site = None
             if operator is not None and tensor is not None:
                 site = OperatorSite(operator, tensor.dtype, _shape_of(tensor), user_frames())
@@ -296,8 +300,8 @@ class Ledger(Locking):
         entry.history = [(self.serial, 0)]
         entry.size = storage.nbytes()
         self._live[entry.key] = entry  # complete: a collection may record it again
-        # On CUDA is_shared() is always true.
-        if storage.device.type == "cpu" and storage.is_shared():
+        entry.is_shared = _is_shared(storage)
+        if entry.is_shared:
             self._shared[entry.key] = entry, StorageWeakRef(storage)
         self._resize(entry, entry.size)
 
@@ -326,6 +330,8 @@ class Ledger(Locking):
                 self._collecting = freed
             else:
                 freed.maybe_alive = self._collecting and FREES_ONLY_OBJECTS
+                if freed.key in self._shared and self._shared[freed.key][1].expired():
+                    freed.maybe_alive = False
                 is_known = self._live.get(freed.key) is freed
                 self._remove(freed)
                 if is_known and self._collecting:
@@ -374,6 +380,11 @@ class Ledger(Locking):
         # No calls below: each may fail if the stack is exhausted, and would then be repeated.
         self.level -= weight
         del self._live[entry.key]
+
+
+def _is_shared(storage: torch.UntypedStorage) -> bool:
+    # On CUDA is_shared() is always true.
+    return storage.device.type == "cpu" and storage.is_shared()
 
 
 def _shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
