@@ -67,6 +67,10 @@ class _Entry(weakref.ref[torch.UntypedStorage]):
     is_shared: bool
     """Whether it was in memory that processes share."""
 
+    def is_like(self, storage: torch.UntypedStorage) -> bool:
+        """Whether it may be `storage`, which has its address: not if only one of them is shared."""
+        return self.size == storage.nbytes() and self.is_shared == _is_shared(storage)
+
     @property
     def weight(self) -> int:
         """How many of its bytes count now."""
@@ -217,11 +221,9 @@ class Ledger(Locking):
                 self._process_frees()
                 self._remove(known)
             maybe_alive = self._maybe_alive.pop(key, None)
-            if operator is None and maybe_alive is not None and maybe_alive.size == size:
-                # Else a batch of a worker has taken the address of a storage that was freed.
-                if maybe_alive.is_shared == _is_shared(storage):
-                    self._restore(maybe_alive, storage)
-                    return
+            if operator is None and maybe_alive is not None and maybe_alive.is_like(storage):
+                self._restore(maybe_alive, storage)
+                return
             site = None
             if operator is not None and tensor is not None:
                 site = OperatorSite(operator, tensor.dtype, _shape_of(tensor), user_frames())
