@@ -141,6 +141,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "fine-tuning": ranks_tables.finetuning,
         "losses": ranks_tables.losses,
         "tracker": ranks_tables.tracker,
+        "PyTorch's tests": ranks_tables.own_tests,
         "what goes wrong": ranks_tables.hostile,
     },
     DOCS / "explanation" / "trust.md": {"versions": versions, "skipped, by version": skips},

@@ -1,6 +1,7 @@
 """The tables of what several emulated devices were compared with."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,26 @@ def hostile() -> str:
             for name, row in found.items()
         ],
     )
+
+
+def own_tests() -> str:
+    """Outcomes of PyTorch's own tests, with the reasons that they give for skipping."""
+    rows = _results("torch-distributed-torch-*.json")
+    counts = Counter((row["outcome"], row["why"] or "") for row in rows)
+    ran = len(rows) - sum(row["outcome"] == "skipped" for row in rows)
+    return _markdown(
+        ["outcome", "tests", "why"],
+        [
+            [outcome, f"{count} of {ran}" if outcome == "passed" else str(count), _line(why)]
+            for (outcome, why), count in sorted(
+                counts.items(), key=lambda item: (item[0][0] == "skipped", -item[1], item[0])
+            )
+        ],
+    )
+
+
+def _line(text: str) -> str:
+    return " ".join(text.replace("|", "/").split())
 
 
 def _code(line: str) -> str:
