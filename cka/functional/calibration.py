@@ -45,7 +45,8 @@ def calibrate(cka: Tensor, permuted: Tensor) -> Calibration:
     standard = (all_values - all_values.mean(0)) / torch.where(scale > 0, scale, torch.nan)
     highest = standard[1:].nan_to_num(-torch.inf).flatten(1).amax(1)
     count = 1 + len(permuted)
-    p = (1 + (permuted >= cka - _EQUAL).sum(0)) / count
+    # A quotient of integers would be float32.
+    p = (1 + (permuted >= cka - _EQUAL).sum(0)).to(cka.dtype) / count
     p_best = torch.ones_like(cka)
     for value in highest:
         p_best += value >= standard[0] - _EQUAL
@@ -54,7 +55,7 @@ def calibrate(cka: Tensor, permuted: Tensor) -> Calibration:
         mean=mean,
         spread=spread,
         z=(cka - mean) / spread,
-        p=p.to(cka.dtype).masked_fill(unknown, torch.nan),
+        p=p.masked_fill(unknown, torch.nan),
         p_best=(p_best / count).masked_fill(unknown | standard[0].isnan(), torch.nan),
         permutations=len(permuted),
     )

@@ -102,5 +102,5 @@ def test_calibration_survives_a_file_and_a_selection(tmp_path):
 @pytest.mark.parametrize("null", [0, True, 1.5])
 def test_number_of_permutations_must_be_positive(null):
     """An error says what to write."""
-    with pytest.raises(SettingError, match="write e.g. 200"):
+    with pytest.raises(SettingError, match=r"write e\.g\. 200"):
         CKA(mlp(0), device="cpu").compare(batches_of(8), progress=False, null=null)
