@@ -16,6 +16,7 @@ from cka.errors import (
     MissingExtraError,
     SettingError,
 )
+from cka.functional.calibration import Calibration
 from cka.functional.features import cka_from_features
 from cka.functional.hsic import hsic
 from cka.functional.kernels import RBF
@@ -31,6 +32,7 @@ __all__ = [
     "CKAResult",
     "CKAResults",
     "CKAWarning",
+    "Calibration",
     "DoesNotFitError",
     "InputError",
     "LayerError",

@@ -25,6 +25,7 @@ from cka.running.estimators import Estimator
 from cka.running.exact import Exact
 from cka.running.minibatch import Minibatch
 from cka.running.model_runner import Feed, ModelRunner
+from cka.running.permutations import Permutations
 from cka.running.placement import (
     device_for,
     eager,
@@ -173,6 +174,8 @@ class CKA:
         dataloader2: Iterable[Any] | None = None,
         *,
         progress: bool = True,
+        null: int | None = None,
+        generator: torch.Generator | None = None,
     ) -> CKAResult:
         """Run the data through the models and compare every pair of layers.
 
@@ -182,6 +185,13 @@ class CKA:
             dataloader2: yields batches for model2, with the same samples in the same order. None,
                 or dataloader again, gives both models the same batches.
             progress: show a progress bar.
+            null: number of random permutations of the samples, e.g. 200, by which every pair is
+                calibrated: ``result.calibration`` has mean and spread by chance, z and p-values.
+                None for no calibration. The models run once all the same. Samples are permuted
+                within each batch, so they must be exchangeable there. The sums take 8 null L1 L2
+                bytes.
+            generator: a torch.Generator on the CPU, from which the seed of the permutations is
+                drawn; None means seed 0. On several ranks it must have the same state on all.
 
         Returns:
             The result, on the CPU. A CKAWarning names what was left out (batches that are too
@@ -193,7 +203,8 @@ class CKA:
             InputError: if the two data loaders differ in their batches, if no batch was large
                 enough, if a mask cannot be used, or if ranks ran different layers.
             LayerError: if no layer is left to compare.
-            SettingError: if the exact estimator is used on several ranks.
+            SettingError: if the exact estimator is used on several ranks, or ``null`` is less
+                than 1.
             DoesNotFitError: if the exact estimator would need too much memory.
         """
         if self._models is None:
@@ -204,7 +215,8 @@ class CKA:
         loaders: tuple[Iterable[Any], ...] = (dataloader,)
         if dataloader2 is not None and dataloader2 is not dataloader:
             loaders = (dataloader, dataloader2)
-        (outcome,) = self._run(self._models, [(0, 1)], loaders, progress)
+        seed = null_seed(null, generator)
+        (outcome,) = self._run(self._models, [(0, 1)], loaders, progress, null, seed)
         for message in outcome.warnings:
             warnings.warn(message, CKAWarning, stacklevel=2)
         first, second = self._models
@@ -216,6 +228,7 @@ class CKA:
         return CKAResult(
             matrix=outcome.matrix,
             standard_error=outcome.standard_error,
+            calibration=outcome.calibration,
             model1_layers=outcome.rows,
             model2_layers=outcome.columns,
             model1_name=first.name,
@@ -233,9 +246,11 @@ class CKA:
         pairs: Sequence[tuple[int, int]],
         loaders: tuple[Iterable[Any], ...],
         progress: bool,
+        null: int | None,
+        seed: int,
     ) -> list[Outcome]:
         """Run every model on every batch, and return the outcome of each pair of models."""
-        estimators = [self._make_estimator(loaders[0]) for _ in pairs]
+        estimators = [self._make_estimator(loaders[0], null, seed) for _ in pairs]
         modules = list(dict.fromkeys(model.module for model in models))
         with ExitStack() as stack:
             # Not inference_mode: its tensors have no version counter, so an output changed in place
@@ -251,6 +266,7 @@ class CKA:
                     (models[one].selection, models[other].selection),
                     estimator,
                     over_ranks=self._over_ranks,
+                    permutations=null,
                 )
                 for (one, other), estimator in zip(pairs, estimators, strict=True)
             ]
@@ -289,7 +305,12 @@ class CKA:
             )
         return runners
 
-    def _make_estimator(self, loader: Iterable[Any]) -> Estimator:
+    def _make_estimator(self, loader: Iterable[Any], null: int | None, seed: int) -> Estimator:
+        permutations = None
+        if null is not None:
+            # Ranks permute their samples independently of each other.
+            rank = distributed.rank() if self._over_ranks else 0
+            permutations = Permutations(null, seed + rank)
         if self._estimator == "exact":
             if self._over_ranks and distributed.is_active():
                 raise SettingError(
@@ -297,8 +318,8 @@ class CKA:
                     "has several ranks; run it on one rank with distributed=False, or use "
                     "estimator='unbiased'"
                 )
-            return Exact(self._kernel, sample_count(loader), self._limit_bytes)
-        return Minibatch(self._kernel, self._estimator, self._part_size)
+            return Exact(self._kernel, sample_count(loader), self._limit_bytes, permutations)
+        return Minibatch(self._kernel, self._estimator, self._part_size, permutations)
 
     def __enter__(self) -> CKA:
         return self
@@ -312,6 +333,21 @@ class CKA:
         # The variable of a with statement still exists after the block. It must not keep the
         # models' weights alive.
         self._models = None
+
+
+def null_seed(null: int | None, generator: torch.Generator | None) -> int:
+    """Return the seed of the permutations.
+
+    Raises:
+        SettingError: if ``null`` is not a positive integer.
+    """
+    if null is not None and (not isinstance(null, int) or isinstance(null, bool) or null < 1):
+        raise SettingError(
+            f"null must be a number of permutations, at least 1, got {null!r}; write e.g. 200"
+        )
+    if generator is None or null is None:
+        return 0
+    return int(torch.randint(2**53, (), generator=generator, device="cpu"))
 
 
 def _check_settings(estimator: str, hsic_batch_size: int | None) -> None:

@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping
 from itertools import combinations
 from typing import Any, Literal, TypeAlias, get_args
 
+import torch
 from torch import nn
 
 from cka.capture.layers import Layers, select
-from cka.comparison import CKA, ComparedModel, check_model
+from cka.comparison import CKA, ComparedModel, check_model, null_seed
 from cka.errors import CKAWarning, InputError, SettingError
 from cka.result_mapping import CKAResults
 from cka.running.placement import unwrap
@@ -25,6 +26,8 @@ def compare_many(
     layers: Layers = None,
     pairs: Pairs = "all",
     progress: bool = True,
+    null: int | None = None,
+    generator: torch.Generator | None = None,
     **settings: Any,
 ) -> CKAResults:
     """Compare several models with each other in one pass over the data.
@@ -49,6 +52,9 @@ def compare_many(
         pairs: "all" compares every model with every later one, "first" compares the first model
             with every other one.
         progress: show a progress bar.
+        null: number of permutations for a calibration of every pair, as for
+            :meth:`cka.CKA.compare`; ``p_best`` is corrected for the layers of one pair of models.
+        generator: as for :meth:`cka.CKA.compare`. Every pair uses the same permutations.
         **settings: further settings of :class:`cka.CKA`, such as ``device``, ``kernel``,
             ``pooling`` or ``hsic_batch_size``. The estimator is "unbiased" or "biased".
 
@@ -65,7 +71,8 @@ def compare_many(
     """
     _check(models, pairs, settings)
     comparison = _ComparisonOfMany(models, layers, settings)
-    return comparison.compare_pairs(dataloader, pairs, progress)
+    seed = null_seed(null, generator)
+    return comparison.compare_pairs(dataloader, pairs, progress, null, seed)
 
 
 class _ComparisonOfMany(CKA):
@@ -83,12 +90,19 @@ class _ComparisonOfMany(CKA):
             ComparedModel(module, select(module, layers), name) for name, module in inner.items()
         ]
 
-    def compare_pairs(self, dataloader: Iterable[Any], pairs: Pairs, progress: bool) -> CKAResults:
+    def compare_pairs(
+        self,
+        dataloader: Iterable[Any],
+        pairs: Pairs,
+        progress: bool,
+        null: int | None,
+        seed: int,
+    ) -> CKAResults:
         models = self._compared
         numbers = list(combinations(range(len(models)), 2))
         if pairs == "first":
             numbers = [(one, other) for one, other in numbers if one == 0]
-        outcomes = self._run(models, numbers, (dataloader,), progress)
+        outcomes = self._run(models, numbers, (dataloader,), progress, null, seed)
         messages = dict.fromkeys(message for outcome in outcomes for message in outcome.warnings)
         for message in messages:
             warnings.warn(message, CKAWarning, stacklevel=3)

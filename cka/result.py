@@ -17,6 +17,7 @@ from torch import Tensor
 from cka import plots
 from cka.capture.layers import format_labels
 from cka.errors import InputError, LayerError
+from cka.functional.calibration import Calibration
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,6 +80,8 @@ class CKAResult:
     """Name of the kernel."""
     self_comparison: bool
     """Whether one model was compared with itself on the same data."""
+    calibration: Calibration | None = None
+    """z and p-values by permutations of the samples; None without ``null`` in ``compare``."""
 
     @overload
     def __getitem__(  # type: ignore[overload-overlap]  # a pair is a number, as documented
@@ -109,6 +112,7 @@ class CKAResult:
             self,
             matrix=self.matrix[rows][:, columns],
             standard_error=self.standard_error[rows][:, columns],
+            calibration=_part(self.calibration, rows, columns),
             model1_layers=[self.model1_layers[at] for at in rows],
             model2_layers=[self.model2_layers[at] for at in columns],
         )
@@ -152,8 +156,12 @@ class CKAResult:
     def __repr__(self) -> str:
         return f"<CKAResult: {self.lines()[0]}>"
 
-    def to_dataframe(self) -> pd.DataFrame:
+    def to_dataframe(self, *, long: bool = False) -> pd.DataFrame:
         """Return the matrix as a DataFrame with layer labels; its axes have the models' names.
+
+        Args:
+            long: return one row for each pair of layers instead, with the columns ``cka`` and
+                ``standard_error``, and ``z``, ``p`` and ``p_best`` if the result is calibrated.
 
         Raises:
             MissingExtraError: if pandas is not installed.
@@ -162,6 +170,17 @@ class CKAResult:
             import pandas as pd
         except ImportError as error:
             raise plots.missing_extra("pandas", "to_dataframe()") from error
+        if long:
+            columns = {"cka": self.matrix, "standard_error": self.standard_error}
+            if self.calibration is not None:
+                columns |= {name: getattr(self.calibration, name) for name in ("z", "p", "p_best")}
+            pairs = pd.MultiIndex.from_product(
+                [self.model1_layers, self.model2_layers], names=[self.model1_name, self.model2_name]
+            )
+            table: pd.DataFrame = pd.DataFrame(
+                {name: one.flatten().numpy() for name, one in columns.items()}, index=pairs
+            )
+            return table
         frame: pd.DataFrame = pd.DataFrame(
             self.matrix.numpy(),
             index=pd.Index(self.model1_layers, name=self.model1_name),
@@ -262,6 +281,12 @@ class CKAResult:
             dtype = {"float32": torch.float32, "float64": torch.float64}[found.pop("dtype")]
             for name in ("matrix", "standard_error"):
                 found[name] = _tensor(found[name], dtype)
+            if found.get("calibration") is not None:
+                given: dict[str, Any] = {
+                    name: value if name == "permutations" else _tensor(value, torch.float64)
+                    for name, value in found["calibration"].items()
+                }
+                found["calibration"] = Calibration(**given)
             return cls(**found)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise InputError(
@@ -272,10 +297,14 @@ class CKAResult:
     def _to_json(self) -> dict[str, Any]:
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
         for name in ("matrix", "standard_error"):
-            fields[name] = [
-                [None if math.isnan(value) else value for value in row]
-                for row in fields[name].tolist()
-            ]
+            fields[name] = _lists(fields[name])
+        if self.calibration is None:
+            del fields["calibration"]
+        else:
+            fields["calibration"] = {
+                name: _lists(value) if isinstance(value, Tensor) else value
+                for name, value in vars(self.calibration).items()
+            }
         return {"dtype": str(self.matrix.dtype).removeprefix("torch."), **fields}
 
 
@@ -318,6 +347,25 @@ def _position(index: Any, labels: Sequence[str], kind: str) -> int:
             f"write a position from {-len(labels)} to {len(labels) - 1}"
         )
     return index % len(labels)
+
+
+def _part(
+    calibration: Calibration | None, rows: list[int], columns: list[int]
+) -> Calibration | None:
+    """Return the calibration of some rows and columns."""
+    if calibration is None:
+        return None
+    matrices: dict[str, Any] = {
+        name: one[rows][:, columns]
+        for name, one in vars(calibration).items()
+        if isinstance(one, Tensor)
+    }
+    return replace(calibration, **matrices)
+
+
+def _lists(values: Tensor) -> list[list[float | None]]:
+    """Return the rows of a matrix, with None for NaN and infinity, which JSON does not have."""
+    return [[one if math.isfinite(one) else None for one in row] for row in values.tolist()]
 
 
 def _tensor(rows: list[list[float | None]], dtype: torch.dtype) -> Tensor:

@@ -121,6 +121,40 @@ def hsic_products(
     return cross * scale, self_x * scale, self_y * scale
 
 
+def permuted_products(
+    grams_x: Sequence[Tensor],
+    grams_y: Sequence[Tensor] | None,
+    estimator: HSICEstimator,
+    orders: Sequence[Tensor],
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield parts of HSIC (L1, L2) after each permutation of the samples of ``grams_y``.
+
+    A part is ``(number, values)``: for each permutation, in ``orders`` as indices (n,), the values
+    of its number add up to HSIC. Rows and columns of a centred matrix are permuted, which commutes
+    with centring, so matrices are centred a few rows at a time, as in :func:`hsic_products`.
+    """
+    device = grams_x[0].device
+    samples = len(grams_x[0])
+    scale = 1 / (samples * (samples - 3) if estimator == "unbiased" else (samples - 1) ** 2)
+    grams = grams_x if grams_y is None else grams_y
+    dtype = sum_dtype(device)
+    offsets, not_constant = _offsets(grams, estimator, dtype), _not_constant(grams)
+    start = 0
+    with full_precision(device):
+        for x in _centred_slabs(grams_x, estimator):
+            stop = start + x.shape[1] // samples
+            for number, order in enumerate(orders):
+                rows = order[start:stop]
+                slab = torch.stack([gram[rows][:, order] for gram in grams]).to(dtype)
+                slab -= offsets[:, rows, None]
+                slab -= offsets[:, order][:, None, :]
+                slab *= not_constant
+                if estimator == "unbiased":
+                    slab.diagonal(offset=start, dim1=1, dim2=2).zero_()
+                yield number, x @ slab.flatten(1).T * scale
+            start = stop
+
+
 def _offsets(grams: Sequence[Tensor], estimator: HSICEstimator, dtype: torch.dtype) -> Tensor:
     """Return the vectors m, (L, n), for which K - m1ᵀ - 1mᵀ is centred.
 

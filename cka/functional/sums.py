@@ -97,7 +97,7 @@ def with_exponents(sums: Sums, exponents: Exponents | None) -> Sums:
     if exponents is None or exponents == sums.exponents:
         return sums
     before = sums.exponents or ((0,) * len(sums.self1), (0,) * len(sums.self2))
-    one, two = (_powers(*side, like=sums.cross) for side in zip(before, exponents, strict=True))
+    one, two = (powers(*side, like=sums.cross) for side in zip(before, exponents, strict=True))
     rows, columns = one[:, None], two[None, :]
     return Sums(
         cross=sums.cross * rows * columns,
@@ -114,7 +114,7 @@ def with_exponents(sums: Sums, exponents: Exponents | None) -> Sums:
     )
 
 
-def _powers(before: Sequence[int], after: Sequence[int], *, like: Tensor) -> Tensor:
+def powers(before: Sequence[int], after: Sequence[int], *, like: Tensor) -> Tensor:
     """Return 2**(before - after) for each layer; 0 where that is below the range of float64."""
     powers = [2.0 ** max(e - f, -1100) for e, f in zip(before, after, strict=True)]
     return torch.tensor(powers, dtype=torch.float64, device="cpu").to(like.dtype).to(like.device)

@@ -15,6 +15,11 @@ def is_active() -> bool:
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
+def rank() -> int:
+    """Return this process's rank; 0 if it is the only one."""
+    return dist.get_rank() if is_active() else 0
+
+
 def gather(own: Any) -> list[Any]:
     """Return the values of all ranks, in the order of ranks: builtin types that JSON can write.
 

@@ -15,6 +15,7 @@ from cka.capture.layers import Selection, format_labels
 from cka.capture.outputs import LeftOut
 from cka.data.batches import samples_in
 from cka.errors import InputError, LayerError
+from cka.functional.calibration import Calibration, calibrate
 from cka.functional.precision import sum_dtype
 from cka.functional.sums import (
     Sums,
@@ -29,6 +30,7 @@ from cka.functional.sums import (
 from cka.running import distributed
 from cka.running.estimators import BatchMeasurements, Estimator, Measurement
 from cka.running.model_runner import ModelRunner
+from cka.running.permutations import factors
 from cka.running.rows import Rows, merge_rows
 
 
@@ -46,6 +48,8 @@ class Outcome:
     """L2 labels."""
     samples: int
     batches: int
+    calibration: Calibration | None
+    """What CKA would be by chance; None if not asked for."""
     warnings: list[str]
     """What was left out or is NaN, and why."""
 
@@ -60,7 +64,9 @@ class Run:
         estimator: Estimator,
         *,
         over_ranks: bool,
+        permutations: int | None = None,
     ) -> None:
+        self._permutations = permutations
         self.samples = 0
         self.batches = 0
         self._skipped_sizes: list[int] = []
@@ -70,6 +76,7 @@ class Run:
         self._over_ranks = over_ranks
         self._result_dtype = torch.float32
         self._device = torch.device("cpu")
+        self._permuted: Tensor | None = None
 
     def skips(self, batch: Any) -> bool:
         """Whether a batch has too few samples; if it has, note its size."""
@@ -108,6 +115,7 @@ class Run:
     def close(self) -> None:
         """Release all tensors, so that a traceback that references this object keeps none alive."""
         self._estimator.clear()
+        self._permuted = None
         for runner in self._runners:
             runner.capture.clear()
 
@@ -119,6 +127,7 @@ class Run:
             LayerError: if one model has no row left.
         """
         sums = self._estimator.sums()
+        self._permuted = self._estimator.permuted()
         for runner, uneven in zip(self._runners, self._estimator.uneven, strict=False):
             for row in uneven:
                 runner.rows.left_out.setdefault(runner.rows.calls[row], LeftOut.WIDTH_VARIES)
@@ -155,7 +164,13 @@ class Run:
             shape = (len(self._runners[0].rows.calls), len(self._runners[-1].rows.calls))
             sums = zero_sums(*shape, sum_dtype(self._device), self._device)
             sums = replace(sums, exponents=exponents)
-        sums = with_exponents(sums, exponents)
+        before, sums = sums, with_exponents(sums, exponents)
+        if self._permutations is not None:
+            permuted = self._permuted
+            if permuted is None:
+                permuted = sums.cross.new_zeros((self._permutations, *sums.cross.shape))
+            permuted = permuted * factors(before.exponents, sums)
+            self._permuted = distributed.sum_over_ranks(permuted)
         return vector_to_sums(distributed.sum_over_ranks(sums_to_vector(sums)), sums)
 
     def _outcome_of(self, sums: Sums) -> Outcome:
@@ -167,9 +182,14 @@ class Run:
         warnings = self._warnings()
         if not all(orders):
             raise LayerError("; ".join(["no layer is left to compare", *warnings]))
-        indices = (torch.tensor(order, device=sums.cross.device) for order in orders)
+        indices = [torch.tensor(order, device=sums.cross.device) for order in orders]
         selected = select_sums(sums, *indices)
         matrix, error = cka_with_error(selected)
+        calibration = None
+        if self._permuted is not None:
+            scale = (selected.self1[:, None] * selected.self2[None, :]).sqrt()
+            permuted = self._permuted[:, indices[0]][:, :, indices[1]].div_(scale)
+            calibration = calibrate(matrix.to("cpu"), permuted.to("cpu"))
         labels = [
             [rows.calls[at].label for at in order]
             for rows, order in zip(rows_of_models, orders, strict=True)
@@ -182,6 +202,7 @@ class Run:
             columns=labels[1],
             samples=self.samples,
             batches=self.batches,
+            calibration=calibration,
             warnings=warnings,
         )
 

@@ -86,6 +86,8 @@ def results_of_rank(rank, world, samples) -> dict[str, CKAResult]:
         shard = [batch.double() for batch in unequal_batches(rank)]
         pair = CKA(mlp(0).double(), mlp(1).double())
         results["unequal"] = pair.compare(iter(shard), progress=False)
+        shard = [batch.double() for batch in unequal_batches(rank)]
+        results["calibrated"] = pair.compare(iter(shard), progress=False, null=9)
         shard = [batch.double() for batch in unequal_batches(2 * rank)]
         results["empty"] = CKA(mlp(0).double(), kernel="rbf").compare(iter(shard), progress=False)
         results["scaled"] = CKA(linear_network()).compare(

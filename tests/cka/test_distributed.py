@@ -7,6 +7,7 @@ import torch
 import torch.multiprocessing as mp
 from cka_nets import batches_of, mlp
 from cka_ranks import linear_network, run_rank, scaled_batches, sharded_loader, unequal_batches
+from cka_reference import linear, song_hsic
 
 from cka import CKA, CKAResult
 
@@ -82,6 +83,25 @@ def test_ranks_with_features_of_another_scale_give_the_result_of_one_process(res
     for found in results["scaled"]:
         torch.testing.assert_close(found.matrix, expected.matrix, rtol=0, atol=1e-6)
         torch.testing.assert_close(found.standard_error, expected.standard_error)
+
+
+def test_ranks_permute_independently_and_add_up_to_the_definition(results):
+    """The mean by chance over two ranks is that of float64 loops over all their batches."""
+    models = [mlp(seed).double() for seed in (0, 1)]
+    own, cross, permuted = [0.0, 0.0], 0.0, torch.zeros(9, dtype=torch.float64)
+    for rank in range(2):
+        generator = torch.Generator().manual_seed(rank)
+        for batch in unequal_batches(rank):
+            x, y = (linear(model[0](batch.double()).detach()) for model in models)
+            own = [own[0] + song_hsic(x, x), own[1] + song_hsic(y, y)]
+            cross += song_hsic(x, y)
+            for number in range(9):
+                at = torch.randperm(len(x), generator=generator)
+                permuted[number] += song_hsic(x, y[at][:, at])
+    permuted /= (own[0] * own[1]) ** 0.5
+    for found in results["calibrated"]:
+        assert found.calibration.mean[0, 0] == pytest.approx(float(permuted.mean()), abs=1e-9)
+        assert found.calibration.spread[0, 0] == pytest.approx(float(permuted.std()), abs=1e-9)
 
 
 def test_padding_samples_are_not_counted(results):
