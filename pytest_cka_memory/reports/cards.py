@@ -9,8 +9,8 @@ from pytest_cka_memory.reports import markdown
 from pytest_cka_memory.reports.escapes import code, sentence
 from pytest_cka_memory.units import format_size, format_with_unit
 
-_HEAD = ("test", "card", "result", "peak", "reserved", "head room")
-_LEGEND = (
+HEAD = ("test", "card", "result", "peak", "reserved", "head room")
+LEGEND = (
     "Sizes are in MB (2**20 bytes) unless a unit is given, from torch's CUDA allocator on emulated "
     "cards; no GPU was used. peak: highest live level; reserved: most that the allocator held; "
     "head room: memory of the card, without the CUDA context, that the allocator never took."
@@ -19,20 +19,25 @@ _LEGEND = (
 
 def as_markdown(uses: Sequence[CardUse]) -> str:
     """Return a table with one row for each test and card, then the errors of failed tests."""
-    tests = list(dict.fromkeys(use.test for use in uses))
-    ordered = sorted(uses, key=lambda use: tests.index(use.test))  # stable: cards keep their order
-    rows = [(code(use.test), use.card, _result(use), *_figures(use)) for use in ordered]
+    ordered = by_test(uses)
+    rows = [(code(use.test), use.card, _result(use), *figures(use)) for use in ordered]
     lines = [f"### Memory on emulated cards: {verdict(uses)}", ""]
-    lines += markdown.table(_HEAD, rows, markdown.COMMENT_CHARACTERS // 2, left=3) if rows else []
+    lines += markdown.table(HEAD, rows, markdown.COMMENT_CHARACTERS // 2, left=3) if rows else []
     failed = [use for use in ordered if use.result not in (FITS, OUT_OF_MEMORY)]
     lines += [f"- {use.card}, {code(use.test)}: {sentence(use.message)}" for use in failed]
-    return "\n".join([*lines, *([""] if failed else []), _LEGEND, ""])
+    return "\n".join([*lines, *([""] if failed else []), LEGEND, ""])
 
 
 def as_json(uses: Sequence[CardUse]) -> str:
     """Return a list with one object for each test and card, with sizes in bytes."""
     rows = [{"emulated": True, **asdict(use), "headroom_bytes": use.headroom_bytes} for use in uses]
     return json.dumps(rows, indent=1) + "\n"
+
+
+def by_test(uses: Sequence[CardUse]) -> list[CardUse]:
+    """Return `uses` with those of one test together; tests and cards keep their order."""
+    order = {test: place for place, test in enumerate(dict.fromkeys(use.test for use in uses))}
+    return sorted(uses, key=lambda use: order[use.test])
 
 
 def verdict(uses: Sequence[CardUse]) -> str:
@@ -46,15 +51,21 @@ def verdict(uses: Sequence[CardUse]) -> str:
     return ", ".join(parts) or "no test ran"
 
 
+def missing(use: CardUse) -> str:
+    """Return how much memory is missing at least, as text; empty if that is not known."""
+    if use.missing_bytes is None:
+        return ""
+    return f"at least {format_with_unit(use.missing_bytes)} missing"
+
+
 def _result(use: CardUse) -> str:
     if use.result != OUT_OF_MEMORY:
         return use.result
-    if use.missing_bytes is None:
-        return "**does not fit**"
-    return f"**does not fit**: at least {format_with_unit(use.missing_bytes)} missing"
+    return ": ".join(filter(None, ("**does not fit**", missing(use))))
 
 
-def _figures(use: CardUse) -> tuple[str, str, str]:
+def figures(use: CardUse) -> tuple[str, str, str]:
+    """Return peak, reserve and head room as text; dashes if the test did not fit."""
     if use.result != FITS:  # the figures of a test that did not run to its end mislead
         return "-", "-", "-"
     return (

@@ -8,6 +8,7 @@ from reports_made import record
 from pytest_cka_memory.core.card_uses import CardUse, missing_in, uses_of, with_peaks_elsewhere
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.reports import cards
+from pytest_cka_memory.reports.html import cards as card_page
 from pytest_cka_memory.units import MB
 
 REFUSED = (
@@ -117,3 +118,38 @@ def test_json_has_every_figure_in_bytes():
         "message": "",
         "headroom_bytes": 40 * MB,
     }
+
+
+def test_page_has_a_row_for_each_test_and_card():
+    """Rows of a test are together; the bar shows the peak, then the reserve above it."""
+    fits = CardUse("t.py::test_a", "t4", 100 * MB, 30 * MB, 40 * MB, "fits")
+    page = card_page.render(
+        [
+            fits,
+            use("t.py::test_b", "t4", 100, 0, "out of memory", missing_bytes=20 * MB),
+            use("t.py::test_a", "a10", 200, 50),
+        ]
+    )
+    rows = [line for line in page.splitlines() if line.startswith("<tr><td")]
+    assert [row.count("t.py::test_a") for row in rows] == [1, 1, 0]
+    assert "<i style='width:30.00%'></i><i class='base' style='width:10.00%'></i>" in rows[0]
+    assert "<td data-label='head room'>60.00</td>" in rows[0]
+    assert "<i style='width:25.00%'></i><i class='base' style='width:0.00%'></i>" in rows[1]
+    assert "does not fit</span> at least 20.00 MB missing" in rows[2]
+    assert "class='bar'" not in rows[2]
+    assert "Tests that failed" not in page
+
+
+def test_page_escapes_names_and_messages():
+    """A test's name, its message and a placeholder in them are shown, and never interpreted."""
+    page = card_page.render(
+        [use("t.py::test[<b>{{STYLE}}]", "t4", 100, 0, "failed", message="<script>x</script>")]
+    )
+    assert page.count("&lt;b&gt;{{STYLE}}") == 2
+    assert "&lt;script&gt;x" in page
+    assert "<script" not in page
+
+
+def test_page_of_no_test():
+    """A selection without tests makes a page that says so."""
+    assert "no test ran" in card_page.render([])

@@ -77,6 +77,17 @@ def test_arguments_are_passed_to_pytest(cards):
     assert "| `test_it.py::test_allocation[1]` | t4 | fits | 1024.00 | 1024.00 | 13373.4 |" in out
 
 
+@pytest.mark.emulates
+def test_page_of_a_card(cards):
+    """The page is the only text on the standard output, so that it can be written to a file."""
+    arguments = ("-k", "allocation and 1", "--cards=t4", "test_it.py", "--format=html")
+    status, out, _ = cards(*arguments)
+    assert status == OK
+    assert out.startswith("<!DOCTYPE html>")
+    assert out.endswith("</html>\n")
+    assert "<td data-label='head room'>13373.4</td>" in out
+
+
 def test_wrong_argument_of_pytest_ends_the_command_with_its_message(cards):
     """A session that cannot run ends the command, which prints what pytest printed."""
     status, out, errors = cards("--nonsense", "--cards=t4")

@@ -1,13 +1,13 @@
 """The report as one HTML page that loads nothing from elsewhere and is readable without scripts.
 
 The problems are plain HTML with their charts. The regions are embedded as JSON, and the script
-draws the table and further charts. Template, style and script are the files ``page.*`` beside this.
+draws the table and further charts. Template, style and script are the files ``page.*`` beside
+this module.
 """
 
 import json
 from collections.abc import Iterator, Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from pytest_cka_memory.core.figures import COLUMNS, FIGURES, RegionRecord, shown_columns
@@ -17,11 +17,10 @@ from pytest_cka_memory.reports import causes, summary
 from pytest_cka_memory.reports.causes import ProblemGroup
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.failure import holding_lines
-from pytest_cka_memory.reports.html import problems
+from pytest_cka_memory.reports.html import problems, template
 from pytest_cka_memory.reports.html.charts import chart_of, points
 from pytest_cka_memory.reports.legend import heading, legend_of, provenance_of
 
-_FOLDER = Path(__file__).parent
 _MOST_EXTRA = 400
 
 
@@ -37,20 +36,11 @@ def render(report: Report) -> str:
         "PROBLEMS": "\n".join(problems.section(found)),
         "FACTS": "\n".join(_facts(report)),
         "LEGEND": escape(legend_of(result.record for result in report.results)),
-        "STYLE": _file("page.css"),
+        "STYLE": template.text_of("page.css"),
         "DATA": _embedded(_data(report, found)),
-        "SCRIPT": _file("page.js"),
+        "SCRIPT": template.text_of("page.js"),
     }
-    head, *rest = _file("page.html").split("{{")
-    filled = [head]
-    for piece in rest:  # in one pass, so that text from tests is never searched for placeholders
-        name, _, following = piece.partition("}}")
-        filled += [parts[name], following]
-    return "".join(filled)
-
-
-def _file(name: str) -> str:
-    return (_FOLDER / name).read_text(encoding="utf-8")
+    return template.fill("page.html", parts)
 
 
 def _notices(report: Report, notice: str) -> Iterator[str]:

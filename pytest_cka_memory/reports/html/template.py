@@ -1,0 +1,27 @@
+"""The files beside this module, and how placeholders such as ``{{TITLE}}`` are filled."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent
+
+
+def text_of(name: str) -> str:
+    """Return the text of a file of this folder."""
+    return (_FOLDER / name).read_text(encoding="utf-8")
+
+
+def fill(name: str, parts: Mapping[str, str]) -> str:
+    """Return a template with its placeholders replaced.
+
+    Works in one pass, so that text from tests is never searched for placeholders.
+
+    Raises:
+        KeyError: if `parts` lacks a placeholder of the template.
+    """
+    head, *rest = text_of(name).split("{{")
+    filled = [head]
+    for piece in rest:
+        placeholder, _, following = piece.partition("}}")
+        filled += [parts[placeholder], following]
+    return "".join(filled)
