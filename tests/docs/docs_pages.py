@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+CHANGES = ROOT / "docs" / "project" / "changes"
+"""What has changed since the last release, a file for each change; no pages."""
 _FENCE = re.compile(
     r"^(?:<!-- (?P<note>[^\n]+?) -->\n{1,2})?```(?P<language>\w*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -39,7 +41,8 @@ class Block:
 def pages() -> list[Path]:
     """Every page that users and contributors read."""
     top = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
-    return [*(ROOT / name for name in top), *sorted((ROOT / "docs").rglob("*.md"))]
+    below = (page for page in (ROOT / "docs").rglob("*.md") if page.parent != CHANGES)
+    return [*(ROOT / name for name in top), *sorted(below)]
 
 
 def name_of(page: Path) -> str:
