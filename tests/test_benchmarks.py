@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -228,7 +229,7 @@ def test_trial_writes_no_row(
     with versions.reused(options.venv) as environment:
         options.tests = ["tests/gates"]
         assert versions.run(environment, options)["steps"]["gates"]["ok"]
-        options.tests, options.versions = None, [versions.PRE_RELEASE]
+        options.tests, options.versions = None, [versions.Versions(versions.PRE_RELEASE)]
         assert versions.run(environment, options)["steps"]["gates"]["ok"]
     assert list(tmp_path.iterdir()) == []
 
@@ -239,7 +240,9 @@ def test_trial_writes_no_row(
     [
         ([], "give versions of torch"),
         (["2.9.1", "--venv", "x"], "give versions of torch"),
-        (["--venv", "x", "--pytest", "8.4.0"], "--venv installs none"),
+        (["2.9.1,pyton=3.12"], "'2.9.1,pyton=3.12' is not a version of torch"),
+        (["2.9.1,python="], "'2.9.1,python=' is not a version of torch"),
+        ([",python=3.12"], "',python=3.12' is not a version of torch"),
         (["2.9.1", "pre-release"], "pre-release writes no row"),
         (["2.9.1", "--only", "nothing"], "invalid choice"),
     ],
@@ -258,6 +261,33 @@ def test_unclear_arguments_are_refused(
 
 
 @pytest.mark.usefixtures("benchmarks")
+def test_versions_of_a_row_are_read_from_one_argument() -> None:
+    """What may follow a version of torch chooses Python, pytest and pytest-xdist."""
+    from versions_environments import Versions
+
+    assert Versions.read("newest") == ("newest", None, None, None)
+    assert Versions.read("2.9.1,xdist=3.6.1,python=3.10") == ("2.9.1", "3.10", None, "3.6.1")
+
+
+@pytest.mark.usefixtures("benchmarks")
+@pytest.mark.parametrize("version", ["2.16.0.dev20270110+cu132", "2.16.0rc1", "2.16.0a0+git12"])
+def test_pre_release_is_recognized_by_its_version(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    """A pre-release is installed; a release that pip finds in its place is refused by its name."""
+    import versions_environments
+
+    def run(*arguments: object, **options: object) -> SimpleNamespace:
+        return SimpleNamespace(stdout=json.dumps({"install": [{"metadata": {"version": version}}]}))
+
+    monkeypatch.setattr(versions_environments.subprocess, "run", run)
+    versions_environments.check_pre_release(["pip"], {})
+    version = "2.15.0"
+    with pytest.raises(versions_environments.NotFoundError, match=r"finds is 2\.15\.0, which"):
+        versions_environments.check_pre_release(["pip"], {})
+
+
+@pytest.mark.usefixtures("benchmarks")
 def test_version_that_cannot_be_installed_fails_and_the_next_one_runs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -270,8 +300,8 @@ def test_version_that_cannot_be_installed_fails_and_the_next_one_runs(
     import versions
 
     @contextmanager
-    def fresh(version, options):
-        if version == "0.1":
+    def fresh(asked, index):
+        if asked.torch == "0.1":
             raise subprocess.CalledProcessError(1, "install")
         yield None
 

@@ -1,33 +1,31 @@
 """Run everything with given versions of torch, each in a new environment; write a row for each.
 
 python tests/benchmarks/versions.py 2.9.1 2.12.1 newest
-python tests/benchmarks/versions.py 2.9.0 --python 3.10 --pytest 8.4.0 --xdist 3.6.0
+python tests/benchmarks/versions.py 2.9.0,python=3.10,pytest=8.4.0,xdist=3.6.1 2.14.1,python=3.13
 python tests/benchmarks/versions.py --venv PATH --only opinfo published
 
-A row has what `versions_steps.STEPS` found, and goes to ``results/versions``; `draw_tables.py`
-draws the table of all rows. A step that fails is recorded, the others run, and the exit
-status is 1. Needs nothing but Python with pip; uv is used if it is installed, because it is faster.
+A row has what `versions_steps.STEPS` found. All rows go to ``results/versions`` after the last
+version; `draw_tables.py` draws their table. A step that fails is recorded, the others run, and the
+exit status is 1. Needs nothing but Python with pip; uv is used if it is installed, because it is
+faster.
 """
 
 import argparse
 import datetime
 import json
 import os
-import shutil
+import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from versions_environments import NEWEST, PRE_RELEASE, NotFoundError, Versions, fresh, reused
 from versions_steps import STEPS, Environment
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results" / "versions"
-NEWEST, PRE_RELEASE = "newest", "pre-release"
-FOR_OPINFO = ("expecttest", "scipy")
 _FOUND = """
 import json, platform
 from importlib import metadata
@@ -45,73 +43,6 @@ print(json.dumps({
     "pytest": version("pytest"), "xdist": version("pytest-xdist"),
 }))
 """
-_IS_IT = "import sys; sys.exit('%d.%d' % sys.version_info[:2] != sys.argv[1])"
-
-
-def interpreter(version: str | None) -> str:
-    """Return the Python interpreter of a version such as ``3.12``; by default, this one.
-
-    Raises:
-        SystemExit: if none is found.
-    """
-    if version is None:
-        return sys.executable
-    found = [shutil.which(f"python{version}")]
-    if shutil.which("uv"):
-        asked = subprocess.run(
-            ["uv", "python", "find", "--no-python-downloads", version],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        found.append(asked.stdout.strip())
-    for path in found:
-        if (
-            path
-            and not subprocess.run(
-                [path, "-c", _IS_IT, version.removesuffix("t")], check=False, capture_output=True
-            ).returncode
-        ):
-            return path
-    sys.exit(f"--python: there is no python{version} on the PATH; install it, or name another")
-
-
-@contextmanager
-def fresh(torch: str, options: argparse.Namespace) -> Iterator[Environment]:
-    """Install a version of torch and this project into a new environment, removed at the end.
-
-    Raises:
-        subprocess.CalledProcessError: if something cannot be installed.
-    """
-    with tempfile.TemporaryDirectory(prefix="cka-memory-") as folder:
-        venv = Path(folder) / "venv"
-        subprocess.run([interpreter(options.python), "-m", "venv", venv], check=True)
-        environment = Environment(venv, ROOT)
-        wanted = {"torch": torch, "pytest": options.pytest, "pytest-xdist": options.xdist}
-        unnamed = (None, NEWEST, PRE_RELEASE)
-        pins = [f"{name}=={pin}" for name, pin in wanted.items() if pin not in unnamed]
-        names = ["torch", "torchvision", *FOR_OPINFO, *pins, "-e", f"{ROOT}[test]"]
-        given = dict(os.environ)
-        if torch in unnamed or not shutil.which("uv"):
-            install = [environment.python, "-m", "pip", "install", "--quiet"]
-            subprocess.run([*install, "--upgrade", "pip"], check=True, env=given)
-        else:
-            install = ["uv", "pip", "install", "--quiet", "--python", environment.python]
-        if torch != NEWEST:  # a version that is named may be newer than a cap of this machine
-            given["PIP_CONSTRAINT"] = os.devnull
-        if torch == PRE_RELEASE:
-            index = ["--index-url", options.index] if options.index else []
-            # Before the rest, which is not in an index of nightly builds and keeps this torch.
-            first = [*install, "--pre", *index, "torch", "torchvision"]
-            subprocess.run(first, check=True, env=given)
-        subprocess.run([*install, *names], check=True, env=given)
-        yield environment
-
-
-@contextmanager
-def reused(venv: Path) -> Iterator[Environment]:
-    """Use an environment that exists, and leave it."""
-    yield Environment(venv.absolute(), ROOT)
 
 
 def run(environment: Environment, options: argparse.Namespace) -> dict[str, Any]:
@@ -129,6 +60,7 @@ def run(environment: Environment, options: argparse.Namespace) -> dict[str, Any]
         begun = datetime.datetime.now(datetime.timezone.utc)
         step = STEPS[name](environment, options.tests)
         seconds = (datetime.datetime.now(datetime.timezone.utc) - begun).total_seconds()
+        print(f"== {name}: {'passed' if step['ok'] else 'FAILED'}, {seconds:.0f} s", flush=True)
         row["steps"][name] = {
             "date": begun.date().isoformat(),
             **about,
@@ -156,7 +88,7 @@ def finish() -> None:
 
 def is_recorded(options: argparse.Namespace) -> bool:
     """Whether the row is written: not that of a trial or a pre-release."""
-    return not options.tests and PRE_RELEASE not in options.versions
+    return not options.tests and all(asked.torch != PRE_RELEASE for asked in options.versions)
 
 
 def write(file: Path, row: dict[str, Any]) -> None:
@@ -212,7 +144,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "versions", nargs="*", metavar="VERSION", help=f"of torch, or {NEWEST}, or {PRE_RELEASE}"
+        "versions",
+        nargs="*",
+        type=Versions.read,
+        metavar="VERSION",
+        help=f"of torch, or {NEWEST}, or {PRE_RELEASE}; ,python=3.12 ,pytest=8.4.0 and "
+        f",xdist=3.6.1 may follow; by default this Python, the newest pytest and pytest-xdist",
     )
     parser.add_argument(
         "--index",
@@ -220,9 +157,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="URL",
         help=f"where {PRE_RELEASE} is found, if not where pip looks; by default $TORCH_INDEX",
     )
-    parser.add_argument("--python", help="such as 3.12; by default the one that runs this")
-    parser.add_argument("--pytest", help="by default the newest")
-    parser.add_argument("--xdist", help="of pytest-xdist; by default the newest")
     parser.add_argument("--only", nargs="+", choices=STEPS, help="run these steps of a row again")
     parser.add_argument(
         "--venv", type=Path, metavar="PATH", help="use this environment; the row says so"
@@ -233,37 +167,42 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if bool(options.versions) == bool(options.venv):
         parser.error("give versions of torch, such as 2.9.1, or an environment with --venv")
-    if PRE_RELEASE in options.versions and len(options.versions) > 1:
+    if len(options.versions) > 1 and any(one.torch == PRE_RELEASE for one in options.versions):
         parser.error(f"{PRE_RELEASE} writes no row, so give no other version with it")
-    if options.venv and (options.python or options.pytest or options.xdist):
-        parser.error("--python, --pytest and --xdist choose what to install, --venv installs none")
     return options
 
 
 def main() -> None:
     """Run all versions; exit with 1 if a step failed in any of them."""
     options = parse()
+    # The environment is removed, and rows that were written are kept, also if this is terminated.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     failed: list[str] = []
     try:
-        for version in options.versions or [str(options.venv)]:
-            used = reused(options.venv) if options.venv else fresh(version, options)
+        for asked in options.versions or [None]:
+            used = fresh(asked, options.index) if asked else reused(options.venv)
             try:
                 with used as environment:
                     row = run(environment, options)
-            except subprocess.CalledProcessError as error:
-                failed.append(f"torch {version}: no environment: {error}")
+            except (subprocess.CalledProcessError, NotFoundError) as error:
+                failed.append(
+                    f"torch {asked.torch if asked else options.venv}: no environment: {error}"
+                )
                 continue
             if not is_recorded(options):
                 print(json.dumps(row, indent=1))
-            failed += [
-                f"torch {row['torch']}, Python {row['python']}: {name}"
-                for name, step in row["steps"].items()
-                if not step["ok"]
-            ]
+            failed += _failed_in(row)
     finally:
         finish()
     print("\n".join(f"FAILED {line}" for line in failed) or "all passed")
     sys.exit(1 if failed else 0)
+
+
+def _failed_in(row: dict[str, Any]) -> Iterator[str]:
+    for name, step in row["steps"].items():
+        if not step["ok"]:
+            yield f"torch {row['torch']}, Python {row['python']}: {name}"
+            yield from (f"    {test}" for test in step.get("failed", ()))
 
 
 if __name__ == "__main__":
