@@ -20,7 +20,7 @@ version = release = __version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
-exclude_patterns = ["_build", "project/changes"]
+exclude_patterns = ["_build", "README.md", "project/changes"]
 default_role = "code"  # single backticks in docstrings
 
 myst_heading_anchors = 4  # links to headings, with the anchors that GitHub makes
