@@ -25,7 +25,6 @@ from cka.running.estimators import Estimator
 from cka.running.exact import Exact
 from cka.running.minibatch import Minibatch
 from cka.running.model_runner import Feed, ModelRunner
-from cka.running.permutations import Permutations
 from cka.running.placement import (
     device_for,
     eager,
@@ -34,6 +33,7 @@ from cka.running.placement import (
     moved_to,
     unwrap,
 )
+from cka.running.resamplings import Permutations, Resamples
 from cka.running.run import Outcome, Run
 from cka.running.simultaneous import SimultaneousRuns
 
@@ -188,8 +188,8 @@ class CKA:
             null: number of random permutations of the samples, e.g. 200, by which every pair is
                 calibrated: ``result.calibration`` has mean and spread by chance, z and p-values.
                 None for no calibration. The models run once all the same. Samples are permuted
-                within each batch, so they must be exchangeable there. The sums take 8 null L1 L2
-                bytes.
+                within each batch, so they must be exchangeable there. The sums take 8 null bytes
+                for each pair of distinct outputs, and in a self-comparison for one order of it.
             generator: a torch.Generator on the CPU, from which the seed of the permutations is
                 drawn; None means seed 0. On several ranks it must have the same state on all.
 
@@ -215,8 +215,8 @@ class CKA:
         loaders: tuple[Iterable[Any], ...] = (dataloader,)
         if dataloader2 is not None and dataloader2 is not dataloader:
             loaders = (dataloader, dataloader2)
-        seed = null_seed(null, generator)
-        (outcome,) = self._run(self._models, [(0, 1)], loaders, progress, null, seed)
+        resamples = Resamples.checked(null, generator)
+        (outcome,) = self._run(self._models, [(0, 1)], loaders, progress, resamples)
         for message in outcome.warnings:
             warnings.warn(message, CKAWarning, stacklevel=2)
         first, second = self._models
@@ -246,11 +246,13 @@ class CKA:
         pairs: Sequence[tuple[int, int]],
         loaders: tuple[Iterable[Any], ...],
         progress: bool,
-        null: int | None,
-        seed: int,
+        resamples: Resamples,
     ) -> list[Outcome]:
         """Run every model on every batch, and return the outcome of each pair of models."""
-        estimators = [self._make_estimator(loaders[0], null, seed) for _ in pairs]
+        # Ranks draw independently of each other.
+        rank = distributed.rank() if self._over_ranks else 0
+        permutations = [resamples.permutations(rank) for _ in pairs]
+        estimators = [self._make_estimator(loaders[0], one) for one in permutations]
         modules = list(dict.fromkeys(model.module for model in models))
         with ExitStack() as stack:
             # Not inference_mode: its tensors have no version counter, so an output changed in place
@@ -266,9 +268,11 @@ class CKA:
                     (models[one].selection, models[other].selection),
                     estimator,
                     over_ranks=self._over_ranks,
-                    permutations=null,
+                    permutations=permuted,
                 )
-                for (one, other), estimator in zip(pairs, estimators, strict=True)
+                for (one, other), estimator, permuted in zip(
+                    pairs, estimators, permutations, strict=True
+                )
             ]
             several = SimultaneousRuns(runners, pairs, runs)
             stack.callback(several.close)
@@ -305,12 +309,10 @@ class CKA:
             )
         return runners
 
-    def _make_estimator(self, loader: Iterable[Any], null: int | None, seed: int) -> Estimator:
-        permutations = None
-        if null is not None:
-            # Ranks permute their samples independently of each other.
-            rank = distributed.rank() if self._over_ranks else 0
-            permutations = Permutations(null, seed + rank)
+    def _make_estimator(
+        self, loader: Iterable[Any], permutations: Permutations | None
+    ) -> Estimator:
+        resamplings = [] if permutations is None else [permutations]
         if self._estimator == "exact":
             if self._over_ranks and distributed.is_active():
                 raise SettingError(
@@ -318,8 +320,8 @@ class CKA:
                     "has several ranks; run it on one rank with distributed=False, or use "
                     "estimator='unbiased'"
                 )
-            return Exact(self._kernel, sample_count(loader), self._limit_bytes, permutations)
-        return Minibatch(self._kernel, self._estimator, self._part_size, permutations)
+            return Exact(self._kernel, sample_count(loader), self._limit_bytes, resamplings)
+        return Minibatch(self._kernel, self._estimator, self._part_size, resamplings)
 
     def __enter__(self) -> CKA:
         return self
@@ -333,21 +335,6 @@ class CKA:
         # The variable of a with statement still exists after the block. It must not keep the
         # models' weights alive.
         self._models = None
-
-
-def null_seed(null: int | None, generator: torch.Generator | None) -> int:
-    """Return the seed of the permutations.
-
-    Raises:
-        SettingError: if ``null`` is not a positive integer.
-    """
-    if null is not None and (not isinstance(null, int) or isinstance(null, bool) or null < 1):
-        raise SettingError(
-            f"null must be a number of permutations, at least 1, got {null!r}; write e.g. 200"
-        )
-    if generator is None or null is None:
-        return 0
-    return int(torch.randint(2**53, (), generator=generator, device="cpu"))
 
 
 def _check_settings(estimator: str, hsic_batch_size: int | None) -> None:

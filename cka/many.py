@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from cka.capture.layers import Layers, select
-from cka.comparison import CKA, ComparedModel, check_model, null_seed
+from cka.comparison import CKA, ComparedModel, check_model
 from cka.errors import CKAWarning, InputError, SettingError
 from cka.result_mapping import CKAResults
 from cka.running.placement import unwrap
+from cka.running.resamplings import Resamples
 
 Pairs: TypeAlias = Literal["all", "first"]
 
@@ -71,8 +72,8 @@ def compare_many(
     """
     _check(models, pairs, settings)
     comparison = _ComparisonOfMany(models, layers, settings)
-    seed = null_seed(null, generator)
-    return comparison.compare_pairs(dataloader, pairs, progress, null, seed)
+    resamples = Resamples.checked(null, generator)
+    return comparison.compare_pairs(dataloader, pairs, progress, resamples)
 
 
 class _ComparisonOfMany(CKA):
@@ -95,14 +96,13 @@ class _ComparisonOfMany(CKA):
         dataloader: Iterable[Any],
         pairs: Pairs,
         progress: bool,
-        null: int | None,
-        seed: int,
+        resamples: Resamples,
     ) -> CKAResults:
         models = self._compared
         numbers = list(combinations(range(len(models)), 2))
         if pairs == "first":
             numbers = [(one, other) for one, other in numbers if one == 0]
-        outcomes = self._run(models, numbers, (dataloader,), progress, null, seed)
+        outcomes = self._run(models, numbers, (dataloader,), progress, resamples)
         messages = dict.fromkeys(message for outcome in outcomes for message in outcome.warnings)
         for message in messages:
             warnings.warn(message, CKAWarning, stacklevel=3)

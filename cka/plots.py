@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from cka.functional.calibration import Calibration
+
 SavePath = str | os.PathLike[str]
 
 # Sizes are in inches unless noted.
@@ -44,6 +46,10 @@ class Drawable(Protocol):
         """Labels of the L2 columns."""
 
     @property
+    def calibration(self) -> Calibration | None:
+        """p-values of the pairs, or None."""
+
+    @property
     def model1_name(self) -> str:
         """Name of the rows' model."""
 
@@ -64,11 +70,12 @@ def missing_extra(package: str, needed_for: str) -> MissingExtraError:
 
 
 def heat_map(
-    result: Drawable, *, ax: Axes | None = None, cmap: str = "magma", save_path: SavePath | None
+    result: Drawable, *, ax: Axes | None, cmap: str, level: float, save_path: SavePath | None
 ) -> Axes:
     """Draw (L1, L2) values with the first layers in the lower left corner, as the papers do.
 
-    The vertical axis shows the rows and the horizontal axis the columns. NaN is left blank.
+    The vertical axis shows the rows and the horizontal axis the columns. NaN is left blank. Cells
+    with a stroke have a ``p_best`` above ``level``.
 
     Raises:
         MissingExtraError: if matplotlib is not installed.
@@ -77,7 +84,9 @@ def heat_map(
     _draw_matrix(ax, result, result.matrix, _colours([result]), cmap)
     title = f"CKA: {result.model1_name} and {result.model2_name}"
     ax.set_title(title, size=1.2 * _size_of_names(ax))
-    _add_colour_bar(ax.get_figure(root=True), [ax], "CKA")
+    _mark_by_chance(ax, result, level)
+    label = "CKA" if result.calibration is None else f"CKA (╱ : p_best > {level:g})"
+    _add_colour_bar(ax.get_figure(root=True), [ax], label)
     _save(ax.get_figure(root=True), save_path)
     return ax
 
@@ -119,8 +128,12 @@ def _common_name(one: str, other: str) -> str:
     return one if one == other else f"{one}, {other}"
 
 
-def heat_maps(results: Mapping[str, Drawable], *, cmap: str, save_path: SavePath | None) -> Figure:
+def heat_maps(
+    results: Mapping[str, Drawable], *, cmap: str, level: float, save_path: SavePath | None
+) -> Figure:
     """Draw several results by title, side by side and with one colour scale.
+
+    Cells with a stroke have a ``p_best`` above ``level``.
 
     Raises:
         InputError: if there are no results.
@@ -141,9 +154,12 @@ def heat_maps(results: Mapping[str, Drawable], *, cmap: str, save_path: SavePath
     colours = _colours(list(results.values()))
     for panel, (title, result) in zip(panels, results.items(), strict=False):
         _draw_matrix(panel, result, result.matrix, colours, cmap)
+        _mark_by_chance(panel, result, level)
         panel.set_title(title, size=1.2 * _size_of_names(panel))
         panel.tick_params(axis="y", labelleft=not label_once or panel in panels[::columns])
-    _add_colour_bar(figure, panels[: len(results)], "CKA")
+    calibrated = any(result.calibration is not None for result in results.values())
+    label = f"CKA (╱ : p_best > {level:g})" if calibrated else "CKA"
+    _add_colour_bar(figure, panels[: len(results)], label)
     _save(figure, save_path)
     return figure
 
@@ -232,6 +248,20 @@ def _draw_matrix(
     label_layers(ax.yaxis, result.model1_layers, font)
     ax.set_xlabel(result.model2_name, size=_size_of_names(ax))
     ax.set_ylabel(result.model1_name, size=_size_of_names(ax))
+
+
+def _mark_by_chance(ax: Axes, result: Drawable, level: float) -> None:
+    """Draw a stroke through each cell that is not significant, if the result is calibrated."""
+    if result.calibration is None:
+        return
+    from matplotlib.collections import LineCollection
+
+    shades = ax.images[0].to_rgba(result.matrix.double().numpy())[:, :, :3].sum(2)
+    cells = (result.calibration.p_best > level).nonzero().tolist()  # False for NaN
+    strokes = [[(column - 0.3, row - 0.3), (column + 0.3, row + 0.3)] for row, column in cells]
+    # White on dark cells and black on light ones.
+    colours = ["white" if shades[row, column] < 1.5 else "black" for row, column in cells]
+    ax.add_collection(LineCollection(strokes, colors=colours, linewidths=0.8), autolim=False)
 
 
 def _colours(results: Sequence[Drawable]) -> tuple[float, float]:

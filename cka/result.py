@@ -148,6 +148,8 @@ class CKAResult:
             f"{self.batches} {'batch' if self.batches == 1 else 'batches'}, "
             f"{self.estimator}, {self.kernel} kernel"
         )
+        if self.calibration is not None:
+            heading += f"; {self.calibration}"
         return [heading, *(f"  {match}" for match in self.best_matches())]
 
     def __str__(self) -> str:
@@ -156,12 +158,13 @@ class CKAResult:
     def __repr__(self) -> str:
         return f"<CKAResult: {self.lines()[0]}>"
 
-    def to_dataframe(self, *, long: bool = False) -> pd.DataFrame:
-        """Return the matrix as a DataFrame with layer labels; its axes have the models' names.
+    def to_dataframe(self, *, long: bool | None = None) -> pd.DataFrame:
+        """Return the result as a DataFrame with layer labels; its axes have the models' names.
 
         Args:
-            long: return one row for each pair of layers instead, with the columns ``cka`` and
-                ``standard_error``, and ``z``, ``p`` and ``p_best`` if the result is calibrated.
+            long: False returns the matrix. True returns one row for each pair of layers, with the
+                columns ``cka`` and ``standard_error``, and ``z``, ``p`` and ``p_best`` if the
+                result is calibrated. None (default) is True if it is calibrated, False otherwise.
 
         Raises:
             MissingExtraError: if pandas is not installed.
@@ -170,7 +173,7 @@ class CKAResult:
             import pandas as pd
         except ImportError as error:
             raise plots.missing_extra("pandas", "to_dataframe()") from error
-        if long:
+        if long or (long is None and self.calibration is not None):
             columns = {"cka": self.matrix, "standard_error": self.standard_error}
             if self.calibration is not None:
                 columns |= {name: getattr(self.calibration, name) for name in ("z", "p", "p_best")}
@@ -193,14 +196,21 @@ class CKAResult:
         *,
         ax: Axes | None = None,
         cmap: str = "magma",
+        level: float = 0.05,
         save_path: str | os.PathLike[str] | None = None,
     ) -> Axes:
         """Draw a heat map and return its axes: first model vertical, second model horizontal.
+
+        If the result is calibrated, a stroke marks cells that are not significant: those whose
+        ``p_best`` is above ``level``.
 
         Args:
             ax: the axes to draw in; None creates a new figure in which every layer is labelled. In
                 smaller axes, every second, third, … layer is.
             cmap: name of a matplotlib colour map.
+            level: probability that a cell without a stroke is there by chance, at most, if the
+                layers of all pairs are unrelated. With N permutations no p-value is below
+                1 / (1 + N), so with too few of them all cells have a stroke.
             save_path: write the figure to this file, in the format of its suffix (.png, .pdf,
                 .svg). A new figure is then not shown.
 
@@ -208,7 +218,7 @@ class CKAResult:
             MissingExtraError: if matplotlib is not installed.
             OSError: if the file cannot be written.
         """
-        return plots.heat_map(self, ax=ax, cmap=cmap, save_path=save_path)
+        return plots.heat_map(self, ax=ax, cmap=cmap, level=level, save_path=save_path)
 
     def plot_best_matches(
         self, *, ax: Axes | None = None, save_path: str | os.PathLike[str] | None = None

@@ -47,12 +47,18 @@ class CKAResults(Mapping[Key, CKAResult]):
         return len(self._results)
 
     def plot(
-        self, *, cmap: str = "magma", save_path: str | os.PathLike[str] | None = None
+        self,
+        *,
+        cmap: str = "magma",
+        level: float = 0.05,
+        save_path: str | os.PathLike[str] | None = None,
     ) -> Figure:
         """Draw all heat maps side by side with one colour scale, and return the figure.
 
         Args:
             cmap: name of a matplotlib colour map.
+            level: as for :meth:`cka.CKAResult.plot`: which cells of calibrated results get a
+                stroke. ``p_best`` is corrected for the pairs of one result.
             save_path: as for :meth:`cka.CKAResult.plot`.
 
         Raises:
@@ -60,7 +66,7 @@ class CKAResults(Mapping[Key, CKAResult]):
             MissingExtraError: if matplotlib is not installed.
             OSError: if the file cannot be written.
         """
-        return plots.heat_maps(self._by_title(), cmap=cmap, save_path=save_path)
+        return plots.heat_maps(self._by_title(), cmap=cmap, level=level, save_path=save_path)
 
     def plot_best_matches(
         self, *, ax: Axes | None = None, save_path: str | os.PathLike[str] | None = None

@@ -7,13 +7,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cka.functional.sums import Sums
+
 # Values that differ by rounding only count as equal.
 _EQUAL = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """CKA of every pair against its values after permutations of the samples."""
+    """CKA of every pair against its values after permutations of the samples.
+
+    A value that is not above chance says nothing about the two layers, however high it is.
+    """
 
     mean: Tensor
     """Mean of the permuted CKA, (L1, L2), float64 on the CPU."""
@@ -29,33 +34,62 @@ class Calibration:
     permutations: int
     """N."""
 
+    def is_significant(self, level: float = 0.05) -> Tensor:
+        """Return for which pairs ``p_best`` is at most ``level``, a bool tensor (L1, L2).
 
-def calibrate(cka: Tensor, permuted: Tensor) -> Calibration:
-    """Return the calibration of CKA (L1, L2) by its values (N, L1, L2) after N permutations.
+        If no two layers are related, at most this share of comparisons has any such pair. With N
+        permutations no p-value is below 1 / (1 + N), so with too few there is no such pair.
+        """
+        return self.p_best <= level
+
+    def __str__(self) -> str:
+        found, pairs = int(self.is_significant().sum()), self.p_best.numel()
+        above = f"{found} of {pairs} pairs above chance"
+        return f"{above} (p_best ≤ 0.05, {self.permutations} permutations)"
+
+    def __repr__(self) -> str:
+        return f"<Calibration: {self}>"
+
+
+def calibrate(sums: Sums, permuted: Tensor, positions: Tensor) -> Calibration:
+    """Return the calibration of CKA (L1, L2) by its values after N permutations.
 
     ``p_best`` is the single-step max statistic (Westfall & Young 1993, ch. 2): a pair's value is
     compared with the highest value in the whole matrix of each permutation. Pairs whose CKA varies
     little by chance count as much as others, because values are first standardised by the mean and
     standard deviation of their pair, over the N permutations and the samples as they are. Pairs
     whose CKA is NaN have NaN, and do not count in the maximum; if N is 1, spread and z are NaN.
+
+    Args:
+        sums: HSIC of the L1 and L2 layers as they are.
+        permuted: permuted HSIC of P pairs of outputs, (N, P), in the same units.
+        positions: position of each pair of layers in ``permuted``, (L1, L2).
     """
-    mean, spread = permuted.mean(0), permuted.std(0)
-    all_values = torch.cat([cka[None], permuted])
-    scale = all_values.std(0)
-    standard = (all_values - all_values.mean(0)) / torch.where(scale > 0, scale, torch.nan)
-    highest = standard[1:].nan_to_num(-torch.inf).flatten(1).amax(1)
-    count = 1 + len(permuted)
-    # A quotient of integers would be float32.
-    p = (1 + (permuted >= cka - _EQUAL).sum(0)).to(cka.dtype) / count
+    scale = (sums.self1[:, None] * sums.self2[None, :]).sqrt()
+    cka = sums.cross / scale
+    mean, spread, standard, p = (torch.empty_like(cka) for _ in range(4))
+    highest = cka.new_full((len(permuted),), -torch.inf)
+    # A row at a time, so that the working space is that of N L2 numbers.
+    for at in range(len(cka)):
+        values = permuted[:, positions[at]] / scale[at]
+        mean[at], spread[at] = values.mean(0), values.std(0)
+        p[at] = (1 + (values >= cka[at] - _EQUAL).sum(0)).to(p.dtype) / (1 + len(values))
+        with_own = torch.cat([cka[at][None], values])
+        deviation = with_own.std(0)
+        with_own -= with_own.mean(0)
+        with_own /= torch.where(deviation > 0, deviation, torch.nan)
+        standard[at] = with_own[0]
+        highest = torch.maximum(highest, with_own[1:].nan_to_num(-torch.inf).amax(1))
     p_best = torch.ones_like(cka)
     for value in highest:
-        p_best += value >= standard[0] - _EQUAL
+        p_best += value >= standard - _EQUAL
+    p_best /= 1 + len(permuted)
     unknown = cka.isnan()
     return Calibration(
-        mean=mean,
-        spread=spread,
-        z=(cka - mean) / spread,
-        p=p.masked_fill(unknown, torch.nan),
-        p_best=(p_best / count).masked_fill(unknown | standard[0].isnan(), torch.nan),
+        mean=mean.masked_fill(unknown, torch.nan).to("cpu"),
+        spread=spread.masked_fill(unknown, torch.nan).to("cpu"),
+        z=((cka - mean) / spread).to("cpu"),
+        p=p.masked_fill(unknown, torch.nan).to("cpu"),
+        p_best=p_best.masked_fill(unknown | standard.isnan(), torch.nan).to("cpu"),
         permutations=len(permuted),
     )

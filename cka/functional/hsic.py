@@ -117,7 +117,7 @@ def hsic_products(
                 cross = cross + x @ y.T
                 self_x = self_x + x.square().sum(1)
                 self_y = self_y + y.square().sum(1)
-    scale = 1 / (samples * (samples - 3) if estimator == "unbiased" else (samples - 1) ** 2)
+    scale = _scale(samples, estimator)
     return cross * scale, self_x * scale, self_y * scale
 
 
@@ -125,34 +125,58 @@ def permuted_products(
     grams_x: Sequence[Tensor],
     grams_y: Sequence[Tensor] | None,
     estimator: HSICEstimator,
-    orders: Sequence[Tensor],
-) -> Iterator[tuple[int, Tensor]]:
-    """Yield parts of HSIC (L1, L2) after each permutation of the samples of ``grams_y``.
+    orders: Tensor,
+) -> Iterator[tuple[slice, Tensor]]:
+    """Yield parts of HSIC after each of the N permutations ``orders`` (N, n) of ``grams_y``.
 
-    A part is ``(number, values)``: for each permutation, in ``orders`` as indices (n,), the values
-    of its number add up to HSIC. Rows and columns of a centred matrix are permuted, which commutes
-    with centring, so matrices are centred a few rows at a time, as in :func:`hsic_products`.
+    A part is ``(numbers, values)`` with values (k, L1, L2) for the k permutations ``numbers``; the
+    parts of a permutation add up to its HSIC. Only ``grams_x`` is centred: a centred matrix is
+    orthogonal to what centring subtracts from the other one. Both are symmetric, so each pair of
+    samples is multiplied once.
     """
-    device = grams_x[0].device
-    samples = len(grams_x[0])
-    scale = 1 / (samples * (samples - 3) if estimator == "unbiased" else (samples - 1) ** 2)
-    grams = grams_x if grams_y is None else grams_y
-    dtype = sum_dtype(device)
-    offsets, not_constant = _offsets(grams, estimator, dtype), _not_constant(grams)
-    start = 0
-    with full_precision(device):
-        for x in _centred_slabs(grams_x, estimator):
-            stop = start + x.shape[1] // samples
-            for number, order in enumerate(orders):
-                rows = order[start:stop]
-                slab = torch.stack([gram[rows][:, order] for gram in grams]).to(dtype)
-                slab -= offsets[:, rows, None]
-                slab -= offsets[:, order][:, None, :]
-                slab *= not_constant
-                if estimator == "unbiased":
-                    slab.diagonal(offset=start, dim1=1, dim2=2).zero_()
-                yield number, x @ slab.flatten(1).T * scale
-            start = stop
+    flat = [gram.reshape(-1) for gram in (grams_x if grams_y is None else grams_y)]
+    size = orders.shape[1]
+    for pairs, x in _centred_pairs(grams_x, estimator):
+        several = max(1, _SLAB_BYTES // (len(flat) * x.shape[1] * x.itemsize))
+        for start in range(0, len(orders), several):
+            some = orders[start : start + several]
+            entries = (some[:, pairs[0]] * size + some[:, pairs[1]]).flatten()
+            y = torch.stack([gram.index_select(0, entries) for gram in flat]).to(x.dtype)
+            with full_precision(x.device):
+                products = x @ y.view(-1, x.shape[1]).T
+            values = products.view(len(x), len(flat), len(some)).permute(2, 0, 1)
+            yield slice(start, start + len(some)), values
+
+
+def _centred_pairs(
+    grams: Sequence[Tensor], estimator: HSICEstimator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield pairs of samples (2, m), and the entries of the L centred matrices for them, (L, m).
+
+    The entries are multiplied so that their sum of products with another symmetric matrix is HSIC.
+    """
+    size = len(grams[0])
+    dtype = sum_dtype(grams[0].device)
+    offsets, not_constant = _offsets(grams, estimator, dtype), _not_constant(grams)[:, :, 0]
+    flat = [gram.reshape(-1) for gram in grams]
+    # The diagonal of a matrix that is U-centred is zero.
+    pairs = torch.triu_indices(
+        size, size, offset=1 if estimator == "unbiased" else 0, device=grams[0].device
+    )
+    for some in pairs.split(max(1, _SLAB_BYTES // (len(grams) * dtype.itemsize)), 1):
+        first, second = some
+        entries = first * size + second
+        values = torch.stack([gram.index_select(0, entries) for gram in flat]).to(dtype)
+        values -= offsets[:, first]
+        values -= offsets[:, second]
+        values *= not_constant
+        values *= (2 - (first == second).to(dtype)) * _scale(size, estimator)
+        yield some, values
+
+
+def _scale(samples: int, estimator: HSICEstimator) -> float:
+    """Return the factor of the inner product of two centred matrices in their HSIC."""
+    return 1 / (samples * (samples - 3) if estimator == "unbiased" else (samples - 1) ** 2)
 
 
 def _offsets(grams: Sequence[Tensor], estimator: HSICEstimator, dtype: torch.dtype) -> Tensor:

@@ -52,8 +52,5 @@ class Estimator(Protocol):
     def sums(self) -> Sums | None:
         """Return the sums over all batches added; None if there are too few samples."""
 
-    def permuted(self) -> Tensor | None:
-        """Return the permuted sums (N, L1, L2), with the exponents of the sums; None if none."""
-
     def clear(self) -> None:
         """Drop everything that was added."""

@@ -15,7 +15,7 @@ from cka.functional.kernels import Kernel, flattened, scaled_gram
 from cka.functional.precision import full_precision, gram_dtype, sum_dtype
 from cka.functional.sums import Sums, batch_sums, select_sums, zero_sums
 from cka.running.estimators import BatchMeasurements, Measurement
-from cka.running.permutations import Permutations
+from cka.running.resamplings import Resampling
 
 # While a kernel runs, it holds up to this many copies of its result: float64 sums, distances.
 _COPIES_OF_A_GRAM = 5
@@ -31,12 +31,12 @@ class Exact:
         kernel: Kernel,
         expected: int | None,
         limit_bytes: int | None,
-        permutations: Permutations | None = None,
+        resamplings: Sequence[Resampling] = (),
     ) -> None:
         self._kernel = kernel
         self._expected = expected
         self._limit_bytes = limit_bytes
-        self._permutations = permutations
+        self._resamplings = resamplings
         # Chunks of each row of each model; None for a row that is left out.
         self._features: list[list[list[Measurement] | None]] = []
         self.uneven: Sequence[set[int]] = ()
@@ -111,12 +111,12 @@ class Exact:
                 return zero_sums(*sizes, sum_dtype(self._devices[0]), self._devices[0])
             grams.append([self._gram(chunks) for chunks in distinct])
             positions.append(torch.tensor(where, device=self._devices[0]))
-        terms = hsic_products(grams[0], grams[1] if len(grams) > 1 else None, "unbiased")
+        others = grams[1] if len(grams) > 1 else None
+        terms = hsic_products(grams[0], others, "unbiased")
         sums = select_sums(batch_sums(*terms), positions[0], positions[-1])
-        if self._permutations is not None:
-            others = grams[1] if len(grams) > 1 else None
+        for one in self._resamplings:
             where_both = (positions[0], positions[-1])
-            self._permutations.add(grams[0], others, "unbiased", where_both, sums, sums)
+            one.add(grams[0], others, "unbiased", where_both, sums, sums)
         return sums
 
     def _gram(self, chunks: list[Measurement]) -> Tensor:
@@ -128,10 +128,6 @@ class Exact:
             rows = without_padding(tokens, real.to(rows.device)).flatten(1)
         with full_precision(rows.device):
             return scaled_gram(self._kernel, rows)[0]
-
-    def permuted(self) -> Tensor | None:
-        """Return the permuted sums of all samples; None if none were asked for."""
-        return None if self._permutations is None else self._permutations.total()
 
     def clear(self) -> None:
         """Drop the features."""

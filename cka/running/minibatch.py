@@ -12,7 +12,7 @@ from cka.functional.kernels import Kernel, flattened, scaled_gram
 from cka.functional.precision import full_precision
 from cka.functional.sums import Sums, batch_sums, merge_sums, select_sums
 from cka.running.estimators import BatchMeasurements, Measurement
-from cka.running.permutations import Permutations
+from cka.running.resamplings import Resampling
 
 
 class Minibatch:
@@ -23,12 +23,12 @@ class Minibatch:
         kernel: Kernel,
         estimator: HSICEstimator,
         part_size: int | None,
-        permutations: Permutations | None = None,
+        resamplings: Sequence[Resampling] = (),
     ) -> None:
         self._kernel = kernel
         self._estimator = estimator
         self._part_size = part_size
-        self._permutations = permutations
+        self._resamplings = resamplings
         self._sums: Sums | None = None
         self._index: dict[tuple[tuple[int | None, ...], torch.device], Tensor] = {}
         self._batches = 0
@@ -76,16 +76,14 @@ class Minibatch:
         self._batches += 1
         for part in range(len(models[0].values[0].parts)):
             grams = [_grams_on(model, part, rows.device) for model in models]
-            terms = hsic_products(grams[0], grams[1] if len(grams) > 1 else None, self._estimator)
+            others = grams[1] if len(grams) > 1 else None
+            terms = hsic_products(grams[0], others, self._estimator)
             exponents = [tuple(one.exponents[part] for one in model.values) for model in models]
             sums = batch_sums(*terms, exponents=(exponents[0], exponents[-1]))
             sums = select_sums(sums, rows, columns)
             self._sums = sums if self._sums is None else merge_sums(self._sums, sums)
-            if self._permutations is not None:
-                others = grams[1] if len(grams) > 1 else None
-                self._permutations.add(
-                    grams[0], others, self._estimator, (rows, columns), sums, self._sums
-                )
+            for one in self._resamplings:
+                one.add(grams[0], others, self._estimator, (rows, columns), sums, self._sums)
 
     def _indices(self, model: BatchMeasurements) -> Tensor:
         # Cached, because a new index tensor for every batch would be a copy to the device.
@@ -102,14 +100,8 @@ class Minibatch:
         """Return the sums over all batches added; None if there were none."""
         return self._sums
 
-    def permuted(self) -> Tensor | None:
-        """Return the permuted sums (N, L1, L2); None if there are none."""
-        return None if self._permutations is None else self._permutations.total()
-
     def clear(self) -> None:
         """Drop the sums."""
-        if self._permutations is not None:
-            self._permutations.clear()
         self._sums = None
         self._index.clear()
 

@@ -18,6 +18,7 @@ from cka.errors import InputError, LayerError
 from cka.functional.calibration import Calibration, calibrate
 from cka.functional.precision import sum_dtype
 from cka.functional.sums import (
+    Exponents,
     Sums,
     cka_with_error,
     highest_exponents,
@@ -30,7 +31,8 @@ from cka.functional.sums import (
 from cka.running import distributed
 from cka.running.estimators import BatchMeasurements, Estimator, Measurement
 from cka.running.model_runner import ModelRunner
-from cka.running.permutations import factors
+from cka.running.resampled_sums import Resampled, factors
+from cka.running.resamplings import Permutations, Resampling
 from cka.running.rows import Rows, merge_rows
 
 
@@ -64,7 +66,7 @@ class Run:
         estimator: Estimator,
         *,
         over_ranks: bool,
-        permutations: int | None = None,
+        permutations: Permutations | None = None,
     ) -> None:
         self._permutations = permutations
         self.samples = 0
@@ -76,7 +78,6 @@ class Run:
         self._over_ranks = over_ranks
         self._result_dtype = torch.float32
         self._device = torch.device("cpu")
-        self._permuted: Tensor | None = None
 
     def skips(self, batch: Any) -> bool:
         """Whether a batch has too few samples; if it has, note its size."""
@@ -115,7 +116,8 @@ class Run:
     def close(self) -> None:
         """Release all tensors, so that a traceback that references this object keeps none alive."""
         self._estimator.clear()
-        self._permuted = None
+        if self._permutations is not None:
+            self._permutations.clear()
         for runner in self._runners:
             runner.capture.clear()
 
@@ -127,18 +129,21 @@ class Run:
             LayerError: if one model has no row left.
         """
         sums = self._estimator.sums()
-        self._permuted = self._estimator.permuted()
         for runner, uneven in zip(self._runners, self._estimator.uneven, strict=False):
             for row in uneven:
                 runner.rows.left_out.setdefault(runner.rows.calls[row], LeftOut.WIDTH_VARIES)
+        permuted = None if self._permutations is None else self._permutations.sums()
         if self._over_ranks and distributed.is_active():
+            own = None if sums is None else sums.exponents
             sums = self._sum_over_ranks(sums)
+            if self._permutations is not None and sums is not None:
+                permuted = _resampled_over_ranks(self._permutations, own, sums)
         if sums is None:
             raise InputError(
                 f"no batch had at least {self._estimator.min_samples} samples "
                 f"({len(self._skipped_sizes)} smaller ones were skipped); use larger batches"
             )
-        return self._outcome_of(sums)
+        return self._outcome_of(sums, permuted)
 
     def _sum_over_ranks(self, sums: Sums | None) -> Sums | None:
         rows = [runner.rows.to_builtin() for runner in self._runners]
@@ -164,16 +169,10 @@ class Run:
             shape = (len(self._runners[0].rows.calls), len(self._runners[-1].rows.calls))
             sums = zero_sums(*shape, sum_dtype(self._device), self._device)
             sums = replace(sums, exponents=exponents)
-        before, sums = sums, with_exponents(sums, exponents)
-        if self._permutations is not None:
-            permuted = self._permuted
-            if permuted is None:
-                permuted = sums.cross.new_zeros((self._permutations, *sums.cross.shape))
-            permuted = permuted * factors(before.exponents, sums)
-            self._permuted = distributed.sum_over_ranks(permuted)
+        sums = with_exponents(sums, exponents)
         return vector_to_sums(distributed.sum_over_ranks(sums_to_vector(sums)), sums)
 
-    def _outcome_of(self, sums: Sums) -> Outcome:
+    def _outcome_of(self, sums: Sums, permuted: Resampled | None) -> Outcome:
         rows_of_models = (self._runners[0].rows, self._runners[-1].rows)
         orders = [
             [at for at in chosen.order(rows.calls) if rows.calls[at] not in rows.left_out]
@@ -186,10 +185,9 @@ class Run:
         selected = select_sums(sums, *indices)
         matrix, error = cka_with_error(selected)
         calibration = None
-        if self._permuted is not None:
-            scale = (selected.self1[:, None] * selected.self2[None, :]).sqrt()
-            permuted = self._permuted[:, indices[0]][:, :, indices[1]].div_(scale)
-            calibration = calibrate(matrix.to("cpu"), permuted.to("cpu"))
+        if permuted is not None:
+            positions = permuted.positions[indices[0]][:, indices[1]]
+            calibration = calibrate(selected, permuted.values, positions)
         labels = [
             [rows.calls[at].label for at in order]
             for rows, order in zip(rows_of_models, orders, strict=True)
@@ -234,6 +232,19 @@ class Run:
                 ),
             ]
         )
+
+
+def _resampled_over_ranks(own: Resampling, before: Exponents | None, sums: Sums) -> Resampled:
+    """Return the resampled sums of all ranks, (N, L1, L2), with the exponents of ``sums``.
+
+    A rank without batches has the exponents ``before`` None.
+    """
+    found = own.sums()
+    if found is None:
+        values = sums.cross.new_zeros(own.count, sums.cross.numel())
+    else:
+        values = found.expanded().values * factors(before, sums).flatten()
+    return Resampled.of_each_pair(distributed.sum_over_ranks(values), like=sums.cross)
 
 
 def _nan_warnings(labels: Sequence[Sequence[str]], self_terms: Sequence[Tensor]) -> list[str]:

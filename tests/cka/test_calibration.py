@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cka_nets import batches_of, mlp
+from cka_nets import Constant, batches_of, mlp
+from cka_ranks import linear_network
 from cka_reference import cloned_outputs, gretton_hsic, linear, song_hsic
 
-from cka import CKA, CKAResult, SettingError, compare_many
+from cka import CKA, RBF, CKAResult, CKAWarning, SettingError, compare_many
 
 
-def reference(outputs1, outputs2, hsic, count, seed=0):
+def reference(outputs1, outputs2, hsic, count, seed=0, gram=linear):
     """Return CKA (L1, L2) and its permuted values (N, L1, L2), one pair at a time."""
     generator = torch.Generator().manual_seed(seed)
     grams1, grams2 = (
-        [[linear(batch) for batch in batches] for batches in outputs.values()]
+        [[gram(batch) for batch in batches] for batches in outputs.values()]
         for outputs in (outputs1, outputs2)
     )
     orders = [
@@ -65,12 +66,15 @@ def test_calibration_of_two_models_is_the_permutation_test_in_float64(estimator,
 
 
 @pytest.mark.parametrize("estimator", ["unbiased", "exact"])
-def test_calibration_of_a_self_comparison_permutes_one_side(estimator):
-    """In a self-comparison the columns are permuted and the rows are not."""
+def test_calibration_of_a_self_comparison_is_symmetric(estimator):
+    """In a self-comparison the later layer of each pair is permuted and the earlier one is not."""
     model, batches = mlp(0).double(), [batch.double() for batch in batches_of(12)]
     result = CKA(model, device="cpu", estimator=estimator).compare(batches, progress=False, null=9)
     outputs = cloned_outputs(model, batches)
-    assert_calibrated(result.calibration, *reference(outputs, outputs, song_hsic, 9))
+    cka, permuted = reference(outputs, outputs, song_hsic, 9)
+    upper = permuted.triu()
+    assert_calibrated(result.calibration, cka, upper + upper.triu(1).mT)
+    assert torch.equal(result.calibration.z, result.calibration.z.T)
 
 
 def test_calibration_of_many_models_is_that_of_each_pair():
@@ -87,6 +91,98 @@ def test_calibration_of_many_models_is_that_of_each_pair():
         assert torch.equal(found.calibration.p_best, pair.calibration.p_best)
 
 
+def outputs_in_parts(outputs, size):
+    """Return the outputs with every batch split into parts of this size."""
+    return {
+        label: [part for batch in batches for part in batch.split(size)]
+        for label, batches in outputs.items()
+    }
+
+
+def test_calibration_permutes_the_parts_of_a_batch():
+    """With hsic_batch_size every part is permuted within itself."""
+    models = mlp(0).double(), mlp(1).double()
+    batches = [batch.double() for batch in batches_of(16, 8)]
+    result = CKA(*models, device="cpu", hsic_batch_size=8).compare(batches, progress=False, null=9)
+    outputs = [outputs_in_parts(cloned_outputs(model, batches), 8) for model in models]
+    assert_calibrated(result.calibration, *reference(*outputs, song_hsic, 9))
+
+
+@pytest.mark.parametrize("kernel", [RBF(0.5), lambda rows: (rows @ rows.T + 1) ** 2])
+def test_calibration_permutes_the_matrix_of_any_kernel(kernel):
+    """Samples are permuted, so any kernel's matrix is permuted in rows and columns."""
+    models, (batch,) = (mlp(0).double(), mlp(1).double()), batches_of(12)
+    result = CKA(*models, device="cpu", kernel=kernel).compare(
+        [batch.double()], progress=False, null=9
+    )
+    outputs = [cloned_outputs(model, [batch.double()]) for model in models]
+    chance = reference(*outputs, song_hsic, 9, gram=kernel)
+    assert_calibrated(result.calibration, *chance)
+
+
+def test_calibration_leaves_padding_out():
+    """The values by chance are those of tokens without padding."""
+    torch.manual_seed(0)
+    models = [torch.nn.Sequential(torch.nn.Linear(6, 4)).double() for _ in range(2)]
+    mask = torch.ones(10, 5).tril(2)
+    batch = {"input": torch.randn(10, 5, 6).double(), "attention_mask": mask}
+    result = CKA(*models, device="cpu", pooling="mean", feed=lambda m, b: m(b["input"])).compare(
+        [batch], progress=False, null=9
+    )
+    means = [
+        {"0": [(model(batch["input"]).detach() * mask[:, :, None]).sum(1) / mask.sum(1)[:, None]]}
+        for model in models
+    ]
+    assert_calibrated(result.calibration, *reference(*means, song_hsic, 9))
+
+
+class Branches(torch.nn.Module):
+    """Two layers that return one tensor, or, for batches of another size, two tensors."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.other = torch.nn.Linear(6, 5), torch.nn.ReLU()
+
+    def forward(self, x):
+        x = self.one(x)
+        self.other.__class__ = torch.nn.ReLU if len(x) == 8 else torch.nn.Identity
+        return self.other(x)
+
+
+@pytest.mark.parametrize("sizes", [(9, 9, 8), (8, 9)])
+def test_layers_that_share_an_output_in_some_batches_only_are_calibrated_separately(sizes):
+    """Sums that two layers shared in the first batches are correct if a later one differs."""
+    model, batches = Branches().double(), [batch.double() for batch in batches_of(*sizes)]
+    result = CKA(model, mlp(1).double(), device="cpu").compare(batches, progress=False, null=9)
+    outputs = [cloned_outputs(one, batches) for one in (model, mlp(1).double())]
+    assert_calibrated(result.calibration, *reference(*outputs, song_hsic, 9))
+
+
+def test_batches_of_another_scale_are_calibrated_by_their_size():
+    """Batches whose Gram matrices have exponents add up to the definition."""
+    model = linear_network()
+    first, second = batches_of(8, 9)
+    batches = [first * 2.0**-90, second * 2.0**-88]
+    result = CKA(model, device="cpu").compare(batches, progress=False, null=9)
+    outputs = cloned_outputs(model.double(), [batch.double() * 2.0**89 for batch in batches])
+    permuted = reference(outputs, outputs, song_hsic, 9)[1].triu()
+    expected = (permuted + permuted.triu(1).mT).mean(0)
+    torch.testing.assert_close(result.calibration.mean, expected, rtol=0, atol=1e-6)
+
+
+def test_constant_layer_has_no_p_value_and_does_not_change_those_of_others():
+    """A constant layer is NaN in every figure, and is no candidate for the best pair."""
+    (batch,) = batches_of(12)
+    with pytest.warns(CKAWarning, match="NaN"):
+        both = CKA(Constant(), mlp(0), device="cpu").compare([batch], progress=False, null=9)
+    alone = CKA(Constant(), mlp(0), "fc", device="cpu").compare([batch], progress=False, null=9)
+    for name in ("mean", "spread", "z", "p", "p_best"):
+        found = getattr(both.calibration, name)
+        assert found[both.model1_layers.index("constant")].isnan().all()
+        torch.testing.assert_close(found[:1], getattr(alone.calibration, name), rtol=0, atol=1e-9)
+
+
 def test_calibration_survives_a_file_and_a_selection(tmp_path):
     """A saved part of a result has the calibration of its pairs, and so has the table."""
     pytest.importorskip("pandas")
@@ -94,12 +190,13 @@ def test_calibration_survives_a_file_and_a_selection(tmp_path):
     result["0", :].save(tmp_path / "part.json")
     part = CKAResult.load(tmp_path / "part.json")
     assert torch.equal(part.calibration.p_best, result.calibration.p_best[:1])
-    table = part.to_dataframe(long=True)
+    table = part.to_dataframe()
     assert list(table.columns) == ["cka", "standard_error", "z", "p", "p_best"]
     assert table["p"].tolist() == part.calibration.p.flatten().tolist()
+    assert list(part.to_dataframe(long=False).columns) == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize("null", [0, True, 1.5])
+@pytest.mark.parametrize("null", [0, -1, True, 1.5])
 def test_number_of_permutations_must_be_positive(null):
     """An error says what to write."""
     with pytest.raises(SettingError, match=r"write e\.g\. 200"):

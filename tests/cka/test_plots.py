@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from cka import CKAResult, CKAResults, InputError
+from cka import Calibration, CKAResult, CKAResults, InputError
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")
@@ -55,6 +57,39 @@ def test_every_layer_is_labelled_and_no_labels_overlap(rows, columns):
     assert assert_readable(axes.yaxis) == result.model1_layers
     assert assert_readable(axes.xaxis) == result.model2_layers
     assert (axes.get_ylabel(), axes.get_xlabel()) == ("ours", "theirs")
+
+
+def calibrated(result, p_best):
+    """Return a result with these p-values."""
+    like = torch.zeros_like(p_best)
+    return replace(result, calibration=Calibration(like, like, like, p_best, p_best, 200))
+
+
+def strokes_of(axes):
+    """Return the cells (row, column) with a stroke."""
+    (found,) = axes.collections
+    middles = [path.vertices.mean(0) for path in found.get_paths()]
+    return [(round(y), round(x)) for x, y in middles]
+
+
+def test_cells_that_are_not_significant_have_a_stroke():
+    """Strokes are in the cells whose p_best is above the level; NaN has none."""
+    p_best = torch.tensor([[0.01, 0.2], [0.05, torch.nan], [0.06, 0.04]], dtype=torch.float64)
+    result = calibrated(made_up(3, 2), p_best)
+    assert strokes_of(result.plot()) == [(0, 1), (2, 0)]
+    assert strokes_of(result.plot(level=0.01)) == [(0, 1), (1, 0), (2, 0), (2, 1)]
+    several = CKAResults({"one": result, "other": made_up(3, 2)}).plot()
+    assert strokes_of(several.axes[0]) == [(0, 1), (2, 0)]
+    assert not several.axes[1].collections
+
+
+def test_strokes_are_seen_on_dark_and_on_light_cells():
+    """A stroke is white on a dark cell and black on a light one."""
+    result = made_up(1, 2)
+    result = replace(result, matrix=torch.tensor([[0.0, 1.0]]))
+    axes = calibrated(result, torch.ones(1, 2, dtype=torch.float64)).plot()
+    (found,) = axes.collections
+    assert [colour[:3].sum() for colour in found.get_colors()] == [3, 0]
 
 
 def test_small_axes_label_some_of_the_layers():
