@@ -13,6 +13,7 @@ from emulated_cuda.loading.records import DeviceUse, ProcessUse
 from emulated_cuda.running import command_line, summary
 from pytest_cka_memory import MemoryProbe, Region
 from pytest_cka_memory.__main__ import main
+from pytest_cka_memory.cli.main import _parser
 from pytest_cka_memory.core.markers import MARKERS
 
 REFERENCE = ROOT / "docs" / "reference"
@@ -60,6 +61,22 @@ def test_keys_of_the_json_report_are_all_described(capsys: pytest.CaptureFixture
     objects = [schema, *schema["$defs"].values()]
     keys = {key for found in objects for key in found["properties"]} - {"reason"}
     assert rows("json") - {"pytest-cka-memory/1"} == keys
+
+
+def test_commands_and_their_options_are_all_described() -> None:
+    """The page has each command of ``python -m pytest_cka_memory``, and each option of it."""
+    (commands,) = [action for action in _parser()._actions if hasattr(action, "_name_parser_map")]
+    text = (REFERENCE / "command-line.md").read_text("utf-8")
+    described = {word for name in rows("command-line") for word in name.split()[:1]}
+    options = set(re.findall(r"^\| `(\w+)` \| `(--[a-z-]+)", text, re.MULTILINE))
+    assert set(commands.choices) <= described
+    assert options == {
+        (name, option)
+        for name, parser in commands.choices.items()
+        for action in parser._actions
+        for option in action.option_strings
+        if option.startswith("--") and option != "--help"
+    }
 
 
 def test_command_line_of_the_emulated_device_is_described() -> None:
