@@ -17,7 +17,7 @@ from cka.capture.outputs import OutputReader, Pick, Pooling
 from cka.data.loaders import batch_count, batch_tuples, sample_count
 from cka.data.masks import Mask, check_masks
 from cka.errors import CKAError, CKAWarning, InputError, SettingError
-from cka.functional.kernels import Kernel, resolve_kernel
+from cka.functional.kernels import Kernel, check_linear, resolve_kernel
 from cka.progress import Progress
 from cka.result import CKAResult
 from cka.running import distributed
@@ -37,7 +37,7 @@ from cka.running.resamplings import Permutations, Resamples
 from cka.running.run import Outcome, Run
 from cka.running.simultaneous import SimultaneousRuns
 
-EstimatorName: TypeAlias = Literal["unbiased", "biased", "exact"]
+EstimatorName: TypeAlias = Literal["unbiased", "biased", "exact", "sampled_neurons"]
 
 
 @dataclass(frozen=True)
@@ -107,8 +107,10 @@ class CKA:
                 is an accelerator, otherwise the current accelerator, or the CPU if none is
                 available. ``compare`` moves a model there and back if necessary.
             estimator: "unbiased" (HSIC summed over minibatches, Nguyen et al. 2020), "biased" (the
-                same with the biased HSIC of Gretton et al. 2005), or "exact" (one unbiased
-                estimate over all samples, for which all features are stored in host memory).
+                same with the biased HSIC of Gretton et al. 2005), "exact" (one unbiased estimate
+                over all samples, for which all features are stored in host memory), or
+                "sampled_neurons" (unbiased, and corrected for a finite number of features, Chun
+                et al. 2025; see :func:`cka.cka_from_features`; for the linear kernel).
             kernel: "linear", "rbf", RBF(threshold=0.5), or a function from (n, p) features to
                 their (n, n) Gram matrix.
             hsic_batch_size: each batch is split for HSIC into parts of this many samples, at
@@ -159,6 +161,8 @@ class CKA:
         self._device = None if device is None else torch.device(device)
         self._estimator = estimator
         self._kernel = resolve_kernel(kernel)
+        if estimator == "sampled_neurons":
+            check_linear(self._kernel)
         self._kernel_name = kernel if isinstance(kernel, str) else _kernel_name(kernel)
         self._part_size = hsic_batch_size
         self._reader = OutputReader(pooling or "flatten", pick)
@@ -321,6 +325,10 @@ class CKA:
                     "estimator='unbiased'"
                 )
             return Exact(self._kernel, sample_count(loader), self._limit_bytes, resamplings)
+        if self._estimator == "sampled_neurons":
+            return Minibatch(
+                self._kernel, "unbiased", self._part_size, resamplings, sampled_neurons=True
+            )
         return Minibatch(self._kernel, self._estimator, self._part_size, resamplings)
 
     def __enter__(self) -> CKA:
@@ -340,7 +348,8 @@ class CKA:
 def _check_settings(estimator: str, hsic_batch_size: int | None) -> None:
     if estimator not in get_args(EstimatorName):
         raise SettingError(
-            f"cannot use {estimator!r} as an estimator; write 'unbiased', 'biased' or 'exact'"
+            f"cannot use {estimator!r} as an estimator; write "
+            + ", ".join(map(repr, get_args(EstimatorName)))
         )
     if hsic_batch_size is None:
         return

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cka.functional.sums import Sums
+from cka.functional.sums import Sums, cka_scale
 
 # Values that differ by rounding only count as equal.
 _EQUAL = 1e-9
@@ -65,7 +65,7 @@ def calibrate(sums: Sums, permuted: Tensor, positions: Tensor) -> Calibration:
         permuted: permuted HSIC of P pairs of outputs, (N, P), in the same units.
         positions: position of each pair of layers in ``permuted``, (L1, L2).
     """
-    scale = (sums.self1[:, None] * sums.self2[None, :]).sqrt()
+    scale = cka_scale(sums)
     cka = sums.cross / scale
     mean, spread, standard, p = (torch.empty_like(cka) for _ in range(4))
     highest = cka.new_full((len(permuted),), -torch.inf)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ from cka.functional.hsic import (
     check_sample_count,
     hsic_products,
 )
-from cka.functional.kernels import Kernel, as_rows, resolve_kernel, scaled_gram
+from cka.functional.kernels import Kernel, as_rows, check_linear, resolve_kernel, scaled_gram
+from cka.functional.neurons import HSICTerms, corrected_terms, hsic_of_each_feature
 from cka.functional.precision import sum_dtype
 from cka.functional.sums import batch_sums, cka_with_error
 
@@ -26,7 +27,7 @@ def cka_from_features(
     y: Tensor | Sequence[Tensor],
     *,
     kernel: str | Kernel = "linear",
-    estimator: HSICEstimator = "unbiased",
+    estimator: HSICEstimator | Literal["sampled_neurons"] = "unbiased",
 ) -> Tensor:
     """Return CKA between features of the same n samples, computed in float64.
 
@@ -45,22 +46,43 @@ def cka_from_features(
         y: features (n, q) of the same samples in the same order, or a sequence of L2 of them.
         kernel: ``"linear"``, ``"rbf"``, ``RBF(threshold=0.5)``, or a function from (n, p) features
             to their (n, n) Gram matrix.
-        estimator: ``"unbiased"`` (HSIC of Song et al. 2012) or ``"biased"`` (the formula of
-            Kornblith et al. 2019).
+        estimator: ``"unbiased"`` (HSIC of Song et al. 2012), ``"biased"`` (the formula of
+            Kornblith et al. 2019), or ``"sampled_neurons"``, see below.
 
     Returns:
         A 0-d float64 tensor, or (L1, L2) if ``x`` or ``y`` is a sequence. CKA is NaN if the
         features of one side do not vary; a CKAWarning says so. Gradients are propagated.
 
+    ``"sampled_neurons"`` estimates CKA of populations of neurons of which the features are random
+    samples, such as recorded cells, or the units of a layer that could be wider (Chun et al. 2025,
+    "Estimating Neural Representation Alignment from Sparsely Sampled Inputs and Features", arXiv
+    2502.15104). With p features, pairs of a feature and itself make HSIC of a side with itself too
+    high, and CKA too low: by a factor of two if p is the dimension of the representation. They are
+    left out: ``(HSIC(XXᵀ, XXᵀ) - Σ_i HSIC(x_i x_iᵀ, x_i x_iᵀ)) / (p (p-1))`` is unbiased in samples
+    and features, and so is HSIC of two sides if their features were drawn independently. CKA is a
+    ratio of such estimates, and so is consistent. It needs the linear kernel, at least four samples
+    and two features on each side, features that were drawn at random (neighbouring pixels of one
+    channel were not), and x and y from different draws; one tensor on both sides has CKA 1. The
+    value may exceed 1. It is NaN if the corrected HSIC of a side with itself is not positive,
+    which happens if there are too few features or samples to estimate it.
+
     Raises:
         InputError: if the sample counts differ or are too small for the estimator.
         SettingError: if the kernel or estimator is unknown.
     """
-    grams_x, grams_y = checked_grams(x, y, kernel, estimator)
-    matrix, _ = cka_with_error(batch_sums(*hsic_products(grams_x, grams_y, estimator)))
+    if estimator == "sampled_neurons":
+        terms = _terms_of_sampled_neurons(x, y, kernel)
+    else:
+        terms = hsic_products(*checked_grams(x, y, kernel, estimator), estimator)
+    matrix, _ = cka_with_error(batch_sums(*terms))
     if bool(matrix.detach().isnan().any()):
         warnings.warn(
-            "CKA is NaN because the features of one side do not vary over the samples",
+            "CKA is NaN because the features of one side do not vary over the samples"
+            + (
+                ", or are too few for estimator='sampled_neurons'"
+                if estimator == "sampled_neurons"
+                else ""
+            ),
             CKAWarning,
             stacklevel=2,
         )
@@ -85,11 +107,42 @@ def checked_grams(
     """
     check_estimator(estimator)
     gram = resolve_kernel(kernel)
-    left, right = _as_list(x), _as_list(y)
-    _check_samples([*left, *right], estimator)
+    left, right = _checked(x, y, estimator)
     grams_x = [scaled_gram(gram, _rows(one))[0] for one in left]
     grams_y = [scaled_gram(gram, _rows(one))[0] for one in right]
     return grams_x, grams_y
+
+
+def _terms_of_sampled_neurons(
+    x: Tensor | Sequence[Tensor], y: Tensor | Sequence[Tensor], kernel: str | Kernel
+) -> HSICTerms:
+    """Return HSIC terms that are corrected for a finite number of features."""
+    gram = resolve_kernel(kernel)
+    check_linear(gram)
+    sides = _checked(x, y, "unbiased")
+    grams, own, widths = [], [], []
+    for side in sides:
+        rows = [_rows(one) for one in side]
+        scaled = [scaled_gram(gram, one) for one in rows]
+        grams.append([matrix for matrix, _ in scaled])
+        exponents = [exponent for _, exponent in scaled]
+        own.append(list(map(hsic_of_each_feature, rows, exponents)))
+        widths.append([one.shape[1] for one in rows])
+    cross, self1, self2 = corrected_terms(
+        hsic_products(grams[0], grams[1], "unbiased"), own, widths
+    )
+    same = [[one is other for other in sides[1]] for one in sides[0]]
+    where = torch.tensor(same, device=cross.device)
+    return torch.where(where, self1[:, None], cross), self1, self2
+
+
+def _checked(
+    x: Tensor | Sequence[Tensor], y: Tensor | Sequence[Tensor], estimator: HSICEstimator
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Return both sides as lists of features that can be compared."""
+    left, right = _as_list(x), _as_list(y)
+    _check_samples([*left, *right], estimator)
+    return left, right
 
 
 def _is_sequence(features: Any) -> bool:

@@ -71,6 +71,11 @@ def check_estimator(estimator: str) -> None:
     Raises:
         SettingError: if it is not.
     """
+    if estimator == "sampled_neurons":
+        raise SettingError(
+            "estimator='sampled_neurons' needs features, which a Gram matrix does not show; "
+            "use cka_from_features or CKA, or 'unbiased' or 'biased' here"
+        )
     if estimator not in get_args(HSICEstimator):
         raise SettingError(
             f"cannot use {estimator!r} as an estimator; write 'unbiased' or 'biased'"
@@ -103,15 +108,17 @@ def hsic_products(
     samples = len(grams_x[0])
     cross: Tensor = torch.zeros((), device=device, dtype=dtype)
     self_x, self_y = cross, cross
+    # Both sides have slabs of the same rows, also if the number of matrices differs.
+    rows = rows_per_slab(max(len(grams_x), len(grams_y or ())), samples)
     with full_precision(device):
         if grams_y is None:
-            for x in _centred_slabs(grams_x, estimator):
+            for x in centred_slabs(grams_x, estimator, rows):
                 cross = cross + x @ x.T
             self_x = self_y = cross.diagonal()
         else:
             for x, y in zip(
-                _centred_slabs(grams_x, estimator),
-                _centred_slabs(grams_y, estimator),
+                centred_slabs(grams_x, estimator, rows),
+                centred_slabs(grams_y, estimator, rows),
                 strict=True,
             ):
                 cross = cross + x @ y.T
@@ -209,13 +216,17 @@ def _not_constant(grams: Sequence[Tensor]) -> Tensor:
     return (differ | size.isnan())[:, None, None]
 
 
-def _centred_slabs(grams: Sequence[Tensor], estimator: HSICEstimator) -> Iterator[Tensor]:
+def rows_per_slab(matrices: int, samples: int) -> int:
+    """Return how many rows of that many (n, n) matrices are copied at a time."""
+    return max(1, _SLAB_BYTES // (matrices * samples * torch.float64.itemsize))
+
+
+def centred_slabs(grams: Sequence[Tensor], estimator: HSICEstimator, rows: int) -> Iterator[Tensor]:
     """Yield the L centred matrices a few rows at a time, flattened to (L, rows * n)."""
     n = len(grams[0])
     dtype = sum_dtype(grams[0].device)
     offsets = _offsets(grams, estimator, dtype)
     not_constant = _not_constant(grams)
-    rows = max(1, _SLAB_BYTES // (len(grams) * n * dtype.itemsize))
     for start in range(0, n, rows):
         slab = torch.stack([gram[start : start + rows] for gram in grams]).to(dtype)
         slab -= offsets[:, start : start + rows, None]
@@ -228,4 +239,5 @@ def _centred_slabs(grams: Sequence[Tensor], estimator: HSICEstimator) -> Iterato
 
 def centred(gram: Tensor, estimator: HSICEstimator) -> Tensor:
     """Return the whole centred matrix (n, n), of which HSIC is the inner product."""
-    return torch.cat([slab.view(-1, len(gram)) for slab in _centred_slabs([gram], estimator)])
+    slabs = centred_slabs([gram], estimator, rows_per_slab(1, len(gram)))
+    return torch.cat([slab.view(-1, len(gram)) for slab in slabs])

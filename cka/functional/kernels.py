@@ -300,6 +300,19 @@ def resolve_kernel(kernel: str | Kernel) -> Kernel:
     )
 
 
+def check_linear(kernel: Kernel) -> None:
+    """Check that a kernel is the linear one, which "sampled_neurons" requires.
+
+    Raises:
+        SettingError: if it is not.
+    """
+    if kernel is not linear_gram:
+        raise SettingError(
+            "estimator='sampled_neurons' needs kernel='linear', whose matrix is a sum over "
+            f"features, got {kernel!r}; omit kernel=, or use estimator='unbiased'"
+        )
+
+
 @dataclass(frozen=True)
 class _UserKernel:
     """A user's function, which gets float32 or float64 features and must return a Gram matrix."""

@@ -156,7 +156,7 @@ def cka_with_error(sums: Sums) -> tuple[Tensor, Tensor]:
     √(B/(B-1) Σd_b²). The expanded square needs only the sums in :class:`Sums`, so memory does not
     grow with the number of batches. The error is NaN for fewer than two batches.
     """
-    scale = (sums.self1[:, None] * sums.self2[None, :]).sqrt()
+    scale = cka_scale(sums)
     cka = sums.cross / scale
     one, two = sums.self1[:, None], sums.self2[None, :]
     squares = (
@@ -173,6 +173,12 @@ def cka_with_error(sums: Sums) -> tuple[Tensor, Tensor]:
     # If all batches agree, as on the diagonal, rounding may give a sum of squares just below 0.
     variance = squares.clamp(min=0) * sums.estimates / (sums.estimates - 1)
     return cka, torch.where(sums.estimates > 1, variance.sqrt(), torch.full_like(cka, torch.nan))
+
+
+def cka_scale(sums: Sums) -> Tensor:
+    """Return √(Σs11 Σs22), (L1, L2), by which Σs12 is divided; NaN if a factor is negative."""
+    one, two = sums.self1[:, None], sums.self2[None, :]
+    return (one * two).sqrt().masked_fill((one < 0) | (two < 0), torch.nan)
 
 
 def sums_to_vector(sums: Sums) -> Tensor:

@@ -22,6 +22,10 @@ class Measurement(NamedTuple):
     """Exponent e of each part: its Gram matrix is the one in ``parts`` times 2**e."""
     real: Tensor | None = None
     """Of the exact estimator, for tokens with padding: which tokens are real, (n, t)."""
+    of_features: tuple[Tensor, ...] = ()
+    """For "sampled_neurons": the sum over features of each one's HSIC with itself, of each part."""
+    features: int = 0
+    """Number p of features."""
 
 
 class BatchMeasurements:

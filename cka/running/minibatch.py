@@ -9,6 +9,7 @@ from torch import Tensor
 
 from cka.functional.hsic import HSICEstimator, hsic_products, min_samples
 from cka.functional.kernels import Kernel, flattened, scaled_gram
+from cka.functional.neurons import corrected_terms, hsic_of_each_feature
 from cka.functional.precision import full_precision
 from cka.functional.sums import Sums, batch_sums, merge_sums, select_sums
 from cka.running.estimators import BatchMeasurements, Measurement
@@ -24,11 +25,14 @@ class Minibatch:
         estimator: HSICEstimator,
         part_size: int | None,
         resamplings: Sequence[Resampling] = (),
+        *,
+        sampled_neurons: bool = False,
     ) -> None:
         self._kernel = kernel
         self._estimator = estimator
         self._part_size = part_size
         self._resamplings = resamplings
+        self._sampled_neurons = sampled_neurons
         self._sums: Sums | None = None
         self._index: dict[tuple[tuple[int | None, ...], torch.device], Tensor] = {}
         self._batches = 0
@@ -47,7 +51,10 @@ class Minibatch:
                 *(scaled_gram(self._kernel, part, check=check) for part in parts), strict=True
             )
         self._in_range = self._in_range and not any(exponents)
-        return Measurement(grams, exponents)
+        of_features: tuple[Tensor, ...] = ()
+        if self._sampled_neurons:
+            of_features = tuple(map(hsic_of_each_feature, parts, exponents))
+        return Measurement(grams, exponents, of_features=of_features, features=rows.shape[1])
 
     def _checks_range(self, device: torch.device) -> bool:
         """Whether to check that features are in range, which waits for an accelerator.
@@ -78,6 +85,10 @@ class Minibatch:
             grams = [_grams_on(model, part, rows.device) for model in models]
             others = grams[1] if len(grams) > 1 else None
             terms = hsic_products(grams[0], others, self._estimator)
+            if self._sampled_neurons:
+                own = [[one.of_features[part] for one in model.values] for model in models]
+                features = [[one.features for one in model.values] for model in models]
+                terms = corrected_terms(terms, own, features)
             exponents = [tuple(one.exponents[part] for one in model.values) for model in models]
             sums = batch_sums(*terms, exponents=(exponents[0], exponents[-1]))
             sums = select_sums(sums, rows, columns)

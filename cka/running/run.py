@@ -251,18 +251,26 @@ def _nan_warnings(labels: Sequence[Sequence[str]], self_terms: Sequence[Tensor])
     """Return warnings about layers whose CKA is NaN: their HSIC with themselves is 0 or NaN."""
     constant: list[str] = []
     not_finite: list[str] = []
+    negative: list[str] = []
     for names, terms in zip(labels, self_terms, strict=True):
         if type(terms) is not Tensor:  # a fake tensor, which has no values
             continue
         for name, term in zip(names, terms.tolist(), strict=True):
             if term == 0:
                 constant.append(name)
+            elif term < 0:
+                negative.append(name)
             elif not math.isfinite(term):
                 not_finite.append(name)
     return _named(
         [
             ("CKA is NaN for layers whose output is the same for every sample", constant),
             ("CKA is NaN for layers whose output contains NaN or infinity", not_finite),
+            (
+                "CKA is NaN for layers with too few features or samples for "
+                'estimator="sampled_neurons", whose corrected HSIC is not positive',
+                negative,
+            ),
         ]
     )
 

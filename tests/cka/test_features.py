@@ -271,3 +271,13 @@ def test_hsic_of_matrices_with_invalid_shapes_is_an_error(one, other, message):
     """HSIC is refused unless both Gram matrices are square, of one size, and of enough samples."""
     with pytest.raises(InputError, match=message):
         hsic(torch.zeros(one), torch.zeros(other))
+
+
+def test_sides_with_different_numbers_of_features_and_many_samples():
+    """Gram matrices that are multiplied in several slabs may differ in number on both sides."""
+    torch.manual_seed(0)
+    x = [torch.randn(200, 3) for _ in range(40)]
+    y = [torch.randn(200, 3) for _ in range(3)]
+    matrix = cka_from_features(x, y)
+    expected = cka_from_features(x[-1], y[-1])
+    torch.testing.assert_close(matrix[-1, -1], expected, rtol=0, atol=1e-12)
