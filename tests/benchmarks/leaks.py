@@ -80,10 +80,12 @@ def without_regions(test: str, marker: str) -> str:
             before, after = function.body[:index], function.body[index + 1 :]
             inside = [_without_measure(statement)] if statement.items[1:] else statement.body
             names = {
-                node.id
+                target.id
                 for part in inside
                 for node in ast.walk(part)
-                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+                if isinstance(node, ast.Assign)
+                for target in node.targets
+                if isinstance(target, ast.Name)
             }
             kept = [ast.Global(sorted(names))] if names else []
             function.body = [*kept, *inside, *after]

@@ -1,0 +1,69 @@
+"""What ``.ci/release`` does to a copy of the project, and what it refuses."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OWN = ("pyproject.toml", "CHANGELOG.md", "CITATION.cff", ".ci/release")
+
+
+@pytest.fixture
+def project(tmp_path):
+    """Copy what the script reads and writes."""
+    for name in OWN:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    shutil.copytree(ROOT / "docs/project/changes", tmp_path / "docs/project/changes")
+    version = Path("pytest_cka_memory/_version.py")
+    (tmp_path / version.parent).mkdir()
+    shutil.copy(ROOT / version, tmp_path / version)
+    return tmp_path
+
+
+def release(project, *arguments):
+    """Run the script of the copy."""
+    command = ["bash", str(project / ".ci/release"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_prepared_release_can_be_released_if_its_owner_is_known(project):
+    """After ``prepare``, version, citation and changelog agree; only the placeholder is left."""
+    pytest.importorskip("towncrier", reason="needs towncrier, which the extra dev installs")
+    (project / "docs/project/changes/example.added.md").write_text("**Example.** Text.\n")
+    before = (project / "CHANGELOG.md").read_text("utf-8")
+    done = release(project, "prepare", "7.8.9")
+    assert done.returncode == 0, done.stderr
+    assert '"7.8.9"' in (project / "pytest_cka_memory/_version.py").read_text("utf-8")
+    after = (project / "CHANGELOG.md").read_text("utf-8")
+    assert re.search(r"^## 7.8.9 \(\d{4}-\d\d-\d\d\)\n\n### Added\n\n- \*\*", after, re.MULTILINE)
+    assert "- **Example.** Text." in after
+    assert after.endswith(before.partition("## Unreleased\n\n")[2])
+
+    refused = release(project, "check", "v7.8.9")
+    assert (refused.returncode, "placeholder OWNER" in refused.stderr) == (1, True)
+    file = project / "pyproject.toml"
+    file.write_text(file.read_text("utf-8").replace("/OWNER/", "/someone/"), "utf-8")
+    assert release(project, "check", "v7.8.9").stdout == "v7.8.9 can be released\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["check", "v99.0.0"], 1, "_version.py has another version"),
+        (["check", "v1.0"], 2, "v1.0 is not a version such as 0.2.0"),
+        (["prepare", "1.0.0-rc1"], 2, "is not a version"),
+        (["publish", "1.0.0"], 2, "usage: "),
+        (["check"], 2, "usage: "),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_and_versions_are_refused(project, arguments, status, message):
+    """The script says what is wrong, and changes no file."""
+    before = {name: (project / name).read_bytes() for name in OWN}
+    done = release(project, *arguments)
+    assert (done.returncode, message in done.stderr) == (status, True), done.stderr
+    assert {name: (project / name).read_bytes() for name in OWN} == before
