@@ -121,6 +121,22 @@ def _pair(row: Row) -> str:
     return f"{row['peak_bytes'] / MB:.2f} / {row['retained_bytes'] / MB:.2f}"
 
 
+def leaks() -> str:
+    """Which tools find the leaks of the gallery, and which accuse the repaired code."""
+    (file,) = RESULTS.glob("leaks-torch-*.json")
+    rows = []
+    for tool, found in json.loads(file.read_text("utf-8")).items():
+        missed, accused = (
+            ", ".join(row["leak"] for row in found["rows"] if row[key] is value) or "-"
+            for key, value in (("found", False), ("accused", True))
+        )
+        total = sum(row["found"] for row in found["rows"])
+        is_own = tool == "pytest-cka-memory"
+        name = tool if is_own else f"pytest-memray {found['pytest-memray']}, `{tool}`"
+        rows.append((name, found["python"], f"{total} of {len(found['rows'])}", missed, accused))
+    return _markdown(("tool", "Python", "leaks found", "missed", "repairs accused"), rows)
+
+
 def _results(pattern: str) -> list[Row]:
     return [
         row
@@ -144,7 +160,11 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "PyTorch's tests": ranks_tables.own_tests,
         "what goes wrong": ranks_tables.hostile,
     },
-    DOCS / "explanation" / "trust.md": {"versions": versions, "skipped, by version": skips},
+    DOCS / "explanation" / "trust.md": {
+        "leaks": leaks,
+        "versions": versions,
+        "skipped, by version": skips,
+    },
     DOCS / "explanation" / "libraries.md": {
         "libraries": libraries,
         "libraries, native counter": libraries_native,

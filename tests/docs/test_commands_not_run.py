@@ -36,9 +36,7 @@ OTHERS = {
     "git remote add origin https://github.com/OWNER/churn",
     "git push --set-upstream origin main",
     "python tests/docs/redraw.py",
-    "ruff check .",
-    "ruff format --check .",
-    "mypy",
+    "nox -s lint types tests",
     """python -c "from pytest_cka_memory import MemoryProbe; """
     """print(MemoryProbe('emulate:cuda').snapshot())\"""",
 }

@@ -1,0 +1,174 @@
+"""Say which results are older than the code they speak of, and measure them again.
+
+    python tests/benchmarks/renew.py              # each table: its date, and what changed since
+    python tests/benchmarks/renew.py soak leaks   # measure these again, and draw the docs' tables
+
+A result is as old as the commit that wrote its file. What it was measured on stands in
+``results/conditions.json``. A table is measured as a whole, so that a file never has rows from
+different machines. The rows of versions are made by ``.ci/against``.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from conditions import ROOT, conditions
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+CONDITIONS = RESULTS / "conditions.json"
+COUNTER = ("pytest_cka_memory/meters", "pytest_cka_memory/measure")
+DEVICE = ("emulated_cuda",)
+
+
+class Table(NamedTuple):
+    """A table of README or docs, and how it is made."""
+
+    file: str
+    """Name of the result's file, with a place for the version of torch."""
+    code: tuple[str, ...]
+    """Folders of the code that the table speaks of."""
+    script: str
+    arguments: tuple[str, ...] = ()
+    minutes: int = 1
+    """About how long it takes on two cores."""
+    needs: str = ""
+    """What has to be installed beside the extra test."""
+
+
+TABLES = {
+    "leaks": Table(
+        "leaks-torch-{torch}.json", ("docs/gallery.md", *COUNTER), "leaks.py",
+        minutes=10, needs="pytest-memray; Python 3.13.3 for limit_leaked_objects",
+    ),
+    "cross-check": Table(
+        "crosscheck-amd-epyc-torch-{torch}.json", COUNTER, "crosscheck.py", minutes=15
+    ),
+    "cross-check, ledger": Table(
+        "ledger-crosscheck-intel-xeon-torch-{torch}.json",
+        ("pytest_cka_memory/meters/storages", "pytest_cka_memory/meters/cpu"),
+        "crosscheck.py", minutes=60, needs="CKA_MEMORY_NATIVE=0 in the environment",
+    ),
+    "suites": Table(
+        "other-suites-amd-epyc-torch-{torch}.json",
+        ("pytest_cka_memory/plugin", *COUNTER), "other_suites.py",
+        minutes=15, needs="the suites, as arguments",
+    ),
+    "soak": Table("soak-torch-{torch}.json", COUNTER, "soak.py"),
+    "gates": Table(
+        "gates-amd-epyc-torch-{torch}.json", ("cka", "tests/gates"), "", minutes=4,
+        needs="pytest tests/gates --cka-memory-json=FILE",
+    ),
+    "libraries": Table(
+        "libraries-intel-xeon-2-threads-torch-{torch}.json", ("cka",), "compare.py",
+        minutes=120, needs="--peers",
+    ),
+    "libraries, native counter": Table(
+        "native-libraries-amd-epyc-1-thread-torch-{torch}.json", ("cka", *COUNTER), "compare.py",
+        minutes=20, needs="--peers",
+    ),
+    "side by side": Table(
+        "side-by-side-intel-xeon-torch-{torch}.json", ("cka",), "side_by_side.py",
+        minutes=30, needs="--peers",
+    ),
+    "side by side, emulated": Table(
+        "side-by-side-emulated-a100-torch-{torch}.json", ("cka", *DEVICE), "side_by_side.py",
+        minutes=15, needs="--peers",
+    ),
+    "notebook": Table(
+        "notebook-emulated-a100-torch-{torch}.json", DEVICE, "side_by_side_published.py",
+        minutes=10, needs="--peers",
+    ),
+    "OpInfo": Table(
+        "opinfo-emulated-h100-torch-{torch}.json", DEVICE, "opinfo.py",
+        minutes=60, needs="expecttest, scipy",
+    ),
+    "fine-tuning": Table(
+        "finetuning-torch-{torch}.json", DEVICE, "published_finetuning.py", minutes=8, needs="peft"
+    ),
+    "tracker": Table("fsdp2-tracker-torch-{torch}.json", DEVICE, "fsdp2_tracker.py", minutes=3),
+    "losses": Table("ranks-losses-torch-{torch}.json", DEVICE, "ranks_losses.py", minutes=3),
+    "what goes wrong": Table(
+        "ranks-hostile-torch-{torch}.json", DEVICE, "ranks_hostile.py", minutes=6
+    ),
+    "PyTorch's tests": Table(
+        "torch-distributed-torch-{torch}.json", DEVICE, "torch_distributed.py", minutes=60
+    ),
+}  # fmt: skip
+
+
+def commits_since(file: Path, code: Sequence[str], root: Path = ROOT) -> list[str] | None:
+    """Return the commits that changed the code after the file was written, newest first.
+
+    None if the file is in no commit.
+    """
+    written = _git(root, "log", "-1", "--format=%H", "--", str(file))
+    if not written:
+        return None
+    return _git(root, "log", "--format=%h %s", f"{written[0]}..HEAD", "--", *code)
+
+
+def _git(root: Path, *arguments: str) -> list[str]:
+    done = subprocess.run(
+        ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()
+
+
+def show() -> None:
+    """Print the state of every table."""
+    known = json.loads(CONDITIONS.read_text("utf-8"))
+    for name, table in TABLES.items():
+        for file in sorted(RESULTS.glob(table.file.format(torch="*"))):
+            given = known.get(file.name, {})
+            changed = commits_since(file, table.code)
+            age = "not committed" if changed is None else _counted(len(changed))
+            measured = ", ".join(str(given[key]) for key in ("date", "processor") if key in given)
+            print(f"{name} ({file.name}): {measured or 'conditions unknown'}; {age}")
+
+
+def _counted(commits: int) -> str:
+    if not commits:
+        return "as new as its code"
+    return f"older than {commits} commit{'s' * (commits != 1)} to its code"
+
+
+def renew(names: Sequence[str], more: Sequence[str]) -> None:
+    """Measure tables again, note the conditions, and draw the tables of the docs."""
+    for name in names:
+        table = TABLES[name]
+        if not table.script:
+            sys.exit(f"{name} has no script of its own: {table.needs}")
+        given = conditions(("torch", "pytest"))
+        file = RESULTS / table.file.format(torch=str(given["torch"]).partition("+")[0])
+        print(
+            f"{name}: about {table.minutes} minutes; needs {table.needs or 'nothing'}", flush=True
+        )
+        command = [sys.executable, str(HERE / table.script), *table.arguments, *more]
+        subprocess.run([*command, "--json", str(file)], check=True)
+        known = json.loads(CONDITIONS.read_text("utf-8"))
+        known[file.name] = given
+        CONDITIONS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n", "utf-8")
+    subprocess.run([sys.executable, str(HERE / "draw_tables.py")], check=True)
+
+
+def main() -> None:
+    """Show the tables, or renew those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}")
+    arguments, more = parser.parse_known_args()
+    unknown = set(arguments.tables) - set(TABLES)
+    if unknown:
+        parser.error(f"unknown tables: {', '.join(sorted(unknown))}. Known: {', '.join(TABLES)}")
+    if arguments.tables:
+        renew(arguments.tables, more)
+    else:
+        show()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""Which results are older than their code, and that each result belongs to a table."""
+
+import json
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parent / "benchmarks"
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def renewal(monkeypatch):
+    """Return the names of ``renew.py``."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return runpy.run_path(str(BENCHMARKS / "renew.py"))
+
+
+def test_every_result_belongs_to_a_table_and_has_its_conditions(renewal):
+    """A committed result that no table names would never be renewed."""
+    folder = BENCHMARKS / "results"
+    files = {file.name for file in folder.glob("*.json")} - {"conditions.json"}
+    named = {
+        file.name
+        for table in renewal["TABLES"].values()
+        for file in folder.glob(table.file.format(torch="*"))
+    }
+    assert named == files
+    known = json.loads((folder / "conditions.json").read_text("utf-8"))
+    assert set(known) == files
+    assert [name for name, given in known.items() if not {"date", "processor"} <= set(given)] == []
+
+
+def test_code_and_scripts_of_tables_exist(renewal):
+    """Each table names a script and folders that are there."""
+    for table in renewal["TABLES"].values():
+        assert (BENCHMARKS / table.script).exists()
+        assert [folder for folder in table.code if not (ROOT / folder).exists()] == []
+
+
+def test_result_is_older_than_its_code_if_a_later_commit_changed_the_code(renewal, tmp_path):
+    """Only commits after the result's own count, and only those that change its code."""
+
+    def commit(name):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        with (tmp_path / name).open("a") as file:
+            file.write("line\n")
+        own = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        for words in (["add", name], [*own, "commit", "-qm", f"Change {name}"]):
+            subprocess.run(["git", "-C", str(tmp_path), *words], check=True)
+
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    since = renewal["commits_since"]
+    result = tmp_path / "result.json"
+    commit("code/a.py")
+    assert since(result, ["code"], tmp_path) is None
+    commit("result.json")
+    commit("other/b.py")
+    assert since(result, ["code"], tmp_path) == []
+    commit("code/a.py")
+    assert [line.partition(" ")[2] for line in since(result, ["code"], tmp_path)] == [
+        "Change code/a.py"
+    ]
+
+
+def test_unknown_table_is_refused_with_the_known_ones(renewal):
+    """The command names the tables that exist."""
+    command = [sys.executable, str(BENCHMARKS / "renew.py"), "nothing"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "unknown tables: nothing. Known: leaks, " in done.stderr
+
+
+def test_unit_tests_of_nox_exist():
+    """Each module that ``nox -s unit`` runs is there."""
+    text = (ROOT / "noxfile.py").read_text("utf-8")
+    names = text.partition('UNIT = """')[2].partition('"""')[0].split()
+    assert len(names) > 20
+    missing = [name for name in names if not (ROOT / f"tests/memory/test_{name}.py").exists()]
+    assert missing == []
