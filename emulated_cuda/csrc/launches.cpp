@@ -2,6 +2,7 @@
 #include "launches.hpp"
 
 #include "graphs.hpp"
+#include "nccl/nan_check.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -20,11 +21,12 @@ int check_launch(Dim3 grid, Dim3 block, size_t shared, Stream stream) {
                   shared <= (size_t)settings.shared_per_block_opt_in;
   return is_valid ? kSuccess : fail(kInvalidConfiguration);
 }
-static int launch(Dim3 grid, Dim3 block, size_t shared, Stream stream, const char* (*name)(const void*),
-                  const void* function) {
+static const char* kernel_name(const void* function);
+static int launch(const void* function, Dim3 grid, Dim3 block, void** arguments, size_t shared, Stream stream) {
   if (int error = check_launch(grid, block, shared, stream)) return error;
-  if (values_are_computed && phase() == kNoOperator && !record_work(stream, name(function), nullptr, nullptr, 0))
-    note_work(name(function));
+  if (is_nan_check(function)) return check_for_nan(function, arguments);
+  if (values_are_computed && phase() == kNoOperator && !record_work(stream, kernel_name(function), nullptr, nullptr, 0))
+    note_work(kernel_name(function));
   return kSuccess;
 }
 
@@ -45,6 +47,7 @@ static std::vector<std::pair<const void*, const char*>>& kernels() {
 static std::mutex kernels_mutex;
 API void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int, void*, void*, void*, void*,
                                 int*) {
+  remember_nan_check(function, name);
   std::lock_guard<std::mutex> guard(kernels_mutex);
   kernels().push_back({function, name});
 }
@@ -77,22 +80,22 @@ API int __cudaPopCallConfiguration(Dim3* grid, Dim3* block, size_t* shared, Stre
   return kSuccess;
 }
 API int __cudaGetKernel(const void** kernel, const void* function) { return *kernel = function, kSuccess; }
-API int __cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block, void**, size_t shared, Stream stream) {
-  return launch(grid, block, shared, stream, kernel_name, function);
+API int __cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block, void** arguments, size_t shared, Stream stream) {
+  return launch(function, grid, block, arguments, shared, stream);
 }
-API int cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block, void**, size_t shared, Stream stream) {
-  return launch(grid, block, shared, stream, kernel_name, function);
+API int cudaLaunchKernel(const void* function, Dim3 grid, Dim3 block, void** arguments, size_t shared, Stream stream) {
+  return launch(function, grid, block, arguments, shared, stream);
 }
-API int cudaLaunchCooperativeKernel(const void* function, Dim3 grid, Dim3 block, void**, size_t shared, Stream stream) {
-  return launch(grid, block, shared, stream, kernel_name, function);
+API int cudaLaunchCooperativeKernel(const void* function, Dim3 grid, Dim3 block, void** arguments, size_t shared, Stream stream) {
+  return launch(function, grid, block, arguments, shared, stream);
 }
 struct LaunchConfiguration {
   Dim3 grid, block;
   size_t shared;
   Stream stream;
 };
-API int cudaLaunchKernelExC(const LaunchConfiguration* wanted, const void* function, void**) {
-  return launch(wanted->grid, wanted->block, wanted->shared, wanted->stream, kernel_name, function);
+API int cudaLaunchKernelExC(const LaunchConfiguration* wanted, const void* function, void** arguments) {
+  return launch(function, wanted->grid, wanted->block, arguments, wanted->shared, wanted->stream);
 }
 
 // ---- Attributes of kernels: those of a small one ----

@@ -155,6 +155,73 @@ dist.all_reduce(torch.ones(4, device="cuda"))
     assert set(os.listdir("/dev/shm")) <= before
 
 
+SAME_DEVICE = """
+dist.destroy_process_group()
+if set_by:
+    os.environ[set_by] = str(rank)  # as torchrun does with the number of a node
+torch.cuda.set_device(0)
+given = dict(init_method=f"file://{sys.argv[3]}-same", device_id=torch.device("cuda:0"))
+dist.init_process_group("nccl", rank=rank, world_size=ranks, **given)
+x = torch.full((4,), rank + 1.0, device="cuda")
+dist.all_reduce(x)
+print(x[0].item())
+"""
+
+
+@pytest.mark.parametrize("set_by", ["GROUP_RANK", "NCCL_HOSTID"])
+def test_ranks_of_different_nodes_use_devices_of_the_same_number(nccl, set_by):
+    """``torchrun --nnodes 2``, started twice on a machine, gives each node its own devices."""
+    runs = nccl(f"set_by = {set_by!r}{SAME_DEVICE}")
+    assert [run.stdout for run in runs] == ["3.0\n"] * 2, runs[0].stderr
+
+
+def test_two_ranks_of_a_node_on_one_device_are_refused(nccl):
+    """NCCL refuses them, too; the error names both ranks and what to call."""
+    runs = nccl(f"set_by = None{SAME_DEVICE}")
+    assert [run.returncode for run in runs] == [1, 1]
+    for run in runs:
+        assert (
+            "duplicate GPU: rank 0 and rank 1 both use device 0; call torch.cuda.set_" in run.stderr
+        )
+
+
+NAN = """
+import emulated_cuda, sys
+emulated_cuda.load("a100")
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("nccl", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
+
+def broadcast(dtype, bits):
+    tensor = torch.ones(5, device="cuda").to(dtype)
+    tensor.view(torch.uint8)[-dtype.itemsize :] = bits
+    try:
+        dist.broadcast(tensor, 0)
+    except RuntimeError as error:
+        return str(error).partition("CUDA error: ")[2].partition(chr(10))[0]
+    return tensor.view(torch.uint8)[-1].item()
+
+floats = torch.float16, torch.bfloat16, torch.float32, torch.float64
+for dtype in (*floats, torch.float8_e4m3fn, torch.float8_e5m2):
+    print(broadcast(dtype, 255), broadcast(dtype, 0))
+print(broadcast(torch.int32, 255))
+dist.all_reduce(x := torch.ones(3, device="cuda"))
+print(x.tolist())
+"""
+
+
+def test_nan_check_of_torch_finds_what_would_be_sent(python, tmp_path):
+    """The kernel that looks for NaN runs for each type that has NaN, and makes no value unknown."""
+    settings = {"TORCH_NCCL_NAN_CHECK": "1", "TORCH_DIST_USE_NCCL2": "0"}
+    done = python("-c", NAN, str(tmp_path / "store"), **settings)
+    found = (
+        "device-side assert triggered: element 4 of 5 of a tensor that a collective would send "
+        "is NaN (TORCH_NCCL_NAN_CHECK) 0\n"
+    )
+    assert done.stdout == found * 6 + "255\n[1.0, 1.0, 1.0]\n", done.stderr
+
+
 STALE = """
 from emulated_cuda.values import staleness
 

@@ -3,6 +3,7 @@
 // each other in a circle, or a rank does not come for some seconds, it returns earlier, as on a card.
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstring>
 #include <thread>
 
@@ -66,7 +67,11 @@ int give_all() {
   auto given = std::move(group.given);
   group.inits.clear(), group.given.clear();
   if (!inits.empty())
-    if (int code = run_inits(inits)) return code;
+    if (int code = run_inits(inits)) {
+      // ProcessGroupNCCL2 does not ask for the reason.
+      fprintf(stderr, "emulated_cuda: no communicator of NCCL was made: %s\n", problem_of_this_thread().c_str());
+      return code;
+    }
   // The transfers of a communicator move together, after its collectives.
   std::vector<Given> in_order;
   for (auto& one : given)
@@ -133,6 +138,7 @@ int run_and_wait(Communicator* communicator, Communicator::Run run) {
 }  // namespace
 
 API void emulated_ask_before_sending(Asked ask) { asked = ask; }
+bool can_be_sent(const void* start, size_t bytes) { return !cannot_send(start, bytes); }
 
 // ---- Communicators ----
 

@@ -12,3 +12,5 @@ int gather_to(Communicator&, const void* send, void* recv, size_t count, int typ
 int all_to_all(Communicator&, const void* send, void* recv, size_t count, int type);
 // Messages to and from other ranks, all together.
 int move(Communicator&, const std::vector<Transfer>& transfers);
+// Whether all of these bytes are known values, as what is sent must be.
+bool can_be_sent(const void* start, size_t bytes);

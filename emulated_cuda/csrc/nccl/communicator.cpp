@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <set>
@@ -44,6 +45,13 @@ static void close_offered(int file) {
 
 // ---- Joining ----
 
+// What stands for the machine of this process, as NCCL_HOSTID does for NCCL: torchrun's nodes may run on one machine.
+static uint64_t node_of_this_process() {
+  const char* name = getenv("NCCL_HOSTID");
+  if (!name) name = getenv("GROUP_RANK");
+  return std::hash<std::string>()(name ? name : "");
+}
+
 size_t Communicator::bytes(int ranks) {
   size_t pairs = (size_t)ranks * ranks;
   return kHeader + (size_t)ranks * 2 * kSlot + pairs * round_up(sizeof(Ring), 4096);
@@ -76,6 +84,7 @@ int Communicator::come() {
   Record& own = record(rank_);
   own.process = this_process();
   own.card = visible_devices()[device_];
+  own.node = node_of_this_process();
   own.state = kHere;
   ring_bell();
   auto first_missing = [this] {
@@ -87,10 +96,11 @@ int Communicator::come() {
   if (int code = wait_until([&] { return first_missing() < 0; }, first_missing, what)) return code;
   for (int second = 1; second < ranks_; ++second)
     for (int first = 0; first < second; ++first)
-      if (record(first).card == record(second).card)
+      if (record(first).card == record(second).card && record(first).node == record(second).node)
         return fail(kInvalidUsage, "duplicate GPU: rank " + std::to_string(first) + " and rank " + std::to_string(second) +
                                        " both use device " + std::to_string(record(first).card) +
-                                       "; call torch.cuda.set_device with a device of each rank's own");
+                                       "; call torch.cuda.set_device with a device of each rank's own, or give ranks that "
+                                       "stand for different machines a different NCCL_HOSTID");
   return kDone;
 }
 

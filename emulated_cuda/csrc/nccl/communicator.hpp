@@ -45,6 +45,7 @@ struct Record {
   std::atomic<int64_t> process;    // this_process() of waiting.hpp
   std::atomic<int> state;
   std::atomic<int> card;           // index of its device, before CUDA_VISIBLE_DEVICES
+  std::atomic<uint64_t> node;      // the same for ranks that use the same devices
   std::atomic<uint32_t> given;     // calls that it has been given
   std::atomic<uint32_t> met;       // meetings that it has come to
   std::atomic<int64_t> colour_key; // ncclCommSplit
