@@ -63,6 +63,8 @@ class Allocation:
     """Whether `key` is the address of its data."""
     may_be_unowned: bool = False
     """Whether it is an allocator's block, which may belong to no tensor."""
+    pool: str | None = None
+    """The pool of a CUDA graph that it was taken from, in words; None if there is none."""
 
     @cached_property
     def site(self) -> AllocationSite | None:

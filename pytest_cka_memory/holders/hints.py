@@ -30,6 +30,10 @@ UNOWNED = (
     "no tensor that a Python object references owns these bytes: they may be a library's "
     "workspace, or C++ code, such as an autograd graph, may hold them"
 )
+_POOL = (
+    "no Python holder found: {} may hold it; delete the graph, or call torch.compiler.reset() if "
+    "torch.compile has captured it"
+)
 _NO_HOLDER = (
     "no Python holder found: C code references it; look for an autograd graph, a library's cache "
     "or an atexit callback"
@@ -157,6 +161,8 @@ def _of_several(paths: Sequence[ReferencePath], batches: int | None) -> str | No
 
 def _hint_without_holder(allocation: Allocation) -> str:
     """Return the advice for a storage that no Python object references."""
+    if allocation.pool is not None:
+        return _POOL.format(allocation.pool)
     operator = None if allocation.site is None else allocation.site.operator
     if operator not in (None, "aten._to_copy") or not _autocast_is_caching():
         return UNOWNED if allocation.may_be_unowned else _NO_HOLDER

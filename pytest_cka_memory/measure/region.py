@@ -280,7 +280,10 @@ class Region(FigureAttributes):
         if "at_peak" in explained_by:
             from pytest_cka_memory.holders import survivors
 
-            record = replace(record, at_peak=survivors.group_by_site(self._live_at_peak))
+            at_peak = survivors.group_by_site(self._live_at_peak)
+            if "reserved_increase_bytes" in figures:
+                at_peak += tuple(self._stack.meter.reserved_by_graphs())
+            record = replace(record, at_peak=at_peak)
         if record.host_retained_bytes and self._explains_host(figures):
             host_retained = self._holdings(self._host_survivors, error)
             record = replace(record, host_retained=host_retained)

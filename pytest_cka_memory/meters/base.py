@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
+from pytest_cka_memory.core.holdings import Holding
 
 
 @dataclass(frozen=True)
@@ -234,6 +235,10 @@ class Meter(AllocationCounts):
     @abstractmethod
     def read(self) -> Reading:
         """Return the current value of all counters."""
+
+    def reserved_by_graphs(self) -> Sequence[Holding]:
+        """Return what pools of CUDA graphs have reserved, by the graph that holds it."""
+        return ()
 
     def driver(self) -> DriverReading | None:
         """Return what the driver of the device counts; None if the device has no driver."""

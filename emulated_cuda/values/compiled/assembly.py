@@ -225,6 +225,16 @@ def _extract(one: _Instruction, values: Registers) -> torch.Tensor:
     return found.to(dtype)
 
 
+def _funnel_shift(one: _Instruction, values: Registers) -> torch.Tensor:
+    """The upper or lower half of two registers that are shifted as one number of 64 bits."""
+    low, high, count = (unsigned(_read(values, name, torch.int32)) for name in one.operands[1:4])
+    count = count & 31 if "wrap" in one.modifiers else count.clamp(max=32)
+    back = 32 - count
+    left = (high << count) | (low >> back)
+    found = left if "l" in one.modifiers else (low >> count) | (high << back)
+    return found.to(torch.int32)  # keeps the low 32 bits
+
+
 _OTHERS: dict[str, Callable[[_Instruction, Registers], torch.Tensor]] = {
     "cvt": _convert,
     "setp": _compare,
@@ -232,6 +242,7 @@ _OTHERS: dict[str, Callable[[_Instruction, Registers], torch.Tensor]] = {
     "prmt": _permute,
     "lop3": _logic,
     "bfe": _extract,
+    "shf": _funnel_shift,
 }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from emulated_cuda.values.compiled import accesses
-from emulated_cuda.values.compiled.errors import NotComputed
+from emulated_cuda.values.compiled.errors import KernelError, NotComputed
 from emulated_cuda.values.compiled.memory import pointee_of
 from emulated_cuda.values.compiled.operations import Operation, Type
 from emulated_cuda.values.compiled.programs import Programs
@@ -73,5 +73,27 @@ def compare_and_swap(one: Operation) -> Compute:
         programs: Programs, addresses: torch.Tensor, expected: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
         return accesses.compare_and_swap(programs, addresses, expected, value)
+
+    return compute
+
+
+@operation("tt.atomic_poll")
+def wait_for_value(one: Operation) -> Compute:
+    """Whether elements in memory are those that are waited for; with a time limit it may be no."""
+    dtype = pointee_of(one).dtype
+
+    def compute(
+        programs: Programs, addresses: torch.Tensor, expected: torch.Tensor, limit: Any = None
+    ) -> torch.Tensor:
+        is_there = accesses.load(programs, addresses, None, dtype) == expected
+        mask = accesses.active_mask(programs, None, addresses.dim())
+        if limit is None and not (is_there if mask is None else is_there | ~mask).all():
+            raise KernelError(
+                KernelError.TIMEOUT,
+                f"the launch timed out and was terminated: the kernel {programs.name} waits for a "
+                f"value that no earlier program has written. On the emulated device, programs run "
+                f"one after the other",
+            )
+        return is_there
 
     return compute

@@ -106,7 +106,7 @@ def _at_once(operations: list[Operation]) -> int:
     """
     names = {one.name for one in operations}
     waits = "scf.while" in names and any(name.startswith("tt.atomic") for name in names)
-    if waits or "tt.atomic_cas" in names:
+    if waits or names & {"tt.atomic_cas", "tt.atomic_poll"}:
         return 1
     kinds = (kind for one in operations for kind in one.result_types)
     largest = max((math.prod(kind.shape) for kind in kinds), default=1)

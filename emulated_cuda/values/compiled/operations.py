@@ -27,6 +27,7 @@ DTYPES = {
     "index": torch.int64,
 }
 """Element type in the text -> dtype; integers without sign have that of the same size."""
+DTYPES |= {f"{sign}{name}": DTYPES[name] for sign in "su" for name in ("i8", "i16", "i32", "i64")}
 FLOAT8 = tuple(dtype for name, dtype in DTYPES.items() if name.startswith("f8"))
 HALF = (torch.float16, torch.bfloat16, *FLOAT8)
 _POINTER = "!tt.ptr<"

@@ -9,7 +9,7 @@ from itertools import chain
 from emulated_cuda.values.compiled.operations import Block, Function, Operation, all_operations
 
 _READING = (
-    *("tt.load", "tt.atomic_load", "tt.atomic_rmw", "tt.atomic_cas"),
+    *("tt.load", "tt.atomic_load", "tt.atomic_rmw", "tt.atomic_cas", "tt.atomic_poll"),
     *("tt.descriptor_load", "tt.descriptor_gather", "tt.descriptor_reduce", "tt.call"),
 )
 _WRITING = (

@@ -29,7 +29,6 @@ TERMINATORS = {
 }
 """Operations that end a block; what they mean is up to the operation around it."""
 NOT_COMPUTED = {
-    "tt.atomic_poll": "waits for another program, which may not have run",
     "tt.make_tensor_ptr": "Triton replaces it before this stage",
     "tt.advance": "Triton replaces it before this stage",
     **dict.fromkeys(

@@ -5,6 +5,7 @@ snapshot also has the frames of allocations.
 """
 
 import inspect
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -18,7 +19,9 @@ from pytest_cka_memory.core.allocations import (
     format_frame,
     users_first,
 )
+from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.libraries import is_foreign
+from pytest_cka_memory.meters.accelerator.graph_pools import ADVICE, NO_POOL, PoolId, owner_of
 from pytest_cka_memory.meters.lazy_allocations import LazyAllocations
 
 _MAX_FRAMES = 6
@@ -38,6 +41,8 @@ class _Block(NamedTuple):
     unused_bytes: int
     """By how many bytes it is larger than requested."""
     site: HistorySite | None
+    pool: PoolId
+    """That it was taken from."""
 
 
 class RequestedAllocations(LazyAllocations[Allocation]):
@@ -60,33 +65,39 @@ class RequestedAllocations(LazyAllocations[Allocation]):
             bytes=max(0, allocation.bytes - block.unused_bytes),
             recorded=allocation.recorded or block.site,
             may_be_unowned=True,
+            pool=owner_of(block.pool),
         )
 
 
-def _blocks_in_use(device: torch.device) -> dict[int, _Block]:
-    """Return every block in use on one device, by address; empty without a snapshot."""
+def segments_of(device: torch.device) -> Sequence[Mapping[str, Any]]:
+    """Return what the allocator has reserved on one device; empty without a snapshot."""
     snapshot = getattr(torch.get_device_module(device), "memory_snapshot", None)
     if snapshot is None:
-        return {}
+        return []
     # Without the history of all blocks, which takes seconds to read; torch 2.9 cannot leave it out.
     has_option = "include_traces" in inspect.signature(snapshot).parameters
     try:
         segments = snapshot(include_traces=False) if has_option else snapshot()
     except RuntimeError:  # backend:cudaMallocAsync has the function but no snapshot
-        return {}
+        return []
+    return [segment for segment in segments if segment["device"] == device.index]
+
+
+def _blocks_in_use(device: torch.device) -> dict[int, _Block]:
+    """Return every block in use on one device, by address; empty without a snapshot."""
     return {
-        block["address"]: _block(block)
-        for segment in segments
-        if segment["device"] == device.index
+        block["address"]: _block(block, segment)
+        for segment in segments_of(device)
         for block in segment["blocks"]
         if block["state"] == "active_allocated"
     }
 
 
-def _block(block: Mapping[str, Any]) -> _Block:
+def _block(block: Mapping[str, Any], segment: Mapping[str, Any]) -> _Block:
     frames = _formatted(block.get("frames", ()))
     unused_bytes = block["size"] - block.get("requested_size", block["size"])
-    return _Block(unused_bytes, HistorySite(frames) if frames else None)
+    pool = tuple(segment.get("segment_pool_id", NO_POOL))
+    return _Block(unused_bytes, HistorySite(frames) if frames else None, pool)
 
 
 def _formatted(frames: Collection[Mapping[str, Any]]) -> tuple[str, ...]:
@@ -94,3 +105,15 @@ def _formatted(frames: Collection[Mapping[str, Any]]) -> tuple[str, ...]:
     own = [f for f in frames if f["filename"].endswith(".py") and not is_foreign(f["filename"])]
     shown = users_first(own, lambda frame: str(frame["filename"]))[:_MAX_FRAMES]
     return tuple(format_frame(f["filename"], f["line"], f["name"]) for f in shown)
+
+
+def reserved_by_graphs(device: torch.device) -> tuple[Holding, ...]:
+    """Return what the pools of CUDA graphs have reserved on one device, the largest first."""
+    reserved: Counter[PoolId] = Counter()
+    for segment in segments_of(device):
+        reserved[tuple(segment.get("segment_pool_id", NO_POOL))] += segment["total_size"]
+    reserved.pop(NO_POOL, None)
+    return tuple(
+        Holding(bytes=size, count=0, inside="reserved", held_by=owner_of(pool), hint=ADVICE)
+        for pool, size in reserved.most_common()
+    )

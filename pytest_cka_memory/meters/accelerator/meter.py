@@ -7,11 +7,14 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
+from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters.accelerator import blocks_in_use
 from pytest_cka_memory.meters.accelerator.allocator_history import AllocatorHistory
 from pytest_cka_memory.meters.accelerator.by_blocks import native_counting
 from pytest_cka_memory.meters.accelerator.by_storages import StorageCounting
 from pytest_cka_memory.meters.accelerator.counting import Counting
+from pytest_cka_memory.meters.accelerator.graph_pools import Captures
 from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, device_name
 from pytest_cka_memory.meters.base import Cleaned, DriverReading, Meter, Peaks, Reading
 
@@ -35,6 +38,7 @@ class AcceleratorMeter(Meter):
         self._stats = AllocatorStats(self._device)
         self._drop_workspaces = torch_private.workspace_dropper(kind)
         self._history = AllocatorHistory(kind)
+        self._captures = Captures()
         self._stats.check()
         self.device_name = device_name(self._device)
         self.name = "PyTorch's caching allocator"
@@ -57,10 +61,12 @@ class AcceleratorMeter(Meter):
         self.stop_for(self)
 
     def start_for(self, user: object) -> None:
+        self._captures.start(user)
         self._counting.start_for(user)
 
     def stop_for(self, user: object) -> None:
         self._counting.stop_for(user)
+        self._captures.stop(user)
 
     def clean(self) -> int | None:
         return self.clean_before(thorough=True).workspace_bytes
@@ -114,6 +120,9 @@ class AcceleratorMeter(Meter):
 
     def count_collected(self, mark: Any) -> Callable[[], int] | None:
         return self._counting.count_collected(mark)
+
+    def reserved_by_graphs(self) -> Sequence[Holding]:
+        return blocks_in_use.reserved_by_graphs(self._device)
 
     def driver(self) -> DriverReading | None:
         counts = getattr(torch.get_device_module(self._device), "mem_get_info", None)

@@ -259,6 +259,13 @@ def test_comparison_of_floating_point_numbers_and_nan(how):
     assert found.tolist() == [int(one) for one in expected]
 
 
+def test_precise_root_is_rounded_to_the_nearest():
+    """``precise_sqrt`` has the single-precision number next to the exact root."""
+    given = torch.linspace(0.01, 9, 4096).cuda()
+    found = apply("tt.precise_sqrt %x0 : tensor<4096xf32>", [("f32", given)], "f32")
+    assert torch.equal(found.cpu(), given.cpu().double().sqrt().float())
+
+
 @pytest.mark.parametrize("name", ["isnan", "isinf", "isfinite"])
 def test_kind_of_a_floating_point_number(name):
     """The operations that ask for the kind of a number know infinities and NaN."""

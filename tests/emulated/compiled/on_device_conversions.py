@@ -106,3 +106,12 @@ def test_select_takes_one_of_two_values():
     ]
     found = apply(f"arith.select %x0, %x1, %x2 : {kinds}", given, "i32")
     assert found.tolist() == [1, 5, 3]
+
+
+def test_types_with_a_sign_are_integers_of_the_same_size():
+    """``si8`` and ``ui8``, which code written by hand has, are integers of 8 bits."""
+    assert [DTYPES[name] for name in ("si8", "ui8", "si64")] == [
+        torch.int8,
+        torch.int8,
+        torch.int64,
+    ]

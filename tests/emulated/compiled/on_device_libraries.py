@@ -40,6 +40,9 @@ ASSEMBLY = [
     ("shl.b32 $0, $1, 3;", "i32", lambda a: a << 3),
     ("lop3.b32 $0, $1, 15, 255, 0x80;", "i32", lambda a: a & 15),
     ("mad.lo.s32 $0, $1, 3, 1;", "i32", lambda a: 3 * a + 1),
+    ("shf.l.wrap.b32 $0, $1, 0, 35;", "i32", lambda a: 0),
+    ("shf.l.wrap.b32 $0, 0, $1, 35;", "i32", lambda a: a << 3),
+    ("shf.r.clamp.b32 $0, $1, 1, 40;", "i32", lambda a: 1),
     ("bfe.u32 $0, $1, 1, 3;", "i32", lambda a: a >> 1 & 7),
     ("cvt.s32.u8 $0, $1;", "i32", lambda a: a & 255),
 ]  # fmt: skip

@@ -64,6 +64,22 @@ def test_atomic_operation_changes_one_element_after_the_other(name, element):
     assert (out.tolist(), cell.item()) == (steps[:-1], steps[-1])
 
 
+def test_poll_goes_on_if_the_value_is_there_and_is_an_error_if_no_program_writes_it():
+    """``atomic_poll`` of a value that is there is true; one that never comes is a timeout."""
+    flag, out = torch.full((1,), 3, dtype=torch.int32).cuda(), torch.zeros(1).int().cuda()
+    body = """
+    %c = arith.constant {} : i32
+    %f = tt.atomic_poll acquire, gpu, %flag, %c : !tt.ptr<i32>, i32 -> i1
+    %n = arith.extui %f : i1 to i32
+    tt.store %out, %n : !tt.ptr<i32>
+    """
+    arguments = "%flag: !tt.ptr<i32>, %out: !tt.ptr<i32>"
+    launch(function(arguments, body.format(3)), [flag, out])
+    assert out.tolist() == [1]
+    with pytest.raises(KernelError, match="waits for a value that no earlier program has written"):
+        launch(function(arguments, body.format(4)), [flag, out])
+
+
 @pytest.mark.parametrize("element", ["f64", "f32", "f16", "bf16"])
 def test_atomic_sum_of_many_programs_is_complete(element):
     """Each of 100 programs adds 1 to the same number, in each type."""

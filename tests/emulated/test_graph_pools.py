@@ -1,0 +1,49 @@
+"""Memory that pools of CUDA graphs hold is explained by the graph that was captured into them."""
+
+import pytest
+
+pytestmark = pytest.mark.emulates
+
+TESTS = """
+import pytest
+import torch
+
+GRAPHS = []
+
+def captured(allocate):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        allocate()
+    GRAPHS.append(graph)
+
+@pytest.mark.max_reserved_mb(1)
+def test_reserve(cka_memory):
+    with cka_memory.measure("graph"):
+        captured(lambda: torch.ones(3, 2**20, device="cuda"))
+
+@pytest.mark.max_retained_mb(1)
+def test_memory_without_a_tensor(cka_memory):
+    with cka_memory.measure("graph"):
+        captured(lambda: torch.cuda.caching_allocator_alloc(2**21))
+"""
+
+
+def test_failures_name_the_graph_whose_pool_holds_the_memory(python, tmp_path):
+    """A broken limit on the reserve, or on what no tensor owns, names the line of the capture."""
+    (tmp_path / "test_graphs.py").write_text(TESTS)
+    session = python(
+        *(
+            "-m",
+            "pytest",
+            "--cka-memory-device=emulate:cuda",
+            "-p",
+            "no:randomly",
+            "-c",
+            "/dev/null",
+        ),
+        *("--rootdir", str(tmp_path), "-p", "no:cacheprovider", str(tmp_path / "test_graphs.py")),
+    )
+    text = " ".join(session.stdout.split())
+    owner = "the pool of the graph captured at test_graphs.py:9 in captured"
+    assert f"12,582,912 bytes (12.00 MB), reserved held by {owner} what" in text, session.stdout
+    assert f"no Python holder found: {owner} may hold it; delete the graph" in text, session.stdout
