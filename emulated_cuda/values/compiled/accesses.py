@@ -58,8 +58,8 @@ def store(programs: Programs, addresses: torch.Tensor, values: torch.Tensor, mas
         KernelError: if an address is not in memory that a card could write.
     """
     mask = active_mask(programs, mask, addresses.dim())
-    shape = torch.broadcast_shapes(addresses.shape, values.shape)
-    addresses, mask = _spread(addresses.expand(shape), mask)
+    addresses, values = torch.broadcast_tensors(addresses, values)
+    addresses, mask = _spread(addresses, mask)
     values = values.expand(addresses.shape).contiguous()
     _call(programs, "store", "writes", values, addresses, mask, values.element_size())
 
