@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-_FUNCTIONS = ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list")
+from emulated_cuda.torch_versions import OBJECT_COLLECTIVES
 
 
 def send_over_gloo() -> None:
@@ -21,7 +21,7 @@ def send_over_gloo() -> None:
     distributed = torch.distributed
     if not distributed.is_available() or not distributed.is_gloo_available():
         return
-    for name in _FUNCTIONS:
+    for name in OBJECT_COLLECTIVES.value:
         function = _over_gloo(getattr(distributed, name))
         for module in (distributed, distributed.distributed_c10d):
             setattr(module, name, function)

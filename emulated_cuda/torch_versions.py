@@ -1,7 +1,7 @@
 """What the emulated device takes from torch's own code, which a version may change.
 
 Each row has the value that the code uses, and the versions in which it was seen. If a new torch
-version changes one, this is the place to mend it. Three larger tables are where they are used:
+version changes one, this is the place to mend it. Larger tables are where they are used:
 
 - operators whose results have a size that torch reads back, and in which order it reads:
   ``BY_VALUES`` and ``GUIDED`` in :mod:`.values.sizes`
@@ -9,6 +9,12 @@ version changes one, this is the place to mend it. Three larger tables are where
   :mod:`.values.registration`, and the ``..._PARTS`` of :mod:`.torch_private`
 - operators that only CUDA has, each with the file of torch from which its formula is:
   :mod:`.values.equivalents`
+- functions of CUDA's libraries that torch calls, those of NCCL and of CUDA graphs among them: torch
+  2.9, 2.14 and 2.15 import them, and ``tests/emulated/test_symbols.py`` compares what the installed
+  torch imports with what the library defines
+- names of Triton that are replaced: :mod:`.triton_private`; operations in the text of its kernels:
+  :mod:`.values.compiled.table`. Both were seen with Triton 3.5 (torch 2.9) to 3.9 (torch 2.15), and
+  ``tests/emulated/compiled`` compares the table with the installed Triton
 
 What differs between versions in these tables is found by feature, not by the version's number:
 
@@ -72,6 +78,11 @@ LATE_LIBRARIES = Row(
     "libraries that torch loads when they are first needed",
 )
 BACKWARD_THREAD = Row("pt_autograd", "how the names of torch's threads for backward passes begin")
+OBJECT_COLLECTIVES = Row(
+    ("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+    "functions of torch.distributed that send Python objects in tensors on the device, and read "
+    "back sizes that operators have compared; without values they use Gloo",
+)
 SINGULAR = Row("_LinAlgError", "the name of the error for a matrix without such a decomposition")
 MEASURING = Row(
     ("torch._inductor.runtime.triton_heuristics", "torch._inductor.select_algorithm"),

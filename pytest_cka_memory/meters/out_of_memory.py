@@ -2,10 +2,7 @@
 
 import torch
 
-_DEVICE_TEXTS = ("out of memory", "STATUS_ALLOC_FAILED")
-"""What the driver, cuBLAS and cuDNN report outside torch's allocator, as a ``RuntimeError``."""
-_CPU_TEXTS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough")
-"""What torch's CPU allocator reports on Linux and macOS, and on Windows."""
+from pytest_cka_memory.meters.torch_versions import DEVICE_IS_FULL, HOST_IS_FULL
 
 
 def is_out_of_memory(error: BaseException, device: str) -> bool:
@@ -17,11 +14,11 @@ def is_out_of_memory(error: BaseException, device: str) -> bool:
             the memory of the host instead; that is not memory of `device`.
     """
     if device.partition(":")[0] == "cpu":
-        texts = _CPU_TEXTS
+        texts = HOST_IS_FULL
         if isinstance(error, MemoryError):
             return True
     else:
-        texts = _DEVICE_TEXTS
+        texts = DEVICE_IS_FULL
         if isinstance(error, torch.OutOfMemoryError):
             return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in texts)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 LISTED = Path(__file__).with_name("symbols.txt").read_text(encoding="ascii").split()
-"""What torch 2.9 for CUDA 12.8 and torch 2.15 for CUDA 13.2 import, or look up by name."""
+"""What torch 2.9 for CUDA 12.8, 2.14 for 13.0 and 2.15 for 13.2 import, or look up by name."""
 
-OF_CUDA = re.compile(r"(__)?(cuda|cublas|cublasLt|cudnn|cupti|cu|nvrtc)[A-Z]\w*")
+OF_CUDA = re.compile(r"(__)?(cuda|cublas|cublasLt|cudnn|cupti|cu|nvrtc|nccl)[A-Z]\w*")
 
 # What needs no device: descriptors, and what the library knows of itself.
 OF_CUDNN = re.compile(

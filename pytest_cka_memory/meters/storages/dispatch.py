@@ -10,7 +10,7 @@ import torch
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.patching import SharedPatches, Undoable
 from pytest_cka_memory.meters.storages import generations, patches
-from pytest_cka_memory.meters.storages.ledger import FREES_ONLY_OBJECTS, Ledger
+from pytest_cka_memory.meters.storages.ledger import Ledger
 from pytest_cka_memory.meters.storages.live_objects import (
     live_storages,
     none_after_collecting,
@@ -19,6 +19,7 @@ from pytest_cka_memory.meters.storages.live_objects import (
 from pytest_cka_memory.meters.storages.loader_batches import LoaderBatches, may_be_prefetched
 from pytest_cka_memory.meters.storages.tracing import is_refused_number, numbers_as_tensors
 from pytest_cka_memory.meters.torch_private import TorchDispatchMode
+from pytest_cka_memory.meters.torch_versions import FREES_ONLY_OBJECTS
 
 _ALWAYS_NEW = torch.ops.aten.lift_fresh.default  # torch.tensor, torch.from_numpy
 _UNPICKLES = torch.ops.aten.set_.source_Storage_storage_offset

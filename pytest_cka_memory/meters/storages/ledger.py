@@ -24,10 +24,9 @@ from pytest_cka_memory.meters.child_locks import Locking
 
 # By name, because it is called often.
 from pytest_cka_memory.meters.torch_private import storage_key
+from pytest_cka_memory.meters.torch_versions import FREES_ONLY_OBJECTS
 
 T = TypeVar("T")
-FREES_ONLY_OBJECTS = torch.__version__ < "2.10"
-"""Whether a collection may free the Python object of a storage that stays live."""
 
 
 class OperatorSite(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters import torch_private, torch_versions
 
 _DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
@@ -34,7 +34,7 @@ def without_mode(function: Callable[..., Any], kind: type) -> Callable[..., Any]
 
 def is_refused_number(error: RuntimeError) -> bool:
     """Whether an operator did not start because a number was passed for one of its tensors."""
-    return "Expected a value of type 'Tensor' for argument" in str(error)
+    return torch_versions.REFUSED_NUMBER in str(error)
 
 
 def numbers_as_tensors(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:

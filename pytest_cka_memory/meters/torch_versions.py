@@ -1,0 +1,20 @@
+"""What the meters take from torch's own code, which a version may change.
+
+Each was seen in torch 2.9 to 2.15, if nothing else is said. Private names are in
+:mod:`.torch_private`; what the emulated device takes is in :mod:`emulated_cuda.torch_versions`.
+:mod:`pytest_cka_memory.core.card_uses` reads sizes in the message of ``torch.OutOfMemoryError``.
+"""
+
+import torch
+
+FREES_ONLY_OBJECTS = torch.__version__ < "2.10"
+"""Whether a collection may free the Python object of a storage that stays live, as in torch 2.9."""
+
+REFUSED_NUMBER = "Expected a value of type 'Tensor' for argument"
+"""In the error of an operator that does not start, because a number is passed for a tensor."""
+
+DEVICE_IS_FULL = ("out of memory", "STATUS_ALLOC_FAILED")
+"""What the driver, cuBLAS and cuDNN report outside torch's allocator, as a ``RuntimeError``."""
+
+HOST_IS_FULL = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough")
+"""What torch's CPU allocator reports on Linux and macOS, and on Windows."""
