@@ -19,6 +19,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
+from types import CodeType
 from typing import NamedTuple
 
 from docs_pages import Block, commands
@@ -28,6 +29,10 @@ _TITLE = re.compile(r"^[=_]{3,} (.+?) [=_]{3,}$")
 _MACHINE = re.compile(r"^(device: \w+) \(.*$", re.MULTILINE)
 """The line of a report that names the processor and the version of torch."""
 _FIGURE = re.compile(r"\d[\d,.]*")
+_SITE = re.compile(r" in (?:\w+\.)*(\w+): `[^`]*`")
+"""A function without its class, and the expression in it that allocated."""
+_KNOWS_EXPRESSIONS = hasattr(CodeType, "co_positions")
+"""Whether Python knows which part of a line ran, and the classes of functions: from 3.11 on."""
 
 
 class Shown(NamedTuple):
@@ -43,7 +48,10 @@ class Shown(NamedTuple):
         ignored, kept = (_MACHINE, r"\1")
         if drawn_with and not version("torch").startswith(f"{drawn_with}."):
             ignored, kept = (_FIGURE, "#")
-        return ignored.sub(kept, self.block.text) == ignored.sub(kept, self.printed)
+        texts = [ignored.sub(kept, text) for text in (self.block.text, self.printed)]
+        if not _KNOWS_EXPRESSIONS:  # then the whole line is printed, and wrapped at other words
+            texts = [_SITE.sub(r" in \1", " ".join(text.split())) for text in texts]
+        return texts[0] == texts[1]
 
 
 class Session:

@@ -51,7 +51,7 @@ def test_names_that_users_begin_with_have_an_example():
 def _wrong_lines(example: doctest.DocTest) -> str:
     """Run an example and return how its output differs from what it shows."""
     printed: list[str] = []
-    done = doctest.DocTestRunner().run(example, out=printed.append)
+    done = doctest.DocTestRunner(verbose=False).run(example, out=printed.append)
     assert done.attempted == len(example.examples)
     return "".join(printed)
 

@@ -1,5 +1,7 @@
 """A test that compares the figures of its regions itself is told what holds the memory, too."""
 
+from types import CodeType
+
 import pytest
 
 SOURCE = """
@@ -99,7 +101,9 @@ def test_failed_comparison_names_line_and_holder_of_what_it_compared(session):
     )
     assert run.text.count("- cka-memory -") == 4, "only where figures were compared"
     words = " ".join(run.text.split())
-    assert "test_it.py:11 in test_retained: `torch.ones(1000)`" in words
+    # In Python 3.10 the whole line is shown.
+    before = "" if hasattr(CodeType, "co_positions") else "ones = "
+    assert f"test_it.py:11 in test_retained: `{before}torch.ones(1000)`" in words
     assert "test_it.py:22 in test_peak: `torch.ones(2**18)`" in words
     retained = run.region_of("test_retained")["retained"]
     assert [holding["held_by"] for holding in retained] == ["ones in test_retained (test_it.py:12)"]

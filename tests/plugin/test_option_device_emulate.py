@@ -139,10 +139,11 @@ def test_leak_is_named_with_its_holder_and_line(users_session):
             "zero_retention broken: retained 1,048,576 bytes*",
             "  in the whole test, emulated as emulate:cuda:t4 (*, emulated device)",
             "  1 tensor, 1,048,576 bytes (1.00 MB), uint8 (1048576,)",
-            f"    made at test_it.py:{line - 1} in test_leak: `torch.ones(2[*][*]20, dtype*`",
+            f"    made at test_it.py:{line - 1} in test_leak:*",
             "    held by test_it.KEPT[[]0]",
         ]
     )
+    assert "torch.ones(2**20, dtype" in " ".join(run.text.split())
 
 
 @pytest.mark.emulates
