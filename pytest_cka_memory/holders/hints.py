@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
+from pytest_cka_memory.holders import owners
 from pytest_cka_memory.holders.containers import ReferencePath, container_before, shared_container
 from pytest_cka_memory.holders.keepers import keeper_of
 from pytest_cka_memory.holders.search import Reference
@@ -26,27 +27,6 @@ from pytest_cka_memory.holders.torch_references import (
 )
 from pytest_cka_memory.units import counted
 
-UNOWNED = (
-    "no tensor that a Python object references owns these bytes: they may be a library's "
-    "workspace, or C++ code, such as an autograd graph, may hold them"
-)
-_POOL = (
-    "no Python holder found: {} may hold it; delete the graph, or call torch.compiler.reset() if "
-    "torch.compile has captured it"
-)
-_NO_HOLDER = (
-    "no Python holder found: C code references it; look for an autograd graph, a library's cache "
-    "or an atexit callback"
-)
-_AUTOCAST = (
-    "no Python holder found: autocast caches the weights that it has cast until its block ends; "
-    "measure around the block, or write torch.autocast(..., cache_enabled=False)"
-)
-_PERHAPS_AUTOCAST = (
-    "no Python holder found: C code references it, perhaps autocast, which caches the weights that "
-    "it has cast until its block ends; measure around the block, or write torch.autocast(..., "
-    "cache_enabled=False)"
-)
 # A list of losses that are detached still grows with every batch, so only item() is advised.
 _LOSS = "attached to its autograd graph: keep loss.item() instead"
 _LOSS_PART = (
@@ -114,7 +94,7 @@ def hint_for(
         batches: in how many batches they were allocated; None if the region has no batches.
     """
     if not paths or held_by is None:
-        return _hint_without_holder(allocation)
+        return owners.without_object(allocation)
     first = paths[0]
     advice = _first(_RAREST, first) or _of_several(paths, batches) or _gradient(first)
     if advice is not None:
@@ -157,25 +137,6 @@ def _of_several(paths: Sequence[ReferencePath], batches: int | None) -> str | No
         return named
     each = own.replace("the tensor", "each", 1) if own == _PART else f"each is {own}"
     return f"{named}; {each}"
-
-
-def _hint_without_holder(allocation: Allocation) -> str:
-    """Return the advice for a storage that no Python object references."""
-    if allocation.pool is not None:
-        return _POOL.format(allocation.pool)
-    operator = None if allocation.site is None else allocation.site.operator
-    if operator not in (None, "aten._to_copy") or not _autocast_is_caching():
-        return UNOWNED if allocation.may_be_unowned else _NO_HOLDER
-    return _PERHAPS_AUTOCAST if operator is None else _AUTOCAST
-
-
-def _autocast_is_caching() -> bool:
-    """Whether this thread is in a block of autocast, at whose end torch empties its cache."""
-    import torch
-
-    torch.autocast_increment_nesting()
-    blocks: int = torch.autocast_decrement_nesting()
-    return blocks > 0 and torch.is_autocast_cache_enabled()
 
 
 def _has(path: ReferencePath, *kinds: type) -> bool:
@@ -235,7 +196,13 @@ def _is_own_generator(value: object) -> bool:
     return type(value) is types.GeneratorType and value.gi_code.co_filename.startswith(OWN_FOLDERS)
 
 
-_RAREST: Sequence[Rule] = (_logged, _hook, _exception, _suspended)
+def _compiled(path: ReferencePath) -> str | None:
+    """Match code that ``torch.compile`` made, which it stores among the globals of the user's."""
+    is_global = (path[0].text or "").startswith("__compiled_fn_")
+    return owners.compiled() if is_global or owners.is_compiled(path) else None
+
+
+_RAREST: Sequence[Rule] = (_logged, _compiled, _hook, _exception, _suspended)
 """The rules for the rarest holders."""
 
 

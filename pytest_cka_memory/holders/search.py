@@ -10,11 +10,11 @@ import types
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_cka_memory.holders.roots import Root, globals_of, modules
 
-_LEAVES = frozenset(
+LEAVES = frozenset(
     {str, bytes, bytearray, int, float, complex, bool, type(None), type(...), range}
     | {types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType}
     | {types.GetSetDescriptorType, types.MemberDescriptorType}
@@ -51,12 +51,21 @@ RulesForType = Callable[[type], TypeRules | None]
 """Returns the rules for a type; None if what the garbage collector sees is all."""
 
 
+class Found(NamedTuple):
+    """What a search has found."""
+
+    paths: dict[int, list[Reference]]
+    """For each key that was found, the references from a root to the object that has it."""
+    reached: Mapping[int, Any]
+    """All objects that were met, by identity; everything that names lead to if a key is missing."""
+
+
 def search(
     rules_for: RulesForType,
     wanted: Collection[int],
     roots: Collection[Root],
     late_roots: Collection[Root],
-) -> dict[int, list[Reference]]:
+) -> Found:
     """Find a short path to each wanted key.
 
     Args:
@@ -65,9 +74,6 @@ def search(
         roots: where to start. Modules and their globals are entered only as roots, so that no
             path leads through an import.
         late_roots: names that users rarely type; they are entered a few levels later.
-
-    Returns:
-        For each key that was found, the references from a root to the object that has it.
     """
     imported = list(modules().values())
     levels = _Levels(rules_for, wanted, excluded=[*imported, *map(globals_of, imported)])
@@ -78,7 +84,7 @@ def search(
         depth += 1
         if depth == _LATE_ROOTS_DEPTH:
             levels.enter_roots(late_roots)
-    return levels.paths()
+    return Found(levels.paths(), levels.reached)
 
 
 class _Levels:
@@ -103,6 +109,11 @@ class _Levels:
         """Extra references from the last level."""
         self._found: dict[int, Any] = {}
         self._found_at: defaultdict[int, set[int]] = defaultdict(set)
+
+    @property
+    def reached(self) -> Mapping[int, Any]:
+        """All objects so far, by identity."""
+        return self._seen
 
     @property
     def last(self) -> list[Any]:
@@ -131,17 +142,17 @@ class _Levels:
     def _enter(self, values: Iterable[Any]) -> Mapping[int, Any]:
         """Add those of `values` that are new to the last level, and return them by id."""
         seen = self._seen
-        new = {id(it): it for it in values if type(it) not in _LEAVES and id(it) not in seen}
+        new = {id(it): it for it in values if type(it) not in LEAVES and id(it) not in seen}
         seen.update(new)
         self.last.extend(new.values())
-        known = self._rules
-        for value in new.values():
-            kind = type(value)
-            if kind not in known:
-                known[kind] = self._rules_for(kind)
-            rules = known[kind]
-            if rules is not None:
-                self._apply(rules, value)
+        kinds = set(map(type, new.values()))
+        for kind in kinds.difference(self._rules):
+            self._rules[kind] = self._rules_for(kind)
+        ruled = {kind: rules for kind in kinds if (rules := self._rules[kind]) is not None}
+        if ruled:
+            for value in new.values():
+                if (rules := ruled.get(type(value))) is not None:
+                    self._apply(rules, value)
         return new
 
     def _apply(self, rules: TypeRules, value: Any) -> None:

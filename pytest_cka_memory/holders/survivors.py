@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, AllocationSite
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
-from pytest_cka_memory.holders import expressions, hints, module_paths
+from pytest_cka_memory.holders import expressions, hints, module_paths, owners
 from pytest_cka_memory.holders.roots import (
     Root,
     context_root,
@@ -24,6 +24,7 @@ from pytest_cka_memory.holders.torch_references import (
     is_pinned_tensor,
     tensor_rules,
 )
+from pytest_cka_memory.holders.unreached import Unreached, unreached
 
 _REBUILT = "each batch replaces it by a larger one: limit its length, or empty it between batches"
 
@@ -41,6 +42,8 @@ class Entry(NamedTuple):
     """None if references to it were not searched for, so that there is no advice."""
     path: Sequence[Reference] | None = None
     """The references that lead to it; None if none were found."""
+    owner: owners.Owner | None = None
+    """What holds it, if no name leads to it but an object has it."""
 
 
 def holdings(
@@ -66,8 +69,11 @@ def holdings(
     gc.disable()  # a collection during the search would only cost time
     try:
         with no_torch_function():  # the user's modes must not see these calls
-            paths = _search(live.values(), named_values, error)
-            entries = [_entry(found, paths.get(key), boundaries) for key, found in live.items()]
+            paths, unreached = _search(live.values(), named_values, error)
+            entries = [
+                _entry(found, paths.get(key), unreached.get(key), boundaries)
+                for key, found in live.items()
+            ]
             return grouped(entries)
     finally:
         if was_enabled:
@@ -93,7 +99,7 @@ def unowned(rest_bytes: int) -> tuple[Holding, ...]:
     """Describe `rest_bytes` of which only the sum is known, because no tensor owns them."""
     if rest_bytes <= 0:
         return ()
-    return (Holding(bytes=rest_bytes, count=0, hint=hints.UNOWNED),)
+    return (Holding(bytes=rest_bytes, count=0, hint=owners.unowned()),)
 
 
 def rebuilt(holdings: Iterable[Holding], early: Iterable[Allocation]) -> tuple[Holding, ...]:
@@ -157,15 +163,22 @@ def grouped(entries: Iterable[Entry]) -> tuple[Holding, ...]:
         if largest.allocation is not None:
             paths = [entry.path for entry in (largest, *members) if entry.path]
             hint = hints.hint_for(largest.allocation, paths, found.held_by, batches)
+            hint = hint if largest.owner is None else largest.owner.advice
             found = replace(found, hint=hint)
         merged.append(found)
     return tuple(sorted(merged, key=lambda holding: -holding.bytes))
 
 
 def _entry(
-    allocation: Allocation, path: Sequence[Reference] | None, boundaries: Sequence[int]
+    allocation: Allocation,
+    path: Sequence[Reference] | None,
+    unnamed: Unreached | None,
+    boundaries: Sequence[int],
 ) -> Entry:
     held_by = expressions.expression_of(path) if path else None
+    owner = None if path or unnamed is None else owners.owner_of(unnamed, allocation)
+    if owner is not None and unnamed is not None:
+        held_by, path = owner.text, unnamed.path
     count = 0 if allocation.may_be_unowned and not path else 1
     holding = described(allocation.bytes, count, allocation.site)
     holding = replace(holding, held_by=held_by)
@@ -175,8 +188,10 @@ def _entry(
     if path:
         holding = replace(holding, pinned=is_pinned_tensor(path[-1].value))
     batch = sum(serial < allocation.serial for serial in boundaries) if boundaries else None
-    group = site_key(allocation.site), expressions.pattern_of(held_by), holding.pinned
-    return Entry(holding, group, batch, _module_of(allocation.site), allocation, path)
+    pattern = expressions.pattern_of(held_by) if owner is None else owner.pattern
+    group = site_key(allocation.site), pattern, holding.pinned
+    known = path if owner is None else None
+    return Entry(holding, group, batch, _module_of(allocation.site), allocation, known, owner)
 
 
 def _peak_entry(group: AllocationGroup) -> Entry:
@@ -211,9 +226,10 @@ def site_key(site: AllocationSite | None) -> tuple[object, ...]:
 
 def _search(
     live: Collection[Allocation], named_values: Mapping[str, Any], error: BaseException | None
-) -> dict[int, list[Reference]]:
+) -> tuple[dict[int, list[Reference]], dict[int, Unreached]]:
+    """Return what names lead to, and what no name leads to."""
     if not live:
-        return {}
+        return {}, {}
     named_roots = [
         Root("", " (the test's)" if name == "self" else " (a fixture)", {name: value})
         for name, value in named_values.items()
@@ -223,7 +239,9 @@ def _search(
     early = [*named_roots, *(root for root in roots if not root.is_library)]
     rules = tensor_rules({found.key: found.bytes for found in live if found.is_at_key})
     keys = [found.key for found in live]
-    return search(rules, keys, early, [root for root in roots if root.is_library])
+    found = search(rules, keys, early, [root for root in roots if root.is_library])
+    missing = {key for key in keys if key not in found.paths}
+    return found.paths, unreached(rules, missing, found.reached) if missing else {}
 
 
 def _is_own(filename: str) -> bool:

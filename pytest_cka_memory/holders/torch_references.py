@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from pytest_cka_memory.holders.cpp_references import cpp_rules
 from pytest_cka_memory.holders.search import RulesForType, TypeRules
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def tensor_rules(blocks: Mapping[int, int] | None = None) -> RulesForType:
     keys_of_tensor, keys_of_storage = _key_functions(blocks or {})
     tensor_types = with_subclasses(torch.Tensor)
     array = getattr(sys.modules.get("numpy"), "ndarray", None)
+    of_cpp = cpp_rules()
     plain = {
         torch.UntypedStorage: TypeRules(keys_of_storage),
         contextvars.Context: TypeRules(extra_references=_references_of_context),
@@ -52,7 +54,7 @@ def tensor_rules(blocks: Mapping[int, int] | None = None) -> RulesForType:
             return TypeRules(extra_references=lambda value: _references_of_array(value, array))
         if threading.local in mro(kind):
             return TypeRules(extra_references=_references_of_thread_local)
-        return plain.get(kind)
+        return plain.get(kind) or of_cpp(kind)
 
     return rules_for
 
@@ -173,6 +175,8 @@ def _references_of_tensor(tensor: "torch.Tensor") -> Iterator[tuple[str, Any]]:
         for name in torch_private.TENSOR_HOOKS:
             if (hooks := getattr(tensor, name)) is not None:
                 yield f".{name}", hooks
+        if (base := torch_private.base_of(tensor)) is not None:
+            yield "._base", base
 
 
 def is_gradient(value: Any, tensor: Any) -> bool:
@@ -255,6 +259,7 @@ def _saved(node: Any, name: str) -> Iterator[tuple[str, Any]]:
                 yield f".{plain}{place}", _unpacked(node, plain, index if several else None)
             elif saved.unpack_hook is not None:
                 yield f".{name}{place}.data", saved.data
+                yield f".{name}{place}.unpack_hook", saved.unpack_hook
             else:
                 yield f".{plain}{place}", saved.data
     except RuntimeError:  # the backward pass has freed it

@@ -141,6 +141,11 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor | None:
     return found
 
 
+def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the tensor of which `tensor` is a view for autograd; None if it is none."""
+    return getattr(tensor, "_base", None)
+
+
 TENSOR_HOOKS = tuple(
     name
     for name in ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -229,6 +234,15 @@ if not KNOWS_MODES:
         "trace wrongly in a region, and modes that a test leaves active end with the meter's"
     )
 
+use_count: Callable[[torch.Tensor], int] = _found(
+    "torch.Tensor._use_count", lambda _: 0, "what only a graph references is not verified"
+)
+"""Returns how many references a tensor has in C++; one of them is that of its Python object."""
+storage_use_count: Callable[[int], int] = _found(
+    "torch._C._storage_Use_Count", lambda _: 0, "how many tensors use a storage is not verified"
+)
+"""Returns how many tensors and Python objects use the storage at an address in C++."""
+
 BACKWARD_THREAD = "pt_autograd"
 """The start of the names of threads in which torch runs backward passes."""
 _RAW_SAVED = "_raw_saved_"
@@ -246,6 +260,49 @@ def unpacked_name(raw: str) -> str:
     """Return the attribute by which users read what is saved under a raw attribute."""
     return "saved_tensors" if raw == f"{_RAW_SAVED}tensors" else raw.replace("_raw", "", 1)
 
+
+SHOWS_SAVED = _found("torch._C._autograd.SavedTensor.data", None) is not None
+"""Whether a saved tensor can be read without the user's unpack hook; not in torch 2.9."""
+
+
+COMPILER_PACKAGES = ("torch._dynamo", "torch._inductor", "torch._functorch._aot_autograd")
+"""Packages whose objects and functions belong to code that ``torch.compile`` made."""
+RESET_COMPILER = "torch._dynamo.reset()"
+
+
+def uses_cuda() -> bool:
+    """Whether this process has used CUDA, which an emulated device counts as."""
+    return torch.cuda.is_initialized()
+
+
+def has_compiled() -> bool:
+    """Whether ``torch.compile`` has compiled a frame in this process."""
+    counters: Any = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return bool(counters.get("frames"))
+
+
+def script_references(value: Any) -> list[tuple[str, Any]]:
+    """Return what an object of TorchScript holds in C++: parameters, buffers and constants."""
+    found: list[tuple[str, Any]] = []
+    try:
+        if isinstance(value, torch.jit.ScriptModule):
+            named = [*value.named_parameters(), *value.named_buffers()]
+            found += ((f".{name}", it) for name, it in named)
+        elif isinstance(value, (torch._C.ScriptList, torch._C.ScriptDict)):
+            keys = range(len(value)) if isinstance(value, torch._C.ScriptList) else value.keys()
+            found += ((f"[{key!r}]", value[key]) for key in keys)
+            return found
+        for number, node in enumerate(value.graph.findAllNodes("prim::Constant")):
+            if node.hasAttribute("value") and node.kindOf("value") == "t":
+                found.append((f".graph.findAllNodes('prim::Constant')[{number}]", node.t("value")))
+    except (RuntimeError, AttributeError):  # under construction, or without a forward()
+        pass
+    return found
+
+
+_SCRIPT = ("ScriptFunction", "ScriptList", "ScriptDict")
+SCRIPT_TYPES = tuple(filter(None, (_found(f"torch._C.{name}", None) for name in _SCRIPT)))
+"""Types of TorchScript, besides modules, that contain tensors in C++."""
 
 SHARING = tuple(
     name

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
-from planted import CLEANUP, KEEP, NO_HOLDER, Table, leak
+from planted import CLEANUP, KEEP, Table, leak
 
 OBJECTS: Table = []
 LIST: list[Any] = []
@@ -321,7 +321,7 @@ def handler_of_a_signal() -> None:
     CLEANUP.callback(signal.signal, signal.SIGTERM, before)
 
 
-@leak(OBJECTS, NO_HOLDER)
+@leak(OBJECTS, "C or C++ code, which references Callback.", hint="to find out")
 def at_exit() -> None:
     atexit.register(Callback(torch.ones(250)))
     CLEANUP.callback(atexit.unregister, Callback(None))

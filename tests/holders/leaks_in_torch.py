@@ -1,5 +1,6 @@
 """Leaks specific to torch: graphs, hooks, gradients, optimizers, views, NumPy arrays."""
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import torch
 from planted import CLEANUP, KEEP, NO_HOLDER, Table, leak
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 TORCH: Table = []
 LOSSES: list[Any] = []
@@ -189,7 +191,7 @@ def hook_after_accumulation() -> None:
     CLEANUP.callback(handle.remove)
 
 
-@leak(TORCH, NO_HOLDER, size=1004)
+@leak(TORCH, "the hooks of an autograd node: OrderedDict[", hint="handle.remove()", size=1004)
 def hook_of_a_graph_node() -> None:
     factor = torch.ones(250)
     loss = WEIGHT.sum()
@@ -271,11 +273,75 @@ def wrapped_by_two_transforms() -> None:
     torch.vmap(torch.func.grad(lambda x: KEEP.append(x + 1) or x.sum()))(old)
 
 
-@leak(TORCH, NO_HOLDER)
-def held_by_cpp() -> None:
+@leak(TORCH, "planted.KEEP[0].value()")
+def result_of_a_future_of_torch() -> None:
     future: torch.futures.Future[Any] = torch.futures.Future()
     future.set_result(torch.ones(250))
     KEEP.append(future)
+
+
+@leak(TORCH, "a function that C code will call: ", hint="such as a Future")
+def callback_of_a_future_of_torch() -> None:
+    kept = torch.ones(250)
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.add_done_callback(lambda _: kept)
+    KEEP.append(future)
+
+
+@leak(TORCH, "planted.KEEP[0]")
+def capsule_of_dlpack() -> None:
+    KEEP.append(torch.utils.dlpack.to_dlpack(torch.ones(250)))
+
+
+@leak(TORCH, "planted.KEEP[0][0]")
+def list_of_torchscript() -> None:
+    KEEP.append(torch._C.ScriptList([torch.ones(250)]))
+
+
+@leak(TORCH, "planted.KEEP[0].weight", made="nn.Linear(5, 50")
+def module_of_torchscript() -> None:
+    KEEP.append(torch.jit.script(nn.Linear(5, 50, bias=False)))
+
+
+@leak(TORCH, "a mode that is active: Mode.kept", hint="with statement")
+def mode_that_is_never_left() -> None:
+    mode = Mode()
+    mode.kept = torch.ones(250)
+    mode.__enter__()
+    CLEANUP.callback(lambda: _get_current_function_mode_stack()[-1].__exit__(None, None, None))
+
+
+class Mode(TorchFunctionMode):
+    """Changes nothing."""
+
+    kept: Any = None
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        return function(*args, **(kwargs or {}))
+
+
+@leak(TORCH, "C or C++ code, which references Tensor (250,)", hint="to find out")
+def referenced_by_c_code_alone() -> None:
+    kept = ctypes.py_object(torch.ones(250))
+    ctypes.pythonapi.Py_IncRef(kept)
+    address = id(kept.value)
+    CLEANUP.callback(lambda: ctypes.pythonapi.Py_DecRef(ctypes.cast(address, ctypes.py_object)))
+
+
+def keeping(module: Any, inputs: Any) -> Any:
+    """Compile nothing; keep a tensor with the compiled code, as a backend may."""
+    kept = torch.ones(250)
+    return lambda *args: module(*args) if len(kept) else ()
+
+
+def identity(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@leak(TORCH, "__compiled_fn_", hint="torch._dynamo.reset() frees it", made="torch.compile(")
+def code_of_torch_compile() -> None:
+    torch.compile(identity, backend=keeping)(torch.zeros(0))
+    CLEANUP.callback(torch._dynamo.reset)
 
 
 @leak(TORCH, NO_HOLDER, hint="cache_enabled=False", size=500, made="LINEAR(")

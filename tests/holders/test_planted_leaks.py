@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from leaks_in_graphs import GRAPHS
 from leaks_in_objects import OBJECTS
 from leaks_in_programs import PROGRAMS
 from leaks_in_torch import TORCH
@@ -10,7 +11,7 @@ from planted import NO_HOLDER, Leak, cleaned_up, holder_text
 
 from pytest_cka_memory import MemoryProbe
 
-LEAKS = [*OBJECTS, *PROGRAMS, *TORCH]
+LEAKS = [*OBJECTS, *PROGRAMS, *TORCH, *GRAPHS]
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,61 @@
+"""References of objects of C++ that contain tensors: futures, TorchScript, DLPack capsules."""
+
+import ctypes
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from pytest_cka_memory.holders.search import RulesForType, TypeRules
+
+_DATA_AT = {b"dltensor": 0, b"dltensor_versioned": 32}
+"""Name of a DLPack capsule -> where the address of the data is in what it points to.
+
+Source: ``dlpack.h`` 1.0, ``DLManagedTensor`` and ``DLManagedTensorVersioned`` with 8-byte pointers.
+"""
+
+
+def cpp_rules() -> RulesForType:
+    """Return the rules for the types of such objects; None for others."""
+    import torch
+
+    from pytest_cka_memory.meters import torch_private
+    from pytest_cka_memory.meters.storages.live_objects import with_subclasses
+
+    futures = with_subclasses(torch.futures.Future)
+    script = {*with_subclasses(torch.jit.ScriptModule), *torch_private.SCRIPT_TYPES}
+
+    def rules_for(kind: type) -> TypeRules | None:
+        if kind in futures:
+            return TypeRules(extra_references=_result_of_future)
+        if kind in script:
+            return TypeRules(extra_references=torch_private.script_references)
+        if kind.__name__ == "PyCapsule" and type(kind) is type:
+            return TypeRules(_keys_of_capsule)
+        return None
+
+    return rules_for
+
+
+def _result_of_future(future: Any) -> Iterator[tuple[str, Any]]:
+    if future.done():
+        try:
+            yield ".value()", future.value()
+        except Exception:  # it has an error instead of a value, which may be any exception
+            return
+
+
+def _keys_of_capsule(capsule: Any) -> Collection[int]:
+    """Return the address of the tensor in a capsule of DLPack that nobody has used yet."""
+    name = _name_of_capsule(capsule)
+    if name not in _DATA_AT:
+        return ()
+    managed = _pointer_in_capsule(capsule, name)
+    address = ctypes.c_void_p.from_address(managed + _DATA_AT[name]).value if managed else None
+    return () if address is None else (address,)
+
+
+_name_of_capsule: Any = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(
+    ("PyCapsule_GetName", ctypes.pythonapi)
+)
+_pointer_in_capsule: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)

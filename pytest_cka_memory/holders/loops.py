@@ -1,0 +1,185 @@
+"""Write a loop of references through C++ as a chain, and what to do about it.
+
+``Parameter (5,).grad.grad_fn -> AddBackward0 -> … -> AccumulateGrad -> the same Parameter``
+"""
+
+import types
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pytest_cka_memory.core.places import shown
+from pytest_cka_memory.holders.expressions import shortened, text_of
+from pytest_cka_memory.holders.search import Reference
+from pytest_cka_memory.holders.torch_references import dtype_and_shape_of, is_hooks, is_node
+
+_PARTS = (dict, OrderedDict, list, tuple, set, frozenset, deque, types.CellType, types.MethodType)
+"""Types whose objects are a part of the text about others, and have no name of their own."""
+_MOST_NODES = 3
+"""Nodes of a graph in a row that are all written; of more, the first and the last."""
+
+_CREATE_GRAPH = (
+    "a gradient whose graph uses the parameter and the parameter keep each other alive, as after "
+    "backward(create_graph=True): set .grad to None after its last use (zero_grad() does), or use "
+    "torch.autograd.grad(..., create_graph=True), which sets no .grad"
+)
+_PACKED = (
+    "a hook of saved_tensors_hooks keeps the saved tensor itself, which references the graph that "
+    "it is saved in: let the pack hook return x.detach() or a copy"
+)
+_SAVED_VIEW = (
+    "an autograd Function saves a view of its own output, which references the graph that it is "
+    "saved in: save the output itself, and make the view in backward()"
+)
+_CONTEXT = (
+    "an autograd Function keeps its own output in its context: use ctx.save_for_backward(output) "
+    "instead of an attribute"
+)
+_HOOK = (
+    "a hook references a tensor that references the hook's own graph: remove it with "
+    "handle.remove(), or let it use only its arguments, or a weakref.ref to the tensor"
+)
+_ACCUMULATOR = (
+    "a parameter keeps the node that accumulates its gradient, and the node keeps the parameter: "
+    "keep the node elsewhere, or delete it with the last use of the parameter"
+)
+_FLAT = (
+    "a module keeps a view of FSDP's flat parameter, and the graph of the view keeps the flat "
+    "parameter, which keeps its modules: use fully_shard() instead, which has no flat parameters, "
+    "or FullyShardedDataParallel(..., use_orig_params=True)"
+)
+_ATTRIBUTE = (
+    "an object keeps a tensor whose graph references the object again: keep its detach() instead, "
+    "or delete the attribute after its last use"
+)
+_ANY = (
+    "no collection can free it, because the loop goes through C++: delete one of its references "
+    "when it is not needed any more, or make it weak with weakref.ref"
+)
+
+
+def chain(loop: Sequence[Reference]) -> str:
+    """Return a loop as text; it begins at a tensor if there is one.
+
+    Args:
+        loop: the references from an object back to itself, as :class:`.unreached.Unreached` has it.
+    """
+    turned = _turned(loop)
+    stations = list(_stations(turned))
+    return shortened(" -> ".join([*stations[:-1], f"the same {type(turned[0].value).__name__}"]))
+
+
+def advice(loop: Sequence[Reference]) -> str:
+    """Return how to break a loop."""
+    values = [step.value for step in loop]
+    if any(_is_flat(step.value) for step in loop):
+        return _FLAT
+    if any(_is_of_hooks(step) for step in loop):
+        return _HOOK
+    for number, step in enumerate(loop[1:], 1):
+        text, following = step.text or "", loop[number % (len(loop) - 1) + 1]
+        if is_node(type(step.parent)) and following.text == "._base":
+            return _SAVED_VIEW
+        if text == ".grad":
+            return _CREATE_GRAPH
+        if is_node(type(step.parent)) and following.text == ".grad_fn" and _is_saved(text):
+            return _PACKED
+    if any(type(value).__name__ == "AccumulateGrad" for value in values) and not any(
+        step.text == ".grad_fn" for step in loop
+    ):
+        return _ACCUMULATOR
+    if any(_is_saved(step.text or "") for step in loop):
+        return _PACKED
+    if any(is_node(type(step.parent)) and step.text is None for step in loop[1:]):
+        return _CONTEXT
+    return _ATTRIBUTE if any(step.text == ".grad_fn" for step in loop) else _ANY
+
+
+def path_text(path: Sequence[Reference]) -> str:
+    """Return a path as text whose first object has no name in the program."""
+    return shortened(" -> ".join(_stations(path)))
+
+
+def label(value: Any) -> str:
+    """Return what an object is: its class, and the shape of a tensor or the line of a function."""
+    kind = type(value)
+    if kind is types.FunctionType:
+        code = value.__code__
+        return f"{value.__qualname__} ({shown(code.co_filename)}:{code.co_firstlineno})"
+    dtype, shape = dtype_and_shape_of(value)
+    return kind.__name__ if dtype is None else f"{kind.__name__} {shape}"
+
+
+def _is_flat(value: Any) -> bool:
+    import torch
+
+    # FlatParameter has a metaclass, but its instances are plain parameters with this attribute.
+    return type(value) is torch.nn.Parameter and "_is_flat_param" in vars(value)
+
+
+def _is_saved(text: str) -> bool:
+    from pytest_cka_memory.meters.torch_private import unpacked_name
+
+    name = unpacked_name(text.removeprefix("."))
+    return name.startswith(("_saved_", "saved_tensors"))
+
+
+def _is_of_hooks(step: Reference) -> bool:
+    return issubclass(type(step.value), dict) and is_hooks(step.value, step.parent)
+
+
+def _turned(loop: Sequence[Reference]) -> list[Reference]:
+    """Return the same loop from a tensor, if it has one; a parameter is preferred."""
+    ring = list(loop[1:])  # a loop's last reference leads to its first object
+    tensors = [n for n, step in enumerate(ring) if dtype_and_shape_of(step.value)[0] is not None]
+    named = [n for n in tensors if type(ring[n].value).__name__ == "Parameter"]
+    start = next(iter([*named, *tensors]), len(ring) - 1)
+    return [Reference(ring[start].value, None), *ring[start + 1 :], *ring[: start + 1]]
+
+
+def _stations(path: Sequence[Reference]) -> Iterator[str]:
+    """Yield the objects of a path that have a name, with the references that lead onward."""
+    text, nodes = label(path[0].value), 0
+    number = 1
+    while number < len(path):
+        step = path[number]
+        kind = type(step.value)
+        number += 1
+        if is_node(kind) and is_node(type(step.parent)):
+            following = path[number] if number < len(path) else None
+            is_inner = following is not None and is_node(type(following.value))
+            nodes += 1
+            if nodes < _MOST_NODES or not is_inner:
+                yield text
+                text = label(step.value)
+            elif nodes == _MOST_NODES:
+                yield text
+                text = "…"
+            continue
+        nodes = 0
+        if type(step.parent) is types.FunctionType and step.value is step.parent.__closure__:
+            yield text
+            number, text = _closure(path, number)
+        elif step.text == ".grad" or kind in _PARTS:
+            text += step.text or _part(step)
+        else:
+            yield text + ("" if step.text == ".variable" else step.text or _part(step))
+            text = label(step.value)
+    yield text
+
+
+def _closure(path: Sequence[Reference], number: int) -> tuple[int, str]:
+    """Return where a path goes on after a closure, and what leads there."""
+    function = path[number - 1].parent
+    cells = [id(cell) for cell in function.__closure__]
+    if number + 1 >= len(path) or id(path[number].value) not in cells:
+        return number, "closure"
+    name = function.__code__.co_freevars[cells.index(id(path[number].value))]
+    return number + 1, f"closure variable {name}"
+
+
+def _part(step: Reference) -> str:
+    if type(step.parent) is types.CellType:
+        return ""
+    text = text_of(step.parent, step.value)
+    return "" if text.startswith(" -> ") else text

@@ -1,0 +1,230 @@
+"""Who may own what no name in a program leads to, in words, and what frees it.
+
+An owner is recognized by the first object that C or C++ code holds, or, if there is no such object,
+by what allocated the memory and by which libraries are in use.
+"""
+
+import functools
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from pytest_cka_memory.core.allocations import Allocation
+from pytest_cka_memory.holders import loops
+from pytest_cka_memory.holders.search import Reference
+from pytest_cka_memory.holders.torch_references import is_node, mro
+from pytest_cka_memory.holders.unreached import Unreached
+
+_FIND_OUT = (
+    "to find out which, put cka_memory.measure() around a half of the block, then around a half of "
+    "that: the line after which it is retained uses the owner"
+)
+_AUTOCAST = (
+    "no Python holder found: autocast caches the weights that it has cast until its block ends; "
+    "measure around the block, or write torch.autocast(..., cache_enabled=False)"
+)
+_PERHAPS_AUTOCAST = (
+    "autocast, which caches the weights that it has cast until its block ends (measure around the "
+    "block, or write torch.autocast(..., cache_enabled=False))"
+)
+_NODE_HOOK = (
+    "a hook of an autograd node was never removed: call handle.remove(), or let it use only its "
+    "arguments, because a hook that references the result keeps the graph alive, and the graph "
+    "the hook"
+)
+_METADATA = (
+    "C++ code keeps this dict, such as the metadata of an autograd node (grad_fn.metadata): delete "
+    "the entry; an entry that references the result keeps the graph alive"
+)
+_MODE = (
+    "a mode was entered and not left, so torch keeps it: use it in a with statement, or call its "
+    "__exit__(None, None, None)"
+)
+_CHECKPOINT = (
+    "a checkpointed graph keeps the inputs and the random state that its backward pass needs: call "
+    "backward(), delete the result, or do not let the function reference its own result"
+)
+_CALLBACK = (
+    "C code keeps this function to call it later: unregister it (atexit.unregister() for a "
+    "callback of atexit), or complete what will call it, such as a Future"
+)
+_NODE = (
+    "an autograd graph that C++ code holds references it: delete the result of the graph, or "
+    "compute it in torch.no_grad()"
+)
+
+
+_UNOWNED = (
+    "no tensor that a Python object references owns these bytes: they may be a library's "
+    "workspace, or C++ code, such as an autograd graph, may hold them"
+)
+
+
+_POOL = (
+    "no Python holder found: {} may hold it; delete the graph, or call torch.compiler.reset() if "
+    "torch.compile has captured it"
+)
+
+
+class Owner(NamedTuple):
+    """What holds memory that no name leads to."""
+
+    text: str | None
+    """What is known about it; None if no object was found."""
+    advice: str
+    pattern: str
+    """Equal for what has the same owner."""
+
+
+def owner_of(found: Unreached, allocation: Allocation) -> Owner:
+    """Return the owner of what an object holds that no name leads to."""
+    path = loops.path_text(found.path)
+    if found.loop:
+        loop = f"the loop {loops.chain(found.loop)}"
+        rest = f"; from there {path}" if len(found.path) > 1 else ""
+        return Owner(f"{loop}{rest}", loops.advice(found.loop), loop)
+    if is_cast_by_autocast(allocation):
+        return Owner(None, _AUTOCAST, "")
+    for words, advice, fits in _KINDS:
+        if fits(found.path):
+            return Owner(f"{words}: {path}", advice or compiled(), words)
+    return Owner(
+        f"C or C++ code, which references {path}", _possible(allocation, found.path[0].value), path
+    )
+
+
+def without_object(allocation: Allocation) -> str:
+    """Return what may hold a storage that no Python object has, and how to find out."""
+    if allocation.pool is not None:
+        return _POOL.format(allocation.pool)
+    if is_cast_by_autocast(allocation):
+        return _AUTOCAST
+    if allocation.may_be_unowned and not autocast_is_caching():
+        return unowned()
+    return f"no Python holder found: C++ code holds it; {_possible(allocation)}"
+
+
+def unowned() -> str:
+    """Return what may hold bytes that belong to no tensor that Python knows."""
+    from pytest_cka_memory.meters import torch_private
+
+    kinds = [_UNOWNED]
+    if torch_private.uses_cuda():
+        kinds.append(
+            "the pool of a CUDA graph is freed with the graph (delete it, reset() it, then "
+            "torch.cuda.empty_cache())"
+        )
+    return f"{'; '.join(kinds)}; {_FIND_OUT}"
+
+
+def is_cast_by_autocast(allocation: Allocation) -> bool:
+    """Whether autocast made a storage, as far as is known, and still caches what it casts."""
+    operator = None if allocation.site is None else allocation.site.operator
+    return operator == "aten._to_copy" and autocast_is_caching()
+
+
+def autocast_is_caching() -> bool:
+    """Whether this thread is in a block of autocast, at whose end torch empties its cache."""
+    import torch
+
+    torch.autocast_increment_nesting()
+    blocks: int = torch.autocast_decrement_nesting()
+    return blocks > 0 and torch.is_autocast_cache_enabled()
+
+
+def compiled() -> str:
+    """Return how to free what code holds that ``torch.compile`` made."""
+    from pytest_cka_memory.meters.torch_private import RESET_COMPILER
+
+    return (
+        "torch.compile keeps compiled code, and what its guards and constants reference, as long "
+        f"as the function exists: {RESET_COMPILER} frees it"
+    )
+
+
+def is_compiled(path: Sequence[Reference]) -> bool:
+    """Whether a path leads through an object of ``torch.compile``."""
+    from pytest_cka_memory.meters.torch_private import COMPILER_PACKAGES
+
+    return any(_module_of(step.value).startswith(COMPILER_PACKAGES) for step in path)
+
+
+def _checkpoint(path: Sequence[Reference]) -> bool:
+    return any(_module_of(step.value) == "torch.utils.checkpoint" for step in path)
+
+
+def _module_of(value: Any) -> str:
+    """Return the module of a function or of the class of another object."""
+    if type(value) is types.FunctionType:
+        name = value.__globals__.get("__name__")
+    else:
+        name = type.__dict__["__module__"].__get__(type(value))
+    return name if type(name) is str else ""
+
+
+def _mode(path: Sequence[Reference]) -> bool:
+    names = {kind.__name__ for kind in mro(type(path[0].value))}
+    return bool(names & {"TorchFunctionMode", "TorchDispatchMode"})
+
+
+def _hooks_of_node(path: Sequence[Reference]) -> bool:
+    first = path[0].value
+    if type(first) is not OrderedDict or len(path) < 2:
+        return False
+    return all(type(key) is int for key in OrderedDict.keys(first))
+
+
+def _metadata(path: Sequence[Reference]) -> bool:
+    return type(path[0].value) is dict and len(path) > 1
+
+
+def _callback(path: Sequence[Reference]) -> bool:
+    kinds = (types.FunctionType, types.MethodType, functools.partial)
+    return issubclass(type(path[0].value), kinds)
+
+
+def _node(path: Sequence[Reference]) -> bool:
+    return is_node(type(path[0].value))
+
+
+_KINDS: Sequence[tuple[str, str, Callable[[Sequence[Reference]], bool]]] = (
+    ("code that torch.compile made", "", is_compiled),
+    ("a mode that is active", _MODE, _mode),
+    ("torch.utils.checkpoint", _CHECKPOINT, _checkpoint),
+    ("the hooks of an autograd node", _NODE_HOOK, _hooks_of_node),
+    ("a dict of C++ code", _METADATA, _metadata),
+    ("a function that C code will call", _CALLBACK, _callback),
+    ("an autograd graph", _NODE, _node),
+)
+"""Kinds of owners: in words, what to do, and whether a path begins at one."""
+
+
+def _possible(allocation: Allocation, holder: Any = None) -> str:
+    """Return which kinds of owners are possible, and how to find out which it is.
+
+    Args:
+        allocation: what is held.
+        holder: the object that C or C++ code references, if one was found.
+    """
+    import torch
+
+    from pytest_cka_memory.meters import torch_private
+
+    operator = None if allocation.site is None else allocation.site.operator
+    kinds = [_PERHAPS_AUTOCAST] if operator is None and autocast_is_caching() else []
+    kinds.append("an autograd graph of which no Python object has the result")
+    if not torch_private.SHOWS_SAVED and (
+        holder is None or not issubclass(type(holder), torch.UntypedStorage)
+    ):
+        kinds.append("a hook of saved_tensors_hooks that returns the tensor itself")
+    if torch_private.has_compiled():
+        kinds.append(
+            f"a constant of code that torch.compile made ({torch_private.RESET_COMPILER} frees it)"
+        )
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        kinds.append(
+            "the buckets of DistributedDataParallel (they are freed with the model: delete it, and "
+            "its optimizer and hooks)"
+        )
+    return f"this may be {', or '.join(kinds)}; {_FIND_OUT}"

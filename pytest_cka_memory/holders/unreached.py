@@ -1,0 +1,284 @@
+"""Find what holds the objects that no name in a program leads to.
+
+After a garbage collection such objects are alive for one of two reasons: C or C++ code holds one of
+them, or they hold each other by references of C++ that the collector does not see, as an autograd
+graph does. The search begins at all objects of the collector that the search from the names has not
+met, and follows the references that :mod:`.torch_references` knows, too.
+"""
+
+import gc
+import types
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pytest_cka_memory.core.libraries import OWN_FOLDERS
+from pytest_cka_memory.holders.search import LEAVES, Reference, RulesForType, TypeRules
+from pytest_cka_memory.holders.torch_references import grad_fn_of, is_node
+from pytest_cka_memory.meters import torch_private
+
+_MOST_OBJECTS = 400_000
+"""Objects after which the walk stops, so that its time is bounded."""
+_MOST_STARTS = 8
+"""Nodes through which the shortest loop is searched for."""
+
+
+class Unreached(NamedTuple):
+    """How an object is kept alive that no name leads to."""
+
+    path: list[Reference]
+    """From an object that C code holds, or that is part of a loop, to the holder."""
+    loop: list[Reference]
+    """From an object back to itself, through the first of `path`; empty if C code holds that."""
+
+
+def unreached(
+    rules_for: RulesForType, wanted: Collection[int], reached: Mapping[int, Any]
+) -> dict[int, Unreached]:
+    """Return for each wanted key how the object that has it is kept alive.
+
+    Args:
+        rules_for: as for :func:`.search.search`.
+        wanted: the keys that no name leads to.
+        reached: the objects that names lead to, by identity.
+    """
+    tracked = [it for it in gc.get_objects() if id(it) not in reached and not _is_own(it, reached)]
+    graph = _Graph(rules_for, wanted, reached)
+    graph.walk(tracked)
+    if not graph.holders:
+        return {}
+    ancestors = graph.ancestors()
+    loops = [_shortest_loop(graph, members) for members in _loops(graph, ancestors)]
+    by_start = {id(step.value): loop for loop in loops for step in loop}
+    steps = _paths_from(graph, ancestors, by_start)
+    found = {}
+    for key, holder in graph.holders.items():
+        path = _path(graph, steps, holder)
+        found[key] = Unreached(path, by_start.get(id(path[0].value), []))
+    return found
+
+
+class _Graph:
+    """The references between objects that no name leads to, and those only they lead to."""
+
+    def __init__(
+        self, rules_for: RulesForType, wanted: Collection[int], reached: Mapping[int, Any]
+    ) -> None:
+        self.objects: dict[int, Any] = {}
+        self.references: dict[int, dict[int, str | None]] = {}
+        """Of each object: those it references, with the text of references of C++."""
+        self.referrers: defaultdict[int, list[int]] = defaultdict(list)
+        self.holders: dict[int, int] = {}
+        """By key, the object that has it."""
+        self._rules_for, self._rules = rules_for, dict[type, TypeRules | None]()
+        self._wanted, self._reached = wanted, reached
+        self._tracked: set[int] = set()
+
+    def walk(self, tracked: Iterable[Any]) -> None:
+        """Add `tracked` and everything that only they lead to."""
+        self.objects = {id(it): it for it in tracked if type(it) not in LEAVES}
+        self._tracked = set(self.objects)
+        queue = deque(self.objects.values())
+        while queue and len(self.objects) < _MOST_OBJECTS:
+            self._enter(queue.popleft(), queue)
+
+    def ancestors(self) -> set[int]:
+        """Return the holders and everything that leads to one."""
+        found = set(self.holders.values())
+        queue = deque(found)
+        while queue:
+            for referrer in self.referrers[queue.popleft()]:
+                if referrer not in found:
+                    found.add(referrer)
+                    queue.append(referrer)
+        return found
+
+    def _is_new(self, value: Any) -> bool:
+        # A variable of the search, in a cell, may lead to the graph itself.
+        is_of_search = value is self or value is self._reached
+        return type(value) not in LEAVES and id(value) not in self._reached and not is_of_search
+
+    def _enter(self, value: Any, queue: deque[Any]) -> None:
+        kind, ident = type(value), id(value)
+        if kind not in self._rules:
+            self._rules[kind] = self._rules_for(kind)
+        rules = self._rules[kind]
+        children: list[tuple[str | None, Any]] = []
+        if rules is not None:
+            for key in rules.keys(value):
+                if key in self._wanted:
+                    self._add_holder(key, ident)
+            if ident in self._tracked or not is_temporary(value):
+                children += rules.extra_references(value)
+                children += self._packed(value, children)
+        children += ((None, it) for it in gc.get_referents(value))
+        found: dict[int, str | None] = {}
+        for text, child in children:
+            if self._is_new(child):
+                found.setdefault(id(child), text)
+                if id(child) not in self.objects:
+                    self.objects[id(child)] = child
+                    queue.append(child)
+        self.references[ident] = found
+        for child_id in found:
+            self.referrers[child_id].append(ident)
+
+    def _packed(self, node: Any, saved: Sequence[tuple[str | None, Any]]) -> list[tuple[str, Any]]:
+        """Return results of `node` that a hook of saved_tensors_hooks has given it, for torch 2.9.
+
+        There only a copy can be read, with the same storage. Without a hook, a node saves the data
+        of its result and does not keep the result itself alive.
+        """
+        if torch_private.SHOWS_SAVED or not is_node(type(node)):
+            return []
+        found = []
+        for text, copy in saved:
+            if text is not None and text.startswith("._saved_") and is_temporary(copy):
+                rules = self._rules_for(type(copy))
+                keys = () if rules is None else rules.keys(copy)
+                results = (self.objects.get(self.holders.get(key, 0)) for key in keys)
+                found += [(text, it) for it in results if it is not None and grad_fn_of(it) is node]
+        return found
+
+    def _add_holder(self, key: int, ident: int) -> None:
+        """Prefer an object that existed before the search to one that reading has made."""
+        known = self.holders.setdefault(key, ident)
+        if known not in self._tracked and ident in self._tracked:
+            self.holders[key] = ident
+
+
+def _is_own(value: Any, reached: Mapping[int, Any]) -> bool:
+    """Whether `value` belongs to this search: what it has found, or a frame of the plugin."""
+    if type(value) is types.FrameType:
+        return value.f_code.co_filename.startswith(OWN_FOLDERS)
+    return value is reached
+
+
+def is_temporary(value: Any) -> bool:
+    """Whether `value` is a tensor that only Python holds: reading a saved tensor may make one.
+
+    Autograd makes a new tensor for a saved result and gives it the ``grad_fn`` of the original.
+    That looks like a loop, but what is saved does not reference its node.
+    """
+    import torch
+
+    return issubclass(type(value), torch.Tensor) and torch_private.use_count(value) == 1
+
+
+def _loops(graph: _Graph, inside: set[int]) -> Iterator[list[int]]:
+    """Yield the members of each loop through C++, and of loops that share members with it."""
+    for members in _components(graph, inside):
+        is_loop = len(members) > 1 or members[0] in graph.references.get(members[0], ())
+        if is_loop and any(_is_of_autograd(graph.objects[member]) for member in members):
+            yield members
+
+
+def _is_of_autograd(value: Any) -> bool:
+    """Whether the references of an object are in C++, so that the collector does not see all."""
+    import torch
+
+    return issubclass(type(value), torch.Tensor) or is_node(type(value))
+
+
+def _components(graph: _Graph, inside: set[int]) -> Iterator[list[int]]:
+    """Yield the strongly connected components, by Tarjan's algorithm without recursion.
+
+    Source: R. Tarjan, "Depth-first search and linear graph algorithms", SIAM J. Comput. 1 (1972).
+    """
+    number: dict[int, int] = {}
+    lowest: dict[int, int] = {}
+    stack: list[int] = []
+    on_stack: set[int] = set()
+    for start in inside:
+        if start in number:
+            continue
+        work = [(start, iter(graph.references.get(start, ())))]
+        number[start] = lowest[start] = len(number)
+        stack.append(start)
+        on_stack.add(start)
+        while work:
+            node, children = work[-1]
+            for child in children:
+                if child not in inside:
+                    continue
+                if child not in number:
+                    number[child] = lowest[child] = len(number)
+                    stack.append(child)
+                    on_stack.add(child)
+                    work.append((child, iter(graph.references.get(child, ()))))
+                    break
+                if child in on_stack:
+                    lowest[node] = min(lowest[node], number[child])
+            else:
+                work.pop()
+                if work:
+                    lowest[work[-1][0]] = min(lowest[work[-1][0]], lowest[node])
+                if lowest[node] == number[node]:
+                    component: list[int] = []
+                    while not component or component[-1] != node:
+                        component.append(stack.pop())
+                        on_stack.discard(component[-1])
+                    yield component
+
+
+def _paths_from(
+    graph: _Graph, inside: set[int], starts: Iterable[int]
+) -> dict[int, tuple[int | None, str | None]]:
+    """Return for each object its referrer on a shortest path, and the text of the reference.
+
+    Paths begin at members of loops and at objects that no other of these objects references.
+    """
+    first = [*starts, *(it for it in inside if not any(graph.referrers[it]))]
+    steps: dict[int, tuple[int | None, str | None]] = dict.fromkeys(first, (None, None))
+    queue = deque(first)
+    while queue:
+        current = queue.popleft()
+        for child, text in graph.references.get(current, {}).items():
+            if child in inside and child not in steps:
+                steps[child] = current, text
+                queue.append(child)
+    return steps
+
+
+def _path(
+    graph: _Graph, steps: Mapping[int, tuple[int | None, str | None]], end: int
+) -> list[Reference]:
+    path = []
+    current: int | None = end
+    while current is not None:
+        # Objects in a loop that only Python's references close are held by C code, too.
+        parent, text = steps.get(current, (None, None))
+        value = graph.objects[current]
+        path.append(Reference(value, None if parent is None else graph.objects[parent], None, text))
+        current = parent
+    return path[::-1]
+
+
+def _shortest_loop(graph: _Graph, members: Sequence[int]) -> list[Reference]:
+    """Return a short loop among `members`, through an autograd node if there is one.
+
+    The collector cannot free what a node references, but other loops of Python's objects.
+    """
+    inside = frozenset(members)
+    nodes = [member for member in members if is_node(type(graph.objects[member]))]
+    tensors = [member for member in members if _is_of_autograd(graph.objects[member])]
+    starts = (nodes or tensors)[:_MOST_STARTS]
+    return min((_loop_through(graph, start, inside) for start in starts), key=len)
+
+
+def _loop_through(graph: _Graph, start: int, inside: Collection[int]) -> list[Reference]:
+    steps: dict[int, tuple[int, str | None]] = {}
+    queue = deque([start])
+    while start not in steps:
+        current = queue.popleft()
+        for child, text in graph.references.get(current, {}).items():
+            if child in inside and child not in steps:
+                steps[child] = current, text
+                queue.append(child)
+    loop: list[Reference] = []
+    current = start
+    while not loop or current != start:
+        parent, text = steps[current]
+        loop.append(Reference(graph.objects[current], graph.objects[parent], None, text))
+        current = parent
+    return [Reference(graph.objects[start], None), *loop[::-1]]
