@@ -8,15 +8,21 @@ from typing import Any, ClassVar
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.growth import MIN_JUDGED_BATCHES, full_batches, growth_bytes_per_batch
 from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.marker_arguments import (
+    SCOPES,
+    call_text,
+    only_warns,
+    scope_of,
+    with_argument,
+)
 from pytest_cka_memory.core.markers import MARKERS
 from pytest_cka_memory.core.process_limits import FlatProcess, whose
 from pytest_cka_memory.core.processes import WARMUP
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
 from pytest_cka_memory.errors import LimitError, SizeError
-from pytest_cka_memory.units import MB, counted, format_exact, megabytes
+from pytest_cka_memory.units import MB, counted, format_exact, format_with_unit, megabytes
 
 __all__ = [
-    "SCOPES",
     "Breach",
     "FlatPerBatch",
     "FlatProcess",
@@ -24,6 +30,7 @@ __all__ = [
     "Maximum",
     "MaximumLevel",
     "MaximumOfProcess",
+    "MaximumOutside",
     "Unjudged",
     "Verdict",
     "default_limits",
@@ -92,6 +99,21 @@ class MaximumOfProcess(Maximum):
         return whose(record)
 
 
+@dataclass(frozen=True)
+class MaximumOutside(Maximum):
+    """Memory of the card outside torch's allocator may rise by at most ``allowed_bytes``."""
+
+    def _parts(self, record: RegionRecord) -> str:
+        start_bytes, peak_bytes = record.outside_start_bytes, record.outside_peak_bytes
+        if start_bytes is None or peak_bytes is None:
+            return ""
+        return (
+            f"; it was {format_with_unit(start_bytes)} at entry and {format_with_unit(peak_bytes)} "
+            "at its highest, and torch's reserve rose by "
+            f"{format_with_unit(record.reserved_increase_bytes or 0)} at most"
+        )
+
+
 _GROWTH = "growth_bytes_per_batch"
 
 
@@ -101,6 +123,8 @@ class FlatPerBatch(Limit):
 
     tolerance_bytes: int
     warmup: int
+    unit: str = "batch"
+    """What is judged in its messages: a batch, or a repeated run of the test."""
     reports_host: ClassVar[bool] = True
 
     def verdicts(self, record: RegionRecord) -> Sequence[Verdict]:
@@ -116,8 +140,9 @@ class FlatPerBatch(Limit):
         if growth <= self.tolerance_bytes:
             return None
         message = (
-            f"grew by {format_exact(growth)} per batch over {record.batches} batches, "
-            f"allowed {format_exact(self.tolerance_bytes)} per batch"
+            f"grew by {format_exact(growth)} per {self.unit} over "
+            f"{counted(record.batches, self.unit)}, allowed {format_exact(self.tolerance_bytes)} "
+            f"per {self.unit}"
         )
         return Breach(self.text, self.tolerance_bytes, growth, message, _GROWTH)
 
@@ -276,7 +301,7 @@ def flat_process_per_batch(tolerance_mb: object = 1.0, warmup: object = WARMUP) 
     return FlatProcess(f"flat_process_per_batch{given}", tolerance_bytes, warmup)
 
 
-def max_outside_mb(limit: object) -> Maximum:
+def max_outside_mb(limit: object) -> MaximumOutside:
     """Return a limit on the rise of the card's memory outside torch's allocator.
 
     Args:
@@ -285,7 +310,8 @@ def max_outside_mb(limit: object) -> Maximum:
     Raises:
         SizeError: if `limit` is not a valid size.
     """
-    return Maximum(f"max_outside_mb({limit!r})", "outside_increase_bytes", megabytes(limit))
+    figure = "outside_increase_bytes"
+    return MaximumOutside(f"max_outside_mb({limit!r})", figure, megabytes(limit))
 
 
 def _require_psutil() -> None:
@@ -338,46 +364,6 @@ def limit_from_marker(name: str, args: Sequence[Any], kwargs: Mapping[str, Any])
     except TypeError:
         hint = f"wrong arguments; write e.g. @pytest.mark.{marker.example}"
         raise LimitError(f"{given}: {hint}") from None
-
-
-def only_warns(kwargs: Mapping[str, Any]) -> bool:
-    """Return the argument ``warn`` of a marker, which is False by default.
-
-    Raises:
-        LimitError: if it is neither True nor False.
-    """
-    warns = kwargs.get("warn", False)
-    if not isinstance(warns, bool):
-        raise LimitError(f"warn={warns!r}: write True or False")
-    return warns
-
-
-SCOPES = ("function", "class", "module")
-"""What a limit can be judged over; the first is the default."""
-
-
-def scope_of(kwargs: Mapping[str, Any]) -> str:
-    """Return the argument ``scope`` of a marker, which is ``function`` by default.
-
-    Raises:
-        LimitError: if there is no such scope.
-    """
-    scope = kwargs.get("scope", SCOPES[0])
-    if scope not in SCOPES:
-        raise LimitError(f"scope={scope!r}: write one of {', '.join(map(repr, SCOPES))}")
-    return str(scope)
-
-
-def with_argument(text: str, argument: str) -> str:
-    """Return a limit as its user has written it, with one more argument: ``warn=True``."""
-    start, bracket, arguments = text.partition("(")
-    return f"{start}({arguments[:-1]}, {argument})" if bracket else f"{start}({argument})"
-
-
-def call_text(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return a marker as its user has written it, such as ``max_peak_mb(limit=-1)``."""
-    given = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
-    return f"{name}({', '.join(given)})"
 
 
 def default_limits(

@@ -150,6 +150,7 @@ class AdditionalFigures:
             importance=5,
             only_if_known=True,
             never_negative=True,
+            explained_by="retained",
             measured_by=PROCESS,
             unknown_because=_NOT_MEASURED,
         ),
@@ -174,6 +175,7 @@ class AdditionalFigures:
             importance=5,
             only_if_known=True,
             never_negative=True,
+            explained_by="retained",
             measured_by=PROCESS,
         ),
     ]:

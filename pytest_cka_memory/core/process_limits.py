@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from pytest_cka_memory.core.additional_figures import PROCESS
 from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.processes import MIN_JUDGED_SAMPLES, ProcessUse, steady_growth
 from pytest_cka_memory.core.verdicts import Breach, Limit, Verdict
 from pytest_cka_memory.units import counted, format_exact, format_with_unit
@@ -16,9 +17,23 @@ _COPIED = (
     "count, which copies the page of memory that it is in. Keep the data set in an array or tensor "
     "instead of a list or dict of Python objects"
 )
+_KEPT = (
+    "the workers keep more and more: look in the data set, its transforms and collate_fn for a "
+    "list, dict or cache that grows with each item, and bound its length. With num_workers=0 the "
+    "test measures the same code in this process"
+)
+_EITHER = (
+    "the workers grow: either the data set keeps something of each item, or it is a list or dict "
+    "of Python objects, and reading them copies the pages that they are in. Bound the first, and "
+    "keep the second in an array or tensor"
+)
 _NOT_TORCH = (
     "look for memory outside tensors: lists and dicts of Python objects, NumPy arrays, other "
-    "libraries, threads"
+    "libraries, threads. tracemalloc of Python's library lists lines that allocate such memory"
+)
+_TORCH_FREED = (
+    "torch's tensors had it, and nothing of them is live now: max_peak_mb has the lines that "
+    "allocate most"
 )
 
 
@@ -72,14 +87,34 @@ def whose(record: RegionRecord) -> str:
 def lines_about(record: RegionRecord) -> list[str]:
     """Return a line about each process, the one that grew most first, and what to do."""
     ordered = sorted(record.processes, key=_rise, reverse=True)
-    lines = [_line_about(use) for use in ordered]
-    workers = sum(_rise(use) for use in ordered if use.name.startswith(WORKER))
+    advice = _advice(record)
+    return [_line_about(use) for use in ordered] + ([f"what to do: {advice}"] if advice else [])
+
+
+def holdings_of(record: RegionRecord) -> tuple[Holding, ...]:
+    """Return the tensors that a rise consists of, if most of it is theirs."""
+    if not _is_of_torch(record):
+        return ()
+    return record.retained if record.host_retained_bytes is None else record.host_retained
+
+
+def _advice(record: RegionRecord) -> str:
+    """Return what to do; empty if tensors are the cause, which have advice of their own."""
+    workers = [use for use in record.processes if use.name.startswith(WORKER)]
+    grown = sum(map(_rise, workers))
+    if 2 * grown > sum(max(0, _rise(use)) for use in record.processes):
+        if any(use.copied_bytes is None for use in workers):
+            return _EITHER
+        # Those that were last seen below their highest level have freed what they kept.
+        return _COPIED if 2 * sum(use.copied_bytes or 0 for use in workers) > grown else _KEPT
+    if _is_of_torch(record):
+        return "" if holdings_of(record) else _TORCH_FREED
+    return _NOT_TORCH
+
+
+def _is_of_torch(record: RegionRecord) -> bool:
     of_torch = record.process_torch_bytes or 0
-    if 2 * workers > sum(max(0, _rise(use)) for use in ordered):
-        lines.append(f"what to do: {_COPIED}")
-    elif 2 * of_torch < (record.process_increase_bytes or 0):
-        lines.append(f"what to do: {_NOT_TORCH}")
-    return lines
+    return of_torch > 0 and 2 * of_torch >= (record.process_increase_bytes or 0)
 
 
 def _rise(use: ProcessUse) -> int:
@@ -89,7 +124,10 @@ def _rise(use: ProcessUse) -> int:
 def _line_about(use: ProcessUse) -> str:
     growth = use.growth_bytes_per_batch
     grew = f", {format_with_unit(growth)} per batch" if growth else ""
+    copied = use.copied_bytes or 0
+    is_part = 4 * copied >= max(1, _rise(use))
+    copies = f", {format_with_unit(copied)} of it copies of shared pages" if is_part else ""
     return (
         f"{use.name} (pid {use.pid}): {format_with_unit(use.start_bytes)} at first, at most "
-        f"{format_with_unit(use.peak_bytes)}{grew}"
+        f"{format_with_unit(use.peak_bytes)}{grew}{copies}"
     )

@@ -35,6 +35,9 @@ class ProcessUse:
     """When it was last seen in the region."""
     peak_bytes: int
     """Highest of what was seen."""
+    copied_bytes: int | None = None
+    """How much of its rise came from pages that it shared with another process and copied, until
+    it was last seen; None if the system does not say."""
     growth_bytes_per_batch: float | None = None
     """Steady growth; None if it was seen at too few batch boundaries."""
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.places import shown
 from pytest_cka_memory.holders.expressions import shortened, text_of
 from pytest_cka_memory.holders.roots import locals_of
 from pytest_cka_memory.holders.search import TypeRules
@@ -74,27 +75,54 @@ def described_garbage(garbage: Sequence[Any], allocations: Iterable[Allocation])
     return found
 
 
-def freed(found: Found, cycle_bytes: int) -> tuple[Holding, ...]:
+def freed(found: Found, collected: Iterable[Allocation], cycle_bytes: int) -> tuple[Holding, ...]:
     """Group what is no longer live, largest first.
 
     Args:
         found: what :func:`described_garbage` has returned, before the garbage was freed.
+        collected: what collections have freed. What is not in `found` joins its group of the same
+            line, if there is one.
         cycle_bytes: what the groups add up to; the last may be the rest, of which no more is known.
     """
-    gone = [(allocation, holding) for allocation, holding in found if not allocation.is_live()]
-    groups = grouped(
-        Entry(holding, (site_key(allocation.site), holding.held_by), None)
-        for allocation, holding in gone
-    )
-    rest_bytes = cycle_bytes - sum(holding.bytes for holding in groups)
+    gone = {each.serial: (each, holding) for each, holding in found if not each.is_live()}
+    entries = [
+        Entry(holding, (site_key(each.site), holding.held_by), None)
+        for each, holding in gone.values()
+    ]
+    cycles = {site_key(each.site): holding.held_by for each, holding in gone.values()}
+    known_bytes = sum(entry.holding.bytes for entry in entries)
+    others = {each.serial: each for each in collected if each.serial not in gone}
+    for each, size in _with_requested_bytes([*others.values()], cycle_bytes - known_bytes):
+        key = site_key(each.site)
+        hint = None if key in cycles else _NOT_DESCRIBED
+        holding = replace(described(size, 1, each.site), held_by=cycles.get(key), hint=hint)
+        entries.append(Entry(holding, (key, holding.held_by), None))
+    holdings = grouped(entries)
+    rest_bytes = cycle_bytes - sum(holding.bytes for holding in holdings)
     if rest_bytes <= 0:
-        return groups
-    return (*groups, Holding(bytes=rest_bytes, count=0, hint=_COLLECTED_EARLIER))
+        return holdings
+    return (*holdings, Holding(bytes=rest_bytes, count=0, hint=_NOT_DESCRIBED))
 
 
-_COLLECTED_EARLIER = (
-    "the collector has freed these bytes already while the region ran: to see what held them, "
-    "measure fewer batches"
+def _with_requested_bytes(
+    allocations: Sequence[Allocation], most_bytes: int
+) -> Iterator[tuple[Allocation, int]]:
+    """Yield allocations with bytes that add up to `most_bytes` at most.
+
+    Of a block that an accelerator's allocator has freed, only the rounded size is known.
+    """
+    block_bytes = sum(each.bytes for each in allocations)
+    left = min(block_bytes, most_bytes)
+    for number, each in enumerate(allocations, 1):
+        share = each.bytes * min(block_bytes, most_bytes) // max(1, block_bytes)
+        share = left if number == len(allocations) else share
+        left -= share
+        yield each, share
+
+
+_NOT_DESCRIBED = (
+    "the collector, or a generator or finalizer in the cycle, has freed them before the cycle "
+    "could be described: to see more, call gc.disable() before the region"
 )
 
 
@@ -137,15 +165,30 @@ class _Cycles:
 
     def text_about(self, path: _Path) -> tuple[str, str]:
         """Return how a cycle holds the end of `path`, and what to do."""
-        for holders in self._paths_to(path.garbage):
+        holders, cycle = self._holders_in_a_cycle(path.garbage)
+        if not cycle:
+            return type(path.garbage).__name__, _OBJECTS
+        cycle = _turned(cycle)
+        # The last station is the garbage object itself, which the text before it leads to.
+        held = " -> ".join(list(_stations(holders))[:-1]) or _name_of(path.garbage)
+        ring = " -> ".join(_stations(cycle))
+        return f"{shortened(f'{held}{path.text}')}, in the cycle {ring}", _advice(cycle)
+
+    def _holders_in_a_cycle(self, value: Any) -> tuple[list[Any], list[Any]]:
+        """Return a path to `value` from an object in a cycle, and the cycle; empty if none is.
+
+        The dict of an object's attributes may be nearer than the object, which has a name.
+        """
+        nearest: tuple[list[Any], list[Any]] = [], []
+        for holders in self._paths_to(value):
+            if nearest[0] and len(holders) > len(nearest[0]) + 1:
+                break
             cycle = self._cycle_through(holders[0])
-            if cycle:
-                cycle = _turned(cycle)
-                # The last station is the garbage object itself, which the text before it leads to.
-                held = " -> ".join(list(_stations(holders))[:-1]) or _name_of(path.garbage)
-                ring = " -> ".join(_stations(cycle))
-                return f"{shortened(f'{held}{path.text}')}, in the cycle {ring}", _advice(cycle)
-        return type(path.garbage).__name__, _OBJECTS
+            if cycle and type(holders[0]) not in _UNNAMED:
+                return holders, cycle
+            if cycle and not nearest[0]:
+                nearest = holders, cycle
+        return nearest
 
     def _paths_to(self, value: Any) -> Iterator[list[Any]]:
         """Yield paths that end at `value`, shortest first; each begins at another object."""
@@ -188,7 +231,7 @@ def _stations(path: Sequence[Any]) -> Iterator[str]:
         number += 1
         if type(parent) is FunctionType and child is parent.__closure__ and len(rest) > 2:
             index = [id(cell) for cell in parent.__closure__ or ()].index(id(rest[1]))
-            yield shortened(text)
+            yield f"{shortened(text)} ({_place_of(parent)})"
             text, number = f"closure variable {parent.__code__.co_freevars[index]}", number + 2
             child = path[number]
         elif type(parent) is FrameType:
@@ -204,6 +247,12 @@ def _stations(path: Sequence[Any]) -> Iterator[str]:
             yield shortened(text)
             text = _name_of(child)
     yield shortened(text)
+
+
+def _place_of(function: FunctionType) -> str:
+    """Return the name of a function and the line of its definition."""
+    code = function.__code__
+    return f"{function.__name__} at {shown(code.co_filename)}:{code.co_firstlineno}"
 
 
 def _name_of(value: Any) -> str:

@@ -9,8 +9,14 @@ class Addition:
     def boundary(self) -> None:
         """Measure at a batch boundary."""
 
+    def before_collection(self) -> None:
+        """Look at the garbage at a batch boundary, which is about to be freed."""
+
     def finish(self) -> None:
         """Measure when the region's code has ended without an exception, before cleaning."""
+
+    def close(self) -> None:
+        """Stop measuring; called once, also after an exception."""
 
     def fields(self) -> dict[str, Any]:
         """Return fields of the region's record, after cleaning."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from gc import collect  # at import, because a test may patch gc.collect
 
 from pytest_cka_memory.core.growth import Sample
+from pytest_cka_memory.measure.addition import Addition
 from pytest_cka_memory.meters.base import Peaks, Reading
 
 _CHECKED_EACH = 40
@@ -29,9 +30,14 @@ class BatchSamples:
     use, and a loop's objects often become garbage when the loop ends. So no sample is corrected
     by a later collection: it is only limited to the levels that were checked around it, and
     marked, so that growth is not computed from it.
+
+    Args:
+        peaks: those of the region.
+        additions: what the region measures in addition, which may look at garbage that is found.
     """
 
-    def __init__(self, peaks: Peaks) -> None:
+    def __init__(self, peaks: Peaks, additions: Sequence[Addition] = ()) -> None:
+        self._additions = additions
         self.serials: list[int] = []
         """The number of allocations before each boundary."""
         self._peaks = peaks
@@ -95,6 +101,8 @@ class BatchSamples:
         if not self._has_risen:
             return
         before, *_ = self._peaks.sample()
+        for addition in self._additions:
+            addition.before_collection()
         collect()
         after, peak_bytes, _ = self._peaks.sample()
         garbage_bytes = max(0, before.requested_bytes - after.requested_bytes)

@@ -9,6 +9,7 @@ from typing import Any
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.holders import cycles
 from pytest_cka_memory.measure.addition import Addition
+from pytest_cka_memory.measure.freed_by_collections import FreedByCollections
 from pytest_cka_memory.meters.base import Meter, Peaks
 
 
@@ -19,25 +20,38 @@ class Cycles(Addition):
         self._peaks, self._meter = peaks, meter
         self._found: cycles.Found = []
         self._is_counted = peaks.count_collected()
+        self._freed = FreedByCollections(peaks, meter) if self._is_counted else None
+
+    def before_collection(self) -> None:
+        """Describe the cycles that are garbage, the first time that there are any."""
+        if self._is_counted and not self._found:
+            self._describe()
 
     def finish(self) -> None:
         """Find the cycles that are garbage now, then free them."""
-        allocations = self._meter.allocations_since(self._peaks.mark)
-        if not self._is_counted or not allocations:
-            return
-        with _kept_garbage() as garbage:
+        if self._is_counted:
+            self._describe()
             collect()
-            self._found = cycles.described_garbage(garbage, allocations)
-        collect()
+
+    def close(self) -> None:
+        if self._freed is not None:
+            self._freed.stop()
 
     def fields(self) -> dict[str, Any]:
-        if not self._is_counted:
+        if self._freed is None:
             return {"cycle_bytes": None}
         cycle_bytes = self._peaks.collected()
         found: tuple[Holding, ...] = ()
         if cycle_bytes or self._found:
-            found = cycles.freed(self._found, cycle_bytes)
+            found = cycles.freed(self._found, self._freed.found, cycle_bytes)
         return {"cycle_bytes": cycle_bytes, "cycles": found}
+
+    def _describe(self) -> None:
+        allocations = self._meter.allocations_since(self._peaks.mark)
+        if allocations:
+            with _kept_garbage() as garbage:
+                collect()
+                self._found += cycles.described_garbage(garbage, allocations)
 
 
 @contextmanager

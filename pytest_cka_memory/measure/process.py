@@ -87,8 +87,19 @@ class _Seen:
             start_bytes=self._first.bytes,
             end_bytes=self._last.bytes,
             peak_bytes=self._peak_bytes,
+            copied_bytes=self._copied_bytes(),
             growth_bytes_per_batch=steady_growth(self.samples),
         )
+
+    def _copied_bytes(self) -> int | None:
+        """Return how much it rose without more memory of its own.
+
+        To copy a page changes a process's share of it, but not how much memory it has mapped.
+        """
+        before, after = self._first.anonymous_bytes, self._last.anonymous_bytes
+        if before is None or after is None:
+            return None
+        return max(0, self._last.bytes - self._first.bytes - max(0, after - before))
 
 
 def _every_second(samples: list[ProcessSample]) -> list[ProcessSample]:

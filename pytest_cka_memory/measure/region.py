@@ -82,12 +82,12 @@ class Region(FigureAttributes):
             peaks.mark
         )
         """Returns what was allocated in the region and is live."""
-        self._samples = BatchSamples(peaks)
         self._additions: Sequence[Addition] = ()
         if also:
             from pytest_cka_memory.measure import additions
 
             self._additions = additions.begin(also, peaks, meter)
+        self._samples = BatchSamples(peaks, self._additions)
 
     @property
     def timeline(self) -> tuple[Sample, ...]:
@@ -229,6 +229,8 @@ class Region(FigureAttributes):
         self._samples.finish()
         for addition in self._additions if completed else ():
             addition.finish()
+        for addition in self._additions:
+            addition.close()
         thorough = self._is_thorough()
         with self._stack.closing(self._open_region, thorough=thorough) as closed:
             record = records.record_of(

@@ -7,13 +7,14 @@ from typing import Any
 from pytest_cka_memory.core import process_limits
 from pytest_cka_memory.core.additional_figures import DRIVER, PROCESS
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
+from pytest_cka_memory.core.fixture_names import is_scope
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Breach, Result
 from pytest_cka_memory.reports import region_differences
 from pytest_cka_memory.reports.legend import provenance_of
 from pytest_cka_memory.reports.terminal import sparkline
 from pytest_cka_memory.reports.wrapping import wrapped
-from pytest_cka_memory.units import counted, format_exact, format_size, format_with_unit
+from pytest_cka_memory.units import counted, format_exact, format_with_unit
 
 WIDTH = 100
 """Longer lines are hard to read, however wide the terminal is."""
@@ -44,7 +45,7 @@ def render(
         for number, breach in enumerate(breaches):
             lines += wrapped(f"{breach.limit} broken: {breach.message}", width, hanging="")
             if number == 0:
-                lines += _place(result.record, facts, width)
+                lines += _place(result.record, facts, width, result.nodeid)
             earlier = breaches[:number]
             if is_explained(breach, earlier):
                 lines += explanation(breach, result.record, width, earlier)
@@ -85,8 +86,12 @@ def compared(
         yield f"and {counted(len(explained) - _MOST_COMPARED, 'smaller figure')} of other regions"
 
 
-def _place(record: RegionRecord, facts: Mapping[str, Any], width: int) -> Iterator[str]:
+def _place(
+    record: RegionRecord, facts: Mapping[str, Any], width: int, nodeid: str = ""
+) -> Iterator[str]:
     region = f"region {record.label!r}" if record.label else "the whole test"
+    if is_scope(nodeid):
+        region = nodeid.rpartition("::")[2]
     where = f"in {region}, {provenance_of(facts).verb} {facts['device']} ({facts['meter']})"
     yield from wrapped(where, width, "  ")
 
@@ -107,7 +112,9 @@ def explanation(
     if figure is not None and figure.measured_by == PROCESS:
         for line in process_limits.lines_about(record):
             yield from wrapped(line, width, "  ")
-        return
+        if not process_limits.holdings_of(record):
+            return
+        yield "  tensors that are still live:"
     if figure is not None and figure.measured_by == DRIVER:
         yield from wrapped(f"what to do: {figure.advice}", width, "  ")
         return
@@ -118,7 +125,7 @@ def explanation(
         # Relative to the first batch: the level at entry is in blocks, these are requested bytes.
         first = record.timeline[0].requested_bytes
         rises = [sample.requested_bytes - first for sample in record.timeline]
-        span = f"{format_size(min(rises))} to {format_size(max(rises))}"
+        span = f"{format_with_unit(min(rises))} to {format_with_unit(max(rises))}"
         bars = sparkline(rises, min(_BARS, width - len(span) - 28))
         yield f"  {bars}  {span} above the first batch"
     if at_peak and holdings:
@@ -202,6 +209,9 @@ def _advice(breach: Breach, record: RegionRecord) -> str:
 
 def holdings_of(breach: Breach, record: RegionRecord) -> tuple[Holding, ...]:
     """Return the storages whose bytes the figure of a broken limit counts, largest group first."""
+    figure = FIGURES.get(breach.figure)
+    if figure is not None and figure.measured_by == PROCESS:
+        return process_limits.holdings_of(record)
     found: tuple[Holding, ...] = getattr(record, _explaining_field(breach))
     return found
 

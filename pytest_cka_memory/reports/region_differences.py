@@ -29,22 +29,26 @@ def lines(figure: str, records: Sequence[RegionRecord], width: int) -> Iterator[
         more = getattr(highest, figure) - getattr(other, figure)
         names = f"region {highest.label!r} has {_signed(more)} of {FIGURES[figure].noun}"
         yield from wrapped(f"{names} compared with region {other.label!r}:", width)
-        now, before = _by_place(getattr(highest, field)), _by_place(getattr(other, field))
+        counts_all = not FIGURES[figure].above_entry
+        now, before = (_by_place(getattr(it, field), counts_all) for it in (highest, other))
         changes = Counter(now)
         changes.subtract(before)
         changed = [place for place in changes if changes[place]]
         changed.sort(key=lambda place: -abs(changes[place]))
         for place in changed[:_MOST_LINES]:
             sizes = f"{format_with_unit(before[place])} -> {format_with_unit(now[place])}"
-            yield from wrapped(f"{_signed(changes[place])} ({sizes}) at {place}", width, "  ")
+            at = "" if place == _BEFORE else "at "
+            yield from wrapped(f"{_signed(changes[place])} ({sizes}) {at}{place}", width, "  ")
         if len(changed) > _MOST_LINES:
             yield f"  and {counted(len(changed) - _MOST_LINES, 'smaller difference')}"
 
 
-def _by_place(holdings: Sequence[Holding]) -> Counter[str]:
+def _by_place(holdings: Sequence[Holding], counts_all: bool) -> Counter[str]:
+    """Return the bytes of each place; without `counts_all`, only what the region has allocated."""
     sizes: Counter[str] = Counter()
     for holding in holdings:
-        sizes[_place_of(holding)] += holding.bytes
+        if counts_all or not holding.before_region:
+            sizes[_place_of(holding)] += holding.bytes
     return sizes
 
 

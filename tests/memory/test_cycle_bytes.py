@@ -36,14 +36,51 @@ def test_collections_in_the_region_and_at_its_end_count_alike(probe):
     assert figures == [400, 400]
 
 
-def test_what_was_collected_early_is_reported_without_its_cycle(probe):
-    """The groups add up to the figure; a part that is gone already is a group of its own."""
+def test_what_was_collected_early_joins_the_group_of_its_line(probe):
+    """What the collector frees in the middle of a region counts for the cycle of the same line."""
     with probe.measure() as region:
         in_a_cycle(10)
         gc.collect()
         in_a_cycle(20)
-    assert [found.bytes for found in region.record.cycles] == [80, 40]
-    assert "freed these bytes already" in (region.record.cycles[1].hint or "")
+    (group,) = region.record.cycles
+    assert (group.bytes, group.count) == (120, 2)
+    assert group.held_by == "Node.tensor, in the cycle Node.me -> Node"
+
+
+def test_line_of_what_was_only_collected_early_is_reported(probe):
+    """If no cycle is left at the end of the region, the group has the line and says why."""
+    with probe.measure() as region:
+        in_a_cycle(10)
+        gc.collect()
+    (group,) = region.record.cycles
+    assert (group.bytes, group.code, group.held_by) == (40, "torch.ones(size)", None)
+    assert "before the cycle could be described" in (group.hint or "")
+
+
+def test_garbage_at_a_batch_boundary_is_described(probe):
+    """The region looks at garbage before it frees it to sample a boundary."""
+    with probe.measure() as region:
+        for _ in range(6):
+            in_a_cycle(10)
+            region.batch_done()
+    (group,) = region.record.cycles
+    assert (group.bytes, group.held_by) == (240, "Node.tensor, in the cycle Node.me -> Node")
+
+
+def test_line_of_what_a_generator_frees_is_reported(probe):
+    """A generator in a cycle frees its variables before the cycle can be described."""
+
+    def values(box):
+        tensor = torch.ones(10)
+        yield tensor.sum() * len(box)
+
+    with probe.measure() as region:
+        box = []
+        box.append(values(box))
+        next(box[0])
+        del box
+    (group,) = region.record.cycles
+    assert (group.bytes, group.code) == (40, "torch.ones(10)")
 
 
 def test_outer_region_counts_what_inner_regions_leave_to_the_collector(probe):

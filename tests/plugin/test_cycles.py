@@ -72,6 +72,33 @@ def test_batches_of_workers(device, cka_memory):
         del node, batch
 
 
+class Items(torch.utils.data.Dataset):
+    def __init__(self, device):
+        self.device = device
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        node = Node()
+        node.me, node.tensor = node, torch.ones(250, device=self.device)
+        return node.tensor.sum()
+
+
+def test_data_set(device, cka_memory):
+    with cka_memory.measure("loop") as region:
+        for _ in region.batches(DataLoader(Items(device), batch_size=1)):
+            pass
+        del _
+
+
+def test_data_set_in_workers(device, cka_memory):
+    torch.ones(1, device=device)
+    with cka_memory.measure("loop") as region:
+        for batch in region.batches(DataLoader(Items("cpu"), batch_size=1, num_workers=2)):
+            batch.to(device) + 1
+
+
 def test_weak_parent(device):
     parent, child = Node(), Node()
     parent.children, child.parent = [child], weakref.ref(parent)
@@ -107,8 +134,15 @@ def test_clean_batches_of_workers(device, cka_memory):
             optimizer.step()
 """
 PLANTED = {
-    "test_closure": (12_000, "Caching.weight, in the cycle Caching.cache -> closure variable self"),
-    "test_bound_method": (2_000, "in the cycle Hooked.on_step.__self__ -> Hooked"),
+    "test_closure": (
+        12_000,
+        "held by Caching.weight, in the cycle Caching.cache (<lambda> at test_it.py:17) -> closure "
+        "variable self -> Caching",
+    ),
+    "test_bound_method": (
+        2_000,
+        "held by Hooked.weight, in the cycle Hooked.on_step.__self__ -> Hooked",
+    ),
     "test_exception": (
         8_000,
         "local variable activations of attempt, in the cycle ValueError.__traceback__ -> local "
@@ -116,6 +150,7 @@ PLANTED = {
     ),
     "test_children": (804, "in the cycle Node.parent -> Node.children[0] -> Node"),
     "test_batches_of_workers": (16_000, "Node.batch, in the cycle Node.me -> Node"),
+    "test_data_set": (8_000, "Node.tensor, in the cycle Node.me -> Node"),
 }
 """Test -> the bytes that only the garbage collector frees, and what the message says."""
 CLEAN = (
@@ -124,6 +159,7 @@ CLEAN = (
     "test_cycle_that_is_broken",
     "test_older_cycle",
     "test_clean_batches_of_workers",
+    "test_data_set_in_workers",
 )
 DEVICES = [
     pytest.param(("cpu", "1"), id="native", marks=pytest.mark.native),

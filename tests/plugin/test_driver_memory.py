@@ -148,6 +148,7 @@ def test_memory_that_a_library_takes_breaks_the_limit(run, name):
     assert region["outside_increase_bytes"] == PLANTED[name] * 2**20
     text = " ".join(run.text.partition(f" {name} _")[2].partition("\n___")[0].split())
     assert "max_outside_mb(8) broken: rise outside torch's allocator 16,777,216 bytes" in text
+    assert "at its highest, and torch's reserve rose by" in text
     assert "NCCL, other libraries or other processes" in text
 
 

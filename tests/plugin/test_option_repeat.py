@@ -69,7 +69,7 @@ def test_growth_over_the_runs_fails_a_test_and_what_is_filled_once_does_not(sess
     }
     assert all(region["batches"] == 8 for region in over_runs.values())
     text = " ".join(run.text.split())
-    assert "--cka-memory-repeat=8 broken: grew by 400 bytes per batch over 8 batches" in text
+    assert "--cka-memory-repeat=8 broken: grew by 400 bytes per run over 8 runs" in text
     assert "held by test_it.KEPT" in text
 
 

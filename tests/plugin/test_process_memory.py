@@ -1,5 +1,7 @@
 """``max_process_mb`` and ``flat_process_per_batch``: memory of the process and its workers."""
 
+import sys
+
 import pytest
 
 pytest.importorskip("psutil")
@@ -117,10 +119,10 @@ def test_temporaries(cka_memory):
     loop(cka_memory, range(32), step)
 """
 PLANTED = {
-    "test_list_of_strings": ("changes its reference count", "DataLoader worker 1 (pid "),
-    "test_cache_in_workers": ("DataLoader worker 0 (pid ", "per batch"),
+    "test_list_of_strings": ("copies of shared pages", "changes its reference count"),
+    "test_cache_in_workers": ("DataLoader worker 0 (pid ", "the workers keep more and more"),
     "test_python_objects": ("growth torch's CPU allocator has 0", "memory outside tensors"),
-    "test_tensors_on_the_host": ("growth torch's CPU allocator has 32.0", "this process (pid "),
+    "test_tensors_on_the_host": ("torch's CPU allocator has 32.0", "held by test_it.KEPT[16]"),
     "test_array_at_once": ("max_process_mb(40) broken: rise of the process's memory",),
 }
 """Test -> what its message says."""
@@ -174,6 +176,18 @@ def test_workers_are_listed_by_name_and_pid(run):
     assert sorted(names) == ["DataLoader worker 0", "DataLoader worker 1", "this process"]
     assert len({process["pid"] for process in processes}) == 3
     assert all(process["peak_bytes"] >= process["start_bytes"] > 0 for process in processes)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts anonymous memory")
+def test_copied_pages_are_told_from_memory_that_a_worker_keeps(run):
+    """Most of what workers need to read a list is copies; of what they keep, little is."""
+    shares = {}
+    for name in ("test_list_of_strings", "test_cache_in_workers"):
+        processes = run.region_of(name)["processes"]
+        workers = [each for each in processes if each["name"].startswith("DataLoader worker")]
+        rise = sum(each["peak_bytes"] - each["start_bytes"] for each in workers)
+        shares[name] = sum(each["copied_bytes"] for each in workers) / rise
+    assert shares["test_cache_in_workers"] < 0.5 < shares["test_list_of_strings"]
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ _OWN = "this process"
 _WORKER = "DataLoader worker"
 _NAME_OF_WORKERS = "pt_data_worker"
 """What torch calls the processes that load data."""
-_ROLLUP = re.compile(rb"^Pss_(?:Anon|Shmem): +(\d+) kB", re.MULTILINE)
+_ROLLUP = re.compile(rb"^(Pss_Anon|Pss_Shmem|Anonymous): +(\d+) kB", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,9 @@ class ProcessReading:
     pid: int
     name: str
     bytes: int
+    anonymous_bytes: int | None = None
+    """Of anonymous memory, shared or not; it does not rise if the process copies a shared page.
+    None on a system that does not count it."""
 
 
 def is_available() -> bool:
@@ -56,12 +59,13 @@ class ProcessTree:
         not count, because the system drops them when it needs memory. On other systems it is what
         is unique to each process.
         """
-        found = [ProcessReading(self._own.pid, _OWN, _memory_of(self._own))]
+        found = [ProcessReading(self._own.pid, _OWN, *_memory_of(self._own))]
         for child in self._own.children(recursive=True):
             try:
-                size = _memory_of(child)
+                size, anonymous_bytes = _memory_of(child)
                 if size:  # a process that has ended and was not waited for has none
-                    found.append(ProcessReading(child.pid, self._name_of(child), size))
+                    name = self._name_of(child)
+                    found.append(ProcessReading(child.pid, name, size, anonymous_bytes))
             except self._gone:  # it has ended meanwhile, or belongs to another user
                 continue
         return found
@@ -78,26 +82,28 @@ class ProcessTree:
         return name
 
 
-def _memory_of(process: Any) -> int:
-    """Return the bytes of one process.
+def _memory_of(process: Any) -> tuple[int, int | None]:
+    """Return the bytes of one process, and of its anonymous memory if the system counts that.
 
     Raises:
         psutil.Error: if it has ended, or this user may not read it.
     """
     if sys.platform == "linux":
-        size = _rolled_up(process.pid)
-        if size is not None:
-            return size
+        sizes = _rolled_up(process.pid)
+        if sizes is not None:
+            return sizes
     info: Any = process.memory_full_info()
-    return int(getattr(info, "uss", info.rss))
+    return int(getattr(info, "uss", info.rss)), None
 
 
-def _rolled_up(pid: int) -> int | None:
-    """Return the sum of two lines of ``smaps_rollup``; None on a system that lacks them."""
+def _rolled_up(pid: int) -> tuple[int, int] | None:
+    """Return what ``smaps_rollup`` says of both; None on a system that lacks its lines."""
     own = "self" if pid == os.getpid() else str(pid)
     try:
         with open(f"/proc/{own}/smaps_rollup", "rb") as file:
-            sizes = _ROLLUP.findall(file.read())
+            sizes = {name: 1024 * int(size) for name, size in _ROLLUP.findall(file.read())}
     except OSError:
         return None
-    return 1024 * sum(map(int, sizes)) if len(sizes) == 2 else None
+    if len(sizes) < 3:
+        return None
+    return sizes[b"Pss_Anon"] + sizes[b"Pss_Shmem"], sizes[b"Anonymous"]

@@ -29,7 +29,7 @@ def limit(runs: int) -> "FlatPerBatch":
     """Return the limit on growth over the runs: each is a batch, the first is the warm-up."""
     from pytest_cka_memory.limits import FlatPerBatch
 
-    return FlatPerBatch(f"--cka-memory-repeat={runs}", 0, 1)
+    return FlatPerBatch(f"--cka-memory-repeat={runs}", 0, 1, unit="run")
 
 
 @contextmanager
