@@ -110,10 +110,11 @@ class Exact:
             if not distinct:
                 return zero_sums(*sizes, sum_dtype(self._devices[0]), self._devices[0])
             grams.append([self._gram(chunks) for chunks in distinct])
-            positions.append(torch.tensor(where, device=self._devices[0]))
+            positions.append(where)
         others = grams[1] if len(grams) > 1 else None
         terms = hsic_products(grams[0], others, "unbiased")
-        sums = select_sums(batch_sums(*terms), positions[0], positions[-1])
+        indices = [torch.tensor(where, device=self._devices[0]) for where in positions]
+        sums = select_sums(batch_sums(*terms), indices[0], indices[-1])
         for one in self._resamplings:
             where_both = (positions[0], positions[-1])
             one.add(grams[0], others, "unbiased", where_both, sums, sums)

@@ -80,6 +80,7 @@ class Minibatch:
         """Add the HSIC terms of every part of a batch."""
         rows = self._indices(models[0])
         columns = self._indices(models[-1])
+        positions = (_positions(models[0]), _positions(models[-1]))
         self._batches += 1
         for part in range(len(models[0].values[0].parts)):
             grams = [_grams_on(model, part, rows.device) for model in models]
@@ -94,7 +95,7 @@ class Minibatch:
             sums = select_sums(sums, rows, columns)
             self._sums = sums if self._sums is None else merge_sums(self._sums, sums)
             for one in self._resamplings:
-                one.add(grams[0], others, self._estimator, (rows, columns), sums, self._sums)
+                one.add(grams[0], others, self._estimator, positions, sums, self._sums)
 
     def _indices(self, model: BatchMeasurements) -> Tensor:
         # Cached, because a new index tensor for every batch would be a copy to the device.
@@ -102,9 +103,7 @@ class Minibatch:
         key = (model.positions, device)
         if key not in self._index:
             self._index = {k: v for k, v in self._index.items() if len(self._index) < 8}
-            # The sums of a row that is left out do not matter.
-            found = [position or 0 for position in model.positions]
-            self._index[key] = torch.tensor(found, device=device)
+            self._index[key] = torch.tensor(_positions(model), device=device)
         return self._index[key]
 
     def sums(self) -> Sums | None:
@@ -115,6 +114,11 @@ class Minibatch:
         """Drop the sums."""
         self._sums = None
         self._index.clear()
+
+
+def _positions(model: BatchMeasurements) -> list[int]:
+    # The sums of a row that is left out do not matter.
+    return [position or 0 for position in model.positions]
 
 
 def _grams_on(model: BatchMeasurements, part: int, device: torch.device) -> list[Tensor]:

@@ -17,16 +17,17 @@ class Resampled:
     values: Tensor
     """Sums, (N, P)."""
     positions: Tensor
-    """Position in the second dimension of each pair of layers, (L1, L2)."""
+    """Position in the second dimension of each pair of layers, (L1, L2), on the CPU."""
 
     def expanded(self) -> Resampled:
         """Return the same sums with one position for each pair of layers."""
-        return self.of_each_pair(self.values[:, self.positions.flatten()], self.positions)
+        positions = self.positions.flatten().to(self.values.device)
+        return self.of_each_pair(self.values[:, positions], self.positions)
 
     @classmethod
     def of_each_pair(cls, values: Tensor, like: Tensor) -> Resampled:
         """Return sums (N, L1 L2) of which each pair of layers has its own; ``like`` is (L1, L2)."""
-        return cls(values, torch.arange(like.numel(), device=values.device).view(like.shape))
+        return cls(values, torch.arange(like.numel(), device="cpu").view(like.shape))
 
 
 class ResampledSums:
@@ -41,25 +42,27 @@ class ResampledSums:
         self._count = count
         self._sums: Resampled | None = None
         self._exponents: Exponents | None = None
-        self._used = torch.empty(0)
+        self._used = torch.empty(0, device="cpu")
         self._factors: Tensor | None = None
 
     def begin_batch(self, pairs: Tensor, batch: Sums, total: Sums) -> None:
         """Prepare to add a batch.
 
         Args:
-            pairs: a number for each pair of layers, (L1, L2): the position of its HSIC in the
-                matrices that are added, which are flattened.
+            pairs: a number for each pair of layers, (L1, L2), on the CPU: the position of its HSIC
+                in the matrices that are added, which are flattened.
             batch: sums of this batch.
             total: sums of all batches with this one.
         """
-        self._used, positions = torch.unique(pairs, return_inverse=True)
+        used, positions = torch.unique(pairs, return_inverse=True)
         if self._sums is None:
-            zeros = total.cross.new_zeros(self._count, len(self._used))
+            zeros = total.cross.new_zeros(self._count, len(used))
             self._sums = Resampled(zeros, positions)
+            self._exponents = total.exponents
         elif not torch.equal(positions, self._sums.positions):
             self._sums = self._sums.expanded()
-            self._used = pairs.flatten()
+            used = pairs.flatten()
+        self._used = used.to(total.cross.device)
         if self._exponents != total.exponents:
             self._sums.values.mul_(self._powers(self._exponents, total))
         self._exponents = total.exponents
@@ -73,7 +76,8 @@ class ResampledSums:
         of_layers = factors(before, total).flatten()
         # Layers that share their sums have the same exponents.
         found = of_layers.new_empty(self._sums.values.shape[1])
-        return found.index_copy_(0, self._sums.positions.flatten(), of_layers)
+        positions = self._sums.positions.flatten().to(found.device)
+        return found.index_copy_(0, positions, of_layers)
 
     def add(self, numbers: slice, values: Tensor) -> None:
         """Add HSIC of one batch's Gram matrices for k of the N resamples, (k, G1, G2)."""

@@ -32,7 +32,7 @@ class Resampling:
         grams_x: Sequence[Tensor],
         grams_y: Sequence[Tensor] | None,
         estimator: HSICEstimator,
-        positions: tuple[Tensor, Tensor],
+        positions: tuple[Sequence[int], Sequence[int]],
         batch: Sums,
         total: Sums,
     ) -> None:
@@ -40,7 +40,9 @@ class Resampling:
 
         ``positions`` are those of the L1 rows' and L2 columns' Gram matrices.
         """
-        rows, columns = positions[0][:, None], positions[1][None, :]
+        # On the CPU: how many pairs are distinct would have to be waited for on an accelerator.
+        one, other = (torch.tensor(side, device="cpu") for side in positions)
+        rows, columns = one[:, None], other[None, :]
         if grams_y is None:  # a layer and itself in the other order are one pair
             rows, columns = torch.minimum(rows, columns), torch.maximum(rows, columns)
         size = len(grams_x if grams_y is None else grams_y)

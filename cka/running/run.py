@@ -186,7 +186,7 @@ class Run:
         matrix, error = cka_with_error(selected)
         calibration = None
         if permuted is not None:
-            positions = permuted.positions[indices[0]][:, indices[1]]
+            positions = permuted.positions[orders[0]][:, orders[1]].to(sums.cross.device)
             calibration = calibrate(selected, permuted.values, positions)
         labels = [
             [rows.calls[at].label for at in order]

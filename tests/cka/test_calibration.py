@@ -171,6 +171,16 @@ def test_batches_of_another_scale_are_calibrated_by_their_size():
     torch.testing.assert_close(result.calibration.mean, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("zero", [0, 1])
+def test_layers_that_are_zero_in_one_batch_are_calibrated_by_the_other(zero):
+    """A batch whose outputs are all zero adds nothing, whether it is the first or the last."""
+    model, batches = linear_network().double(), [batch.double() for batch in batches_of(8, 9)]
+    batches[zero].zero_()
+    result = CKA(model, mlp(1).double(), device="cpu").compare(batches, progress=False, null=9)
+    outputs = [cloned_outputs(one, batches) for one in (model, mlp(1).double())]
+    assert_calibrated(result.calibration, *reference(*outputs, song_hsic, 9))
+
+
 def test_constant_layer_has_no_p_value_and_does_not_change_those_of_others():
     """A constant layer is NaN in every figure, and is no candidate for the best pair."""
     (batch,) = batches_of(12)
