@@ -95,7 +95,9 @@ def test_release_moves_changes_into_the_changelog_and_keeps_what_it_has(tmp_path
     assert re.findall(r"^### (.+)$", new, re.MULTILINE) == [kind.capitalize() for kind in KINDS]
     assert "\n\n\n" not in new
     words = " ".join(new.split())
-    assert "- **Example of fixed.** Text of it. ### Removed - **Example" in words
+    for kind in KINDS:
+        section = words.split(f"### {kind.capitalize()} ")[1].split("### ")[0]
+        assert f"- **Example of {kind}.** Text of it." in section
     for fragment in FRAGMENTS:
         assert " ".join(fragment.read_text("utf-8").split()) in words
     assert not list(folder.glob("*.md"))
