@@ -28,7 +28,7 @@ def cpp_rules() -> RulesForType:
             return TypeRules(extra_references=_result_of_future)
         if kind in script:
             return TypeRules(extra_references=torch_private.script_references)
-        if kind.__name__ == "PyCapsule" and type(kind) is type:
+        if type(kind) is type and kind.__name__ == "PyCapsule":
             return TypeRules(_keys_of_capsule)
         return None
 

@@ -14,7 +14,7 @@ from pytest_cka_memory.holders.expressions import shortened, text_of
 from pytest_cka_memory.holders.roots import locals_of
 from pytest_cka_memory.holders.search import TypeRules
 from pytest_cka_memory.holders.survivors import Entry, described, grouped, site_key
-from pytest_cka_memory.holders.torch_references import dtype_and_shape_of, tensor_rules
+from pytest_cka_memory.holders.torch_references import class_name, dtype_and_shape_of, tensor_rules
 
 _MOST_SEARCHED = 20_000
 """Objects that one search for a cycle looks at; a longer cycle would not be readable either."""
@@ -167,7 +167,7 @@ class _Cycles:
         """Return how a cycle holds the end of `path`, and what to do."""
         holders, cycle = self._holders_in_a_cycle(path.garbage)
         if not cycle:
-            return type(path.garbage).__name__, _OBJECTS
+            return class_name(type(path.garbage)), _OBJECTS
         cycle = _turned(cycle)
         # The last station is the garbage object itself, which the text before it leads to.
         held = " -> ".join(list(_stations(holders))[:-1]) or _name_of(path.garbage)
@@ -260,7 +260,7 @@ def _name_of(value: Any) -> str:
         return f"frame of {value.f_code.co_name}"
     if type(value) is FunctionType:
         return value.__name__
-    return type(value).__name__
+    return class_name(type(value))
 
 
 def _advice(cycle: Sequence[Any]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pytest_cka_memory.holders.roots import locals_of
 from pytest_cka_memory.holders.search import Reference
-from pytest_cka_memory.holders.torch_references import mro
+from pytest_cka_memory.holders.torch_references import class_name, mro
 
 _MAX_LENGTH = 240
 _MAX_KEY = 60
@@ -68,7 +68,7 @@ def text_of(parent: Any, child: Any) -> str:
     """Return how to write the reference from `parent` to `child`."""
     for text in _texts_of(parent, child):
         return text
-    return f" -> {type(child).__name__}"
+    return f" -> {class_name(type(child))}"
 
 
 def _texts_of(parent: Any, child: Any) -> Iterator[str]:
@@ -178,7 +178,7 @@ def _key_text(key: Any) -> str:
     elif full_name(type(key)) in _WRITTEN:
         text = _WRITTEN[full_name(type(key))](key)
     else:
-        text = f"<{type(key).__name__}>"
+        text = f"<{class_name(type(key))}>"
     return text if len(text) <= _MAX_KEY else f"{text[:_MAX_KEY]}…"
 
 

@@ -11,7 +11,12 @@ from typing import Any
 from pytest_cka_memory.core.places import shown
 from pytest_cka_memory.holders.expressions import shortened, text_of
 from pytest_cka_memory.holders.search import Reference
-from pytest_cka_memory.holders.torch_references import dtype_and_shape_of, is_hooks, is_node
+from pytest_cka_memory.holders.torch_references import (
+    class_name,
+    dtype_and_shape_of,
+    is_hooks,
+    is_node,
+)
 
 _PARTS = (dict, OrderedDict, list, tuple, set, frozenset, deque, types.CellType, types.MethodType)
 """Types whose objects are a part of the text about others, and have no name of their own."""
@@ -66,7 +71,7 @@ def chain(loop: Sequence[Reference]) -> str:
     """
     turned = _turned(loop)
     stations = list(_stations(turned))
-    return shortened(" -> ".join([*stations[:-1], f"the same {type(turned[0].value).__name__}"]))
+    return shortened(" -> ".join([*stations[:-1], f"the same {class_name(type(turned[0].value))}"]))
 
 
 def advice(loop: Sequence[Reference]) -> str:
@@ -84,7 +89,7 @@ def advice(loop: Sequence[Reference]) -> str:
             return _CREATE_GRAPH
         if is_node(type(step.parent)) and following.text == ".grad_fn" and _is_saved(text):
             return _PACKED
-    if any(type(value).__name__ == "AccumulateGrad" for value in values) and not any(
+    if any(class_name(type(value)) == "AccumulateGrad" for value in values) and not any(
         step.text == ".grad_fn" for step in loop
     ):
         return _ACCUMULATOR
@@ -107,7 +112,8 @@ def label(value: Any) -> str:
         code = value.__code__
         return f"{value.__qualname__} ({shown(code.co_filename)}:{code.co_firstlineno})"
     dtype, shape = dtype_and_shape_of(value)
-    return kind.__name__ if dtype is None else f"{kind.__name__} {shape}"
+    name = class_name(kind)
+    return name if dtype is None else f"{name} {shape}"
 
 
 def _is_flat(value: Any) -> bool:
@@ -132,7 +138,7 @@ def _turned(loop: Sequence[Reference]) -> list[Reference]:
     """Return the same loop from a tensor, if it has one; a parameter is preferred."""
     ring = list(loop[1:])  # a loop's last reference leads to its first object
     tensors = [n for n, step in enumerate(ring) if dtype_and_shape_of(step.value)[0] is not None]
-    named = [n for n in tensors if type(ring[n].value).__name__ == "Parameter"]
+    named = [n for n in tensors if class_name(type(ring[n].value)) == "Parameter"]
     start = next(iter([*named, *tensors]), len(ring) - 1)
     return [Reference(ring[start].value, None), *ring[start + 1 :], *ring[: start + 1]]
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
+from pytest_cka_memory.holders.torch_references import class_name
 from pytest_cka_memory.units import counted
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def _path(module: "nn.Module", parents: Mapping[int, tuple["nn.Module", str]]) -
         inside.add(id(current))
         names.append(name)
     if not names or names[-1].isdecimal():  # "0" alone would say nothing
-        names.append(type(current).__name__)
+        names.append(class_name(type(current)))
     return ".".join(reversed(names))
 
 

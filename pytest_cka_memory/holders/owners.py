@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.holders import loops
 from pytest_cka_memory.holders.search import Reference
-from pytest_cka_memory.holders.torch_references import is_node, mro
+from pytest_cka_memory.holders.torch_references import class_name, is_node, mro
 from pytest_cka_memory.holders.unreached import Unreached
 
 _FIND_OUT = (
@@ -164,7 +164,7 @@ def _module_of(value: Any) -> str:
 
 
 def _mode(path: Sequence[Reference]) -> bool:
-    names = {kind.__name__ for kind in mro(type(path[0].value))}
+    names = {class_name(kind) for kind in mro(type(path[0].value))}
     return bool(names & {"TorchFunctionMode", "TorchDispatchMode"})
 
 

@@ -163,6 +163,12 @@ def mro(kind: type) -> tuple[type, ...]:
     return found
 
 
+def class_name(kind: type) -> str:
+    """Return the name of a class, even if its metaclass overrides ``__name__``."""
+    found: str = type.__dict__["__name__"].__get__(kind)
+    return found
+
+
 def _references_of_tensor(tensor: "torch.Tensor") -> Iterator[tuple[str, Any]]:
     from pytest_cka_memory.meters import torch_private
     from pytest_cka_memory.meters.storages.live_objects import gradient_of

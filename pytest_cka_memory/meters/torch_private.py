@@ -272,7 +272,7 @@ RESET_COMPILER = "torch._dynamo.reset()"
 
 def uses_cuda() -> bool:
     """Whether this process has used CUDA, which an emulated device counts as."""
-    return torch.cuda.is_initialized()
+    return bool(torch.cuda.is_initialized())
 
 
 def has_compiled() -> bool:

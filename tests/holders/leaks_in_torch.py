@@ -4,6 +4,7 @@ import ctypes
 from typing import Any
 
 import numpy as np
+import refusing_objects
 import torch
 from planted import CLEANUP, KEEP, NO_HOLDER, Table, leak
 from torch import nn
@@ -322,9 +323,17 @@ class Mode(TorchFunctionMode):
 
 @leak(TORCH, "C or C++ code, which references Tensor (250,)", hint="to find out")
 def referenced_by_c_code_alone() -> None:
-    kept = ctypes.py_object(torch.ones(250))
+    keep_by_c_code(torch.ones(250))
+
+
+@leak(TORCH, "C or C++ code, which references OfRefusingType.x", hint="to find out")
+def object_of_a_class_that_refuses_access_referenced_by_c_code() -> None:
+    keep_by_c_code(refusing_objects.of_refusing_type(torch.ones(250)))
+
+
+def keep_by_c_code(value: Any) -> None:
+    kept, address = ctypes.py_object(value), id(value)
     ctypes.pythonapi.Py_IncRef(kept)
-    address = id(kept.value)
     CLEANUP.callback(lambda: ctypes.pythonapi.Py_DecRef(ctypes.cast(address, ctypes.py_object)))
 
 
