@@ -2,6 +2,11 @@
 
 import os
 import sys
+import tempfile
+
+import pytest
+
+from emulated_cuda.loading.environment import folder_of_driver
 
 ALLOCATOR = """
 import emulated_cuda
@@ -121,20 +126,48 @@ weight = torch.ones(64, 64, device="cuda", requires_grad=True)
 for _ in range(2):
     program(torch.ones(64, 64, device="cuda"), weight).backward()
 print(tuple(weight.grad.shape), torch.cuda.memory_allocated() >= 2 * weight.nbytes)
-print(os.environ["TRITON_LIBCUDA_PATH"])
 """
 
 
 def test_compiled_code_launches_triton_kernels(python, tmp_path):
-    """Triton links against the driver in a folder that is removed when the process ends."""
+    """Triton links against the driver in a folder that has the names of the driver."""
     run = python(
         "-c", COMPILED, TORCHINDUCTOR_CACHE_DIR=str(tmp_path), TRITON_CACHE_DIR=str(tmp_path)
     )
     assert run.returncode == 0, run.stderr
-    names, result, folder = run.stdout.splitlines()
-    assert names == "['libcuda.so', 'libcuda.so.1']"
-    assert result == "(64, 64) True"
-    assert not os.path.exists(folder)
+    assert run.stdout.splitlines() == ["['libcuda.so', 'libcuda.so.1']", "(64, 64) True"]
+
+
+KILLED = """
+import os, signal
+import emulated_cuda
+emulated_cuda.load("a100")
+print(os.environ["TRITON_LIBCUDA_PATH"], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_killed_processes_leave_one_folder_that_the_next_process_uses(python, tmp_path):
+    """Processes of one user share the folder for Triton, so that no number of kills adds to it."""
+    runs = [python("-c", KILLED, TMPDIR=str(tmp_path)) for _ in range(2)]
+    folders = {run.stdout.strip() for run in runs}
+    assert folders == {str(path) for path in tmp_path.glob("emulated-cuda-*")}, runs[0].stderr
+    assert len(folders) == 1
+
+
+@pytest.mark.parametrize("unsafe", ["open to others", "a link"])
+def test_folder_that_others_could_have_made_is_not_used(tmp_path, monkeypatch, unsafe):
+    """Triton links against a driver that nobody else can replace."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    expected = folder_of_driver("/lib/driver.so")
+    if unsafe == "a link":
+        expected.rename(tmp_path / "elsewhere")
+        expected.symlink_to(tmp_path / "elsewhere")
+    else:
+        expected.chmod(0o777)
+    used = folder_of_driver("/lib/driver.so")
+    assert used != expected
+    assert os.readlink(used / "libcuda.so.1") == "/lib/driver.so"
 
 
 ENDING = """
