@@ -9,6 +9,7 @@ from typing import Any
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.recordings import Recording
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,14 @@ class Peaks(ABC):
     def allocations(self) -> list[AllocationGroup]:
         """Return what was live at the region's peak, as far as it is known."""
         return []
+
+    def record(self) -> bool:
+        """Record each allocation and release from now on; return False if that is not possible."""
+        return False
+
+    def recorded(self) -> Recording | None:
+        """Stop recording and return what was recorded; None without :meth:`record`."""
+        return None
 
     def count_collected(self) -> bool:
         """Count what the garbage collector frees from now on; return False if that is unknown."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
+from pytest_cka_memory.core.recordings import Recording
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters.accelerator import backward_threads, blocks_in_use
 from pytest_cka_memory.meters.accelerator.collected import CollectedRequests
@@ -189,6 +190,12 @@ class _RegionPeaks(Peaks):
             else group
             for group in self._region.at_peak()
         ]
+
+    def record(self) -> bool:
+        return self._region.record()
+
+    def recorded(self) -> Recording | None:
+        return self._region.recorded()
 
     def count_collected(self) -> bool:
         self._collected.start(self)

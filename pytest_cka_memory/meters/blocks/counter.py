@@ -20,11 +20,20 @@ from pytest_cka_memory.core.allocations import (
     RawFrames,
 )
 from pytest_cka_memory.core.libraries import foreign_prefixes, runner_folders
+from pytest_cka_memory.core.recordings import RecordedBlock, Recording
 from pytest_cka_memory.meters.blocks import library
-from pytest_cka_memory.meters.blocks.library import Block, Figures, byref
+from pytest_cka_memory.meters.blocks.library import (
+    RECORDED_BLOCK,
+    Block,
+    Figures,
+    Recorded,
+    byref,
+)
 from pytest_cka_memory.meters.lazy_allocations import LazyAllocations
 
 CPU = 0
+MOST_RECORDED = 2**20
+"""Blocks of a recorded region, 32 bytes each; beyond, small ones are merged."""
 
 
 class Levels(NamedTuple):
@@ -242,6 +251,33 @@ class RegionCounter:
             groups.append(AllocationGroup(bytes=older, count=0, recorded=None, before_region=True))
         return groups
 
+    def record(self, most_blocks: int = MOST_RECORDED) -> bool:
+        """Record when blocks are allocated and freed; return False if that is not possible."""
+        if not hasattr(self._functions, "counter_record"):
+            return False
+        return bool(self._functions.counter_record(self._handle, most_blocks))
+
+    def recorded(self) -> Recording | None:
+        """Stop recording and return what was recorded; its blocks are valid until :meth:`close`."""
+        found = Recorded()
+        if not hasattr(self._functions, "counter_recorded"):
+            return None
+        if not self._functions.counter_recorded(self._handle, byref(found)):
+            return None
+        return Recording(
+            blocks=_recorded_blocks(found),
+            events=found.events,
+            peak_event=found.peak_event,
+            peak_bytes=self.read().peak,
+            start_bytes=self.start_level,
+            host_start_bytes=found.host_start_level,
+            site_of=_site_of,
+            insides=library.INSIDE,
+            merged=found.merged,
+            merged_bytes=found.merged_bytes,
+            lost=found.lost,
+        )
+
     def close(self) -> None:
         """Stop counting; the stacks of all blocks are forgotten with the last region."""
         _close(self._handle, self._functions)
@@ -249,6 +285,14 @@ class RegionCounter:
     def _read(self, *, sample: bool) -> Figures:
         self._functions.counter_read(self._number, self._handle, sample, byref(self._figures))
         return self._figures
+
+
+def _recorded_blocks(found: Recorded) -> Iterator[RecordedBlock]:
+    size = found.count * RECORDED_BLOCK.size
+    memory = (ctypes.c_char * size).from_address(found.blocks) if size else b""
+    for block in RECORDED_BLOCK.iter_unpack(memory):
+        size, _, begin, end, stack, count, on_host, inside = block
+        yield RecordedBlock(size, begin, end, stack, count, bool(on_host), inside)
 
 
 _handles: dict[int, tuple[weakref.ref[RegionCounter], ctypes.c_void_p]] = {}

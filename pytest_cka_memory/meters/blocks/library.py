@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import struct
 from ctypes import (
     POINTER,
     Structure,
@@ -29,6 +30,8 @@ INSIDE = (None, "temporary memory of an operator, such as a workspace", "workspa
 """By the numbers in counter.h: what allocated a block that no tensor of Python's owned."""
 UNKNOWN = -1
 """A level that is not set, because it may have changed meanwhile."""
+RECORDED_BLOCK = struct.Struct("<qIIIIIHH")
+"""Of a recorded block: bytes, serial, begin, end, stack, count, on_host, inside."""
 NOT_LIVE = 2**64 - 1
 """The serial number of an address where no block is live."""
 
@@ -37,8 +40,10 @@ __all__ = [
     "MAX_FRAMES",
     "NOT_LIVE",
     "UNKNOWN",
+    "RECORDED_BLOCK",
     "Block",
     "Figures",
+    "Recorded",
     "byref",
     "functions",
     "objects_of_types",
@@ -56,6 +61,21 @@ class Block(Structure):
         ("count", c_uint32),
         ("inside", c_uint32),
         ("unused", c_uint32),
+    )
+
+
+class Recorded(Structure):
+    """What a region has recorded; ``RECORDED_BLOCK`` is the layout of a block."""
+
+    _fields_ = (
+        ("blocks", c_void_p),
+        ("count", c_uint32),
+        ("events", c_uint32),
+        ("peak_event", c_uint32),
+        ("merged", c_uint32),
+        ("lost", c_uint64),
+        ("merged_bytes", c_int64),
+        ("host_start_level", c_int64),
     )
 
 
@@ -107,9 +127,11 @@ _OPTIONAL: dict[str, tuple[Any, list[Any]]] = {
     "stacks_module": (c_uint64, [c_uint32]),
     "counter_counts_pinned": (c_int, []),
     "counter_collects": (None, [c_int]),
+    "counter_record": (c_int, [c_void_p, c_uint32]),
+    "counter_recorded": (c_int, [c_void_p, POINTER(Recorded)]),
 }
 """Functions that a library from an older checkout lacks; without them modules are not noted, and
-pinned memory and what the garbage collector frees are not counted."""
+pinned memory and what the garbage collector frees are not counted, and nothing is recorded."""
 
 
 def objects_of_types(types: set[type]) -> list[Any]:

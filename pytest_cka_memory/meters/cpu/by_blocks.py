@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
+from pytest_cka_memory.core.recordings import Recording
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.base import Cleaned, Meter, Peaks, Reading
@@ -147,6 +148,12 @@ class _RegionPeaks(Peaks):
 
     def allocations(self) -> list[AllocationGroup]:
         return self._region.at_peak()
+
+    def record(self) -> bool:
+        return self._region.record()
+
+    def recorded(self) -> Recording | None:
+        return self._region.recorded()
 
     def count_collected(self) -> bool:
         self._collected.start(self)

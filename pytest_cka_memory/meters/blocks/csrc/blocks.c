@@ -112,6 +112,7 @@ static void link_node(Device *device, uint32_t at) {
 static void remove_node(uint32_t slot, Device *device, uint32_t inside) {
     uint32_t at = slots[slot];
     note_freed(&nodes[at], device, inside);
+    record_freed(&nodes[at], inside);
     unlink_node(device, at);
     empty_slot(slot);
     nodes[at] = (Node){.older = unused, .device = -1};
@@ -136,6 +137,7 @@ static void add_node(uintptr_t address, int64_t bytes, Device *device, uint64_t 
     link_node(device, at);
     slots[slot] = at;
     used++;
+    record_allocated(&nodes[at]);
 }
 
 void block_allocated(const void *address, int64_t bytes, int number, int64_t level, int64_t reserved) {

@@ -1,4 +1,4 @@
-/* What blocks.c and regions.c share. It is used only while the lock of blocks is held. */
+/* What blocks.c, regions.c and recordings.c share. It is used only while the lock of blocks is held. */
 #ifndef CKA_MEMORY_BLOCKS_H
 #define CKA_MEMORY_BLOCKS_H
 
@@ -33,6 +33,17 @@ extern int64_t lost_allocations;  /* allocations that could not be recorded beca
 Device *device_of(int number);
 uint32_t blocks_in_use(void);
 int64_t bytes_since(const Node *node, uint64_t since);
+
+/* recordings.c */
+typedef struct Recording Recording;
+typedef struct Recorded Recorded;
+Recording *new_recording(int device, uint32_t most);
+void record_allocated(const Node *node);
+void record_freed(const Node *node, uint32_t inside);
+void note_peak(Recording *recording);
+void stop_recording(const Recording *recording);
+void read_recording(const Recording *recording, Recorded *out);
+void free_recording(Recording *recording);
 
 /* regions.c */
 void raise_peaks(const Device *device);

@@ -3,6 +3,7 @@
    hooks.c    puts functions of its own in the place of torch's calls to its allocators
    blocks.c   live blocks by address and in the order of their allocation, levels of devices
    regions.c  open regions: their peaks, and what was live at them
+   recordings.c  when blocks were allocated and freed, for regions that record it
    pinned.c   the blocks of the allocator for pinned memory of the host
    stacks.c   the Python frames of allocations
    objects.c  all objects of some Python types, to find tensors that existed before
@@ -90,6 +91,7 @@ void note_operator(void);
 uint32_t take_stack(void);
 void find_emulated_device(void);
 int in_operator_of(uint32_t stack);
+int in_emulated_operator(void);
 void lock_stacks(void);
 void unlock_stacks(void);
 

@@ -21,6 +21,7 @@ struct Region {
     int64_t collected;
     Freed *freed; /* by the number of the stack, without its generation, and by `inside` */
     uint32_t freed_size;
+    Recording *recording; /* NULL unless it was asked for */
 };
 
 static volatile int open_regions;
@@ -34,6 +35,7 @@ void raise_peaks(const Device *device) {
         if (device->level > region->peak) {
             region->peak = device->level;
             region->peak_serial = allocation_count;
+            if (region->recording) note_peak(region->recording);
         }
         if (device->level > region->sample_peak) region->sample_peak = device->level;
         if (device->reserved > region->peak_reserved) region->peak_reserved = device->reserved;
@@ -110,10 +112,33 @@ EXPORT void counter_close(Region **opened) {
             forget_peaks(region->device);
             break;
         }
+    if (region->recording) stop_recording(region->recording);
     *opened = NULL;
     unlock_blocks();
+    free_recording(region->recording);
     free(region->freed);
     free(region);
+}
+
+/* Record from now on when blocks are allocated and freed, `most` blocks at most. */
+EXPORT int counter_record(Region *region, uint32_t most) {
+    lock_blocks();
+    if (!region->recording) region->recording = new_recording(region->device->number, most);
+    int records = region->recording != NULL;
+    unlock_blocks();
+    return records;
+}
+
+/* Stop recording and return what was recorded, which is valid until the region is closed. */
+EXPORT int counter_recorded(Region *region, Recorded *out) {
+    lock_blocks();
+    Recording *recording = region->recording;
+    if (recording) {
+        stop_recording(recording);
+        read_recording(recording, out);
+    }
+    unlock_blocks();
+    return recording != NULL;
 }
 
 /* Read the figures of a device and of one of its regions; `sample` starts a new sample peak, or

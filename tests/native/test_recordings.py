@@ -1,0 +1,158 @@
+"""A region that records it knows when each block was allocated and freed."""
+
+from collections.abc import Iterable
+
+import torch
+
+from pytest_cka_memory.core.recordings import RecordedBlock, Recording
+from pytest_cka_memory.meters.blocks.counter import Counter
+
+
+def levels(blocks: Iterable[RecordedBlock], start: int, events: int) -> list[int]:
+    """Return the level after each event, from the start on."""
+    changes = [0] * (events + 1)
+    for block in blocks:
+        if block.begin:
+            changes[block.begin] += block.bytes
+        if block.end:
+            changes[block.end] -= block.bytes
+    found = [start]
+    for change in changes[1:]:
+        found.append(found[-1] + change)
+    return found
+
+
+def highest(recording: Recording) -> tuple[int, int]:
+    """Return the highest level that the recorded blocks give, and the event at which it was."""
+    found = levels(recording.blocks, recording.start_bytes, recording.events)
+    return max(found), found.index(max(found))
+
+
+def training_step(net: torch.nn.Module, kept: list[torch.Tensor]) -> None:
+    out = net(torch.ones(16, 64))
+    out.sum().backward()
+    kept.append(out.detach())
+
+
+def test_recorded_blocks_add_up_to_the_peak(counter: Counter) -> None:
+    """The blocks live at the peak add up to the region's peak to the byte, at the same event."""
+    net = torch.nn.Sequential(torch.nn.Linear(64, 300), torch.nn.ReLU(), torch.nn.Linear(300, 10))
+    old, kept = torch.ones(1000), list[torch.Tensor]()
+    region = counter.open()
+    assert region.record()
+    del old
+    for _ in range(3):
+        training_step(net, kept)
+    recording = region.recorded()
+    assert recording is not None
+    assert highest(recording) == (region.read().peak, recording.peak_event)
+    assert recording.peak_bytes == region.read().peak > recording.start_bytes
+    region.close()
+
+
+def test_each_release_belongs_to_its_allocation(counter: Counter) -> None:
+    """A block has the events of its allocation and release; one that is live has no release."""
+    region = counter.open()
+    region.record()
+    first, second = torch.UntypedStorage(100), torch.UntypedStorage(200)
+    del first
+    third = torch.UntypedStorage(300)
+    recording = region.recorded()
+    assert recording is not None
+    found = [(block.bytes, block.begin, block.end) for block in recording.blocks]
+    assert found == [(100, 1, 3), (200, 2, 0), (300, 4, 0)]
+    region.close()
+    assert second.nbytes() + third.nbytes() == 500
+
+
+def test_release_of_an_older_block_is_recorded(counter: Counter) -> None:
+    """A block from before the region has no allocation in it, only its release."""
+    old = torch.UntypedStorage(100)
+    region = counter.open()
+    region.record()
+    new = torch.UntypedStorage(50)
+    del old
+    recording = region.recorded()
+    assert recording is not None
+    assert [(block.bytes, block.begin, block.end) for block in recording.blocks] == [
+        (50, 1, 0),
+        (100, 0, 2),
+    ]
+    assert recording.peak_event == 1
+    region.close()
+    assert new.nbytes() == 50
+
+
+def test_recorded_block_has_its_line(counter: Counter) -> None:
+    """The stack of a recorded block leads to the line that allocated it."""
+    region = counter.open()
+    region.record()
+    torch.UntypedStorage(100)
+    recording = region.recorded()
+    assert recording is not None
+    (block,) = recording.blocks
+    site = recording.site_of(block.stack)
+    assert site is not None
+    assert "in test_recorded_block_has_its_line" in site.readable().frames[0]
+    region.close()
+
+
+def test_nested_regions_record_for_themselves(counter: Counter) -> None:
+    """A region records from its own start on, while a region around it goes on recording."""
+    outer = counter.open()
+    outer.record()
+    torch.UntypedStorage(100)
+    inner = counter.open()
+    inner.record()
+    torch.UntypedStorage(200)
+    recorded = [region.recorded() for region in (inner, outer)]
+    sizes = [[block.bytes for block in found.blocks] for found in recorded if found]
+    assert sizes == [[200], [100, 200]]
+    inner.close()
+    outer.close()
+
+
+def test_nothing_is_recorded_unless_it_is_asked_for(counter: Counter) -> None:
+    """A region that was not asked to record has no recording."""
+    region = counter.open()
+    torch.UntypedStorage(100)
+    assert region.recorded() is None
+    region.close()
+
+
+def test_small_blocks_are_merged_if_there_are_too_many(counter: Counter) -> None:
+    """Beyond the limit short-lived small blocks are merged; none is lost, and the peak is exact."""
+    region = counter.open()
+    region.record(most_blocks=2048)
+    kept = [torch.UntypedStorage(10_000 * n) for n in range(1, 10)]
+    for n in range(20_000):
+        torch.UntypedStorage(n % 1000 + 1)
+    large = torch.UntypedStorage(500_000)
+    kept.append(torch.UntypedStorage(5))
+    del large
+    for n in range(20_000):
+        torch.UntypedStorage(n % 1000 + 1)
+    recording = region.recorded()
+    assert recording is not None
+    blocks = list(recording.blocks)
+    assert len(blocks) <= 2048
+    assert recording.lost == 0
+    assert recording.events == 2 * 40_000 + len(kept) + 2
+    assert sum(block.allocations for block in blocks) == 40_000 + len(kept) + 1
+    assert recording.merged == sum(block.allocations for block in blocks if block.allocations > 1)
+    at_peak = [b for b in blocks if b.begin <= recording.peak_event < (b.end or 2**32)]
+    assert sum(b.bytes for b in at_peak) == recording.peak_bytes - recording.start_bytes
+    assert all(block.allocations == 1 for block in at_peak)
+    region.close()
+
+
+def test_allocations_that_do_not_fit_are_counted(counter: Counter) -> None:
+    """If live blocks alone are more than the limit, the rest is counted as lost."""
+    region = counter.open()
+    region.record(most_blocks=100)
+    kept = [torch.UntypedStorage(1) for _ in range(150)]
+    recording = region.recorded()
+    assert recording is not None
+    assert (len(list(recording.blocks)), recording.lost) == (100, 50)
+    region.close()
+    assert len(kept) == 150
