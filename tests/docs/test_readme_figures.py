@@ -28,7 +28,7 @@ def test_error_of_predicted_peaks_is_the_one_that_was_measured() -> None:
     rows = json.loads((RESULTS / "finetuning-torch-2.8.0.json").read_text("utf-8"))
     errors = [abs(row["bytes"] / 2**30 / row["published_gib"] - 1) * 100 for row in rows]
     assert len(rows) == 8
-    assert f"within {max(errors):.2f} % of the real cards" in README
+    assert f"within {max(errors):.2f} % of the published peaks of real cards" in README
 
 
 def test_peaks_of_libraries_are_those_that_were_measured() -> None:
