@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import compiled_tables
 import ranks_tables
 from processes import Row
 from side_by_side_published import PUBLISHED
@@ -153,6 +154,9 @@ def _markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 DOCS = ROOT / "docs"
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "explanation" / "figures.md": {"gates": gates},
+    DOCS / "explanation" / "compiled.md": {
+        "functions": compiled_tables.functions,
+    },
     DOCS / "explanation" / "ranks.md": {
         "fine-tuning": ranks_tables.finetuning,
         "losses": ranks_tables.losses,

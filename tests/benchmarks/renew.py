@@ -95,6 +95,21 @@ TABLES = {
     "what goes wrong": Table(
         "ranks-hostile-torch-{torch}.json", DEVICE, "ranks_hostile.py", minutes=6
     ),
+    "compiled functions": Table(
+        "compiled-functions-torch-{torch}.json", DEVICE, "compiled_functions.py", minutes=15
+    ),
+    "compiled code that goes wrong": Table(
+        "compiled-hostile-torch-{torch}.json", DEVICE, "compiled_hostile.py", minutes=10
+    ),
+    "launches": Table("compiled-cost-torch-{torch}.json", DEVICE, "compiled_cost.py", minutes=2),
+    "suites of Triton": Table(
+        "triton-suites-torch-{torch}.json", DEVICE, "triton_suites.py",
+        minutes=60, needs="checkouts of the suites, and what they import",
+    ),
+    "Inductor's operators": Table(
+        "inductor-operators-torch-{torch}.json", DEVICE, "inductor_operators.py",
+        minutes=60, needs="expecttest, scipy",
+    ),
     "PyTorch's tests": Table(
         "torch-distributed-torch-{torch}.json", DEVICE, "torch_distributed.py", minutes=60
     ),

@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -48,6 +49,7 @@ class Suite:
         options: of pytest.
         without: words in the names of tests that are not collected.
         bare: packages whose ``__init__`` is left out, because it imports an extension of CUDA.
+        commit: of the project, that was run last.
     """
 
     name: str
@@ -57,13 +59,18 @@ class Suite:
     options: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
+    commit: str = ""
 
 
 SUITES = (
-    Suite("Liger-Kernel", ("test/transformers",), 50, ("src", "."), without=("cute", "cutile")),
-    Suite("flash-linear-attention", ("tests/ops", "tests/modules"), 40),
-    Suite("kernels", ("test",), 24),
-    Suite("mamba", ("tests/ops/triton",), 30, bare=("mamba_ssm",)),
+    Suite(
+        *("Liger-Kernel", ("test/transformers",), 50, ("src", ".")),
+        without=("cute", "cutile"),
+        commit="ead96b6",
+    ),
+    Suite("flash-linear-attention", ("tests/ops", "tests/modules"), 40, commit="bc3b101"),
+    Suite("kernels", ("test",), 24, commit="eeeebdd"),
+    Suite("mamba", ("tests/ops/triton",), 30, bare=("mamba_ssm",), commit="e9594ce"),
     Suite(
         "ao",
         (
@@ -74,7 +81,10 @@ SUITES = (
         30,
     ),
     Suite("unsloth", ("unsloth/kernels/moe/tests/test_grouped_gemm.py",), 16),
-    Suite("triton", ("python/test/unit/language/test_core.py",), 1000, ("python/test/unit",)),
+    Suite(
+        *("triton", ("python/test/unit/language/test_core.py",), 1000, ("python/test/unit",)),
+        commit="f4fca2c",
+    ),
 )
 
 
@@ -105,6 +115,11 @@ class Recorder:
         if config.option.collectonly:
             self._write(collected=[item.nodeid for item in items])
 
+    @pytest.fixture
+    def device(self) -> str:
+        """Return where tests run that do not have a fixture for it; a conftest replaces this."""
+        return "cuda"
+
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Stop the test after some time, and write how it ended."""
@@ -134,6 +149,7 @@ class Recorder:
             outcome = "too long"
         elif "OutOfMemoryError" in text:
             outcome = "too large"
+        text = re.sub(r"(/[\w.+-]+)+/(?=[\w.+-]+)", "", text)  # folders of this machine
         self._found = {"outcome": outcome, "why": text[:_LONGEST]}
 
 
@@ -267,6 +283,7 @@ def write(path: Path, found: dict[str, list[dict[str, Any]]]) -> None:
     data = {"torch": torch.__version__, "triton": triton.__version__, "card": CARD, "seed": SEED}
     data["date"] = time.strftime("%Y-%m-%d")
     data["suites"] = {**kept, **found}
+    data["commits"] = {suite.name: suite.commit for suite in SUITES if suite.commit}
     path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,0 +1,99 @@
+"""The tables of what compiled code on the emulated device was compared with."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+MB = 2**20
+Row = dict[str, Any]
+
+
+def functions() -> str:
+    """Differences from the CPU, and peaks, of compiled functions and training runs."""
+    head = ["compiled", "largest difference", "peak, bytes", "reserve, bytes"]
+    return _markdown(
+        [*head, "seconds, caches cold", "warm"],
+        [
+            [
+                row["name"],
+                f"{row['difference']:.1e}",
+                *(f"{figure:,}" for figure in row["peak_and_reserve"]),
+                *(f"{row[key]:.1f}" for key in ("seconds_cold", "seconds_warm")),
+            ]
+            for row in _result("compiled-functions-torch-*.json")["rows"]
+        ],
+    )
+
+
+def cost() -> str:
+    """What launches take beside the same arithmetic in torch on the CPU."""
+    return _markdown(
+        ["kernel", "programs", "torch on the CPU, ms", "launch, ms", "memory, MB"],
+        [
+            [
+                row["name"],
+                f"{row['programs']:,}",
+                f"{row['cpu_ms']:.2f}",
+                f"{row['launch_ms']:.2f}",
+                f"{row['memory_bytes'] / MB:.1f}",
+            ]
+            for row in _result("compiled-cost-torch-*.json")
+        ],
+    )
+
+
+def hostile() -> str:
+    """How programs whose compiled code goes wrong ended."""
+    found: dict[str, Row] = _result("compiled-hostile-torch-*.json")
+    return _markdown(
+        ["what goes wrong", "the program prints"],
+        [[name, _printed(row["printed"])] for name, row in found.items()],
+    )
+
+
+def suites() -> str:
+    """Outcomes of other projects' tests of Triton kernels."""
+    result = _result("triton-suites-torch-*.json")
+    found: dict[str, list[Row]] = result["suites"]
+    rows = []
+    for name, tests in found.items():
+        counts = Counter(row["outcome"] for row in tests)
+        ran = counts["passed"] + counts["failed"]
+        rows.append(
+            [
+                f"{name} `{result['commits'][name]}`",
+                f"{len(tests)} of {tests[0]['of']:,}",
+                f"{counts['passed']} of {ran}",
+                *(str(counts[outcome]) for outcome in ("skipped", "too large", "too long")),
+            ]
+        )
+    head = ["suite", "tests drawn", "passed", "skipped by the suite"]
+    return _markdown([*head, "need more memory", "need more time"], rows)
+
+
+def operators() -> str:
+    """How torch's operators end that Inductor has compiled, by whether kernels were written."""
+    found: list[Row] = _result("inductor-operators-torch-*.json")["operators"]
+    rows = []
+    for name, has_kernels in (("Inductor wrote kernels", True), ("it calls others", False)):
+        those = [row for row in found if row["samples"] and bool(row["kernels"]) is has_kernels]
+        right = sum(not row["problems"] for row in those)
+        rows.append([name, f"{right} of {len(those)}"])
+    return _markdown(["operators of which", "have the CPU's values and gradients"], rows)
+
+
+def _printed(lines: list[str]) -> str:
+    lines = [line for line in lines if not line.startswith("after it")] or lines
+    return f"`{lines[-1].replace('|', '/')}`"
+
+
+def _result(pattern: str) -> Any:
+    (file,) = RESULTS.glob(pattern)
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
