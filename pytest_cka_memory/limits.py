@@ -1,13 +1,11 @@
-"""The limits of the markers: build them, and judge a record by them. Does not import pytest."""
+"""Build the limits of the markers from their arguments. Does not import pytest."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
-from typing import Any, ClassVar
+from typing import Any
 
-from pytest_cka_memory.core.figures import FIGURES, RegionRecord
-from pytest_cka_memory.core.growth import MIN_JUDGED_BATCHES, full_batches, growth_bytes_per_batch
-from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.growth_limits import FlatPerBatch
 from pytest_cka_memory.core.marker_arguments import (
     SCOPES,
     call_text,
@@ -16,11 +14,18 @@ from pytest_cka_memory.core.marker_arguments import (
     with_argument,
 )
 from pytest_cka_memory.core.markers import MARKERS
-from pytest_cka_memory.core.process_limits import FlatProcess, whose
+from pytest_cka_memory.core.maximum_limits import (
+    Maximum,
+    MaximumInCycles,
+    MaximumLevel,
+    MaximumOfProcess,
+    MaximumOutside,
+)
+from pytest_cka_memory.core.process_limits import FlatProcess
 from pytest_cka_memory.core.processes import WARMUP
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
 from pytest_cka_memory.errors import LimitError, SizeError
-from pytest_cka_memory.units import MB, counted, format_exact, format_with_unit, megabytes
+from pytest_cka_memory.units import MB, megabytes
 
 __all__ = [
     "Breach",
@@ -28,6 +33,7 @@ __all__ = [
     "FlatProcess",
     "Limit",
     "Maximum",
+    "MaximumInCycles",
     "MaximumLevel",
     "MaximumOfProcess",
     "MaximumOutside",
@@ -47,139 +53,6 @@ __all__ = [
     "no_cycles",
     "zero_retention",
 ]
-
-
-@dataclass(frozen=True)
-class Maximum(Limit):
-    """A figure of the record may be at most ``allowed_bytes``."""
-
-    figure: str
-    """Its name in the record: ``retained_bytes``."""
-    allowed_bytes: int
-
-    @property
-    def addition(self) -> str:
-        return FIGURES[self.figure].measured_by
-
-    def judge(self, record: RegionRecord) -> Verdict:
-        """Return None, a breach, or why the device cannot be judged."""
-        measured = getattr(record, self.figure)
-        if measured is None:
-            return Unjudged(self.text, FIGURES[self.figure].unknown_because)
-        if measured <= self.allowed_bytes:
-            return None
-        message = (
-            f"{FIGURES[self.figure].noun} {format_exact(measured)}, "
-            f"allowed {format_exact(self.allowed_bytes)}: "
-            f"{format_exact(measured - self.allowed_bytes)} too much{self._parts(record)}"
-        )
-        return Breach(self.text, self.allowed_bytes, measured, message, self.figure)
-
-    def _parts(self, record: RegionRecord) -> str:
-        """Return what the figure consists of, as the end of a sentence."""
-        return ""
-
-
-@dataclass(frozen=True)
-class MaximumLevel(Maximum):
-    """The peak may be at most ``allowed_bytes``, with what was live before the region."""
-
-    def _parts(self, record: RegionRecord) -> str:
-        return (
-            f"; it was {format_exact(record.start_bytes)} at the start of the region, which added "
-            f"{format_exact(record.peak_increase_bytes)}"
-        )
-
-
-@dataclass(frozen=True)
-class MaximumOfProcess(Maximum):
-    """The memory of the process and its children may rise by at most ``allowed_bytes``."""
-
-    def _parts(self, record: RegionRecord) -> str:
-        return whose(record)
-
-
-@dataclass(frozen=True)
-class MaximumOutside(Maximum):
-    """Memory of the card outside torch's allocator may rise by at most ``allowed_bytes``."""
-
-    def _parts(self, record: RegionRecord) -> str:
-        start_bytes, peak_bytes = record.outside_start_bytes, record.outside_peak_bytes
-        if start_bytes is None or peak_bytes is None:
-            return ""
-        return (
-            f"; it was {format_with_unit(start_bytes)} at entry and {format_with_unit(peak_bytes)} "
-            "at its highest, and torch's reserve rose by "
-            f"{format_with_unit(record.reserved_increase_bytes or 0)} at most"
-        )
-
-
-_GROWTH = "growth_bytes_per_batch"
-
-
-@dataclass(frozen=True)
-class FlatPerBatch(Limit):
-    """Live memory may grow by at most ``tolerance_bytes`` per batch, after ``warmup`` batches."""
-
-    tolerance_bytes: int
-    warmup: int
-    unit: str = "batch"
-    """What is judged in its messages: a batch, or a repeated run of the test."""
-    reports_host: ClassVar[bool] = True
-
-    def verdicts(self, record: RegionRecord) -> Sequence[Verdict]:
-        """Return the verdict, and what several batches have left on the host, which has none."""
-        left = _left_on_host(record.host_retained)
-        return [self.judge(record), Unjudged(f"{self.text} on the host", left) if left else None]
-
-    def judge(self, record: RegionRecord) -> Verdict:
-        """Return None or a breach; too few batches are a breach that says how many are missing."""
-        growth = growth_bytes_per_batch(record.timeline, self.warmup)
-        if growth is None:
-            return Breach(self.text, self.tolerance_bytes, None, self._missing(record), _GROWTH)
-        if growth <= self.tolerance_bytes:
-            return None
-        message = (
-            f"grew by {format_exact(growth)} per {self.unit} over "
-            f"{counted(record.batches, self.unit)}, allowed {format_exact(self.tolerance_bytes)} "
-            f"per {self.unit}"
-        )
-        return Breach(self.text, self.tolerance_bytes, growth, message, _GROWTH)
-
-    def _missing(self, record: RegionRecord) -> str:
-        if not record.timeline:
-            return (
-                "cannot be judged because no batch was seen: loop over region.batches(loader), "
-                "call region.batch_done() after each batch, or write 'with region.each_step():' "
-                "around code that trains with an optimizer"
-            )
-        needed, seen = self.warmup + MIN_JUDGED_BATCHES, len(full_batches(record.timeline))
-        return (
-            f"cannot be judged because {counted(seen, 'full batch')} "
-            f"{'was' if seen == 1 else 'were'} seen and {needed} are needed "
-            f"({self.warmup} to warm up, {MIN_JUDGED_BATCHES} to judge): "
-            f"add {needed - seen} more of the same size"
-        )
-
-
-def _left_on_host(groups: Sequence[Holding]) -> str:
-    """Return what a line has left in several batches, as a sentence; empty if there is nothing.
-
-    It describes the largest group, with all that the same expression has allocated: the first
-    storages of a graph, for example, are held in another way than the others.
-    """
-    largest = next((group for group in groups if (group.batches or 0) > 1), None)
-    if largest is None:
-        return ""
-    same = [group for group in groups if group.made_at == largest.made_at]
-    count, size = sum(group.count for group in same), sum(group.bytes for group in same)
-    made = f": made at {largest.made_at}" if largest.created_at else ""
-    held = f", held by {largest.held_by}" if largest.held_by else ""
-    advice = f"; what to do: {largest.hint}" if largest.hint else ""
-    return (
-        f"{counted(count, 'tensor')}, {format_exact(size)}, allocated in several batches, are "
-        f"retained and not judged{made}{held}{advice}"
-    )
 
 
 def max_retained_mb(limit: object) -> Maximum:
@@ -235,12 +108,12 @@ def max_reserved_mb(limit: object) -> Maximum:
     return Maximum(f"max_reserved_mb({limit!r})", "reserved_increase_bytes", megabytes(limit))
 
 
-def no_cycles() -> Maximum:
+def no_cycles() -> MaximumInCycles:
     """Return a limit of 0 bytes on what only the garbage collector frees."""
-    return Maximum("no_cycles", "cycle_bytes", 0)
+    return MaximumInCycles("no_cycles", "cycle_bytes", 0)
 
 
-def max_cycles_mb(limit: object) -> Maximum:
+def max_cycles_mb(limit: object) -> MaximumInCycles:
     """Return a limit on what was allocated in the region and only the garbage collector frees.
 
     Args:
@@ -249,7 +122,7 @@ def max_cycles_mb(limit: object) -> Maximum:
     Raises:
         SizeError: if `limit` is not a valid size.
     """
-    return Maximum(f"max_cycles_mb({limit!r})", "cycle_bytes", megabytes(limit))
+    return MaximumInCycles(f"max_cycles_mb({limit!r})", "cycle_bytes", megabytes(limit))
 
 
 def flat_per_batch(tolerance_mb: object = 0.0, warmup: object = 1) -> FlatPerBatch:

@@ -20,7 +20,7 @@ _COPIED = (
 _KEPT = (
     "the workers keep more and more: look in the data set, its transforms and collate_fn for a "
     "list, dict or cache that grows with each item, and bound its length. With num_workers=0 the "
-    "test measures the same code in this process"
+    "test measures the same code in this process, in which no_cycles finds reference cycles too"
 )
 _EITHER = (
     "the workers grow: either the data set keeps something of each item, or it is a list or dict "
@@ -29,7 +29,7 @@ _EITHER = (
 )
 _NOT_TORCH = (
     "look for memory outside tensors: lists and dicts of Python objects, NumPy arrays, other "
-    "libraries, threads. tracemalloc of Python's library lists lines that allocate such memory"
+    "libraries, threads. Python's tracemalloc lists the lines that allocate most of such memory"
 )
 _TORCH_FREED = (
     "torch's tensors had it, and nothing of them is live now: max_peak_mb has the lines that "
@@ -56,7 +56,7 @@ class FlatProcess(Limit):
         if growth <= self.tolerance_bytes:
             return None
         message = (
-            f"memory of the process grew by {format_exact(growth)} per batch over "
+            f"memory of the process grew by {format_exact(round(growth))} per batch over "
             f"{counted(record.process_timeline[-1].batch, 'batch')}, allowed "
             f"{format_exact(self.tolerance_bytes)} per batch{whose(record)}"
         )
@@ -78,17 +78,28 @@ def whose(record: RegionRecord) -> str:
     rise, of_torch = record.process_increase_bytes, record.process_torch_bytes
     if not rise or rise <= 0 or of_torch is None:
         return ""
-    return (
-        f"; of {format_with_unit(rise)} growth torch's CPU allocator has "
-        f"{format_with_unit(of_torch)}"
-    )
+    has = format_with_unit(of_torch) if of_torch > 0 else "nothing"
+    return f"; torch's CPU allocator has {has} of the rise of {format_with_unit(rise)}"
 
 
 def lines_about(record: RegionRecord) -> list[str]:
     """Return a line about each process, the one that grew most first, and what to do."""
     ordered = sorted(record.processes, key=_rise, reverse=True)
+    lines = [*map(_line_about, ordered), *_line_about_starts(record)]
     advice = _advice(record)
-    return [_line_about(use) for use in ordered] + ([f"what to do: {advice}"] if advice else [])
+    return [*lines, f"what to do: {advice}"] if advice else lines
+
+
+def _line_about_starts(record: RegionRecord) -> list[str]:
+    """Return a line about what processes had that started in the region, if it is large."""
+    rise = record.process_increase_bytes or 0
+    started = rise - sum(map(_rise, record.processes))
+    if len(record.processes) < 2 or 4 * started < rise:
+        return []
+    return [
+        f"{format_with_unit(started)} of the rise came with the start of the children; what else "
+        "they have at first, they share with other processes"
+    ]
 
 
 def holdings_of(record: RegionRecord) -> tuple[Holding, ...]:

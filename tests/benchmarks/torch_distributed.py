@@ -4,14 +4,17 @@ python tests/benchmarks/torch_distributed.py [--nccl2] [--tests PATTERN] [--json
 
 The tests are those of the installed version, in ``torch.testing._internal.distributed``: the
 collectives of a process group, DDP, and what is built on them, for the backend ``nccl``. Each runs
-as it is, in two ranks that are forked for it. No GPU is needed. With ``--nccl2`` the group is the
-one that torch 2.15 uses by default. Exits with 1 if a test fails.
+as it is, in two ranks that are forked for it; those that skip because they need more run again in
+four. No GPU is needed. With ``--nccl2`` the group is the one that torch 2.15 uses by default. A
+test may take ``--seconds``, because ranks on a CPU are slower than on cards. Exits with 1 if a test
+fails.
 """
 
 import argparse
 import fnmatch
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -23,6 +26,9 @@ from typing import Any
 from unittest.mock import patch
 
 RANKS = 2
+MORE_RANKS = 4
+_NEEDS_MORE = re.compile(r"world size( of 4)?\.?$|at least 4 accelerator devices$")
+"""The end of what tests say that need more than two ranks."""
 _LONGEST = 300
 """Characters that are kept of what a test printed: the end, where the error is."""
 
@@ -62,7 +68,9 @@ def run_here(patterns: list[str]) -> None:
         patch("torch.utils._triton.has_triton", lambda *_: False),
     ):
         import torch.testing._internal.common_device_type
+        from torch.testing._internal import common_distributed
         from torch.testing._internal.distributed import distributed_test
+    common_distributed.TIMEOUT_OVERRIDE.clear()  # some are shorter than what --seconds allows
     if torch.cuda.is_initialized():
         sys.exit("this version of PyTorch initialises CUDA when its tests are imported")
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -82,22 +90,25 @@ def run_here(patterns: list[str]) -> None:
     unittest.TextTestRunner(resultclass=Outcomes, verbosity=0).run(suite)
 
 
-def outcomes(patterns: list[str], limit: int, *, nccl2: bool) -> list[dict[str, Any]]:
+def outcomes(
+    patterns: list[str], ranks: int, limit: int, seconds: int, *, nccl2: bool
+) -> list[dict[str, Any]]:
     """Return the outcome of each test, of a new process that has the emulated devices."""
     with tempfile.TemporaryDirectory() as folder:
         lines = Path(folder) / "outcomes.jsonl"
         lines.touch()
         given = {
             "BACKEND": "nccl",
-            "WORLD_SIZE": str(RANKS),
+            "WORLD_SIZE": str(ranks),
             "TEMP_DIR": folder,
             "OUTCOMES": str(lines),
             "OMP_NUM_THREADS": "1",
             "TORCH_DIST_USE_NCCL2": str(int(nccl2)),
+            "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(seconds),
             # Otherwise `torch.cuda.is_available` initialises CUDA, and no rank could be forked.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         }
-        emulated = ["-m", "emulated_cuda", "--devices", str(RANKS)]
+        emulated = ["-m", "emulated_cuda", "--devices", str(ranks)]
         try:
             subprocess.run(
                 [sys.executable, *emulated, __file__, "--here", "--tests", *patterns],
@@ -107,13 +118,27 @@ def outcomes(patterns: list[str], limit: int, *, nccl2: bool) -> list[dict[str, 
             )
         except subprocess.TimeoutExpired:
             print(f"stopped after {limit} s", file=sys.stderr)
-        return [json.loads(line) for line in lines.read_text("utf-8").splitlines()]
+        found = [json.loads(line) for line in lines.read_text("utf-8").splitlines()]
+        return [{**row, "ranks": ranks} for row in found]
+
+
+def outcomes_of_all(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return one outcome of each test: that in four ranks, if two are too few."""
+
+    def run(patterns: list[str], ranks: int) -> dict[str, dict[str, Any]]:
+        found = outcomes(patterns, ranks, options.limit, options.seconds, nccl2=options.nccl2)
+        return {row["test"]: row for row in found}
+
+    rows = run(options.tests, RANKS)
+    needing_more = [name for name, row in rows.items() if _NEEDS_MORE.search(row["why"])]
+    return [*(rows | (run(needing_more, MORE_RANKS) if needing_more else {})).values()]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tests", nargs="+", default=["*"], help="patterns of names")
     parser.add_argument("--limit", type=int, default=3600, help="seconds for all")
+    parser.add_argument("--seconds", type=int, default=300, help="for one test")
     parser.add_argument("--nccl2", action="store_true", help="with ProcessGroupNCCL2")
     parser.add_argument("--json", type=Path, help="where the outcomes are written")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
@@ -121,7 +146,7 @@ def main() -> int:
     if options.here:
         run_here(options.tests)
         return 0
-    found = outcomes(options.tests, options.limit, nccl2=options.nccl2)
+    found = outcomes_of_all(options)
     print(dict(Counter(row["outcome"] for row in found)))
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -191,6 +191,7 @@ def test_memory_in_a_cycle_breaks_the_limit_and_the_message_has_the_cycle(run, n
     text = " ".join(run.text.partition(f" {name} _")[2].partition("\n___")[0].split())
     assert "no_cycles broken: memory in reference cycles" in text
     assert cycle in text
+    assert "it stays allocated until the garbage collector runs" in text
     assert "what to do: " in text
     assert region["cycles"][0]["created_at"][0].startswith("test_it.py:")
 

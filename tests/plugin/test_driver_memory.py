@@ -181,6 +181,30 @@ def test_report_has_a_note_about_memory_outside_the_allocator(run):
     assert any("outside torch's allocator" in note for note in run.report["session"]["notes"])
 
 
+@pytest.mark.emulates
+def test_driver_is_asked_only_if_a_limit_or_an_option_asks_for_it(session):
+    """A region without ``max_outside_mb`` makes no call of the driver for its memory."""
+    run = session(
+        """
+        import pytest
+        import torch
+
+        @pytest.mark.zero_retention
+        def test_it(cka_memory, monkeypatch):
+            torch.ones(1, device=cka_memory.device)
+            monkeypatch.setattr(torch.cuda, "mem_get_info", None)
+            monkeypatch.setattr(torch.accelerator, "get_memory_info", None, raising=False)
+            with cka_memory.measure() as region:
+                torch.ones(1, device=cka_memory.device)
+                region.batch_done()
+        """,
+        "--cka-memory-device=emulate:cuda",
+        forked=True,
+    )
+    run.assert_outcomes(passed=1)
+    assert run.region["driver_start_bytes"] is None
+
+
 def test_device_without_a_driver_is_not_judged(session):
     """On the CPU the limit is not judged, the report says why, and waiting returns at once."""
     run = session(

@@ -29,7 +29,8 @@ class AcceleratorMeter(Meter):
 
     notes: tuple[str, ...] = (
         "start and peak count the allocator's blocks; retained and growth count requested bytes",
-        "memory outside PyTorch's allocator (CUDA context, NCCL, other libraries) is not counted",
+        "memory outside PyTorch's allocator (CUDA context, NCCL, other libraries) counts only with "
+        "--cka-memory-also=driver or max_outside_mb",
     )
 
     def __init__(self, kind: str, index: int) -> None:
