@@ -17,6 +17,7 @@ from cka.errors import (
     SettingError,
 )
 from cka.functional.calibration import Calibration
+from cka.functional.confidence import Confidence
 from cka.functional.features import cka_from_features
 from cka.functional.hsic import hsic
 from cka.functional.kernels import RBF
@@ -33,6 +34,7 @@ __all__ = [
     "CKAResults",
     "CKAWarning",
     "Calibration",
+    "Confidence",
     "DoesNotFitError",
     "InputError",
     "LayerError",

@@ -5,18 +5,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 import torch
 from torch import nn
 
-from cka.capture.layers import Layers, Selection, select
+from cka.capture.layers import Layers, select
 from cka.capture.outputs import OutputReader, Pick, Pooling
 from cka.data.loaders import batch_count, batch_tuples, sample_count
 from cka.data.masks import Mask, check_masks
-from cka.errors import CKAError, CKAWarning, InputError, SettingError
+from cka.errors import CKAError, CKAWarning, SettingError
 from cka.functional.kernels import Kernel, check_linear, resolve_kernel
 from cka.progress import Progress
 from cka.result import CKAResult
@@ -33,20 +32,17 @@ from cka.running.placement import (
     moved_to,
     unwrap,
 )
-from cka.running.resamplings import Permutations, Resamples
+from cka.running.resamplings import Resamples, Resampling
 from cka.running.run import Outcome, Run
 from cka.running.simultaneous import SimultaneousRuns
-
-EstimatorName: TypeAlias = Literal["unbiased", "biased", "exact", "sampled_neurons"]
-
-
-@dataclass(frozen=True)
-class ComparedModel:
-    """One model of a comparison, with its selected layers and its name."""
-
-    module: nn.Module
-    selection: Selection
-    name: str
+from cka.settings import (
+    ComparedModel,
+    EstimatorName,
+    check_model,
+    check_settings,
+    kernel_name,
+    model_names,
+)
 
 
 class CKA:
@@ -145,7 +141,7 @@ class CKA:
             SettingError: if a setting is unknown or out of range.
             RuntimeError: if torch does not know the device.
         """
-        _check_settings(estimator, hsic_batch_size)
+        check_settings(estimator, hsic_batch_size)
         check_model(model1, "model1")
         first = unwrap(model1)
         if model2 is not None:
@@ -153,7 +149,7 @@ class CKA:
         second = first if model2 is None else unwrap(model2)
         if second is first and model2_layers is None:
             model2_layers = model1_layers
-        names = _names(first, second, model1_name, model2_name)
+        names = model_names(first, second, model1_name, model2_name)
         self._models: Sequence[ComparedModel] | None = (
             ComparedModel(first, select(first, model1_layers), names[0]),
             ComparedModel(second, select(second, model2_layers), names[1]),
@@ -163,7 +159,7 @@ class CKA:
         self._kernel = resolve_kernel(kernel)
         if estimator == "sampled_neurons":
             check_linear(self._kernel)
-        self._kernel_name = kernel if isinstance(kernel, str) else _kernel_name(kernel)
+        self._kernel_name = kernel if isinstance(kernel, str) else kernel_name(kernel)
         self._part_size = hsic_batch_size
         self._reader = OutputReader(pooling or "flatten", pick)
         self._feed = feed
@@ -179,6 +175,7 @@ class CKA:
         *,
         progress: bool = True,
         null: int | None = None,
+        bootstrap: int | None = None,
         generator: torch.Generator | None = None,
     ) -> CKAResult:
         """Run the data through the models and compare every pair of layers.
@@ -194,8 +191,13 @@ class CKA:
                 None for no calibration. The models run once all the same. Samples are permuted
                 within each batch, so they must be exchangeable there. The sums take 8 null bytes
                 for each pair of distinct outputs, and in a self-comparison for one order of it.
-            generator: a torch.Generator on the CPU, from which the seed of the permutations is
-                drawn; None means seed 0. On several ranks it must have the same state on all.
+            bootstrap: number of resamples of the samples, e.g. 200, by which ``result.confidence``
+                gets a standard error and an interval for every pair; see :class:`cka.Confidence`
+                for what they estimate. None for none. Samples are drawn within each batch. Time and
+                memory are those of ``null``.
+            generator: a torch.Generator on the CPU, from which the seed of permutations and
+                resamples is drawn; None means seed 0. On several ranks it must have the same state
+                on all.
 
         Returns:
             The result, on the CPU. A CKAWarning names what was left out (batches that are too
@@ -207,8 +209,8 @@ class CKA:
             InputError: if the two data loaders differ in their batches, if no batch was large
                 enough, if a mask cannot be used, or if ranks ran different layers.
             LayerError: if no layer is left to compare.
-            SettingError: if the exact estimator is used on several ranks, or ``null`` is less
-                than 1.
+            SettingError: if the exact estimator is used on several ranks, if ``null`` or
+                ``bootstrap`` is too small, or if ``bootstrap`` is used for "sampled_neurons".
             DoesNotFitError: if the exact estimator would need too much memory.
         """
         if self._models is None:
@@ -219,7 +221,7 @@ class CKA:
         loaders: tuple[Iterable[Any], ...] = (dataloader,)
         if dataloader2 is not None and dataloader2 is not dataloader:
             loaders = (dataloader, dataloader2)
-        resamples = Resamples.checked(null, generator)
+        resamples = Resamples.checked(null, bootstrap, generator, self._estimator)
         (outcome,) = self._run(self._models, [(0, 1)], loaders, progress, resamples)
         for message in outcome.warnings:
             warnings.warn(message, CKAWarning, stacklevel=2)
@@ -233,6 +235,7 @@ class CKA:
             matrix=outcome.matrix,
             standard_error=outcome.standard_error,
             calibration=outcome.calibration,
+            confidence=outcome.confidence,
             model1_layers=outcome.rows,
             model2_layers=outcome.columns,
             model1_name=first.name,
@@ -253,10 +256,9 @@ class CKA:
         resamples: Resamples,
     ) -> list[Outcome]:
         """Run every model on every batch, and return the outcome of each pair of models."""
-        # Ranks draw independently of each other.
         rank = distributed.rank() if self._over_ranks else 0
-        permutations = [resamples.permutations(rank) for _ in pairs]
-        estimators = [self._make_estimator(loaders[0], one) for one in permutations]
+        resamplings = [resamples.of_pair(rank) for _ in pairs]
+        estimators = [self._make_estimator(loaders[0], one.each()) for one in resamplings]
         modules = list(dict.fromkeys(model.module for model in models))
         with ExitStack() as stack:
             # Not inference_mode: its tensors have no version counter, so an output changed in place
@@ -272,10 +274,10 @@ class CKA:
                     (models[one].selection, models[other].selection),
                     estimator,
                     over_ranks=self._over_ranks,
-                    permutations=permuted,
+                    resamplings=resampled,
                 )
-                for (one, other), estimator, permuted in zip(
-                    pairs, estimators, permutations, strict=True
+                for (one, other), estimator, resampled in zip(
+                    pairs, estimators, resamplings, strict=True
                 )
             ]
             several = SimultaneousRuns(runners, pairs, runs)
@@ -314,9 +316,8 @@ class CKA:
         return runners
 
     def _make_estimator(
-        self, loader: Iterable[Any], permutations: Permutations | None
+        self, loader: Iterable[Any], resamplings: Sequence[Resampling]
     ) -> Estimator:
-        resamplings = [] if permutations is None else [permutations]
         if self._estimator == "exact":
             if self._over_ranks and distributed.is_active():
                 raise SettingError(
@@ -343,57 +344,3 @@ class CKA:
         # The variable of a with statement still exists after the block. It must not keep the
         # models' weights alive.
         self._models = None
-
-
-def _check_settings(estimator: str, hsic_batch_size: int | None) -> None:
-    if estimator not in get_args(EstimatorName):
-        raise SettingError(
-            f"cannot use {estimator!r} as an estimator; write "
-            + ", ".join(map(repr, get_args(EstimatorName)))
-        )
-    if hsic_batch_size is None:
-        return
-    if estimator == "exact":
-        raise SettingError(
-            f"the exact estimator does not split batches, got hsic_batch_size={hsic_batch_size}; "
-            "omit it"
-        )
-    if hsic_batch_size < 4:
-        raise SettingError(
-            f"hsic_batch_size must be at least 4, got {hsic_batch_size}; write e.g. 64"
-        )
-
-
-def check_model(model: object, name: str) -> None:
-    """Check that hooks can be registered on a model.
-
-    Raises:
-        InputError: if it is not a torch.nn.Module; the message contains ``name``.
-    """
-    if not isinstance(model, nn.Module):
-        raise InputError(
-            f"{name} must be a torch.nn.Module, got {type(model).__name__}; "
-            "write a Module whose forward calls it"
-        )
-    if isinstance(unwrap(model), torch.jit.ScriptModule):
-        raise InputError(
-            f"{name} is a scripted or traced model ({type(unwrap(model)).__name__}): torch.jit "
-            "calls no hooks of its layers, so their outputs cannot be read; pass the nn.Module "
-            "from which it was made, with the same weights"
-        )
-
-
-def _names(
-    first: nn.Module, second: nn.Module, given1: str | None, given2: str | None
-) -> tuple[str, str]:
-    """Return the models' names; two models of one class get a number if no name is given."""
-    one, two = type(first).__name__, type(second).__name__
-    if first is second:
-        return given1 or given2 or one, given2 or given1 or one
-    if one == two and given1 is None and given2 is None:
-        return f"{one} 1", f"{two} 2"
-    return given1 or one, given2 or two
-
-
-def _kernel_name(kernel: Kernel) -> str:
-    return getattr(kernel, "__name__", None) or repr(kernel)

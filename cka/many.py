@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from cka.capture.layers import Layers, select
-from cka.comparison import CKA, ComparedModel, check_model
+from cka.comparison import CKA
 from cka.errors import CKAWarning, InputError, SettingError
 from cka.result_mapping import CKAResults
 from cka.running.placement import unwrap
 from cka.running.resamplings import Resamples
+from cka.settings import ComparedModel, check_model
 
 Pairs: TypeAlias = Literal["all", "first"]
 
@@ -28,6 +29,7 @@ def compare_many(
     pairs: Pairs = "all",
     progress: bool = True,
     null: int | None = None,
+    bootstrap: int | None = None,
     generator: torch.Generator | None = None,
     **settings: Any,
 ) -> CKAResults:
@@ -55,7 +57,10 @@ def compare_many(
         progress: show a progress bar.
         null: number of permutations for a calibration of every pair, as for
             :meth:`cka.CKA.compare`; ``p_best`` is corrected for the layers of one pair of models.
-        generator: as for :meth:`cka.CKA.compare`. Every pair uses the same permutations.
+        bootstrap: number of resamples, by which every pair gets a standard error and an interval,
+            as for :meth:`cka.CKA.compare`.
+        generator: as for :meth:`cka.CKA.compare`. Every pair uses the same permutations and
+            resamples.
         **settings: further settings of :class:`cka.CKA`, such as ``device``, ``kernel``,
             ``pooling`` or ``hsic_batch_size``. The estimator is "unbiased" or "biased".
 
@@ -72,7 +77,7 @@ def compare_many(
     """
     _check(models, pairs, settings)
     comparison = _ComparisonOfMany(models, layers, settings)
-    resamples = Resamples.checked(null, generator)
+    resamples = Resamples.checked(null, bootstrap, generator, settings.get("estimator", "unbiased"))
     return comparison.compare_pairs(dataloader, pairs, progress, resamples)
 
 

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-import torch
 from torch import Tensor
 
-from cka import plots
-from cka.capture.layers import format_labels
-from cka.errors import InputError, LayerError
+from cka import plots, result_file
 from cka.functional.calibration import Calibration
+from cka.functional.confidence import Confidence
+from cka.result_index import Index, part, positions
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
-
-_SCHEMA = "cka-result/1"
-
-Index: TypeAlias = int | str | slice | Sequence[int | str]
-"""Rows or columns: a label, a position, a slice of labels or positions, or a list of these."""
 
 
 class Match(NamedTuple):
@@ -82,6 +73,8 @@ class CKAResult:
     """Whether one model was compared with itself on the same data."""
     calibration: Calibration | None = None
     """z and p-values by permutations of the samples; None without ``null`` in ``compare``."""
+    confidence: Confidence | None = None
+    """Standard errors and intervals by resamples; None without ``bootstrap`` in ``compare``."""
 
     @overload
     def __getitem__(  # type: ignore[overload-overlap]  # a pair is a number, as documented
@@ -104,15 +97,16 @@ class CKAResult:
             InputError: if the index is of another type.
         """
         row, column = key if isinstance(key, tuple) and len(key) == 2 else (key, slice(None))
-        rows = _positions(row, self.model1_layers, "row")
-        columns = _positions(column, self.model2_layers, "column")
+        rows = positions(row, self.model1_layers, "row")
+        columns = positions(column, self.model2_layers, "column")
         if isinstance(row, (int, str)) and isinstance(column, (int, str)):
             return float(self.matrix[rows[0], columns[0]])
         return replace(
             self,
             matrix=self.matrix[rows][:, columns],
             standard_error=self.standard_error[rows][:, columns],
-            calibration=_part(self.calibration, rows, columns),
+            calibration=part(self.calibration, rows, columns),
+            confidence=part(self.confidence, rows, columns),
             model1_layers=[self.model1_layers[at] for at in rows],
             model2_layers=[self.model2_layers[at] for at in columns],
         )
@@ -148,8 +142,9 @@ class CKAResult:
             f"{self.batches} {'batch' if self.batches == 1 else 'batches'}, "
             f"{self.estimator}, {self.kernel} kernel"
         )
-        if self.calibration is not None:
-            heading += f"; {self.calibration}"
+        for figures in (self.calibration, self.confidence):
+            if figures is not None:
+                heading += f"; {figures}"
         return [heading, *(f"  {match}" for match in self.best_matches())]
 
     def __str__(self) -> str:
@@ -163,8 +158,9 @@ class CKAResult:
 
         Args:
             long: False returns the matrix. True returns one row for each pair of layers, with the
-                columns ``cka`` and ``standard_error``, and ``z``, ``p`` and ``p_best`` if the
-                result is calibrated. None (default) is True if it is calibrated, False otherwise.
+                columns ``cka`` and ``standard_error``; ``z``, ``p`` and ``p_best`` if the result
+                is calibrated; and ``low``, ``high`` and ``bootstrap_error`` if it has a bootstrap.
+                None (default) is True if it has either, False otherwise.
 
         Raises:
             MissingExtraError: if pandas is not installed.
@@ -173,10 +169,14 @@ class CKAResult:
             import pandas as pd
         except ImportError as error:
             raise plots.missing_extra("pandas", "to_dataframe()") from error
-        if long or (long is None and self.calibration is not None):
+        resampled = self.calibration is not None or self.confidence is not None
+        if long or (long is None and resampled):
             columns = {"cka": self.matrix, "standard_error": self.standard_error}
             if self.calibration is not None:
                 columns |= {name: getattr(self.calibration, name) for name in ("z", "p", "p_best")}
+            if self.confidence is not None:
+                columns |= {name: getattr(self.confidence, name) for name in ("low", "high")}
+                columns["bootstrap_error"] = self.confidence.standard_error
             pairs = pd.MultiIndex.from_product(
                 [self.model1_layers, self.model2_layers], names=[self.model1_name, self.model2_name]
             )
@@ -267,14 +267,9 @@ class CKAResult:
         Raises:
             OSError: if the file cannot be written.
         """
-        target = Path(path)
-        text = json.dumps({"schema": _SCHEMA, **self._to_json()}, allow_nan=False, indent=1)
-        part = target.with_name(f".{target.name}.{os.getpid()}.part")
-        try:
-            part.write_text(text, encoding="utf-8")
-            os.replace(part, target)
-        finally:
-            part.unlink(missing_ok=True)
+        result_file.write(
+            Path(path), {name: getattr(self, name) for name in self.__dataclass_fields__}
+        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CKAResult:
@@ -284,100 +279,4 @@ class CKAResult:
             InputError: if the file is not a saved result.
             OSError: if the file cannot be read.
         """
-        try:
-            found = json.loads(Path(path).read_text(encoding="utf-8"))
-            if found.pop("schema") != _SCHEMA:
-                raise KeyError("schema")
-            dtype = {"float32": torch.float32, "float64": torch.float64}[found.pop("dtype")]
-            for name in ("matrix", "standard_error"):
-                found[name] = _tensor(found[name], dtype)
-            if found.get("calibration") is not None:
-                given: dict[str, Any] = {
-                    name: value if name == "permutations" else _tensor(value, torch.float64)
-                    for name, value in found["calibration"].items()
-                }
-                found["calibration"] = Calibration(**given)
-            return cls(**found)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"{os.fspath(path)} is not a result in the format {_SCHEMA!r}; "
-                "pass a file written by CKAResult.save"
-            ) from error
-
-    def _to_json(self) -> dict[str, Any]:
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        for name in ("matrix", "standard_error"):
-            fields[name] = _lists(fields[name])
-        if self.calibration is None:
-            del fields["calibration"]
-        else:
-            fields["calibration"] = {
-                name: _lists(value) if isinstance(value, Tensor) else value
-                for name, value in vars(self.calibration).items()
-            }
-        return {"dtype": str(self.matrix.dtype).removeprefix("torch."), **fields}
-
-
-def _positions(index: Any, labels: Sequence[str], kind: str) -> list[int]:
-    """Return the positions of the rows or columns that an index selects."""
-    if isinstance(index, slice):
-        start, stop = index.start, index.stop
-        if isinstance(start, str):
-            start = _position(start, labels, kind)
-        if isinstance(stop, str):
-            stop = _position(stop, labels, kind) + 1
-        return list(range(len(labels)))[start : stop : index.step]
-    if isinstance(index, list):
-        return [_position(one, labels, kind) for one in index]
-    return [_position(index, labels, kind)]
-
-
-def _position(index: Any, labels: Sequence[str], kind: str) -> int:
-    """Return the position of one row or column, from 0."""
-    if isinstance(index, str):
-        if index in labels:
-            return labels.index(index)
-        close = difflib.get_close_matches(index, labels, n=3)
-        raise LayerError(
-            f"the result has no {kind} {index!r}; "
-            + (
-                f"did you mean {' or '.join(map(repr, close))}?"
-                if close
-                else f"it has {format_labels(labels)}"
-            )
-        )
-    if not isinstance(index, int) or isinstance(index, bool):
-        raise InputError(
-            f"cannot select {kind}s by {index!r}; write a label, a position, a slice or a list, "
-            'e.g. result["conv1", "fc"] or result[:, 2:5]'
-        )
-    if not -len(labels) <= index < len(labels):
-        raise LayerError(
-            f"{kind} {index} is out of range for a result with {len(labels)} {kind}s; "
-            f"write a position from {-len(labels)} to {len(labels) - 1}"
-        )
-    return index % len(labels)
-
-
-def _part(
-    calibration: Calibration | None, rows: list[int], columns: list[int]
-) -> Calibration | None:
-    """Return the calibration of some rows and columns."""
-    if calibration is None:
-        return None
-    matrices: dict[str, Any] = {
-        name: one[rows][:, columns]
-        for name, one in vars(calibration).items()
-        if isinstance(one, Tensor)
-    }
-    return replace(calibration, **matrices)
-
-
-def _lists(values: Tensor) -> list[list[float | None]]:
-    """Return the rows of a matrix, with None for NaN and infinity, which JSON does not have."""
-    return [[one if math.isfinite(one) else None for one in row] for row in values.tolist()]
-
-
-def _tensor(rows: list[list[float | None]], dtype: torch.dtype) -> Tensor:
-    filled = [[math.nan if value is None else value for value in row] for row in rows]
-    return torch.tensor(filled, dtype=dtype, device="cpu")
+        return result_file.read(Path(path), cls)

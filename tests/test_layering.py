@@ -36,7 +36,9 @@ PICTURES = {
     "cka": """
         many
         comparison     result_mapping
+        settings
         running        result
+        result_file    result_index
         data           plots        progress
         capture        functional  layer_ticks
         errors

@@ -18,7 +18,7 @@ from cka.functional.precision import full_precision, real_float, sum_dtype
 HSICEstimator: TypeAlias = Literal["unbiased", "biased"]
 
 # Size of the float64 copies that one matrix product reads; the Gram matrices keep their dtype.
-_SLAB_BYTES = 2 * 2**20
+SLAB_BYTES = 2 * 2**20
 # Rounding error of a matrix product of equal rows, relative to its entries.
 _EQUAL_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-13}
 
@@ -136,15 +136,17 @@ def permuted_products(
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield parts of HSIC after each of the N permutations ``orders`` (N, n) of ``grams_y``.
 
-    A part is ``(numbers, values)`` with values (k, L1, L2) for the k permutations ``numbers``; the
+    A part is ``(numbers, values)`` with values (k, L1 L2) for the k permutations ``numbers``; the
     parts of a permutation add up to its HSIC. Only ``grams_x`` is centred: a centred matrix is
     orthogonal to what centring subtracts from the other one. Both are symmetric, so each pair of
     samples is multiplied once.
     """
     flat = [gram.reshape(-1) for gram in (grams_x if grams_y is None else grams_y)]
     size = orders.shape[1]
-    for pairs, x in _centred_pairs(grams_x, estimator):
-        several = max(1, _SLAB_BYTES // (len(flat) * x.shape[1] * x.itemsize))
+    for pairs, x in centred_pairs(grams_x, estimator, len(grams_x)):
+        # A pair (i, j) stands for (j, i) too.
+        x *= (2 - (pairs[0] == pairs[1]).to(x.dtype)) * _scale(size, estimator)
+        several = max(1, SLAB_BYTES // (len(flat) * x.shape[1] * x.itemsize))
         for start in range(0, len(orders), several):
             some = orders[start : start + several]
             entries = (some[:, pairs[0]] * size + some[:, pairs[1]]).flatten()
@@ -152,32 +154,31 @@ def permuted_products(
             with full_precision(x.device):
                 products = x @ y.view(-1, x.shape[1]).T
             values = products.view(len(x), len(flat), len(some)).permute(2, 0, 1)
-            yield slice(start, start + len(some)), values
+            yield slice(start, start + len(some)), values.flatten(1)
 
 
-def _centred_pairs(
-    grams: Sequence[Tensor], estimator: HSICEstimator
+def centred_pairs(
+    grams: Sequence[Tensor], estimator: HSICEstimator, matrices: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield pairs of samples (2, m), and the entries of the L centred matrices for them, (L, m).
 
-    The entries are multiplied so that their sum of products with another symmetric matrix is HSIC.
+    A pair is (i, j) with i < j, or i = j if the estimate is biased: the diagonal of a matrix that
+    is U-centred is zero. The parts have a suitable size for that many ``matrices``.
     """
     size = len(grams[0])
     dtype = sum_dtype(grams[0].device)
     offsets, not_constant = _offsets(grams, estimator, dtype), _not_constant(grams)[:, :, 0]
     flat = [gram.reshape(-1) for gram in grams]
-    # The diagonal of a matrix that is U-centred is zero.
     pairs = torch.triu_indices(
         size, size, offset=1 if estimator == "unbiased" else 0, device=grams[0].device
     )
-    for some in pairs.split(max(1, _SLAB_BYTES // (len(grams) * dtype.itemsize)), 1):
+    for some in pairs.split(max(1, SLAB_BYTES // (matrices * dtype.itemsize)), 1):
         first, second = some
         entries = first * size + second
         values = torch.stack([gram.index_select(0, entries) for gram in flat]).to(dtype)
         values -= offsets[:, first]
         values -= offsets[:, second]
         values *= not_constant
-        values *= (2 - (first == second).to(dtype)) * _scale(size, estimator)
         yield some, values
 
 
@@ -218,7 +219,7 @@ def _not_constant(grams: Sequence[Tensor]) -> Tensor:
 
 def rows_per_slab(matrices: int, samples: int) -> int:
     """Return how many rows of that many (n, n) matrices are copied at a time."""
-    return max(1, _SLAB_BYTES // (matrices * samples * torch.float64.itemsize))
+    return max(1, SLAB_BYTES // (matrices * samples * torch.float64.itemsize))
 
 
 def centred_slabs(grams: Sequence[Tensor], estimator: HSICEstimator, rows: int) -> Iterator[Tensor]:

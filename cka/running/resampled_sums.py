@@ -12,22 +12,38 @@ from cka.functional.sums import Exponents, Sums, powers
 
 @dataclass(frozen=True)
 class Resampled:
-    """N resampled sums of P pairs of outputs."""
+    """N resampled sums of P pairs of outputs, which are the sums of E pairs of layers.
+
+    The E pairs are the L1 L2 pairs of the result; if layers are resampled with themselves, their
+    L1 and L2 pairs follow.
+    """
 
     values: Tensor
     """Sums, (N, P)."""
     positions: Tensor
-    """Position in the second dimension of each pair of layers, (L1, L2), on the CPU."""
+    """Position in the second dimension of each pair of layers, (E,), on the CPU."""
 
     def expanded(self) -> Resampled:
         """Return the same sums with one position for each pair of layers."""
-        positions = self.positions.flatten().to(self.values.device)
-        return self.of_each_pair(self.values[:, positions], self.positions)
+        return self.of_each_pair(self.values[:, self.positions.to(self.values.device)])
 
     @classmethod
-    def of_each_pair(cls, values: Tensor, like: Tensor) -> Resampled:
-        """Return sums (N, L1 L2) of which each pair of layers has its own; ``like`` is (L1, L2)."""
-        return cls(values, torch.arange(like.numel(), device="cpu").view(like.shape))
+    def of_each_pair(cls, values: Tensor) -> Resampled:
+        """Return sums (N, E) of which each pair of layers has its own."""
+        return cls(values, torch.arange(values.shape[1], device="cpu"))
+
+    def positions_of(
+        self, counts: tuple[int, int], rows: list[int], columns: list[int]
+    ) -> list[Tensor]:
+        """Return the positions (R, C) of some of the L1 and L2 layers, and (R,) and (C,) if known.
+
+        ``counts`` are L1 and L2. The positions are on the device of the values.
+        """
+        sizes = [counts[0] * counts[1], *counts]
+        parts = self.positions.split(sizes[: 1 if len(self.positions) == sizes[0] else 3])
+        cross = parts[0].view(counts)[rows][:, columns]
+        own = [part[chosen] for part, chosen in zip(parts[1:], (rows, columns), strict=False)]
+        return [found.to(self.values.device) for found in (cross, *own)]
 
 
 class ResampledSums:
@@ -49,8 +65,8 @@ class ResampledSums:
         """Prepare to add a batch.
 
         Args:
-            pairs: a number for each pair of layers, (L1, L2), on the CPU: the position of its HSIC
-                in the matrices that are added, which are flattened.
+            pairs: a number for each of the E pairs of layers, (E,), on the CPU: the position of its
+                HSIC in the values that are added.
             batch: sums of this batch.
             total: sums of all batches with this one.
         """
@@ -61,7 +77,7 @@ class ResampledSums:
             self._exponents = total.exponents
         elif not torch.equal(positions, self._sums.positions):
             self._sums = self._sums.expanded()
-            used = pairs.flatten()
+            used = pairs
         self._used = used.to(total.cross.device)
         if self._exponents != total.exponents:
             self._sums.values.mul_(self._powers(self._exponents, total))
@@ -73,16 +89,15 @@ class ResampledSums:
     def _powers(self, before: Exponents | None, total: Sums) -> Tensor:
         """Return what brings sums (P,) from the exponents ``before`` to the total's."""
         assert self._sums is not None
-        of_layers = factors(before, total).flatten()
+        of_layers = factors(before, total, len(self._sums.positions))
         # Layers that share their sums have the same exponents.
         found = of_layers.new_empty(self._sums.values.shape[1])
-        positions = self._sums.positions.flatten().to(found.device)
-        return found.index_copy_(0, positions, of_layers)
+        return found.index_copy_(0, self._sums.positions.to(found.device), of_layers)
 
     def add(self, numbers: slice, values: Tensor) -> None:
-        """Add HSIC of one batch's Gram matrices for k of the N resamples, (k, G1, G2)."""
+        """Add HSIC of one batch's pairs of outputs for k of the N resamples, (k, G)."""
         assert self._sums is not None
-        chosen = values.flatten(1)[:, self._used]
+        chosen = values[:, self._used]
         self._sums.values[numbers] += chosen if self._factors is None else chosen * self._factors
 
     def sums(self) -> Resampled | None:
@@ -94,11 +109,12 @@ class ResampledSums:
         self._sums = None
 
 
-def factors(before: Exponents | None, after: Sums) -> Tensor:
-    """Return what brings HSIC (L1, L2) from the exponents ``before`` to those of ``after``."""
+def factors(before: Exponents | None, after: Sums, pairs: int) -> Tensor:
+    """Return what brings HSIC of E pairs from the exponents ``before`` to those of ``after``."""
     zeros = ((0,) * len(after.self1), (0,) * len(after.self2))
     one, two = (
         powers(*side, like=after.cross)
         for side in zip(before or zeros, after.exponents or zeros, strict=True)
     )
-    return one[:, None] * two[None, :]
+    cross = (one[:, None] * two[None, :]).flatten()
+    return cross if pairs == len(cross) else torch.cat([cross, one.square(), two.square()])

@@ -16,6 +16,7 @@ from cka.capture.outputs import LeftOut
 from cka.data.batches import samples_in
 from cka.errors import InputError, LayerError
 from cka.functional.calibration import Calibration, calibrate
+from cka.functional.confidence import Confidence, confidence
 from cka.functional.precision import sum_dtype
 from cka.functional.sums import (
     Exponents,
@@ -32,7 +33,7 @@ from cka.running import distributed
 from cka.running.estimators import BatchMeasurements, Estimator, Measurement
 from cka.running.model_runner import ModelRunner
 from cka.running.resampled_sums import Resampled, factors
-from cka.running.resamplings import Permutations, Resampling
+from cka.running.resamplings import Resampling, ResamplingsOfPair
 from cka.running.rows import Rows, merge_rows
 
 
@@ -52,6 +53,8 @@ class Outcome:
     batches: int
     calibration: Calibration | None
     """What CKA would be by chance; None if not asked for."""
+    confidence: Confidence | None
+    """How much CKA would vary with other samples; None if not asked for."""
     warnings: list[str]
     """What was left out or is NaN, and why."""
 
@@ -66,9 +69,9 @@ class Run:
         estimator: Estimator,
         *,
         over_ranks: bool,
-        permutations: Permutations | None = None,
+        resamplings: ResamplingsOfPair,
     ) -> None:
-        self._permutations = permutations
+        self._resamplings = resamplings
         self.samples = 0
         self.batches = 0
         self._skipped_sizes: list[int] = []
@@ -116,8 +119,8 @@ class Run:
     def close(self) -> None:
         """Release all tensors, so that a traceback that references this object keeps none alive."""
         self._estimator.clear()
-        if self._permutations is not None:
-            self._permutations.clear()
+        for one in self._resamplings.each():
+            one.clear()
         for runner in self._runners:
             runner.capture.clear()
 
@@ -132,18 +135,21 @@ class Run:
         for runner, uneven in zip(self._runners, self._estimator.uneven, strict=False):
             for row in uneven:
                 runner.rows.left_out.setdefault(runner.rows.calls[row], LeftOut.WIDTH_VARIES)
-        permuted = None if self._permutations is None else self._permutations.sums()
+        resampled = [None if one is None else one.sums() for one in self._resamplings]
         if self._over_ranks and distributed.is_active():
             own = None if sums is None else sums.exponents
             sums = self._sum_over_ranks(sums)
-            if self._permutations is not None and sums is not None:
-                permuted = _resampled_over_ranks(self._permutations, own, sums)
+            if sums is not None:
+                resampled = [
+                    None if one is None else _resampled_over_ranks(one, own, sums)
+                    for one in self._resamplings
+                ]
         if sums is None:
             raise InputError(
                 f"no batch had at least {self._estimator.min_samples} samples "
                 f"({len(self._skipped_sizes)} smaller ones were skipped); use larger batches"
             )
-        return self._outcome_of(sums, permuted)
+        return self._outcome_of(sums, *resampled)
 
     def _sum_over_ranks(self, sums: Sums | None) -> Sums | None:
         rows = [runner.rows.to_builtin() for runner in self._runners]
@@ -172,7 +178,9 @@ class Run:
         sums = with_exponents(sums, exponents)
         return vector_to_sums(distributed.sum_over_ranks(sums_to_vector(sums)), sums)
 
-    def _outcome_of(self, sums: Sums, permuted: Resampled | None) -> Outcome:
+    def _outcome_of(
+        self, sums: Sums, permuted: Resampled | None, bootstrapped: Resampled | None
+    ) -> Outcome:
         rows_of_models = (self._runners[0].rows, self._runners[-1].rows)
         orders = [
             [at for at in chosen.order(rows.calls) if rows.calls[at] not in rows.left_out]
@@ -184,10 +192,14 @@ class Run:
         indices = [torch.tensor(order, device=sums.cross.device) for order in orders]
         selected = select_sums(sums, *indices)
         matrix, error = cka_with_error(selected)
-        calibration = None
+        counts = (len(sums.self1), len(sums.self2))
+        calibration = found_confidence = None
         if permuted is not None:
-            positions = permuted.positions[orders[0]][:, orders[1]].to(sums.cross.device)
+            (positions,) = permuted.positions_of(counts, *orders)
             calibration = calibrate(selected, permuted.values, positions)
+        if bootstrapped is not None:
+            of_layers = bootstrapped.positions_of(counts, *orders)
+            found_confidence = confidence(selected, bootstrapped.values, of_layers)
         labels = [
             [rows.calls[at].label for at in order]
             for rows, order in zip(rows_of_models, orders, strict=True)
@@ -201,6 +213,7 @@ class Run:
             samples=self.samples,
             batches=self.batches,
             calibration=calibration,
+            confidence=found_confidence,
             warnings=warnings,
         )
 
@@ -235,16 +248,19 @@ class Run:
 
 
 def _resampled_over_ranks(own: Resampling, before: Exponents | None, sums: Sums) -> Resampled:
-    """Return the resampled sums of all ranks, (N, L1, L2), with the exponents of ``sums``.
+    """Return the resampled sums of all ranks, (N, E), with the exponents of ``sums``.
 
     A rank without batches has the exponents ``before`` None.
     """
+    pairs = sums.cross.numel()
+    if own.with_self_terms:
+        pairs += len(sums.self1) + len(sums.self2)
     found = own.sums()
     if found is None:
-        values = sums.cross.new_zeros(own.count, sums.cross.numel())
+        values = sums.cross.new_zeros(own.count, pairs)
     else:
-        values = found.expanded().values * factors(before, sums).flatten()
-    return Resampled.of_each_pair(distributed.sum_over_ranks(values), like=sums.cross)
+        values = found.expanded().values * factors(before, sums, pairs)
+    return Resampled.of_each_pair(distributed.sum_over_ranks(values))
 
 
 def _nan_warnings(labels: Sequence[Sequence[str]], self_terms: Sequence[Tensor]) -> list[str]:

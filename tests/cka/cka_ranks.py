@@ -88,6 +88,10 @@ def results_of_rank(rank, world, samples) -> dict[str, CKAResult]:
         results["unequal"] = pair.compare(iter(shard), progress=False)
         shard = [batch.double() for batch in unequal_batches(rank)]
         results["calibrated"] = pair.compare(iter(shard), progress=False, null=9)
+        shard = [batch.double() for batch in unequal_batches(rank)]
+        results["bootstrapped"] = pair.compare(iter(shard), progress=False, bootstrap=5)
+        shard = [batch.double() for batch in unequal_batches(2 * rank)]
+        results["empty-bootstrapped"] = pair.compare(iter(shard), progress=False, bootstrap=5)
         shard = [batch.double() for batch in unequal_batches(2 * rank)]
         results["empty"] = CKA(mlp(0).double(), kernel="rbf").compare(iter(shard), progress=False)
         results["scaled"] = CKA(linear_network()).compare(

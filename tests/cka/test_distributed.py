@@ -7,9 +7,10 @@ import torch
 import torch.multiprocessing as mp
 from cka_nets import batches_of, mlp
 from cka_ranks import linear_network, run_rank, scaled_batches, sharded_loader, unequal_batches
-from cka_reference import linear, song_hsic
+from cka_reference import cloned_outputs, linear, song_hsic
 
 from cka import CKA, CKAResult
+from cka.functional.weighted import draw_weights, weighted_products
 
 SAMPLES = 37  # odd, so the sampler gives one rank a sample of the other as padding
 
@@ -102,6 +103,32 @@ def test_ranks_permute_independently_and_add_up_to_the_definition(results):
     for found in results["calibrated"]:
         assert found.calibration.mean[0, 0] == pytest.approx(float(permuted.mean()), abs=1e-9)
         assert found.calibration.spread[0, 0] == pytest.approx(float(permuted.std()), abs=1e-9)
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("bootstrapped", [0, 1]), ("empty-bootstrapped", [0])])
+def test_bootstrap_of_ranks_adds_up_the_resamples_of_all(results, name, ranks):
+    """Each rank draws with a seed of its own, and HSIC of all batches is added before the ratio."""
+    sums = None
+    for rank in ranks:
+        generator = torch.Generator().manual_seed(rank)
+        for batch in unequal_batches(rank):
+            grams = [
+                [
+                    linear(one)
+                    for (one,) in cloned_outputs(mlp(seed).double(), [batch.double()]).values()
+                ]
+                for seed in (0, 1)
+            ]
+            weights = draw_weights(5, len(batch), "unbiased", generator)
+            parts = weighted_products(*grams, "unbiased", weights)
+            sums = torch.zeros(5, 15, dtype=torch.float64) if sums is None else sums
+            for numbers, part in parts:
+                sums[numbers] += part
+    values = sums[:, :9].view(5, 3, 3) / (sums[:, 9:12, None] * sums[:, None, 12:]).sqrt()
+    for found in results[name]:
+        torch.testing.assert_close(
+            found.confidence.standard_error, values.std(0), rtol=0, atol=1e-9
+        )
 
 
 def test_padding_samples_are_not_counted(results):
