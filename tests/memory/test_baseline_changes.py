@@ -4,7 +4,7 @@ import pytest
 from reports_made import CPU, GPU
 
 from pytest_cka_memory.baseline import renames
-from pytest_cka_memory.baseline.changes import as_lines, changes
+from pytest_cka_memory.baseline.changes import BaselineChange, as_lines, changes
 from pytest_cka_memory.baseline.file import BaselineKey, Figures
 from pytest_cka_memory.units import MB
 
@@ -51,6 +51,31 @@ def test_middle_of_many_changes_is_left_out() -> None:
     assert "test_20" in lines[0]
     assert lines[15] == "  ... and 10 more"
     assert "test_19" in lines[30]
+
+
+@pytest.mark.parametrize(
+    ("count", "lines"),
+    [(30, 30), (31, 31)],  # one line stands for what is left out
+)
+def test_thirty_changes_are_shown_and_one_more_is_not(count: int, lines: int) -> None:
+    """The middle is left out from 31 changes on."""
+    keys = [BaselineKey(f"t.py::test_{n:02}", "", CPU) for n in range(count)]
+    shown = as_lines(changes(dict.fromkeys(keys, figures()), dict.fromkeys(keys, figures(1))))
+    assert len(shown) == lines
+    assert ("  ... and 1 more" in shown) is (count == 31)
+
+
+def test_figure_that_becomes_known_is_shown_with_its_rise_from_nothing() -> None:
+    """A figure without a baseline is shown as known now, and sorted by its whole size."""
+    keys = [BaselineKey("t.py::test_a", "", CPU), BaselineKey("t.py::test_b", "", CPU)]
+    old = {keys[0]: figures(retained=3), keys[1]: figures()}
+    found = changes(old, {keys[0]: figures(retained=6), keys[1]: figures(growth=4)})
+    assert as_lines(found) == [
+        "  t.py::test_b  growth per batch    -  ->  4 B           known now",
+        "  t.py::test_a  retained          3 B  ->  6 B  +100.0%  up",
+    ]
+    assert [change.rise_bytes for change in found] == [4, 3]
+    assert BaselineChange(keys[0], "growth_bytes_per_batch", 4, None).rise_bytes == -4
 
 
 def test_change_that_two_decimals_hide_is_shown_in_bytes() -> None:

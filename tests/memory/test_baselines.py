@@ -10,7 +10,7 @@ from reports_made import CPU, GPU
 from pytest_cka_memory import LimitError, RegionRecord
 from pytest_cka_memory.baseline.changes import BaselineChange
 from pytest_cka_memory.baseline.file import BaselineKey
-from pytest_cka_memory.baseline.limit import WithinBaseline
+from pytest_cka_memory.baseline.limit import WithinBaseline, tolerance_of_marker
 from pytest_cka_memory.baseline.update import Update, updated
 from pytest_cka_memory.core import fingerprint
 from pytest_cka_memory.core.figures import rounded_figures
@@ -198,6 +198,50 @@ def test_region_without_a_baseline_is_not_judged(
     assert isinstance(breach, Breach)
     assert breach.measured_bytes is None
     assert reason in breach.message
+
+
+def test_region_without_a_required_baseline_says_why_and_allows_nothing(record: MakeRecord) -> None:
+    """The breach names the option that requires it, and has no allowance."""
+    breach = replace(limit(required=True), known={}).judge(record())
+    assert isinstance(breach, Breach)
+    assert (breach.allowed_bytes, breach.measured_bytes) == (0, None)
+    assert breach.message == (
+        "cannot be judged although --cka-memory-require-baseline is given: no baseline for this "
+        "region; write one with --cka-memory-update-baseline"
+    )
+
+
+def test_limit_of_a_baseline_requires_no_entry_and_names_no_device_by_default(
+    record: MakeRecord,
+) -> None:
+    """A limit without further arguments leaves a region without an entry not judged."""
+    verdict = WithinBaseline("memory_baseline", parse_tolerance("5%"), {}).judge(record())
+    assert isinstance(verdict, Unjudged)
+    assert verdict.reason.startswith("no baseline for this region;")
+
+
+def test_baseline_of_another_test_is_named_in_its_messages(record: MakeRecord) -> None:
+    """Both messages name the test whose figures are the baseline."""
+    relative = replace(limit(retained_bytes=100), reference="t[eager]")
+    breach = relative.judge(record(retained_bytes=200))
+    assert isinstance(breach, Breach)
+    assert breach.message == (
+        "retained 200 bytes, allowed 105 bytes (5% above t[eager]'s 100 bytes): 95 bytes too much"
+    )
+    unknown = replace(relative, known={}).judge(record())
+    assert isinstance(unknown, Unjudged)
+    assert unknown.reason == (
+        "t[eager] has no completed region of this name that ran before in this process; run both "
+        "in this order, with pytest-xdist in one group (xdist_group)"
+    )
+
+
+def test_other_test_is_named_by_a_text() -> None:
+    """``relative_to`` takes the id of a parameter and refuses anything else."""
+    assert tolerance_of_marker(relative_to="eager") is None
+    assert tolerance_of_marker("9%", relative_to="eager") == parse_tolerance("9%")
+    with pytest.raises(LimitError, match=r"^relative_to=3: write the id of a parameter, e\.g\. 'e"):
+        tolerance_of_marker(relative_to=3)
 
 
 def test_marker_tolerance_replaces_the_default() -> None:

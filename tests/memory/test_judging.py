@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from pytest_cka_memory import RegionRecord
+from pytest_cka_memory.core.decoder import ShapeError
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Result, judge
 from pytest_cka_memory.limits import Limit, limit_from_marker, max_peak_mb, max_retained_mb
@@ -14,6 +16,7 @@ MakeRecord = Callable[..., RegionRecord]
 ZERO = limit_from_marker("zero_retention", (), {})
 RESERVED = limit_from_marker("max_reserved_mb", (1,), {})
 FLAT = limit_from_marker("flat_per_batch", (), {})
+WARNS = limit_from_marker("max_peak_mb", (1,), {"warn": True})
 
 
 @pytest.mark.parametrize(
@@ -81,6 +84,79 @@ def test_result_has_all_breaches(record: MakeRecord) -> None:
     result = judge("n", record(retained_bytes=5, peak_bytes=9), limits)
     assert [breach.limit for breach in result.breaches] == [limit.text for limit in limits]
     assert result.limits == tuple(limit.text for limit in limits)
+
+
+@pytest.mark.parametrize(
+    ("limits", "outcome", "verdict"),
+    [
+        ([WARNS], "passed", "warning"),
+        ([WARNS, ZERO], "passed", "BREACH"),
+        ([ZERO, WARNS], "passed", "BREACH"),
+        ([ZERO], "xfailed", "known (xfail)"),
+        ([WARNS], "xfailed", "warning"),
+        ([ZERO], "failed", "BREACH"),
+    ],
+)
+def test_verdict_on_broken_limits_is_that_of_the_most_serious(
+    record: MakeRecord, limits: list[Limit], outcome: str, verdict: str
+) -> None:
+    """A warning counts only without other broken limits, which are known in a test with xfail."""
+    result = judge("n", record(retained_bytes=1, peak_bytes=2**21), limits)
+    assert replace(result, outcome=outcome).verdict == verdict
+    assert [breach.warns for breach in result.breaches] == [limit is WARNS for limit in limits]
+
+
+def test_limit_is_of_a_region_and_fails_its_test_by_default() -> None:
+    """Unless a limit says otherwise, it is judged per region and needs no further measurement."""
+
+    class Anything(Limit):
+        def judge(self, record: RegionRecord) -> None:
+            """Accept every region."""
+
+    limit = Anything("anything")
+    assert (limit.warns, limit.scope, limit.addition, limit.reports_host) == (
+        False,
+        "function",
+        "",
+        False,
+    )
+
+
+def test_region_is_of_a_passed_test_in_the_main_process_by_default(record: MakeRecord) -> None:
+    """A result has the outcome and the process of a session without workers."""
+    result = judge("a.py::t", record(), [])
+    assert (result.outcome, result.worker, result.rank) == ("passed", "main", "")
+
+
+@pytest.mark.parametrize(
+    ("worker", "name"), [("rank 1", "a.py::t fit rank 1"), ("gw0", "a.py::t fit")]
+)
+def test_name_has_the_rank_but_no_worker(record: MakeRecord, worker: str, name: str) -> None:
+    """Ranks run the same tests, so that their regions differ by the rank; workers run others."""
+    result = replace(judge("a.py::t", record(label="fit"), []), worker=worker)
+    assert result.name == name
+    assert result.rank == ("rank 1" if worker == "rank 1" else "")
+
+
+def test_fields_of_other_plugins_are_written_only_if_there_are_some(record: MakeRecord) -> None:
+    """The key ``extra`` is in the dictionary of a region to which a plugin has added fields."""
+    plain = judge("a.py::t", record(), [])
+    assert "extra" not in plain.to_dict()
+    added = replace(plain, extra={"loss": 0.5})
+    assert added.to_dict()["extra"] == {"loss": 0.5}
+    assert Result.from_dict(added.to_dict()) == added
+
+
+@pytest.mark.parametrize("name", ["nodeid", "peak_bytes"])
+@pytest.mark.parametrize(("where", "path"), [((), ""), (("regions[3]",), r"regions\[3\]\.")])
+def test_missing_key_of_a_result_is_named_by_its_path(
+    record: MakeRecord, name: str, where: tuple[str, ...], path: str
+) -> None:
+    """Figures lie beside the other keys of a result, and a path in an error has them there."""
+    data = judge("a.py::t", record(), []).to_dict()
+    del data[name]
+    with pytest.raises(ShapeError, match=f"^{path}{name} is missing; expected a value$"):
+        Result.from_dict(data, *where)
 
 
 def test_name_has_the_test_and_the_label(record: MakeRecord) -> None:

@@ -1,6 +1,7 @@
 """Growth per batch, calculated from the samples at batch boundaries."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -27,6 +28,7 @@ def _period_2(count: int, leak: int) -> list[int]:
         pytest.param([7] * 9, 0.0, id="constant"),
         pytest.param([100 - 4 * i for i in range(9)], -4.0, id="shrinking"),
         pytest.param([1000 + i for i in range(9)], 1.0, id="one-byte-a-batch"),
+        pytest.param([0, 0, 8, 0, 0, 0, 0, 0, 12], 1.0, id="maxima-more-than-a-half-apart"),
     ],
 )
 def test_growth_is_the_rise_of_the_upper_level_per_batch(
@@ -132,5 +134,24 @@ def test_samples_that_may_have_garbage_are_left_out(known: Sequence[int], growth
         Sample(number, 64, level, level, level, may_have_garbage=number not in known)
         for number in range(1, 17)
         for level in [(40 if number in known else 100) * number]
+    ]
+    assert growth_bytes_per_batch(timeline) == growth
+
+
+@pytest.mark.parametrize(
+    ("levels", "known", "growth"),
+    [
+        pytest.param([0, 10, 30, 99, 99, 30, 70, 99, 99], [2, 3, 6, 7], 10.0, id="highest-of-each"),
+        pytest.param([0, 0, 40, 40, 80, *[900] * 4], [2, 3, 4, 5], 20.0, id="first-half-known"),
+        pytest.param([0, 0, 40, 40, 40, *[900] * 4], [2, 3, 4], 215.0, id="one-too-few-known"),
+    ],
+)
+def test_growth_beside_garbage_is_between_the_highest_other_samples(
+    samples: MakeSamples, levels: list[int], known: list[int], growth: float
+) -> None:
+    """If only the first half has other samples, it is judged alone if it has four of them."""
+    timeline = [
+        sample if sample.batch in known else replace(sample, may_have_garbage=True)
+        for sample in samples(levels)
     ]
     assert growth_bytes_per_batch(timeline) == growth

@@ -6,7 +6,7 @@ from math import nan
 import pytest
 
 from pytest_cka_memory import LimitError
-from pytest_cka_memory.core.tolerance import Difference, differences, parse_tolerance
+from pytest_cka_memory.core.tolerance import Difference, Tolerance, differences, parse_tolerance
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,11 @@ def test_the_boundary_is_exact_to_the_byte(text: str, old: float, allowed_bytes:
     assert tolerance.allowed_bytes(old) == allowed_bytes
     for new_bytes, broken in ((allowed_bytes, False), (allowed_bytes + 1, True), (nan, True)):
         assert Difference("retained_bytes", old, new_bytes, allowed_bytes).broken is broken
+
+
+def test_a_tolerance_without_share_and_bytes_allows_no_rise() -> None:
+    """The defaults of a tolerance add nothing to the old figure."""
+    assert Tolerance("none").allowed_bytes(100) == 100
 
 
 def test_differences_are_the_compared_figures_that_changed() -> None:
