@@ -1,8 +1,9 @@
 """Where memory was allocated. Keeps no tensor alive; does not import torch."""
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property
 from types import CodeType, FrameType
 from typing import NamedTuple, Protocol, TypeVar
@@ -19,6 +20,47 @@ from pytest_cka_memory.core.source_code import expression_at, line_at
 _MAX_FRAMES_SEARCHED = 100
 _MAX_FRAMES = 6
 Frame = TypeVar("Frame")
+
+
+class Context(IntEnum):
+    """What ran when memory was allocated, as the innermost of torch's functions shows."""
+
+    UNKNOWN = 0
+    """None of these, or this was not noted."""
+    BACKWARD = 1
+    """A backward pass."""
+    FORWARD = 2
+    """The call of a module."""
+    STEP = 3
+    """The step of an optimizer."""
+    STATE = 4
+    """What makes the state of an optimizer in its step."""
+    LOADER = 5
+    """A data loader."""
+    MODULE = 6
+    """The constructor of a module, or a method that moves its parameters."""
+
+
+class Freed(IntEnum):
+    """How memory was freed, as far as that shows what held it."""
+
+    NO = 0
+    """It is live, or it was freed with the last name or container that held it."""
+    IN_OPERATOR = 1
+    """While the operator ran that allocated it."""
+    WORKSPACE = 2
+    """When the workspaces of libraries were dropped."""
+    IN_BACKWARD = 3
+    """By a backward pass, which had the last reference."""
+    WITH_GRAPH = 4
+    """With the graph of a tensor, which had the last reference."""
+
+
+INSIDE = {
+    Freed.IN_OPERATOR: "temporary memory of an operator, such as a workspace",
+    Freed.WORKSPACE: "workspace of a library",
+}
+"""What allocated memory that was freed in these ways, and that no tensor of Python's owned."""
 
 
 class AllocationSite(NamedTuple):
@@ -86,6 +128,15 @@ class AllocationGroup:
     """Whether they were allocated before the region began."""
     inside: str | None = None
     """What allocated them if no tensor owned them, such as ``workspace``."""
+    context: Context | None = None
+    """What ran when they were allocated; None if this meter does not know it of any memory."""
+    freed: Freed = Freed.NO
+    """How they were freed."""
+    address: int = 0
+    """Of its data, for one that was still live when this was read; 0 for others."""
+    older: Callable[[], Mapping[int, int]] | None = None
+    """Returns address and bytes of what was allocated before the region and is still live; None if
+    that is not known, and for other groups."""
 
 
 RawFrames = tuple[tuple[CodeType, int], ...]

@@ -40,6 +40,8 @@ class Holding:
     """Paths of the modules that allocated most of them: ``encoder.layers.2.linear1``, if known."""
     inside: str | None = None
     """What allocated it if no tensor owned it, such as ``workspace``; known for the peak only."""
+    kind: str | None = None
+    """What it was for, one of :data:`.core.kinds.KINDS`; known for the peak only."""
     pinned: bool = False
     """Whether it is pinned memory of the host; False if no tensor was found that uses it."""
 

@@ -80,19 +80,33 @@ def holdings(
             gc.enable()
 
 
-def group_by_site(groups: Iterable[AllocationGroup]) -> tuple[Holding, ...]:
-    """Merge `groups`, live or freed, by allocation site alone, largest first.
+def group_by_site(groups: Sequence[AllocationGroup]) -> tuple[Holding, ...]:
+    """Merge `groups`, live or freed, by allocation site and kind, largest first.
 
-    Everything that was allocated before the region is one group, the last.
+    Everything that was allocated before the region comes last, by its kind alone.
     """
-    early, entries = [], []
-    for group in groups:
-        if group.before_region:
-            early.append(Entry(Holding(bytes=group.bytes, count=group.count), (), None))
+    from pytest_cka_memory.meters.torch_private import no_torch_function
+
+    inside = [group for group in groups if not group.before_region]
+    early = [group for group in groups if group.before_region]
+    with no_torch_function():  # the user's modes must not see these calls
+        if not any(group.context is not None or group.older is not None for group in groups):
+            entries = [_peak_entry(group, None) for group in inside]
+            counts = (Holding(bytes=group.bytes, count=group.count) for group in early)
+            before = grouped(Entry(holding, (), None) for holding in counts)
         else:
-            entries.append(_peak_entry(group))
-    before = [replace(holding, before_region=True) for holding in grouped(early)]
-    return (*grouped(entries), *before)
+            from pytest_cka_memory.holders.kinds import KindsNow
+
+            older = [{} if group.older is None else group.older() for group in early]
+            blocks = {group.address: group.bytes for group in inside if group.address}
+            kinds = KindsNow({key: size for known in older for key, size in known.items()} | blocks)
+            entries = [_peak_entry(group, kinds.kind_of(group)) for group in inside]
+            before = tuple(
+                Holding(bytes=size, count=0, kind=kind)
+                for group, known in zip(early, older, strict=True)
+                for kind, size in kinds.kinds_of_older(group.bytes, known).items()
+            )
+        return (*grouped(entries), *(replace(holding, before_region=True) for holding in before))
 
 
 def unowned(rest_bytes: int) -> tuple[Holding, ...]:
@@ -194,11 +208,11 @@ def _entry(
     return Entry(holding, group, batch, _module_of(allocation.site), allocation, known, owner)
 
 
-def _peak_entry(group: AllocationGroup) -> Entry:
+def _peak_entry(group: AllocationGroup, kind: str | None) -> Entry:
     site = None if group.recorded is None else group.recorded.readable()
     count = group.count if group.inside is None else 0
-    holding = replace(described(group.bytes, count, site), inside=group.inside)
-    return Entry(holding, (site_key(site), group.inside), None, _module_of(site))
+    holding = replace(described(group.bytes, count, site), inside=group.inside, kind=kind)
+    return Entry(holding, (site_key(site), group.inside, kind), None, _module_of(site))
 
 
 def _module_of(site: AllocationSite | None) -> int:

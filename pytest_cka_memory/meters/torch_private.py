@@ -318,6 +318,9 @@ SHARING = tuple(
 LOADER_ITERATOR: Any = _found("torch.utils.data.dataloader._MultiProcessingDataLoaderIter", None)
 """The type of iterators over a loader with workers."""
 
+STATE_MAKER = "_init_group"
+"""The method by which each optimizer of torch makes its state in its first step."""
+
 
 def received_early(iterator: Any) -> list[Any]:
     """Return the batches that a loader's iterator has received but not yielded yet."""

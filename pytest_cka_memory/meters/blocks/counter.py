@@ -6,7 +6,7 @@ import ctypes
 import sys
 import sysconfig
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import NamedTuple, cast
@@ -14,14 +14,17 @@ from typing import NamedTuple, cast
 import torch
 
 from pytest_cka_memory.core.allocations import (
+    INSIDE,
     Allocation,
     AllocationGroup,
+    Context,
     FramesSite,
+    Freed,
     RawFrames,
 )
 from pytest_cka_memory.core.libraries import foreign_prefixes, runner_folders
 from pytest_cka_memory.core.recordings import RecordedBlock, Recording
-from pytest_cka_memory.meters.blocks import library
+from pytest_cka_memory.meters.blocks import contexts, library
 from pytest_cka_memory.meters.blocks.library import (
     RECORDED_BLOCK,
     Block,
@@ -237,19 +240,31 @@ class RegionCounter:
         size = self._functions.counter_at_peak_size(self._handle)
         blocks = (Block * size)()
         found = self._functions.counter_at_peak(self._handle, blocks, size)
+        known = {stack: context_of(stack) for stack in {block.stack for block in blocks[:found]}}
         groups = [
             AllocationGroup(
                 bytes=block.bytes,
                 count=block.count,
                 recorded=_site_of(block.stack),
-                inside=library.INSIDE[block.inside],
+                inside=INSIDE.get(Freed(block.freed)),
+                context=known[block.stack],
+                freed=Freed(block.freed),
+                address=block.address,
             )
             for block in blocks[:found]
         ]
         older = self.read().peak - sum(group.bytes for group in groups)
         if older > 0:
-            groups.append(AllocationGroup(bytes=older, count=0, recorded=None, before_region=True))
+            blocks_then = self._older if contexts.are_noted() else None
+            groups.append(
+                AllocationGroup(older, 0, recorded=None, before_region=True, older=blocks_then)
+            )
         return groups
+
+    @property
+    def _older(self) -> Callable[[], Mapping[int, int]]:
+        """A function that keeps nothing of this region."""
+        return partial(_older_blocks, self._number, self.serial, self._functions)
 
     def record(self, most_blocks: int = MOST_RECORDED) -> bool:
         """Record when blocks are allocated and freed; return False if that is not possible."""
@@ -272,7 +287,7 @@ class RegionCounter:
             start_bytes=self.start_level,
             host_start_bytes=found.host_start_level,
             site_of=_site_of,
-            insides=library.INSIDE,
+            insides=tuple(INSIDE.get(way) for way in Freed),
             merged=found.merged,
             merged_bytes=found.merged_bytes,
             lost=found.lost,
@@ -285,6 +300,14 @@ class RegionCounter:
     def _read(self, *, sample: bool) -> Figures:
         self._functions.counter_read(self._number, self._handle, sample, byref(self._figures))
         return self._figures
+
+
+def _older_blocks(number: int, until: int, functions: ctypes.PyDLL) -> Mapping[int, int]:
+    """Return address and bytes of the live blocks that were allocated until `until`."""
+    size = functions.counter_live()
+    blocks = (Block * size)()
+    found = functions.counter_older(number, until, blocks, size)
+    return {block.address: block.bytes for block in blocks[:found]}
 
 
 def _recorded_blocks(found: Recorded) -> Iterator[RecordedBlock]:
@@ -325,8 +348,19 @@ def frames_of(stack: int) -> RawFrames:
 
 def _site_of(stack: int) -> FramesSite | None:
     frames = frames_of(stack)
-    module = library.functions().stacks_module(stack) if notes_modules() else 0
+    module = _module_of(stack)[0] if notes_modules() else 0
     return FramesSite(frames, module) if frames else None
+
+
+def _module_of(stack: int) -> tuple[int, int]:
+    """Return the identity of the innermost module that was running, and the context; 0 if none."""
+    context = ctypes.c_uint32()
+    return library.functions().stacks_module(stack, byref(context)), context.value
+
+
+def context_of(stack: int) -> Context | None:
+    """Return in which context a stack was noted; None if contexts are not."""
+    return Context(_module_of(stack)[1]) if contexts.are_noted() else None
 
 
 @cache
@@ -355,6 +389,7 @@ def prepared_functions() -> ctypes.PyDLL:
     for folder in runner_folders():
         functions.stacks_leave_out(folder.encode(), True)
     notes_modules()
+    contexts.note()
     functions.counter_install()
     return cast(ctypes.PyDLL, functions)
 

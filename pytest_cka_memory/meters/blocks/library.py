@@ -26,8 +26,6 @@ from importlib.util import find_spec
 from typing import Any
 
 MAX_FRAMES = 6
-INSIDE = (None, "temporary memory of an operator, such as a workspace", "workspace of a library")
-"""By the numbers in counter.h: what allocated a block that no tensor of Python's owned."""
 UNKNOWN = -1
 """A level that is not set, because it may have changed meanwhile."""
 RECORDED_BLOCK = struct.Struct("<qIIIIIHH")
@@ -36,11 +34,10 @@ NOT_LIVE = 2**64 - 1
 """The serial number of an address where no block is live."""
 
 __all__ = [
-    "INSIDE",
     "MAX_FRAMES",
     "NOT_LIVE",
-    "UNKNOWN",
     "RECORDED_BLOCK",
+    "UNKNOWN",
     "Block",
     "Figures",
     "Recorded",
@@ -59,7 +56,7 @@ class Block(Structure):
         ("serial", c_uint64),
         ("stack", c_uint32),
         ("count", c_uint32),
-        ("inside", c_uint32),
+        ("freed", c_uint32),
         ("unused", c_uint32),
     )
 
@@ -124,14 +121,18 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
 }
 _OPTIONAL: dict[str, tuple[Any, list[Any]]] = {
     "stacks_note_modules": (c_int, [c_void_p, c_uint64]),
-    "stacks_module": (c_uint64, [c_uint32]),
+    "stacks_module": (c_uint64, [c_uint32, POINTER(c_uint32)]),
+    "stacks_note_context": (c_int, [c_void_p, c_uint32]),
+    "counter_live": (c_uint32, []),
+    "counter_older": (c_uint64, [c_int, c_uint64, POINTER(Block), c_uint64]),
     "counter_counts_pinned": (c_int, []),
     "counter_collects": (None, [c_int]),
     "counter_record": (c_int, [c_void_p, c_uint32]),
     "counter_recorded": (c_int, [c_void_p, POINTER(Recorded)]),
 }
-"""Functions that a library from an older checkout lacks; without them modules are not noted, and
-pinned memory and what the garbage collector frees are not counted, and nothing is recorded."""
+"""Functions that a library from an older checkout lacks; without them modules and kinds of memory
+are not noted, pinned memory and what the garbage collector frees are not counted, and nothing is
+recorded."""
 
 
 def objects_of_types(types: set[type]) -> list[Any]:

@@ -23,9 +23,14 @@ static __thread struct {
     int64_t bytes;
 } moving;
 
+/* The block that this thread has freed last, and its device. */
+static __thread Node last_freed;
+static __thread Device *last_device;
+
 void lock_blocks(void) { pthread_mutex_lock(&lock); }
 void unlock_blocks(void) { pthread_mutex_unlock(&lock); }
 uint32_t blocks_in_use(void) { return used; }
+EXPORT uint32_t counter_live(void) { return used; }
 
 Device *device_of(int number) {
     for (int i = 0; i < device_count; i++)
@@ -109,10 +114,10 @@ static void link_node(Device *device, uint32_t at) {
     *(older == NONE ? &device->oldest : &nodes[older].newer) = at;
 }
 
-static void remove_node(uint32_t slot, Device *device, uint32_t inside) {
+static void remove_node(uint32_t slot, Device *device, uint32_t how) {
     uint32_t at = slots[slot];
-    note_freed(&nodes[at], device, inside);
-    record_freed(&nodes[at], inside);
+    note_freed(&nodes[at], device, how);
+    record_freed(&nodes[at], how);
     unlink_node(device, at);
     empty_slot(slot);
     nodes[at] = (Node){.older = unused, .device = -1};
@@ -151,6 +156,7 @@ void block_allocated(const void *address, int64_t bytes, int number, int64_t lev
         set_level(device, level == UNKNOWN ? device->level + bytes : level, reserved);
     }
     unlock_blocks();
+    note_allocation();
     if (moving.active) {
         moving.to = (uintptr_t)address;
         moving.device = number;
@@ -181,6 +187,18 @@ void move_ends(void) {
         counter_inherit(moving.to, moving.device, moving.serial, moving.bytes);
 }
 
+/* Return how a block is freed. A tensor of Python's frees its graph before its own memory. */
+static uint32_t way_of_freeing(const Node *node, Device *device) {
+    if (!device->regions) return 0;
+    if (drops_workspaces) return WORKSPACE;
+    if (device->number != CPU_DEVICE && in_operator_of(node->stack)) return IN_OPERATOR;
+    if (is_in_backward()) return IN_BACKWARD;
+    if (frees_graph()) note_freed_with_graph(&last_freed, last_device);
+    last_freed = *node;
+    last_device = device;
+    return 0;
+}
+
 void block_freed(const void *address, int number, int64_t level, int64_t reserved) {
     lock_blocks();
     Device *device = device_of(number);
@@ -190,10 +208,9 @@ void block_freed(const void *address, int number, int64_t level, int64_t reserve
             const Node *node = &nodes[slots[slot]];
             if (moving.active) moving.serial = origin_of(node, &moving.bytes);
             if (level == UNKNOWN) level = device->level - node->bytes;
-            uint32_t inside = drops_workspaces ? WORKSPACE : 0;
-            if (!inside && number != CPU_DEVICE && in_operator_of(node->stack)) inside = IN_OPERATOR;
+            uint32_t how = way_of_freeing(node, device);
             if (collects) note_collected(node, device);
-            remove_node(slot, device, inside);
+            remove_node(slot, device, how);
         }
     }
     if (device && level != UNKNOWN) set_level(device, level, reserved);
@@ -292,6 +309,19 @@ EXPORT uint64_t counter_blocks(int number, uint64_t since, Block *out, uint64_t 
             out[count++] =
                 (Block){nodes[at].address, bytes, nodes[at].serial, nodes[at].stack, 1, 0, 0};
     }
+    unlock_blocks();
+    return count;
+}
+
+/* Write the live blocks allocated until `until`, oldest first, `size` at most; return their number. */
+EXPORT uint64_t counter_older(int number, uint64_t until, Block *out, uint64_t size) {
+    uint64_t count = 0;
+    lock_blocks();
+    Device *device = device_of(number);
+    for (uint32_t at = device ? device->oldest : NONE;
+         at != NONE && nodes[at].serial <= until && count < size; at = nodes[at].newer)
+        out[count++] =
+            (Block){nodes[at].address, nodes[at].bytes, nodes[at].serial, nodes[at].stack, 1, 0, 0};
     unlock_blocks();
     return count;
 }

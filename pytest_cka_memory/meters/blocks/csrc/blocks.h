@@ -47,7 +47,8 @@ void free_recording(Recording *recording);
 
 /* regions.c */
 void raise_peaks(const Device *device);
-void note_freed(const Node *node, const Device *device, uint32_t inside);
+void note_freed(const Node *node, const Device *device, uint32_t how);
+void note_freed_with_graph(const Node *node, const Device *device);
 void note_collected(const Node *node, const Device *device);
 
 #endif

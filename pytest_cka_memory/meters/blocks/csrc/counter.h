@@ -6,6 +6,7 @@
    recordings.c  when blocks were allocated and freed, for regions that record it
    pinned.c   the blocks of the allocator for pinned memory of the host
    stacks.c   the Python frames of allocations
+   contexts.c what ran when they were made: a module, a backward pass, an optimizer
    objects.c  all objects of some Python types, to find tensors that existed before
 
    All functions may be called from any thread. There is one lock for blocks and regions, one for
@@ -25,9 +26,15 @@
 /* Given for a level that the allocator did not report, so that the counter adds up its own. */
 #define UNKNOWN (-1)
 #define NO_STACK 0
+/* How a block was freed, if not by a reference of Python's that ended. */
 #define IN_OPERATOR 1 /* allocated and freed while one operator ran */
 #define WORKSPACE 2   /* kept by a library until its workspaces were dropped */
+#define IN_BACKWARD 3 /* by a backward pass, which had the last reference */
+#define WITH_GRAPH 4  /* with a tensor of Python's that had the last reference to a graph */
 #define MAX_FRAMES 6
+/* What ran when a block was allocated; the others are numbers that Python chooses. */
+#define NO_CONTEXT 0
+#define BACKWARD 1
 
 typedef struct {
     uintptr_t address;
@@ -35,7 +42,7 @@ typedef struct {
     uint64_t serial; /* its number in the order of all allocations, from 1; 0: live before counting began */
     uint32_t stack;  /* where it was allocated; NO_STACK if unknown */
     uint32_t count;  /* 1, or the number of blocks in a group of the same stack */
-    uint32_t inside; /* whether no tensor of Python's owned it: IN_OPERATOR, WORKSPACE or 0 */
+    uint32_t freed; /* how it was freed: IN_OPERATOR, WORKSPACE, IN_BACKWARD, WITH_GRAPH or 0 */
     uint32_t unused;
 } Block;
 
@@ -94,6 +101,15 @@ int in_operator_of(uint32_t stack);
 int in_emulated_operator(void);
 void lock_stacks(void);
 void unlock_stacks(void);
+
+/* contexts.c */
+uint32_t context_of(const void *code);
+void find_graph_task(const char *path);
+int is_in_backward(void);
+void lock_is_released(const void *frame);
+void lock_is_taken(const void *frame);
+void note_allocation(void);
+int frees_graph(void);
 
 /* For lists of Python's functions, which are found by their names: X(type, name, arguments). */
 #define FUNCTION_FIELD(type, name, arguments) type (*name) arguments;

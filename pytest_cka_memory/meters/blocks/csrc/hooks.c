@@ -90,7 +90,15 @@ static void *(*real_save_thread)(void);
 /* Called when an operator begins, and when Python frees a tensor. */
 static void *noted_save_thread(void) {
     note_operator();
+    lock_is_released(__builtin_frame_address(0));
     return real_save_thread();
+}
+
+static void (*real_restore_thread)(void *);
+
+static void noted_restore_thread(void *thread) {
+    lock_is_taken(__builtin_frame_address(0));
+    real_restore_thread(thread);
 }
 
 typedef struct { /* c10::cuda::CUDAStream, which is returned in two registers */
@@ -137,6 +145,8 @@ static const Hook hooks[] = {
     {"_ZN2at6native17resize_bytes_cudaEPN3c1011StorageImplEm", (void *)counted_resize_cuda,
      (void **)&real_resize_cuda, OUTSIDE_C10, NULL},
     {"PyEval_SaveThread", (void *)noted_save_thread, (void **)&real_save_thread, OUTSIDE_C10, NULL},
+    {"PyEval_RestoreThread", (void *)noted_restore_thread, (void **)&real_restore_thread, OUTSIDE_C10,
+     NULL},
     {"_ZN3c104cuda9GetDeviceEPa", (void *)noted_device, (void **)&real_device, IN_CUDA, NULL},
     {"_ZN3c104cuda20getCurrentCUDAStreamEa", (void *)noted_stream, (void **)&real_stream, IN_CUDA, NULL},
     {"_ZN3c103hip9GetDeviceEPa", (void *)noted_device, (void **)&real_device, IN_CUDA, NULL},
@@ -344,6 +354,7 @@ EXPORT int counter_install(void) {
     dl_iterate_phdr(hook_library, &count);
     void **entry = pinned_entry();
     find_emulated_device();
+    find_graph_task(torch_path);
     if (entry && *entry != pinned_hook.ours) counts_pinned = dl_iterate_phdr(hook_pinned, entry);
     return count + counts_pinned;
 }

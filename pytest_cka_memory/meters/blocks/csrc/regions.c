@@ -8,9 +8,9 @@
 typedef struct {
     uint64_t peak_serial; /* the peak for which the rest was counted */
     int64_t bytes;
-    uint32_t count, stack, inside;
+    uint32_t count, stack, freed;
 } Freed;
-#define KINDS_OF_FREED 3
+#define WAYS_OF_FREEING 5
 
 struct Region {
     Region *next;
@@ -19,7 +19,7 @@ struct Region {
     int64_t start_level, start_reserved;
     int64_t peak, peak_reserved, sample_peak;
     int64_t collected;
-    Freed *freed; /* by the number of the stack, without its generation, and by `inside` */
+    Freed *freed; /* by the number of the stack, without its generation, and by how it was freed */
     uint32_t freed_size;
     Recording *recording; /* NULL unless it was asked for */
 };
@@ -42,27 +42,52 @@ void raise_peaks(const Device *device) {
     }
 }
 
-/* Remember that a block was live at the peaks of the open regions. */
-void note_freed(const Node *node, const Device *device, uint32_t inside) {
+/* Whether a block was allocated in a region and live at its peak. */
+static int was_at_peak(const Node *node, const Region *region) {
+    return node->serial > region->start_serial && node->serial <= region->peak_serial;
+}
+
+/* Return where a region counts what was freed in one way from one stack; NULL if there is no memory. */
+static Freed *freed_in(Region *region, uint32_t stack, uint32_t how) {
+    uint32_t at = WAYS_OF_FREEING * (stack & 0xffff) + how;
+    if (at >= region->freed_size) {
+        uint32_t size = 2 * at + 64;
+        Freed *more = realloc(region->freed, size * sizeof *more);
+        if (!more) return NULL;
+        memset(more + region->freed_size, 0, (size - region->freed_size) * sizeof *more);
+        region->freed = more;
+        region->freed_size = size;
+    }
+    Freed *freed = &region->freed[at];
+    if (freed->peak_serial != region->peak_serial)
+        *freed = (Freed){region->peak_serial, 0, 0, stack, how};
+    return freed;
+}
+
+static void add_freed(Region *region, const Node *node, uint32_t how) {
+    Freed *freed = freed_in(region, node->stack, how);
+    if (!freed) {
+        lost_allocations++;
+        return;
+    }
+    freed->bytes += node->bytes;
+    freed->count++;
+}
+
+/* Remember that a block was live at the peaks of the open regions, and how it was freed. */
+void note_freed(const Node *node, const Device *device, uint32_t how) {
+    for (Region *region = device->regions; region; region = region->next)
+        if (was_at_peak(node, region)) add_freed(region, node, how);
+}
+
+/* Take a block that was just noted for freed with a graph. */
+void note_freed_with_graph(const Node *node, const Device *device) {
     for (Region *region = device->regions; region; region = region->next) {
-        if (node->serial <= region->start_serial || node->serial > region->peak_serial) continue;
-        uint32_t at = KINDS_OF_FREED * (node->stack & 0xffff) + inside;
-        if (at >= region->freed_size) {
-            uint32_t size = 2 * at + 64;
-            Freed *more = realloc(region->freed, size * sizeof *more);
-            if (!more) {
-                lost_allocations++;
-                continue;
-            }
-            memset(more + region->freed_size, 0, (size - region->freed_size) * sizeof *more);
-            region->freed = more;
-            region->freed_size = size;
-        }
-        Freed *freed = &region->freed[at];
-        if (freed->peak_serial != region->peak_serial)
-            *freed = (Freed){region->peak_serial, 0, 0, node->stack, inside};
-        freed->bytes += node->bytes;
-        freed->count++;
+        Freed *freed = was_at_peak(node, region) ? freed_in(region, node->stack, 0) : NULL;
+        if (!freed || !freed->count) continue;
+        freed->bytes -= node->bytes;
+        freed->count--;
+        add_freed(region, node, WITH_GRAPH);
     }
 }
 
@@ -180,7 +205,7 @@ EXPORT uint64_t counter_at_peak(const Region *region, Block *out, uint64_t size)
     for (uint32_t i = 0; i < region->freed_size && count < size; i++) {
         const Freed *freed = &region->freed[i];
         if (freed->count && freed->peak_serial == region->peak_serial)
-            out[count++] = (Block){0, freed->bytes, 0, freed->stack, freed->count, freed->inside, 0};
+            out[count++] = (Block){0, freed->bytes, 0, freed->stack, freed->count, freed->freed, 0};
     }
     unlock_blocks();
     return count;

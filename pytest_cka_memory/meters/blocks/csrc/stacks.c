@@ -49,13 +49,14 @@ typedef struct {
     Object code; /* owned */
     uint64_t file;
     int kind;
+    uint32_t context; /* in which what it calls allocates; 0 if that is not known */
 } Code;
 
 typedef struct {
     uint32_t codes[MAX_FRAMES];
     int last[MAX_FRAMES];
     int count;
-    uint32_t unused;
+    uint32_t context; /* of the innermost code that has one */
     uint64_t module; /* identity of the innermost running module of torch.nn; 0 if there is none */
 } Stack;
 
@@ -82,6 +83,7 @@ static size_t first_local;
 static __thread int inside;
 /* Of this thread: the stack of its next allocation, that of its last, and in which operator it was. */
 static __thread uint32_t noted, last_taken, last_operator, operator_number;
+static __thread int has_frames; /* whether the stack that was found last has any */
 
 void lock_stacks(void) { pthread_mutex_lock(&lock); }
 void unlock_stacks(void) { pthread_mutex_unlock(&lock); }
@@ -208,8 +210,9 @@ static uint32_t number_of_code(Object object, Code *code) {
         Object name = py.Object_GetAttrString(object, "co_filename");
         ptrdiff_t size = 0;
         const char *file = name ? py.Unicode_AsUTF8AndSize(name, &size) : NULL;
-        *code = (Code){object, file ? hash_of(file, (size_t)size) : 0, USER};
+        *code = (Code){object, file ? hash_of(file, (size_t)size) : 0, USER, NO_CONTEXT};
         lock_stacks();
+        code->context = context_of(object);
         if (file) code->kind = kind_of(file);
         number = number_of(&codes, code, &is_new);
         unlock_stacks();
@@ -244,6 +247,29 @@ EXPORT int stacks_note_modules(Object code, uint64_t first) {
     return found != 0;
 }
 
+/* Return the number of a stack; NO_STACK if it says nothing, or if the last region has ended since
+   `began`, so that the numbers of codes have lost their meaning. */
+static uint32_t number_of_stack(const Stack *stack, uint32_t began) {
+    int is_new;
+    lock_stacks();
+    int is_known = (stack->count || stack->context) && generation == began;
+    uint32_t number = is_known ? number_of(&stacks, stack, &is_new) : 0;
+    unlock_stacks();
+    has_frames = stack->count > 0;
+    return number ? began << 16 | number : NO_STACK;
+}
+
+/* Return the stack of a thread without Python: whether it runs a backward pass. */
+static uint32_t stack_without_frames(void) {
+    Stack stack;
+    memset(&stack, 0, sizeof stack);
+    stack.context = is_in_backward() ? BACKWARD : NO_CONTEXT;
+    lock_stacks();
+    uint32_t began = generation;
+    unlock_stacks();
+    return number_of_stack(&stack, began);
+}
+
 /* Collect the innermost frames of the user's code, at most two consecutive ones of one file: a deep
    network runs many frames of one file, which would hide the code that called it. */
 static uint32_t walk(void) {
@@ -261,6 +287,7 @@ static uint32_t walk(void) {
         Code code;
         uint32_t number = number_of_code(object, &code);
         if (!number || code.kind == END) break;
+        if (!stack.context) stack.context = code.context;
         if (code.kind == USER && !(code.file == last && last == before_last)) {
             stack.codes[stack.count] = number;
             stack.last[stack.count++] = frame_lasti(frame);
@@ -272,17 +299,14 @@ static uint32_t walk(void) {
         frame = back;
     }
     if (frame) py._DecRef(frame);
-    int is_new;
-    lock_stacks();
-    /* If the last region has ended meanwhile, the numbers of codes have lost their meaning. */
-    uint32_t number = stack.count && generation == began ? number_of(&stacks, &stack, &is_new) : 0;
-    unlock_stacks();
-    return number ? began << 16 | number : NO_STACK;
+    if (!stack.context && is_in_backward()) stack.context = BACKWARD;
+    return number_of_stack(&stack, began);
 }
 
 /* Return the number of the calling thread's Python stack. Waits for the interpreter's lock. */
 uint32_t current_stack(void) {
-    if (!ready || inside || !py.GILState_GetThisThreadState()) return NO_STACK;
+    if (!ready || inside) return NO_STACK;
+    if (!py.GILState_GetThisThreadState()) return stack_without_frames();
     if (is_finalizing && is_finalizing()) return NO_STACK; /* waiting would never end */
     inside = 1;
     int state = py.GILState_Ensure();
@@ -303,7 +327,7 @@ void note_stack(void) {
 uint32_t take_stack(void) {
     uint32_t taken = noted;
     noted = NO_STACK;
-    last_taken = taken;
+    last_taken = has_frames ? taken : NO_STACK;
     last_operator = operator_number;
     return taken;
 }
@@ -344,13 +368,18 @@ EXPORT int stacks_read(uint32_t stack, Object *out_codes, int *out_last) {
     return count;
 }
 
-/* Return the identity of the module in which a stack was noted; 0 if there was none. */
-EXPORT uint64_t stacks_module(uint32_t stack) {
+/* Return the identity of the module in which a stack was noted, 0 if there was none, and the context
+   in `*context`. */
+EXPORT uint64_t stacks_module(uint32_t stack, uint32_t *context) {
     uint64_t module = 0;
     uint32_t number = stack & 0xffff;
+    *context = NO_CONTEXT;
     lock_stacks();
-    if (number && number <= stacks.used && stack >> 16 == (generation & 0xffff))
-        module = ((const Stack *)item_at(&stacks, number))->module;
+    if (number && number <= stacks.used && stack >> 16 == (generation & 0xffff)) {
+        const Stack *found = item_at(&stacks, number);
+        module = found->module;
+        *context = found->context;
+    }
     unlock_stacks();
     return module;
 }
