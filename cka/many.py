@@ -107,7 +107,7 @@ class _ComparisonOfMany(CKA):
         numbers = list(combinations(range(len(models)), 2))
         if pairs == "first":
             numbers = [(one, other) for one, other in numbers if one == 0]
-        outcomes = self._run(models, numbers, (dataloader,), progress, resamples)
+        outcomes = self._run(models, numbers, (dataloader,), progress, resamples, stacklevel=4)
         messages = dict.fromkeys(message for outcome in outcomes for message in outcome.warnings)
         for message in messages:
             warnings.warn(message, CKAWarning, stacklevel=3)

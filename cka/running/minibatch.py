@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from cka.functional.kernels import Kernel, flattened, scaled_gram
 from cka.functional.neurons import corrected_terms, hsic_of_each_feature
 from cka.functional.precision import full_precision
 from cka.functional.sums import Sums, batch_sums, merge_sums, select_sums
+from cka.running.advice import SmallerParts
 from cka.running.estimators import BatchMeasurements, Measurement
 from cka.running.resamplings import Resampling
 
@@ -27,12 +29,14 @@ class Minibatch:
         resamplings: Sequence[Resampling] = (),
         *,
         sampled_neurons: bool = False,
+        advice: SmallerParts | None = None,
     ) -> None:
         self._kernel = kernel
         self._estimator = estimator
         self._part_size = part_size
         self._resamplings = resamplings
         self._sampled_neurons = sampled_neurons
+        self._advice = advice
         self._sums: Sums | None = None
         self._index: dict[tuple[tuple[int | None, ...], torch.device], Tensor] = {}
         self._batches = 0
@@ -46,7 +50,7 @@ class Minibatch:
         sizes = self._sizes(rows.shape[0])
         parts = rows.split(sizes) if len(sizes) > 1 else [rows]
         check = self._checks_range(rows.device)
-        with full_precision(rows.device):
+        with full_precision(rows.device), self._measuring(rows.device, 1):
             grams, exponents = zip(
                 *(scaled_gram(self._kernel, part, check=check) for part in parts), strict=True
             )
@@ -82,6 +86,16 @@ class Minibatch:
         columns = self._indices(models[-1])
         positions = (_positions(models[0]), _positions(models[-1]))
         self._batches += 1
+        with self._measuring(rows.device, 0):
+            self._add_parts(models, rows, columns, positions)
+
+    def _add_parts(
+        self,
+        models: Sequence[BatchMeasurements],
+        rows: Tensor,
+        columns: Tensor,
+        positions: tuple[list[int], list[int]],
+    ) -> None:
         for part in range(len(models[0].values[0].parts)):
             grams = [_grams_on(model, part, rows.device) for model in models]
             others = grams[1] if len(grams) > 1 else None
@@ -96,6 +110,11 @@ class Minibatch:
             self._sums = sums if self._sums is None else merge_sums(self._sums, sums)
             for one in self._resamplings:
                 one.add(grams[0], others, self._estimator, positions, sums, self._sums)
+
+    def _measuring(self, device: torch.device, outputs: int) -> AbstractContextManager[None]:
+        if self._advice is None or device.type != "cpu":
+            return nullcontext()
+        return self._advice.measuring(outputs)
 
     def _indices(self, model: BatchMeasurements) -> Tensor:
         # Cached, because a new index tensor for every batch would be a copy to the device.

@@ -73,6 +73,7 @@ class Run:
     ) -> None:
         self._resamplings = resamplings
         self.samples = 0
+        self.last_samples = 0
         self.batches = 0
         self._skipped_sizes: list[int] = []
         self._runners = runners
@@ -113,6 +114,7 @@ class Run:
                 for record, runner in zip(records, self._runners, strict=True)
             ]
         )
+        self.last_samples = counts[0]
         self.samples += counts[0]
         self.batches += 1
 

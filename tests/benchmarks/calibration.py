@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from conditions import processor
 from networks import NETWORKS, images
 from torch import Tensor, nn
 
@@ -88,7 +89,8 @@ def false_positives(pairs: int) -> list[dict[str, Any]]:
                 if number + 1 in (FIRST, pairs):
                     shares = (fixed, best, naive)
                     row[f"after_{number + 1}"] = [one / (number + 1) for one in shares]
-            row |= {"layers": layers, "level": LEVEL, "torch": torch.__version__}
+            row |= {"layers": layers, "level": LEVEL, "batches": 4, "batch_size": 32}
+            row |= {"processor": processor(), "torch": torch.__version__}
             rows.append(row)
             print(json.dumps(row), flush=True)
     return rows
@@ -101,14 +103,14 @@ def forward(model: nn.Module, loader: Any) -> None:
             model(batch)
 
 
-def compared(model: nn.Module, loader: Any, null: int | None, part: int | None) -> object:
+def compared(model: nn.Module, loader: Any, part: int | None, **resamples: int) -> object:
     """Compare the network with itself."""
     cka = CKA(model, device="cpu", hsic_batch_size=part)
-    return cka.compare(loader, progress=False, null=null)
+    return cka.compare(loader, progress=False, **resamples)
 
 
 def cost(sizes: list[int], rounds: int) -> list[dict[str, Any]]:
-    """Return peak and CPU time of a ResNet-18 compared with itself, with and without null."""
+    """Return peak and CPU time of a ResNet-18 compared with itself, with and without resamples."""
     probe = MemoryProbe("cpu")
     model = NETWORKS["resnet18"]().eval()
     rows = []
@@ -118,8 +120,11 @@ def cost(sizes: list[int], rounds: int) -> list[dict[str, Any]]:
         calls: dict[str, Callable[[], object]] = {"forward pass": bare_forward}
         for part in (None,) if size <= 64 else (None, 64):
             name = "compare" if part is None else f"compare, hsic_batch_size={part}"
-            calls[name] = partial(compared, model, loader, None, part)
-            calls[f"{name}, null={NULL}"] = partial(compared, model, loader, NULL, part)
+            calls[name] = partial(compared, model, loader, part)
+            calls[f"{name}, null={NULL}"] = partial(compared, model, loader, part, null=NULL)
+            calls[f"{name}, bootstrap={NULL}"] = partial(
+                compared, model, loader, part, bootstrap=NULL
+            )
         seconds: dict[str, list[float]] = {name: [] for name in calls}
         for number in range(rounds + 1):
             for name, call in calls.items():
@@ -142,6 +147,9 @@ def cost(sizes: list[int], rounds: int) -> list[dict[str, Any]]:
                     "forward_peak_increase_bytes": bare.peak_increase_bytes,
                     "cpu_time_ratio": statistics.median(ratios),
                     "rounds": rounds,
+                    "batches": 2,
+                    "threads": torch.get_num_threads(),
+                    "processor": processor(),
                     "torch": torch.__version__,
                 }
             )
@@ -154,7 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("what", choices=["false-positives", "cost"])
     parser.add_argument("--pairs", type=int, default=1000)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[64, 512])
+    parser.add_argument("--sizes", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, help="write the rows to this file")
     args = parser.parse_args()
