@@ -1,7 +1,7 @@
 """Figures that are measured only for regions that ask for them."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from pytest_cka_memory.core.figure import Figure
 from pytest_cka_memory.core.holdings import Holding
@@ -13,6 +13,8 @@ PROCESS = "process"
 """Memory of the process and its children."""
 DRIVER = "driver"
 """Memory of the card as its driver counts it."""
+TIMELINE = "timeline"
+"""Each allocation and release, for a picture. It is no figure."""
 _NOT_MEASURED = "it was not measured: an exception ended the region"
 ADDITIONS = {
     CYCLES: "memory that only the garbage collector frees",
@@ -90,6 +92,9 @@ class AdditionalFigures:
     """Memory of the process and its children at batch boundaries, 128 at most."""
     processes: tuple[ProcessUse, ...] = ()
     """The process, its children and what each of them needed."""
+    memory_timeline: dict[str, Any] | None = None
+    """The data of a picture of memory over time, see :mod:`.timeline_picture`; None unless it was
+    asked for and the device's allocations are recorded. It is not in the JSON report."""
     driver_start_bytes: Annotated[
         int | None,
         Figure(

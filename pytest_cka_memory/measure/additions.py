@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable
 
-from pytest_cka_memory.core.additional_figures import ADDITIONS, CYCLES, DRIVER, PROCESS
+from pytest_cka_memory.core.additional_figures import ADDITIONS, CYCLES, DRIVER, PROCESS, TIMELINE
 from pytest_cka_memory.errors import MissingPackageError
 from pytest_cka_memory.measure.addition import Addition
 from pytest_cka_memory.meters.base import Meter, Peaks
@@ -13,19 +13,20 @@ Additions = Collection[str] | Callable[[], Collection[str]]
 
 
 def checked(names: Iterable[str]) -> Collection[str]:
-    """Return `names` in the order of ``ADDITIONS``, each once.
+    """Return `names` in the order of ``ADDITIONS``, each once; ``timeline`` is the last.
 
     Raises:
         MissingPackageError: if psutil is not installed and the process is to be measured.
         ValueError: if one is not the name of an addition.
     """
     given = [names] if isinstance(names, str) else list(names)
-    unknown = [name for name in given if name not in ADDITIONS]
+    known = (*ADDITIONS, TIMELINE)
+    unknown = [name for name in given if name not in known]
     if unknown:
-        raise ValueError(f"cannot measure {unknown[0]!r}; write one of {', '.join(ADDITIONS)}")
+        raise ValueError(f"cannot measure {unknown[0]!r}; write one of {', '.join(known)}")
     if PROCESS in given and not memory.is_available():
         raise MissingPackageError(memory.INSTALL)
-    return [name for name in ADDITIONS if name in given]
+    return [name for name in known if name in given]
 
 
 def begin(names: Iterable[str], peaks: Peaks, meter: Meter) -> list[Addition]:
@@ -42,6 +43,10 @@ def _begun(name: str, peaks: Peaks, meter: Meter) -> Addition:
         from pytest_cka_memory.measure.process import ProcessMemory
 
         return ProcessMemory(peaks, meter)
+    if name == TIMELINE:
+        from pytest_cka_memory.measure.timeline import Timeline
+
+        return Timeline(peaks, meter)
     assert name == DRIVER, "the names were checked"
     from pytest_cka_memory.measure.driver import DriverMemory
 

@@ -56,4 +56,6 @@ def _in_field(value: Any, change: TextChange) -> Any:
         return change(value)
     if isinstance(value, tuple):
         return tuple(_in_field(item, change) for item in value)
+    if isinstance(value, dict):
+        return in_plain_values(value, change)
     return _in_dataclass(value, change) if is_dataclass(value) else value

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from pytest_cka_memory.core.additional_figures import TIMELINE
 from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.growth import GROWTH_ON_HOST
 from pytest_cka_memory.core.report_builder import Payload
@@ -133,7 +134,9 @@ class ItemMeasurement:
     def _also(self) -> Collection[str]:
         """Return what the regions of this test measure in addition."""
         of_limits = {limit.addition for limit in plan_of(self._item).limits} - {""}
-        return of_limits.union(self._item.config.stash[settings_key].also)
+        settings = self._item.config.stash[settings_key]
+        drawn = [TIMELINE] if settings.draws(self._item.nodeid) else []
+        return of_limits.union(settings.also, drawn)
 
     def named_values(self) -> Mapping[str, Any]:
         """Return the test's fixtures by name, and ``self`` if it is a method."""

@@ -66,6 +66,10 @@ _VALUED = (
         "under torchrun: treat a rank that finishes no test for this long as hung; default 300",
     ),
 )
+_TIMELINE = (
+    "draw memory over time in the page of --cka-memory-html: of every measured test, or of those "
+    "whose name contains PATTERN or matches it"
+)
 narrowed_key = pytest.StashKey[bool]()
 """Whether tests were deselected."""
 
@@ -81,6 +85,9 @@ def add_options(parser: pytest.Parser) -> None:
         # argparse formats the help of an option; pytest does not format that of an ini key.
         group.addoption(option, metavar=metavar, default=None, help=text.replace("%", "%%"))
         parser.addini(ini_key(name), text, default=None)
+    timeline = option_of("timeline")
+    group.addoption(timeline, nargs="?", const="*", metavar="PATTERN", default=None, help=_TIMELINE)
+    parser.addini(ini_key("timeline"), _TIMELINE, default=None)
 
 
 def ini_key(name: str) -> str:
@@ -146,7 +153,7 @@ def are_given(config: pytest.Config) -> bool:
     """Whether any option is set, on the command line or in the ini file."""
     return any(
         config.getoption(option_of(name)) is not None or value_of(config, name) not in (None, "")
-        for name, *_ in (*_FLAGS, *_VALUED)
+        for name, *_ in (*_FLAGS, *_VALUED, ("timeline",))
     )
 
 

@@ -4,6 +4,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,8 @@ class Settings:
     """As the user named it; ``auto`` by default."""
     snapshots: Path | None
     """Folder for a memory snapshot of each failed test, if any."""
+    timeline: str | None
+    """Pattern of the names of tests whose memory over time is drawn, if any."""
     files: Mapping[str, Path]
     """Report files to write: ``json`` -> its path."""
     max_retained_bytes: int | None
@@ -74,6 +77,11 @@ class Settings:
         limits = (self.max_retained_bytes, self.max_peak_bytes)
         return self.report or any(limit is not None for limit in limits)
 
+    def draws(self, nodeid: str) -> bool:
+        """Whether the memory of a test over time is drawn."""
+        pattern = self.timeline
+        return pattern is not None and (pattern in nodeid or fnmatchcase(nodeid, pattern))
+
     @property
     def reports_something(self) -> bool:
         """Whether an option asks for figures, so that a session without any must say so."""
@@ -99,6 +107,7 @@ def resolve(config: pytest.Config) -> Settings:
         allow_no_allocations=_flag(config, "allow-no-allocations"),
         device=_device(config),
         snapshots=_path(config, "snapshots", folder=True),
+        timeline=_timeline(config),
         files={name: path for name in FILES if (path := _path(config, name)) is not None},
         max_retained_bytes=_size(config, "max-retained-mb"),
         max_peak_bytes=_size(config, "max-peak-mb"),
@@ -191,6 +200,24 @@ def _also(config: pytest.Config) -> tuple[str, ...]:
             f"{', '.join(ADDITIONS)}, separated by commas"
         )
     return tuple(dict.fromkeys(names))
+
+
+def _timeline(config: pytest.Config) -> str | None:
+    pattern = _valued(config, "timeline")
+    if pattern is None:
+        return None
+    given = given_by(config, "timeline")
+    # pytest takes a file behind the option for its value, and would run all other tests instead.
+    if (config.invocation_params.dir / pattern).exists():
+        raise pytest.UsageError(
+            f"{given}: {pattern!r} is a file or folder, not a part of a test's name; write the "
+            "option after the files, or --cka-memory-timeline='*' for all tests"
+        )
+    if _valued(config, "html") is None:
+        raise pytest.UsageError(
+            f"{given}: memory over time is drawn in the page; add --cka-memory-html=PATH"
+        )
+    return pattern
 
 
 def _seconds(config: pytest.Config, name: str, default: float) -> float:
@@ -286,6 +313,7 @@ def describe(settings: Settings) -> str:
     parts += [f"each test {settings.repeat} times"] if settings.repeat > 1 else []
     parts += ["broken limits only warn"] if settings.only_warns else []
     parts += [f"also {', '.join(settings.also)}"] if settings.also else []
+    parts += [f"timeline of {settings.timeline}"] if settings.timeline else []
     parts += [f"at least {counted(settings.min_regions, 'region')}"] if settings.min_regions else []
     plan = settings.baseline
     verb = "writing" if plan.updating else "compared with" if plan.named else "pruning"

@@ -17,7 +17,7 @@ from pytest_cka_memory.reports import causes, summary
 from pytest_cka_memory.reports.causes import ProblemGroup
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.failure import holding_lines
-from pytest_cka_memory.reports.html import problems, template
+from pytest_cka_memory.reports.html import problems, template, timelines
 from pytest_cka_memory.reports.html.charts import chart_of, points
 from pytest_cka_memory.reports.legend import heading, legend_of, provenance_of
 
@@ -28,19 +28,29 @@ def render(report: Report) -> str:
     """Return the page as HTML."""
     provenance = provenance_of(report.session)
     found = causes.problem_groups(report.results)
+    timeline = timelines.section(report)
+    styles = ["page.css", *(["timeline.css"] if timeline else [])]
     parts = {
         "TITLE": heading(provenance),
         "VERDICT": escape(summary.verdict(report)),
         "NOTICES": "\n".join(_notices(report, provenance.notice)),
-        "NAVIGATION": '<a href="#regions">All regions</a> ' if report.results else "",
+        "NAVIGATION": "".join(_navigation(report, timeline)),
+        "TIMELINE": timeline,
         "PROBLEMS": "\n".join(problems.section(found)),
         "FACTS": "\n".join(_facts(report)),
         "LEGEND": escape(legend_of(result.record for result in report.results)),
-        "STYLE": template.text_of("page.css"),
-        "DATA": _embedded(_data(report, found)),
+        "STYLE": "".join(map(template.text_of, styles)),
+        "DATA": template.embedded(_data(report, found)),
         "SCRIPT": template.text_of("page.js"),
     }
     return template.fill("page.html", parts)
+
+
+def _navigation(report: Report, timeline: str) -> Iterator[str]:
+    if report.results:
+        yield '<a href="#regions">All regions</a> '
+    if timeline:
+        yield '<a href="#over-time">Memory over time</a> '
 
 
 def _notices(report: Report, notice: str) -> Iterator[str]:
@@ -126,9 +136,3 @@ def _held(record: RegionRecord) -> Iterator[str]:
         for holding in holdings:
             lines = holding_lines(holding, traced=holdings is not record.at_peak)
             yield from map(one_line, lines)
-
-
-def _embedded(data: Any) -> str:
-    """Return JSON for a script element, which a ``<`` in any text could otherwise end."""
-    plain = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
-    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,7 +1,9 @@
 """The files beside this module, and how placeholders such as ``{{TITLE}}`` are filled."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 _FOLDER = Path(__file__).parent
 
@@ -25,3 +27,9 @@ def fill(name: str, parts: Mapping[str, str]) -> str:
         placeholder, _, following = piece.partition("}}")
         filled += [parts[placeholder], following]
     return "".join(filled)
+
+
+def embedded(data: Any) -> str:
+    """Return JSON for a script element, which a ``<`` in any text could otherwise end."""
+    plain = json.dumps(data, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return plain.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -2,8 +2,10 @@
 
 import json
 from functools import partial
+from typing import Any
 
 from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.verdicts import Result
 
 SCHEMA = "pytest-cka-memory/1"
 
@@ -14,7 +16,7 @@ _in_lines = partial(_on_a_line, indent=1)  # much slower, so not used for region
 def render(report: Report) -> str:
     """Return the report as JSON text, with one line per region."""
     head = _in_lines({"schema": SCHEMA, "session": dict(report.session)})
-    regions = ",\n".join(f"  {_on_a_line(result.to_dict())}" for result in report.results)
+    regions = ",\n".join(f"  {_on_a_line(_region(result))}" for result in report.results)
     rest = {
         "problems": list(report.problems),
         "missing": list(report.missing),
@@ -26,3 +28,9 @@ def render(report: Report) -> str:
         + _in_lines(rest).removeprefix("{\n")
         + "\n"
     )
+
+
+def _region(result: Result) -> dict[str, Any]:
+    region = result.to_dict()
+    del region["memory_timeline"]  # the data of a picture, which only the page draws
+    return region

@@ -1,0 +1,242 @@
+"""Reduce a recording to what a picture needs: levels at some moments, by module and by line.
+
+A moment is an event at which the picture knows every level exactly. If there are too many events,
+the highest of every few is kept, and all of those around the peak.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+from pytest_cka_memory.core.recordings import RecordedBlock, Recording
+from pytest_cka_memory.core.timeline_bands import Bands, Place, bands_by_line, bands_by_module
+
+_MOST_MOMENTS = 1500
+_ENVELOPE = 500
+"""Moments over a whole region with more events than that."""
+_NEAR_PEAK = 150
+"""Events before and after the peak that are moments too."""
+_MOST_SIZES = 2000
+"""Sizes of blocks that are told apart at one place."""
+_MOST_GROUPS = 400
+_MOST_GROUPS_OF_PLACE = 8
+
+
+class _Blocks:
+    """The blocks of one memory, in arrays, because there may be a million of them."""
+
+    def __init__(self) -> None:
+        self.sizes, self.begins, self.ends = array("q"), array("I"), array("I")
+        self.places, self.counts = array("I"), array("I")
+
+    def add(self, block: RecordedBlock, place: int) -> None:
+        self.sizes.append(block.bytes)
+        self.begins.append(block.begin)
+        self.ends.append(block.end)
+        self.places.append(place)
+        self.counts.append(block.allocations)
+
+    def __iter__(self) -> Iterator[tuple[int, int, int, int, int]]:
+        return zip(self.sizes, self.begins, self.ends, self.places, self.counts, strict=True)
+
+
+PlacesOf = Callable[[Sequence[tuple[int, int]]], Sequence[Place]]
+
+
+def picture_of(recording: Recording, places_of: PlacesOf) -> dict[str, Any]:
+    """Return the data of a picture as builtin types.
+
+    Args:
+        recording: what the region has recorded; its blocks are read.
+        places_of: returns the places of pairs of a stack and an index into ``recording.insides``.
+    """
+    numbers: dict[tuple[int, int], int] = {}
+    memories = {False: _Blocks(), True: _Blocks()}
+    for block in recording.blocks:
+        place = numbers.setdefault((block.stack, block.inside), len(numbers))
+        memories[block.on_host].add(block, place)
+    places = places_of(list(numbers))
+    device, host = memories[False], memories[True]
+    found = [_memory(device, places, recording.start_bytes, recording)]
+    if host.sizes:
+        found.append(_memory(host, places, recording.host_start_bytes, recording, on_host=True))
+    return {
+        "events": recording.events,
+        "merged": recording.merged,
+        "merged_bytes": recording.merged_bytes,
+        "lost": recording.lost,
+        "memories": found,
+    }
+
+
+def _memory(
+    blocks: _Blocks,
+    places: Sequence[Place],
+    start_bytes: int,
+    recording: Recording,
+    *,
+    on_host: bool = False,
+) -> dict[str, Any]:
+    levels = _levels(blocks, start_bytes, recording.events)
+    peak_event = levels.index(max(levels)) if on_host else recording.peak_event
+    moments = _moments(levels, peak_event)
+    peak = moments.index(peak_event)
+    before, of_places = _series(blocks, moments, start_bytes)
+    at_peak = {place: _value_at(steps, peak) for place, steps in of_places.items()}
+    highest = {place: _highest(steps) for place, steps in of_places.items()}
+    weights = {place: (at_peak[place], highest[place]) for place in of_places}
+    views = {
+        "module": bands_by_module(places, weights),
+        "line": bands_by_line(places, weights),
+    }
+    groups = _groups(blocks, peak_event)
+    used = {place: number for number, place in enumerate(dict.fromkeys(g[0] for g in groups))}
+    return {
+        "host": on_host,
+        "start": start_bytes,
+        "unknown": 0 if on_host else recording.peak_bytes - levels[peak_event],
+        "moments": _consecutive(moments),
+        "peak": peak,
+        "before": _runs(before),
+        "views": {name: _drawn(bands, of_places) for name, bands in views.items()},
+        "places": [[*places[p][:4], list(places[p].callers)] for p in used],
+        "groups": [
+            [used[place], *group, [bands.of_place.get(place, -1) for bands in views.values()]]
+            for place, *group in groups
+        ],
+    }
+
+
+def _levels(blocks: _Blocks, start_bytes: int, events: int) -> array[int]:
+    """Return the level at the start and after each event."""
+    changes = array("q", bytes(8 * (events + 1)))
+    changes[0] = start_bytes
+    for size, begin, end in zip(blocks.sizes, blocks.begins, blocks.ends, strict=True):
+        if begin:
+            changes[begin] += size
+        if end:
+            changes[end] -= size
+    return array("q", accumulate(changes))
+
+
+def _moments(levels: Sequence[int], peak_event: int) -> list[int]:
+    last = len(levels) - 1
+    if last < _MOST_MOMENTS:
+        return list(range(last + 1))
+    chosen = {0, last, peak_event}
+    width = -(-len(levels) // _ENVELOPE)
+    for start in range(0, len(levels), width):
+        part = levels[start : start + width]
+        chosen.add(start + part.index(max(part)))
+    chosen.update(range(max(0, peak_event - _NEAR_PEAK), min(last, peak_event + _NEAR_PEAK)))
+    return sorted(chosen)
+
+
+def _consecutive(moments: Sequence[int]) -> list[int]:
+    """Return pairs of a moment and how many follow one another from it, in one list."""
+    runs: list[int] = []
+    for moment in moments:
+        if runs and runs[-2] + runs[-1] == moment:
+            runs[-1] += 1
+        else:
+            runs += [moment, 1]
+    return runs
+
+
+_Steps = dict[int, int]
+"""Index of a moment -> by how many bytes a level changes there."""
+
+
+def _series(
+    blocks: _Blocks, moments: Sequence[int], start_bytes: int
+) -> tuple[_Steps, dict[int, _Steps]]:
+    """Return the levels of what is older than the region, and of each place."""
+    seen_at = array("I")
+    for number, moment in enumerate(moments):
+        seen_at.extend([number] * (moment + 1 - len(seen_at)))
+    before: _Steps = defaultdict(int, {0: start_bytes})
+    of_places: dict[int, _Steps] = defaultdict(lambda: defaultdict(int))
+    never = len(moments)
+    for size, begin, end, place, _ in blocks:
+        last = seen_at[end] if end else never
+        if not begin:
+            before[last] -= size
+            continue
+        first = seen_at[begin]
+        if first < last:
+            steps = of_places[place]
+            steps[first] += size
+            if end:
+                steps[last] -= size
+        else:
+            of_places.setdefault(place, defaultdict(int))
+    return before, of_places
+
+
+def _value_at(steps: Mapping[int, int], moment: int) -> int:
+    return sum(change for when, change in steps.items() if when <= moment)
+
+
+def _highest(steps: Mapping[int, int]) -> int:
+    return max(accumulate(steps[when] for when in sorted(steps)), default=0)
+
+
+def _runs(steps: Mapping[int, int]) -> list[int]:
+    """Return pairs of a moment's index and the level from there on, in one list."""
+    level = 0
+    runs: list[int] = []
+    for when in sorted(steps):
+        if steps[when] or not runs:
+            level += steps[when]
+            runs += [when, level]
+    return runs
+
+
+def _drawn(bands: Bands, of_places: Mapping[int, _Steps]) -> list[list[Any]]:
+    """Return the label and the levels of each band."""
+    sums: list[_Steps] = [defaultdict(int) for _ in bands.labels]
+    for place, steps in of_places.items():
+        into = sums[bands.of_place[place]]
+        for when, change in steps.items():
+            into[when] += change
+    return [[label, _runs(steps)] for label, steps in zip(bands.labels, sums, strict=True)]
+
+
+def _groups(blocks: _Blocks, peak_event: int) -> list[list[int]]:
+    """Return groups of blocks of one place and size, those with most bytes at the peak first.
+
+    Each is ``[place, bytes of each, number, number at the peak, bytes at the peak, number live at
+    the end, first event, last event]``. The bytes of each are 0 if they differ.
+    """
+    found: dict[int, dict[int, list[int]]] = defaultdict(dict)
+    for size, begin, end, place, count in blocks:
+        if not begin:
+            continue
+        of_place = found[place]
+        key = size if size in of_place or len(of_place) < _MOST_SIZES else 0
+        group = of_place.get(key)
+        if group is None:
+            group = of_place[key] = [place, key, 0, 0, 0, 0, begin, 0]
+        group[2] += count
+        if begin <= peak_event and (peak_event < end or not end):
+            group[3] += count
+            group[4] += size
+        if not end:
+            group[5] += count
+        elif end > group[7]:
+            group[7] = end
+    largest = [
+        group
+        for of_place in found.values()
+        for group in sorted(of_place.values(), key=_importance)[:_MOST_GROUPS_OF_PLACE]
+    ]
+    return sorted(largest, key=_importance)[:_MOST_GROUPS]
+
+
+def _importance(group: Sequence[int]) -> tuple[int, int]:
+    """Return what sorts groups: by bytes at the peak, then by bytes in all, largest first."""
+    return -group[4], -group[1] * group[2]

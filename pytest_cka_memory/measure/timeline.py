@@ -1,0 +1,45 @@
+"""Each allocation and release of a region, as the data of a picture (``--cka-memory-timeline``)."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from pytest_cka_memory.core.allocations import AllocationSite
+from pytest_cka_memory.core.recordings import Recording
+from pytest_cka_memory.core.timeline_bands import Place
+from pytest_cka_memory.core.timeline_picture import picture_of
+from pytest_cka_memory.holders import module_paths
+from pytest_cka_memory.measure.addition import Addition
+from pytest_cka_memory.meters.base import Meter, Peaks
+
+
+class Timeline(Addition):
+    """Records while the region runs, and reduces what was recorded at its end."""
+
+    def __init__(self, peaks: Peaks, meter: Meter) -> None:
+        self._peaks = peaks
+        peaks.record()
+
+    def fields(self) -> dict[str, Any]:
+        recording = self._peaks.recorded()
+        if recording is None:
+            return {}
+        return {"memory_timeline": picture_of(recording, partial(_places, recording))}
+
+
+def _places(recording: Recording, keys: Sequence[tuple[int, int]]) -> list[Place]:
+    sites: dict[int, AllocationSite | None] = {}
+    for stack, _ in keys:
+        if stack not in sites:
+            recorded = recording.site_of(stack)
+            sites[stack] = None if recorded is None else recorded.readable()
+    paths = module_paths.paths_of({site.module for site in sites.values() if site and site.module})
+    return [_place(sites[stack], paths, recording.insides[inside]) for stack, inside in keys]
+
+
+def _place(site: AllocationSite | None, paths: Mapping[int, str], inside: str | None) -> Place:
+    if site is None:
+        return Place("", "", "", inside or "", ())
+    line, *callers = site.frames or ("",)
+    module = paths.get(site.module, "")
+    return Place(line, site.code or "", module, inside or "", tuple(callers))
