@@ -31,6 +31,7 @@
 #define WORKSPACE 2   /* kept by a library until its workspaces were dropped */
 #define IN_BACKWARD 3 /* by a backward pass, which had the last reference */
 #define WITH_GRAPH 4  /* with a tensor of Python's that had the last reference to a graph */
+#define WAYS_OF_FREEING 5
 #define MAX_FRAMES 6
 /* What ran when a block was allocated; the others are numbers that Python chooses. */
 #define NO_CONTEXT 0

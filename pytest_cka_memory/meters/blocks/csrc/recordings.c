@@ -9,7 +9,7 @@
 
 #define WINDOWS 256
 #define LEAST_MERGED 4096   /* bytes: blocks up to this size are merged first */
-#define KEYS (0x10000 * 6) /* stack, 3 values of `inside`, host or device */
+#define KEYS (0x10000 * WAYS_OF_FREEING * 2) /* stack, way of freeing, host or device */
 
 typedef struct {
     int64_t bytes;   /* of merged blocks: what they had on average */
@@ -73,7 +73,8 @@ static void merge_small(Recording *recording, Group *groups) {
         }
         uint32_t window =
             2 * window_of(recording, block.from) + 1 + (block.from > recording->peak_event);
-        Group *group = &groups[6 * (block.stack & 0xffff) + 2 * block.inside + block.on_host];
+        Group *group = &groups[2 * (WAYS_OF_FREEING * (block.stack & 0xffff) + block.inside) +
+                               block.on_host];
         double area = (double)block.bytes * (block.until - block.from);
         if (group->window != window) {
             *group = (Group){area, kept, window};

@@ -10,7 +10,6 @@ typedef struct {
     int64_t bytes;
     uint32_t count, stack, freed;
 } Freed;
-#define WAYS_OF_FREEING 5
 
 struct Region {
     Region *next;
