@@ -9,9 +9,9 @@ from types import CodeType, FrameType
 from typing import NamedTuple, Protocol, TypeVar
 
 from pytest_cka_memory.core.libraries import (
+    explains_little,
     is_foreign,
     is_foreign_file,
-    is_of_python,
     runner_folders,
 )
 from pytest_cka_memory.core.places import shown
@@ -198,11 +198,11 @@ def innermost_code(frames: RawFrames) -> str | None:
 
 
 def users_first(frames: Sequence[Frame], file_of: Callable[[Frame], str]) -> Sequence[Frame]:
-    """Return frames without those of Python's library, which explain little; or only those.
+    """Return frames without those of Python's library and the like, which explain little; or all.
 
     It is ``queue.get`` that allocates the batches of worker processes, wherever they are used.
     """
-    return [frame for frame in frames if not is_of_python(file_of(frame))] or frames
+    return [frame for frame in frames if not explains_little(file_of(frame))] or frames
 
 
 def format_frames(frames: RawFrames) -> tuple[str, ...]:

@@ -27,6 +27,8 @@ _CALLERS = tuple(os.path.join(_STANDARD_LIBRARY, name, "") for name in ("asyncio
 _MOST_FILES = 4096
 SITE_FOLDERS = ("site-packages", "dist-packages")
 """The names of the folders into which packages are installed."""
+_PASSING_ON = (f"safetensors{os.sep}", "typing_extensions.py")
+"""Packages whose code only passes calls on to torch: what a user has written is further out."""
 
 
 def foreign_prefixes() -> tuple[str, ...]:
@@ -52,6 +54,15 @@ def is_foreign(filename: str) -> bool:
 def is_of_python(filename: str) -> bool:
     """Whether a file belongs to Python's library: not to what is installed in a folder below it."""
     return filename.startswith(f"{_STANDARD_LIBRARY}{os.sep}") and not is_of_package(filename)
+
+
+def explains_little(filename: str) -> bool:
+    """Whether a file stands between the user's code and torch without a part in what happens."""
+    return is_of_python(filename) or any(
+        f"{os.sep}{folder}{os.sep}{name}" in filename
+        for folder in SITE_FOLDERS
+        for name in _PASSING_ON
+    )
 
 
 def is_of_package(filename: str) -> bool:

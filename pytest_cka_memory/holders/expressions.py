@@ -34,6 +34,7 @@ _COMPUTED = {
     "_asyncio.Task": ("_coro", "_result", "_exception"),
 }
 """Attributes that are not plain fields but can be read without running the user's code."""
+_END_OF_ROOT = r"(?:, a global)?(?: in \S+)? \([^()]*\)$"
 _SUBSCRIPT = r"\[(?:'(?:[^'\\]|\\.)*'|\"[^\"]*\"|(?:[^][]|\[[^][]*\])*)\]"
 
 
@@ -55,8 +56,18 @@ def expression_of(path: Sequence[Reference]) -> str:
 
 
 def pattern_of(expression: str | None) -> str | None:
-    """Return an expression without its keys and indices: equal for entries of one container."""
-    return None if expression is None else re.sub(_SUBSCRIPT, "[]", expression)
+    """Return an expression without its keys and indices: equal for entries of one container.
+
+    What the graph of one tensor holds is equal too: each batch may make a part of the graph.
+    """
+    if expression is None:
+        return None
+    return re.sub(r"\.grad_fn\b.*", ".grad_fn", re.sub(_SUBSCRIPT, "[]", expression))
+
+
+def without_root(expression: str) -> str:
+    """Return an expression without the function or the kind of name with which it ends."""
+    return re.sub(_END_OF_ROOT, "", expression)
 
 
 def is_own_dict(value: Any, parent: Any) -> bool:

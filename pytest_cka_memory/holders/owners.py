@@ -67,6 +67,15 @@ _POOL = (
 )
 
 
+_BY_CALL = {
+    "jit.load(": (
+        "a module of TorchScript keeps the debug information of the file that torch.jit.load has "
+        "read: it is freed with the module"
+    ),
+}
+"""Calls that allocate memory which only C++ code holds -> who that is."""
+
+
 class Owner(NamedTuple):
     """What holds memory that no name leads to."""
 
@@ -100,9 +109,17 @@ def without_object(allocation: Allocation) -> str:
         return _POOL.format(allocation.pool)
     if is_cast_by_autocast(allocation):
         return _AUTOCAST
+    if (maker := maker_of(allocation)) is not None:
+        return maker
     if allocation.may_be_unowned and not autocast_is_caching():
         return unowned()
     return f"no Python holder found: C++ code holds it; {_possible(allocation)}"
+
+
+def maker_of(allocation: Allocation) -> str | None:
+    """Return who holds a storage that a function of torch keeps for itself; None for others."""
+    code = (None if allocation.site is None else allocation.site.code) or ""
+    return next((text for call, text in _BY_CALL.items() if call in code), None)
 
 
 def unowned() -> str:

@@ -4,12 +4,13 @@ import gc
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, AllocationSite
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
-from pytest_cka_memory.holders import expressions, hints, module_paths, owners
+from pytest_cka_memory.holders import expressions, graphs, hints, module_paths, owners
 from pytest_cka_memory.holders.roots import (
     Root,
     context_root,
@@ -26,7 +27,7 @@ from pytest_cka_memory.holders.torch_references import (
 )
 from pytest_cka_memory.holders.unreached import Unreached, unreached
 
-_REBUILT = "each batch replaces it by a larger one: limit its length, or empty it between batches"
+_REBUILT = "each batch replaces {} by a larger one: limit its length, or empty it between batches"
 
 
 class Entry(NamedTuple):
@@ -148,10 +149,15 @@ def rebuilt(holdings: Iterable[Holding], early: Iterable[Allocation]) -> tuple[H
             bytes=sum(found.bytes for found in lines[line]),
             count=sum(found.count for found in lines[line]),
             early_bytes=early_bytes[line],
-            hint=_REBUILT,
+            hint=_REBUILT.format(_name_of(lines[line][0])),
         )
         for line in grown
     )
+
+
+def _name_of(holding: Holding) -> str:
+    """Return how users call what holds it."""
+    return f"`{expressions.without_root(holding.held_by)}`" if holding.held_by else "it"
 
 
 def _line_of(frames: Sequence[str], code: str | None) -> object:
@@ -159,6 +165,7 @@ def _line_of(frames: Sequence[str], code: str | None) -> object:
 
 
 def grouped(entries: Iterable[Entry]) -> tuple[Holding, ...]:
+    entries = list(entries)
     groups: dict[object, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(entry.group, []).append(entry)
@@ -166,8 +173,9 @@ def grouped(entries: Iterable[Entry]) -> tuple[Holding, ...]:
         {entry.module for members in groups.values() for entry in members if entry.module}
     )
     merged = []
+    sites = {id(entry.path[-1].value): entry for entry in entries if entry.path}
     for members in groups.values():
-        largest = max(members, key=lambda entry: entry.holding.bytes)
+        largest = max(members, key=lambda entry: (entry.holding.bytes, -len(entry.path or ())))
         size = sum(entry.holding.bytes for entry in members)
         batches = len({entry.batch for entry in members if entry.batch is not None}) or None
         count = sum(entry.holding.count for entry in members)
@@ -177,10 +185,20 @@ def grouped(entries: Iterable[Entry]) -> tuple[Holding, ...]:
         if largest.allocation is not None:
             paths = [entry.path for entry in (largest, *members) if entry.path]
             hint = hints.hint_for(largest.allocation, paths, found.held_by, batches)
+            hint = graphs.advice(paths, batches, partial(_made_in_loop, sites)) or hint
             hint = hint if largest.owner is None else largest.owner.advice
             found = replace(found, hint=hint)
         merged.append(found)
     return tuple(sorted(merged, key=lambda holding: -holding.bytes))
+
+
+def _made_in_loop(entries: Mapping[int, Entry], value: Any) -> str:
+    """Return the code and the place that made the storage of a tensor after the first batch."""
+    entry = entries.get(id(value))
+    if entry is None or not entry.batch or not entry.holding.created_at:
+        return ""
+    code = f"`{entry.holding.code}` at " if entry.holding.code else ""
+    return f" by {code}{entry.holding.created_at[0].partition(' in ')[0]}"
 
 
 def _entry(

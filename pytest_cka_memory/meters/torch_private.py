@@ -288,6 +288,7 @@ def script_references(value: Any) -> list[tuple[str, Any]]:
         if isinstance(value, torch.jit.ScriptModule):
             named = [*value.named_parameters(), *value.named_buffers()]
             found += ((f".{name}", it) for name, it in named)
+            found += _traced_inputs(value)
         elif isinstance(value, (torch._C.ScriptList, torch._C.ScriptDict)):
             keys = range(len(value)) if isinstance(value, torch._C.ScriptList) else value.keys()
             found += ((f"[{key!r}]", value[key]) for key in keys)
@@ -297,6 +298,17 @@ def script_references(value: Any) -> list[tuple[str, Any]]:
                 found.append((f".graph.findAllNodes('prim::Constant')[{number}]", node.t("value")))
     except (RuntimeError, AttributeError):  # under construction, or without a forward()
         pass
+    return found
+
+
+def _traced_inputs(module: torch.jit.ScriptModule) -> list[tuple[str, Any]]:
+    """Return the inputs that ``torch.jit.trace`` has traced a module with, which it keeps."""
+    found: list[tuple[str, Any]] = []
+    read = getattr(vars(module).get("_c"), "_retrieve_traced_inputs", None)
+    inputs = {} if read is None else read()
+    for method in inputs:
+        for number, it in enumerate(inputs[method]):
+            found.append((f"._c._retrieve_traced_inputs()[{method!r}][{number}]", it))
     return found
 
 

@@ -158,7 +158,7 @@ class TestGrowth:
         text = " ".join("\n".join(text_of(region, limit)).split())
         now = "0.01 MB" if is_freed else "0.06 MB"
         assert f"grows from 7.8 KB after 2 batches to {now}" in text
-        assert "each batch replaces it by a larger one" in text
+        assert "each batch replaces `state` by a larger one" in text
 
 
 class BrokenFigures(FixedFigures):

@@ -56,7 +56,7 @@ class CountingMode(TorchDispatchMode):
         counted = func is _ALWAYS_NEW or (
             owner.counts_unknown_storages and torch_private.graph_task_id() == -1
         )
-        owner.record(args, counted=counted)
+        owner.record(args, counted=counted, operator=func if func is _ALWAYS_NEW else None)
         if kwargs:
             owner.record(kwargs.values(), counted=counted)
         try:

@@ -29,6 +29,10 @@ from pytest_cka_memory.meters.torch_versions import FREES_ONLY_OBJECTS
 T = TypeVar("T")
 
 
+_OF_DATA = frozenset(("aten.lift_fresh", "aten.set_.source_Storage"))
+"""Operators that take a tensor or storage which no operator has made; its shape may be another."""
+
+
 class OperatorSite(NamedTuple):
     """What the ledger records at an allocation; made readable only when a report needs it."""
 
@@ -40,9 +44,10 @@ class OperatorSite(NamedTuple):
     def readable(self) -> AllocationSite:
         dtype = str(self.dtype).removeprefix("torch.")
         operator = str(self.operator).removesuffix(".default")
-        return AllocationSite(
-            format_frames(self.frames), innermost_code(self.frames), operator, dtype, self.shape
-        )
+        frames, code = format_frames(self.frames), innermost_code(self.frames)
+        if operator in _OF_DATA:
+            return AllocationSite(frames, code)
+        return AllocationSite(frames, code, operator, dtype, self.shape)
 
 
 class _Entry(weakref.ref[torch.UntypedStorage]):
