@@ -175,7 +175,7 @@ def grouped(entries: Iterable[Entry]) -> tuple[Holding, ...]:
     merged = []
     sites = {id(entry.path[-1].value): entry for entry in entries if entry.path}
     for members in groups.values():
-        largest = max(members, key=lambda entry: (entry.holding.bytes, -len(entry.path or ())))
+        largest = max(members, key=lambda entry: entry.holding.bytes)
         size = sum(entry.holding.bytes for entry in members)
         batches = len({entry.batch for entry in members if entry.batch is not None}) or None
         count = sum(entry.holding.count for entry in members)
