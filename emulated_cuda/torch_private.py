@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
+from functools import wraps
 from typing import Any
 
 import torch
@@ -282,3 +283,24 @@ def _prefer_library(*args: Any, **kwargs: Any) -> Callable[[Iterable[Any]], dict
 
 def _no_precompilation(*args: Any, **kwargs: Any) -> Callable[[], None]:
     return lambda: None
+
+
+def refuse_packages(text: str) -> None:
+    """Let AOTInductor, whose module is imported now, raise an error for a model on the device.
+
+    Args:
+        text: of the error.
+    """
+    module, name = torch_versions.PACKAGING.value
+    compile_model = getattr(sys.modules[module], name, None)
+    if compile_model is None:
+        return
+
+    @wraps(compile_model)
+    def compile_or_refuse(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        tensors = (*inputs, *model.parameters(), *model.buffers())
+        if any(isinstance(one, torch.Tensor) and one.is_cuda for one in tensors):
+            raise NotImplementedError(text)
+        return compile_model(model, inputs, *args, **kwargs)
+
+    setattr(sys.modules[module], name, compile_or_refuse)

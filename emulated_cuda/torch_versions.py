@@ -90,6 +90,11 @@ MEASURING = Row(
     "on its caches, and figures of memory with it",
 )
 LIBRARY_CHOICE = Row("ExternKernelCaller", "Inductor's name for a kernel of a library, as cuBLAS's")
+PACKAGING = Row(
+    ("torch._inductor.compile_fx", "compile_fx_aot"),
+    "module and function by which AOTInductor compiles a model; without it, reading what a package "
+    "has computed raises, and names the kernel",
+)
 INDUCTOR_SETTINGS = Row(
     {"TORCHINDUCTOR_BENCHMARK_EPILOGUE_FUSION": "0", "TORCHINDUCTOR_SHAPE_PADDING": "0"},
     "two choices that Inductor would base on times, and allocate memory to measure them",

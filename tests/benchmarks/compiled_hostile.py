@@ -247,7 +247,7 @@ if "--child" not in sys.argv:
     ended = subprocess.run(
         [sys.executable, __file__, "--child"], stdout=-1, stderr=subprocess.STDOUT, text=True
     )
-    print("child", ended.returncode, ended.stdout[-400:])""",
+    print("child", ended.returncode, *ended.stdout.splitlines()[-1:])""",
         "(?s)works.*child .*(StaleValueError|works|Error)",
         goes_on=False,
     ),
@@ -310,6 +310,8 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    # A shell lets programs in the background ignore ctrl-C, and their processes with them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     found = {}
     for name in args.cases:
         found[name] = run(CASES[name])

@@ -86,7 +86,8 @@ def operators() -> str:
 
 def _printed(lines: list[str]) -> str:
     lines = [line for line in lines if not line.startswith("after it")] or lines
-    return f"`{lines[-1].replace('|', '/')}`"
+    text = lines[-1].strip().replace("|", "/").replace("`", "'")
+    return f"`{text}`"
 
 
 def _result(pattern: str) -> Any:

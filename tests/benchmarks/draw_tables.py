@@ -156,6 +156,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "explanation" / "figures.md": {"gates": gates},
     DOCS / "explanation" / "compiled.md": {
         "functions": compiled_tables.functions,
+        "what goes wrong": compiled_tables.hostile,
     },
     DOCS / "explanation" / "ranks.md": {
         "fine-tuning": ranks_tables.finetuning,

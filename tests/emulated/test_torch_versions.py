@@ -65,6 +65,8 @@ def test_installed_compilers_have_the_methods_that_measure():
     assert callable(selection.AlgorithmSelectorCache.make_precompile_fn)
     library_choice = torch_versions.LIBRARY_CHOICE.value
     assert isinstance(getattr(selection, library_choice), type)
+    module, name = torch_versions.PACKAGING.value
+    assert callable(getattr(importlib.import_module(module), name))
 
 
 REFUSED_TYPES = {

@@ -48,7 +48,10 @@ class Kernel:
     def __init__(self, text: str, name: str) -> None:
         functions = parse(text)
         self.name = name
-        self._main = next(function for function in functions.values() if function.is_public)
+        public = [function for function in functions.values() if function.is_public]
+        if not public:
+            raise NotComputed("a text without a function that could be launched")
+        self._main = public[0]
         self.accessed = accessed(self._main)
         self.problem: NotComputed | None = None
         """Why it is not computed, if it uses something that has no meaning here."""

@@ -113,3 +113,23 @@ def test_compiled_functions_have_the_values_of_the_cpu_and_the_same_peaks(python
     assert wrong == {}
     cold, warm, without = ([(name, figures) for name, _, figures in rows] for rows in found)
     assert cold == warm == without
+
+
+PACKAGE = """
+from torch._inductor.exc import InductorError
+
+model, x = nn.Linear(8, 8).cuda(), torch.ones(2, 8, device="cuda")
+exported = torch.export.export(model, (x,))
+assert torch.equal(exported.module()(x), model(x))
+try:
+    torch._inductor.aoti_compile_and_package(exported)
+except (NotImplementedError, InductorError) as error:
+    print(error)
+"""
+
+
+def test_package_of_aotinductor_is_refused_and_an_exported_program_runs(python):
+    """``torch.export`` works; AOTInductor, whose kernels have no text, is refused by its name."""
+    pytest.importorskip("triton")
+    run = python("-W", "ignore", "-c", START + PACKAGE, "on")
+    assert "AOTInductor is not supported on the emulated device" in run.stdout, run.stderr
