@@ -28,9 +28,11 @@ class Cycles(Addition):
             self._describe()
 
     def finish(self) -> None:
-        """Find the cycles that are garbage now, then free them."""
-        if self._is_counted:
-            self._describe()
+        """Find the cycles that are garbage now, then free them.
+
+        If nothing of the region is live, a collection could free nothing of it.
+        """
+        if self._is_counted and self._describe():
             collect()
 
     def close(self) -> None:
@@ -46,12 +48,15 @@ class Cycles(Addition):
             found = cycles.freed(self._found, self._freed.found, cycle_bytes)
         return {"cycle_bytes": cycle_bytes, "cycles": found}
 
-    def _describe(self) -> None:
+    def _describe(self) -> bool:
+        """Describe what is garbage; return whether anything of the region was live before."""
         allocations = self._meter.allocations_since(self._peaks.mark)
-        if allocations:
-            with _kept_garbage() as garbage:
-                collect()
-                self._found += cycles.described_garbage(garbage, allocations)
+        if not allocations:
+            return False
+        with _kept_garbage() as garbage:
+            collect()
+            self._found += cycles.described_garbage(garbage, allocations)
+        return True
 
 
 @contextmanager

@@ -138,6 +138,27 @@ def test_unknown_addition_is_refused():
         MemoryProbe("cpu", also=("circles",))
 
 
+def test_region_in_which_nothing_is_live_needs_no_full_collection(probe):
+    """Nothing of a region can be garbage if nothing of it is live, so its end is cheap."""
+    generations: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        generations.append(info["generation"])
+
+    with probe.measure():
+        pass
+    gc.disable()  # otherwise the interpreter may start a collection of its own
+    gc.callbacks.append(note)
+    try:
+        with probe.measure() as region:
+            torch.ones(10)
+    finally:
+        gc.callbacks.remove(note)
+        gc.enable()
+    assert region.cycle_bytes == 0
+    assert 2 not in generations
+
+
 def test_regions_that_do_not_ask_have_no_figure(both_meters):
     """Without ``also`` the figure is None and no callback is registered."""
     callbacks = list(gc.callbacks)
