@@ -43,6 +43,8 @@ class Recording:
     """The same of the host, if another device is measured."""
     site_of: Callable[[int], RecordedSite | None]
     """Returns where the blocks of a stack were allocated."""
+    module_path: Callable[[int], str]
+    """Returns the path of a module that ran, by its identity; empty if it is unknown."""
     insides: tuple[str | None, ...]
     """What can allocate memory that no tensor owns."""
     merged: int = 0

@@ -57,7 +57,8 @@ def picture_of(recording: Recording, places_of: PlacesOf) -> dict[str, Any]:
     numbers: dict[tuple[int, int], int] = {}
     memories = {False: _Blocks(), True: _Blocks()}
     for block in recording.blocks:
-        place = numbers.setdefault((block.stack, block.inside), len(numbers))
+        inside = block.inside if recording.insides[block.inside] else 0
+        place = numbers.setdefault((block.stack, inside), len(numbers))
         memories[block.on_host].add(block, place)
     places = places_of(list(numbers))
     device, host = memories[False], memories[True]

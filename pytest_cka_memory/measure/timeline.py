@@ -33,7 +33,10 @@ def _places(recording: Recording, keys: Sequence[tuple[int, int]]) -> list[Place
         if stack not in sites:
             recorded = recording.site_of(stack)
             sites[stack] = None if recorded is None else recorded.readable()
-    paths = module_paths.paths_of({site.module for site in sites.values() if site and site.module})
+    modules = {site.module for site in sites.values() if site and site.module}
+    paths = {module: recording.module_path(module) for module in modules}
+    # A stack that was known before the recording has no path; its module may be live.
+    paths |= module_paths.paths_of({module for module, path in paths.items() if not path})
     return [_place(sites[stack], paths, recording.insides[inside]) for stack, inside in keys]
 
 

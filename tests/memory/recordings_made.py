@@ -31,7 +31,7 @@ def recording(*blocks, start_bytes=0, **rest):
         "insides": (None, "workspace of a library"),
         **rest,
     }
-    return Recording(blocks=iter(blocks), site_of=lambda stack: None, **given)
+    return Recording(blocks=iter(blocks), site_of=lambda stack: None, module_path=str, **given)
 
 
 def place(stack, inside=0):

@@ -1,11 +1,12 @@
 """A region that records it knows when each block was allocated and freed."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+import pytest
 import torch
 
 from pytest_cka_memory.core.recordings import RecordedBlock, Recording
-from pytest_cka_memory.meters.blocks.counter import Counter
+from pytest_cka_memory.meters.blocks.counter import Counter, notes_modules
 
 
 def levels(blocks: Iterable[RecordedBlock], start: int, events: int) -> list[int]:
@@ -156,3 +157,82 @@ def test_allocations_that_do_not_fit_are_counted(counter: Counter) -> None:
     assert (len(list(recording.blocks)), recording.lost) == (100, 50)
     region.close()
     assert len(kept) == 150
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) + torch.relu(x)
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(2))
+        self.head = torch.nn.Sequential(torch.nn.Linear(8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def paths_of(recording: Recording) -> list[str]:
+    """Return the paths of the modules that allocated, in the order of their first allocation."""
+    sites = [recording.site_of(block.stack) for block in recording.blocks]
+    modules = dict.fromkeys(site.readable().module for site in sites if site is not None)
+    return [recording.module_path(module) for module in modules if module]
+
+
+def recorded_while(counter: Counter, run: Callable[[], object]) -> list[str]:
+    region = counter.open()
+    region.record()
+    run()
+    recording = region.recorded()
+    assert recording is not None
+    found = paths_of(recording)
+    region.close()
+    return found
+
+
+def test_paths_of_modules_are_known_after_the_network_was_freed(counter: Counter) -> None:
+    """Paths are noted while modules run, from the outermost running one on."""
+    if not notes_modules():
+        pytest.skip("the modules of stacks are not noted in this interpreter")
+    x = torch.ones(4, 8)
+    assert recorded_while(counter, lambda: Net()(x)) == [
+        *("blocks.0.linear", "blocks.0", "blocks.1.linear", "blocks.1", "head.0"),
+    ]
+    assert recorded_while(counter, lambda: torch.nn.Sequential(torch.nn.Linear(8, 8))(x)) == [
+        "Sequential.0"
+    ]
+    assert recorded_while(counter, lambda: torch.nn.Linear(8, 8)(x)) == ["Linear"]
+
+
+def test_path_begins_again_where_a_module_is_not_a_part_of_its_caller(counter: Counter) -> None:
+    """A module that another calls without having it begins a path of its own."""
+    if not notes_modules():
+        pytest.skip("the modules of stacks are not noted in this interpreter")
+
+    class Caller(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Net()(x)
+
+    found = recorded_while(counter, lambda: Caller()(torch.ones(4, 8)))
+    assert found[:2] == ["Caller", "blocks.0.linear"]  # which creates it, and then calls it
+
+
+def test_unusual_children_do_not_stop_a_path(counter: Counter) -> None:
+    """A child that is None, a module inside itself and a name of any length are no problem."""
+    if not notes_modules():
+        pytest.skip("the modules of stacks are not noted in this interpreter")
+    net = Net()
+    net.register_module("nothing", None)
+    net._modules["itself"] = net
+    net._modules["long" * 500] = torch.nn.Linear(8, 8)
+    x = torch.ones(4, 8)
+    assert recorded_while(counter, lambda: net(x))[0] == "blocks.0.linear"
+    del net._modules["itself"]

@@ -35,6 +35,7 @@ from pytest_cka_memory.meters.blocks.library import (
 from pytest_cka_memory.meters.lazy_allocations import LazyAllocations
 
 CPU = 0
+_LONGEST_PATH = 512
 MOST_RECORDED = 2**20
 """Blocks of a recorded region, 32 bytes each; beyond, small ones are merged."""
 
@@ -287,6 +288,7 @@ class RegionCounter:
             start_bytes=self.start_level,
             host_start_bytes=found.host_start_level,
             site_of=_site_of,
+            module_path=_module_path,
             insides=tuple(INSIDE.get(way) for way in Freed),
             merged=found.merged,
             merged_bytes=found.merged_bytes,
@@ -308,6 +310,12 @@ def _older_blocks(number: int, until: int, functions: ctypes.PyDLL) -> Mapping[i
     blocks = (Block * size)()
     found = functions.counter_older(number, until, blocks, size)
     return {block.address: block.bytes for block in blocks[:found]}
+
+
+def _module_path(module: int) -> str:
+    path = ctypes.create_string_buffer(_LONGEST_PATH)
+    library.functions().modules_path(module, path, _LONGEST_PATH)
+    return path.value.decode(errors="replace")
 
 
 def _recorded_blocks(found: Recorded) -> Iterator[RecordedBlock]:

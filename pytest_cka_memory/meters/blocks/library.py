@@ -127,6 +127,7 @@ _OPTIONAL: dict[str, tuple[Any, list[Any]]] = {
     "counter_older": (c_uint64, [c_int, c_uint64, POINTER(Block), c_uint64]),
     "counter_counts_pinned": (c_int, []),
     "counter_collects": (None, [c_int]),
+    "modules_path": (c_int, [c_uint64, c_char_p, c_int]),
     "counter_record": (c_int, [c_void_p, c_uint32]),
     "counter_recorded": (c_int, [c_void_p, POINTER(Recorded)]),
 }

@@ -39,7 +39,7 @@ typedef struct Recording Recording;
 typedef struct Recorded Recorded;
 Recording *new_recording(int device, uint32_t most);
 void record_allocated(const Node *node);
-void record_freed(const Node *node, uint32_t inside);
+void record_freed(const Node *node, uint32_t freed);
 void note_peak(Recording *recording);
 void stop_recording(const Recording *recording);
 void read_recording(const Recording *recording, Recorded *out);

@@ -7,6 +7,7 @@
    pinned.c   the blocks of the allocator for pinned memory of the host
    stacks.c   the Python frames of allocations
    contexts.c what ran when they were made: a module, a backward pass, an optimizer
+   modules.c  the paths of modules in their networks, for such regions
    objects.c  all objects of some Python types, to find tensors that existed before
 
    All functions may be called from any thread. There is one lock for blocks and regions, one for
@@ -84,6 +85,9 @@ void unlock_blocks(void);
 
 /* regions.c */
 int any_region_open(void);
+
+/* recordings.c */
+int any_recording(void);
 
 /* pinned.c */
 extern PinnedAllocate real_pinned_allocate;

@@ -19,7 +19,7 @@ typedef struct {
     uint32_t stack;
     uint32_t count; /* how many were merged into it, or 1 */
     uint16_t on_host;
-    uint16_t inside;
+    uint16_t freed; /* how, as counter.h numbers it */
 } RecordedBlock;
 
 struct Recording {
@@ -42,7 +42,9 @@ struct Recorded {
     int64_t merged_bytes, host_start_level;
 };
 
-static Recording *recordings;
+static Recording *volatile recordings;
+
+int any_recording(void) { return recordings != NULL; }
 
 static uint32_t window_of(const Recording *recording, uint32_t event) {
     return (uint32_t)((uint64_t)event * WINDOWS / (recording->events + 1u));
@@ -73,7 +75,7 @@ static void merge_small(Recording *recording, Group *groups) {
         }
         uint32_t window =
             2 * window_of(recording, block.from) + 1 + (block.from > recording->peak_event);
-        Group *group = &groups[2 * (WAYS_OF_FREEING * (block.stack & 0xffff) + block.inside) +
+        Group *group = &groups[2 * (WAYS_OF_FREEING * (block.stack & 0xffff) + block.freed) +
                                block.on_host];
         double area = (double)block.bytes * (block.until - block.from);
         if (group->window != window) {
@@ -151,7 +153,7 @@ static uint32_t first_from(const Recording *recording, uint32_t serial) {
     return low;
 }
 
-void record_freed(const Node *node, uint32_t inside) {
+void record_freed(const Node *node, uint32_t freed) {
     for (Recording *recording = recordings; recording; recording = recording->next) {
         if (!is_recorded(recording, node->device)) continue;
         uint16_t on_host = node->device != recording->device;
@@ -169,7 +171,7 @@ void record_freed(const Node *node, uint32_t inside) {
         RecordedBlock *block = &recording->blocks[at];
         if (block->serial != serial || !block->from || block->until) continue; /* it was skipped */
         block->until = ++recording->events;
-        block->inside = (uint16_t)inside;
+        block->freed = (uint16_t)freed;
     }
 }
 
@@ -188,7 +190,7 @@ Recording *new_recording(int device, uint32_t most) {
 }
 
 void stop_recording(const Recording *recording) {
-    for (Recording **at = &recordings; *at; at = &(*at)->next)
+    for (Recording *volatile *at = &recordings; *at; at = &(*at)->next)
         if (*at == recording) {
             *at = recording->next;
             break;

@@ -3,7 +3,7 @@
    A frame is a code object and the index of its last instruction. Equal stacks are stored once, and
    their code objects are referenced, until the last open region ends. */
 #define _GNU_SOURCE
-#include "counter.h"
+#include "python.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
@@ -15,29 +15,7 @@
 #define MOST_CODES 65535u
 #define MOST_PREFIXES 32
 
-typedef void *Object;
-
-/* Functions of Python, whose names begin with Py. */
-#define PYTHON(X) \
-    X(int, GILState_Ensure, (void)) \
-    X(void, GILState_Release, (int)) \
-    X(Object, GILState_GetThisThreadState, (void)) \
-    X(int, GILState_Check, (void)) \
-    X(Object, ThreadState_Get, (void)) \
-    X(Object, ThreadState_GetFrame, (Object)) \
-    X(Object, Frame_GetBack, (Object)) \
-    X(Object, Frame_GetCode, (Object)) \
-    X(Object, Object_GetAttrString, (Object, const char *)) \
-    X(const char *, Unicode_AsUTF8AndSize, (Object, ptrdiff_t *)) \
-    X(void, Err_Fetch, (Object *, Object *, Object *)) \
-    X(void, Err_Restore, (Object, Object, Object)) \
-    X(int, GC_Disable, (void)) \
-    X(int, GC_Enable, (void)) \
-    X(void, _DecRef, (Object)) \
-    X(long, Long_AsLong, (Object))
-static struct {
-    PYTHON(FUNCTION_FIELD)
-} py;
+struct PythonFunctions py;
 static int (*is_finalizing)(void);
 static int (*frame_lasti)(Object); /* Python 3.10 has no function for it, only the attribute */
 static int locals_in_frame; /* up to Python 3.10 a frame object has the local variables itself */
@@ -231,6 +209,14 @@ static uint64_t local_at(Object frame, size_t offset) {
     return interpreter_frame ? *(const uint64_t *)(interpreter_frame + offset) & ~(uint64_t)7 : 0;
 }
 
+/* Return the module that a frame of torch.nn.Module.__call__ runs, borrowed; NULL for others. */
+Object module_of_frame(Object frame) {
+    Object code = py.Frame_GetCode(frame);
+    int is_call = code == module_code && first_local;
+    py._DecRef(code);
+    return is_call ? (Object)local_at(frame, first_local) : NULL;
+}
+
 /* Note the module of each stack from now on. Called by a Python function whose first local is `first`;
    `code` is the code of torch.nn.Module.__call__. Returns whether the local was found. */
 EXPORT int stacks_note_modules(Object code, uint64_t first) {
@@ -250,12 +236,13 @@ EXPORT int stacks_note_modules(Object code, uint64_t first) {
 /* Return the number of a stack; NO_STACK if it says nothing, or if the last region has ended since
    `began`, so that the numbers of codes have lost their meaning. */
 static uint32_t number_of_stack(const Stack *stack, uint32_t began) {
-    int is_new;
+    int is_new = 0;
     lock_stacks();
     int is_known = (stack->count || stack->context) && generation == began;
     uint32_t number = is_known ? number_of(&stacks, stack, &is_new) : 0;
     unlock_stacks();
     has_frames = stack->count > 0;
+    if (is_new && stack->module && any_recording()) name_module((Object)stack->module);
     return number ? began << 16 | number : NO_STACK;
 }
 
@@ -393,6 +380,7 @@ EXPORT void stacks_release(void) {
         for (; count < codes.used; count++) old[count] = ((Code *)item_at(&codes, count + 1))->code;
         empty(&codes);
         empty(&stacks);
+        forget_modules();
         generation++;
     }
     unlock_stacks();

@@ -1,0 +1,42 @@
+/* Functions of Python, found at run time, and what stacks.c and modules.c share. */
+#ifndef CKA_MEMORY_PYTHON_H
+#define CKA_MEMORY_PYTHON_H
+
+#include "counter.h"
+
+typedef void *Object;
+
+/* Functions of Python, whose names begin with Py. */
+#define PYTHON(X) \
+    X(int, GILState_Ensure, (void)) \
+    X(void, GILState_Release, (int)) \
+    X(Object, GILState_GetThisThreadState, (void)) \
+    X(int, GILState_Check, (void)) \
+    X(Object, ThreadState_Get, (void)) \
+    X(Object, ThreadState_GetFrame, (Object)) \
+    X(Object, Frame_GetBack, (Object)) \
+    X(Object, Frame_GetCode, (Object)) \
+    X(Object, Object_GetAttrString, (Object, const char *)) \
+    X(const char *, Unicode_AsUTF8AndSize, (Object, ptrdiff_t *)) \
+    X(void, Err_Fetch, (Object *, Object *, Object *)) \
+    X(void, Err_Restore, (Object, Object, Object)) \
+    X(int, GC_Disable, (void)) \
+    X(int, GC_Enable, (void)) \
+    X(void, _DecRef, (Object)) \
+    X(long, Long_AsLong, (Object)) \
+    X(Object, Object_GenericGetAttr, (Object, Object)) \
+    X(Object, Unicode_FromString, (const char *)) \
+    X(unsigned long, Type_GetFlags, (Object)) \
+    X(int, Dict_Next, (Object, ptrdiff_t *, Object *, Object *))
+extern struct PythonFunctions {
+    PYTHON(FUNCTION_FIELD)
+} py;
+
+/* stacks.c */
+Object module_of_frame(Object frame);
+
+/* modules.c: the caller holds the interpreter's lock. */
+void name_module(Object module);
+void forget_modules(void);
+
+#endif
