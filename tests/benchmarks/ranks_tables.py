@@ -1,6 +1,7 @@
 """The tables of what several emulated devices were compared with."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -83,20 +84,47 @@ def hostile() -> str:
     )
 
 
+ISSUE = re.compile(r"github\.com/pytorch/pytorch/(?:issues|pull)/(\d+)")
+CAUSES = {
+    "is for tensors on the CPU, which NCCL does not send": re.compile(
+        r"CPU (?:tensors|models|barrier)|does not support i(?:send|recv)$|send/recv tested by"
+    ),
+    "is for Gloo": re.compile(r"(?i)\bgloo\b"),
+    "is for MPI": re.compile("Only MPI"),
+    "calls what NCCL does not have": re.compile(
+        "nccl does not support (?:all_gather_coal|send/recv)"
+    ),
+    "PyTorch has switched it off": ISSUE,
+}
+"""Why PyTorch's own tests skip on any card, and how the reasons that they give are known."""
+
+
 def own_tests() -> str:
-    """Outcomes of PyTorch's own tests, with the reasons that they give for skipping."""
+    """Outcomes of PyTorch's own tests, with the causes of those that did not pass."""
     rows = _results("torch-distributed-torch-*.json")
-    counts = Counter((row["outcome"], row["why"] or "") for row in rows)
-    ran = len(rows) - sum(row["outcome"] == "skipped" for row in rows)
-    return _markdown(
-        ["outcome", "tests", "why"],
-        [
-            [outcome, f"{count} of {ran}" if outcome == "passed" else str(count), _line(why)]
-            for (outcome, why), count in sorted(
-                counts.items(), key=lambda item: (item[0][0] == "skipped", -item[1], item[0])
-            )
-        ],
-    )
+    passed = [row for row in rows if row["outcome"] == "passed"]
+    ran = [row for row in rows if row["outcome"] != "skipped"]
+    causes: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["outcome"] != "passed":
+            causes.setdefault(_cause(row), []).append(row)
+    ranks = Counter(row["ranks"] for row in passed)
+    counts = ", ".join(f"{count} with {number} ranks" for number, count in sorted(ranks.items()))
+    table = [["passed", f"{len(passed)} of {len(ran)}", counts]]
+    for cause, those in sorted(causes.items(), key=lambda item: -len(item[1])):
+        issues = sorted({int(found[1]) for row in those for found in ISSUE.finditer(row["why"])})
+        links = ", ".join(
+            f"[{number}](https://github.com/pytorch/pytorch/issues/{number})" for number in issues
+        )
+        table.append(
+            [those[0]["outcome"], str(len(those)), f"{cause}: {links}" if links else cause]
+        )
+    return _markdown(["outcome", "tests", "why"], table)
+
+
+def _cause(row: Row) -> str:
+    found = (cause for cause, known in CAUSES.items() if known.search(row["why"]))
+    return next(found, _line(row["why"]))
 
 
 def _line(text: str) -> str:

@@ -111,7 +111,8 @@ TABLES = {
         minutes=60, needs="expecttest, scipy",
     ),
     "PyTorch's tests": Table(
-        "torch-distributed-torch-{torch}.json", DEVICE, "torch_distributed.py", minutes=60
+        "torch-distributed-torch-{torch}.json", DEVICE, "torch_distributed.py",
+        minutes=10, needs="expecttest",
     ),
 }  # fmt: skip
 
