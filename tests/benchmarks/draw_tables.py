@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import cka_tables
 import compiled_tables
 import ranks_tables
 from processes import Row
@@ -153,6 +154,12 @@ def _markdown(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 
 DOCS = ROOT / "docs"
 TABLES: dict[Path, dict[str, Callable[[], str]]] = {
+    DOCS / "explanation" / "cka.md": {
+        "chance": cka_tables.chance,
+        "intervals": cka_tables.intervals,
+        "cost of resamples": cka_tables.cost,
+        "passes": cka_tables.passes,
+    },
     DOCS / "explanation" / "figures.md": {"gates": gates},
     DOCS / "explanation" / "compiled.md": {
         "functions": compiled_tables.functions,

@@ -63,6 +63,20 @@ TABLES = {
         "gates-amd-epyc-torch-{torch}.json", ("cka", "tests/gates"), "", minutes=4,
         needs="pytest tests/gates --cka-memory-json=FILE",
     ),
+    "cka by chance": Table(
+        "calibration-amd-epyc-1-thread-torch-{torch}.json", ("cka",), "calibration.py",
+        ("false-positives",), minutes=20,
+    ),
+    "cost of resamples": Table(
+        "calibration-cost-amd-epyc-1-thread-torch-{torch}.json", ("cka",), "calibration.py",
+        ("cost",), minutes=15,
+    ),
+    "intervals": Table(
+        "confidence-amd-epyc-1-thread-torch-{torch}.json", ("cka",), "confidence.py", minutes=3
+    ),
+    "passes": Table(
+        "gram-passes-amd-epyc-1-thread-torch-{torch}.json", ("cka",), "gram_passes.py"
+    ),
     "libraries": Table(
         "libraries-intel-xeon-2-threads-torch-{torch}.json", ("cka",), "compare.py",
         minutes=120, needs="--peers",

@@ -1,0 +1,92 @@
+"""The tables of docs/explanation/cka.md: chance, intervals, cost, and passes over activations."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).parent / "results"
+Row = dict[str, Any]
+
+
+def chance() -> str:
+    """How many pairs of unrelated networks the calibrated test takes for related."""
+    rows = []
+    for row in _results("calibration-amd-epyc-1-thread-torch-*.json"):
+        for count in (200, 1000):
+            fixed, best, naive = row[f"after_{count}"]
+            rows.append(
+                [
+                    f"{row['networks']}, {row['layers']} layers",
+                    row["estimator"],
+                    str(count),
+                    *(f"{share:.1%}" for share in (fixed, best, naive)),
+                ]
+            )
+    head = ["networks", "estimator", "pairs", "`p` of one pair of layers", "`p_best` of the best"]
+    return _markdown([*head, "`p` of the best, not corrected"], rows)
+
+
+def cost() -> str:
+    """CPU time and peak of a comparison with and without resamples, beside the forward pass."""
+    rows = []
+    for row in _results("calibration-cost-amd-epyc-1-thread-torch-*.json"):
+        peak, forward = row["peak_increase_bytes"], row["forward_peak_increase_bytes"]
+        rows.append(
+            [
+                str(row["batch_size"]),
+                f"`{row['what']}`" if row["what"].startswith("compare") else row["what"],
+                f"{row['cpu_time_ratio']:.2f}",
+                f"{peak / 2**20:.2f}",
+                f"{peak / forward:.3f}",
+            ]
+        )
+    head = ["batch", "what", "CPU time, × forward", "peak, MB above start", "× forward"]
+    return _markdown(head, rows)
+
+
+def intervals() -> str:
+    """How often intervals have the true CKA, and how large the errors should be."""
+    rows = []
+    for row in _results("confidence-*-torch-*.json"):
+        batches = "-"
+        if "batches_share" in row:
+            batches = f"{row['batches_error']:.4f}; {row['batches_share']:.1%}"
+        rows.append(
+            [
+                f"{row['true']:.3f}",
+                f"{row['batches']} × {row['batch_size']}",
+                f"{row['deviation']:.4f}",
+                f"{row['bootstrap_error']:.4f}; {row['bootstrap_share']:.1%}",
+                batches,
+            ]
+        )
+    head = ["true CKA", "batches × samples", "deviation of CKA", "bootstrap: error; share"]
+    return _markdown([*head, "batches: error; share"], rows)
+
+
+def passes() -> str:
+    """What the Gram matrices cost in and out of the cache, and what their arithmetic costs."""
+    rows = []
+    for row in _results("gram-passes-*-torch-*.json"):
+        times = (
+            row["forward_seconds"],
+            row["compare_seconds"],
+            row["gram_in_cache_seconds"],
+            row["gram_not_in_cache_seconds"],
+            row["product_seconds"],
+            row["read_seconds"],
+        )
+        rows.append([str(row["batch_size"]), *(f"{1000 * one:.0f}" for one in times)])
+    head = ["batch", "forward", "comparison", "Gram matrices, in the cache", "not in the cache"]
+    return _markdown([*head, "their arithmetic", "reading the outputs"], rows)
+
+
+def _results(pattern: str) -> list[Row]:
+    (file,) = RESULTS.glob(pattern)
+    rows: list[Row] = json.loads(file.read_text(encoding="utf-8"))
+    return rows
+
+
+def _markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = (head, ["---"] * len(head), *rows)
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
