@@ -4,13 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from pytest_cka_memory.core import kinds, process_limits
+from pytest_cka_memory.core import process_limits
 from pytest_cka_memory.core.additional_figures import DRIVER, PROCESS
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.fixture_names import is_scope
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Breach, Result
 from pytest_cka_memory.reports import region_differences
+from pytest_cka_memory.reports.kinds import kinds_lines
 from pytest_cka_memory.reports.legend import provenance_of
 from pytest_cka_memory.reports.terminal import sparkline
 from pytest_cka_memory.reports.wrapping import wrapped
@@ -129,7 +130,7 @@ def explanation(
         bars = sparkline(rises, min(_BARS, width - len(span) - 28))
         yield f"  {bars}  {span} above the first batch"
     if at_peak and holdings:
-        yield from kinds_line(record, breach.figure, width)
+        yield from kinds_lines(record, breach.figure, width)
         yield "  live at the peak:"
     given = None
     inside = [holding for holding in holdings if not holding.before_region]
@@ -159,15 +160,6 @@ def explanation(
         yield from wrapped(also, width, "  ")
         for holding in record.host_retained[:_MOST_GROUPS]:
             yield from holding_lines(holding, width)
-
-
-def kinds_line(
-    record: RegionRecord, figure: str, width: int = WIDTH, indent: str = "  "
-) -> Iterator[str]:
-    """Yield the shares of the kinds of memory at the peak, as lines that end after a percentage."""
-    joined = kinds.line(record, figure).replace(" %", "\N{NO-BREAK SPACE}%")
-    for text in wrapped(joined, width, indent):
-        yield text.replace("\N{NO-BREAK SPACE}", " ")
 
 
 def _sites_shown(

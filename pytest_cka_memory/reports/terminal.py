@@ -10,6 +10,7 @@ from pytest_cka_memory.core.figures import FIGURES, RegionRecord, shown_columns
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Result
 from pytest_cka_memory.reports.escapes import one_line
+from pytest_cka_memory.reports.kinds import kinds_lines
 from pytest_cka_memory.reports.legend import legend_of
 from pytest_cka_memory.reports.names import fitted, row_name
 from pytest_cka_memory.reports.ranks import differences
@@ -109,6 +110,7 @@ def section(report: Report, width: int = 100) -> list[Line]:
         *rows,
         *legend(report.session, report.results, width),
         *findings(report.results, width),
+        *kinds_at_peaks(report.results, width),
         *(
             line
             for why, count in counts
@@ -212,6 +214,16 @@ def findings(results: Sequence[Result], width: int = 100) -> list[Line]:
         colour = _COLOURS[verdict]
         lines += [Line(f"{verdict} {one_line(name)}", colour) for *_, name in group]
         lines += [Line(line, colour) for line in wrapped(one_line(text), width, "  ", hanging="  ")]
+    return lines
+
+
+def kinds_at_peaks(results: Sequence[Result], width: int = 100) -> list[Line]:
+    """Return regions whose kinds of memory at the peak are known, each with their shares."""
+    width = min(width, _PROSE_WIDTH)
+    lines = []
+    for result in results:
+        found = list(kinds_lines(result.record, "peak_bytes", width))
+        lines += [Line(one_line(result.name)), *map(Line, found)] if found else []
     return lines
 
 

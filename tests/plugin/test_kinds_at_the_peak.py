@@ -229,3 +229,22 @@ def test_increase_counts_only_what_the_region_allocated(programs, device: str, r
     inside = [h for h in region["at_peak"] if not h["before_region"]]
     assert sum(holding["bytes"] for holding in inside) == region["peak_increase_bytes"]
     assert {h["kind"] for h in inside} == {"temporaries", "activations", "inputs", "gradients"}
+
+
+def test_explain_prints_the_kinds_of_every_region(session) -> None:
+    """``--cka-memory-explain`` prints the kinds of regions that keep their limits, too."""
+    source = """
+        import pytest
+        import torch
+
+        @pytest.mark.max_peak_mb(1)
+        def test_one(cka_memory):
+            with cka_memory.measure("made"):
+                torch.ones(1000)
+    """
+    run = session(source, "--cka-memory-explain", "--cka-memory-report", forked=True)
+    run.assert_outcomes(passed=1)
+    lines = [line.strip() for line in run.text.splitlines()]
+    at = lines.index("test_it.py::test_one made")
+    assert lines[at + 1].startswith("at the peak, with what was live before the region: ")
+    assert {h["kind"] for h in run.region["at_peak"]} >= {"inputs"}

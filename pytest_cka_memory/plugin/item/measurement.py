@@ -110,7 +110,7 @@ class ItemMeasurement:
     def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
         """Return the figures to explain: those too high and, on request, what is retained."""
         explain = self._item.config.stash[settings_key].explain
-        figures = {"retained_bytes"} if explain else set()
+        figures = {"retained_bytes", "peak_bytes"} if explain else set()
         limits: Sequence[Limit] = self._limits
         if self._whole_region is not None and record.label == self._whole_region.label:
             limits = [*limits, *self._limits_over_runs()]

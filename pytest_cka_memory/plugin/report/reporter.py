@@ -159,6 +159,8 @@ class Reporter:
             yield from terminal.findings(report.results, width)
         else:
             yield from terminal.unjudged(report.results, width)
+        if settings.explain:
+            yield from terminal.kinds_at_peaks(report.results, width)
         if settings.reports_something:
             if not report.results:
                 yield from terminal.sentence(_NOTHING, width, "yellow")

@@ -11,7 +11,11 @@ BASELINE_FILE = "cka-memory-baseline.json"
 
 _FLAGS = (
     ("report", "measure every test and print a table of memory figures"),
-    ("explain", "find what references retained memory in every region, not only if a limit broke"),
+    (
+        "explain",
+        "find what references retained memory, and what kinds of memory were live at the peak, in "
+        "every region, not only if a limit broke",
+    ),
     ("update-baseline", "write the figures of every measured test that passes as its baseline"),
     (
         "allow-no-allocations",

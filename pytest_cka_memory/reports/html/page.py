@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
+from pytest_cka_memory.core import kinds
 from pytest_cka_memory.core.figures import COLUMNS, FIGURES, RegionRecord, shown_columns
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
@@ -133,6 +134,8 @@ def _held(record: RegionRecord) -> Iterator[str]:
     }
     for title, holdings in groups.items():
         yield from [title] if holdings else []
+        if holdings is record.at_peak:
+            yield from filter(None, [kinds.line(record, "peak_bytes")])
         for holding in holdings:
             lines = holding_lines(holding, traced=holdings is not record.at_peak)
             yield from map(one_line, lines)
