@@ -5,6 +5,8 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
+from emulated_cuda.cards import CARDS, CONTEXT_BYTES
+from pytest_cka_memory.core.card_limits import CardMemory, FitsCards
 from pytest_cka_memory.core.growth_limits import FlatPerBatch
 from pytest_cka_memory.core.marker_arguments import (
     SCOPES,
@@ -29,6 +31,7 @@ from pytest_cka_memory.units import MB, megabytes
 
 __all__ = [
     "Breach",
+    "FitsCards",
     "FlatPerBatch",
     "FlatProcess",
     "Limit",
@@ -40,6 +43,7 @@ __all__ = [
     "Unjudged",
     "Verdict",
     "default_limits",
+    "fits",
     "flat_per_batch",
     "flat_process_per_batch",
     "limit_from_marker",
@@ -185,6 +189,26 @@ def max_outside_mb(limit: object) -> MaximumOutside:
     """
     figure = "outside_increase_bytes"
     return MaximumOutside(f"max_outside_mb({limit!r})", figure, megabytes(limit))
+
+
+def fits(*cards: object) -> FitsCards:
+    """Return a limit on the peak: it must fit the memory of each card.
+
+    Args:
+        cards: names of cards that can be emulated.
+
+    Raises:
+        LimitError: if a card is not known, or none is named.
+    """
+    unknown = [name for name in cards if name not in CARDS]
+    if unknown or not cards:
+        wrong = f"unknown card {unknown[0]!r}" if unknown else "no card is named"
+        raise LimitError(f"{wrong}; write names from {', '.join(CARDS)}, e.g. fits('t4', 'a10')")
+    known = [CARDS[str(name)] for name in dict.fromkeys(cards)]
+    return FitsCards(
+        f"fits({', '.join(repr(card.name) for card in known)})",
+        tuple(CardMemory(card.name, card.total_bytes, CONTEXT_BYTES) for card in known),
+    )
 
 
 def _require_psutil() -> None:

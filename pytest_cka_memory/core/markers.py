@@ -101,6 +101,13 @@ _ROWS = (
         f"{_LIMITS}:max_outside_mb",
     ),
     Marker(
+        "fits",
+        'fits("t4", "a10")',
+        "the peak must fit the memory of each of `cards`; measured on another device, that is an "
+        "estimate.",
+        f"{_LIMITS}:fits",
+    ),
+    Marker(
         "memory_baseline",
         'memory_baseline(tolerance="5%")',
         "no figure may be more than `tolerance` above the committed baseline, or above the test "
