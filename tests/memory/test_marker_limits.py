@@ -71,6 +71,16 @@ def test_memory_outside_the_allocator_is_explained_by_levels_and_reserve(
     assert beside.message.endswith("torch's reserve rose by 4.00 MB at most")
 
 
+def test_memory_in_cycles_is_said_to_wait_for_the_collector(record: MakeRecord) -> None:
+    """The message says how long the memory stays allocated."""
+    breach = limit_from_marker("no_cycles", (), {}).judge(record(cycle_bytes=4))
+    assert isinstance(breach, Breach)
+    assert breach.message == (
+        "memory in reference cycles 4 bytes, allowed 0 bytes: 4 bytes too much; it stays allocated "
+        "until the garbage collector runs"
+    )
+
+
 def test_memory_of_the_process_is_explained_by_what_torch_has(record: MakeRecord) -> None:
     """The message about the process says how much of the rise is torch's."""
     limit = limit_from_marker("max_process_mb", (1,), {})
