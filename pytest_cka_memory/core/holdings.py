@@ -23,6 +23,11 @@ class Holding:
     """Frames of the code that allocated them, innermost first: ``net.py:11 in Block.forward``."""
     held_by: str | None = None
     """An expression that leads to the largest; None if no Python object references it."""
+    also_held_by: tuple[str, ...] = ()
+    """What else references the largest, as expressions; all of them must go to free it."""
+    freed_bytes: int | None = None
+    """How many of the bytes are freed with the one reference of ``held_by``, or the like, by the
+    count of all references; None if that was not counted."""
     hint: str | None = None
     """What usually helps when such an object holds memory."""
     batches: int | None = None

@@ -65,6 +65,7 @@ def search(
     wanted: Collection[int],
     roots: Collection[Root],
     late_roots: Collection[Root],
+    avoided: Iterable[Any] = (),
 ) -> Found:
     """Find a short path to each wanted key.
 
@@ -74,9 +75,10 @@ def search(
         roots: where to start. Modules and their globals are entered only as roots, so that no
             path leads through an import.
         late_roots: names that users rarely type; they are entered a few levels later.
+        avoided: objects through which no path leads.
     """
     imported = list(modules().values())
-    levels = _Levels(rules_for, wanted, excluded=[*imported, *map(globals_of, imported)])
+    levels = _Levels(rules_for, wanted, excluded=[*avoided, *imported, *map(globals_of, imported)])
     levels.enter_roots(roots)
     depth = 0
     while levels.missing and (levels.last or depth < _LATE_ROOTS_DEPTH):

@@ -2,7 +2,7 @@
 
 import gc
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, Allo
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
 from pytest_cka_memory.holders import expressions, graphs, hints, module_paths, owners
+from pytest_cka_memory.holders.proof import Proofs, Roots
 from pytest_cka_memory.holders.roots import (
     Root,
     context_root,
@@ -75,7 +76,8 @@ def holdings(
                 _entry(found, paths.get(key), unreached.get(key), boundaries)
                 for key, found in live.items()
             ]
-            return grouped(entries)
+            proofs = Proofs([*paths.values(), *(found.path for found in unreached.values())])
+            return grouped(entries, partial(_proved, proofs, partial(_roots, named_values, error)))
     finally:
         if was_enabled:
             gc.enable()
@@ -164,7 +166,13 @@ def _line_of(frames: Sequence[str], code: str | None) -> object:
     return tuple(frames[:1]), code
 
 
-def grouped(entries: Iterable[Entry]) -> tuple[Holding, ...]:
+Prove = Callable[[Holding, Sequence[Entry]], Holding]
+"""Adds to a group what is proved about its holders."""
+
+
+def grouped(
+    entries: Iterable[Entry], prove: Prove = lambda holding, _: holding
+) -> tuple[Holding, ...]:
     entries = list(entries)
     groups: dict[object, list[Entry]] = {}
     for entry in entries:
@@ -187,9 +195,27 @@ def grouped(entries: Iterable[Entry]) -> tuple[Holding, ...]:
             hint = hints.hint_for(largest.allocation, paths, found.held_by, batches)
             hint = graphs.advice(paths, batches, partial(_made_in_loop, sites)) or hint
             hint = hint if largest.owner is None else largest.owner.advice
-            found = replace(found, hint=hint)
+            found = prove(replace(found, hint=hint), [largest, *members])
         merged.append(found)
     return tuple(sorted(merged, key=lambda holding: -holding.bytes))
+
+
+def _proved(proofs: Proofs, roots: Roots, holding: Holding, members: Sequence[Entry]) -> Holding:
+    """Add which bytes are freed with the reference of each, or what else holds the largest.
+
+    Args:
+        proofs: counts references.
+        roots: returns the names at which a search for other holders starts.
+        holding: the group.
+        members: the largest of the group, and all of them.
+    """
+    largest, *every = members
+    if largest.path is None:
+        return holding
+    freed = (each for each in every if each.path and proofs.is_only_reference(each.path))
+    if freed_bytes := sum(each.holding.bytes for each in freed):
+        return replace(holding, freed_bytes=freed_bytes)
+    return replace(holding, also_held_by=proofs.other_holders(largest.path, roots))
 
 
 def _made_in_loop(entries: Mapping[int, Entry], value: Any) -> str:
@@ -262,6 +288,18 @@ def _search(
     """Return what names lead to, and what no name leads to."""
     if not live:
         return {}, {}
+    early, late = _roots(named_values, error)
+    rules = tensor_rules({found.key: found.bytes for found in live if found.is_at_key})
+    keys = [found.key for found in live]
+    found = search(rules, keys, early, late)
+    missing = {key for key in keys if key not in found.paths}
+    return found.paths, unreached(rules, missing, found.reached) if missing else {}
+
+
+def _roots(
+    named_values: Mapping[str, Any], error: BaseException | None
+) -> tuple[list[Root], list[Root]]:
+    """Return the names of users, and those of installed code."""
     named_roots = [
         Root("", " (the test's)" if name == "self" else " (a fixture)", {name: value})
         for name, value in named_values.items()
@@ -269,11 +307,7 @@ def _search(
     ended = [] if error is None else traceback_roots(error, _is_own)
     roots = [*ended, *frame_roots(_is_own), context_root(), signal_root(), *module_roots()]
     early = [*named_roots, *(root for root in roots if not root.is_library)]
-    rules = tensor_rules({found.key: found.bytes for found in live if found.is_at_key})
-    keys = [found.key for found in live]
-    found = search(rules, keys, early, [root for root in roots if root.is_library])
-    missing = {key for key in keys if key not in found.paths}
-    return found.paths, unreached(rules, missing, found.reached) if missing else {}
+    return early, [root for root in roots if root.is_library]
 
 
 def _is_own(filename: str) -> bool:

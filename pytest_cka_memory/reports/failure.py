@@ -15,7 +15,7 @@ from pytest_cka_memory.reports.kinds import kinds_lines
 from pytest_cka_memory.reports.legend import provenance_of
 from pytest_cka_memory.reports.terminal import sparkline
 from pytest_cka_memory.reports.wrapping import wrapped
-from pytest_cka_memory.units import counted, format_exact, format_with_unit
+from pytest_cka_memory.units import MB, counted, format_exact, format_with_unit
 
 WIDTH = 100
 """Longer lines are hard to read, however wide the terminal is."""
@@ -262,9 +262,20 @@ def holding_lines(holding: Holding, width: int = WIDTH, *, traced: bool = True) 
     if holding.module is not None:
         yield from wrapped(f"in {holding.module}", width, "    ")
     if holding.held_by is not None:
-        yield from wrapped(f"held by {holding.held_by}", width, "    ")
+        yield from wrapped(f"held by {holding.held_by}{_proof_of(holding)}", width, "    ")
     elif traced and holding.hint is None:
         yield "    no Python reference to it was found"
+
+
+def _proof_of(holding: Holding) -> str:
+    """Return what is known about other references; empty if nothing is worth a line."""
+    if others := holding.also_held_by:
+        must_go = "both" if len(others) == 1 else f"all {len(others) + 1}"
+        return f", and by {', and by '.join(others)}: {must_go} must go to free it"
+    if holding.freed_bytes is None or holding.bytes < MB:
+        return ""
+    freed, size = format_with_unit(holding.freed_bytes), format_with_unit(holding.bytes)
+    return f": freeing {'it' if holding.count == 1 else 'them'} would release {freed} of {size}"
 
 
 def _size_of(holding: Holding, *, traced: bool) -> str:

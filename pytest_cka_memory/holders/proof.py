@@ -1,0 +1,145 @@
+"""Prove by reference counts that a named reference is the only one that keeps a storage alive.
+
+Nothing is deleted for it: a storage is freed with its last tensor, and a tensor with the last
+reference to it. If all of them are counted and there is one, deleting that one frees the storage.
+"""
+
+import sys
+import types
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pytest_cka_memory.holders import expressions
+from pytest_cka_memory.holders.roots import Root
+from pytest_cka_memory.holders.search import Reference, RulesForType, TypeRules, search
+
+Path = Sequence[Reference]
+Roots = Callable[[], tuple[list[Root], list[Root]]]
+"""Returns the names of users, and those of installed code."""
+
+_FIXED = (tuple, frozenset)
+_FIXED_KINDS = (
+    types.CellType,
+    types.FunctionType,
+    types.MethodType,
+    types.FrameType,
+    types.TracebackType,
+    types.GeneratorType,
+    types.CoroutineType,
+    types.AsyncGeneratorType,
+)
+"""Types whose objects reference others, but not in a way that a user deletes."""
+_MOST_SEARCHES = 3
+
+
+class Proofs:
+    """Which storages one named reference keeps alive, and what else does."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._searches_left = _MOST_SEARCHES
+        references = {id(step): step for path in paths for step in path}
+        roots = {id(step.root): step.root for step in references.values() if step.root}
+        self._own: Counter[int] = Counter()
+        """How often each object is referenced by `paths`, by identity."""
+        for step in references.values():
+            self._own.update((id(step.value), id(step.parent)))
+        for root in roots.values():
+            self._own.update(map(id, root.names.values()))
+
+    def is_only_reference(self, path: Path) -> bool:
+        """Whether the storage at the end of `path` is freed with a reference that users delete."""
+        if not _is_only_tensor(path[-1].value):
+            return False
+        for step in reversed(path):
+            is_of_cpp = step.root is None and step.text is not None
+            if is_of_cpp or self._others(step) != 0:
+                return False
+            if step.root is not None or _is_changeable(step.parent):
+                return True
+        return False
+
+    def other_holders(self, path: Path, roots: Roots) -> tuple[str, ...]:
+        """Return what else references the object at the end of `path`, as expressions.
+
+        Each takes a search, so that only few are made in all. They find also what the collector
+        does not know as a referrer, such as the local variables of running functions.
+
+        Args:
+            path: the references from a root to it.
+            roots: returns all names, those of users first.
+        """
+        missing = self._others(path[-1])
+        if missing <= 0 or _is_of_cpp(path):
+            return ()
+        value = path[-1].value
+        known: list[Path] = [path]
+        found: list[str] = []
+        while missing > len(found) and self._searches_left > 0:
+            self._searches_left -= 1
+            avoided = [step.parent for each in known if (step := each[-1]).parent is not None]
+            early, late = (_without(known, value, group) for group in roots())
+            other = search(_rules_for(value), [id(value)], early, late, avoided).paths
+            if not other:
+                break
+            known += other.values()
+            found += map(expressions.expression_of, other.values())
+        return tuple(found)
+
+    def _others(self, step: Reference) -> int:
+        """Return how many references an object has besides that of a path: 0 if it is the only."""
+        # One for the argument of getrefcount, and one for the reference of the path.
+        return sys.getrefcount(step.value) - 2 - self._own[id(step.value)]
+
+
+def _is_only_tensor(value: Any) -> bool:
+    """Whether no other tensor, node or object of C++ uses the storage of a tensor."""
+    import torch
+
+    from pytest_cka_memory.meters import torch_private
+    from pytest_cka_memory.meters.storages.live_objects import storages_of
+
+    if not issubclass(type(value), torch.Tensor) or torch_private.use_count(value) != 1:
+        return False
+    return all(
+        torch_private.storage_use_count(torch_private.storage_key(storage))
+        == _USES_OF_TENSOR_AND_OBJECT
+        for storage in storages_of(value)
+    )
+
+
+_USES_OF_TENSOR_AND_OBJECT = 2
+"""Uses of a storage that has one tensor: by the tensor, and by its object in Python."""
+
+
+def _is_changeable(parent: Any) -> bool:
+    return not issubclass(type(parent), _FIXED) and type(parent) not in _FIXED_KINDS
+
+
+def _is_of_cpp(path: Path) -> bool:
+    return path[-1].root is None and path[-1].text is not None
+
+
+def _without(known: Sequence[Path], value: Any, roots: Iterable[Root]) -> list[Root]:
+    """Return roots without the names by which paths that are known lead to an object."""
+    named = {
+        (step.root.prefix, step.root.suffix, step.text)
+        for step, *rest in known
+        if step.root is not None and not rest
+    }
+    found = []
+    for root in roots:
+        names = {
+            name: it
+            for name, it in root.names.items()
+            if it is not value or (root.prefix, root.suffix, name) not in named
+        }
+        found.append(root if len(names) == len(root.names) else replace(root, names=names))
+    return found
+
+
+def _rules_for(wanted: Any) -> RulesForType:
+    """Return rules by which a search finds an object, with its identity as its key."""
+    rules = TypeRules(keys=lambda value: (id(value),))
+    return lambda kind: rules if kind is type(wanted) else None
