@@ -11,6 +11,7 @@ counts it: the tensors are allocated and written before. Needs Linux.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import sys
 import time
@@ -128,6 +129,7 @@ def least_seconds(call: Callable[[], Any], repeats: int) -> float:
 
 def memory_beside(call: Callable[[], Any]) -> int:
     """Return the bytes that the process takes at most during a call beside those before."""
+    ctypes.CDLL(None).malloc_trim(0)  # what earlier launches have freed
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # the peak begins again
     before = _status("VmRSS")
     call()

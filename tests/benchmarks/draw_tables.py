@@ -163,6 +163,8 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "explanation" / "figures.md": {"gates": gates},
     DOCS / "explanation" / "compiled.md": {
         "functions": compiled_tables.functions,
+        "suites": compiled_tables.suites,
+        "cost": compiled_tables.cost,
         "what goes wrong": compiled_tables.hostile,
     },
     DOCS / "explanation" / "ranks.md": {

@@ -30,7 +30,7 @@ from opinfo import compare
 
 SEED = 32
 SECONDS = 120
-"""For each operator."""
+"""Of processor time, for each operator."""
 RANDOM = ("dropout", "rand", "normal", "bernoulli", "multinomial", "exponential", "cauchy")
 RANDOM += ("geometric", "rrelu", "uniform", "fractional_max_pool")
 UNINITIALIZED = ("empty", "resize")
@@ -51,7 +51,7 @@ def work(names: list[str], lines: Path) -> None:
 
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    signal.signal(signal.SIGALRM, _stop)
+    signal.signal(signal.SIGPROF, _stop)
     with lines.open("a", encoding="utf-8") as file:
         for operator in op_db:
             name = name_of(operator)
@@ -63,14 +63,14 @@ def work(names: list[str], lines: Path) -> None:
             compiled = copy.copy(operator)
             compiled.op = partial(_compiled_on_the_device, operator.op, torch.compile(operator.op))
             begun = time.process_time()
-            signal.alarm(SECONDS)
+            signal.setitimer(signal.ITIMER_PROF, SECONDS)
             try:
                 found = compare(compiled, torch.float32, 1, values=True)
                 problems = found["problems"]
             except TookTooLong:
                 problems, found = ["it took too long"], {"samples": 1}
             finally:
-                signal.alarm(0)
+                signal.setitimer(signal.ITIMER_PROF, 0)
             row = {"name": name, "problems": problems, "samples": found["samples"]}
             row["kernels"] = metrics.generated_kernel_count
             row["seconds"] = round(time.process_time() - begun, 1)
