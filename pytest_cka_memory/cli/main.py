@@ -10,8 +10,9 @@ from pathlib import Path
 
 from pytest_cka_memory._version import __version__
 from pytest_cka_memory.cli import cards
+from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.tolerance import parse_tolerance
-from pytest_cka_memory.core.two_reports import compare
+from pytest_cka_memory.core.two_reports import Comparison, compare
 from pytest_cka_memory.errors import CkaMemoryError, ReportError
 from pytest_cka_memory.reports import files, markdown, terminal, two_reports
 from pytest_cka_memory.reports.escapes import one_line
@@ -79,6 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     versus.add_argument("new", type=Path, metavar="NEW")
     versus.add_argument("--tolerance", default="5%", help="5%% (default), 64KiB, '5%% + 64 KiB'")
     versus.add_argument("--format", choices=_COMPARISONS, default="table")
+    versus.add_argument(
+        "--html", type=Path, metavar="OUT", help="write a page too, with what is new at the peaks"
+    )
     versus.set_defaults(run=_compare)
 
     page = commands.add_parser("html", help="write a report as a self-contained HTML page")
@@ -122,8 +126,22 @@ def _compare(args: argparse.Namespace) -> int:
             f"({counted(len(old.results), 'region')}) and {args.new} "
             f"({counted(len(new.results), 'region')}); use two reports of the same tests"
         )
+    if args.html is not None:
+        _write_comparison(args, old, new, found)
     sys.stdout.write(_COMPARISONS[args.format](found))
     return REGRESSION if found.regressions else OK
+
+
+def _write_comparison(
+    args: argparse.Namespace, old: Report, new: Report, found: Comparison
+) -> None:
+    from pytest_cka_memory.core.peak_differences import peak_differences
+    from pytest_cka_memory.reports.html import comparison
+
+    for source in (args.old, args.new):
+        _refuse_same(source, args.html, "--html")
+    peaks, unknown = peak_differences(old, new, found)
+    files.write_whole(args.html, comparison.render(found, peaks, unknown))
 
 
 def _html(args: argparse.Namespace) -> int:
@@ -151,9 +169,9 @@ def _trend(args: argparse.Namespace) -> int:
     return OK
 
 
-def _refuse_same(source: Path, target: Path) -> None:
+def _refuse_same(source: Path, target: Path, option: str = "-o") -> None:
     if target.exists() and target.samefile(source):
-        raise ReportError(f"-o: {target} is the input file itself; write another path")
+        raise ReportError(f"{option}: {target} is the input file itself; write another path")
 
 
 def _schema(_: argparse.Namespace) -> int:

@@ -63,7 +63,7 @@ class Comparison:
 
 def compare(old: Report, new: Report, tolerance: Tolerance) -> Comparison:
     """Compare every region of `new` with the one of the same key in `old`."""
-    before, after = _keyed(old.results), _keyed(new.results)
+    before, after = keyed(old.results), keyed(new.results)
     both = [key for key in after if key in before]
     judged = {
         key: None for key in both if before[key].record.completed and after[key].record.completed
@@ -111,7 +111,8 @@ def _figures_of_one(old: Report, new: Report) -> tuple[str, ...]:
     return tuple(figure for figure in COMPARED if figure in known[0] ^ known[1])
 
 
-def _keyed(results: Iterable[Result]) -> dict[RegionKey, Result]:
+def keyed(results: Iterable[Result]) -> dict[RegionKey, Result]:
+    """Return results by what identifies their region in two reports."""
     seen: Counter[tuple[str, str, str]] = Counter()
     keyed = {}
     for result in results:

@@ -38,7 +38,7 @@ def as_table(found: Comparison, width: int = 100) -> str:
     from tabulate import tabulate  # takes 20 ms, and every session imports this module
 
     changes = found.changes[:_MOST_ROWS]
-    figures = [_cells(change) for change in changes]
+    figures = [cells(change) for change in changes]
     lines = []
     if changes:
         others = sum(2 + max(map(len, column)) for column in zip(_HEAD, *figures, strict=True))
@@ -50,7 +50,7 @@ def as_table(found: Comparison, width: int = 100) -> str:
             [("region", *_HEAD), *rows], tablefmt="plain", disable_numparse=True, colalign=align
         ).splitlines()
         lines += [*_left_out(found), ""]
-    lines += [one_line(remark) for remark in _remarks(found)]
+    lines += [one_line(remark) for remark in remarks(found)]
     return "\n".join([*lines, f"compared: {verdict(found)}", ""])
 
 
@@ -58,14 +58,14 @@ def as_markdown(found: Comparison) -> str:
     """Return GitHub-flavoured Markdown, short enough for a comment."""
     room = markdown.COMMENT_CHARACTERS * 2 // 3
     rows = [
-        (code(change.key.name), COMPARED[change.difference.figure].noun, *_cells(change)[1:])
+        (code(change.key.name), COMPARED[change.difference.figure].noun, *cells(change)[1:])
         for change in found.changes
     ]
     words = [(name, result, figure, *rest) for name, figure, *rest, result in rows]
     head = ("region", "verdict", *_HEAD[:-1])
     lines = [f"### Memory compared: {sentence(verdict(found))}", ""]
     lines += markdown.table(head, words, room, left=3) if words else []
-    lines += [f"- {sentence(remark)}" for remark in _remarks(found)]
+    lines += [f"- {sentence(remark)}" for remark in remarks(found)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -97,7 +97,8 @@ def share_of_change(old: float, new: float) -> str:
     return f"{(new - old) / abs(old):+.1%}" if old else f"+{format_size(new)}"
 
 
-def _cells(change: Change) -> tuple[str, str, str, str, str]:
+def cells(change: Change) -> tuple[str, str, str, str, str]:
+    """Return figure, old and new size, change and verdict of one change."""
     difference = change.difference
     old, new = difference.old_bytes, difference.new_bytes
     step = "-" if new is None else share_of_change(old, new)
@@ -111,7 +112,8 @@ def _left_out(found: Comparison) -> list[str]:
     return [f"and {left:,} more; --format json prints all"] if left > 0 else []
 
 
-def _remarks(found: Comparison) -> Iterator[str]:
+def remarks(found: Comparison) -> Iterator[str]:
+    """Yield what differs besides figures, and what was not compared."""
     for old, new in found.devices:
         yield f"warning: the reports differ in more than the code: measured on {old}, now on {new}"
     if found.not_on_both:
