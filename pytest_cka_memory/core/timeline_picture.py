@@ -7,6 +7,7 @@ the highest of every few is kept, and all of those around the peak.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -18,6 +19,8 @@ from pytest_cka_memory.core.timeline_bands import Bands, Place, bands_by_line, b
 _MOST_MOMENTS = 1500
 _ENVELOPE = 500
 """Moments over a whole region with more events than that."""
+_MOST_LEVELS = 2**21
+"""Levels that are computed; with more events, the level after every few."""
 _NEAR_PEAK = 150
 """Events before and after the peak that are moments too."""
 _MOST_SIZES = 2000
@@ -82,12 +85,16 @@ def _memory(
     *,
     on_host: bool = False,
 ) -> dict[str, Any]:
-    levels = _levels(blocks, start_bytes, recording.events)
-    peak_event = levels.index(max(levels)) if on_host else recording.peak_event
-    moments = _moments(levels, peak_event)
+    width = recording.events // _MOST_LEVELS + 1
+    levels = _levels(blocks, start_bytes, recording.events, width)
+    peak_event = recording.peak_event
+    if on_host:
+        peak_event = min(levels.index(max(levels)) * width, recording.events)
+    moments = _moments(levels, peak_event, recording.events, width)
     peak = moments.index(peak_event)
     before, of_places = _series(blocks, moments, start_bytes)
     at_peak = {place: _value_at(steps, peak) for place, steps in of_places.items()}
+    known_bytes = _value_at(before, peak) + sum(at_peak.values())
     highest = {place: _highest(steps) for place, steps in of_places.items()}
     weights = {place: (at_peak[place], highest[place]) for place in of_places}
     views = {
@@ -99,7 +106,7 @@ def _memory(
     return {
         "host": on_host,
         "start": start_bytes,
-        "unknown": 0 if on_host else recording.peak_bytes - levels[peak_event],
+        "unknown": 0 if on_host else recording.peak_bytes - known_bytes,
         "moments": _consecutive(moments),
         "peak": peak,
         "before": _runs(before),
@@ -112,28 +119,27 @@ def _memory(
     }
 
 
-def _levels(blocks: _Blocks, start_bytes: int, events: int) -> array[int]:
-    """Return the level at the start and after each event."""
-    changes = array("q", bytes(8 * (events + 1)))
+def _levels(blocks: _Blocks, start_bytes: int, events: int, width: int) -> array[int]:
+    """Return the level at the start and after every `width` events."""
+    changes = array("q", bytes(8 * (-(-events // width) + 1)))
     changes[0] = start_bytes
     for size, begin, end in zip(blocks.sizes, blocks.begins, blocks.ends, strict=True):
         if begin:
-            changes[begin] += size
+            changes[-(-begin // width)] += size
         if end:
-            changes[end] -= size
+            changes[-(-end // width)] -= size
     return array("q", accumulate(changes))
 
 
-def _moments(levels: Sequence[int], peak_event: int) -> list[int]:
-    last = len(levels) - 1
-    if last < _MOST_MOMENTS:
-        return list(range(last + 1))
-    chosen = {0, last, peak_event}
-    width = -(-len(levels) // _ENVELOPE)
-    for start in range(0, len(levels), width):
-        part = levels[start : start + width]
-        chosen.add(start + part.index(max(part)))
-    chosen.update(range(max(0, peak_event - _NEAR_PEAK), min(last, peak_event + _NEAR_PEAK)))
+def _moments(levels: Sequence[int], peak_event: int, events: int, width: int) -> list[int]:
+    if events < _MOST_MOMENTS:
+        return list(range(events + 1))
+    chosen = {0, events, peak_event}
+    step = -(-len(levels) // _ENVELOPE)
+    for start in range(0, len(levels), step):
+        part = levels[start : start + step]
+        chosen.add(min(events, (start + part.index(max(part))) * width))
+    chosen.update(range(max(0, peak_event - _NEAR_PEAK), min(events, peak_event + _NEAR_PEAK)))
     return sorted(chosen)
 
 
@@ -156,18 +162,15 @@ def _series(
     blocks: _Blocks, moments: Sequence[int], start_bytes: int
 ) -> tuple[_Steps, dict[int, _Steps]]:
     """Return the levels of what is older than the region, and of each place."""
-    seen_at = array("I")
-    for number, moment in enumerate(moments):
-        seen_at.extend([number] * (moment + 1 - len(seen_at)))
     before: _Steps = defaultdict(int, {0: start_bytes})
     of_places: dict[int, _Steps] = defaultdict(lambda: defaultdict(int))
     never = len(moments)
     for size, begin, end, place, _ in blocks:
-        last = seen_at[end] if end else never
+        last = bisect_left(moments, end) if end else never
         if not begin:
             before[last] -= size
             continue
-        first = seen_at[begin]
+        first = bisect_left(moments, begin)
         if first < last:
             steps = of_places[place]
             steps[first] += size

@@ -6,6 +6,7 @@ import random
 import pytest
 from recordings_made import block, levels_of, moments_of, picture, place, recording, totals_of
 
+from pytest_cka_memory.core import timeline_picture
 from pytest_cka_memory.core.timeline_bands import Place
 
 VIEWS = ("module", "line")
@@ -66,6 +67,17 @@ def test_moments_are_the_highest_of_every_few():
     for start in range(0, len(levels), width):
         part = levels[start : start + width]
         assert start + part.index(max(part)) in drawn
+
+
+def test_peak_is_exact_if_levels_are_computed_after_every_few_events(monkeypatch):
+    """With very many events, the levels between are left out, and the peak is still exact."""
+    monkeypatch.setattr(timeline_picture, "_MOST_LEVELS", 2000)
+    made = recording(*many(20_000), start_bytes=7)
+    (memory,) = picture(made)["memories"]
+    totals, moments = totals_of(memory, "line"), moments_of(memory)
+    assert totals[memory["peak"]] == made.peak_bytes == max(totals)
+    assert moments[memory["peak"]] == made.peak_event
+    assert (moments[0], moments[-1], memory["unknown"]) == (0, made.events, 0)
 
 
 def test_release_of_older_memory_lowers_the_band_before_the_region():
