@@ -38,7 +38,26 @@ def full_batches(samples: Sequence[Sample]) -> list[Sample]:
     return [sample for sample in samples if sample.size == modal]
 
 
+@dataclass(frozen=True)
+class JudgedGrowth:
+    """The growth per batch, and the samples that it follows from."""
+
+    first: Sample
+    """The first after the warm-up that is judged."""
+    reference: Sample
+    """The highest of the first half."""
+    last: Sample
+    """The last that is judged."""
+    bytes_per_batch: float
+
+
 def growth_bytes_per_batch(samples: Sequence[Sample], warmup: int = 1) -> float | None:
+    """Return the rise of the upper level per batch; None below ``warmup + 4`` full batches."""
+    found = judged_growth(samples, warmup)
+    return None if found is None else found.bytes_per_batch
+
+
+def judged_growth(samples: Sequence[Sample], warmup: int = 1) -> JudgedGrowth | None:
     """Return the rise of the upper level per batch; None below ``warmup + 4`` full batches.
 
     The last 2h full batches after the warm-up, with h even, are split into halves; growth is
@@ -60,14 +79,15 @@ def growth_bytes_per_batch(samples: Sequence[Sample], warmup: int = 1) -> float 
     middle = len(judged) - half
     before = [place for place in known if middle - half <= place < middle]
     after = [place for place in known if middle <= place]
-    if len(before) == len(after) == half or not before or not after:
-        levels = [sample.requested_bytes for sample in judged]
-        return (max(levels[middle:]) - max(levels[middle - half : middle])) / half
+    is_complete = len(before) == len(after) == half or not before or not after
+    if is_complete:
+        before, after = list(range(middle - half, middle)), list(range(middle, len(judged)))
     (low, start), (high, end) = (
         max((judged[place].requested_bytes, place) for place in places)
         for places in (before, after)
     )
-    return (high - low) / (end - start)
+    growth = (high - low) / (half if is_complete else end - start)
+    return JudgedGrowth(judged[middle - half], judged[start], judged[-1], growth)
 
 
 def _half(judged: Sequence[Sample]) -> int:

@@ -224,7 +224,7 @@ def test_script_draws_sorts_and_opens_rows(drawn):
           sorted: retained.parentElement.getAttribute("aria-sort"),
           first: document.querySelector("tbody td.name button").textContent,
           charts: document.querySelectorAll("td.detail .chart path:not(.grid)").length,
-          same: ["level", "peak", "limit"].map((name) =>
+          same: ["level", "peak", "limit", "warmup", "reference", "growth"].map((name) =>
             ["td.detail", ".problems"].map((place) =>
               document.querySelector(`${place} .chart path.${name}`).getAttribute("d")
                 .split(/[^0-9.]+/).filter(Boolean).map(Number))),
@@ -238,7 +238,7 @@ def test_script_draws_sorts_and_opens_rows(drawn):
     assert title["rows"] == 201
     assert title["sorted"] == "descending"
     assert title["first"] == "tests/test_1.py::TestNet::test_training_step[1-resnet18] epoch 1"
-    assert title["charts"] == 4
+    assert title["charts"] == 7
     for of_row, of_problem in title["same"]:
         assert of_row == pytest.approx(of_problem, abs=0.02)
     assert "held by train.LOSSES[0]" in title["pre"]

@@ -241,3 +241,31 @@ def test_page_names_two_hundred_of_many_equal_regions():
     assert "217 equal regions, the worst:" in problems
     assert "and 16 more, in the table above" in problems
     assert len(problems) < 60_000
+
+
+@pytest.mark.parametrize(("warmup", "first", "start"), [(1, 1, 4), (3, 5, 6)])
+def test_chart_shows_how_growth_is_judged(warmup: int, first: int, start: int) -> None:
+    """A chart has the warm-up of the limit, the reference level and the growth from there."""
+    growing = record(retained_bytes=9 * MB)
+    limit = limit_from_marker("flat_per_batch", (), {"warmup": warmup})
+    breaches = judge("t", growing, [limit]).breaches
+    line = charts.growth_line(growing, breaches)
+    assert line is not None
+    assert (line.first, line.start, line.end) == (first, start, 8)
+    assert line.reference == growing.timeline[line.start].allocated_bytes - growing.start_bytes
+    assert line.last == growing.timeline[-1].allocated_bytes - growing.start_bytes
+    assert line.text == "growth: +1.00 MB per batch"
+
+
+def test_chart_of_few_batches_does_not_show_growth() -> None:
+    """With too few batches nothing is judged, so the chart has no warm-up and no growth."""
+    assert charts.growth_line(record(batches=4), []) is None
+
+
+def test_flat_region_has_a_quiet_line() -> None:
+    """A region that does not grow has a level line in another style, which says so."""
+    chart = charts.chart_of(record(), [])
+    assert chart is not None
+    *_, reference, last, style, text = chart.growth_spots()
+    assert reference == last
+    assert (style, text) == ("growth flat", "growth: 0 per batch")

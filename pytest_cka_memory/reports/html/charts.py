@@ -4,13 +4,14 @@ Labels are HTML beside the SVG, so that they keep their size on a narrow page.
 """
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from itertools import cycle
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
-from pytest_cka_memory.core.growth import Sample
+from pytest_cka_memory.core.growth import Sample, judged_growth
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Breach
 from pytest_cka_memory.reports.escapes import one_line
@@ -21,6 +22,7 @@ _MOST_POINTS = 200
 """Points of a timeline: more than a line on a screen can show."""
 _TICKS = 4
 _MOST_OWNERS = 6
+_WARMUP = re.compile(r"^flat_per_batch\(.*warmup=(\d+)")
 _UNITS = (("GB", 2**30), ("MB", MB), ("KB", 2**10), ("B", 1))
 
 
@@ -58,6 +60,37 @@ class LimitLine(NamedTuple):
     """The same at the last batch."""
     start: int = 0
     """Index of a batch, from 0."""
+
+
+class GrowthLine(NamedTuple):
+    """How growth is judged, over the batches: sizes in bytes above the level at entry."""
+
+    first: int
+    """Index of the first batch that is judged, from 0; those before it are warm-up."""
+    start: int
+    """Index of the batch that has the reference level."""
+    end: int
+    """Index of the last batch that is judged."""
+    reference: float
+    last: float
+    """The level to which the growth per batch leads from the reference level."""
+    text: str
+
+
+def growth_line(record: RegionRecord, breaches: Sequence[Breach]) -> GrowthLine | None:
+    """Return how the growth of a region is judged; None if it has too few batches."""
+    given = (_WARMUP.search(breach.limit) for breach in breaches)
+    warmup = next((int(found[1]) for found in given if found), 1)
+    judged = judged_growth(record.timeline, warmup)
+    if judged is None:
+        return None
+    start, end = judged.reference.batch - 1, judged.last.batch - 1
+    reference = judged.reference.allocated_bytes - record.start_bytes
+    growth = judged.bytes_per_batch
+    sign = "+" if growth > 0 else ""
+    text = f"growth: {sign}{format_with_unit(growth)} per batch"
+    last = reference + growth * (end - start)
+    return GrowthLine(judged.first.batch - 1, start, end, reference, last, text)
 
 
 def points(samples: Sequence[Sample]) -> Points:
@@ -132,6 +165,7 @@ class Chart(NamedTuple):
     limits: list[LimitLine]
     start_bytes: int
     batches: int
+    growth: GrowthLine | None = None
 
     def heights(self, sizes: Iterable[float]) -> list[float]:
         """Return how far up the axis these sizes are, which are above the level at entry."""
@@ -142,12 +176,21 @@ class Chart(NamedTuple):
         left = round(100 * line.start / max(1, self.batches - 1), 2)
         return (left, self.axis.share(line.first), self.axis.share(line.last))
 
+    def growth_spots(self) -> list[Any] | None:
+        """Return what the page's script needs to draw how growth is judged, from 0 to 100."""
+        if self.growth is None:
+            return None
+        line = self.growth
+        across = [round(100 * at / max(1, self.batches - 1), 2) for at in line[:3]]
+        style = "growth" if line.last > line.reference else "growth flat"
+        return [*across, *self.heights([line.reference, line.last]), style, line.text]
+
     @property
     def data(self) -> list[Any]:
         """What the page's script needs besides the points."""
         ticks = [[self.axis.share(value), text] for value, text in self.axis.ticks]
         limits = [[*self.spots(line), one_line(line.text)] for line in self.limits]
-        return [self.title, self.axis.low, self.axis.high, ticks, limits]
+        return [self.title, self.axis.low, self.axis.high, ticks, limits, self.growth_spots()]
 
     @property
     def title(self) -> str:
@@ -163,8 +206,10 @@ def chart_of(record: RegionRecord, breaches: Sequence[Breach]) -> Chart | None:
     lines = limit_lines(breaches, record)
     sizes = [size - record.start_bytes for size in (*found.levels, *found.peaks)]
     ends = (size for line in lines for size in (line.first, line.last))
-    scale = axis([*sizes, *ends])
-    return Chart(scale, found, lines, record.start_bytes, len(record.timeline))
+    growth = growth_line(record, breaches)
+    judged = () if growth is None else (growth.reference, growth.last)
+    scale = axis([*sizes, *ends, *judged])
+    return Chart(scale, found, lines, record.start_bytes, len(record.timeline), growth)
 
 
 def timeline(chart: Chart) -> Iterator[str]:
@@ -176,10 +221,17 @@ def timeline(chart: Chart) -> Iterator[str]:
     yield f"<figure class='chart'><p class='unit'>{chart.title}</p><div class='plot'>"
     yield "<svg viewBox='0 0 100 100' preserveAspectRatio='none' role='img' "
     yield f"aria-label='{counted(chart.batches, 'batch')}, {live}'>"
+    growth = chart.growth_spots()
+    if growth is not None:
+        yield f"<path class='warmup' d='M0,0H{growth[0]}V100H0z'/>"
     for value, _ in chart.axis.ticks:
         yield f"<path class='grid' d='M0,{100 - chart.axis.share(value):.2f}h100'/>"
     yield _path(chart.heights(peaks), "peak")
     yield _path(chart.heights(levels), "level")
+    if growth is not None:
+        _, left, right, reference, last, style, _ = growth
+        yield f"<path class='reference' d='M0,{100 - reference:.2f}H100'/>"
+        yield f"<path class='{style}' d='M{left},{100 - reference:.2f}L{right},{100 - last:.2f}'/>"
     for line, style in zip(chart.limits, _limit_styles(), strict=False):
         left, first, last = chart.spots(line)
         yield f"<path class='{style}' d='M{left},{100 - first:.2f}L100,{100 - last:.2f}'/>"
@@ -194,6 +246,10 @@ def timeline(chart: Chart) -> Iterator[str]:
     yield "<span class='key peak'>peak within it</span> "
     for line, style in zip(chart.limits, _limit_styles(), strict=False):
         yield f"<span class='key {style}'>{escape(one_line(line.text))}</span> "
+    if growth is not None:
+        yield "<span class='key warmup'>not judged, with the warm-up</span> "
+        yield "<span class='key reference'>reference level</span> "
+        yield f"<span class='key {growth[-2]}'>{escape(growth[-1])}</span> "
     yield "</figcaption></figure>"
 
 

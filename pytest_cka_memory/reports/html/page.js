@@ -76,19 +76,24 @@
   const LIMITS = ["limit", "limit second", "limit third"];
   // The same figure as in the problems; the axis, its ticks and the limits come with the data.
   function chart(row) {
-    const [title, low, high, ticks, limits] = row.chart;
+    const [title, low, high, ticks, limits, growth] = row.chart;
     const levels = row.timeline.map((point) => point[0] - row.start_bytes);
     const peaks = row.timeline.map((point) => point[1] - row.start_bytes);
-    const straight = (name, left, first, last) => {
+    const drawn = (name, d) => {
       const path = document.createElementNS(SVG, "path");
       path.setAttribute("class", name);
-      path.setAttribute("d", `M${left},${100 - first}L100,${100 - last}`);
+      path.setAttribute("d", d);
       return path;
     };
+    const straight = (name, left, first, last) => drawn(name, `M${left},${100 - first}L100,${100 - last}`);
+    const judged = growth ? [
+      drawn("reference", `M0,${100 - growth[3]}H100`),
+      drawn(growth[5], `M${growth[1]},${100 - growth[3]}L${growth[2]},${100 - growth[4]}`)] : [];
+    const warmup = growth ? [drawn("warmup", `M0,0H${growth[0]}V100H0z`)] : [];
     const label = `${row.batches} batches, ${size(Math.min(...levels))} to ${size(Math.max(...levels))} above the level at entry`;
-    const plot = make("div", { className: "plot" }, drawing("", label,
+    const plot = make("div", { className: "plot" }, drawing("", label, ...warmup,
       ...ticks.map(([share]) => straight("grid", 0, share, share)),
-      line(peaks, low, high, "peak"), line(levels, low, high, "level"),
+      line(peaks, low, high, "peak"), line(levels, low, high, "level"), ...judged,
       ...limits.map(([left, first, last], n) => straight(LIMITS[n % 3], left, first, last))));
     for (const [share, text] of ticks) {
       const tick = make("span", { className: "tick", textContent: text });
@@ -100,7 +105,8 @@
     return make("figure", { className: "chart" }, make("p", { className: "unit", textContent: title }), plot,
       make("p", { className: "axis" }, make("span", { textContent: "batch 1" }), make("span", { textContent: `batch ${row.batches.toLocaleString("en")}` })),
       make("figcaption", {}, key("level", `live after each batch${every}`), " ", key("peak", "peak within it"), " ",
-        ...limits.flatMap((limit, n) => [key(LIMITS[n % 3], limit[3]), " "])));
+        ...limits.flatMap((limit, n) => [key(LIMITS[n % 3], limit[3]), " "]),
+        ...(growth ? [key("warmup", "not judged, with the warm-up"), " ", key("reference", "reference level"), " ", key(growth[5], growth[6]), " "] : [])));
   }
 
   function bar(...parts) {
