@@ -1,5 +1,6 @@
 """A region that records it knows when each block was allocated and freed."""
 
+import sys
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -236,3 +237,20 @@ def test_unusual_children_do_not_stop_a_path(counter: Counter) -> None:
     x = torch.ones(4, 8)
     assert recorded_while(counter, lambda: net(x))[0] == "blocks.0.linear"
     del net._modules["itself"]
+
+
+def test_memory_of_the_host_is_recorded_beside_another_device() -> None:
+    """A region of another device records the blocks of the CPU too, marked as the host's."""
+    if "emulated_cuda.loading" in sys.modules:
+        pytest.skip("an emulated device computes values on the host, which is not recorded then")
+    host, device = Counter(), Counter(20 << 8 | 3)
+    level = host.figures().level
+    region = device.open()
+    region.record()
+    kept = torch.UntypedStorage(100)
+    recording = region.recorded()
+    assert recording is not None
+    assert [(block.bytes, block.on_host) for block in recording.blocks] == [(100, True)]
+    assert (recording.host_start_bytes, recording.peak_event) == (level, 0)
+    region.close()
+    assert kept.nbytes() == 100

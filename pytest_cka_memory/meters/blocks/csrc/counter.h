@@ -103,7 +103,7 @@ void note_operator(void);
 uint32_t take_stack(void);
 void find_emulated_device(void);
 int in_operator_of(uint32_t stack);
-int in_emulated_operator(void);
+int is_device_emulated(void);
 void lock_stacks(void);
 void unlock_stacks(void);
 

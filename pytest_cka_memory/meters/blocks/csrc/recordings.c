@@ -124,16 +124,15 @@ static RecordedBlock *add(Recording *recording) {
     return &recording->blocks[recording->count++];
 }
 
+/* To compute values, an emulated device allocates much on the host that the user's code would not. */
 static int is_recorded(const Recording *recording, int device) {
-    return device == recording->device || device == CPU_DEVICE;
+    return device == recording->device || (device == CPU_DEVICE && !is_device_emulated());
 }
 
 void record_allocated(const Node *node) {
     for (Recording *recording = recordings; recording; recording = recording->next) {
         if (!is_recorded(recording, node->device)) continue;
         int on_host = node->device != recording->device;
-        /* What an emulated device needs to compute values, the user's code would not allocate. */
-        if (on_host && in_emulated_operator()) continue;
         RecordedBlock *block = add(recording);
         if (!block) continue;
         uint32_t serial = (uint32_t)(allocation_count - recording->start_serial);
@@ -169,7 +168,7 @@ void record_freed(const Node *node, uint32_t freed) {
         uint32_t at = first_from(recording, serial);
         if (at == recording->count) continue;
         RecordedBlock *block = &recording->blocks[at];
-        if (block->serial != serial || !block->from || block->until) continue; /* it was skipped */
+        if (block->serial != serial || !block->from || block->until) continue; /* it was lost */
         block->until = ++recording->events;
         block->freed = (uint16_t)freed;
     }

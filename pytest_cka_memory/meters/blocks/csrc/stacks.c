@@ -329,13 +329,13 @@ void find_emulated_device(void) {
     *(void **)&emulated_runs_operator = dlsym(RTLD_DEFAULT, "emulated_runs_operator");
 }
 
-/* Whether this thread runs an operator of an emulated device, which computes its values on the host. */
-int in_emulated_operator(void) { return emulated_runs_operator && emulated_runs_operator(); }
+/* Whether an emulated device is loaded. */
+int is_device_emulated(void) { return emulated_runs_operator != NULL; }
 
 /* Whether this thread still runs the operator that allocated a block with this stack. */
 int in_operator_of(uint32_t stack) {
     if (stack == NO_STACK || stack != last_taken || last_operator != operator_number || !ready) return 0;
-    return !py.GILState_Check() || in_emulated_operator();
+    return !py.GILState_Check() || (emulated_runs_operator && emulated_runs_operator());
 }
 
 /* Write the frames of a stack, innermost first, and return their number. The caller holds the
