@@ -48,7 +48,8 @@ class CKAResult:
     """Jackknife standard error over batches, (L1, L2), on the CPU; NaN for fewer than two batches.
 
     It estimates how much CKA would vary with other batches of the same data: two values that differ
-    by less than about two of their standard errors may be equal. It does not estimate what CKA
+    by less than about two of their standard errors may be equal. For few batches it is unreliable;
+    ``confidence`` is better. It does not estimate what CKA
     would be by chance. That is 0 for unbiased estimates, so one that is more than two standard
     errors above 0 is probably above chance. For biased estimates it can be close to 1;
     :func:`cka.null_distribution` computes it for the features of two layers, with a p-value that

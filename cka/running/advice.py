@@ -8,8 +8,11 @@ from contextlib import contextmanager
 
 PART = 64
 """The size of parts that is proposed."""
-# Calls that each part of an output costs beside its arithmetic; more than was measured.
-_SECONDS_OF_A_PART = 1e-4
+# What a part costs beside its arithmetic, and each output in it; more than was measured.
+_SECONDS_OF_A_PART = 5e-4
+_SECONDS_OF_AN_OUTPUT = 1e-4
+# More than half, so that what is not exact in the estimate causes no false alarm.
+_SHARE_TO_SAVE = 0.55
 # The first batch is slower: memory is allocated, libraries are loaded.
 _FIRST, _LAST = 2, 3
 
@@ -53,8 +56,9 @@ class SmallerParts:
         if samples < 2 * PART:
             self._would_halve.append(False)
             return None
-        saved = measured * (1 - PART / samples) - outputs * (samples / PART) * _SECONDS_OF_A_PART
-        self._would_halve.append(saved >= total / 2)
+        added = (samples / PART) * (_SECONDS_OF_A_PART + outputs * _SECONDS_OF_AN_OUTPUT)
+        saved = measured * (1 - PART / samples) - added
+        self._would_halve.append(saved >= _SHARE_TO_SAVE * total)
         if self._batches < _LAST or not all(self._would_halve):
             return None
         return (
