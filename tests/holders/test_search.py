@@ -292,6 +292,7 @@ class TestUnusualObjects:
         """Reading an empty slot raises AttributeError, so the search skips it."""
         assert path_to(Slots) == "planted.KEEP[0].kept"
 
+    @pytest.mark.native  # the callbacks of a future are read by the compiled library
     def test_a_graph_after_its_backward_pass_is_searched(self) -> None:
         """Saved tensors that a backward pass freed raise if they
         are read; the graph is searched.
@@ -383,6 +384,7 @@ class TestLargeInputs:
             end.set()
             thread.join()
 
+    @pytest.mark.native
     def test_five_hundred_thousand_objects_are_searched(
         self, capsys: pytest.CaptureFixture[str]
     ) -> None:
