@@ -120,7 +120,8 @@ class Region(FigureAttributes):
         from pytest_cka_memory.measure import display
 
         if not self.record.retained and self.record.retained_bytes:
-            self._record = replace(self.record, retained=self._retained_holdings(self.record))
+            holdings = self._retained_holdings(self.record, self._holdings(self._survivors))
+            self._record = replace(self.record, retained=holdings)
         return display.Holdings(self.record.retained)
 
     @property
@@ -274,11 +275,12 @@ class Region(FigureAttributes):
             error: an exception whose traceback holds objects that the user can name.
         """
         explained_by = {FIGURES[name].explained_by for name in figures if name in FIGURES}
+        if explained_by & {"retained", "grown"}:
+            holdings = self._holdings(self._survivors, error)  # once, because it searches
         if "retained" in explained_by:
-            record = replace(record, retained=self._retained_holdings(record, error))
+            record = replace(record, retained=self._retained_holdings(record, holdings))
         if "grown" in explained_by:
-            grown = self._growing(self._holdings(self._survivors, error)) or self._grown
-            record = replace(record, grown=grown)
+            record = replace(record, grown=self._growing(holdings) or self._grown)
         if "at_peak" in explained_by:
             from pytest_cka_memory.holders import survivors
 
@@ -313,14 +315,14 @@ class Region(FigureAttributes):
         return sorted(figures)
 
     def _retained_holdings(
-        self, record: RegionRecord, error: BaseException | None = None
+        self, record: RegionRecord, holdings: tuple[Holding, ...]
     ) -> tuple[Holding, ...]:
         """Return what tensors own and what nothing owns; both add up to the retained bytes."""
         from pytest_cka_memory.holders import survivors  # only where there is something to explain
 
         owned_bytes = sum(allocation.bytes for allocation in self._survivors)
         unowned = survivors.unowned(record.retained_bytes - owned_bytes)
-        return (*self._holdings(self._survivors, error), *unowned)
+        return (*holdings, *unowned)
 
     def _figures_to_explain(self, record: RegionRecord) -> Collection[str]:
         return () if self._explainer is None else self._explainer.figures_to_explain(record)
