@@ -164,6 +164,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
     DOCS / "explanation" / "compiled.md": {
         "functions": compiled_tables.functions,
         "suites": compiled_tables.suites,
+        "operators": compiled_tables.operators,
         "cost": compiled_tables.cost,
         "what goes wrong": compiled_tables.hostile,
     },
