@@ -11,27 +11,27 @@ from planted import NO_HOLDER, Leak, cleaned_up, holder_text
 
 from pytest_cka_memory import MemoryProbe
 
-NEEDS_LIBRARY = """
-    adapted_parameter_as_an_attribute
-    at_exit
-    backward_that_creates_a_graph
-    callback_of_a_future_of_torch
-    capsule_of_dlpack
-    checkpointed_function_that_references_its_result
-    code_of_torch_compile
-    gradient_with_a_graph_as_an_attribute
-    hook_before_a_node_that_uses_its_output
-    hook_of_a_graph_node
-    hook_of_a_node_that_uses_its_output
-    hook_of_a_tensor_that_uses_the_tensor
-    hook_of_several_tensors
-    module_with_its_last_loss_and_a_method_as_a_hook
-    node_that_accumulates_as_an_attribute
-    object_of_a_class_that_refuses_access_referenced_by_c_code
-    optimizer_in_a_hook_with_its_last_loss
-    output_in_the_metadata_of_its_node
-    two_gradients_that_use_the_other_parameter
-""".split()
+NEEDS_LIBRARY = [
+    "adapted_parameter_as_an_attribute",
+    "at_exit",
+    "backward_that_creates_a_graph",
+    "callback_of_a_future_of_torch",
+    "capsule_of_dlpack",
+    "checkpointed_function_that_references_its_result",
+    "code_of_torch_compile",
+    "gradient_with_a_graph_as_an_attribute",
+    "hook_before_a_node_that_uses_its_output",
+    "hook_of_a_graph_node",
+    "hook_of_a_node_that_uses_its_output",
+    "hook_of_a_tensor_that_uses_the_tensor",
+    "hook_of_several_tensors",
+    "module_with_its_last_loss_and_a_method_as_a_hook",
+    "node_that_accumulates_as_an_attribute",
+    "object_of_a_class_that_refuses_access_referenced_by_c_code",
+    "optimizer_in_a_hook_with_its_last_loss",
+    "output_in_the_metadata_of_its_node",
+    "two_gradients_that_use_the_other_parameter",
+]
 """Leaks whose holder is read by the compiled library, or whose bytes the ledger does not see."""
 LEAKS = [
     pytest.param(leak, marks=[pytest.mark.native] * (leak.name in NEEDS_LIBRARY), id=leak.name)
