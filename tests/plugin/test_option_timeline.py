@@ -116,3 +116,13 @@ def test_pictures_travel_from_workers(session, pytester):
     run = session(TESTS, *OPTIONS, "--cka-memory-timeline", "-n1", forked=True)
     run.assert_outcomes(passed=2)
     assert len(drawn(pytester)) == 2
+
+
+def test_page_says_if_the_meter_records_nothing(session, pytester):
+    """A meter that counts tensors records no blocks, and the page says why nothing is drawn."""
+    pytester.makeconftest("import os\nos.environ['CKA_MEMORY_NATIVE'] = '0'")
+    run = session(TESTS, *OPTIONS, "--cka-memory-device=cpu", "--cka-memory-timeline", forked=True)
+    run.assert_outcomes(passed=2)
+    assert drawn(pytester) is None
+    page = (pytester.path / "r.html").read_text("utf-8")
+    assert "Memory over time is not drawn: this meter counts tensors" in page

@@ -12,13 +12,18 @@ from pytest_cka_memory.units import counted
 _MOST_DRAWN = 50
 """Pictures in a page: each may have 200 KB."""
 _MOST_HOLDERS = 5
+_NOT_RECORDED = (
+    "<section id='over-time'><p class='notice'>Memory over time is not drawn: this meter counts "
+    "tensors, and only the blocks of an allocator are recorded.</p></section>"
+)
 
 
 def section(report: Report) -> str:
     """Return the section as HTML; empty if no region has recorded its memory over time."""
     drawn = _drawn(report.results)
     if not drawn:
-        return ""
+        asked_for = any(result.record.memory_timeline is not None for result in report.results)
+        return _NOT_RECORDED if asked_for else ""
     chosen = sorted(drawn, key=lambda result: -result.record.peak_increase_bytes)[:_MOST_DRAWN]
     device = str(report.session.get("device") or "the device")
     data = [_data(result, device) for result in chosen]
@@ -39,7 +44,8 @@ def section(report: Report) -> str:
 
 
 def _drawn(results: Sequence[Result]) -> list[Result]:
-    return [result for result in results if result.record.memory_timeline is not None]
+    pictures = ((result, result.record.memory_timeline) for result in results)
+    return [result for result, picture in pictures if picture and picture["memories"]]
 
 
 def _data(result: Result, device: str) -> dict[str, Any]:
