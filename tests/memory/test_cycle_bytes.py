@@ -53,7 +53,8 @@ def test_line_of_what_was_only_collected_early_is_reported(probe):
         in_a_cycle(10)
         gc.collect()
     (group,) = region.record.cycles
-    assert (group.bytes, group.code, group.held_by) == (40, "torch.ones(size)", None)
+    assert (group.bytes, group.held_by) == (40, None)
+    assert "torch.on" in str(group.code)  # Python 3.10 has the whole line, shortened in the middle
     assert "before the cycle could be described" in (group.hint or "")
 
 
@@ -80,7 +81,8 @@ def test_line_of_what_a_generator_frees_is_reported(probe):
         next(box[0])
         del box
     (group,) = region.record.cycles
-    assert (group.bytes, group.code) == (40, "torch.ones(10)")
+    assert group.bytes == 40
+    assert "torch.ones(10)" in str(group.code)  # the whole line in Python 3.10
 
 
 def test_outer_region_counts_what_inner_regions_leave_to_the_collector(probe):
