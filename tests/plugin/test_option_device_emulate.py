@@ -140,7 +140,7 @@ def test_leak_is_named_with_its_holder_and_line(users_session):
             "  in the whole test, emulated as emulate:cuda:t4 (*, emulated device)",
             "  1 tensor, 1,048,576 bytes (1.00 MB), uint8 (1048576,)",
             f"    made at test_it.py:{line - 1} in test_leak:*",
-            "    held by test_it.KEPT[[]0]",
+            "    held by test_it.KEPT[[]0]: freeing it would release 1.00 MB of 1.00 MB",
         ]
     )
     assert "torch.ones(2**20, dtype" in " ".join(run.text.split())
@@ -259,7 +259,7 @@ def test_xdist_workers_have_all_emulated_devices_and_measure_the_first(session, 
     assert run.report["session"]["device"] == "emulate:cuda:t4, device 0 of 2"
     run.result.stdout.fnmatch_lines(
         [
-            "    held by test_it.KEPT[[]0]",
+            "    held by test_it.KEPT[[]0]: freeing it would release 1.00 MB of 1.00 MB",
             f"device: emulate:cuda:t4, device 0 of 2 ({NAME}), *",
             "  memory on emulated devices other than cuda:0 is not counted",
         ]
