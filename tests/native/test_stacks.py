@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from pytest_cka_memory.core.allocations import FramesSite
-from pytest_cka_memory.meters.blocks.counter import Counter, RegionCounter, notes_modules
+from pytest_cka_memory.meters.blocks.counter import Counter, RegionCounter
+from pytest_cka_memory.meters.blocks.stacks import notes_modules
 
 
 @pytest.fixture

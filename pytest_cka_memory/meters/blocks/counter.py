@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import sys
-import sysconfig
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,10 +15,7 @@ from pytest_cka_memory.core.allocations import (
     INSIDE,
     Allocation,
     AllocationGroup,
-    Context,
-    FramesSite,
     Freed,
-    RawFrames,
 )
 from pytest_cka_memory.core.libraries import foreign_prefixes, runner_folders
 from pytest_cka_memory.core.recordings import RecordedBlock, Recording
@@ -32,10 +27,15 @@ from pytest_cka_memory.meters.blocks.library import (
     Recorded,
     byref,
 )
+from pytest_cka_memory.meters.blocks.stacks import (
+    context_of,
+    module_path,
+    notes_modules,
+    site_of,
+)
 from pytest_cka_memory.meters.lazy_allocations import LazyAllocations
 
 CPU = 0
-_LONGEST_PATH = 512
 MOST_RECORDED = 2**20
 """Blocks of a recorded region, 32 bytes each; beyond, small ones are merged."""
 
@@ -186,7 +186,7 @@ class _Allocations(LazyAllocations[Block]):
         super().__init__(blocks)
         self._counter = counter
         # At once, because stacks are forgotten when the last region ends.
-        self._sites = {stack: _site_of(stack) for stack in {block.stack for block in blocks}}
+        self._sites = {stack: site_of(stack) for stack in {block.stack for block in blocks}}
 
     def described(self, block: Block) -> Allocation:
         return Allocation(
@@ -246,7 +246,7 @@ class RegionCounter:
             AllocationGroup(
                 bytes=block.bytes,
                 count=block.count,
-                recorded=_site_of(block.stack),
+                recorded=site_of(block.stack),
                 inside=INSIDE.get(Freed(block.freed)),
                 context=known[block.stack],
                 freed=Freed(block.freed),
@@ -287,8 +287,8 @@ class RegionCounter:
             peak_bytes=self.read().peak,
             start_bytes=self.start_level,
             host_start_bytes=found.host_start_level,
-            site_of=_site_of,
-            module_path=_module_path,
+            site_of=site_of,
+            module_path=module_path,
             insides=tuple(INSIDE.get(way) for way in Freed),
             merged=found.merged,
             merged_bytes=found.merged_bytes,
@@ -310,12 +310,6 @@ def _older_blocks(number: int, until: int, functions: ctypes.PyDLL) -> Mapping[i
     blocks = (Block * size)()
     found = functions.counter_older(number, until, blocks, size)
     return {block.address: block.bytes for block in blocks[:found]}
-
-
-def _module_path(module: int) -> str:
-    path = ctypes.create_string_buffer(_LONGEST_PATH)
-    library.functions().modules_path(module, path, _LONGEST_PATH)
-    return path.value.decode(errors="replace")
 
 
 def _recorded_blocks(found: Recorded) -> Iterator[RecordedBlock]:
@@ -341,51 +335,6 @@ def _close_abandoned(functions: ctypes.PyDLL) -> None:
     for region, handle in list(_handles.values()):
         if region() is None:
             _close(handle, functions)
-
-
-def frames_of(stack: int) -> RawFrames:
-    """Return the frames of a stack as pairs of code and last instruction, innermost first."""
-    codes = (ctypes.c_void_p * library.MAX_FRAMES)()
-    last = (ctypes.c_int * library.MAX_FRAMES)()
-    count = library.functions().stacks_read(stack, codes, last)
-    return tuple(
-        (ctypes.cast(codes[number] or 0, ctypes.py_object).value, last[number])
-        for number in range(count)
-    )
-
-
-def _site_of(stack: int) -> FramesSite | None:
-    frames = frames_of(stack)
-    module = _module_of(stack)[0] if notes_modules() else 0
-    return FramesSite(frames, module) if frames else None
-
-
-def _module_of(stack: int) -> tuple[int, int]:
-    """Return the identity of the innermost module that was running, and the context; 0 if none."""
-    context = ctypes.c_uint32()
-    return library.functions().stacks_module(stack, byref(context)), context.value
-
-
-def context_of(stack: int) -> Context | None:
-    """Return in which context a stack was noted; None if contexts are not."""
-    return Context(_module_of(stack)[1]) if contexts.are_noted() else None
-
-
-@cache
-def notes_modules() -> bool:
-    """Note the innermost running module of each stack, if the layout of frames here is known."""
-    functions = library.functions()
-    is_known = (3, 10) <= sys.version_info < (3, 15) and sys.implementation.name == "cpython"
-    if not is_known or sysconfig.get_config_var("Py_GIL_DISABLED"):
-        return False
-    if not hasattr(functions, "stacks_note_modules"):
-        return False
-
-    def trial(first: object) -> bool:
-        code = torch.nn.Module.__call__.__code__
-        return bool(functions.stacks_note_modules(id(code), id(first)))
-
-    return trial(object())
 
 
 @cache
