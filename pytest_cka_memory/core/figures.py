@@ -259,7 +259,7 @@ class RegionRecord(AdditionalFigures):
         for name in ("process_timeline", "processes"):
             plain[name] = [dict(vars(each)) for each in plain[name]]
         for name in HOLDINGS:
-            plain[name] = [asdict(holding) for holding in plain[name]]
+            plain[name] = [_without_empty_paths(asdict(holding)) for holding in plain[name]]
         derived = {figure.name: getattr(self, figure.name) for figure in DERIVED}
         return {**plain, **derived, "timeline": timeline}
 
@@ -272,6 +272,10 @@ class RegionRecord(AdditionalFigures):
         """
         record: RegionRecord = decode(cls, dict(data), "")
         return record
+
+
+def _without_empty_paths(holding: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in holding.items() if value or key != "paths"}
 
 
 _ADDITIONAL = frozenset(field.name for field in fields(AdditionalFigures))

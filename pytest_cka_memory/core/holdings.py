@@ -5,6 +5,16 @@ from dataclasses import dataclass
 from pytest_cka_memory.units import counted, format_exact
 
 
+@dataclass(frozen=True)
+class Link:
+    """An object on a path of references, and the reference that leads to it."""
+
+    reference: str
+    """How the object before it references this one, such as ``.cache``; empty for the first."""
+    object: str
+    """What it is: where the path begins, or a class with the shape of a tensor."""
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Holding:
     """Storages that were allocated in one place and are referenced in one way."""
@@ -28,6 +38,9 @@ class Holding:
     freed_bytes: int | None = None
     """How many of the bytes are freed with the one reference of ``held_by``, or the like, by the
     count of all references; None if that was not counted."""
+    paths: tuple[tuple[Link, ...], ...] = ()
+    """The references that lead to the largest, one path for each holder that was found; empty
+    unless ``--cka-memory-explain=graph`` asked for them."""
     hint: str | None = None
     """What usually helps when such an object holds memory."""
     batches: int | None = None

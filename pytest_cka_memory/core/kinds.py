@@ -49,7 +49,8 @@ def sums(holdings: Iterable[Holding], *, before_region: bool) -> Mapping[str, in
     for holding in holdings:
         if holding.kind is not None and (before_region or not holding.before_region):
             found[holding.kind] += holding.bytes
-    return dict(sorted(found.items(), key=lambda item: (-item[1], KINDS.index(item[0]))))
+    order = {kind: number for number, kind in enumerate(KINDS)}  # a file may have other kinds
+    return dict(sorted(found.items(), key=lambda item: (-item[1], order.get(item[0], len(order)))))
 
 
 def line(record: RegionRecord, figure: str) -> str:

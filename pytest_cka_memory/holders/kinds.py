@@ -73,7 +73,8 @@ class KindsNow:
         for optimizer in optimizers:
             groups = (group["params"] for group in optimizer.param_groups)
             self._note(PARAMETERS, (tensor for group in groups for tensor in group), rules)
-        self._note(GRADIENTS, filter(None, map(_gradient_of, tensors)), rules)
+        gradients = (it for it in map(_gradient_of, tensors) if it is not None)
+        self._note(GRADIENTS, gradients, rules)
         for optimizer in optimizers:
             self._note(OPTIMISER, _tensors_in(optimizer.state), rules)
         self.saved = set(_saved_in_graphs(tensors, rules))

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_cka_memory.holders import expressions
 from pytest_cka_memory.holders.roots import Root
 from pytest_cka_memory.holders.search import Reference, RulesForType, TypeRules, search
 
@@ -60,8 +59,8 @@ class Proofs:
                 return True
         return False
 
-    def other_holders(self, path: Path, roots: Roots) -> tuple[str, ...]:
-        """Return what else references the object at the end of `path`, as expressions.
+    def other_paths(self, path: Path, roots: Roots) -> list[Path]:
+        """Return the other paths to the object at the end of `path`, from roots.
 
         Each takes a search, so that only few are made in all. They find also what the collector
         does not know as a referrer, such as the local variables of running functions.
@@ -72,10 +71,10 @@ class Proofs:
         """
         missing = self._others(path[-1])
         if missing <= 0 or _is_of_cpp(path):
-            return ()
+            return []
         value = path[-1].value
         known: list[Path] = [path]
-        found: list[str] = []
+        found: list[Path] = []
         while missing > len(found) and self._searches_left > 0:
             self._searches_left -= 1
             avoided = [step.parent for each in known if (step := each[-1]).parent is not None]
@@ -84,8 +83,8 @@ class Proofs:
             if not other:
                 break
             known += other.values()
-            found += map(expressions.expression_of, other.values())
-        return tuple(found)
+            found += other.values()
+        return found
 
     def _others(self, step: Reference) -> int:
         """Return how many references an object has besides that of a path: 0 if it is the only."""

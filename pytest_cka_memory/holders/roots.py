@@ -37,6 +37,17 @@ class Root:
     function: str = ""
     """The function of this thread whose locals these are; empty for other names."""
 
+    @property
+    def label(self) -> str:
+        """What the names belong to: ``module net``, or ``a variable in train (loop.py:12)``."""
+        if self.prefix:
+            return f"module {self.prefix.removesuffix('.')}"
+        if self.suffix.startswith(" in "):
+            return f"a variable{self.suffix}"
+        if self.suffix.startswith(" ("):
+            return self.suffix.strip(" ()")
+        return self.suffix.lstrip(", ") or "the interpreter"
+
 
 def locals_of(frame: types.FrameType) -> dict[str, Any]:
     """Return a frame's locals, without leaving a copy in the frame that keeps them alive."""

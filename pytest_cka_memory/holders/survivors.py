@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, AllocationSite
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
-from pytest_cka_memory.holders import expressions, graphs, hints, module_paths, owners
+from pytest_cka_memory.holders import expressions, graphs, hints, links, module_paths, owners
 from pytest_cka_memory.holders.proof import Proofs, Roots
 from pytest_cka_memory.holders.roots import (
     Root,
@@ -46,6 +46,8 @@ class Entry(NamedTuple):
     """The references that lead to it; None if none were found."""
     owner: owners.Owner | None = None
     """What holds it, if no name leads to it but an object has it."""
+    unnamed: Unreached | None = None
+    """How that object is kept alive."""
 
 
 def holdings(
@@ -53,6 +55,8 @@ def holdings(
     named_values: Mapping[str, Any],
     boundaries: Sequence[int] = (),
     error: BaseException | None = None,
+    *,
+    with_paths: bool = False,
 ) -> tuple[Holding, ...]:
     """Group live `allocations` by allocation site and holder, largest group first.
 
@@ -61,6 +65,7 @@ def holdings(
         named_values: values that the user knows by name, such as a test's fixtures.
         boundaries: the number of allocations before each batch boundary.
         error: an exception; the frames of its traceback have ended, but the user knows their names.
+        with_paths: whether to describe every reference on the paths to the largest of each group.
     """
     from pytest_cka_memory.meters.torch_private import no_torch_function
 
@@ -77,7 +82,8 @@ def holdings(
                 for key, found in live.items()
             ]
             proofs = Proofs([*paths.values(), *(found.path for found in unreached.values())])
-            return grouped(entries, partial(_proved, proofs, partial(_roots, named_values, error)))
+            roots = partial(_roots, named_values, error)
+            return grouped(entries, partial(_proved, proofs, roots, with_paths))
     finally:
         if was_enabled:
             gc.enable()
@@ -200,22 +206,33 @@ def grouped(
     return tuple(sorted(merged, key=lambda holding: -holding.bytes))
 
 
-def _proved(proofs: Proofs, roots: Roots, holding: Holding, members: Sequence[Entry]) -> Holding:
+def _proved(
+    proofs: Proofs, roots: Roots, with_paths: bool, holding: Holding, members: Sequence[Entry]
+) -> Holding:
     """Add which bytes are freed with the reference of each, or what else holds the largest.
 
     Args:
         proofs: counts references.
         roots: returns the names at which a search for other holders starts.
+        with_paths: whether to add a description of every reference that leads to the largest.
         holding: the group.
         members: the largest of the group, and all of them.
     """
     largest, *every = members
     if largest.path is None:
+        if with_paths and largest.unnamed is not None:
+            return replace(holding, paths=(links.of_unreached(largest.unnamed),))
         return holding
     freed = (each for each in every if each.path and proofs.is_only_reference(each.path))
+    others: Sequence[Sequence[Reference]] = ()
     if freed_bytes := sum(each.holding.bytes for each in freed):
-        return replace(holding, freed_bytes=freed_bytes)
-    return replace(holding, also_held_by=proofs.other_holders(largest.path, roots))
+        holding = replace(holding, freed_bytes=freed_bytes)
+    else:
+        others = proofs.other_paths(largest.path, roots)
+        holding = replace(holding, also_held_by=tuple(map(expressions.expression_of, others)))
+    if not with_paths:
+        return holding
+    return replace(holding, paths=tuple(map(links.of_path, [largest.path, *others])))
 
 
 def _made_in_loop(entries: Mapping[int, Entry], value: Any) -> str:
@@ -249,7 +266,8 @@ def _entry(
     pattern = expressions.pattern_of(held_by) if owner is None else owner.pattern
     group = site_key(allocation.site), pattern, holding.pinned
     known = path if owner is None else None
-    return Entry(holding, group, batch, _module_of(allocation.site), allocation, known, owner)
+    module = _module_of(allocation.site)
+    return Entry(holding, group, batch, module, allocation, known, owner, owner and unnamed)
 
 
 def _peak_entry(group: AllocationGroup, kind: str | None) -> Entry:

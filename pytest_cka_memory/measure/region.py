@@ -43,6 +43,10 @@ class Explainer(Protocol):
     def named_values(self) -> Mapping[str, Any]:
         """Return values that the user knows by name, such as a test's fixtures."""
 
+    @property
+    def draws_paths(self) -> bool:
+        """Whether the references that lead to what is retained are described one by one."""
+
 
 class Region(FigureAttributes):
     """A measured block of code. Its figures can be read after it has ended.
@@ -333,7 +337,13 @@ class Region(FigureAttributes):
         named_values = {} if self._explainer is None else self._explainer.named_values()
         from pytest_cka_memory.holders import survivors
 
-        return survivors.holdings(allocations, named_values, self._samples.serials, error)
+        return survivors.holdings(
+            allocations,
+            named_values,
+            self._samples.serials,
+            error,
+            with_paths=self._explainer is not None and self._explainer.draws_paths,
+        )
 
     def plot(self, ax: "Axes | None" = None, *, limit_mb: object = None) -> "Axes":
         """Draw what was live over the batches, the peak and, if given, a limit on the peak.

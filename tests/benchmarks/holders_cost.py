@@ -26,6 +26,8 @@ KEPT: list[Any] = []
 class Explains:
     """Explains the figures of limits on retained memory and on growth."""
 
+    draws_paths = False
+
     def figures_to_explain(self, record: Any) -> Collection[str]:
         """Return both figures."""
         return ("retained_bytes", "growth_bytes_per_batch")

@@ -16,6 +16,8 @@ pytestmark = pytest.mark.gpu
 class ExplainRetained:
     """Have a region's end explain what is retained, as a broken limit has it."""
 
+    draws_paths = False
+
     def figures_to_explain(self, record):
         return {"retained_bytes"}
 

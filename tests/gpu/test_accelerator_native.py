@@ -22,6 +22,8 @@ BACKWARD = "allocated outside Python code, such as in a backward pass"
 class ExplainPeak:
     """Have a region's end explain its peak, as a broken limit has it."""
 
+    draws_paths = False
+
     def figures_to_explain(self, record):
         return {"peak_increase_bytes"}
 

@@ -23,6 +23,8 @@ class FixedFigures:
     def __init__(self, *figures: str) -> None:
         self.figures = figures
 
+    draws_paths = False
+
     def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
         return self.figures
 

@@ -78,6 +78,8 @@ def test_locals_of_a_test_are_to_be_deleted() -> None:
 class GrowthExplainer:
     """Asks for what is kept in several batches, as a limit on growth does."""
 
+    draws_paths = False
+
     def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
         return ("growth_bytes_per_batch",)
 

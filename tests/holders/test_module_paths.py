@@ -23,6 +23,8 @@ def _clean() -> Iterator[None]:
 class PeakExplainer:
     """Asks for what was live at the peak, as a limit on it does."""
 
+    draws_paths = False
+
     def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
         return ("peak_increase_bytes",)
 

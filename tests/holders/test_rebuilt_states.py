@@ -13,6 +13,8 @@ from pytest_cka_memory import MemoryProbe, RegionRecord
 class ExplainsGrowth:
     """Asks for what grows."""
 
+    draws_paths = False
+
     def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
         return ("growth_bytes_per_batch",)
 

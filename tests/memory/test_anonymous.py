@@ -9,7 +9,7 @@ from reports_made import LOSSES, SESSION, broken, many, one_of_each
 
 from pytest_cka_memory.core import places
 from pytest_cka_memory.core.allocations import FramesSite, format_frame
-from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.holdings import Holding, Link
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Unjudged
 from pytest_cka_memory.reports import github, junit, markdown
@@ -163,6 +163,7 @@ def secret_report() -> Report:
     """A report in which every text that a test or the machine can set is `SECRET`."""
     texts = {f.name: SECRET for f in fields(Holding) if f.type in ("str | None", str | None)}
     holding = replace(LOSSES, **texts, created_at=(SECRET, SECRET))
+    holding = replace(holding, paths=((Link(SECRET, SECRET),),))
     assert {"held_by", "code", "hint", "operator"} <= set(texts)
     bad = broken(SECRET, SECRET)
     bad = replace(

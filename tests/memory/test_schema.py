@@ -17,8 +17,8 @@ from pytest_cka_memory.reports.json.schema import report_schema
 SCHEMA = report_schema()
 VALIDATOR = Draft202012Validator(SCHEMA, format_checker=FormatChecker())
 
-OPTIONAL = {"extra"}
-"""Keys that are present only if another plugin added something."""
+OPTIONAL = {"extra", "paths"}
+"""Keys that are present only if another plugin added something, or an option asked for them."""
 
 
 def written(report):

@@ -235,6 +235,22 @@ def test_increase_counts_only_what_the_region_allocated(programs, device: str, r
     assert not kinds & {"parameters", "optimiser", "other"}
 
 
+def test_gradients_that_are_live_when_a_region_ends_are_counted(session) -> None:
+    """Gradients with several elements, which have no truth value, can be live at the end."""
+    source = """
+        import torch
+
+        WEIGHT = torch.ones(1000, requires_grad=True)
+
+        def test_one():
+            WEIGHT.sum().backward()
+    """
+    run = session(source, "--cka-memory-explain", "--cka-memory-report", forked=True)
+    run.assert_outcomes(passed=1)
+    kinds = {holding["kind"]: holding["bytes"] for holding in run.regions[0]["at_peak"]}
+    assert kinds["gradients"] == 4000 + 4  # of the weight and of its sum
+
+
 def test_explain_prints_the_kinds_of_every_region(session) -> None:
     """``--cka-memory-explain`` prints the kinds of regions that keep their limits, too."""
     source = """

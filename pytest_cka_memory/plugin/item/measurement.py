@@ -144,6 +144,11 @@ class ItemMeasurement:
         own = {} if instance is None else {"self": instance}
         return {**own, **getattr(self._item, "funcargs", {})}
 
+    @property
+    def draws_paths(self) -> bool:
+        """Whether the session asks for a picture of the references to what is retained."""
+        return self._item.config.stash[settings_key].draws_paths
+
     def judge_late_regions(self) -> None:
         """Judge regions that ended after the call, in the teardown of a fixture."""
         if not self._returned:  # the traceback references what was allocated in them

@@ -18,6 +18,7 @@ from pytest_cka_memory.plugin.item.fixture_regions import regions_of
 from pytest_cka_memory.plugin.item.plan import plan_of
 from pytest_cka_memory.plugin.pytest_private import drop_instance, terminal_width
 from pytest_cka_memory.plugin.session.meter import meter_of
+from pytest_cka_memory.plugin.session.settings import settings_key
 
 if TYPE_CHECKING:
     from pytest_cka_memory.core.figures import RegionRecord
@@ -48,6 +49,11 @@ class _ScopeRegion:
     def named_values(self) -> Mapping[str, Any]:
         """Return nothing: the values of fixtures are gone when the region ends."""
         return {}
+
+    @property
+    def draws_paths(self) -> bool:
+        """Whether the session asks for a picture of the references to what is retained."""
+        return self._item.config.stash[settings_key].draws_paths
 
     def end(self) -> Result:
         """End the region and judge it; it is not judged if one of its tests has failed."""

@@ -1,5 +1,7 @@
 """Declare the options and ini keys, and find out whether a session uses one."""
 
+import argparse
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,11 +13,6 @@ BASELINE_FILE = "cka-memory-baseline.json"
 
 _FLAGS = (
     ("report", "measure every test and print a table of memory figures"),
-    (
-        "explain",
-        "find what references retained memory, and what kinds of memory were live at the peak, in "
-        "every region, not only if a limit broke",
-    ),
     ("update-baseline", "write the figures of every measured test that passes as its baseline"),
     (
         "allow-no-allocations",
@@ -74,8 +71,37 @@ _TIMELINE = (
     "draw memory over time in the page of --cka-memory-html: of every measured test, or of those "
     "whose name contains PATTERN or matches it"
 )
+_EXPLAIN = (
+    "find what references retained memory, and what kinds of memory were live at the peak, in "
+    "every region, not only if a limit broke"
+)
+_GRAPH = (
+    "; with =graph, the page of --cka-memory-html has a picture of the references that lead to it"
+)
 narrowed_key = pytest.StashKey[bool]()
 """Whether tests were deselected."""
+
+
+GRAPH = "graph"
+"""The value of ``--cka-memory-explain`` with which paths of references are drawn."""
+
+
+class _Explain(argparse.Action):
+    """Stores whether ``--cka-memory-explain`` is given, or ``graph``."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
+        super().__init__(option_strings, dest, nargs=0, **kwargs)
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        # With both, in addopts and on the command line, the picture is drawn.
+        given = GRAPH if str(option_string).endswith(f"={GRAPH}") else True
+        setattr(namespace, self.dest, getattr(namespace, self.dest) or given)
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -89,6 +115,11 @@ def add_options(parser: pytest.Parser) -> None:
         # argparse formats the help of an option; pytest does not format that of an ini key.
         group.addoption(option, metavar=metavar, default=None, help=text.replace("%", "%%"))
         parser.addini(ini_key(name), text, default=None)
+    explain = option_of("explain")
+    # One name for each value, so that argparse never takes a file behind the option for its value.
+    names = explain, f"{explain}={GRAPH}"
+    group.addoption(*names, action=_Explain, default=None, help=_EXPLAIN + _GRAPH)
+    parser.addini(ini_key("explain"), _EXPLAIN, type="bool", default=None)
     timeline = option_of("timeline")
     group.addoption(timeline, nargs="?", const="*", metavar="PATTERN", default=None, help=_TIMELINE)
     parser.addini(ini_key("timeline"), _TIMELINE, default=None)
@@ -157,7 +188,7 @@ def are_given(config: pytest.Config) -> bool:
     """Whether any option is set, on the command line or in the ini file."""
     return any(
         config.getoption(option_of(name)) is not None or value_of(config, name) not in (None, "")
-        for name, *_ in (*_FLAGS, *_VALUED, ("timeline",))
+        for name, *_ in (*_FLAGS, *_VALUED, ("explain",), ("timeline",))
     )
 
 

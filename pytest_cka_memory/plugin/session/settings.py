@@ -13,7 +13,13 @@ import pytest
 
 from pytest_cka_memory.baseline.plan import DEFAULT_TOLERANCE, BaselinePlan
 from pytest_cka_memory.errors import LimitError, SizeError
-from pytest_cka_memory.plugin.session.options import BASELINE_FILE, given_by, option_of, value_of
+from pytest_cka_memory.plugin.session.options import (
+    BASELINE_FILE,
+    GRAPH,
+    given_by,
+    option_of,
+    value_of,
+)
 from pytest_cka_memory.units import counted, format_exact, parse_megabytes
 
 if TYPE_CHECKING:
@@ -28,6 +34,8 @@ class Settings:
     """Measure every test and print the table."""
     explain: bool
     """Find what references retained memory in every region, not only if a limit broke."""
+    draws_paths: bool
+    """Draw the references that lead to it."""
     allow_no_allocations: bool
     """Whether limits hold for tests that allocate nothing on the measured accelerator."""
     device: str
@@ -104,6 +112,7 @@ def resolve(config: pytest.Config) -> Settings:
     return Settings(
         report=_flag(config, "report"),
         explain=_flag(config, "explain"),
+        draws_paths=_draws_paths(config),
         allow_no_allocations=_flag(config, "allow-no-allocations"),
         device=_device(config),
         snapshots=_path(config, "snapshots", folder=True),
@@ -218,6 +227,17 @@ def _timeline(config: pytest.Config) -> str | None:
             f"{given}: memory over time is drawn in the page; add --cka-memory-html=PATH"
         )
     return pattern
+
+
+def _draws_paths(config: pytest.Config) -> bool:
+    if config.getoption(option_of("explain")) != GRAPH:
+        return False
+    if _valued(config, "html") is None and _valued(config, "json") is None:
+        raise pytest.UsageError(
+            f"{option_of('explain')}={GRAPH}: the references are drawn in the page and listed in "
+            "the JSON report; add --cka-memory-html=PATH or --cka-memory-json=PATH"
+        )
+    return True
 
 
 def _seconds(config: pytest.Config, name: str, default: float) -> float:

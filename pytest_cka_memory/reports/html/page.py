@@ -18,7 +18,7 @@ from pytest_cka_memory.reports import causes, summary
 from pytest_cka_memory.reports.causes import ProblemGroup
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.failure import holding_lines
-from pytest_cka_memory.reports.html import problems, template, timelines
+from pytest_cka_memory.reports.html import paths, problems, template, timelines
 from pytest_cka_memory.reports.html.charts import chart_of, points
 from pytest_cka_memory.reports.legend import heading, legend_of, provenance_of
 
@@ -30,14 +30,17 @@ def render(report: Report) -> str:
     provenance = provenance_of(report.session)
     found = causes.problem_groups(report.results)
     timeline = timelines.section(report)
-    styles = ["page.css", *(["timeline.css"] if timeline else [])]
+    holders = "\n".join(paths.section(report.results))
+    more = {"timeline.css": timeline, "paths.css": holders}
+    styles = ["page.css", *(name for name, part in more.items() if part)]
     parts = {
         "TITLE": heading(provenance),
         "VERDICT": escape(summary.verdict(report)),
         "NOTICES": "\n".join(_notices(report, provenance.notice)),
-        "NAVIGATION": "".join(_navigation(report, timeline)),
+        "NAVIGATION": "".join(_navigation(report, timeline, holders)),
         "TIMELINE": timeline,
         "PROBLEMS": "\n".join(problems.section(found)),
+        "HOLDERS": holders,
         "FACTS": "\n".join(_facts(report)),
         "LEGEND": escape(legend_of(result.record for result in report.results)),
         "STYLE": "".join(map(template.text_of, styles)),
@@ -47,9 +50,11 @@ def render(report: Report) -> str:
     return template.fill("page.html", parts)
 
 
-def _navigation(report: Report, timeline: str) -> Iterator[str]:
+def _navigation(report: Report, timeline: str, holders: str) -> Iterator[str]:
     if report.results:
         yield '<a href="#regions">All regions</a> '
+    if holders:
+        yield '<a href="#holders">What keeps memory</a> '
     if timeline:
         yield '<a href="#over-time">Memory over time</a> '
 
