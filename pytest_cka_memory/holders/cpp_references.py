@@ -4,6 +4,7 @@ import ctypes
 from collections.abc import Collection, Iterator
 from typing import Any
 
+from pytest_cka_memory.holders import script_plans
 from pytest_cka_memory.holders.search import RulesForType, TypeRules
 
 _DATA_AT = {b"dltensor": 0, b"dltensor_versioned": 32}
@@ -27,12 +28,19 @@ def cpp_rules() -> RulesForType:
         if kind in futures:
             return TypeRules(extra_references=_result_of_future)
         if kind in script:
-            return TypeRules(extra_references=torch_private.script_references)
+            return TypeRules(extra_references=_references_of_script)
         if type(kind) is type and kind.__name__ == "PyCapsule":
             return TypeRules(_keys_of_capsule)
         return None
 
     return rules_for
+
+
+def _references_of_script(value: Any) -> Iterator[tuple[str, Any]]:
+    from pytest_cka_memory.meters import torch_private
+
+    yield from torch_private.script_references(value)
+    yield from script_plans.constants(value)
 
 
 def _result_of_future(future: Any) -> Iterator[tuple[str, Any]]:

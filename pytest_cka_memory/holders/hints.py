@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
-from pytest_cka_memory.holders import owners
+from pytest_cka_memory.holders import owners, script_plans
 from pytest_cka_memory.holders.containers import ReferencePath, container_before, shared_container
 from pytest_cka_memory.holders.keepers import keeper_of
 from pytest_cka_memory.holders.search import Reference
@@ -71,6 +71,10 @@ _EXCEPTION = "a stored exception keeps its frames alive: store its text instead"
 _EXCEPTION_OF = (
     "{} stores an exception, which keeps its frames and their variables alive: run without it "
     "(-p no:NAME for a plugin of pytest), and report it to its authors"
+)
+_SCRIPT = (
+    "torch.jit keeps code that it has optimized, with its constants, as long as the function: "
+    "delete the function, or call its _debug_flush_compilation_cache()"
 )
 _CONTAINERS = (list, tuple, dict, deque, set, frozenset)
 
@@ -202,7 +206,11 @@ def _compiled(path: ReferencePath) -> str | None:
     return owners.compiled() if is_global or owners.is_compiled(path) else None
 
 
-_RAREST: Sequence[Rule] = (_logged, _compiled, _hook, _exception, _suspended)
+def _optimized(path: ReferencePath) -> str | None:
+    return _SCRIPT if path[-1].text == script_plans.CONSTANT else None
+
+
+_RAREST: Sequence[Rule] = (_logged, _compiled, _optimized, _hook, _exception, _suspended)
 """The rules for the rarest holders."""
 
 

@@ -5,6 +5,8 @@ by what allocated the memory and by which libraries are in use.
 """
 
 import functools
+import gc
+import sys
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -67,6 +69,13 @@ _POOL = (
 )
 
 
+_FREED_WITH_MODEL = "they are freed with the model: delete it, and its optimizer and hooks"
+_BUCKETS = (
+    "no Python holder found: DistributedDataParallel reduces gradients in buckets; "
+    f"{_FREED_WITH_MODEL}, or let the gradients be in them with gradient_as_bucket_view=True"
+)
+
+
 _BY_CALL = {
     "jit.load(": (
         "a module of TorchScript keeps the debug information of the file that torch.jit.load has "
@@ -111,6 +120,8 @@ def without_object(allocation: Allocation) -> str:
         return _AUTOCAST
     if (maker := maker_of(allocation)) is not None:
         return maker
+    if is_in_buckets(allocation):
+        return _BUCKETS
     if allocation.may_be_unowned and not autocast_is_caching():
         return unowned()
     return f"no Python holder found: C++ code holds it; {_possible(allocation)}"
@@ -120,6 +131,37 @@ def maker_of(allocation: Allocation) -> str | None:
     """Return who holds a storage that a function of torch keeps for itself; None for others."""
     code = (None if allocation.site is None else allocation.site.code) or ""
     return next((text for call, text in _BY_CALL.items() if call in code), None)
+
+
+def is_in_buckets(allocation: Allocation) -> bool:
+    """Whether C++ code made a storage, and a DistributedDataParallel has a bucket of its size."""
+    kind = getattr(sys.modules.get("torch.nn.parallel"), "DistributedDataParallel", None)
+    is_of_operator = allocation.site is not None and allocation.site.operator is not None
+    if kind is None or is_of_operator or not _is_distributed():
+        return False
+    models = [it for it in gc.get_objects() if issubclass(type(it), kind)]
+    return any(allocation.bytes in sizes for sizes in map(_bucket_sizes, models))
+
+
+def _bucket_sizes(model: Any) -> Sequence[int]:
+    """Return the bytes of each bucket, as the allocator rounds them."""
+    from pytest_cka_memory.meters.torch_private import bucket_sizes
+
+    return [
+        rounded
+        for size in bucket_sizes(model)
+        for rounded in (size, -(-size // _ROUNDED) * _ROUNDED)
+    ]
+
+
+_ROUNDED = 512
+"""The allocator of CUDA rounds sizes up to a multiple of this."""
+
+
+def _is_distributed() -> bool:
+    import torch
+
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def unowned() -> str:
@@ -239,9 +281,6 @@ def _possible(allocation: Allocation, holder: Any = None) -> str:
         kinds.append(
             f"a constant of code that torch.compile made ({torch_private.RESET_COMPILER} frees it)"
         )
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        kinds.append(
-            "the buckets of DistributedDataParallel (they are freed with the model: delete it, and "
-            "its optimizer and hooks)"
-        )
+    if _is_distributed():
+        kinds.append(f"the buckets of DistributedDataParallel ({_FREED_WITH_MODEL})")
     return f"this may be {', or '.join(kinds)}; {_FIND_OUT}"

@@ -143,7 +143,10 @@ def unwrapped(tensor: torch.Tensor) -> torch.Tensor | None:
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor | None:
     """Return the tensor of which `tensor` is a view for autograd; None if it is none."""
-    return getattr(tensor, "_base", None)
+    try:
+        return getattr(tensor, "_base", None)
+    except RuntimeError:  # C++ code has given an undefined tensor to Python
+        return None
 
 
 TENSOR_HOOKS = tuple(
@@ -279,6 +282,16 @@ def has_compiled() -> bool:
     """Whether ``torch.compile`` has compiled a frame in this process."""
     counters: Any = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return bool(counters.get("frames"))
+
+
+def bucket_sizes(model: Any) -> list[int]:
+    """Return the bytes of the buckets of a DistributedDataParallel; empty if it is not known."""
+    try:
+        data = model._get_ddp_logging_data()
+    except (AttributeError, RuntimeError):  # it is under construction
+        return []
+    texts = (data.get(name, "") for name in ("bucket_sizes", "rebuilt_bucket_sizes"))
+    return [int(size) for text in texts for size in text.split(",") if size.strip().isdecimal()]
 
 
 def script_references(value: Any) -> list[tuple[str, Any]]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from leaks_in_caches import CACHES
 from leaks_in_graphs import GRAPHS
 from leaks_in_objects import OBJECTS
 from leaks_in_programs import PROGRAMS
@@ -15,10 +16,13 @@ NEEDS_LIBRARY = [
     "adapted_parameter_as_an_attribute",
     "at_exit",
     "backward_that_creates_a_graph",
+    "buckets_of_a_reducer",
     "callback_of_a_future_of_torch",
     "capsule_of_dlpack",
     "checkpointed_function_that_references_its_result",
     "code_of_torch_compile",
+    "constant_of_code_that_torchscript_has_optimized",
+    "flat_parameter_of_a_model_that_was_deleted",
     "gradient_with_a_graph_as_an_attribute",
     "hook_before_a_node_that_uses_its_output",
     "hook_of_a_graph_node",
@@ -35,7 +39,7 @@ NEEDS_LIBRARY = [
 """Leaks whose holder is read by the compiled library, or whose bytes the ledger does not see."""
 LEAKS = [
     pytest.param(leak, marks=[pytest.mark.native] * (leak.name in NEEDS_LIBRARY), id=leak.name)
-    for leak in (*OBJECTS, *PROGRAMS, *TORCH, *GRAPHS)
+    for leak in (*OBJECTS, *PROGRAMS, *TORCH, *GRAPHS, *CACHES)
 ]
 
 
