@@ -124,6 +124,10 @@ TABLES = {
         "inductor-operators-torch-{torch}.json", DEVICE, "inductor_operators.py",
         minutes=60, needs="expecttest, scipy",
     ),
+    "holders": Table(
+        "holders-torch-{torch}.json", ("pytest_cka_memory/holders", "tests/holders"),
+        "holders_table.py", minutes=2, needs="safetensors",
+    ),
     "PyTorch's tests": Table(
         "torch-distributed-torch-{torch}.json", DEVICE, "torch_distributed.py",
         minutes=10, needs="expecttest",
