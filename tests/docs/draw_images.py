@@ -1,14 +1,14 @@
-"""Draw the picture of the README from a session: ``python tests/docs/draw_images.py``.
+"""Draw the pictures of the report's page from sessions: ``python tests/docs/draw_images.py``.
 
-It needs Chromium and Pillow. Look at the picture before you commit it.
+It needs Chromium and Pillow. Look at the pictures before you commit them.
 """
 
-import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from PIL import Image, ImageChops
 
@@ -51,6 +51,33 @@ def test_training_does_not_grow(cka_memory):
     with cka_memory.measure() as region:
         train(model, region.batches(batches))
 """
+STEPS = """
+import torch
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = torch.nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
+        self.encoder = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = torch.nn.Linear(64, 1000)
+
+    def forward(self, tokens):
+        return self.head(self.encoder(tokens))
+
+
+def test_three_steps(cka_memory):
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    kept = []
+    with cka_memory.measure() as region:
+        for tokens in region.batches([torch.ones(16, 32, 64)] * 3):
+            logits = model(tokens)
+            logits.square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            kept.append(logits.detach())
+"""
 _FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync"),
     *("--disable-background-networking", "--disable-component-update", "--hide-scrollbars"),
@@ -58,35 +85,58 @@ _FLAGS = (
 )
 
 
-def draw(target: Path) -> None:
-    """Run the session, open its page in Chromium, and write the problems of the page to a file."""
+class Picture(NamedTuple):
+    """A picture of a session's page."""
+
+    name: str
+    files: dict[str, str]
+    options: tuple[str, ...]
+    status: int
+    """The exit status of pytest."""
+    hidden: str
+    """What is left out, as a selector of CSS."""
+
+
+PICTURES = (
+    # What the table is filtered and sorted with does nothing in a picture.
+    Picture(
+        "report-problems.png",
+        {"training.py": TRAINING, "test_training.py": TESTS},
+        (),
+        1,
+        "#controls",
+    ),
+    Picture(
+        "memory-over-time.png",
+        {"test_steps.py": STEPS},
+        ("--cka-memory-timeline",),
+        0,
+        "header, main > section:not(#over-time), #tl-form, body > section:not(#over-time)",
+    ),
+)
+
+
+def draw(picture: Picture) -> None:
+    """Run a session, open its page in Chromium, and write what is not hidden to a file."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         sys.exit("Chromium is not installed")
     with TemporaryDirectory() as folder:
-        Path(folder, "training.py").write_text(TRAINING, "utf-8")
-        Path(folder, "test_training.py").write_text(TESTS, "utf-8")
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "no:cacheprovider",
-            "-p",
-            "no:randomly",
-        ]
-        done = subprocess.run([*command, "--cka-memory-html=page.html"], cwd=folder, check=False)
-        if done.returncode != 1:
-            sys.exit("tests of the session should have failed")
+        for name, text in picture.files.items():
+            Path(folder, name).write_text(text, "utf-8")
+        command = [sys.executable, "-m", "pytest", "-q", "--cka-memory-html=page.html"]
+        plugins = ("-p", "no:cacheprovider", "-p", "no:randomly")
+        done = subprocess.run([*command, *plugins, *picture.options], cwd=folder, check=False)
+        if done.returncode != picture.status:
+            sys.exit(f"pytest should have ended with {picture.status}, not {done.returncode}")
         page = Path(folder, "page.html")
-        html = page.read_text("utf-8")
-        # What the table is filtered and sorted with is left out: it does nothing in a picture.
-        page.write_text(re.sub(r"</head>", "<style>#controls{display:none}</style></head>", html))
-        picture = Path(folder, "page.png")
-        flags = (*_FLAGS, f"--user-data-dir={folder}/profile", f"--screenshot={picture}")
+        style = f"<style>{picture.hidden} {{display:none}}</style></head>"
+        page.write_text(page.read_text("utf-8").replace("</head>", style, 1), "utf-8")
+        shot = Path(folder, "page.png")
+        flags = (*_FLAGS, f"--user-data-dir={folder}/profile", f"--screenshot={shot}")
         subprocess.run([browser, *flags, page.as_uri()], check=True, capture_output=True)
-        _without_empty_end(Image.open(picture).convert("RGB")).save(target, optimize=True)
+        image = _without_empty_end(Image.open(shot).convert("RGB"))
+        image.save(IMAGES / picture.name, optimize=True)
 
 
 def _without_empty_end(image: Image.Image) -> Image.Image:
@@ -96,4 +146,5 @@ def _without_empty_end(image: Image.Image) -> Image.Image:
 
 
 if __name__ == "__main__":
-    draw(IMAGES / "report-problems.png")
+    for picture in PICTURES:
+        draw(picture)
