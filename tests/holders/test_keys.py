@@ -56,6 +56,7 @@ class TestAddressOfTheData:
             created_at=("train.py:12 in step",),
             held_by="planted.KEEP[0]['x']",
             code="(weight * batch).sum()",
+            freed_bytes=1000,
         )
 
     def test_what_was_recorded_is_preferred_to_the_tensor_that_was_found(self) -> None:

@@ -227,7 +227,8 @@ def owners_of_cka() -> list[str]:
 CKA_PARTS = frozenset(
     (
         *("__init__.py", "comparison.py", "errors.py", "layer_ticks.py", "many.py", "plots.py"),
-        *("progress.py", "result.py", "result_mapping.py"),
+        *("progress.py", "result.py", "result_file.py", "result_index.py", "result_mapping.py"),
+        "settings.py",
         *("capture", "data", "functional", "running"),
     )
 )
