@@ -109,4 +109,5 @@ def _session(card: str, device: str, arguments: Sequence[str]) -> list[CardUse]:
                 "Correct the tests or the arguments of pytest, and run the command again"
             )
         usable_bytes = CARDS[card].total_bytes - CONTEXT_BYTES
-        return uses_of(card, usable_bytes, read(report).results, ended_tests.read(ended))
+        tests = ended_tests.read(ended)
+        return uses_of(card, usable_bytes, read(report).results, tests.messages, tests.largest)

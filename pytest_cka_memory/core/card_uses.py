@@ -34,6 +34,8 @@ class CardUse:
     """How much memory was missing at least; None if the test fits or that is not known."""
     message: str = ""
     """The first line of the error of a failed test."""
+    largest: tuple[int, ...] = ()
+    """The largest sizes that the test has found by ``cka_memory.largest``."""
 
     @property
     def headroom_bytes(self) -> int:
@@ -42,7 +44,11 @@ class CardUse:
 
 
 def uses_of(
-    card: str, usable_bytes: int, results: Sequence[Result], ended: Mapping[str, tuple[str, str]]
+    card: str,
+    usable_bytes: int,
+    results: Sequence[Result],
+    ended: Mapping[str, tuple[str, str]],
+    largest: Mapping[str, Sequence[int]],
 ) -> list[CardUse]:
     """Return the use of each test of a session, in the order of its report.
 
@@ -51,6 +57,7 @@ def uses_of(
         usable_bytes: its memory without the CUDA context.
         results: the regions of the session; a test may have several.
         ended: test -> its outcome and its message, of tests that failed or were skipped.
+        largest: test -> the largest sizes that it has found.
     """
     regions: dict[str, list[Result]] = {}
     for region in results:
@@ -74,6 +81,7 @@ def uses_of(
                 result=result,
                 missing_bytes=missing_in(message) if result == OUT_OF_MEMORY else None,
                 message=(message.strip().splitlines() or [""])[0],
+                largest=tuple(largest.get(test, ())),
             )
         )
     return uses

@@ -1,4 +1,4 @@
-"""A plugin for ``pytest -p``: write which tests failed or were skipped, and their messages.
+"""A plugin for ``pytest -p``: write how tests ended, and the largest sizes that they have found.
 
 ``python -m pytest_cka_memory cards`` starts sessions with it. The file is named by the environment
 variable :data:`VARIABLE`.
@@ -7,10 +7,12 @@ variable :data:`VARIABLE`.
 import json
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from pytest_cka_memory.integrations import xdist
+from pytest_cka_memory.reports import junit
 
 VARIABLE = "PYTEST_CKA_MEMORY_ENDED_TESTS"
 
@@ -21,14 +23,28 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(EndedTests(Path(path)))
 
 
+class Ended(NamedTuple):
+    """What is known of the tests of a session, by node ID."""
+
+    messages: dict[str, tuple[str, str]]
+    """Outcome and message of tests that failed or were skipped."""
+    largest: dict[str, list[int]]
+    """What ``cka_memory.largest`` has returned, of tests that called it."""
+
+
 class EndedTests:
-    """Collects the tests of a session that did not pass."""
+    """Collects how the tests of a session ended."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._ended: dict[str, tuple[str, str]] = {}
+        self._largest: dict[str, list[int]] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        # The properties of the last phase include those of the phases before.
+        sizes = [value for name, value in report.user_properties if name == junit.LARGEST]
+        if sizes:
+            self._largest[report.nodeid] = [int(str(size)) for size in sizes]
         if report.passed or report.nodeid in self._ended:
             return
         crash = getattr(report.longrepr, "reprcrash", None)
@@ -37,10 +53,10 @@ class EndedTests:
         self._ended[report.nodeid] = report.outcome, message
 
     def pytest_sessionfinish(self) -> None:
-        self._path.write_text(json.dumps(self._ended), encoding="utf-8")
+        self._path.write_text(json.dumps([self._ended, self._largest]), encoding="utf-8")
 
 
-def read(path: Path) -> dict[str, tuple[str, str]]:
-    """Return test -> outcome and message from such a file."""
-    ended = json.loads(path.read_text(encoding="utf-8"))
-    return {test: (outcome, message) for test, (outcome, message) in ended.items()}
+def read(path: Path) -> Ended:
+    """Return what such a file says."""
+    ended, largest = json.loads(path.read_text(encoding="utf-8"))
+    return Ended({test: tuple(both) for test, both in ended.items()}, largest)

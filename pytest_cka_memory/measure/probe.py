@@ -89,6 +89,8 @@ class MemoryProbe:
         """The figures of every region that has ended."""
         self.unused: list[RegionContext] = []
         """What :meth:`measure` has returned and no ``with`` statement has used."""
+        self.largest_sizes: list[int] = []
+        """What :meth:`largest` has returned, call by call."""
         self._stack = region_stack_for(self.meter)
         self._explainer = explainer
         self._is_thorough = is_thorough
@@ -239,7 +241,8 @@ class MemoryProbe:
         """
         from pytest_cka_memory.measure.largest import largest
 
-        return largest(self._stack, step, at_most, limit_mb)
+        self.largest_sizes.append(largest(self._stack, step, at_most, limit_mb))
+        return self.largest_sizes[-1]
 
     def snapshot(self) -> Snapshot:
         """Return the current state of the device's memory."""

@@ -16,6 +16,8 @@ A device that was not measured is named too: ``cka_memory.device``.
 """
 
 _PREFIX = "cka_memory."
+LARGEST = f"{_PREFIX}largest"
+"""The name for what :meth:`.MemoryProbe.largest` has returned, once for each call."""
 
 
 def of_results(

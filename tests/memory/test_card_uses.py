@@ -45,7 +45,7 @@ def test_missing_memory_is_read_from_the_message_of_torch(message, expected):
 def test_use_of_a_test_is_the_highest_of_its_regions():
     """Peak and reserve of several regions are their maxima; head room is what is left."""
     regions = [region("t.py::test", 30, 40, "a"), region("t.py::test", 20, 60, "b")]
-    (found,) = uses_of("t4", 100 * MB, regions, {})
+    (found,) = uses_of("t4", 100 * MB, regions, {}, {})
     assert (found.result, found.peak_bytes, found.reserved_bytes) == ("fits", 30 * MB, 60 * MB)
     assert found.headroom_bytes == 40 * MB
 
@@ -57,7 +57,7 @@ def test_results_of_tests_that_did_not_pass():
         "t.py::test_wrong": ("failed", "AssertionError: assert 1 == 2\nmore"),
         "t.py::test_later": ("skipped", "Skipped: later"),
     }
-    uses = uses_of("t4", 100 * MB, [region("t.py::test_big", 5, 5)], ended)
+    uses = uses_of("t4", 100 * MB, [region("t.py::test_big", 5, 5)], ended, {})
     assert [(one.test, one.result) for one in uses] == [
         ("t.py::test_big", "out of memory"),
         ("t.py::test_wrong", "failed"),
@@ -103,6 +103,22 @@ def test_table_has_a_row_for_each_test_and_card():
     ]
 
 
+def test_largest_sizes_have_a_column_if_a_test_has_found_one():
+    """The column is in both tables, with a dash for tests that searched nothing, and a legend."""
+    regions = [region("t.py::test_a", 30, 40), region("t.py::test_b", 1, 2)]
+    uses = uses_of("t4", 100 * MB, regions, {}, {"t.py::test_a": [169, 8]})
+    lines = cards.as_markdown(uses).splitlines()
+    assert lines[2:6] == [
+        "| test | card | result | peak | reserved | head room | largest |",
+        "| :--- | :--- | :--- | ---: | ---: | ---: | ---: |",
+        "| `t.py::test_a` | t4 | fits | 30.00 | 40.00 | 60.00 | 169, 8 |",
+        "| `t.py::test_b` | t4 | fits | 1.00 | 2.00 | 98.00 | - |",
+    ]
+    assert lines[-1].endswith("largest: what cka_memory.largest has found.")
+    assert "<td data-label='largest'>169, 8</td>" in card_page.render(uses)
+    assert "largest" not in cards.as_markdown([use("t", "t4", 100, 60)])
+
+
 def test_json_has_every_figure_in_bytes():
     """One object for each test and card, which says that the card is emulated."""
     (row,) = json.loads(cards.as_json([use("t", "t4", 100, 60)]))
@@ -116,6 +132,7 @@ def test_json_has_every_figure_in_bytes():
         "result": "fits",
         "missing_bytes": None,
         "message": "",
+        "largest": [],
         "headroom_bytes": 40 * MB,
     }
 

@@ -17,6 +17,10 @@ def test_allocation(gb):
     held = torch.empty(gb * 2**30, dtype=torch.uint8, device="cuda")
 
 
+def test_batch(cka_memory):
+    assert cka_memory.largest(lambda n: torch.empty(n, 2**30, dtype=torch.uint8, device="cuda")) > 1
+
+
 def test_wrong():
     assert torch.cuda.get_device_name() == "Tesla T4"
 """
@@ -47,10 +51,12 @@ def test_table_of_two_cards(cards):
         ("test_allocation[1]", "t4"): "fits",
         ("test_allocation[20]", "t4"): "out of memory",
         ("test_allocation[24]", "t4"): "out of memory",
+        ("test_batch", "t4"): "fits",
         ("test_wrong", "t4"): "fits",
         ("test_allocation[1]", "a10"): "fits",
         ("test_allocation[20]", "a10"): "fits",
         ("test_allocation[24]", "a10"): "out of memory",
+        ("test_batch", "a10"): "fits",
         ("test_wrong", "a10"): "failed",
     }
     usable = {"t4": int(14.56 * GB) - GB // 2, "a10": int(21.99 * GB) - GB // 2}
@@ -61,10 +67,11 @@ def test_table_of_two_cards(cards):
     assert rows["test_allocation[20]", "t4"]["missing_bytes"] == 20 * GB - usable["t4"]
     # It fits on neither card, so torch's message is all that is known: 9.94 of 24 GB are missing.
     assert rows["test_allocation[24]", "t4"]["missing_bytes"] == round((24 - 14.06) * GB)
+    assert [rows["test_batch", card]["largest"] for card in ("t4", "a10")] == [[14], [21]]
     assert "AssertionError" in rows["test_wrong", "a10"]["message"]
     assert progress.splitlines() == [
-        *("t4 (1 of 2): running", "4 tests, t4: 2 of 4 fit"),
-        *("a10 (2 of 2): running", "4 tests, a10: 2 of 4 fit"),
+        *("t4 (1 of 2): running", "5 tests, t4: 3 of 5 fit"),
+        *("a10 (2 of 2): running", "5 tests, a10: 3 of 5 fit"),
     ]
 
 

@@ -213,7 +213,10 @@ class ItemMeasurement:
         self._judged = len(self.probe.records)
         self._results += results
         facts, root = self.probe.meter.facts(), self._item.config.rootpath
-        self._properties += (figures := junit.of_results(results, facts, root))
+        figures = junit.of_results(results, facts, root)
+        figures += [(junit.LARGEST, size) for size in self.probe.largest_sizes]
+        self.probe.largest_sizes.clear()
+        self._properties += figures
         self._item.user_properties += figures
         return results
 

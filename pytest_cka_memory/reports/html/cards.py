@@ -15,30 +15,31 @@ _WORDS = 3
 def render(uses: Sequence[CardUse]) -> str:
     """Return the page as HTML, with one row for each test and card."""
     ordered = cards.by_test(uses)
+    titles = cards.head(uses)
     parts = {
         "VERDICT": escape(cards.verdict(uses)),
         "STYLE": template.text_of("page.css"),
-        "HEAD": "".join(_head()),
-        "ROWS": "\n".join(map(_row, ordered)),
+        "HEAD": "".join(_head(titles)),
+        "ROWS": "\n".join(_row(use, titles) for use in ordered),
         "FAILED": "\n".join(_failed(ordered)),
-        "LEGEND": escape(cards.LEGEND),
+        "LEGEND": escape(cards.legend(uses)),
     }
     return template.fill("cards.html", parts)
 
 
-def _head() -> Iterator[str]:
-    for place, title in enumerate(cards.HEAD):
+def _head(titles: Sequence[str]) -> Iterator[str]:
+    for place, title in enumerate(titles):
         yield f"<th scope='col'{' class=word' if place < _WORDS else ''}>{title}</th>"
 
 
-def _row(use: CardUse) -> str:
+def _row(use: CardUse, titles: Sequence[str]) -> str:
     cells = [
         f"<td class='name'><code>{_text(use.test)}</code></td>",
         f"<td class='word' data-label='card'>{_text(use.card)}</td>",
         f"<td class='result' data-label='result'>{_result(use)}{_bar(use)}</td>",
         *(
             f"<td data-label='{title}'>{figure}</td>"
-            for title, figure in zip(cards.HEAD[_WORDS:], cards.figures(use), strict=True)
+            for title, figure in zip(titles[_WORDS:], cards.figures(use, titles), strict=True)
         ),
     ]
     return f"<tr>{''.join(cells)}</tr>"
