@@ -124,6 +124,11 @@ TABLES = {
         "inductor-operators-torch-{torch}.json", DEVICE, "inductor_operators.py",
         minutes=60, needs="expecttest, scipy",
     ),
+    "published leaks": Table(
+        "published-leaks-torch-{torch}.json", ("pytest_cka_memory/holders", *COUNTER),
+        "published_leaks.py", minutes=2,
+        needs="--folder FOLDER, and what the libraries require; see the script",
+    ),
     "holders": Table(
         "holders-torch-{torch}.json", ("pytest_cka_memory/holders", "tests/holders"),
         "holders_table.py", minutes=2, needs="safetensors",
