@@ -61,7 +61,7 @@ def run(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
         root = Path(os.environ.get("CKA_PEERS", "no-peers")).absolute() / folder
         if not root.is_dir():
             pytest.skip(
-                f"{package} is not installed in {root}; to run this test, run "
+                f"{package} is not in the folder that CKA_PEERS names; to run it, run "
                 f"pip install --no-deps --target <folder>/{folder} "
                 f"{package}, and set CKA_PEERS=<folder>"
             )
