@@ -13,6 +13,7 @@ import os
 import struct
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,8 @@ class _Recorder:
             "of_torch": of_torch,
         }
         path = self._folder / f"{os.getpid()}.json"
-        path.write_text(json.dumps(record), encoding="utf-8")
+        with suppress(FileNotFoundError):  # the list was made before this process has ended
+            path.write_text(json.dumps(record), encoding="utf-8")
 
 
 def _stats() -> Iterator[tuple[int, dict[str, Any]]]:

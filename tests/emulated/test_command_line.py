@@ -207,6 +207,30 @@ print(torch.cuda.get_device_name())
     assert emulated(source, "--card", "h100").stdout == "Tesla T4\n"
 
 
+OUTLIVES = """
+import os, subprocess, sys
+
+CHILD = '''
+import os, time
+import torch
+from emulated_cuda.loading import children
+kept = torch.ones(5, device="cuda")
+print("child", flush=True)
+while os.path.exists(children.setting_of(os.environ)["records"]):
+    time.sleep(0.01)
+'''
+child = subprocess.Popen([sys.executable, "-c", CHILD], stdout=subprocess.PIPE)
+print(child.stdout.readline().decode().strip())
+"""
+
+
+def test_process_that_outlives_the_program_ends_without_an_error(emulated):
+    """The folder for records is gone when such a process ends, and it prints nothing."""
+    run = emulated(OUTLIVES)
+    assert run.stdout == "child\n"
+    assert "Traceback" not in run.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
