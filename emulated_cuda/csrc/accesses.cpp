@@ -2,34 +2,16 @@
 //
 // Each takes the addresses of the elements and, or null, a byte for each that is 0 if it is not touched.
 // Each returns -1, or the index of the first element that a card would refuse.
-#include "emulated.hpp"
+#include "accesses.hpp"
 
 #include <cmath>
 #include <cstring>
-#include <tuple>
 #include <type_traits>
-#include <utility>
 
 #include "half.hpp"
 
-// In memory.cpp: the allocation of a device, or the pinned block of the host, in which an address lies.
-std::pair<uintptr_t, uintptr_t> accessible_around(uintptr_t address);
-
 namespace {
 constexpr int64_t kNone = -1;
-
-// Whether elements may be touched. It remembers the last allocation, because most are in the same.
-class Checked {
- public:
-  bool allows(uintptr_t address, size_t size) {
-    if (address >= first_ && address + size <= last_) return address % size == 0;
-    std::tie(first_, last_) = accessible_around(address);
-    return address >= first_ && address + size <= last_ && address % size == 0;
-  }
-
- private:
-  uintptr_t first_ = 0, last_ = 0;
-};
 
 template <class Touch>
 int64_t each(const int64_t* addresses, const uint8_t* mask, int64_t count, size_t size, Touch touch) {
@@ -90,14 +72,6 @@ int64_t atomic(int kind, const int64_t* addresses, const uint8_t* mask, const vo
   });
 }
 }  // namespace
-
-#define BY_SIZE(call)                                        \
-  switch (size) {                                            \
-    case 1: { using T = uint8_t; return call; }              \
-    case 2: { using T = uint16_t; return call; }             \
-    case 4: { using T = uint32_t; return call; }             \
-    default: { using T = uint64_t; return call; }            \
-  }
 
 API int64_t emulated_load(void* to, const int64_t* addresses, const uint8_t* mask, int64_t count, int size) {
   BY_SIZE(load((T*)to, addresses, mask, count))

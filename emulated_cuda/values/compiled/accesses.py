@@ -13,11 +13,16 @@ from emulated_cuda.values.compiled.programs import Programs
 _functions: Any = None
 
 
+def functions() -> Any:
+    """Return the loaded library."""
+    return _functions
+
+
 def use_library(path: str) -> None:
     """Use the functions of the loaded library from now on."""
     global _functions
     _functions = ctypes.CDLL(path)
-    for name in ("load", "store", "atomic", "compare_and_swap"):
+    for name in ("load", "store", "load_block", "store_block", "atomic", "compare_and_swap"):
         getattr(_functions, f"emulated_{name}").restype = ctypes.c_int64
 
 
@@ -95,7 +100,7 @@ def atomic(
         *(_pointer(addresses), _pointer(mask), _pointer(given), _pointer(before)),
         ctypes.c_int64(addresses.numel()),
     )
-    _check(programs, index, "changes", addresses, given.element_size())
+    check(programs, index, "changes", addresses, given.element_size())
     return before
 
 
@@ -116,7 +121,7 @@ def compare_and_swap(
     tensors = (addresses, mask, expected, given, before)
     count, size = ctypes.c_int64(addresses.numel()), given.element_size()
     index = _functions.emulated_compare_and_swap(*map(_pointer, tensors), count, size)
-    _check(programs, index, "changes", addresses, size)
+    check(programs, index, "changes", addresses, size)
     return before
 
 
@@ -146,10 +151,22 @@ def _call(
     function = getattr(_functions, f"emulated_{name}")
     count = ctypes.c_int64(addresses.numel())
     index = function(_pointer(values), _pointer(addresses), _pointer(mask), count, size)
-    _check(programs, index, verb, addresses, size)
+    check(programs, index, verb, addresses, size)
 
 
-def _check(programs: Programs, index: int, verb: str, addresses: torch.Tensor, size: int) -> None:
+def check(programs: Programs, index: int, verb: str, addresses: torch.Tensor, size: int) -> None:
+    """Raise an error if an access was refused.
+
+    Args:
+        programs: those that run.
+        index: of the element in the addresses; negative if none was refused.
+        verb: what the kernel does.
+        addresses: (programs or 1, ...) of all elements, in order.
+        size: of an element in bytes.
+
+    Raises:
+        KernelError: as a card would.
+    """
     if index < 0:
         return
     address = int(addresses.view(-1)[index])

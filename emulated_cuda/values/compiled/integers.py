@@ -198,7 +198,7 @@ def extended_difference(one: Operation) -> Compute:
     return lambda programs, a, b: [a - b, ordered(a) < ordered(b)]
 
 
-_COMPARISONS: dict[str, Function] = {
+COMPARISONS: dict[str, Function] = {
     "eq": torch.eq,
     "ne": torch.ne,
     "slt": torch.lt,
@@ -215,5 +215,5 @@ _COMPARISONS: dict[str, Function] = {
 @operation("arith.cmpi")
 def compare(one: Operation) -> Compute:
     """Compare integers, or addresses."""
-    function = _COMPARISONS[one.keyword]
+    function = COMPARISONS[one.keyword]
     return lambda programs, a, b: function(a, b)

@@ -21,6 +21,7 @@ from emulated_cuda.values.compiled import (  # noqa: F401  each adds its rows to
     messages,
     products,
     reductions,
+    regular,
     shapes,
 )
 from emulated_cuda.values.compiled.errors import NotComputed
@@ -29,9 +30,10 @@ from emulated_cuda.values.compiled.parser import parse
 from emulated_cuda.values.compiled.pointers import accessed
 from emulated_cuda.values.compiled.programs import Code, Programs, prepare
 
-_ELEMENTS_AT_ONCE = 2**15
-"""So many programs run at once that a value has this many elements. It then stays in the cache,
-torch uses one thread, and all values of a launch together take few MB."""
+_ELEMENTS_AT_ONCE = 2**18
+"""So many programs run at once that a value has this many elements: enough that the time of an
+operation is that of its arithmetic, and so few that a value stays in the cache and all values of a
+launch together take few MB."""
 
 
 class Kernel:

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
-from emulated_cuda.values.compiled import accesses
+from emulated_cuda.values.compiled import accesses, blocks
 from emulated_cuda.values.compiled.errors import NotComputed
 from emulated_cuda.values.compiled.operations import Operation, Type
 from emulated_cuda.values.compiled.programs import Programs
-from emulated_cuda.values.compiled.table import Compute, operation
+from emulated_cuda.values.compiled.progressions import Progression, as_tensor
+from emulated_cuda.values.compiled.table import Compute, on_progressions, operation
 
 
 def pointee_of(one: Operation) -> Type:
@@ -55,5 +56,43 @@ def store(one: Operation) -> Compute:
         programs: Programs, addresses: torch.Tensor, value: torch.Tensor, mask: Any = None
     ) -> None:
         accesses.store(programs, addresses, value, mask)
+
+    return compute
+
+
+# ---- With addresses or masks that are progressions ----
+
+
+def _is_block(addresses: Any) -> bool:
+    return type(addresses) is Progression and len(addresses.shape) <= blocks.MOST_DIMS
+
+
+@on_progressions("tt.load")
+def load_block(one: Operation) -> Compute:
+    """The elements at addresses of which only the first and the steps are known."""
+    dtype, plain = pointee_of(one).dtype, load(one)
+
+    def compute(programs: Programs, addresses: Any, mask: Any = None, other: Any = None) -> Any:
+        if _is_block(addresses):
+            return blocks.load(programs, addresses, mask, dtype, as_tensor(other))
+        if type(mask) is Progression and mask.number == 1:
+            mask, other = None, None
+        return plain(programs, *map(as_tensor, (addresses, mask, other)))
+
+    return compute
+
+
+@on_progressions("tt.store")
+def store_block(one: Operation) -> Compute:
+    """Write elements to addresses of which only the first and the steps are known."""
+    plain = store(one)
+
+    def compute(programs: Programs, addresses: Any, value: Any, mask: Any = None) -> None:
+        if _is_block(addresses):
+            blocks.store(programs, addresses, as_tensor(value), mask)
+            return
+        if type(mask) is Progression and mask.number == 1:
+            mask = None
+        plain(programs, *map(as_tensor, (addresses, value, mask)))
 
     return compute

@@ -17,6 +17,7 @@ import torch
 from emulated_cuda.values.compiled import table
 from emulated_cuda.values.compiled.errors import NotComputed
 from emulated_cuda.values.compiled.operations import Block, Function, Operation, all_operations
+from emulated_cuda.values.compiled.progressions import Progression, as_tensor
 
 Environment = dict[str, Any]
 """The values of a function by name."""
@@ -27,6 +28,8 @@ class Step:
     """An operation that is ready to run."""
 
     compute: table.Compute
+    on_progressions: table.Compute | None
+    """What is tried first if an operand is a progression."""
     operands: tuple[str, ...]
     results: tuple[str, ...]
     released: tuple[str, ...]
@@ -80,6 +83,7 @@ def _prepare_block(block: Block, blocks: list[Block], names: Iterable[str]) -> C
     steps = [
         Step(
             table.prepare(one),
+            table.ON_PROGRESSIONS[one.name](one) if one.name in table.ON_PROGRESSIONS else None,
             tuple(one.operands),
             tuple(one.results),
             tuple(released[index]),
@@ -142,7 +146,7 @@ class Programs:
             if step.is_control:
                 values.update(zip(names, step.compute(self, values), strict=False))
             else:
-                results = step.compute(self, *[values[name] for name in step.operands])
+                results = self._computed(step, [values[name] for name in step.operands])
                 if len(names) == 1:
                     values[names[0]] = results
                 elif names:
@@ -150,6 +154,15 @@ class Programs:
             for name in step.released:
                 values.pop(name, None)
         return code.end
+
+    def _computed(self, step: Step, given: list[Any]) -> Any:
+        if Progression not in map(type, given):
+            return step.compute(self, *given)
+        if step.on_progressions is not None:
+            results = step.on_progressions(self, *given)
+            if results is not NotImplemented:
+                return results
+        return step.compute(self, *map(as_tensor, given))
 
     def given(self, end: Operation, values: Environment) -> list[Any]:
         """Return the values that the end of a block passes on."""
@@ -228,7 +241,7 @@ def choose(mask: torch.Tensor, new: Any, old: Any) -> Any:
         return new
     if not isinstance(new, torch.Tensor):
         return new.chosen(mask, old)
-    return torch.where(mask.view(-1, *[1] * (new.dim() - 1)), new, old)
+    return torch.where(mask.view(-1, *[1] * (new.dim() - 1)), new, as_tensor(old))
 
 
 def same_length(*values: torch.Tensor) -> list[torch.Tensor]:

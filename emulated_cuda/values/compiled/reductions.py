@@ -14,6 +14,7 @@ from emulated_cuda.values.compiled.programs import (
     prepare,
     same_length,
 )
+from emulated_cuda.values.compiled.progressions import as_tensor
 from emulated_cuda.values.compiled.table import CONTROL, Compute, control
 
 Values = list[torch.Tensor]
@@ -21,11 +22,17 @@ Combine = Callable[[Programs, Environment, Values, Values], Values]
 
 
 def _maximum_of_numbers(a: torch.Tensor, axis: int) -> torch.Tensor:
+    found = a.amax(axis)
+    if not found.isnan().any():
+        return found
     found = torch.where(a.isnan(), -torch.inf, a).amax(axis)
     return torch.where(a.isnan().all(axis), torch.nan, found)
 
 
 def _minimum_of_numbers(a: torch.Tensor, axis: int) -> torch.Tensor:
+    found = a.amin(axis)
+    if not found.isnan().any():
+        return found
     found = torch.where(a.isnan(), torch.inf, a).amin(axis)
     return torch.where(a.isnan().all(axis), torch.nan, found)
 
@@ -53,7 +60,7 @@ def reduce(one: Operation) -> Compute:
     combine = _combination(one)
 
     def compute(programs: Programs, values: Environment) -> Values:
-        given = [values[name] for name in one.operands]
+        given = [as_tensor(values[name]) for name in one.operands]
         if usual is not None and given[0].dtype is not torch.bool:
             return [usual(given[0], axis)]
         given = same_length(*given)
@@ -92,7 +99,7 @@ def scan(one: Operation) -> Compute:
         return given
 
     def compute(programs: Programs, values: Environment) -> Values:
-        given = same_length(*[values[name] for name in one.operands])
+        given = same_length(*[as_tensor(values[name]) for name in one.operands])
         if not is_reversed:
             return scanned(programs, values, given)
         found = scanned(programs, values, [value.flip(axis) for value in given])
@@ -108,7 +115,7 @@ def map_elements(one: Operation) -> Compute:
     pack = one.integer("pack")
 
     def compute(programs: Programs, values: Environment) -> Values:
-        given = same_length(*[values[name] for name in one.operands])
+        given = same_length(*[as_tensor(values[name]) for name in one.operands])
         shape = given[0].shape
         flat = [part for value in given for part in value.reshape(-1, pack).unbind(1)]
         found = _on_elements(programs, code, values, flat)

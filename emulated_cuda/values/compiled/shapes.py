@@ -10,6 +10,7 @@ import torch
 from emulated_cuda.values.compiled.errors import NotComputed
 from emulated_cuda.values.compiled.operations import Operation, Type
 from emulated_cuda.values.compiled.programs import Programs, same_length
+from emulated_cuda.values.compiled.progressions import Progression
 from emulated_cuda.values.compiled.table import Compute, operation
 
 _BITS = {torch.float64: torch.int64, torch.float32: torch.int32}
@@ -34,7 +35,10 @@ def number_of_programs(one: Operation) -> Compute:
 def constant(one: Operation) -> Compute:
     """A number, or a tensor of numbers."""
     kind = one.result_types[0] if one.result_types else Type("i1")
-    value = _constant(one.text, kind)
+    elements = _constant(one.text, kind)
+    value: Any = elements
+    if kind.shape and not kind.dtype.is_floating_point and not any(elements.stride()):
+        value = Progression(elements.flatten()[:1], (0,) * len(kind.shape), kind.shape)
     return lambda programs: value
 
 
@@ -85,8 +89,9 @@ def undefined(one: Operation) -> Compute:
 @operation("tt.make_range")
 def numbers(one: Operation) -> Compute:
     """The numbers from a start to an end."""
-    value = torch.arange(one.integer("start"), one.integer("end"), dtype=torch.int32)
-    return lambda programs: value.unsqueeze(0)
+    start, end = one.integer("start"), one.integer("end")
+    value = Progression(torch.tensor([start], dtype=torch.int32), (1,), (end - start,))
+    return lambda programs: value
 
 
 # ---- Arrangement ----
@@ -96,7 +101,14 @@ def numbers(one: Operation) -> Compute:
 def splat(one: Operation) -> Compute:
     """A number in every element."""
     shape = one.type().shape
-    return lambda programs, a: a.view(-1, *[1] * len(shape)).expand(-1, *shape)
+    ones, steps = [1] * len(shape), (0,) * len(shape)
+
+    def compute(programs: Programs, a: torch.Tensor) -> Any:
+        if a.dtype.is_floating_point or not shape:
+            return a.view(-1, *ones).expand(-1, *shape)
+        return Progression(a, steps, shape)
+
+    return compute
 
 
 @operation("tt.unsplat")

@@ -3,7 +3,8 @@
 A row is a function that gets an :class:`Operation` once, when the kernel is read, and returns what
 computes it at each run. That gets the :class:`Programs` and a value for each operand, and returns a
 value for each result. A value is a CPU tensor; its first dimension is the program, of length 1 if
-all programs have the same value, and the others are those of its type.
+all programs have the same value, and the others are those of its type. Tensors of integers may be
+:class:`Progression` in its place, which rows of their own take.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ Prepare = Callable[[Operation], Compute]
 
 OPERATIONS: dict[str, Prepare] = {}
 """Name -> what returns the computation of one operation of this name."""
+ON_PROGRESSIONS: dict[str, Prepare] = {}
+"""Name -> what returns a computation that also takes progressions, see :mod:`regular`."""
 CONTROL: set[str] = set()
 """Operations with regions of their own: they get all values by name in place of their operands."""
 TERMINATORS = {
@@ -57,6 +60,16 @@ def control(*names: str) -> Callable[[Prepare], Prepare]:
     """Return a decorator that adds a row for each name of an operation with regions."""
     CONTROL.update(names)
     return operation(*names)
+
+
+def on_progressions(*names: str) -> Callable[[Prepare], Prepare]:
+    """Return a decorator that adds a row for each name, which is tried first on progressions."""
+
+    def add(prepare: Prepare) -> Prepare:
+        ON_PROGRESSIONS.update(dict.fromkeys(names, prepare))
+        return prepare
+
+    return add
 
 
 def elementwise(rows: dict[str, Callable[..., torch.Tensor]]) -> None:

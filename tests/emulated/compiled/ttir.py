@@ -1,11 +1,12 @@
 """Builds kernels in TTIR around single operations, and runs them."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from emulated_cuda.values.compiled import accesses
+from emulated_cuda.values.compiled import accesses, table
 from emulated_cuda.values.compiled.kernel import Kernel
 from emulated_cuda.values.compiled.operations import DTYPES
 
@@ -108,3 +109,14 @@ def stored(value: str, name: str, shape: tuple[int, ...], element: str) -> str:
             f"tt.store %q_{name}, %f_{name} : {flat}x{pointer}>",
         ]
     )
+
+
+@contextlib.contextmanager
+def by_elements() -> Iterator[None]:
+    """Compute each element of kernels that are read in this context, also of progressions."""
+    rows = dict(table.ON_PROGRESSIONS)
+    table.ON_PROGRESSIONS.clear()
+    try:
+        yield
+    finally:
+        table.ON_PROGRESSIONS.update(rows)

@@ -1,0 +1,217 @@
+"""Operations on progressions whose results are progressions again.
+
+A row returns NotImplemented if its result is none; then the elements are computed as usual. Results
+are the same in both ways: sums and products of integers may wrap at any time, and what depends on
+the size of a number asks :attr:`Progression.wraps` first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from emulated_cuda.values.compiled import integers
+from emulated_cuda.values.compiled.memory import pointee_of
+from emulated_cuda.values.compiled.operations import Operation
+from emulated_cuda.values.compiled.progressions import Progression
+from emulated_cuda.values.compiled.table import Compute, on_progressions
+
+
+def _both(function: Callable[[Progression, Progression], Any]) -> Compute:
+    """Return a computation of two values that are both progressions."""
+
+    def compute(programs: Any, a: Any, b: Any) -> Any:
+        if type(a) is Progression and type(b) is Progression:
+            return function(a, b)
+        return NotImplemented
+
+    return compute
+
+
+# ---- Arithmetic ----
+
+
+@on_progressions("arith.addi", "arith.subi")
+def sum_or_difference(one: Operation) -> Compute:
+    """The bases and the steps are added, or subtracted."""
+    sign = 1 if one.name == "arith.addi" else -1
+
+    def compute(a: Progression, b: Progression) -> Any:
+        if a.base.dtype is torch.bool:
+            return NotImplemented
+        steps = tuple(x + sign * y for x, y in zip(a.steps, b.steps, strict=True))
+        return Progression(torch.add(a.base, b.base, alpha=sign), steps, a.shape)
+
+    return _both(compute)
+
+
+@on_progressions("arith.muli")
+def product(one: Operation) -> Compute:
+    """One of the two is a number."""
+
+    def compute(a: Progression, b: Progression) -> Any:
+        if not b.is_one_number:
+            a, b = b, a
+        if not b.is_one_number or a.base.dtype is torch.bool:
+            return NotImplemented
+        steps = a.steps
+        if not a.is_one_number:
+            factor = b.number
+            if factor is None:  # the steps of each program are others
+                return NotImplemented
+            steps = tuple(step * factor for step in steps)
+        return Progression(a.base * b.base, steps, a.shape)
+
+    return _both(compute)
+
+
+@on_progressions("arith.extsi", "arith.extui", "arith.trunci")
+def in_another_size(one: Operation) -> Compute:
+    """A longer or a shorter integer."""
+    dtype, name = one.type().dtype, one.name
+
+    def compute(programs: Any, a: Progression) -> Any:
+        if torch.bool in (a.base.dtype, dtype):
+            return NotImplemented
+        if name != "arith.trunci" and a.wraps:
+            return NotImplemented
+        if name == "arith.extui" and a.limits()[0] < 0:
+            return NotImplemented
+        return Progression(a.base.to(dtype), a.steps, a.shape)
+
+    return compute
+
+
+@on_progressions("tt.addptr")
+def address(one: Operation) -> Compute:
+    """An address, and how many elements further."""
+    size = pointee_of(one).dtype.itemsize
+
+    def compute(a: Progression, count: Progression) -> Any:
+        if count.wraps:
+            return NotImplemented
+        steps = tuple(x + size * y for x, y in zip(a.steps, count.steps, strict=True))
+        return Progression(torch.add(a.base, count.base, alpha=size), steps, a.shape)
+
+    return _both(compute)
+
+
+# ---- Masks ----
+
+
+@on_progressions("arith.cmpi")
+def compare(one: Operation) -> Compute:
+    """Compare numbers with a bound; often all are below it, or none."""
+    name = one.keyword
+    function = integers.COMPARISONS[name]
+
+    def compute(a: Progression, b: Progression) -> Any:
+        if a.is_one_number and b.is_one_number:
+            return Progression(function(a.base, b.base), a.steps, a.shape)
+        if not a.wraps and not b.wraps:
+            found = _decided(name, a.limits(), b.limits())
+            if found is not None:
+                return Progression(torch.tensor([found]), (0,) * len(a.shape), a.shape)
+        return function(a.compact(), b.compact()).expand(-1, *a.shape)
+
+    return _both(compute)
+
+
+def _decided(name: str, a: tuple[int, int], b: tuple[int, int]) -> bool | None:
+    """Return the result of a comparison of any two numbers in these limits; None if it varies."""
+    if name[0] == "u":
+        if a[0] < 0 or b[0] < 0:
+            return None
+        name = "s" + name[1:]
+    if name[1] == "g":  # a > b is b < a
+        a, b, name = b, a, "sl" + name[2:]
+    if name in ("eq", "ne"):
+        return None if a[0] <= b[1] and b[0] <= a[1] else name == "ne"
+    is_strict = name == "slt"
+    if a[1] < b[0] or (a[1] == b[0] and not is_strict):
+        return True
+    if a[0] > b[1] or (a[0] == b[1] and is_strict):
+        return False
+    return None
+
+
+@on_progressions("arith.andi", "arith.ori")
+def both_masks(one: Operation) -> Compute:
+    """A mask with one that is true or false everywhere."""
+    is_and = one.name == "arith.andi"
+    function = torch.bitwise_and if is_and else torch.bitwise_or
+
+    def compute(programs: Any, a: Any, b: Any) -> Any:
+        if a is NotImplemented or _dtype(a) is not torch.bool:
+            return NotImplemented
+        if type(a) is not Progression:
+            a, b = b, a
+        if type(b) is Progression:
+            return Progression(function(a.base, b.base), a.steps, a.shape)
+        if a.number is None:
+            return NotImplemented
+        return b if bool(a.number) is is_and else a
+
+    return compute
+
+
+def _dtype(value: Any) -> torch.dtype:
+    found: torch.dtype = (value.base if type(value) is Progression else value).dtype
+    return found
+
+
+@on_progressions("arith.select")
+def select(one: Operation) -> Compute:
+    """The first or the second value, if the condition is the same everywhere."""
+
+    def compute(programs: Any, condition: Any, first: Any, second: Any) -> Any:
+        if type(condition) is not Progression or condition.number is None:
+            return NotImplemented
+        return first if condition.number else second
+
+    return compute
+
+
+# ---- Arrangement ----
+
+
+@on_progressions("tt.expand_dims")
+def expand_dims(one: Operation) -> Compute:
+    """One more dimension, of length 1."""
+    axis = one.integer("axis")
+
+    def compute(programs: Any, a: Progression) -> Any:
+        steps = (*a.steps[:axis], 0, *a.steps[axis:])
+        return Progression(a.base, steps, (*a.shape[:axis], 1, *a.shape[axis:]))
+
+    return compute
+
+
+@on_progressions("tt.broadcast")
+def broadcast(one: Operation) -> Compute:
+    """Repeat along the dimensions of length 1."""
+    shape = one.type().shape
+
+    def compute(programs: Any, a: Progression) -> Any:
+        steps = tuple(
+            step if length > 1 else 0 for step, length in zip(a.steps, a.shape, strict=True)
+        )
+        return Progression(a.base, steps, shape)
+
+    return compute
+
+
+@on_progressions("tt.trans")
+def transpose(one: Operation) -> Compute:
+    """The dimensions in another order."""
+    order = re.search(r"order = array<i32: ([^>]*)>", one.attributes)
+    axes = [int(axis) for axis in order[1].split(",")] if order is not None else []
+
+    def compute(programs: Any, a: Progression) -> Any:
+        steps = tuple(a.steps[axis] for axis in axes)
+        return Progression(a.base, steps, tuple(a.shape[axis] for axis in axes))
+
+    return compute

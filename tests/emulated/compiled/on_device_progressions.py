@@ -1,0 +1,375 @@
+"""Compares blocks whose addresses are progressions with an address for each element."""
+
+import pytest
+import torch
+from ttir import by_elements, function, launch
+
+from emulated_cuda.values.compiled import blocks
+from emulated_cuda.values.compiled.errors import KernelError
+from emulated_cuda.values.compiled.progressions import Progression
+
+POINTER = "!tt.ptr<f32>"
+LINE = f"""
+%id = tt.get_program_id x : i32
+%ids = tt.splat %id : i32 -> tensor<8xi32>
+%range = tt.make_range {{end = 8 : i32, start = 0 : i32}} : tensor<8xi32>
+%eight = arith.constant dense<8> : tensor<8xi32>
+%zeros = arith.constant dense<0> : tensor<8xi32>
+%other = arith.constant dense<-5.0> : tensor<8xf32>
+%own = arith.muli %ids, %eight : tensor<8xi32>
+%at = arith.addi %own, %range : tensor<8xi32>
+%xs = tt.splat %x : {POINTER} -> tensor<8x{POINTER}>
+%outs = tt.splat %out : {POINTER} -> tensor<8x{POINTER}>
+%to = tt.addptr %outs, %at : tensor<8x{POINTER}>, tensor<8xi32>
+"""
+"""Eight elements for each program: their positions and where a result goes."""
+
+
+def number(name, value, element="i32"):
+    """Return the text of a constant in all elements."""
+    return f"%{name} = arith.constant dense<{value}> : tensor<8x{element}>"
+
+
+def load_at(name, positions, mask="", element="i32"):
+    """Return the text that loads elements of `x`, with -5 where the mask is false."""
+    rest = f", {mask}, %other" if mask else ""
+    return (
+        f"%p_{name} = tt.addptr %xs, {positions} : tensor<8x{POINTER}>, tensor<8x{element}>\n"
+        f"%{name} = tt.load %p_{name}{rest} : tensor<8x{POINTER}>"
+    )
+
+
+def store(value, mask="", to="%to"):
+    """Return the text that stores elements."""
+    return f"tt.store {to}, {value}{', ' + mask if mask else ''} : tensor<8x{POINTER}>"
+
+
+def compared(name, how, left, right, element="i32"):
+    """Return the text of a comparison."""
+    return f"%{name} = arith.cmpi {how}, {left}, {right} : tensor<8x{element}>"
+
+
+CASES = {
+    "whole block": [load_at("v", "%at"), store("%v")],
+    "negative step": [
+        "%back = arith.subi %zeros, %range : tensor<8xi32>",
+        load_at("v", "%back"),
+        store("%v"),
+    ],
+    "same element": [load_at("v", "%own"), store("%v")],
+    "step of two": [
+        number("two", 2),
+        "%twice = arith.muli %range, %two : tensor<8xi32>",
+        load_at("v", "%twice"),
+        store("%v"),
+    ],
+    "rows that overlap": [
+        "%near = arith.addi %ids, %range : tensor<8xi32>",
+        load_at("v", "%at"),
+        f"%q = tt.addptr %outs, %near : tensor<8x{POINTER}>, tensor<8xi32>",
+        store("%v", to="%q"),
+    ],
+    "all programs write the same block": [
+        load_at("v", "%at"),
+        f"%q = tt.addptr %outs, %range : tensor<8x{POINTER}>, tensor<8xi32>",
+        store("%v", to="%q"),
+    ],
+    "all elements write the same place": [
+        load_at("v", "%at"),
+        f"%q = tt.addptr %outs, %ids : tensor<8x{POINTER}>, tensor<8xi32>",
+        store("%v", to="%q"),
+    ],
+    "mask is a prefix in the last program": [
+        number("bound", 27),
+        compared("some", "slt", "%at", "%bound"),
+        load_at("v", "%at", "%some"),
+        store("%v", "%some"),
+    ],
+    "mask is a suffix": [
+        number("bound", 13),
+        compared("some", "sge", "%at", "%bound"),
+        load_at("v", "%at", "%some"),
+        store("%v", "%some"),
+    ],
+    "mask is in the middle": [
+        number("low", 3),
+        number("high", 21),
+        compared("above", "sge", "%at", "%low"),
+        compared("below", "slt", "%at", "%high"),
+        "%some = arith.andi %above, %below : tensor<8xi1>",
+        load_at("v", "%at", "%some"),
+        store("%v", "%some"),
+    ],
+    "mask has gaps": [
+        number("three", 3),
+        "%rest = arith.remsi %at, %three : tensor<8xi32>",
+        compared("some", "ne", "%rest", "%zeros"),
+        load_at("v", "%at", "%some"),
+        store("%v", "%some"),
+    ],
+    "mask of whole programs": [
+        number("two", 2),
+        compared("some", "slt", "%ids", "%two"),
+        load_at("v", "%at", "%some"),
+        store("%v", "%some"),
+    ],
+    "one mask or the other": [
+        number("two", 2),
+        number("bound", 29),
+        compared("early", "slt", "%ids", "%two"),
+        compared("late", "sgt", "%at", "%bound"),
+        "%some = arith.ori %early, %late : tensor<8xi1>",
+        load_at("v", "%at", "%some"),
+        store("%v", "%some"),
+    ],
+    "mask is false everywhere": [
+        compared("some", "slt", "%at", "%zeros"),
+        load_at("v", "%at", "%some"),
+        store("%v"),
+    ],
+    "masked elements lie outside": [
+        number("far", 2**28),
+        number("bound", 20),
+        "%jump = arith.muli %range, %far : tensor<8xi32>",
+        compared("some", "slt", "%range", "%zeros"),
+        compared("first", "sle", "%range", "%zeros"),
+        load_at("v", "%jump", "%first"),
+        store("%v"),
+    ],
+    "comparison without sign": [
+        "%down = arith.subi %range, %eight : tensor<8xi32>",
+        number("three", 3),
+        "%across = arith.addi %down, %three : tensor<8xi32>",
+        compared("some", "ult", "%across", "%three"),
+        load_at("v", "%at", "%some"),
+        store("%v"),
+    ],
+    "positions that wrap": [
+        number("large", 2**31 - 4),
+        "%wrapped = arith.addi %range, %large : tensor<8xi32>",
+        compared("some", "slt", "%wrapped", "%zeros"),
+        load_at("v", "%at", "%some"),
+        store("%v"),
+    ],
+    "wrapped positions that become longer": [
+        number("large", 2**31 - 4),
+        number("base", 2**31 - 8, "i64"),
+        "%wrapped = arith.addi %range, %large : tensor<8xi32>",
+        "%long = arith.extsi %wrapped : tensor<8xi32> to tensor<8xi64>",
+        "%near = arith.subi %long, %base : tensor<8xi64>",
+        number("seven", 7, "i64"),
+        number("none", 0, "i64"),
+        compared("below", "sle", "%near", "%seven", "i64"),
+        compared("above", "sge", "%near", "%none", "i64"),
+        "%some = arith.andi %below, %above : tensor<8xi1>",
+        load_at("v", "%near", "%some", "i64"),
+        store("%v"),
+    ],
+    "wrapped product that comes back": [
+        number("large", 2**30),
+        number("four", 4),
+        "%a = arith.muli %range, %large : tensor<8xi32>",
+        "%b = arith.muli %a, %four : tensor<8xi32>",
+        "%c = arith.addi %b, %range : tensor<8xi32>",
+        load_at("v", "%c"),
+        store("%v"),
+    ],
+    "longer without sign": [
+        "%down = arith.subi %range, %eight : tensor<8xi32>",
+        "%long = arith.extui %down : tensor<8xi32> to tensor<8xi64>",
+        number("most", 2**32 - 8, "i64"),
+        "%near = arith.subi %long, %most : tensor<8xi64>",
+        load_at("v", "%near", element="i64"),
+        store("%v"),
+    ],
+    "shorter": [
+        "%long = arith.extsi %at : tensor<8xi32> to tensor<8xi64>",
+        number("much", 2**32 + 1, "i64"),
+        "%a = arith.muli %long, %much : tensor<8xi64>",
+        "%short = arith.trunci %a : tensor<8xi64> to tensor<8xi32>",
+        load_at("v", "%short"),
+        store("%v"),
+    ],
+    "step of each program": [
+        "%a = arith.muli %ids, %range : tensor<8xi32>",
+        load_at("v", "%a"),
+        store("%v"),
+    ],
+    "selected positions": [
+        number("two", 2),
+        compared("yes", "sge", "%at", "%zeros"),
+        compared("some", "slt", "%at", "%two"),
+        "%a = arith.select %yes, %range, %at : tensor<8xi1>, tensor<8xi32>",
+        "%b = arith.select %some, %zeros, %a : tensor<8xi1>, tensor<8xi32>",
+        load_at("v", "%b"),
+        store("%v"),
+    ],
+    "address chosen by programs": [
+        "%one = arith.constant 1 : i32",
+        "%is_late = arith.cmpi sgt, %id, %one : i32",
+        "%where = scf.if %is_late -> (tensor<8xi32>) {",
+        "scf.yield %at : tensor<8xi32>",
+        "} else {",
+        "scf.yield %range : tensor<8xi32>",
+        "}",
+        "%how = scf.if %is_late -> (tensor<8xi32>) {",
+        "scf.yield %where : tensor<8xi32>",
+        "} else {",
+        "scf.yield %zeros : tensor<8xi32>",
+        "}",
+        load_at("v", "%where"),
+        load_at("w", "%how"),
+        "%sum = arith.addf %v, %w : tensor<8xf32>",
+        store("%sum"),
+    ],
+    "only some programs store": [
+        "%one = arith.constant 1 : i32",
+        "%is_late = arith.cmpi sgt, %id, %one : i32",
+        "scf.if %is_late {",
+        load_at("v", "%at"),
+        store("%v"),
+        f"%q = tt.addptr %outs, %range : tensor<8x{POINTER}>, tensor<8xi32>",
+        store("%v", to="%q"),
+        "}",
+    ],
+    "address moves in a loop": [
+        "%none = arith.constant 0 : i32",
+        "%one = arith.constant 1 : i32",
+        f"%first = tt.addptr %xs, %range : tensor<8x{POINTER}>, tensor<8xi32>",
+        f"%r:2 = scf.for %i = %none to %id step %one iter_args(%s = %other, %p = %first) -> "
+        f"(tensor<8xf32>, tensor<8x{POINTER}>)  : i32 {{",
+        f"%v = tt.load %p : tensor<8x{POINTER}>",
+        "%t = arith.addf %s, %v : tensor<8xf32>",
+        f"%n = tt.addptr %p, %eight : tensor<8x{POINTER}>, tensor<8xi32>",
+        f"scf.yield %t, %n : tensor<8xf32>, tensor<8x{POINTER}>",
+        "}",
+        store("%r#0"),
+        f"%w = tt.load %r#1 : tensor<8x{POINTER}>",
+        "%both = arith.addf %r#0, %w : tensor<8xf32>",
+        store("%both"),
+    ],
+    "load outside in the last program": [
+        number("far", 2**28),
+        number("two", 2),
+        compared("late", "sgt", "%ids", "%two"),
+        "%a = arith.muli %ids, %far : tensor<8xi32>",
+        "%b = arith.addi %a, %range : tensor<8xi32>",
+        load_at("v", "%b", "%late"),
+        store("%v"),
+    ],
+    "store outside in the last program": [
+        number("jump", 2**20 - 2),
+        load_at("v", "%at"),
+        "%a = arith.muli %ids, %jump : tensor<8xi32>",
+        "%b = arith.addi %a, %range : tensor<8xi32>",
+        f"%q = tt.addptr %outs, %b : tensor<8x{POINTER}>, tensor<8xi32>",
+        store("%v", to="%q"),
+    ],
+    "load before the start": [
+        number("far", -(2**27)),
+        "%a = arith.addi %range, %far : tensor<8xi32>",
+        load_at("v", "%a"),
+        store("%v"),
+    ],
+    "steps as large as the address space": [
+        number("huge", 2**61, "i64"),
+        "%long = arith.extsi %range : tensor<8xi32> to tensor<8xi64>",
+        "%a = arith.muli %long, %huge : tensor<8xi64>",
+        load_at("v", "%a", element="i64"),
+        store("%v"),
+    ],
+    "steps that wrap around the address space": [
+        number("huge", 2**62, "i64"),
+        "%long = arith.extsi %range : tensor<8xi32> to tensor<8xi64>",
+        "%a = arith.muli %long, %huge : tensor<8xi64>",
+        "%b = arith.addi %a, %long : tensor<8xi64>",
+        load_at("v", "%b", element="i64"),
+        store("%v"),
+    ],
+    "bytes between elements": [
+        "%b = tt.bitcast %x : !tt.ptr<f32> -> !tt.ptr<i8>",
+        "%bs = tt.splat %b : !tt.ptr<i8> -> tensor<8x!tt.ptr<i8>>",
+        "%c = tt.addptr %bs, %range : tensor<8x!tt.ptr<i8>>, tensor<8xi32>",
+        f"%d = tt.bitcast %c : tensor<8x!tt.ptr<i8>> -> tensor<8x{POINTER}>",
+        f"%v = tt.load %d : tensor<8x{POINTER}>",
+        store("%v"),
+    ],
+}
+
+
+def outcome(lines):
+    """Return what a kernel of four programs writes, and its error."""
+    x = torch.arange(12 * 2**20 // 4, dtype=torch.float32).cuda()
+    out = torch.zeros(12 * 2**20 // 4).cuda()
+    text = function(f"%x: {POINTER}, %out: {POINTER}", LINE + "\n".join(lines))
+    try:
+        launch(text, [x[64:], out], (4, 1, 1))
+    except KernelError as error:
+        return out.cpu(), str(error), x.data_ptr(), out.data_ptr()
+    return out.cpu(), "", 0, 0
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_block_has_the_elements_of_its_addresses(name):
+    """Values, what is written before an error, and its text are those of an address for each."""
+    by_block = outcome(CASES[name])
+    with by_elements():
+        by_element = outcome(CASES[name])
+    assert torch.equal(by_block[0], by_element[0])
+    assert by_block[1:] == by_element[1:]
+    refused = ("outside", "before", "as large", "between")
+    assert bool(by_block[1]) == any(word in name for word in refused if "masked" not in name)
+
+
+@pytest.mark.parametrize("shape", [(8, 4), (4, 8)])
+def test_block_of_two_dimensions_may_be_transposed(shape):
+    """A tile in rows or columns, of which some are masked, has the elements of its addresses."""
+    rows, columns = shape
+    tile = f"tensor<{rows}x{columns}x"
+    body = f"""
+    %r = tt.make_range {{end = {rows} : i32, start = 0 : i32}} : tensor<{rows}xi32>
+    %c = tt.make_range {{end = {columns} : i32, start = 0 : i32}} : tensor<{columns}xi32>
+    %r1 = tt.expand_dims %r {{axis = 1 : i32}} : tensor<{rows}xi32> -> tensor<{rows}x1xi32>
+    %c0 = tt.expand_dims %c {{axis = 0 : i32}} : tensor<{columns}xi32> -> tensor<1x{columns}xi32>
+    %rs = tt.broadcast %r1 : tensor<{rows}x1xi32> -> {tile}i32>
+    %cs = tt.broadcast %c0 : tensor<1x{columns}xi32> -> {tile}i32>
+    %width = arith.constant dense<{columns}> : {tile}i32>
+    %height = arith.constant dense<{rows}> : {tile}i32>
+    %three = arith.constant dense<3> : {tile}i32>
+    %a = arith.muli %rs, %width : {tile}i32>
+    %by_row = arith.addi %a, %cs : {tile}i32>
+    %b = arith.muli %cs, %height : {tile}i32>
+    %by_column = arith.addi %b, %rs : {tile}i32>
+    %few_rows = arith.cmpi slt, %rs, %three : {tile}i32>
+    %few_columns = arith.cmpi slt, %cs, %three : {tile}i32>
+    %some = arith.andi %few_rows, %few_columns : {tile}i1>
+    %xs = tt.splat %x : {POINTER} -> {tile}{POINTER}>
+    %outs = tt.splat %out : {POINTER} -> {tile}{POINTER}>
+    %from = tt.addptr %xs, %by_row : {tile}{POINTER}>, {tile}i32>
+    %to = tt.addptr %outs, %by_column : {tile}{POINTER}>, {tile}i32>
+    %v = tt.load %from : {tile}{POINTER}>
+    tt.store %to, %v, %some : {tile}{POINTER}>
+    """
+    x, out = torch.rand(shape).cuda(), torch.zeros(columns, rows).cuda()
+    launch(function(f"%x: {POINTER}, %out: {POINTER}", body), [x, out])
+    expected = torch.zeros(columns, rows)
+    expected[:3, :3] = x.cpu().T[:3, :3]
+    assert torch.equal(out.cpu(), expected)
+
+
+def test_launch_of_whole_blocks_writes_no_addresses(monkeypatch):
+    """A bounded sum of two tensors loads and stores by blocks, and computes no mask or address."""
+    monkeypatch.setattr(Progression, "compact", lambda self: pytest.fail("elements were written"))
+    calls = []
+    monkeypatch.setattr(
+        blocks, "load", lambda *given, load=blocks.load: calls.append("load") or load(*given)
+    )
+    lines = [
+        number("bound", 32),
+        compared("some", "slt", "%at", "%bound"),
+        load_at("v", "%at", "%some"),
+        store("%v", "%some"),
+    ]
+    out, *_ = outcome(lines)
+    assert out[:32].tolist() == list(range(64, 96))
+    assert calls == ["load"]
