@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from emulated_cuda import cudnn_attention, torch_private
-from emulated_cuda.values import copies, quantized, sizes, sparse
+from emulated_cuda.values import copies, integers, quantized, sizes, sparse
 from emulated_cuda.values.computing import (
     compute_after,
     compute_first,
@@ -139,6 +139,8 @@ def _compute_of(name: str, operator: Any) -> Kernel:
     """Return what computes an operator: its equivalent if it has one, or else the CPU's kernel."""
     if name in EQUIVALENTS:
         return by_name(operator, EQUIVALENTS[name].function)
+    if name.removeprefix("aten::") in integers.ROUNDED_DOWN:
+        return integers.zero_by_zero(if_refused(operator))
     return if_refused(operator)
 
 

@@ -338,6 +338,19 @@ def test_affine_grids_of_cudnn_are_the_plain_ones():
     assert_equal(found, of_theta)
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32, torch.int64])
+def test_integers_divided_by_zero_and_rounded_down_are_zero(dtype):
+    """A card does not raise if a divisor is zero; other elements have their quotients."""
+    a, b = torch.tensor([7, 7, 0], dtype=dtype), torch.tensor([2, 0, 0], dtype=dtype)
+    expected = torch.tensor([3.0, 0.0, 0.0])
+    x = a.cuda()
+    assert_equal(torch.floor_divide(x, b.cuda()), expected)
+    assert_equal(torch.div(x, b.cuda(), rounding_mode="floor"), expected)
+    assert_equal(x // 0, torch.zeros(3))
+    assert_equal(x.clone().floor_divide_(b.cuda()), expected)
+    assert_equal(x.clone().div_(b.cuda(), rounding_mode="floor"), expected)
+
+
 # ---- The table ----
 
 WITHOUT_VALUES = {
