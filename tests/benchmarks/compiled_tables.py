@@ -55,21 +55,21 @@ def hostile() -> str:
 
 def suites() -> str:
     """Outcomes of other projects' tests of Triton kernels."""
-    result = _result("triton-suites-torch-*.json")
-    found: dict[str, list[Row]] = result["suites"]
     rows = []
-    for name, tests in found.items():
-        counts = Counter(row["outcome"] for row in tests)
-        ran = counts["passed"] + counts["failed"]
-        rows.append(
-            [
-                f"{name} `{result['commits'][name]}`",
-                f"{len(tests)} of {tests[0]['of']:,}",
-                f"{counts['passed']} of {ran}",
-                *(str(counts[outcome]) for outcome in ("skipped", "too large", "too long")),
-            ]
-        )
-    head = ["suite", "tests drawn", "passed", "skipped by the suite"]
+    for result in _results("triton-suites-torch-*.json"):
+        for name, tests in result["suites"].items():
+            counts = Counter(row["outcome"] for row in tests)
+            ran = counts["passed"] + counts["failed"]
+            rows.append(
+                [
+                    f"{name} `{result['commits'][name]}`",
+                    str(result["torch"]).partition("+")[0],
+                    f"{len(tests):,} of {tests[0]['of']:,}",
+                    f"{counts['passed']:,} of {ran:,} ({100 * counts['passed'] / ran:.1f} %)",
+                    *(str(counts[outcome]) for outcome in ("skipped", "too large", "too long")),
+                ]
+            )
+    head = ["suite", "PyTorch", "tests drawn", "passed", "skipped by the suite"]
     return _markdown([*head, "need more memory", "need more time"], rows)
 
 
@@ -91,8 +91,13 @@ def _printed(lines: list[str]) -> str:
 
 
 def _result(pattern: str) -> Any:
-    (file,) = RESULTS.glob(pattern)
-    return json.loads(file.read_text(encoding="utf-8"))
+    (found,) = _results(pattern)
+    return found
+
+
+def _results(pattern: str) -> list[Any]:
+    files = sorted(RESULTS.glob(pattern), reverse=True)
+    return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
 
 def _markdown(head: list[str], rows: list[list[str]]) -> str:

@@ -48,6 +48,7 @@ class Suite:
         sources: folders of the project from which its tests import.
         options: of pytest.
         without: words in the names of tests that are not collected.
+        only: words of which the names of tests that are collected have one.
         bare: packages whose ``__init__`` is left out, because it imports an extension of CUDA.
         commit: of the project, that was run last.
     """
@@ -58,8 +59,14 @@ class Suite:
     sources: tuple[str, ...] = (".",)
     options: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    only: tuple[str, ...] = ("",)
     bare: tuple[str, ...] = ()
     commit: str = ""
+
+    def has(self, test: str) -> bool:
+        """Return whether a test belongs to the sample's population."""
+        left_out = any(word in test for word in self.without)
+        return not left_out and any(word in test for word in self.only)
 
 
 SUITES = (
@@ -85,6 +92,12 @@ SUITES = (
         *("triton", ("python/test/unit/language/test_core.py",), 1000, ("python/test/unit",)),
         commit="f4fca2c",
     ),
+    Suite(
+        *("pytorch", ("inductor/test_torchinductor.py",), 300, (".", "inductor")),
+        options=("--noconftest", "-c", os.devnull, "--rootdir", "."),
+        only=("::GPUTests::", "::TritonCodeGenTests::"),
+        commit="v2.12.1",
+    ),
 )
 
 
@@ -97,13 +110,13 @@ class Recorder:
     Args:
         lines: the file.
         seconds: after which a test is stopped.
-        without: words in the names of tests that do not run.
+        suite: which tests it leaves out.
     """
 
-    def __init__(self, lines: Path, seconds: int, without: tuple[str, ...]) -> None:
+    def __init__(self, lines: Path, seconds: int, suite: Suite) -> None:
         self._lines = lines.open("a", encoding="utf-8")
         self._seconds = seconds
-        self._without = without
+        self._suite = suite
         self._found = {"outcome": "passed", "why": ""}
 
     def _write(self, **row: Any) -> None:
@@ -111,7 +124,7 @@ class Recorder:
 
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[Any]) -> None:
         """Leave out tests, and write the names of those that were collected."""
-        items[:] = [i for i in items if not any(word in i.nodeid for word in self._without)]
+        items[:] = [item for item in items if self._suite.has(item.nodeid)]
         if config.option.collectonly:
             self._write(collected=[item.nodeid for item in items])
 
@@ -180,7 +193,7 @@ def run_here(suite: Suite, lines: Path, targets: list[str], options: argparse.Na
     arguments += ["-p", "no:cka_memory", "--continue-on-collection-errors", *suite.options]
     if options.collect:
         arguments.append("--collect-only")
-    recorder = Recorder(lines, options.seconds, suite.without)
+    recorder = Recorder(lines, options.seconds, suite)
     return int(pytest.main([*arguments, *targets], plugins=[recorder]))
 
 
@@ -283,7 +296,7 @@ def write(path: Path, found: dict[str, list[dict[str, Any]]]) -> None:
     data = {"torch": torch.__version__, "triton": triton.__version__, "card": CARD, "seed": SEED}
     data["date"] = time.strftime("%Y-%m-%d")
     data["suites"] = {**kept, **found}
-    data["commits"] = {suite.name: suite.commit for suite in SUITES if suite.commit}
+    data["commits"] = {suite.name: suite.commit for suite in SUITES if suite.name in data["suites"]}
     path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
