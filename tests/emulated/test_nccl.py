@@ -1,6 +1,7 @@
 """NCCL on emulated devices: order, types, errors, and processes that end."""
 
 import os
+import re
 import signal
 
 import pytest
@@ -291,3 +292,28 @@ def test_devices_of_one_process_reduce_together(python):
     """DataParallel makes a communicator for each device of the process, in one call."""
     done = python("-c", ONE_PROCESS, forked=True)
     assert done.stdout == "[[3.0, 3.0, 3.0], [3.0, 3.0, 3.0]] True\n", done.stderr
+
+
+LOGGED = """
+dist.all_reduce(torch.ones(4, device="cuda"), dist.ReduceOp.AVG)
+dist.broadcast(torch.ones(2, device="cuda", dtype=torch.float64), 1)
+"""
+
+
+@pytest.mark.parametrize(("areas", "is_written"), [("COLL", True), ("^COLL", False), ("", False)])
+def test_log_of_nccl_names_every_call(nccl, tmp_path, areas, is_written):
+    """The log has the call, its count, type, reduction and root in NCCL's own form."""
+    log = str(tmp_path / "log-%p")
+    runs = nccl(LOGGED, NCCL_DEBUG="INFO", NCCL_DEBUG_SUBSYS=areas, NCCL_DEBUG_FILE=log)
+    assert [run.returncode for run in runs] == [0, 0], runs[0].stderr
+    files = sorted(tmp_path.glob("log-*"))
+    assert len(files) == 2 * is_written
+    for file in files:
+        lines = file.read_text("utf-8").splitlines()
+        reduced = (
+            r"NCCL INFO AllReduce: opCount 0 sendbuff 0x\w+ recvbuff 0x\w+ count 4 datatype 7 op 4"
+        )
+        assert re.search(reduced, lines[0])
+        assert re.search(
+            r"Broadcast: opCount 1 .* count 2 datatype 8 op 0 root 1 comm 0x", lines[1]
+        )

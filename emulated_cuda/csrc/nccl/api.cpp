@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "collectives.hpp"
+#include "log.hpp"
 #include "reductions.hpp"
 #include "../waiting.hpp"
 
@@ -234,6 +235,7 @@ API int ncclGroupEnd() { return --group.depth ? (int)kDone : give_all(); }
 API int ncclGroupSimulateEnd(void*) { return failed(kInvalidUsage, "the emulated NCCL does not know how long a group takes"); }
 
 API int ncclAllReduce(const void* send, void* recv, size_t count, int type, int op, Communicator* c, Stream stream) {
+  log_call({"AllReduce", send, recv, count, type, op, 0}, c, stream);
   size_t bytes = count * width_of(type);
   int code = cannot_reduce(type);
   if (code || (code = cannot_send(send, bytes))) return code;
@@ -242,6 +244,7 @@ API int ncclAllReduce(const void* send, void* recv, size_t count, int type, int 
   return add(c, stream, [=](Communicator& c) { return all_reduce(c, send, recv, count, type, op, factor); });
 }
 API int ncclReduce(const void* send, void* recv, size_t count, int type, int op, int root, Communicator* c, Stream stream) {
+  log_call({"Reduce", send, recv, count, type, op, root}, c, stream);
   size_t bytes = count * width_of(type);
   int code = cannot_reduce(type);
   if (code || (code = cannot_send(send, bytes))) return code;
@@ -250,6 +253,7 @@ API int ncclReduce(const void* send, void* recv, size_t count, int type, int op,
   return add(c, stream, [=](Communicator& c) { return reduce_to(c, send, recv, count, type, op, factor, root); });
 }
 API int ncclReduceScatter(const void* send, void* recv, size_t count, int type, int op, Communicator* c, Stream stream) {
+  log_call({"ReduceScatter", send, recv, count, type, op, 0}, c, stream);
   size_t bytes = count * width_of(type);
   int code = cannot_reduce(type);
   if (code || (code = cannot_send(send, bytes * c->ranks()))) return code;
@@ -258,6 +262,7 @@ API int ncclReduceScatter(const void* send, void* recv, size_t count, int type, 
   return add(c, stream, [=](Communicator& c) { return reduce_scatter(c, send, recv, count, type, op, factor); });
 }
 API int ncclBroadcast(const void* send, void* recv, size_t count, int type, int root, Communicator* c, Stream stream) {
+  log_call({"Broadcast", send, recv, count, type, 0, root}, c, stream);
   size_t bytes = count * width_of(type);
   if (c->rank() != root) note_received(recv, bytes);
   else if (int code = cannot_send(send, bytes)) return code;
@@ -267,28 +272,33 @@ API int ncclBcast(void* both, size_t count, int type, int root, Communicator* c,
   return ncclBroadcast(both, both, count, type, root, c, stream);
 }
 API int ncclAllGather(const void* send, void* recv, size_t count, int type, Communicator* c, Stream stream) {
+  log_call({"AllGather", send, recv, count, type, 0, 0}, c, stream);
   size_t bytes = count * width_of(type);
   if (int code = cannot_send(send, bytes)) return code;
   note_received(recv, bytes * c->ranks());
   return add(c, stream, [=](Communicator& c) { return all_gather(c, send, recv, count, type); });
 }
 API int ncclGather(const void* send, void* recv, size_t count, int type, int root, Communicator* c, Stream stream) {
+  log_call({"Gather", send, recv, count, type, 0, root}, c, stream);
   size_t bytes = count * width_of(type);
   if (int code = cannot_send(send, bytes)) return code;
   if (c->rank() == root) note_received(recv, bytes * c->ranks());
   return add(c, stream, [=](Communicator& c) { return gather_to(c, send, recv, count, type, root); });
 }
 API int ncclAlltoAll(const void* send, void* recv, size_t count, int type, Communicator* c, Stream stream) {
+  log_call({"AlltoAll", send, recv, count, type, 0, 0}, c, stream);
   size_t bytes = count * width_of(type) * c->ranks();
   if (int code = cannot_send(send, bytes)) return code;
   note_received(recv, bytes);
   return add(c, stream, [=](Communicator& c) { return all_to_all(c, send, recv, count, type); });
 }
 API int ncclSend(const void* send, size_t count, int type, int peer, Communicator* c, Stream stream) {
+  log_call({"Send", nullptr, send, count, type, 0, peer}, c, stream);
   if (int code = cannot_send(send, count * width_of(type))) return code;
   return add(c, stream, {}, {{true, (char*)send, count * width_of(type), peer, 0}});
 }
 API int ncclRecv(void* recv, size_t count, int type, int peer, Communicator* c, Stream stream) {
+  log_call({"Recv", nullptr, recv, count, type, 0, peer}, c, stream);
   note_received(recv, count * width_of(type));
   return add(c, stream, {}, {{false, (char*)recv, count * width_of(type), peer, 0}});
 }

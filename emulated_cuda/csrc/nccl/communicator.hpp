@@ -118,6 +118,7 @@ class Communicator {
   std::shared_ptr<Job> start(Run run, Jobs before, std::vector<Transfer> transfers = {});
   std::vector<int64_t> missing_for(uint32_t number, const std::vector<Transfer>& transfers);
   int async_error() const { return error_; }
+  uint32_t calls_given() const { return given_; }
   void abort();
   void destroy();
 
