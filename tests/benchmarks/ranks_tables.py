@@ -122,6 +122,24 @@ def own_tests() -> str:
     return _markdown(["outcome", "tests", "why"], table)
 
 
+def files() -> str:
+    """How the tests of each file of PyTorch's repository ended."""
+    by_file: dict[str, list[Row]] = {}
+    for row in _results("torch-distributed-files-torch-*.json"):
+        by_file.setdefault(row["file"], []).append(row)
+    table = []
+    for file, rows in by_file.items():
+        ended = Counter(row["outcome"] for row in rows)
+        ran = len(rows) - ended["skipped"]
+        ranks = sorted({row["ranks"] for row in rows if row["outcome"] == "passed"})
+        numbers = ", ".join(str(number) for number in ranks)
+        table.append([f"`{file}`", f"{ended['passed']} of {ran}", str(ended["skipped"]), numbers])
+    ran = sum(int(line[1].partition(" of ")[2]) for line in table)
+    passed = sum(int(line[1].partition(" of ")[0]) for line in table)
+    table.append(["together", f"{passed} of {ran}", str(sum(int(line[2]) for line in table)), ""])
+    return _markdown(["file", "passed", "skipped", "devices"], table)
+
+
 def _cause(row: Row) -> str:
     found = (cause for cause, known in CAUSES.items() if known.search(row["why"]))
     return next(found, _line(row["why"]))

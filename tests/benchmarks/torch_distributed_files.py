@@ -41,17 +41,17 @@ FILES = (
     *("pipelining/test_stage.py", "pipelining/test_schedule_multiproc.py"),
     *("tensor/parallel/test_*.py", "test_c10d_nccl.py", "test_device_mesh.py"),
 )
-IMPORTED = (
-    *("torch", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch._dynamo"),
-    *("torch._inductor.compile_fx", "torch.distributed.checkpoint", "numpy", "expecttest"),
-    *("torch.distributed.algorithms._comm_hooks", "pytest", "unittest.mock"),
-)
-"""Modules that ranks have when they begin. None of them initialises CUDA."""
+LEFT_OUT = {
+    "SymmMem": "needs symmetric memory, which the emulated NCCL refuses by name",
+    "training_memory_no_gc": "needs 4 GB of this machine's memory for each rank",
+}
+"""Words in names of tests that do not run, because they would compute for a long time."""
 NEEDS_MORE = re.compile(
     r"(?i)needs? (?:at least|>=) ?\d|at least \d+ (?:GPU|device|CUDA|accelerator)|world.?size|"
     r"not enough (?:GPU|device)|requires? \d+ (?:GPU|device|rank)"
 )
 """What tests say that need more devices."""
+ENDED_WELL = ("passed", "skipped", "left out")
 _LONGEST = 600
 """Characters that are kept of an error: its end, where the error of the rank is."""
 Row = dict[str, Any]
@@ -100,10 +100,18 @@ class Recorder:
             items[:] = [item for item in items if _name(item.nodeid) in self._wanted]
         self._write(collected=[_name(item.nodeid) for item in items])
         items[:] = [item for item in items if _name(item.nodeid) not in self._done]
+        for item in list(items):
+            why = next((why for word, why in LEFT_OUT.items() if word in item.nodeid), None)
+            if why:
+                self._write(test=_name(item.nodeid), outcome="left out", why=why, seconds=0)
+                items.remove(item)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
         """Write which test begins, and how it ended."""
+        if getattr(item.cls, "poison_pill", False):  # it would skip, because one before has failed
+            item.session.shouldstop = "a new process goes on"
+            return (yield)
         self._write(test=_name(item.nodeid))
         self._found = {"outcome": "passed", "why": ""}
         begun = time.monotonic()
@@ -137,10 +145,12 @@ def _reason(text: str) -> str:
 
 def run_here(folder: Path, lines: Path, targets: Row) -> int:
     """Run the tests of a file in this process, whose devices are emulated."""
+    import torch_distributed_imports  # noqa: F401 - for this process, as for the ranks
     from torch.testing._internal.common_distributed import MultiProcessTestCase
 
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(IMPORTED))
+    context.set_forkserver_preload(["torch_distributed_imports"])
+    multiprocessing.set_start_method("spawn")  # of the other classes of PyTorch's tests
     MultiProcessTestCase._spawn_processes = lambda self: self._start_processes(Rank)
     arguments = ["-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:randomly", "-W", "ignore"]
     arguments += [
@@ -192,11 +202,12 @@ def session(file: str, ranks: int, targets: Row, options: argparse.Namespace) ->
         lines = Path(temporary) / "lines.jsonl"
         lines.touch()
         folder = options.folder.absolute()
-        paths = [str((folder / file).parent), str(folder), str(OWN)]
+        paths = [str((folder / file).parent), str(folder), str(OWN), str(Path(__file__).parent)]
         given = {
             "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")]),
             "OMP_NUM_THREADS": "1",
-            "TMPDIR": temporary,
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(options.temporary),
             "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(options.seconds),
             # Otherwise `torch.cuda.is_available` initialises CUDA, and no rank could be forked.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
@@ -283,19 +294,20 @@ def main() -> int:
     if options.here:
         return run_here(options.folder, options.here, json.loads(options.targets.read_text()))
     with tempfile.TemporaryDirectory() as temporary:
-        options.keep = options.keep or Path(temporary) / "outcomes.jsonl"
+        options.temporary = Path(temporary)
+        options.keep = options.keep or options.temporary / "outcomes.jsonl"
         found = []
         for pattern in options.files:
             for path in sorted(options.folder.glob(pattern)):
                 rows = outcomes(str(path.relative_to(options.folder)), options)
                 print(path.name, dict(Counter(row["outcome"] for row in rows)), flush=True)
                 for row in rows:
-                    if row["outcome"] not in ("passed", "skipped"):
+                    if row["outcome"] not in ENDED_WELL:
                         print(f"  {row['test']}, {row['outcome']}: {row['why']}", flush=True)
                 found += rows
     if options.json:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return 0 if all(row["outcome"] in ("passed", "skipped") for row in found) else 1
+    return 0 if all(row["outcome"] in ENDED_WELL for row in found) else 1
 
 
 if __name__ == "__main__":
