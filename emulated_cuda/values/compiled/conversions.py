@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from emulated_cuda.values.compiled.choices import chosen
 from emulated_cuda.values.compiled.errors import NotComputed
 from emulated_cuda.values.compiled.integers import unsigned
 from emulated_cuda.values.compiled.operations import Operation
@@ -108,7 +109,7 @@ def same_bits(one: Operation) -> Compute:
             return value
         if torch.bool in (value.dtype, dtype):
             return value.to(dtype)
-        return value.contiguous().view(dtype)
+        return value.view(dtype)  # of the same size
 
     return compute
 
@@ -122,6 +123,6 @@ def select(one: Operation) -> Compute:
             return choose(condition, first, second)
         if second.dim() < first.dim():  # a constant in code that runs on elements at once
             second = second.view(-1, *[1] * (first.dim() - 1))
-        return torch.where(condition, first, second)
+        return chosen(condition, first, second)
 
     return compute

@@ -6,16 +6,19 @@ torch's integers with a sign, and single bits are booleans.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from emulated_cuda.values.compiled import accesses
 from emulated_cuda.values.compiled.operations import Operation
 from emulated_cuda.values.compiled.table import Compute, elementwise, operation
 
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _SIGN = -(2**63)
+_UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 
 
 def bits_of(value: torch.Tensor) -> int:
@@ -27,7 +30,7 @@ def unsigned(value: torch.Tensor) -> torch.Tensor:
     """Return integers without sign as int64; those of 64 bits keep their bits."""
     if value.dtype in (torch.bool, torch.int64):
         return value.long()
-    return value.long() & ((1 << bits_of(value)) - 1)
+    return value.view(_UNSIGNED[value.element_size()]).long()
 
 
 def ordered(value: torch.Tensor) -> torch.Tensor:
@@ -47,14 +50,30 @@ def shifted_right(value: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
 
 def high_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the upper half of a product of integers without sign."""
+    if a.dtype is torch.int32:
+        return _high_bits_of_32(a, b)
     if a.dtype is not torch.int64:
-        product = unsigned(a) * unsigned(b)
-        return shifted_right(product, torch.tensor(bits_of(a))).to(a.dtype)
+        product = unsigned(a) * unsigned(b)  # its 64 bits are right, also if it is negative here
+        return product.bitwise_right_shift_(bits_of(a)).to(a.dtype)
     half, low = torch.tensor(32), 2**32 - 1
     a_low, a_high, b_low, b_high = a & low, shifted_right(a, half), b & low, shifted_right(b, half)
     middle = a_high * b_low + shifted_right(a_low * b_low, half)
     second = a_low * b_high + (middle & low)
     return a_high * b_high + shifted_right(middle, half) + shifted_right(second, half)
+
+
+def _high_bits_of_32(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return what :func:`high_bits` does; random numbers need it in each of their ten rounds."""
+    if not any(a.stride()):
+        a, b = b, a
+    is_one = not any(b.stride()) or b.numel() == 1
+    shape = torch.broadcast_shapes(a.shape, b.shape)
+    a = a.expand(shape).contiguous()
+    b = b if is_one else b.expand(shape).contiguous()
+    found = torch.empty_like(a)
+    pointers = [ctypes.c_void_p(value.data_ptr()) for value in (a, b, found)]
+    accesses.functions().emulated_high_bits(*pointers, ctypes.c_int64(a.numel()), int(is_one))
+    return found
 
 
 def signed_high_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -110,6 +129,11 @@ def _for_bits(numbers: Function, bits: Function) -> Function:
     return lambda a, b: bits(a, b) if a.dtype is torch.bool else numbers(a, b)
 
 
+def _one_of_both(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return whether one of two bits is set; as bytes, because torch takes long with booleans."""
+    return (a.view(torch.uint8) ^ b.view(torch.uint8)).view(torch.bool)
+
+
 def _smaller(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.where(ordered(a) < ordered(b), a, b)
 
@@ -143,12 +167,12 @@ def _trailing_zeros(value: torch.Tensor) -> torch.Tensor:
 
 elementwise(
     {
-        "arith.addi": _for_bits(torch.add, torch.bitwise_xor),
-        "arith.subi": _for_bits(torch.sub, torch.bitwise_xor),
+        "arith.addi": _for_bits(torch.add, _one_of_both),
+        "arith.subi": _for_bits(torch.sub, _one_of_both),
         "arith.muli": _for_bits(torch.mul, torch.bitwise_and),
         "arith.andi": torch.bitwise_and,
         "arith.ori": torch.bitwise_or,
-        "arith.xori": torch.bitwise_xor,
+        "arith.xori": _for_bits(torch.bitwise_xor, _one_of_both),
         "arith.shli": _shifted_left,
         "arith.shrsi": _shifted_right_with_sign,
         "arith.shrui": shifted_right,
@@ -200,7 +224,7 @@ def extended_difference(one: Operation) -> Compute:
 
 COMPARISONS: dict[str, Function] = {
     "eq": torch.eq,
-    "ne": torch.ne,
+    "ne": _for_bits(torch.ne, _one_of_both),
     "slt": torch.lt,
     "sle": torch.le,
     "sgt": torch.gt,

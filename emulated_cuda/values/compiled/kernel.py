@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -34,6 +35,16 @@ _ELEMENTS_AT_ONCE = 2**18
 """So many programs run at once that a value has this many elements: enough that the time of an
 operation is that of its arithmetic, and so few that a value stays in the cache and all values of a
 launch together take few MB."""
+
+
+@cache
+def _keep_freed_memory() -> None:
+    """Let the values of one batch of programs use the memory of those before.
+
+    glibc returns large blocks to the system as soon as they are freed, and each page costs a fault
+    when it is used again, until the program has freed a block of this size.
+    """
+    torch.empty(2**24, dtype=torch.uint8)
 
 
 class Kernel:
@@ -81,6 +92,8 @@ class Kernel:
             KernelError: if the kernel would fail on a card.
         """
         count = math.prod(grid)
+        if count > self._at_once:
+            _keep_freed_memory()
         for start in range(0, count, self._at_once):
             ids = torch.arange(start, min(count, start + self._at_once))
             Programs(self._codes, grid, ids, self.name).call(self._main.name, arguments)

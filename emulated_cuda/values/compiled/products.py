@@ -21,10 +21,10 @@ def product(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """Return ``a @ b + c`` in the type of `c`; integers are exact."""
     if not a.dtype.is_floating_point:
         # Products of 8 bits in double precision are exact.
-        return (torch.matmul(a.double(), b.double()) + c.double()).to(c.dtype)
+        return torch.matmul(a.double(), b.double()).add_(c.double()).to(c.dtype)
     wide = torch.float64 if a.dtype is torch.float64 else torch.float32
     found = torch.matmul(a.to(wide), b.to(wide))
-    return (found + c.to(wide)).to(c.dtype)
+    return found.add_(c.to(wide)).to(c.dtype)
 
 
 @operation("tt.dot")

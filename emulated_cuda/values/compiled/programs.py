@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from emulated_cuda.values.compiled import table
+from emulated_cuda.values.compiled.choices import chosen
 from emulated_cuda.values.compiled.errors import NotComputed
 from emulated_cuda.values.compiled.operations import Block, Function, Operation, all_operations
 from emulated_cuda.values.compiled.progressions import Progression, as_tensor
@@ -241,7 +242,7 @@ def choose(mask: torch.Tensor, new: Any, old: Any) -> Any:
         return new
     if not isinstance(new, torch.Tensor):
         return new.chosen(mask, old)
-    return torch.where(mask.view(-1, *[1] * (new.dim() - 1)), new, as_tensor(old))
+    return chosen(mask.view(-1, *[1] * (new.dim() - 1)), new, as_tensor(old))
 
 
 def same_length(*values: torch.Tensor) -> list[torch.Tensor]:

@@ -13,6 +13,10 @@ from emulated_cuda.values.compiled.programs import Programs, same_length
 from emulated_cuda.values.compiled.progressions import Progression
 from emulated_cuda.values.compiled.table import Compute, operation
 
+_SHORT = 16
+_MANY = 64
+"""If the last dimension is shorter and there are so many programs, such as in a sort, elements of
+different programs follow each other in memory: torch's operators take long over short rows."""
 _BITS = {torch.float64: torch.int64, torch.float32: torch.int32}
 
 
@@ -128,7 +132,14 @@ def broadcast(one: Operation) -> Compute:
 def reshape(one: Operation) -> Compute:
     """The same elements in another shape."""
     shape = one.type().shape
-    return lambda programs, a: a.reshape(len(a), *shape)
+    is_short = shape[-1:] < (_SHORT,)
+
+    def compute(programs: Programs, a: torch.Tensor) -> torch.Tensor:
+        if is_short and len(a) >= _MANY and a.is_contiguous():
+            a = a.view(len(a), -1).t().contiguous().t()
+        return a.reshape(len(a), *shape)
+
+    return compute
 
 
 @operation("tt.expand_dims")
