@@ -131,7 +131,7 @@ def _other_kernel(key: str, name: str) -> Kernel | None:
     if key in sparse.KEYS:
         return sparse.computing(name, operator, original)
     if name == "aten::copy_":
-        return copies.copying(original)
+        return accepting_numbers(operator, copies.copying(original))
     return compute_after(name, operator, original, _compute_of(name, operator))
 
 
@@ -165,7 +165,7 @@ def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
     if name in _SUBSTITUTES:
         original = _SUBSTITUTES[name](original)
     if name == "aten::copy_":
-        return copies.copying(original)
+        return accepting_numbers(operator, copies.copying(original))
     if name == "aten::_local_scalar_dense":
         return copies.reading_a_number(original, operator)
     if name == "aten::zero_":

@@ -40,6 +40,14 @@ def test_memory_layouts_are_kept():
     assert target.tolist() == [0, 0, 1, 0, 2, 0, 3, 0, 4, 0]
 
 
+def test_number_is_copied_into_a_tensor():
+    """``copy_`` accepts a number, in every precision, also below autograd."""
+    target = torch.zeros(2, device="cuda", dtype=torch.int64)
+    assert target.copy_(2**40 + 1).tolist() == [2**40 + 1] * 2
+    result = torch.zeros(2, device="cuda", requires_grad=True) * 2
+    assert result.copy_(2.5).tolist() == [2.5, 2.5]
+
+
 def test_results_are_written_in_place_and_into_out():
     """Results are written in place, into lists, and into ``out``, which may have to grow."""
     out = torch.empty(0, device="cuda")
