@@ -10,8 +10,10 @@ import types
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, compress
 from typing import Any, NamedTuple
 
+from pytest_cka_memory.holders.by_type import ByType
 from pytest_cka_memory.holders.roots import Root, globals_of, modules
 
 LEAVES = frozenset(
@@ -100,13 +102,18 @@ class _Levels:
         self, rules_for: RulesForType, wanted: Collection[int], excluded: Iterable[Any]
     ) -> None:
         self.missing = set(wanted)
-        self._rules_for = rules_for
-        self._rules: dict[type, TypeRules | None] = {}
+        rules = ByType(rules_for)
+        self._rules = rules
+        # Not a method, which would make a cycle: the levels must be freed after the search.
+        self._has_rules = ByType(lambda kind: rules[kind] is not None)
+        self._may_refer = ByType(lambda kind: kind not in LEAVES)
         self._levels: list[list[Any]] = [[]]
+        self._entered: dict[int, tuple[Collection[Root], int]] = {}
+        """By distance, roots whose values were added there, and how many objects came before."""
         # Holds the objects, because the id of a freed object may be used again.
         self._seen = {id(value): value for value in excluded}
         self._references: dict[int, Reference] = {}
-        """By the id of the object; those from roots and the extra ones, which gc does not see."""
+        """By the id of the object; only the extra ones, which gc does not see."""
         self._pending: list[Reference] = []
         """Extra references from the last level."""
         self._found: dict[int, Any] = {}
@@ -122,13 +129,10 @@ class _Levels:
         """The objects at the largest distance so far."""
         return self._levels[-1]
 
-    def enter_roots(self, roots: Iterable[Root]) -> None:
+    def enter_roots(self, roots: Collection[Root]) -> None:
         """Add the values of `roots` to the last level."""
-        for root in roots:
-            new = self._enter(list(root.names.values()))
-            for name, value in root.names.items():
-                if id(value) in new:
-                    self._references.setdefault(id(value), Reference(value, None, root, name))
+        self._entered[len(self._levels) - 1] = roots, len(self.last)
+        self._enter([*chain.from_iterable(root.names.values() for root in roots)])
 
     def advance(self) -> None:
         """Add a level with everything that the last level references."""
@@ -136,28 +140,31 @@ class _Levels:
         self._levels.append([])
         pending, self._pending = self._pending, []
         for reference in pending:
-            if self._enter((reference.value,)):
+            if self._enter([reference.value]):
                 self._references[id(reference.value)] = reference
         for start in range(0, len(level), _REFERENTS_PER_CALL):
             self._enter(gc.get_referents(*level[start : start + _REFERENTS_PER_CALL]))
 
-    def _enter(self, values: Iterable[Any]) -> Mapping[int, Any]:
-        """Add those of `values` that are new to the last level, and return them by id."""
+    def _enter(self, values: Sequence[Any]) -> bool:
+        """Add those of `values` that are new to the last level, and return whether any are.
+
+        Nothing here is done for each of them in Python, unless its type has rules: there may be
+        millions.
+        """
         seen = self._seen
-        new = {id(it): it for it in values if type(it) not in LEAVES and id(it) not in seen}
+        kept = [*compress(values, map(self._may_refer.__getitem__, map(type, values)))]
+        new = dict(zip(map(id, kept), kept, strict=True))
+        for ident in new.keys() & seen.keys():
+            del new[ident]
         seen.update(new)
         self.last.extend(new.values())
-        kinds = set(map(type, new.values()))
-        for kind in kinds.difference(self._rules):
-            self._rules[kind] = self._rules_for(kind)
-        ruled = {kind: rules for kind in kinds if (rules := self._rules[kind]) is not None}
-        if ruled:
-            for value in new.values():
-                if (rules := ruled.get(type(value))) is not None:
-                    self._apply(rules, value)
-        return new
+        has_rules = map(self._has_rules.__getitem__, map(type, new.values()))
+        for value in compress(new.values(), has_rules):
+            self._apply(self._rules[type(value)], value)
+        return bool(new)
 
-    def _apply(self, rules: TypeRules, value: Any) -> None:
+    def _apply(self, rules: TypeRules | None, value: Any) -> None:
+        assert rules is not None
         for key in rules.keys(value):
             if key in self.missing:
                 self.missing.discard(key)
@@ -173,7 +180,9 @@ class _Levels:
         needed: set[int] = set()
         for distance in reversed(range(len(self._levels))):
             needed |= self._found_at[distance]
-            unknown = {ident for ident in needed if ident not in references}
+            unknown = needed - references.keys()
+            references.update(self._references_from_roots(distance, unknown))
+            unknown -= references.keys()
             if unknown:
                 references.update(self._references_from(self._levels[distance - 1], unknown))
             # If another thread has removed a reference meanwhile, it is missing here.
@@ -181,6 +190,20 @@ class _Levels:
             needed = {id(parent) for parent in parents if parent is not None}
         paths = {key: _path_to(value, references) for key, value in self._found.items()}
         return {key: path for key, path in paths.items() if path}
+
+    def _references_from_roots(self, distance: int, wanted: set[int]) -> dict[int, Reference]:
+        """Return the first reference from a root to each of `wanted` that was added as its value.
+
+        Most values of roots lead to nothing that is looked for, so this is done afterwards.
+        """
+        roots, first = self._entered.get(distance, ((), 0))
+        unknown = wanted.intersection(map(id, self._levels[distance][first:])) if roots else set()
+        found: dict[int, Reference] = {}
+        for root in roots if unknown else ():
+            for name, value in root.names.items():
+                if id(value) in unknown:
+                    found.setdefault(id(value), Reference(value, None, root, name))
+        return found
 
     def _references_from(self, parents: Sequence[Any], unknown: set[int]) -> dict[int, Reference]:
         """Return a reference from one of `parents` to each of `unknown`."""

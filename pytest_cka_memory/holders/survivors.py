@@ -306,10 +306,10 @@ def _search(
     """Return what names lead to, and what no name leads to."""
     if not live:
         return {}, {}
-    early, late = _roots(named_values, error)
     rules = tensor_rules({found.key: found.bytes for found in live if found.is_at_key})
     keys = [found.key for found in live]
-    found = search(rules, keys, early, late)
+    # The roots are not kept, because all that is not reached is searched next.
+    found = search(rules, keys, *_roots(named_values, error))
     missing = {key for key in keys if key not in found.paths}
     return found.paths, unreached(rules, missing, found.reached) if missing else {}
 

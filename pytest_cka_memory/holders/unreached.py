@@ -10,10 +10,13 @@ import gc
 import types
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import compress
+from operator import not_
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
-from pytest_cka_memory.holders.search import LEAVES, Reference, RulesForType, TypeRules
+from pytest_cka_memory.holders.by_type import ByType
+from pytest_cka_memory.holders.search import LEAVES, Reference, RulesForType
 from pytest_cka_memory.holders.torch_references import grad_fn_of, is_node
 from pytest_cka_memory.meters import torch_private
 
@@ -42,8 +45,8 @@ def unreached(
         wanted: the keys that no name leads to.
         reached: the objects that names lead to, by identity.
     """
-    tracked = [it for it in gc.get_objects() if id(it) not in reached and not _is_own(it, reached)]
-    graph = _Graph(rules_for, wanted, reached)
+    tracked = [it for it in _tracked_outside(reached) if not _is_own(it, reached)]
+    graph = _Graph(rules_for, wanted, reached)  # after that, so that it is not a part of itself
     graph.walk(tracked)
     if not graph.holders:
         return {}
@@ -58,6 +61,12 @@ def unreached(
     return found
 
 
+def _tracked_outside(reached: Mapping[int, Any]) -> Iterator[Any]:
+    """Return the objects of the collector that are not in `reached`."""
+    tracked = gc.get_objects()
+    return compress(tracked, map(not_, map(reached.__contains__, map(id, tracked))))
+
+
 class _Graph:
     """The references between objects that no name leads to, and those only they lead to."""
 
@@ -70,7 +79,7 @@ class _Graph:
         self.referrers: defaultdict[int, list[int]] = defaultdict(list)
         self.holders: dict[int, int] = {}
         """By key, the object that has it."""
-        self._rules_for, self._rules = rules_for, dict[type, TypeRules | None]()
+        self._rules = ByType(rules_for)
         self._wanted, self._reached = wanted, reached
         self._tracked: set[int] = set()
 
@@ -99,10 +108,7 @@ class _Graph:
         return type(value) not in LEAVES and id(value) not in self._reached and not is_of_search
 
     def _enter(self, value: Any, queue: deque[Any]) -> None:
-        kind, ident = type(value), id(value)
-        if kind not in self._rules:
-            self._rules[kind] = self._rules_for(kind)
-        rules = self._rules[kind]
+        ident, rules = id(value), self._rules[type(value)]
         children: list[tuple[str | None, Any]] = []
         if rules is not None:
             for key in rules.keys(value):
@@ -134,7 +140,7 @@ class _Graph:
         found = []
         for text, copy in saved:
             if text is not None and text.startswith("._saved_") and is_temporary(copy):
-                rules = self._rules_for(type(copy))
+                rules = self._rules[type(copy)]
                 keys = () if rules is None else rules.keys(copy)
                 results = (self.objects.get(self.holders.get(key, 0)) for key in keys)
                 found += [(text, it) for it in results if it is not None and grad_fn_of(it) is node]
