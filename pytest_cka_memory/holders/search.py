@@ -23,7 +23,8 @@ LEAVES = frozenset(
 )
 """Types whose objects reference nothing of interest."""
 _LATE_ROOTS_DEPTH = 3
-_REFERENTS_PER_CALL = 10_000
+_AT_ONCE = 10_000
+"""Objects that are looked at together: few enough for the caches of a processor."""
 
 
 @dataclass(frozen=True)
@@ -142,15 +143,16 @@ class _Levels:
         for reference in pending:
             if self._enter([reference.value]):
                 self._references[id(reference.value)] = reference
-        for start in range(0, len(level), _REFERENTS_PER_CALL):
-            self._enter(gc.get_referents(*level[start : start + _REFERENTS_PER_CALL]))
+        for start in range(0, len(level), _AT_ONCE):
+            self._enter(gc.get_referents(*level[start : start + _AT_ONCE]))
 
-    def _enter(self, values: Sequence[Any]) -> bool:
-        """Add those of `values` that are new to the last level, and return whether any are.
+    def _enter(self, values: Sequence[Any]) -> int:
+        """Add those of `values` that are new to the last level, and return how many."""
+        parts = (values[first : first + _AT_ONCE] for first in range(0, len(values), _AT_ONCE))
+        return sum(self._enter_part(part) for part in parts)
 
-        Nothing here is done for each of them in Python, unless its type has rules: there may be
-        millions.
-        """
+    def _enter_part(self, values: Sequence[Any]) -> int:
+        """Do the same without a step in Python for each value, unless its type has rules."""
         seen = self._seen
         kept = [*compress(values, map(self._may_refer.__getitem__, map(type, values)))]
         new = dict(zip(map(id, kept), kept, strict=True))
@@ -161,7 +163,7 @@ class _Levels:
         has_rules = map(self._has_rules.__getitem__, map(type, new.values()))
         for value in compress(new.values(), has_rules):
             self._apply(self._rules[type(value)], value)
-        return bool(new)
+        return len(new)
 
     def _apply(self, rules: TypeRules | None, value: Any) -> None:
         assert rules is not None
