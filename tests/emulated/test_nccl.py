@@ -5,6 +5,7 @@ import re
 import signal
 
 import pytest
+import torch
 
 ORDERS = """
 first, second = dist.new_group([0, 1]), dist.new_group([0, 1])
@@ -317,3 +318,55 @@ def test_log_of_nccl_names_every_call(nccl, tmp_path, areas, is_written):
         assert re.search(
             r"Broadcast: opCount 1 .* count 2 datatype 8 op 0 root 1 comm 0x", lines[1]
         )
+
+
+SHRUNK = """
+dist.destroy_process_group()
+store = f"file://{sys.argv[3]}-with-device"
+device = torch.device("cuda", rank)
+dist.init_process_group("nccl", store, rank=rank, world_size=ranks, device_id=device)
+reduced = torch.ones(3, device="cuda")
+dist.all_reduce(reduced)
+if rank == 2:
+    os._exit(0)
+try:
+    dist.all_reduce(torch.ones(3, device="cuda"))
+    torch.cuda.synchronize()
+except Exception as error:
+    print("rank 2 of 3" in str(error), flush=True)
+shrunk = dist.shrink_group([2], shrink_flags=1)
+left = torch.ones(3, device="cuda")
+dist.all_reduce(left, group=shrunk)
+print(reduced[0].item(), left[0].item(), dist.get_world_size(), flush=True)
+os._exit(0)
+"""
+CLASSIC = {"TORCH_DIST_USE_NCCL2": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+HAS_SHRINK = hasattr(torch.distributed, "shrink_group")
+
+
+@pytest.mark.skipif(not HAS_SHRINK, reason="this version of torch cannot shrink process groups")
+def test_communicator_whose_rank_has_ended_can_be_shrunk(nccl):
+    """The ranks that are left abort what waits for the ended rank, and go on without it."""
+    runs = nccl(SHRUNK, ranks=3, **CLASSIC)
+    assert [run.stdout for run in runs[:2]] == ["True\n3.0 2.0 2\n"] * 2, runs[0].stderr
+
+
+SUSPENDED = """
+total = torch.ones(3, device="cuda")
+dist.all_reduce(total)
+backend = dist.group.WORLD._get_backend(torch.device("cuda", rank))
+backend.suspend()
+suspended = backend.memory_stats()["suspended"]
+backend.resume()
+print(suspended, backend.memory_stats()["suspended"], backend.memory_stats()["total"])
+dist.all_reduce(total)
+print(total[0].item())
+"""
+HAS_SUSPEND = hasattr(torch.distributed.ProcessGroupNCCL, "suspend")
+
+
+@pytest.mark.skipif(not HAS_SUSPEND, reason="this version of torch cannot suspend communicators")
+def test_communicator_can_be_suspended_and_resumed(nccl):
+    """A suspended communicator says so, and takes no memory of the device at any time."""
+    runs = nccl(SUSPENDED, **CLASSIC)
+    assert [run.stdout for run in runs] == ["1 0 0\n4.0\n"] * 2, runs[0].stderr

@@ -180,7 +180,7 @@ API int ncclCommSplit(Communicator* parent, int colour, int key, Communicator** 
 API int ncclCommShrink(Communicator* parent, int* excluded, int count, Communicator** out, void*, int flags) {
   constexpr int kAbort = 1;
   std::vector<int> ranks(excluded, excluded + count);
-  if (flags & kAbort) return failed(kInvalidUsage, "the emulated NCCL cannot shrink a communicator that has failed");
+  if (flags & kAbort) return add_init([=] { return parent->shrink_aborted(ranks, out); });
   return add_init([=] { return run_and_wait(parent, [=](Communicator& c) { return c.shrink(ranks, out); }); });
 }
 // torch ends also a communicator whose initialization has not come to an end: then there is none.
@@ -200,6 +200,21 @@ API int ncclCommGetAsyncError(Communicator* c, int* code) {
 API int ncclCommCount(Communicator* c, int* count) { return *count = c->ranks(), kDone; }
 API int ncclCommUserRank(Communicator* c, int* rank) { return *rank = c->rank(), kDone; }
 API int ncclCommCuDevice(Communicator* c, int* device) { return *device = c->device(), kDone; }
+
+// What NCCL allocates itself can be given back for a while; here that is nothing, on the device.
+API int ncclCommSuspend(Communicator* c, int) {
+  if (!c) return failed(kInvalidArgument, "there is no communicator");
+  return c->is_suspended = true, kDone;
+}
+API int ncclCommResume(Communicator* c) {
+  if (!c) return failed(kInvalidArgument, "there is no communicator");
+  return c->is_suspended = false, kDone;
+}
+API int ncclCommMemStats(Communicator* c, int figure, uint64_t* value) {
+  constexpr int kIsSuspended = 1;
+  if (!c) return failed(kInvalidArgument, "there is no communicator");
+  return *value = figure == kIsSuspended && c->is_suspended, kDone;
+}
 
 API const char* ncclGetErrorString(int code) {
   switch (code) {
@@ -320,6 +335,5 @@ RAISED(ncclPutSignal) RAISED(ncclSignal) RAISED(ncclWaitSignal)
 }  // namespace symmetric
 namespace elastic {
 constexpr const char* kAdvice = "Use ncclCommSplit, or new process groups.";
-RAISED(ncclCommGrow) RAISED(ncclCommGetUniqueId) RAISED(ncclCommRevoke) RAISED(ncclCommSuspend)
-RAISED(ncclCommResume) RAISED(ncclCommMemStats)
+RAISED(ncclCommGrow) RAISED(ncclCommGetUniqueId) RAISED(ncclCommRevoke)
 }  // namespace elastic

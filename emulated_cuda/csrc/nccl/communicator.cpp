@@ -133,6 +133,7 @@ int Communicator::fail_all(Result code, const std::string& text) {
 std::string Communicator::who_is_missing(const std::function<int()>& missing) {
   int first_missing = missing();
   for (int rank = 0; rank < ranks_; ++rank) {
+    if (std::find(excluded_.begin(), excluded_.end(), rank) != excluded_.end()) continue;
     Record& other = record(rank);
     std::string name = "rank " + std::to_string(rank) + " of " + std::to_string(ranks_);
     if (other.state == kAborted && rank != rank_)
@@ -333,6 +334,24 @@ int Communicator::shrink(const std::vector<int>& excluded, Communicator** out) {
   for (int rank = 0; rank < ranks_; ++rank)
     if (std::find(excluded.begin(), excluded.end(), rank) == excluded.end()) members.push_back(rank);
   return make_from_members(members, kByShrink, out);
+}
+
+int Communicator::shrink_aborted(const std::vector<int>& excluded, Communicator** out) {
+  is_aborted_ = true;  // the work that has begun ends, and so does its thread's use of the memory
+  ring_bell();
+  {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (!base_) return fail(kInvalidUsage, "this communicator was destroyed");
+  }
+  if (has_thread_) {
+    auto last = start([](Communicator&) { return (int)kDone; }, {});
+    wait_while({last}, [](const Jobs&, int) { return false; });
+    last->take_failure();
+  }
+  is_aborted_ = false, error_ = 0, excluded_ = excluded;
+  int code = shrink(excluded, out);
+  is_aborted_ = true;
+  return code;
 }
 
 // The first member offers memory to the others.

@@ -121,12 +121,15 @@ class Communicator {
   uint32_t calls_given() const { return given_; }
   void abort();
   void destroy();
+  std::atomic<bool> is_suspended{false};
 
   // ---- Communicators made from others ----
 
   static int join(Communicator** out, int ranks, int rank, const Offer& offer, int device);
   int split(int colour, int key, Communicator** out);
   int shrink(const std::vector<int>& excluded, Communicator** out);
+  // The same if this communicator's work may never end. The excluded ranks may have ended.
+  int shrink_aborted(const std::vector<int>& excluded, Communicator** out);
 
  private:
   static constexpr size_t kHeader = 128 * kKiB;
@@ -144,6 +147,7 @@ class Communicator {
   std::string problem_;  // of the last failure in the communicator's thread
   std::atomic<int> error_{0};
   std::atomic<bool> is_aborted_{false};
+  std::vector<int> excluded_;  // ranks that nobody waits for any more
 
   struct Queued;
   std::mutex mutex_;
