@@ -41,6 +41,9 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _SPECIAL = re.compile(r"%(?:globaltimer|clock|smid|nsmid|laneid|warpid|tid|ntid|ctaid|nctaid)\b")
 """Registers that a card sets."""
 
+_WITHOUT_EFFECT = (".reg", "griddepcontrol")
+"""Declarations, and waiting for kernels that were launched before: they have ended here."""
+
 Registers = dict[str, torch.Tensor]
 
 
@@ -250,12 +253,11 @@ _OTHERS: dict[str, Callable[[_Instruction, Registers], torch.Tensor]] = {
 
 
 def _instructions(text: str) -> list[_Instruction]:
-    text = text.encode().decode("unicode_escape")
     text = re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
     found = []
     for line in re.split(r"[;{}]", re.sub(r"\{([^{};]*)\}", r"<\1>", text)):
         line = line.strip()
-        if not line or line.startswith(".reg"):
+        if not line or line.startswith(_WITHOUT_EFFECT):
             continue
         parts = re.match(
             r"(?:@(!?[%\w$]+)\s+)?([a-z]\w*)((?:\.\w+(?:::\w+)?)*)\s*(.*)", line, re.DOTALL
@@ -323,10 +325,7 @@ def _compute(one: _Instruction, values: Registers) -> torch.Tensor:
 @operation("tt.elementwise_inline_asm")
 def inline_assembly(one: Operation) -> Compute:
     """Instructions that get elements in registers ``$n``, results first."""
-    text = re.match(r'"((?:[^"\\]|\\.)*)"', one.text)
-    if text is None:
-        raise NotComputed("inline assembly")
-    instructions = _instructions(text[1])
+    instructions = _instructions(one.quoted())
     for instruction in instructions:
         if instruction.name not in _OTHERS:
             _function(instruction)  # raises if it is not known
@@ -342,9 +341,10 @@ def inline_assembly(one: Operation) -> Compute:
         values: Registers = {f"${sum(outputs) + i}": piece for i, piece in enumerate(pieces)}
         for instruction in instructions:
             _execute(instruction, values)
+        unwritten = torch.zeros(given[0].numel() // pack, dtype=torch.int32)
         found, at = [], 0
         for dtype, count in zip(dtypes, outputs, strict=True):
-            registers = [values[f"${at + i}"] for i in range(count)]
+            registers = [values.get(f"${at + i}", unwritten) for i in range(count)]
             found.append(_elements(registers, dtype, pack).expand(-1, pack).reshape(shape))
             at += count
         return found[0] if len(found) == 1 else found

@@ -18,7 +18,7 @@ from emulated_cuda.values.compiled.table import Compute, operation
 @operation("tt.print")
 def print_values(one: Operation) -> Compute:
     """Print each element on a line: ``pid (0, 0, 0) idx (3) text: 1.000000``."""
-    prefix = _text_of(one)
+    prefix = one.quoted()
     in_hexadecimal = one.is_set("hex")
     found = re.search(r"isSigned = array<i32: ([^>]*)>", one.attributes)
     has_sign = [int(part) != 0 for part in found[1].split(",")] if found else []
@@ -42,11 +42,6 @@ def print_values(one: Operation) -> Compute:
         print("\n".join(lines), flush=True)
 
     return compute
-
-
-def _text_of(one: Operation) -> str:
-    found = re.search(r'"((?:[^"\\]|\\.)*)"', one.text)
-    return found[1].encode().decode("unicode_escape") if found else ""
 
 
 def _elements(value: torch.Tensor) -> list[tuple[str, torch.Tensor]]:
@@ -77,7 +72,7 @@ def _shown(element: torch.Tensor, in_hexadecimal: bool, is_signed: bool) -> str:
 @operation("tt.assert", "cf.assert")
 def assert_true(one: Operation) -> Compute:
     """End the kernel with an error if a condition is false."""
-    message = _text_of(one)
+    message = one.quoted()
 
     def compute(programs: Programs, condition: torch.Tensor, *mask: Any) -> None:
         failed = ~condition.bool()

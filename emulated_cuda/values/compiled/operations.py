@@ -33,6 +33,11 @@ HALF = (torch.float16, torch.bfloat16, *FLOAT8)
 _POINTER = "!tt.ptr<"
 
 
+def _byte(escape: re.Match[bytes]) -> bytes:
+    code = escape[1]
+    return bytes.fromhex(code.decode()) if len(code) == 2 else {b"n": b"\n"}.get(code, code)
+
+
 @dataclass(frozen=True)
 class Type:
     """The type of a value."""
@@ -102,6 +107,15 @@ class Operation:
     def type(self, index: int = 0) -> Type:
         """The type of a result."""
         return self.result_types[index]
+
+    def quoted(self) -> str:
+        """Return the first text in quotes; empty if there is none."""
+        found = re.search(r'"((?:[^"\\]|\\.)*)"', self.text)
+        if found is None:
+            return ""
+        # MLIR writes special characters as two hexadecimal digits of each byte.
+        escaped = re.sub(rb"\\([0-9A-Fa-f]{2}|.)", _byte, found[1].encode())
+        return escaped.decode("utf-8", errors="replace")
 
     def integer(self, name: str) -> int:
         """Return an attribute such as ``axis = 1 : i32``.

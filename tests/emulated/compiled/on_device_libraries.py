@@ -35,6 +35,7 @@ def test_print_writes_a_line_for_each_element(capsys):
 ASSEMBLY = [
     ("ex2.approx.f32 $0, $1;", "f32", lambda a: 2.0**a),
     ("neg.f32 $0, $1;", "f32", lambda a: -a),
+    (r"// of \22lines\22\0A abs.f32 $0, $1;\0A", "f32", abs),
     ("{ .reg .f32 t; mul.f32 t, $1, 0f40000000; add.f32 $0, t, $1; }", "f32", lambda a: 3 * a),
     ("setp.gt.f32 p, $1, 0f00000000; selp.f32 $0, $1, 0f00000000, p;", "f32", lambda a: max(a, 0)),
     ("shl.b32 $0, $1, 3;", "i32", lambda a: a << 3),
@@ -71,6 +72,17 @@ def test_inline_assembly_gets_short_elements_together_in_a_register():
     operation = f'tt.elementwise_inline_asm "{text}" {attributes} %x0 : {kinds}'
     found = apply(operation, [("i8", elements("i8", numbers))], "i8")
     assert found.tolist() == [a + 1 for a in numbers]
+
+
+def test_waiting_for_earlier_kernels_has_no_effect():
+    """Kernels run one after the other; the instruction writes no register."""
+    attributes = '{constraints = "=r,r", packed_element = 1 : i32, pure = false}'
+    kinds = "tensor<4xi32> -> tensor<4xi32>"
+    for text, expected in (("", [0, 0, 0, 0]), (" mov.b32 $0, $1;", [5, 6, 7, 8])):
+        assembly = f"griddepcontrol.wait; // dummy $0\\0A{text}"
+        operation = f'tt.elementwise_inline_asm "{assembly}" {attributes} %x0 : {kinds}'
+        found = apply(operation, [("i32", elements("i32", [5, 6, 7, 8]))], "i32")
+        assert found.tolist() == expected
 
 
 # ---- Libdevice ----
