@@ -57,6 +57,10 @@ class Progression:
             self._limits = low, high
         return self._limits
 
+    def distance(self) -> int:
+        """Return how far the last element of a program is from its first."""
+        return sum(step * (length - 1) for step, length in zip(self.steps, self.shape, strict=True))
+
     @property
     def wraps(self) -> bool:
         """Whether an element exceeds the range of its dtype, so that steps differ."""

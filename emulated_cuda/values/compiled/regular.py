@@ -68,6 +68,34 @@ def product(one: Operation) -> Compute:
     return _both(compute)
 
 
+@on_progressions("arith.divsi", "arith.divui", "arith.remsi", "arith.remui")
+def position_in_rows(one: Operation) -> Compute:
+    """The row or the column of positions.
+
+    It is a progression if the positions of each program are all in the same row. Powers of 2 need
+    no division.
+    """
+    is_row = one.name.startswith("arith.div")
+
+    def compute(a: Progression, length: Progression) -> Any:
+        number = length.number
+        if number is None or number <= 0 or a.limits()[0] < 0 or a.wraps:
+            return NotImplemented
+        row = torch.div(a.base, number, rounding_mode="floor")
+        column = a.base - row * number
+        if min(a.steps) >= 0 and int(column.max()) + a.distance() < number:
+            if is_row:
+                return Progression(row, (0,) * len(a.shape), a.shape)
+            return Progression(column, a.steps, a.shape)
+        if number & (number - 1):
+            return NotImplemented
+        elements = a.compact()
+        found = elements >> (number.bit_length() - 1) if is_row else elements & (number - 1)
+        return found.expand(-1, *a.shape)
+
+    return _both(compute)
+
+
 @on_progressions("arith.extsi", "arith.extui", "arith.trunci")
 def in_another_size(one: Operation) -> Compute:
     """A longer or a shorter integer."""

@@ -110,6 +110,8 @@ def splat(one: Operation) -> Compute:
     def compute(programs: Programs, a: torch.Tensor) -> Any:
         if a.dtype.is_floating_point or not shape:
             return a.view(-1, *ones).expand(-1, *shape)
+        if a.dtype is torch.bool and a.all():  # such as that a program's row is in the matrix
+            a = a[:1]
         return Progression(a, steps, shape)
 
     return compute
