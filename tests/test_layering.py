@@ -212,7 +212,7 @@ def test_only_meters_ask_a_device() -> None:
 
 
 PRIVATE_HOMES = {
-    "pytest_cka_memory": ("meters.torch_private",),
+    "pytest_cka_memory": ("meters.torch_private", "meters.torch_keepers"),
     "emulated_cuda": ("torch_private", "torch_versions"),
     "cka": ("running.placement",),
 }

@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from pytest_cka_memory.holders import script_plans
+from pytest_cka_memory.holders import packed_parameters, script_plans
 from pytest_cka_memory.holders.search import RulesForType, TypeRules
 
 _DATA_AT = {b"dltensor": 0, b"dltensor_versioned": 32}
@@ -18,17 +18,19 @@ def cpp_rules() -> RulesForType:
     """Return the rules for the types of such objects; None for others."""
     import torch
 
-    from pytest_cka_memory.meters import torch_private
+    from pytest_cka_memory.meters import torch_keepers
     from pytest_cka_memory.meters.storages.live_objects import with_subclasses
 
     futures = with_subclasses(torch.futures.Future)
-    script = {*with_subclasses(torch.jit.ScriptModule), *torch_private.SCRIPT_TYPES}
+    script = {*with_subclasses(torch.jit.ScriptModule), *torch_keepers.SCRIPT_TYPES}
 
     def rules_for(kind: type) -> TypeRules | None:
         if kind in futures:
             return TypeRules(extra_references=_result_of_future)
         if kind in script:
             return TypeRules(extra_references=_references_of_script)
+        if kind is torch.ScriptObject:
+            return TypeRules(extra_references=packed_parameters.unpacked)
         if type(kind) is type and kind.__name__ == "PyCapsule":
             return TypeRules(_keys_of_capsule)
         return None
@@ -37,9 +39,9 @@ def cpp_rules() -> RulesForType:
 
 
 def _references_of_script(value: Any) -> Iterator[tuple[str, Any]]:
-    from pytest_cka_memory.meters import torch_private
+    from pytest_cka_memory.meters import torch_keepers
 
-    yield from torch_private.script_references(value)
+    yield from torch_keepers.script_references(value)
     yield from script_plans.constants(value)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
-from pytest_cka_memory.holders import owners, script_plans
+from pytest_cka_memory.holders import owners, packed_parameters, script_plans
 from pytest_cka_memory.holders.containers import ReferencePath, container_before, shared_container
 from pytest_cka_memory.holders.keepers import keeper_of
 from pytest_cka_memory.holders.search import Reference
@@ -206,11 +206,15 @@ def _compiled(path: ReferencePath) -> str | None:
     return owners.compiled() if is_global or owners.is_compiled(path) else None
 
 
+def _packed(path: ReferencePath) -> str | None:
+    return packed_parameters.ADVICE if packed_parameters.leads_through(path) else None
+
+
 def _optimized(path: ReferencePath) -> str | None:
     return _SCRIPT if path[-1].text == script_plans.CONSTANT else None
 
 
-_RAREST: Sequence[Rule] = (_logged, _compiled, _optimized, _hook, _exception, _suspended)
+_RAREST: Sequence[Rule] = (_logged, _compiled, _optimized, _packed, _hook, _exception, _suspended)
 """The rules for the rarest holders."""
 
 

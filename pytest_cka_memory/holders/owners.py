@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.allocations import Allocation
-from pytest_cka_memory.holders import loops
+from pytest_cka_memory.holders import loops, packed_parameters
 from pytest_cka_memory.holders.search import Reference
 from pytest_cka_memory.holders.torch_references import class_name, is_node, mro
 from pytest_cka_memory.holders.unreached import Unreached
@@ -145,7 +145,7 @@ def is_in_buckets(allocation: Allocation) -> bool:
 
 def _bucket_sizes(model: Any) -> Sequence[int]:
     """Return the bytes of each bucket, as the allocator rounds them."""
-    from pytest_cka_memory.meters.torch_private import bucket_sizes
+    from pytest_cka_memory.meters.torch_keepers import bucket_sizes
 
     return [
         rounded
@@ -166,10 +166,10 @@ def _is_distributed() -> bool:
 
 def unowned() -> str:
     """Return what may hold bytes that belong to no tensor that Python knows."""
-    from pytest_cka_memory.meters import torch_private
+    from pytest_cka_memory.meters import torch_keepers
 
     kinds = [_UNOWNED]
-    if torch_private.uses_cuda():
+    if torch_keepers.uses_cuda():
         kinds.append(
             "the pool of a CUDA graph is freed with the graph (delete it, reset() it, then "
             "torch.cuda.empty_cache())"
@@ -194,7 +194,7 @@ def autocast_is_caching() -> bool:
 
 def compiled() -> str:
     """Return how to free what code holds that ``torch.compile`` made."""
-    from pytest_cka_memory.meters.torch_private import RESET_COMPILER
+    from pytest_cka_memory.meters.torch_keepers import RESET_COMPILER
 
     return (
         "torch.compile keeps compiled code, and what its guards and constants reference, as long "
@@ -204,7 +204,7 @@ def compiled() -> str:
 
 def is_compiled(path: Sequence[Reference]) -> bool:
     """Whether a path leads through an object of ``torch.compile``."""
-    from pytest_cka_memory.meters.torch_private import COMPILER_PACKAGES
+    from pytest_cka_memory.meters.torch_keepers import COMPILER_PACKAGES
 
     return any(_module_of(step.value).startswith(COMPILER_PACKAGES) for step in path)
 
@@ -268,7 +268,7 @@ def _possible(allocation: Allocation, holder: Any = None) -> str:
     """
     import torch
 
-    from pytest_cka_memory.meters import torch_private
+    from pytest_cka_memory.meters import torch_keepers, torch_private
 
     operator = None if allocation.site is None else allocation.site.operator
     kinds = [_PERHAPS_AUTOCAST] if operator is None and autocast_is_caching() else []
@@ -277,10 +277,12 @@ def _possible(allocation: Allocation, holder: Any = None) -> str:
         holder is None or not issubclass(type(holder), torch.UntypedStorage)
     ):
         kinds.append("a hook of saved_tensors_hooks that returns the tensor itself")
-    if torch_private.has_compiled():
+    if torch_keepers.has_compiled():
         kinds.append(
-            f"a constant of code that torch.compile made ({torch_private.RESET_COMPILER} frees it)"
+            f"a constant of code that torch.compile made ({torch_keepers.RESET_COMPILER} frees it)"
         )
+    if packed_parameters.are_live():
+        kinds.append(packed_parameters.POSSIBLE)
     if _is_distributed():
         kinds.append(f"the buckets of DistributedDataParallel ({_FREED_WITH_MODEL})")
     return f"this may be {', or '.join(kinds)}; {_FIND_OUT}"

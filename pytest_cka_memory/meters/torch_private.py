@@ -1,6 +1,7 @@
 """Every private name of torch that the plugin uses, and a substitute if a torch version lacks it.
 
-No other module may use one. They exist from torch 2.9 to 2.15 but may be removed without notice:
+Those by which C++ code and compilers keep tensors are in :mod:`.torch_keepers`; no other module may
+use one. They exist from torch 2.9 to 2.15 but may be removed without notice:
 
 - most are looked up once, and :data:`LOST` states what does not work without them;
 - one is required: importing it raises an error with its name if it is missing;
@@ -266,68 +267,6 @@ def unpacked_name(raw: str) -> str:
 
 SHOWS_SAVED = _found("torch._C._autograd.SavedTensor.data", None) is not None
 """Whether a saved tensor can be read without the user's unpack hook; not in torch 2.9."""
-
-
-COMPILER_PACKAGES = ("torch._dynamo", "torch._inductor", "torch._functorch._aot_autograd")
-"""Packages whose objects and functions belong to code that ``torch.compile`` made."""
-RESET_COMPILER = "torch._dynamo.reset()"
-
-
-def uses_cuda() -> bool:
-    """Whether this process has used CUDA, which an emulated device counts as."""
-    return bool(torch.cuda.is_initialized())
-
-
-def has_compiled() -> bool:
-    """Whether ``torch.compile`` has compiled a frame in this process."""
-    counters: Any = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
-    return bool(counters.get("frames"))
-
-
-def bucket_sizes(model: Any) -> list[int]:
-    """Return the bytes of the buckets of a DistributedDataParallel; empty if it is not known."""
-    try:
-        data = model._get_ddp_logging_data()
-    except (AttributeError, RuntimeError):  # it is under construction
-        return []
-    texts = (data.get(name, "") for name in ("bucket_sizes", "rebuilt_bucket_sizes"))
-    return [int(size) for text in texts for size in text.split(",") if size.strip().isdecimal()]
-
-
-def script_references(value: Any) -> list[tuple[str, Any]]:
-    """Return what an object of TorchScript holds in C++: parameters, buffers and constants."""
-    found: list[tuple[str, Any]] = []
-    try:
-        if isinstance(value, torch.jit.ScriptModule):
-            named = [*value.named_parameters(), *value.named_buffers()]
-            found += ((f".{name}", it) for name, it in named)
-            found += _traced_inputs(value)
-        elif isinstance(value, (torch._C.ScriptList, torch._C.ScriptDict)):
-            keys = range(len(value)) if isinstance(value, torch._C.ScriptList) else value.keys()
-            found += ((f"[{key!r}]", value[key]) for key in keys)
-            return found
-        for number, node in enumerate(value.graph.findAllNodes("prim::Constant")):
-            if node.hasAttribute("value") and node.kindOf("value") == "t":
-                found.append((f".graph.findAllNodes('prim::Constant')[{number}]", node.t("value")))
-    except (RuntimeError, AttributeError):  # under construction, or without a forward()
-        pass
-    return found
-
-
-def _traced_inputs(module: torch.jit.ScriptModule) -> list[tuple[str, Any]]:
-    """Return the inputs that ``torch.jit.trace`` has traced a module with, which it keeps."""
-    found: list[tuple[str, Any]] = []
-    read = getattr(vars(module).get("_c"), "_retrieve_traced_inputs", None)
-    inputs = {} if read is None else read()
-    for method in inputs:
-        for number, it in enumerate(inputs[method]):
-            found.append((f"._c._retrieve_traced_inputs()[{method!r}][{number}]", it))
-    return found
-
-
-_SCRIPT = ("ScriptFunction", "ScriptList", "ScriptDict")
-SCRIPT_TYPES = tuple(filter(None, (_found(f"torch._C.{name}", None) for name in _SCRIPT)))
-"""Types of TorchScript, besides modules, that contain tensors in C++."""
 
 SHARING = tuple(
     name

@@ -43,6 +43,44 @@ def constant_of_a_traced_function() -> None:
     KEEP.append(torch.jit.trace(lambda x: x * factor, torch.zeros(250)))
 
 
+@leak(
+    CACHES,
+    "planted.KEEP[0]._packed_params._packed_params.unpack()[1]",
+    hint="in its attribute _packed_params: delete the module",
+    made="quantized(",
+)
+def bias_of_a_quantized_module() -> None:
+    KEEP.append(quantized("fbgemm", nn.Linear(5, 250)))
+
+
+@leak(
+    CACHES,
+    NO_HOLDER,
+    hint="the packed parameters of a quantized module (its attribute _packed_params",
+    size=4608,
+    made="quantized(",
+)
+def weights_of_a_quantized_module_in_the_layout_of_a_library() -> None:
+    KEEP.append(quantized("fbgemm", nn.EmbeddingBag(64, 64)))
+
+
+def quantized(engine: str, layer: nn.Module) -> nn.Module:
+    """Return a layer with weights of 8 bits, which a library keeps in its own layout."""
+    from torch.ao import quantization
+
+    if engine not in torch.backends.quantized.supported_engines:
+        pytest.skip(f"{engine}, which quantizes on x86, is not in this build of torch")
+    CLEANUP.callback(setattr, torch.backends.quantized, "engine", torch.backends.quantized.engine)
+    torch.backends.quantized.engine = engine
+    kind = type(layer)
+    rule = quantization.default_dynamic_qconfig
+    if kind is nn.EmbeddingBag:
+        rule = quantization.float_qparams_weight_only_qconfig
+    layer.qconfig = rule
+    found: nn.Module = quantization.quantize_dynamic(nn.Sequential(layer), {kind: rule})[0]
+    return found
+
+
 @leak(CACHES, "planted.KEEP[0].__closure__[", size=2004, made="torch.ones(250)")
 def graph_of_a_function_of_functorch() -> None:
     _, pull_back = torch.func.vjp(lambda x: x.exp().sum(), torch.ones(250))

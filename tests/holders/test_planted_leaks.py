@@ -35,6 +35,7 @@ NEEDS_LIBRARY = [
     "optimizer_in_a_hook_with_its_last_loss",
     "output_in_the_metadata_of_its_node",
     "two_gradients_that_use_the_other_parameter",
+    "weights_of_a_quantized_module_in_the_layout_of_a_library",
 ]
 """Leaks whose holder is read by the compiled library, or whose bytes the ledger does not see."""
 LEAKS = [
@@ -50,6 +51,7 @@ def _clean() -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage")
+@pytest.mark.filterwarnings("ignore:.*quantiz.*deprecated")
 @pytest.mark.parametrize("leak", LEAKS)
 def test_a_planted_leak_is_reported_with_its_bytes_holder_line_and_hint(leak: Leak) -> None:
     """Each planted leak is reported with the bytes, holder, line and

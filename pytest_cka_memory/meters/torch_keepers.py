@@ -1,0 +1,87 @@
+"""The private names of torch by which C++ code and compilers keep tensors.
+
+Each of them may be missing: then what it keeps is reported without its holder.
+"""
+
+import sys
+from typing import Any
+
+import torch
+
+COMPILER_PACKAGES = ("torch._dynamo", "torch._inductor", "torch._functorch._aot_autograd")
+"""Packages whose objects and functions belong to code that ``torch.compile`` made."""
+RESET_COMPILER = "torch._dynamo.reset()"
+
+
+def uses_cuda() -> bool:
+    """Whether this process has used CUDA, which an emulated device counts as."""
+    return bool(torch.cuda.is_initialized())
+
+
+def has_compiled() -> bool:
+    """Whether ``torch.compile`` has compiled a frame in this process."""
+    counters: Any = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return bool(counters.get("frames"))
+
+
+def bucket_sizes(model: Any) -> list[int]:
+    """Return the bytes of the buckets of a DistributedDataParallel; empty if it is not known."""
+    try:
+        data = model._get_ddp_logging_data()
+    except (AttributeError, RuntimeError):  # it is under construction
+        return []
+    texts = (data.get(name, "") for name in ("bucket_sizes", "rebuilt_bucket_sizes"))
+    return [int(size) for text in texts for size in text.split(",") if size.strip().isdecimal()]
+
+
+def script_references(value: Any) -> list[tuple[str, Any]]:
+    """Return what an object of TorchScript holds in C++: parameters, buffers and constants."""
+    found: list[tuple[str, Any]] = []
+    try:
+        if isinstance(value, torch.jit.ScriptModule):
+            named = [*value.named_parameters(), *value.named_buffers()]
+            found += ((f".{name}", it) for name, it in named)
+            found += _traced_inputs(value)
+        elif isinstance(value, (torch._C.ScriptList, torch._C.ScriptDict)):
+            keys = range(len(value)) if isinstance(value, torch._C.ScriptList) else value.keys()
+            found += ((f"[{key!r}]", value[key]) for key in keys)
+            return found
+        for number, node in enumerate(value.graph.findAllNodes("prim::Constant")):
+            if node.hasAttribute("value") and node.kindOf("value") == "t":
+                found.append((f".graph.findAllNodes('prim::Constant')[{number}]", node.t("value")))
+    except (RuntimeError, AttributeError):  # under construction, or without a forward()
+        pass
+    return found
+
+
+def _traced_inputs(module: torch.jit.ScriptModule) -> list[tuple[str, Any]]:
+    """Return the inputs that ``torch.jit.trace`` has traced a module with, which it keeps."""
+    found: list[tuple[str, Any]] = []
+    read = getattr(vars(module).get("_c"), "_retrieve_traced_inputs", None)
+    inputs = {} if read is None else read()
+    for method in inputs:
+        for number, it in enumerate(inputs[method]):
+            found.append((f"._c._retrieve_traced_inputs()[{method!r}][{number}]", it))
+    return found
+
+
+_SCRIPT = ("ScriptFunction", "ScriptList", "ScriptDict")
+SCRIPT_TYPES = tuple(it for name in _SCRIPT if (it := getattr(torch._C, name, None)) is not None)
+"""Types of TorchScript, besides modules, that contain tensors in C++."""
+
+_PACKED = "__torch__.torch.classes.quantized."
+"""How the names of the classes of TorchScript begin that keep weights of quantized modules."""
+
+
+def packed_tensors(value: Any) -> list[Any]:
+    """Return the weight and the bias that a ``torch.ScriptObject`` keeps packed; None each if none.
+
+    Each may be a copy, which only the caller references.
+    """
+    try:
+        if not value._type().qualified_name().startswith(_PACKED):
+            return []
+        found = value.unpack()
+    except (RuntimeError, AttributeError):  # it has no unpack(), or its library is not available
+        return []
+    return list(found) if isinstance(found, tuple) else [found]
