@@ -1,10 +1,10 @@
 """Measure what a launch of a Triton kernel costs on the emulated device.
 
-python tests/benchmarks/compiled_cost.py [--repeats 10] [--json results.json]
+python tests/benchmarks/compiled_cost.py [--repeats 20] [--json results.json]
 
-Each kernel is launched on the emulated device, and torch does the same arithmetic on the CPU, on
-one thread. Times are the least processor time of several calls, so that a busy machine matters
-little. Memory is what the process takes at most during a launch beside what it has before, as Linux
+Each kernel is launched on the emulated device, and in turn with it torch does the same arithmetic
+on the CPU, both on one thread. Times are medians of the processor time of several calls, so that a
+busy machine matters little. Memory is what the process takes at most during a launch beside what it has before, as Linux
 counts it: the tensors are allocated and written before. Needs Linux.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -49,13 +50,14 @@ def kernels() -> dict[str, Kernel]:
     rows, square = torch.rand(2048, 1024), torch.rand(512, 512)
     short, q = torch.rand(1024, 256), torch.rand(8, 512, 64)
     numbers = torch.randint(64, (2**18,), dtype=torch.int32)
+    places = torch.randint(8192, (4096,))
     sums, counts = torch.zeros(2048), torch.zeros(64, dtype=torch.int32, device="cuda")
 
     def cuda(x: Any) -> Any:
         return x.to("cuda")
 
     few_, many_, rows_, square_ = map(cuda, (few, many, rows, square))
-    short_, q_, numbers_, sums_ = map(cuda, (short, q, numbers, sums))
+    short_, q_, numbers_, sums_, places_ = map(cuda, (short, q, numbers, sums, places))
     inputs = few_, many_, rows_, square_, short_, q_
     out = {one.data_ptr(): torch.zeros_like(one) for one in inputs}
 
@@ -108,6 +110,11 @@ def kernels() -> dict[str, Kernel]:
             lambda: torch.bincount(numbers, minlength=64),
             256,
         ),
+        "rows by their numbers, 4096 x 256": Kernel(
+            lambda: k.take[(1024,)](to(many_), rows_, places_, SIZE=1024, WIDTH=256),
+            lambda: rows.view(-1, 256)[places],
+            1024,
+        ),
         "dropout, 4,194,304 elements": Kernel(
             lambda: k.dropout[(4096,)](to(many_), many_, 2**22, 0.5, 7, SIZE=1024),
             lambda: torch.nn.functional.dropout(many, 0.5),
@@ -116,15 +123,16 @@ def kernels() -> dict[str, Kernel]:
     }
 
 
-def least_seconds(call: Callable[[], Any], repeats: int) -> float:
-    """Return the least processor time of a call."""
-    call()
-    found = []
-    for _ in range(repeats):
-        begun = time.process_time()
-        call()
-        found.append(time.process_time() - begun)
-    return min(found)
+def median_ms(calls: list[Callable[[], Any]], repeats: int) -> list[float]:
+    """Return the median of the processor time of each call; the calls take turns."""
+    found: list[list[float]] = [[] for _ in calls]
+    for repeat in range(repeats + 1):
+        for call, times in zip(calls, found, strict=True):
+            begun = time.process_time()
+            call()
+            if repeat:  # the first call warms up
+                times.append(1000 * (time.process_time() - begun))
+    return [statistics.median(times) for times in found]
 
 
 def memory_beside(call: Callable[[], Any]) -> int:
@@ -144,19 +152,21 @@ def _status(name: str) -> int:
 def main() -> int:
     """Print a row for each kernel."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     emulated_cuda.load("a100")
     rows = []
     for name, kernel in kernels().items():
         kernel.launch()  # compiles it, and writes its tensors
+        memory_bytes = memory_beside(kernel.launch)
+        launch_ms, cpu_ms = median_ms([kernel.launch, kernel.on_cpu], options.repeats)
         row = {
             "name": name,
             "programs": kernel.programs,
-            "memory_bytes": memory_beside(kernel.launch),
-            "launch_ms": round(1000 * least_seconds(kernel.launch, options.repeats), 2),
-            "cpu_ms": round(1000 * least_seconds(kernel.on_cpu, options.repeats), 2),
+            "memory_bytes": memory_bytes,
+            "launch_ms": round(launch_ms, 2),
+            "cpu_ms": round(cpu_ms, 2),
         }
         rows.append(row)
         print(json.dumps(row), flush=True)

@@ -93,6 +93,13 @@ def count(out, x, SIZE: tl.constexpr):
 
 
 @triton.jit
+def take(out, x, places, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
+    row = tl.load(places + at // WIDTH)
+    tl.store(out + at, tl.load(x + row * WIDTH + at % WIDTH))
+
+
+@triton.jit
 def dropout(out, x, count, rate, seed, SIZE: tl.constexpr):
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     kept = tl.rand(seed, at) > rate
