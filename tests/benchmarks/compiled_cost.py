@@ -4,8 +4,8 @@ python tests/benchmarks/compiled_cost.py [--repeats 20] [--json results.json]
 
 Each kernel is launched on the emulated device, and in turn with it torch does the same arithmetic
 on the CPU, both on one thread. Times are medians of the processor time of several calls, so that a
-busy machine matters little. Memory is what the process takes at most during a launch beside what it has before, as Linux
-counts it: the tensors are allocated and written before. Needs Linux.
+busy machine matters little. Memory is what the process takes at most during a launch beside what
+it has before, as Linux counts it: the tensors are allocated and written before. Needs Linux.
 """
 
 from __future__ import annotations
