@@ -51,6 +51,14 @@ _REDUCTIONS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 }
 """Functions that torch can apply along an axis at once; sums are added in torch's order."""
 
+_SCANS: dict[str, Callable[..., torch.Tensor]] = {
+    "arith.addf": torch.cumsum,
+    "arith.addi": torch.cumsum,
+    "arith.mulf": torch.cumprod,
+    "arith.muli": torch.cumprod,
+}
+"""The same for scans; in half precision torch rounds each result once."""
+
 
 @control("tt.reduce")
 def reduce(one: Operation) -> Compute:
@@ -80,12 +88,12 @@ def reduce(one: Operation) -> Compute:
 def scan(one: Operation) -> Compute:
     """Combine each element with all before it along an axis, or with all behind it."""
     axis, is_reversed = 1 + one.integer("axis"), one.is_set("reverse")
-    is_sum = _only_operation(one) in ("arith.addf", "arith.addi")
+    usual = _SCANS.get(_only_operation(one))
     combine = _combination(one)
 
     def scanned(programs: Programs, values: Environment, given: Values) -> Values:
-        if is_sum and given[0].dtype is not torch.bool:
-            return [torch.cumsum(given[0], axis, dtype=given[0].dtype)]
+        if usual is not None and given[0].dtype is not torch.bool:
+            return [usual(given[0], axis, dtype=given[0].dtype)]
         length, step = given[0].shape[axis], 1
         while step < length:
             left = [value.narrow(axis, 0, length - step) for value in given]

@@ -125,6 +125,15 @@ def test_scan_combines_each_element_with_those_before_it(name, is_reversed):
     torch.testing.assert_close(found, torch.tensor(expected[::-1] if is_reversed else expected))
 
 
+def test_scan_of_products_in_half_precision_rounds_each_result_once():
+    """A product of bfloat16 numbers is as near to the exact one as the type allows."""
+    x = (1 + torch.arange(32) / 128).bfloat16().cuda()
+    body = folding("scan", "arith.mulf", 0, "tensor<32xbf16>", "tensor<32xbf16>")
+    body = body.replace(": f32", ": bf16")
+    found = run(body, {"x": (x, "bf16")}, (32,), "bf16").cpu()
+    torch.testing.assert_close(found, x.cpu().double().cumprod(0).bfloat16(), rtol=0, atol=0)
+
+
 def test_reduction_with_a_function_of_several_values_and_branches():
     """A function of a value and its position, with a branch in it, finds the largest element."""
     x = torch.tensor([3.0, 9.0, 1.0, 9.0]).cuda()
