@@ -132,6 +132,7 @@ class StorageTracker(SharedPatches):
         generations.repair()
         yield _Counting(self)
         yield from patches.resizing(self.record_storage)
+        yield from patches.mapping(self.record_mapped)
         yield from patches.threads(self.run_counted)
         yield from patches.collections(self.note_collection)
         yield from patches.tracing(CountingMode)
@@ -201,6 +202,11 @@ class StorageTracker(SharedPatches):
         """Record one storage, if it is on this device."""
         if self.counting and storage.device == self.device:
             self.ledger.record(storage)
+
+    def record_mapped(self, storage: torch.UntypedStorage) -> None:
+        """Record the storage of a mapped file, if it is on this device."""
+        if self.counting and storage.device == self.device:
+            self.ledger.record_mapped(storage)
 
     def nothing_is_live(self) -> bool:
         """Whether it is proved that no storage is live, so that a collection could free none.

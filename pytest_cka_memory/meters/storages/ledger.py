@@ -5,90 +5,27 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pytest_cka_memory.core.allocations import (
-    Allocation,
-    AllocationGroup,
-    AllocationSite,
-    RawFrames,
-    format_frames,
-    innermost_code,
-    user_frames,
-)
-from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.meters.child_locks import Locking
+from pytest_cka_memory.meters.storages.entries import (
+    Entry,
+    OperatorSite,
+    is_shared_memory,
+    site_of,
+    site_of_file,
+)
+from pytest_cka_memory.meters.storages.mapped_files import MappedFiles
 
 # By name, because it is called often.
 from pytest_cka_memory.meters.torch_private import storage_key
 from pytest_cka_memory.meters.torch_versions import FREES_ONLY_OBJECTS
 
 T = TypeVar("T")
-
-
-_OF_DATA = frozenset(("aten.lift_fresh", "aten.set_.source_Storage"))
-"""Operators that take a tensor or storage which no operator has made; its shape may be another."""
-
-
-class OperatorSite(NamedTuple):
-    """What the ledger records at an allocation; made readable only when a report needs it."""
-
-    operator: object
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    frames: RawFrames
-
-    def readable(self) -> AllocationSite:
-        dtype = str(self.dtype).removeprefix("torch.")
-        operator = str(self.operator).removesuffix(".default")
-        frames, code = format_frames(self.frames), innermost_code(self.frames)
-        if operator in _OF_DATA:
-            return AllocationSite(frames, code)
-        return AllocationSite(frames, code, operator, dtype, self.shape)
-
-
-class _Entry(weakref.ref[torch.UntypedStorage]):
-    """A storage in the ledger. Weak, because a strong reference would itself be a leak."""
-
-    __slots__ = ("excluded_bytes", "history", "is_shared", "key", "maybe_alive", "site", "size")
-
-    key: int
-    site: OperatorSite | None
-    size: int
-    excluded_bytes: int
-    """Bytes that it had when the ledger found it too late to count them; they never count."""
-    history: list[tuple[int, int]]
-    """(serial number, weight) of its allocation and of the changes of size since.
-
-    Of several changes without a mark or a peak between them, only the last is here, because a
-    storage may be resized any number of times.
-    """
-    maybe_alive: bool
-    """Whether a collection freed it, or perhaps only its Python object."""
-    is_shared: bool
-    """Whether it was in memory that processes share."""
-
-    def is_like(self, storage: torch.UntypedStorage) -> bool:
-        """Whether it may be `storage`, which has its address: not if only one of them is shared."""
-        return self.size == storage.nbytes() and self.is_shared == _is_shared(storage)
-
-    @property
-    def weight(self) -> int:
-        """How many of its bytes count now."""
-        return self.history[-1][1]
-
-    def weight_at(self, serial: int) -> int:
-        """Return how many of its bytes counted at `serial`; 0 before its allocation."""
-        return next((weight for when, weight in reversed(self.history) if when <= serial), 0)
-
-    def allocation(self, size: int) -> Allocation:
-        """Return `size` bytes of it as an allocation."""
-        return Allocation(
-            self.key, size, self.history[-1][0], lambda: self() is not None, self.site
-        )
 
 
 class CollectedBytes:
@@ -103,7 +40,7 @@ class CollectedBytes:
         self._ledger.settle()
         return self._bytes
 
-    def add(self, entry: _Entry, sign: int = 1) -> None:
+    def add(self, entry: Entry, sign: int = 1) -> None:
         """Count a storage that a collection has freed; with -1, one that it has not."""
         self._bytes += sign * max(0, entry.weight - entry.weight_at(self._mark))
 
@@ -119,21 +56,22 @@ class Ledger(Locking):
         self.level = 0
         self.peak = 0
         self.serial = 0
-        self._live: dict[int, _Entry] = {}
+        self._live: dict[int, Entry] = {}
         # Storages that were live at the peak are live now, or are in this list.
         self._peak_serial = 0
         self._last_mark = 0
-        self._freed_since_peak: list[_Entry] = []
-        self._freed: deque[_Entry | bool] = deque()
+        self._freed_since_peak: list[Entry] = []
+        self._mapped = MappedFiles()
+        self._freed: deque[Entry | bool] = deque()
         """Freed storages in order, between the start (True) and the end (False) of collections."""
         # In torch 2.9 the Python object of a storage shared between processes outlives it.
-        self._shared: dict[int, tuple[_Entry, StorageWeakRef]] = {}
+        self._shared: dict[int, tuple[Entry, StorageWeakRef]] = {}
         # Also in torch 2.9, a collection may free only the Python object of a live storage, if that
         # object was part of a cycle, as in torch.save.
         self._collecting = False
         self._collected: list[weakref.ref[CollectedBytes]] = []
         """Those who count what collections free."""
-        self._maybe_alive: dict[int, _Entry] = {}
+        self._maybe_alive: dict[int, Entry] = {}
         # A collection inside record() may run a __del__ that computes with tensors. Its storages
         # wait in the list below until the ledger is consistent again; the lock is re-entrant.
         self._busy: int | None = None
@@ -166,6 +104,14 @@ class Ledger(Locking):
                 self._waiting.append((storage, counted, tensor, operator))
             else:
                 self._exclusively(self._record, storage, counted, tensor, operator)
+
+    def record_mapped(self, storage: torch.UntypedStorage) -> None:
+        """Record a file that was mapped, of which other storages are parts and do not count."""
+        self._mapped.add(storage)
+        self.record(storage)
+        known = self._live.get(storage_key(storage))
+        if known is not None and known() is storage:
+            known.site, known.address = site_of_file(), storage.data_ptr()
 
     def _exclusively(self, call: Callable[..., T], *args: Any) -> T:
         """Call a function while other threads wait, as do storages that a collection reports."""
@@ -230,8 +176,9 @@ class Ledger(Locking):
                 return
             site = None
             if operator is not None and tensor is not None:
-                site = OperatorSite(operator, tensor.dtype, _shape_of(tensor), user_frames())
-            self._enter(storage, key, 0 if counted else size, site)
+                site = site_of(tensor, operator)
+            is_part = self._mapped.has(storage, tensor)
+            self._enter(storage, key, size if is_part or not counted else 0, site)
         elif known.size != size:
             self._resize(known, size)
 
@@ -286,7 +233,7 @@ class Ledger(Locking):
         """Set the peak to the current level."""
         self._exclusively(self._note_peak)
 
-    def _known(self) -> list[_Entry]:
+    def _known(self) -> list[Entry]:
         """Return every live storage's entry."""
         return self._exclusively(lambda: list(self._live.values()))
 
@@ -298,20 +245,21 @@ class Ledger(Locking):
         site: OperatorSite | None,
     ) -> None:
         # The callback may run at any time in any thread, so it takes no lock.
-        entry = _Entry(storage, self._freed.append)
+        entry = Entry(storage, self._freed.append)
         entry.maybe_alive = False
         entry.key = key
+        entry.address = 0
         entry.site = site
         entry.excluded_bytes = excluded_bytes
         entry.history = [(self.serial, 0)]
         entry.size = storage.nbytes()
         self._live[entry.key] = entry  # complete: a collection may record it again
-        entry.is_shared = _is_shared(storage)
+        entry.is_shared = is_shared_memory(storage)
         if entry.is_shared:
             self._shared[entry.key] = entry, StorageWeakRef(storage)
         self._resize(entry, entry.size)
 
-    def _resize(self, entry: _Entry, size: int) -> None:
+    def _resize(self, entry: Entry, size: int) -> None:
         (changed, before), weight = entry.history[-1], max(0, size - entry.excluded_bytes)
         self.serial += 1
         is_peak = self.level + weight - before > self.peak
@@ -347,7 +295,7 @@ class Ledger(Locking):
             if weak.expired():
                 self._remove(entry)
 
-    def _note_collected(self, entry: _Entry, sign: int = 1) -> None:
+    def _note_collected(self, entry: Entry, sign: int = 1) -> None:
         for known in self._collected:
             if (counted := known()) is not None:
                 counted.add(entry, sign)
@@ -361,10 +309,10 @@ class Ledger(Locking):
         for entry in freed:
             self._remove(entry)
 
-    def _restore(self, entry: _Entry, storage: torch.UntypedStorage) -> None:
+    def _restore(self, entry: Entry, storage: torch.UntypedStorage) -> None:
         """Continue `entry` with a new Python object for the same storage."""
-        again = _Entry(storage, self._freed.append)
-        for name in _Entry.__slots__:
+        again = Entry(storage, self._freed.append)
+        for name in Entry.__slots__:
             setattr(again, name, getattr(entry, name))
         self._live[again.key] = again
         self._note_collected(again, -1)
@@ -373,7 +321,7 @@ class Ledger(Locking):
         if self.level > self.peak:
             self._note_peak()
 
-    def _remove(self, entry: _Entry) -> None:
+    def _remove(self, entry: Entry) -> None:
         if self._live.get(entry.key) is not entry:
             return
         weight = entry.weight
@@ -386,22 +334,3 @@ class Ledger(Locking):
         # No calls below: each may fail if the stack is exhausted, and would then be repeated.
         self.level -= weight
         del self._live[entry.key]
-
-
-def _is_shared(storage: torch.UntypedStorage) -> bool:
-    # On CUDA is_shared() is always true.
-    return storage.device.type == "cpu" and storage.is_shared()
-
-
-def _shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the tensor's sizes; if they cannot be read, the length of its storage.
-
-    While ``torch.jit`` traces, sizes are tensors, which would be kept alive here and become part of
-    the trace. A strided nested tensor has no sizes.
-    """
-    if not torch_private.is_tracing():
-        try:
-            return tuple(tensor.shape)
-        except RuntimeError:
-            pass
-    return (tensor.untyped_storage().nbytes() // tensor.element_size(),)

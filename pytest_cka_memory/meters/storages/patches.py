@@ -51,6 +51,18 @@ def resizing(record_storage: Callable[[torch.UntypedStorage], None]) -> Iterator
     yield Patch(torch.UntypedStorage, "resize_", resize_)
 
 
+def mapping(record_mapped: Callable[[torch.UntypedStorage], None]) -> Iterator[Patch]:
+    """Call `record_mapped` with the storage of each file that torch maps."""
+    original: Any = torch.UntypedStorage.from_file
+
+    def from_file(*args: Any, **kwargs: Any) -> torch.UntypedStorage:
+        storage: torch.UntypedStorage = original(*args, **kwargs)
+        record_mapped(storage)
+        return storage
+
+    yield Patch(torch.UntypedStorage, "from_file", staticmethod(from_file))
+
+
 def threads(run_counted: _Call) -> Iterator[Patch]:
     """Let new threads, and what thread pools are given to run, call their functions by another.
 
