@@ -18,11 +18,11 @@ def cpp_rules() -> RulesForType:
     """Return the rules for the types of such objects; None for others."""
     import torch
 
-    from pytest_cka_memory.meters import torch_keepers
+    from pytest_cka_memory.meters import torch_private
     from pytest_cka_memory.meters.storages.live_objects import with_subclasses
 
     futures = with_subclasses(torch.futures.Future)
-    script = {*with_subclasses(torch.jit.ScriptModule), *torch_keepers.SCRIPT_TYPES}
+    script = {*with_subclasses(torch.jit.ScriptModule), *torch_private.SCRIPT_TYPES}
 
     def rules_for(kind: type) -> TypeRules | None:
         if kind in futures:

@@ -65,10 +65,6 @@ def _traced_inputs(module: torch.jit.ScriptModule) -> list[tuple[str, Any]]:
     return found
 
 
-_SCRIPT = ("ScriptFunction", "ScriptList", "ScriptDict")
-SCRIPT_TYPES = tuple(it for name in _SCRIPT if (it := getattr(torch._C, name, None)) is not None)
-"""Types of TorchScript, besides modules, that contain tensors in C++."""
-
 _PACKED = "__torch__.torch.classes.quantized."
 """How the names of the classes of TorchScript begin that keep weights of quantized modules."""
 

@@ -268,6 +268,10 @@ def unpacked_name(raw: str) -> str:
 SHOWS_SAVED = _found("torch._C._autograd.SavedTensor.data", None) is not None
 """Whether a saved tensor can be read without the user's unpack hook; not in torch 2.9."""
 
+_SCRIPT = ("ScriptFunction", "ScriptList", "ScriptDict")
+SCRIPT_TYPES = tuple(filter(None, (_found(f"torch._C.{name}", None) for name in _SCRIPT)))
+"""Types of TorchScript, besides modules, that contain tensors in C++."""
+
 SHARING = tuple(
     name
     for name in ("_share_fd_cpu_", "_share_filename_cpu_")
