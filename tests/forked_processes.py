@@ -4,19 +4,24 @@ Each is as fresh as a new interpreter in every other respect. To import torch ag
 take most of their time.
 """
 
+import atexit
+import functools
 import gc
 import multiprocessing
 import os
 import runpy
+import shutil
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import ModuleType
 
 import pytest
+from forked_workers import ForkedWorkers, serve
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(["torch._dynamo", "pytest"])
@@ -36,10 +41,12 @@ def run(
     In this folder and with this environment, if none are given. With `merged`, what it writes to
     stderr is part of stdout.
     """
-    with TemporaryDirectory() as written:
+    with tempfile.TemporaryDirectory() as written:
         outputs = [Path(written) / name for name in ("out", "out" if merged else "err")]
         given = dict(os.environ if environment is None else environment)
-        arguments = (words, str(folder or os.getcwd()), given, outputs)
+        has_workers = words[0] == "pytest" and any(word.startswith("-n") for word in words)
+        workers = _address_of_server() if has_workers else None
+        arguments = (words, str(folder or os.getcwd()), given, outputs, workers)
         process = _CONTEXT.Process(target=_command, args=arguments)
         process.start()
         process.join(_LONGEST_SECONDS)
@@ -62,33 +69,57 @@ def run_pytest(*options: str) -> pytest.RunResult:
     return pytest.RunResult(done.returncode, *outputs, time.perf_counter() - start_s)
 
 
+def forked_workers() -> ForkedWorkers:
+    """Return a plugin by which the workers of a session have imported torch already."""
+    return ForkedWorkers(_address_of_server())
+
+
+@functools.cache
+def _address_of_server() -> str:
+    folder = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, folder)
+    address = str(Path(folder) / "workers")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen()
+        _CONTEXT.Process(target=serve, args=(listener,), daemon=True).start()
+    return address
+
+
 def _command(
     words: Sequence[str],
     folder: str,
     environment: Mapping[str, str],
     outputs: Sequence[Path],
+    workers: str | None,
 ) -> None:
+    for stream, path in zip((sys.stdout, sys.stderr), outputs, strict=True):
+        with path.open("a") as file:
+            os.dup2(file.fileno(), stream.fileno())
+    status = command(words, folder, environment, workers)
+    sys.stdout.flush()
+    sys.exit(status)
+
+
+def command(
+    words: Sequence[str], folder: str, environment: Mapping[str, str], workers: str | None = None
+) -> int:
+    """Run ``pytest ...`` or ``python ...`` in this process, which ends then; returns its status.
+
+    The workers of pytest-xdist are forked by the server at the address `workers`.
+    """
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
     sys.dont_write_bytecode = True  # a test may write a module twice within a second
     sys.path[:] = [path for path in sys.path if not path.startswith(_TESTS)]
-    for stream, path in zip((sys.stdout, sys.stderr), outputs, strict=True):
-        with path.open("a") as file:
-            os.dup2(file.fileno(), stream.fileno())
     # Collections then leave out what importing torch created, which references no tensor.
     gc.freeze()
-    status = _run(words)
-    sys.stdout.flush()
-    sys.exit(status)
-
-
-def _run(words: Sequence[str]) -> int:
     program, *arguments = words
     if arguments[:2] == ["-m", "pytest"]:
         program, *arguments = arguments[1:]
     if program == "pytest":
-        return int(pytest.main(arguments))
+        return int(pytest.main(arguments, plugins=[ForkedWorkers(workers)] if workers else []))
     sys.path.insert(0, os.getcwd())
     if arguments[0] == "-m":
         sys.argv[:] = arguments[1:]

@@ -115,8 +115,11 @@ def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
             options.append("--cka-memory-json=r.json")
         if forked:
             return Session(forked_processes.run_pytest(*options), _read(path))
-        start = pytester.runpytest_subprocess if subprocess else pytester.runpytest_inprocess
-        return Session(start(*options), _read(path))
+        if subprocess:
+            return Session(pytester.runpytest_subprocess(*options), _read(path))
+        has_workers = any(option.startswith("-n") for option in options)
+        plugins = [forked_processes.forked_workers()] if has_workers else []
+        return Session(pytester.runpytest_inprocess(*options, plugins=plugins), _read(path))
 
     return run
 
