@@ -24,7 +24,7 @@ def test_session_whose_triton_kernels_are_interpreted_is_warned(
     if value is not None:
         monkeypatch.setenv("TRITON_INTERPRET", value)
     device = "--cka-memory-device=emulate:cuda:t4"
-    run = session("def test_it(cka_memory): pass", device, "--cka-memory-report", subprocess=True)
+    run = session("def test_it(cka_memory): pass", device, "--cka-memory-report", forked=True)
     run.assert_outcomes(passed=1)
     assert run.text.count("warning: TRITON_INTERPRET is set: Triton's interpreter") == warned
 

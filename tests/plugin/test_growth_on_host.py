@@ -60,7 +60,7 @@ def run(session, finished_sessions, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if "host" not in finished_sessions:
         device = "--cka-memory-device=emulate:cuda:t4"
-        finished_sessions["host"] = session(LOOPS, device, subprocess=True)
+        finished_sessions["host"] = session(LOOPS, device, forked=True)
     return finished_sessions["host"]
 
 

@@ -90,7 +90,7 @@ def test_card_is_not_full_after_an_out_of_memory_error(session):
             assert cka_memory.snapshot().allocated_bytes == 0
         """,
         "--cka-memory-device=emulate:cuda:t4,values=off",
-        subprocess=True,
+        forked=True,
     )
     run.assert_outcomes(passed=3, failed=3)
     assert "CUDA out of memory" in run.text

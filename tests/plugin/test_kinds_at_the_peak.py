@@ -141,7 +141,7 @@ def rounded(device: str) -> Callable[..., int]:
 def programs(session, pytester, finished_sessions, device: str) -> Any:
     """Run all programs once on each device."""
     if device not in finished_sessions:
-        run = session(SOURCE, f"--cka-memory-device={device}", subprocess=True)
+        run = session(SOURCE, f"--cka-memory-device={device}", forked=True)
         run.assert_outcomes(failed=6)
         finished_sessions[device] = run, int((pytester.path / "saved.json").read_text())
     return finished_sessions[device]

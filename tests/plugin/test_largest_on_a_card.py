@@ -36,5 +36,5 @@ def test_training(cka_memory):
 
 def test_largest_batch_of_a_t4(session):
     """The search finds how many items fit into the memory that PyTorch reports for a T4."""
-    run = session(TEST, "--cka-memory-device=emulate:cuda:t4,values=off", subprocess=True)
+    run = session(TEST, "--cka-memory-device=emulate:cuda:t4,values=off", forked=True)
     run.assert_outcomes(passed=2)

@@ -56,10 +56,10 @@ def test_on_an_emulated_card_the_allocator_judges(session) -> None:
         def test_too_large():
             torch.empty(15 * 2**30, dtype=torch.uint8, device="cuda")
     """
-    direct = session(source, "--cka-memory-device=emulate:cuda:t4,values=off", subprocess=True)
+    direct = session(source, "--cka-memory-device=emulate:cuda:t4,values=off", forked=True)
     direct.assert_outcomes(failed=1)
     assert "OutOfMemoryError" in direct.text
     assert not direct.region["breaches"]
-    larger = session(source, "--cka-memory-device=emulate:cuda:a10,values=off", subprocess=True)
+    larger = session(source, "--cka-memory-device=emulate:cuda:a10,values=off", forked=True)
     larger.assert_outcomes(failed=1)
     assert larger.region["breaches"][0]["measured_bytes"] == 15 * 2**30

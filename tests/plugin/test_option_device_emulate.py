@@ -77,7 +77,7 @@ def users_session(session, pytester, finished_sessions):
         run = session(
             USERS_TESTS,
             *(*options, "--cka-memory-report", "--cka-memory-update-baseline", "--junitxml=j.xml"),
-            subprocess=True,
+            forked=True,
         )
         files["junit"] = "j.xml"
         texts = {n: (pytester.path / file).read_text("utf-8") for n, file in files.items()}
@@ -249,7 +249,7 @@ def test_xdist_workers_have_all_emulated_devices_and_measure_the_first(session, 
     pytest.importorskip("xdist")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     device = "--cka-memory-device=emulate:cuda:t4,devices=2"
-    run = session(ON_TWO_CARDS, device, "--cka-memory-report", "-n2", subprocess=True)
+    run = session(ON_TWO_CARDS, device, "--cka-memory-report", "-n2", forked=True)
     run.assert_outcomes(failed=2)
     leak, other = (run.region_of(f"test_leak[{index}]") for index in range(2))
     assert (leak["retained_bytes"], other["retained_bytes"]) == (2**20, 0)
