@@ -112,7 +112,8 @@ def command(
     os.environ.update(environment)
     os.chdir(folder)
     sys.dont_write_bytecode = True  # a test may write a module twice within a second
-    sys.path[:] = [path for path in sys.path if not path.startswith(_TESTS)]
+    given = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:] = [*given, *(path for path in sys.path if not path.startswith(_TESTS))]
     # Collections then leave out what importing torch created, which references no tensor.
     gc.freeze()
     program, *arguments = words

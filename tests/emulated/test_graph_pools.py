@@ -42,6 +42,7 @@ def test_failures_name_the_graph_whose_pool_holds_the_memory(python, tmp_path):
             "/dev/null",
         ),
         *("--rootdir", str(tmp_path), "-p", "no:cacheprovider", str(tmp_path / "test_graphs.py")),
+        forked=True,
     )
     text = " ".join(session.stdout.split())
     owner = "the pool of the graph captured at test_graphs.py:9 in captured"

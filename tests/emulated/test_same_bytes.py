@@ -18,7 +18,7 @@ def test_programs_need_the_same_bytes_with_and_without_values(python):
     """The programs in ``small_programs.py`` have the same five figures with and without values."""
     found = {}
     for name in ("emulate:cuda:a100", "emulate:cuda:a100,values=off"):
-        run = python("-c", MEASURE, name)
+        run = python("-c", MEASURE, name, forked=True)
         assert run.returncode == 0, run.stderr
         found[name] = json.loads(run.stdout.splitlines()[-1])
     with_values, without = found.values()
