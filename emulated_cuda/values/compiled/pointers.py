@@ -46,16 +46,22 @@ def accessed(function: Function) -> Accessed:
     read: set[int] = set()
     written: set[int] = set()
     for one in all_operations(function.blocks):
-        targets = one.operands if one.name == "tt.call" else one.operands[:1]
+        hidden = one.name == "tt.call" or _has_addresses_in_assembly(one)
+        targets = one.operands if hidden else one.operands[:1]
         found = set(chain.from_iterable(roots[name] for name in targets))
-        if one.name in _READING:
+        if hidden or one.name in _READING:
             read |= found
-        if one.name in _WRITING:
+        if hidden or one.name in _WRITING:
             written |= found
     is_complete = _FROM_MEMORY not in read | written
     return Accessed(
         frozenset(read - {_FROM_MEMORY}), frozenset(written - {_FROM_MEMORY}), is_complete
     )
+
+
+def _has_addresses_in_assembly(one: Operation) -> bool:
+    """Whether an operation is assembly that may read and write memory."""
+    return one.name == "tt.elementwise_inline_asm" and "[" in one.quoted()
 
 
 def _follow(one: Operation, roots: dict[str, set[int]]) -> None:

@@ -111,3 +111,17 @@ def clock(out, x, size: tl.constexpr):
     )
     tl.store(out, time)
     tl.store(out + 1, tl.load(x))
+
+
+@triton.jit
+def copy_by_assembly(out, x, size: tl.constexpr):
+    """Copy int32 numbers by instructions of assembly, which are not computed."""
+    at = tl.arange(0, size)
+    tl.inline_asm_elementwise(
+        "ld.global.b32 $0, [$1]; st.global.b32 [$2], $0;",
+        "=r,l,l",
+        [x + at, out + at],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )

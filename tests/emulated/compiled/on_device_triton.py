@@ -101,6 +101,15 @@ def test_kernel_that_is_not_computed_marks_only_what_it_may_write():
         out.cpu()
 
 
+def test_assembly_that_has_addresses_may_write_there():
+    """Tensors whose addresses are given to assembly that accesses memory have no known values."""
+    x, out, other = (torch.ones(4, dtype=torch.int32, device="cuda") for _ in range(3))
+    kernels.copy_by_assembly[(1,)](out, x, size=4)
+    with pytest.raises(StaleValueError, match="uses the PTX instruction ld.global"):
+        out.cpu()
+    assert other.tolist() == [1] * 4
+
+
 def test_values_computed_from_unknown_values_are_unknown():
     """A kernel that reads what an unknown kernel should have written writes unknown values."""
     x, out = torch.ones(4, device="cuda"), torch.ones(4, device="cuda")
