@@ -10,5 +10,6 @@ void join_capture(Stream stream, uint64_t number, Stream joined);
 // An error, which makes the capture invalid, if the stream captures; or if any stream does.
 int check_no_capture(Stream stream);
 int check_no_captures();
-// Has Python record work outside operators if the stream captures: a kernel by name, or a copy.
+// Has Python record work outside operators if the stream captures: a kernel by name, a copy, or, if there is
+// nothing to copy from, the call of NCCL with that number.
 bool record_work(Stream stream, const char* kernel, void* to, const void* from, size_t size);

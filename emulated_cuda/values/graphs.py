@@ -60,6 +60,8 @@ def start(path: str) -> None:
     _library.emulated_open_captures.restype = ctypes.POINTER(ctypes.c_uint64)
     _library.emulated_capture_of.restype = ctypes.c_uint64
     _library.emulated_capture_of.argtypes = (ctypes.c_void_p,)
+    _library.emulated_repeat_calls.restype = ctypes.c_char_p
+    _library.emulated_repeat_calls.argtypes = (ctypes.c_size_t,)
     _open_captures = _library.emulated_open_captures().contents
     number, pointer = ctypes.c_uint64, ctypes.c_void_p
     _callbacks[:] = [
@@ -172,15 +174,24 @@ def _forget(number: int) -> None:
 
 
 def _note(number: int, kernel: bytes | None, target: int, source: int, size: int) -> None:
-    """Record work outside operators: a kernel that is not known, or a copy."""
+    """Record work outside operators: a kernel that is not known, a call of NCCL, or a copy."""
     if kernel is not None:
         record(lambda step: _library.emulated_note_work(kernel), number=number)
+    elif not source:
+        record(lambda step: _repeat_calls(target), number=number)
     else:
 
         def copy(step: int) -> None:
             ctypes.memmove(target, source, size)
 
         record(copy, number=number)
+
+
+def _repeat_calls(number: int) -> None:
+    """Make calls of NCCL that were captured, and wait for them."""
+    problem = _library.emulated_repeat_calls(number)
+    if problem is not None:
+        raise RuntimeError(problem.decode())
 
 
 def _raising_own_error(replay: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -370,3 +370,25 @@ def test_communicator_can_be_suspended_and_resumed(nccl):
     """A suspended communicator says so, and takes no memory of the device at any time."""
     runs = nccl(SUSPENDED, **CLASSIC)
     assert [run.stdout for run in runs] == ["1 0 0\n4.0\n"] * 2, runs[0].stderr
+
+
+CAPTURED = """
+total = torch.ones(3, device="cuda")
+dist.all_reduce(total)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    total += 1
+    dist.all_reduce(total)
+    (dist.recv if rank else dist.send)(total, 1 - rank)
+print(total[0].item())
+graph.replay()
+print(total[0].item())
+graph.replay()
+print(total[0].item())
+"""
+
+
+def test_collective_in_a_cuda_graph_is_done_at_each_replay(nccl):
+    """A capture changes no value, and each replay makes the calls in their order."""
+    runs = nccl(CAPTURED)
+    assert [run.stdout for run in runs] == ["2.0\n6.0\n14.0\n"] * 2, runs[0].stderr

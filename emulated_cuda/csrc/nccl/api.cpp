@@ -10,6 +10,7 @@
 #include "collectives.hpp"
 #include "log.hpp"
 #include "reductions.hpp"
+#include "../graphs.hpp"
 #include "../waiting.hpp"
 
 namespace {
@@ -17,11 +18,16 @@ constexpr int kLongestWait = 600;  // of 5 ms: 3 s
 
 // ---- Groups: what is called in one is given together at its end ----
 
+struct Bytes {
+  const void* start = nullptr;
+  size_t size = 0;
+};
 struct Given {
   Communicator* communicator;
   Stream stream;
   Communicator::Run run;                // empty for transfers
   std::vector<Transfer> transfers;
+  std::vector<Bytes> sent, received;
 };
 struct Group {
   int depth = 0;
@@ -51,6 +57,10 @@ int run_inits(const std::vector<std::function<int()>>& inits) {
   return kDone;
 }
 
+int cannot_send(const void* start, size_t bytes);
+void note_received(const void* start, size_t bytes);
+int record_in_graph(std::vector<Given> given);
+
 bool may_go_on(const Jobs& jobs, int waits) {
   show_waiting(missing_of(jobs));
   return waits > kLongestWait || (waits > 2 && is_in_circle());
@@ -61,6 +71,20 @@ int wait_at_first(const Jobs& jobs) {
   for (const auto& job : jobs)
     if (job->is_done() && job->take_failure()) return failed(job->code(), job->problem());
   return kDone;
+}
+
+Jobs start_all(std::vector<Given> in_order) {
+  Jobs jobs;
+  for (auto& one : in_order) {
+    int device = one.communicator->device();
+    auto before = jobs_of(one.stream, device);
+    auto transfers = one.transfers;
+    if (!transfers.empty()) one.run = [transfers](Communicator& c) { return move(c, transfers); };
+    auto job = one.communicator->start(std::move(one.run), std::move(before), std::move(one.transfers));
+    give(one.stream, {job}, device);
+    jobs.push_back(std::move(job));
+  }
+  return jobs;
 }
 
 int give_all() {
@@ -82,27 +106,25 @@ int give_all() {
     if (one.transfers.empty()) continue;
     size_t place = collectives;
     while (place < in_order.size() && in_order[place].communicator != one.communicator) ++place;
-    if (place == in_order.size()) in_order.push_back({one.communicator, one.stream, {}, {}});
+    if (place == in_order.size()) in_order.push_back({one.communicator, one.stream, {}, {}, {}, {}});
     in_order[place].transfers.push_back(one.transfers[0]);
+    for (Bytes bytes : one.sent) in_order[place].sent.push_back(bytes);
+    for (Bytes bytes : one.received) in_order[place].received.push_back(bytes);
   }
-  Jobs jobs;
-  for (auto& one : in_order) {
-    int device = one.communicator->device();
-    auto before = jobs_of(one.stream, device);
-    auto transfers = one.transfers;
-    if (!transfers.empty()) one.run = [transfers](Communicator& c) { return move(c, transfers); };
-    auto job = one.communicator->start(std::move(one.run), std::move(before), std::move(one.transfers));
-    give(one.stream, {job}, device);
-    jobs.push_back(std::move(job));
-  }
-  return wait_at_first(jobs);
+  if (!in_order.empty() && capture_of(in_order[0].stream)) return record_in_graph(std::move(in_order));
+  return wait_at_first(start_all(std::move(in_order)));
 }
 
-int add(Communicator* communicator, Stream stream, Communicator::Run run, std::vector<Transfer> transfers = {}) {
+int add(Communicator* communicator, Stream stream, Bytes sent, Bytes received, Communicator::Run run,
+        std::vector<Transfer> transfers = {}) {
   if (!communicator) return failed(kInvalidArgument, "there is no communicator");
+  if (!capture_of(stream)) {  // otherwise a replay does
+    if (int code = cannot_send(sent.start, sent.size)) return code;
+    note_received(received.start, received.size);
+  }
   count_work();
   if (int code = communicator->async_error()) return failed(code, communicator->problem());
-  group.given.push_back({communicator, stream, std::move(run), std::move(transfers)});
+  group.given.push_back({communicator, stream, std::move(run), std::move(transfers), {sent}, {received}});
   return group.depth ? (int)kDone : give_all();
 }
 int add_init(std::function<int()> init) {
@@ -124,6 +146,23 @@ void note_received(const void* start, size_t bytes) {
   if (Asked ask = asked; ask && bytes) ask(start, bytes, 1, nullptr, 0);
 }
 
+// ---- Calls that a CUDA graph captures: each replay makes them ----
+
+std::mutex recorded_mutex;
+std::vector<std::vector<Given>> recorded;
+
+int record_in_graph(std::vector<Given> given) {
+  std::lock_guard<std::mutex> guard(recorded_mutex);
+  Stream stream = given[0].stream;
+  recorded.push_back(std::move(given));
+  record_work(stream, nullptr, (void*)recorded.size(), nullptr, 0);
+  return kDone;
+}
+std::vector<Given> recorded_calls(size_t number) {
+  std::lock_guard<std::mutex> guard(recorded_mutex);
+  return recorded[number - 1];
+}
+
 int cannot_reduce(int type) {
   if (can_reduce(type)) return kDone;
   return failed(kInvalidArgument, "the emulated NCCL does not add float8; convert to bfloat16 before the reduction");
@@ -139,6 +178,22 @@ int run_and_wait(Communicator* communicator, Communicator::Run run) {
 }  // namespace
 
 API void emulated_ask_before_sending(Asked ask) { asked = ask; }
+// Makes calls that a graph has captured, and waits for them. Returns why it cannot, or nullptr.
+API const char* emulated_repeat_calls(size_t number) {
+  auto given = recorded_calls(number);
+  for (const auto& one : given) {
+    if (one.communicator->is_over()) return "a graph replays a call of NCCL whose communicator was destroyed";
+    for (Bytes bytes : one.sent)
+      if (cannot_send(bytes.start, bytes.size)) return problem_of_this_thread().c_str();
+    for (Bytes bytes : one.received) note_received(bytes.start, bytes.size);
+  }
+  Jobs jobs = start_all(std::move(given));
+  wait_while(jobs, [](const Jobs& waited, int) { return show_waiting(missing_of(waited)), false; });
+  show_waiting({});
+  for (const auto& job : jobs)
+    if (job->take_failure()) return (problem_of_this_thread() = job->problem()).c_str();
+  return nullptr;
+}
 bool can_be_sent(const void* start, size_t bytes) { return !cannot_send(start, bytes); }
 
 // ---- Communicators ----
@@ -252,36 +307,29 @@ API int ncclGroupSimulateEnd(void*) { return failed(kInvalidUsage, "the emulated
 API int ncclAllReduce(const void* send, void* recv, size_t count, int type, int op, Communicator* c, Stream stream) {
   log_call({"AllReduce", send, recv, count, type, op, 0}, c, stream);
   size_t bytes = count * width_of(type);
-  int code = cannot_reduce(type);
-  if (code || (code = cannot_send(send, bytes))) return code;
-  note_received(recv, bytes);
+  if (int code = cannot_reduce(type)) return code;
   double factor = factor_of(op);
-  return add(c, stream, [=](Communicator& c) { return all_reduce(c, send, recv, count, type, op, factor); });
+  return add(c, stream, {send, bytes}, {recv, bytes}, [=](Communicator& c) { return all_reduce(c, send, recv, count, type, op, factor); });
 }
 API int ncclReduce(const void* send, void* recv, size_t count, int type, int op, int root, Communicator* c, Stream stream) {
   log_call({"Reduce", send, recv, count, type, op, root}, c, stream);
   size_t bytes = count * width_of(type);
-  int code = cannot_reduce(type);
-  if (code || (code = cannot_send(send, bytes))) return code;
-  if (c->rank() == root) note_received(recv, bytes);
+  if (int code = cannot_reduce(type)) return code;
   double factor = factor_of(op);
-  return add(c, stream, [=](Communicator& c) { return reduce_to(c, send, recv, count, type, op, factor, root); });
+  return add(c, stream, {send, bytes}, {recv, c->rank() == root ? bytes : 0}, [=](Communicator& c) { return reduce_to(c, send, recv, count, type, op, factor, root); });
 }
 API int ncclReduceScatter(const void* send, void* recv, size_t count, int type, int op, Communicator* c, Stream stream) {
   log_call({"ReduceScatter", send, recv, count, type, op, 0}, c, stream);
   size_t bytes = count * width_of(type);
-  int code = cannot_reduce(type);
-  if (code || (code = cannot_send(send, bytes * c->ranks()))) return code;
-  note_received(recv, bytes);
+  if (int code = cannot_reduce(type)) return code;
   double factor = factor_of(op);
-  return add(c, stream, [=](Communicator& c) { return reduce_scatter(c, send, recv, count, type, op, factor); });
+  return add(c, stream, {send, bytes * c->ranks()}, {recv, bytes}, [=](Communicator& c) { return reduce_scatter(c, send, recv, count, type, op, factor); });
 }
 API int ncclBroadcast(const void* send, void* recv, size_t count, int type, int root, Communicator* c, Stream stream) {
   log_call({"Broadcast", send, recv, count, type, 0, root}, c, stream);
   size_t bytes = count * width_of(type);
-  if (c->rank() != root) note_received(recv, bytes);
-  else if (int code = cannot_send(send, bytes)) return code;
-  return add(c, stream, [=](Communicator& c) { return broadcast(c, send, recv, count, type, root); });
+  bool is_root = c->rank() == root;
+  return add(c, stream, {send, is_root ? bytes : 0}, {recv, is_root ? 0 : bytes}, [=](Communicator& c) { return broadcast(c, send, recv, count, type, root); });
 }
 API int ncclBcast(void* both, size_t count, int type, int root, Communicator* c, Stream stream) {
   return ncclBroadcast(both, both, count, type, root, c, stream);
@@ -289,33 +337,25 @@ API int ncclBcast(void* both, size_t count, int type, int root, Communicator* c,
 API int ncclAllGather(const void* send, void* recv, size_t count, int type, Communicator* c, Stream stream) {
   log_call({"AllGather", send, recv, count, type, 0, 0}, c, stream);
   size_t bytes = count * width_of(type);
-  if (int code = cannot_send(send, bytes)) return code;
-  note_received(recv, bytes * c->ranks());
-  return add(c, stream, [=](Communicator& c) { return all_gather(c, send, recv, count, type); });
+  return add(c, stream, {send, bytes}, {recv, bytes * c->ranks()}, [=](Communicator& c) { return all_gather(c, send, recv, count, type); });
 }
 API int ncclGather(const void* send, void* recv, size_t count, int type, int root, Communicator* c, Stream stream) {
   log_call({"Gather", send, recv, count, type, 0, root}, c, stream);
   size_t bytes = count * width_of(type);
-  if (int code = cannot_send(send, bytes)) return code;
-  if (c->rank() == root) note_received(recv, bytes * c->ranks());
-  return add(c, stream, [=](Communicator& c) { return gather_to(c, send, recv, count, type, root); });
+  return add(c, stream, {send, bytes}, {recv, c->rank() == root ? bytes * c->ranks() : 0}, [=](Communicator& c) { return gather_to(c, send, recv, count, type, root); });
 }
 API int ncclAlltoAll(const void* send, void* recv, size_t count, int type, Communicator* c, Stream stream) {
   log_call({"AlltoAll", send, recv, count, type, 0, 0}, c, stream);
   size_t bytes = count * width_of(type) * c->ranks();
-  if (int code = cannot_send(send, bytes)) return code;
-  note_received(recv, bytes);
-  return add(c, stream, [=](Communicator& c) { return all_to_all(c, send, recv, count, type); });
+  return add(c, stream, {send, bytes}, {recv, bytes}, [=](Communicator& c) { return all_to_all(c, send, recv, count, type); });
 }
 API int ncclSend(const void* send, size_t count, int type, int peer, Communicator* c, Stream stream) {
   log_call({"Send", nullptr, send, count, type, 0, peer}, c, stream);
-  if (int code = cannot_send(send, count * width_of(type))) return code;
-  return add(c, stream, {}, {{true, (char*)send, count * width_of(type), peer, 0}});
+  return add(c, stream, {send, count * width_of(type)}, {}, {}, {{true, (char*)send, count * width_of(type), peer, 0}});
 }
 API int ncclRecv(void* recv, size_t count, int type, int peer, Communicator* c, Stream stream) {
   log_call({"Recv", nullptr, recv, count, type, 0, peer}, c, stream);
-  note_received(recv, count * width_of(type));
-  return add(c, stream, {}, {{false, (char*)recv, count * width_of(type), peer, 0}});
+  return add(c, stream, {}, {recv, count * width_of(type)}, {}, {{false, (char*)recv, count * width_of(type), peer, 0}});
 }
 
 API int ncclRedOpCreatePreMulSum(int* op, void* scalar, int type, int, Communicator*) {

@@ -121,6 +121,10 @@ class Communicator {
   uint32_t calls_given() const { return given_; }
   void abort();
   void destroy();
+  bool is_over() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    return is_ending_;
+  }
   std::atomic<bool> is_suspended{false};
 
   // ---- Communicators made from others ----
