@@ -57,6 +57,10 @@ _NODE = (
 )
 
 
+_CUBLAS = (
+    "a workspace of cuBLAS is kept for the next matrix product: "
+    "torch._C._cuda_clearCublasWorkspaces() frees it"
+)
 _UNOWNED = (
     "no tensor that a Python object references owns these bytes: they may be a library's "
     "workspace, or C++ code, such as an autograd graph, may hold them"
@@ -167,9 +171,12 @@ def _is_distributed() -> bool:
 def unowned() -> str:
     """Return what may hold bytes that belong to no tensor that Python knows."""
     from pytest_cka_memory.meters import torch_keepers
+    from pytest_cka_memory.meters.torch_versions import KEEPS_WORKSPACES
 
     kinds = [_UNOWNED]
     if torch_keepers.uses_cuda():
+        if KEEPS_WORKSPACES:
+            kinds.append(_CUBLAS)
         kinds.append(
             "the pool of a CUDA graph is freed with the graph (delete it, reset() it, then "
             "torch.cuda.empty_cache())"

@@ -10,6 +10,9 @@ import torch
 FREES_ONLY_OBJECTS = torch.__version__ < "2.10"
 """Whether a collection may free the Python object of a storage that stays live, as in torch 2.9."""
 
+KEEPS_WORKSPACES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
+"""Whether the workspace of a matrix product of cuBLAS is kept for the next one."""
+
 REFUSED_NUMBER = "Expected a value of type 'Tensor' for argument"
 """In the error of an operator that does not start, because a number is passed for a tensor."""
 

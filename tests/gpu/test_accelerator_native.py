@@ -42,6 +42,26 @@ def collections() -> list[int]:
     return [generation["collections"] for generation in gc.get_stats()]
 
 
+@pytest.mark.skipif(not _IS_KEPT, reason="this torch version frees the workspace with the product")
+def test_a_workspace_of_cublas_that_is_retained_is_named_with_the_call_that_frees_it(
+    native, cuda, monkeypatch
+):
+    """If torch cannot drop them, a workspace of cuBLAS is retained, and what frees it is named."""
+    square = torch.ones(64, 64, device=cuda)
+    torch._C._cuda_clearCublasWorkspaces()
+    before = torch.cuda.memory_allocated()
+    with MemoryProbe(native.device).measure() as region:
+        monkeypatch.setattr(region._stack.meter, "_drop_workspaces", lambda: None)
+        _ = square @ square
+        del _
+    (holding,) = region.retained
+    assert holding.bytes == region.retained_bytes > 0
+    assert "cuBLAS" in holding.hint
+    assert "torch._C._cuda_clearCublasWorkspaces() frees it" in holding.hint
+    torch._C._cuda_clearCublasWorkspaces()
+    assert torch.cuda.memory_allocated() == before
+
+
 def test_region_changes_nothing_that_a_test_can_see(native, allocate):
     """A region adds no dispatch mode and patches neither threads nor functions that reset peaks."""
     module = torch.get_device_module(native.device)

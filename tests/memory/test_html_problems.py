@@ -171,6 +171,14 @@ def test_limit_on_growth_rises_from_the_second_batch():
     assert rising[1:] == (2 * MB, 2 * MB + 7 * MB // 2, 1)
 
 
+def test_limit_on_growth_rises_from_the_end_of_its_warm_up():
+    """A limit on growth whose warm-up has more batches is drawn after all of these."""
+    growing = record(retained_bytes=9 * MB)
+    slow = limit_from_marker("flat_per_batch", (0.5,), {"warmup": 3})
+    (rising,) = charts.limit_lines(judge("t", growing, [slow]).breaches, growing)
+    assert rising[1:] == (4 * MB, 4 * MB + 5 * MB // 2, 3)
+
+
 def test_limits_of_a_chart_look_different_and_equal_ones_are_one_line():
     """Limits look different in a chart and its key; equal ones, of a marker and a baseline, are
     one.

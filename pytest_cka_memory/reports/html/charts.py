@@ -79,9 +79,8 @@ class GrowthLine(NamedTuple):
 
 def growth_line(record: RegionRecord, breaches: Sequence[Breach]) -> GrowthLine | None:
     """Return how the growth of a region is judged; None if it has too few batches."""
-    given = (_WARMUP.search(breach.limit) for breach in breaches)
-    warmup = next((int(found[1]) for found in given if found), 1)
-    judged = judged_growth(record.timeline, warmup)
+    given = (warmup for breach in breaches if (warmup := _warmup_of(breach)) is not None)
+    judged = judged_growth(record.timeline, next(given, 1))
     if judged is None:
         return None
     start, end = judged.reference.batch - 1, judged.last.batch - 1
@@ -91,6 +90,12 @@ def growth_line(record: RegionRecord, breaches: Sequence[Breach]) -> GrowthLine 
     text = f"growth: {sign}{format_with_unit(growth)} per batch"
     last = reference + growth * (end - start)
     return GrowthLine(judged.first.batch - 1, start, end, reference, last, text)
+
+
+def _warmup_of(breach: Breach) -> int | None:
+    """Return how many batches a limit on growth leaves out; None if its text does not say so."""
+    found = _WARMUP.search(breach.limit)
+    return None if found is None else int(found[1])
 
 
 def points(samples: Sequence[Sample]) -> Points:
@@ -119,7 +124,8 @@ def limit_lines(breaches: Sequence[Breach], record: RegionRecord) -> list[LimitL
         if figure.above_entry:
             found.append(LimitLine(text, allowed, allowed))
         elif figure.explained_by == "grown" and count:
-            start = min(1, count - 1)  # the first batch is warm-up
+            warmup = _warmup_of(breach)
+            start = min(1 if warmup is None else warmup, count - 1)
             base = record.timeline[start].allocated_bytes - record.start_bytes
             rise = allowed * (count - 1 - start)
             found.append(LimitLine(f"{text} per batch", base, base + rise, start))
