@@ -98,7 +98,9 @@ class Library:
         self._functions.emulated_take_over()
         count = getattr(ctypes.CDLL(str(folder / "libc10_cuda.so")), versions.DEVICE_COUNT.value)
         count.restype = ctypes.c_int8
-        if count() == 0 and os.environ.get("CUDA_VISIBLE_DEVICES", "0") != "":
+        visible = ctypes.c_int()  # none if CUDA_VISIBLE_DEVICES hides them all, as on a card
+        self._functions.cuDeviceGetCount(ctypes.byref(visible))
+        if count() == 0 and visible.value > 0:
             self._functions.emulated_give_back()
             raise TooLateError(
                 "the emulated CUDA device comes too late: torch was imported in this process and "

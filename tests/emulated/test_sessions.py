@@ -83,9 +83,10 @@ except DeviceError as error:
 
 
 @pytest.mark.emulates
-def test_device_that_the_environment_hides_is_refused(python):
+@pytest.mark.parametrize("forked", [False, True], ids=["before-torch", "after-torch"])
+def test_device_that_the_environment_hides_is_refused(python, forked):
     """A device hidden by CUDA_VISIBLE_DEVICES is refused, and the message names the variable."""
-    assert python("-c", HIDDEN, CUDA_VISIBLE_DEVICES="2").stdout == (
+    assert python("-c", HIDDEN, forked=forked, CUDA_VISIBLE_DEVICES="2").stdout == (
         "device 'emulate:cuda,devices=2' is not available: CUDA_VISIBLE_DEVICES is '2', which "
         "hides it from torch; unset the variable, or set it to 0\n"
     )
