@@ -173,6 +173,8 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "losses": ranks_tables.losses,
         "tracker": ranks_tables.tracker,
         "PyTorch's tests": ranks_tables.own_tests,
+        "PyTorch's files": ranks_tables.files,
+        "PyTorch's files, by reason": ranks_tables.file_causes,
         "what goes wrong": ranks_tables.hostile,
     },
     DOCS / "explanation" / "trust.md": {

@@ -130,14 +130,53 @@ def files() -> str:
     table = []
     for file, rows in by_file.items():
         ended = Counter(row["outcome"] for row in rows)
-        ran = len(rows) - ended["skipped"]
+        ran = ended["passed"] + ended["failed"]
         ranks = sorted({row["ranks"] for row in rows if row["outcome"] == "passed"})
         numbers = ", ".join(str(number) for number in ranks)
-        table.append([f"`{file}`", f"{ended['passed']} of {ran}", str(ended["skipped"]), numbers])
+        table.append([f"`{file}`", f"{ended['passed']} of {ran}", str(len(rows) - ran), numbers])
     ran = sum(int(line[1].partition(" of ")[2]) for line in table)
     passed = sum(int(line[1].partition(" of ")[0]) for line in table)
     table.append(["together", f"{passed} of {ran}", str(sum(int(line[2]) for line in table)), ""])
-    return _markdown(["file", "passed", "skipped", "devices"], table)
+    return _markdown(["file", "passed", "did not run", "devices"], table)
+
+
+FILE_CAUSES = {
+    "needs symmetric memory, which is refused by name": "SymmMem",
+    "needs multicast of NVLink": "multicast|alloc_from_pg",
+    "shares memory of devices between processes, which is refused by name": "intra_node_comm",
+    "asks NCCL how long a call takes, which is refused by name": "test_time_estimate",
+    "reads in NCCL's log how communicators are configured": "nccl_options_config",
+    "expects no error, or a later one, in a rank that waits for one that has ended": (
+        "test_abort_pg|param_layout_mismatch|nccl_errors_blocking"
+    ),
+    "expects that a call returns at once while another rank sleeps": "extend_nccl_pg_timeout",
+    "needs gigabytes of this machine's memory for each rank": "training_memory_no_gc",
+    "sends 200 GB, which takes more than five minutes here": "test_unwaited",
+    "is for cards before the H100": "test_broadcast_float8",
+    "adds float8, which is refused by name": "does not add float8|allreduce_float8|scatter_float8",
+}
+"""Why tests of PyTorch's files do not pass: what is found in the name of the test or its error."""
+
+
+def file_causes() -> str:
+    """Why tests of the files did not pass, with their number and the shortest of their names."""
+    causes: dict[tuple[str, str], list[Row]] = {}
+    for row in _results("torch-distributed-files-torch-*.json"):
+        if row["outcome"] != "passed":
+            found = (
+                cause
+                for cause, known in FILE_CAUSES.items()
+                if re.search(known, row["test"]) or re.search(known, row["why"])
+            )
+            cause = next(found, _line(row["why"].removeprefix("Skipped: ")))
+            causes.setdefault((row["outcome"], cause), []).append(row)
+    table = []
+    for (outcome, cause), rows in sorted(
+        causes.items(), key=lambda item: (item[0][0], -len(item[1]))
+    ):
+        names = sorted((row["test"].rpartition("::")[2] for row in rows), key=len)
+        table.append([outcome, str(len(rows)), cause, f"`{names[0]}`"])
+    return _markdown(["outcome", "tests", "why", "such as"], table)
 
 
 def _cause(row: Row) -> str:
