@@ -4,6 +4,7 @@ A module has it as an attribute, ``module._packed_params``, and its ``unpack()``
 and the bias. What a library keeps in its own layout beside them belongs to no tensor of Python.
 """
 
+import functools
 import gc
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -37,7 +38,15 @@ def leads_through(path: Sequence[Reference]) -> bool:
     return any((step.text or "").startswith(".unpack()") for step in path)
 
 
+@functools.cache
 def are_live() -> bool:
-    """Whether a quantized module exists."""
-    modules = (type.__dict__["__module__"].__get__(type(it)) for it in gc.get_objects())
-    return any(type(name) is str and name.startswith(_MODULES) for name in modules)
+    """Whether a quantized module exists; it is asked for each storage, and looks at all objects.
+
+    What is known is forgotten with ``are_live.cache_clear()`` at the end of a search.
+    """
+    names = map(_module_of, set(map(type, gc.get_objects())))
+    return any(type(name) is str and name.startswith(_MODULES) for name in names)
+
+
+def _module_of(kind: type) -> Any:
+    return type.__dict__["__module__"].__get__(kind)

@@ -10,7 +10,15 @@ from typing import Any, NamedTuple
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, AllocationSite
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
-from pytest_cka_memory.holders import expressions, graphs, hints, links, module_paths, owners
+from pytest_cka_memory.holders import (
+    expressions,
+    graphs,
+    hints,
+    links,
+    module_paths,
+    owners,
+    packed_parameters,
+)
 from pytest_cka_memory.holders.proof import Proofs, Roots
 from pytest_cka_memory.holders.roots import (
     Root,
@@ -85,6 +93,7 @@ def holdings(
             roots = partial(_roots, named_values, error)
             return grouped(entries, partial(_proved, proofs, roots, with_paths))
     finally:
+        packed_parameters.are_live.cache_clear()
         if was_enabled:
             gc.enable()
 
