@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -45,6 +47,20 @@ def _keep_freed_memory() -> None:
     when it is used again, until the program has freed a block of this size.
     """
     torch.empty(2**24, dtype=torch.uint8)
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch use one thread: on a busy machine, its threads wait long for each other."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Kernel:
@@ -94,9 +110,10 @@ class Kernel:
         count = math.prod(grid)
         if count > self._at_once:
             _keep_freed_memory()
-        for start in range(0, count, self._at_once):
-            ids = torch.arange(start, min(count, start + self._at_once))
-            Programs(self._codes, grid, ids, self.name).call(self._main.name, arguments)
+        with _one_thread():
+            for start in range(0, count, self._at_once):
+                ids = torch.arange(start, min(count, start + self._at_once))
+                Programs(self._codes, grid, ids, self.name).call(self._main.name, arguments)
 
     def addresses(self, positions: frozenset[int], pointers: Any) -> list[int]:
         """Return the addresses that arguments at these positions hold.

@@ -6,6 +6,7 @@ from ttir import function, launch, loaded, stored
 
 from emulated_cuda.values.compiled import integers
 from emulated_cuda.values.compiled.choices import chosen
+from emulated_cuda.values.compiled.errors import KernelError
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 TYPES = (
@@ -112,3 +113,17 @@ def test_largest_number_ignores_nan_if_the_operation_does(name, has_nan):
         assert out.isnan().all()
     else:
         assert out.item() == (3.0 if name.startswith("max") else -2.0)
+
+
+def test_launch_leaves_the_number_of_threads_as_it_was():
+    """A launch runs on one thread, also if it fails; afterwards torch has as many as before."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        body = "%c = tt.load %x : !tt.ptr<f32>"
+        launch(function("%x: !tt.ptr<f32>", body), [torch.zeros(1).cuda()])
+        with pytest.raises(KernelError):
+            launch(function("%x: !tt.ptr<f32>", body), [0])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
