@@ -105,7 +105,7 @@ def test_assembly_that_has_addresses_may_write_there():
     """Tensors whose addresses are given to assembly that accesses memory have no known values."""
     x, out, other = (torch.ones(4, dtype=torch.int32, device="cuda") for _ in range(3))
     kernels.copy_by_assembly[(1,)](out, x, size=4)
-    with pytest.raises(StaleValueError, match="uses the PTX instruction ld.global"):
+    with pytest.raises(StaleValueError, match=r"uses the PTX instruction ld\.global"):
         out.cpu()
     assert other.tolist() == [1] * 4
 
