@@ -137,6 +137,10 @@ TABLES = {
         "torch-distributed-torch-{torch}.json", DEVICE, "torch_distributed.py",
         minutes=10, needs="expecttest",
     ),
+    "PyTorch's test files": Table(
+        "torch-distributed-files-torch-{torch}.json", DEVICE, "torch_distributed_files.py",
+        minutes=60, needs="test/distributed of a checkout of PyTorch, expecttest",
+    ),
 }  # fmt: skip
 
 
