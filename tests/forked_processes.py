@@ -82,7 +82,10 @@ def _address_of_server() -> str:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
-        _CONTEXT.Process(target=serve, args=(listener,), daemon=True).start()
+        server = _CONTEXT.Process(target=serve, args=(listener,))
+        server.start()
+    # Not a daemon: what it forks may start processes of its own.
+    atexit.register(server.kill)
     return address
 
 
@@ -96,6 +99,8 @@ def _command(
     for stream, path in zip((sys.stdout, sys.stderr), outputs, strict=True):
         with path.open("a") as file:
             os.dup2(file.fileno(), stream.fileno())
+    # Collections then leave out what importing torch created, which references no tensor.
+    gc.freeze()
     status = command(words, folder, environment, workers)
     sys.stdout.flush()
     sys.exit(status)
@@ -114,8 +119,6 @@ def command(
     sys.dont_write_bytecode = True  # a test may write a module twice within a second
     given = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:] = [*given, *(path for path in sys.path if not path.startswith(_TESTS))]
-    # Collections then leave out what importing torch created, which references no tensor.
-    gc.freeze()
     program, *arguments = words
     if arguments[:2] == ["-m", "pytest"]:
         program, *arguments = arguments[1:]

@@ -50,6 +50,7 @@ def serve(listener: socket.socket) -> None:
 
 def _accompany(connection: socket.socket) -> None:
     """Run what the other end asks for; end it if that is ended, and send it the exit status."""
+    import contextlib
     import signal
     import threading
 
@@ -65,7 +66,8 @@ def _accompany(connection: socket.socket) -> None:
 
     def end_with_the_other() -> None:
         connection.recv(1)
-        os.kill(child, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
 
     threading.Thread(target=end_with_the_other, daemon=True).start()
     _, status = os.waitpid(child, 0)
