@@ -124,7 +124,7 @@ def test_program_without_the_variables():
 def test_processes_that_tests_start_have_the_device(session, workers):
     """Processes that tests start, also by torchrun, have the device if they get the environment."""
     device = "--cka-memory-device=emulate:cuda:t4,devices=2"
-    run = session(STARTS_OTHERS, device, *workers, subprocess=True)
+    run = session(STARTS_OTHERS, device, *workers, forked=True)
     run.assert_outcomes(passed=3)
 
 

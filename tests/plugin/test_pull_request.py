@@ -2,6 +2,7 @@
 
 import json
 
+import forked_processes
 import pytest
 
 PROJECT = """
@@ -40,7 +41,8 @@ def job(pytester, monkeypatch, job_summary):
         pytester.makepyfile(project=PROJECT.format(floats=floats), test_load=TESTS)
         job_summary.write_text("", "utf-8")
         result = pytester.runpytest_inprocess(
-            "-p", "no:hypothesispytest", "--cka-memory-device=cpu", *options
+            *("-p", "no:hypothesispytest", "--cka-memory-device=cpu", *options),
+            plugins=[forked_processes.forked_workers()] if "-n1" in options else [],
         )
         return result.ret, result.stdout.str(), job_summary.read_text("utf-8")
 

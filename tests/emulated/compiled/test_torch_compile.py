@@ -99,7 +99,8 @@ print(json.dumps(["training", errors, figures]))
 def test_compiled_functions_have_the_values_of_the_cpu_and_the_same_peaks(python, tmp_path):
     """Compiled functions and training have the CPU's values within 1e-4.
 
-    Peaks and reserve are equal to the byte when the caches are cold, warm, and without values.
+    Peaks and reserve are equal to the byte with values and cold caches, and without values and with
+    the caches that the first run has filled.
     """
     pytest.importorskip("triton")
     caches = {
@@ -108,7 +109,7 @@ def test_compiled_functions_have_the_values_of_the_cpu_and_the_same_peaks(python
         "TORCHINDUCTOR_COMPILE_THREADS": "1",  # a process for compiling costs more than it saves
     }
     found = []
-    for values in ("on", "on", "off"):
+    for values in ("on", "off"):
         code = START + FUNCTIONS + TRAINING
         run = python("-W", "ignore", "-c", code, values, **caches)
         rows = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("[")]
@@ -119,8 +120,8 @@ def test_compiled_functions_have_the_values_of_the_cpu_and_the_same_peaks(python
     # Eager code rounds numbers of half precision after each operator.
     allowed = {key: 6e-2 if key in ("half", "several: gradient 5") else 1e-4 for key in errors}
     assert {key: error for key, error in errors.items() if error > allowed[key]} == {}
-    cold, warm, without = ([(name, figures) for name, _, figures in rows] for rows in found)
-    assert cold == warm == without
+    cold, warm_without = ([(name, figures) for name, _, figures in rows] for rows in found)
+    assert cold == warm_without
 
 
 PACKAGE = """
