@@ -20,9 +20,11 @@ class Job {
   // Whether it has failed and nobody has been told; the caller is told now.
   bool take_failure();
   bool has_unknown_failure() const { return !is_failure_known_; }
+  std::atomic<bool> is_late{false};  // a process does not come for seconds; what follows does not wait for it again
   std::atomic<int> waiting{0};  // threads that execute nothing more before it is done
   // The processes without which it cannot be done, and which have not come yet.
   virtual std::vector<int64_t> missing() const { return {}; }
+  virtual std::vector<int64_t> missing_itself() const { return {}; }  // without those of the jobs before it
 
  private:
   std::atomic<bool> done_{false};

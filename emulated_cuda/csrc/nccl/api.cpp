@@ -3,6 +3,7 @@
 // each other in a circle, or a rank does not come for some seconds, it returns earlier, as on a card.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <thread>
@@ -63,7 +64,10 @@ int record_in_graph(std::vector<Given> given);
 
 bool may_go_on(const Jobs& jobs, int waits) {
   show_waiting(missing_of(jobs));
-  return waits > kLongestWait || (waits > 2 && is_in_circle());
+  bool is_late = waits > kLongestWait;
+  for (const auto& job : jobs) is_late |= waits > 2 && job->is_late;
+  for (const auto& job : jobs) job->is_late = job->is_late || is_late;
+  return is_late || (waits > 2 && is_in_circle());
 }
 int wait_at_first(const Jobs& jobs) {
   wait_while(jobs, may_go_on);
@@ -78,9 +82,11 @@ Jobs start_all(std::vector<Given> in_order) {
   for (auto& one : in_order) {
     int device = one.communicator->device();
     auto before = jobs_of(one.stream, device);
+    bool is_late = std::any_of(before.begin(), before.end(), [](const auto& job) { return job->is_late && !job->is_done(); });
     auto transfers = one.transfers;
     if (!transfers.empty()) one.run = [transfers](Communicator& c) { return move(c, transfers); };
     auto job = one.communicator->start(std::move(one.run), std::move(before), std::move(one.transfers));
+    job->is_late = is_late;
     give(one.stream, {job}, device);
     jobs.push_back(std::move(job));
   }
@@ -111,6 +117,7 @@ int give_all() {
     for (Bytes bytes : one.sent) in_order[place].sent.push_back(bytes);
     for (Bytes bytes : one.received) in_order[place].received.push_back(bytes);
   }
+  for (size_t i = 0; i < in_order.size(); ++i) count_work();
   if (!in_order.empty() && capture_of(in_order[0].stream)) return record_in_graph(std::move(in_order));
   return wait_at_first(start_all(std::move(in_order)));
 }
@@ -122,7 +129,6 @@ int add(Communicator* communicator, Stream stream, Bytes sent, Bytes received, C
     if (int code = cannot_send(sent.start, sent.size)) return code;
     note_received(received.start, received.size);
   }
-  count_work();
   if (int code = communicator->async_error()) return failed(code, communicator->problem());
   group.given.push_back({communicator, stream, std::move(run), std::move(transfers), {sent}, {received}});
   return group.depth ? (int)kDone : give_all();
@@ -163,10 +169,6 @@ std::vector<Given> recorded_calls(size_t number) {
   return recorded[number - 1];
 }
 
-int cannot_reduce(int type) {
-  if (can_reduce(type)) return kDone;
-  return failed(kInvalidArgument, "the emulated NCCL does not add float8; convert to bfloat16 before the reduction");
-}
 // In the communicator's thread, and so after what it was given before.
 int run_and_wait(Communicator* communicator, Communicator::Run run) {
   auto job = communicator->start(std::move(run), {});
@@ -215,8 +217,12 @@ static int init(Communicator** out, int ranks, const Id& id, int rank) {
   return add_init([=] { return Communicator::join(out, ranks, rank, id.offer, device); });
 }
 API int ncclCommInitRank(Communicator** out, int ranks, Id id, int rank) { return init(out, ranks, id, rank); }
-API int ncclCommInitRankConfig(Communicator** out, int ranks, Id id, int rank, void*) { return init(out, ranks, id, rank); }
-API int ncclCommInitRankScalable(Communicator** out, int ranks, int rank, int, Id* ids, void*) {
+API int ncclCommInitRankConfig(Communicator** out, int ranks, Id id, int rank, const Config* config) {
+  log_config(config);
+  return init(out, ranks, id, rank);
+}
+API int ncclCommInitRankScalable(Communicator** out, int ranks, int rank, int, Id* ids, const Config* config) {
+  log_config(config);
   return init(out, ranks, ids[0], rank);
 }
 API int ncclCommInitAll(Communicator** out, int ranks, const int* devices) {
@@ -229,7 +235,8 @@ API int ncclCommInitAll(Communicator** out, int ranks, const int* devices) {
   }
   return --group.depth ? (int)kDone : give_all();
 }
-API int ncclCommSplit(Communicator* parent, int colour, int key, Communicator** out, void*) {
+API int ncclCommSplit(Communicator* parent, int colour, int key, Communicator** out, const Config* config) {
+  log_config(config);
   return add_init([=] { return run_and_wait(parent, [=](Communicator& c) { return c.split(colour, key, out); }); });
 }
 API int ncclCommShrink(Communicator* parent, int* excluded, int count, Communicator** out, void*, int flags) {
@@ -307,21 +314,18 @@ API int ncclGroupSimulateEnd(void*) { return failed(kInvalidUsage, "the emulated
 API int ncclAllReduce(const void* send, void* recv, size_t count, int type, int op, Communicator* c, Stream stream) {
   log_call({"AllReduce", send, recv, count, type, op, 0}, c, stream);
   size_t bytes = count * width_of(type);
-  if (int code = cannot_reduce(type)) return code;
   double factor = factor_of(op);
   return add(c, stream, {send, bytes}, {recv, bytes}, [=](Communicator& c) { return all_reduce(c, send, recv, count, type, op, factor); });
 }
 API int ncclReduce(const void* send, void* recv, size_t count, int type, int op, int root, Communicator* c, Stream stream) {
   log_call({"Reduce", send, recv, count, type, op, root}, c, stream);
   size_t bytes = count * width_of(type);
-  if (int code = cannot_reduce(type)) return code;
   double factor = factor_of(op);
   return add(c, stream, {send, bytes}, {recv, c->rank() == root ? bytes : 0}, [=](Communicator& c) { return reduce_to(c, send, recv, count, type, op, factor, root); });
 }
 API int ncclReduceScatter(const void* send, void* recv, size_t count, int type, int op, Communicator* c, Stream stream) {
   log_call({"ReduceScatter", send, recv, count, type, op, 0}, c, stream);
   size_t bytes = count * width_of(type);
-  if (int code = cannot_reduce(type)) return code;
   double factor = factor_of(op);
   return add(c, stream, {send, bytes * c->ranks()}, {recv, bytes}, [=](Communicator& c) { return reduce_scatter(c, send, recv, count, type, op, factor); });
 }

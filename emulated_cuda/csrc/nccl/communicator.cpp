@@ -209,11 +209,13 @@ struct Communicator::Queued : Job {
   Jobs before;
   std::vector<Transfer> transfers;
   uint32_t number;
+  std::vector<int64_t> missing_itself() const override { return owner->missing_for(number, transfers); }
+  // What the jobs before wait for stands before, too: a stream's list is complete.
   std::vector<int64_t> missing() const override {
-    auto found = owner->missing_for(number, transfers);
+    auto found = missing_itself();
     for (const auto& job : before)
       if (!job->is_done())
-        for (int64_t process : job->missing()) found.push_back(process);
+        for (int64_t process : job->missing_itself()) found.push_back(process);
     return found;
   }
 };

@@ -1,5 +1,5 @@
 // Sums, products, extremes and averages of what several ranks show, in the order of the ranks. Half
-// precision is added in single precision and rounded once; NCCL rounds at every step of its ring.
+// precision and float8 are added in single precision and rounded once; NCCL rounds at every step of its ring.
 #include "reductions.hpp"
 
 #include "../half.hpp"
@@ -72,7 +72,6 @@ void remove_factor(int op) {
   own_factors.erase(op);
 }
 
-bool can_reduce(int type) { return type >= 0 && type < kFloat8e4m3; }
 void reduce(int type, int op, double factor, const std::vector<const char*>& from, size_t count, char* to) {
   switch (type) {
     case kInt8: return reduce_as<int8_t>(op, factor, from, count, to);
@@ -83,6 +82,8 @@ void reduce(int type, int op, double factor, const std::vector<const char*>& fro
     case kUint64: return reduce_as<uint64_t>(op, factor, from, count, to);
     case kFloat16: return reduce_as<Half>(op, factor, from, count, to);
     case kBfloat16: return reduce_as<Bfloat>(op, factor, from, count, to);
+    case kFloat8e4m3: return reduce_as<E4m3>(op, factor, from, count, to);
+    case kFloat8e5m2: return reduce_as<E5m2>(op, factor, from, count, to);
     case kFloat32: return reduce_as<float>(op, factor, from, count, to);
     case kFloat64: return reduce_as<double>(op, factor, from, count, to);
   }

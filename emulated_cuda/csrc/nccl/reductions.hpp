@@ -4,7 +4,6 @@
 #include "communicator.hpp"
 
 size_t width_of(int type);  // in bytes; 0 if there is no such type
-bool can_reduce(int type);
 // Writes the reduction of `count` elements from each rank.
 void reduce(int type, int op, double factor, const std::vector<const char*>& from, size_t count, char* to);
 
