@@ -145,15 +145,12 @@ FILE_CAUSES = {
     "needs multicast of NVLink": "multicast|alloc_from_pg",
     "shares memory of devices between processes, which is refused by name": "intra_node_comm",
     "asks NCCL how long a call takes, which is refused by name": "test_time_estimate",
-    "reads in NCCL's log how communicators are configured": "nccl_options_config",
     "expects no error, or a later one, in a rank that waits for one that has ended": (
         "test_abort_pg|param_layout_mismatch|nccl_errors_blocking"
     ),
-    "expects that a call returns at once while another rank sleeps": "extend_nccl_pg_timeout",
     "needs gigabytes of this machine's memory for each rank": "training_memory_no_gc",
     "sends 200 GB, which takes more than five minutes here": "test_unwaited",
     "is for cards before the H100": "test_broadcast_float8",
-    "adds float8, which is refused by name": "does not add float8|allreduce_float8|scatter_float8",
 }
 """Why tests of PyTorch's files do not pass: what is found in the name of the test or its error."""
 

@@ -6,9 +6,10 @@ FOLDER is ``test/distributed`` of a checkout of the release that is installed, a
 it; without one, those in ``FILES``. A file runs as it is, with two devices, and its tests that skip
 because they need more run again with four, and then with eight. Ranks that a test spawns are forked
 from a process that has imported torch, with the environment of the test, because the import takes
-longer than most tests. A test may take ``--seconds``. With ``--keep`` the outcomes of an
-interrupted run are kept, and tests with an outcome do not run again. ``expecttest`` must be
-installed. No GPU is needed.
+longer than most tests. The flight recorder names functions of C++ by
+``TORCH_SYMBOLIZE_MODE=dladdr``, because ``addr2line`` takes half a minute for each process. A test
+may take ``--seconds``. With ``--keep`` the outcomes of an interrupted run are kept, and tests with
+an outcome do not run again. ``expecttest`` must be installed. No GPU is needed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ FILES = (
 LEFT_OUT = {
     "SymmMem": "needs symmetric memory, which the emulated NCCL refuses by name",
     "training_memory_no_gc": "needs 4 GB of this machine's memory for each rank",
-    "NCCLTraceTest": "reads stacks of C++ from the flight recorder for half a minute",
     "CommTest::test_unwaited": "sends 200 GB",
 }
 """Words in names of tests that do not run, because they would compute for a long time."""
@@ -154,6 +154,8 @@ def run_here(folder: Path, lines: Path, targets: Row) -> int:
     context.set_forkserver_preload(["torch_distributed_imports"])
     multiprocessing.set_start_method("spawn")  # of the other classes of PyTorch's tests
     MultiProcessTestCase._spawn_processes = lambda self: self._start_processes(Rank)
+    # Classes such as NCCLTraceTest ask for the context by name.
+    multiprocessing.get_context("spawn").Process = Rank
     arguments = ["-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:randomly", "-W", "ignore"]
     arguments += [
         "-p",
@@ -211,6 +213,7 @@ def session(file: str, ranks: int, targets: Row, options: argparse.Namespace) ->
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "TORCHINDUCTOR_CACHE_DIR": str(options.temporary),
             "DISTRIBUTED_TESTS_DEFAULT_TIMEOUT": str(options.seconds),
+            "TORCH_SYMBOLIZE_MODE": "dladdr",
             # Otherwise `torch.cuda.is_available` initialises CUDA, and no rank could be forked.
             "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         }
