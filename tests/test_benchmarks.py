@@ -289,7 +289,7 @@ def test_pre_release_is_recognized_by_its_version(
 
 @pytest.mark.usefixtures("benchmarks")
 def test_version_that_cannot_be_installed_fails_and_the_next_one_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A version that cannot be installed is reported, others still
     run, and the exit status is 1.
@@ -305,6 +305,9 @@ def test_version_that_cannot_be_installed_fails_and_the_next_one_runs(
             raise subprocess.CalledProcessError(1, "install")
         yield None
 
+    # Not the rows of the run that may be running this test, nor this process's handler.
+    monkeypatch.setattr(versions, "RESULTS", tmp_path)
+    monkeypatch.setattr(versions.signal, "signal", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["against", "0.1", "2.9.1"])
     monkeypatch.setattr(versions, "fresh", fresh)
     row = {"torch": "2.9.1", "python": "3.11", "steps": {"gates": {"ok": True}}}
