@@ -190,7 +190,8 @@ def run_here(suite: Suite, lines: Path, targets: list[str], options: argparse.Na
         package.__path__ = [str(Path(source) / name) for source in suite.sources]
         sys.modules[name] = package
     arguments = ["-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:randomly", "-W", "ignore"]
-    arguments += ["-p", "no:cka_memory", "--continue-on-collection-errors", *suite.options]
+    arguments += ["-p", "no:cka_memory", "-p", "no:rerunfailures"]  # the first outcome counts
+    arguments += ["--continue-on-collection-errors", *suite.options]
     if options.collect:
         arguments.append("--collect-only")
     recorder = Recorder(lines, options.seconds, suite)
