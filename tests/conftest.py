@@ -30,42 +30,18 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 _OTHER_PLUGINS = ("asyncio", "cov", "randomly", "repeat")
 
 
-_frozen_here = 0
-"""Objects that `older_objects_frozen` has frozen."""
-_count_frozen = gc.get_freeze_count
+@pytest.fixture(scope="module")
+def imports_excluded_from_collection() -> Iterator[None]:
+    """Hide what was imported so far from the garbage collector.
 
-
-def _count_frozen_by_tests() -> int:
-    """Return how many objects are frozen, without those that `older_objects_frozen` has frozen."""
-    return max(0, _count_frozen() - _frozen_here)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _freezing_hidden() -> Iterator[None]:
-    """Hide from the meters that older objects are frozen.
-
-    While objects are frozen, the CPU meter takes tensors that it sees for the first time for old
-    ones.
+    Every reading collects, and with the modules of torch one collection is slow. Objects that a
+    test creates are collected as usual. While objects are frozen, the CPU meter takes tensors that
+    it sees for the first time for old ones; tests of the meters use `imports_excluded_from_search`.
     """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gc, "get_freeze_count", _count_frozen_by_tests)
-        yield
-    gc.unfreeze()
-
-
-@pytest.fixture(scope="module", autouse=True)
-def older_objects_frozen() -> None:
-    """Hide what exists already, such as the modules of torch, from the garbage collector.
-
-    Every reading collects, and each collection would walk over a million objects. What a test
-    creates is collected as usual. They stay frozen, because the next collection would walk over all
-    of them. A tensor that a test module has created when it was imported must be created again
-    after this if the meters' search for live tensors should find it.
-    """
-    global _frozen_here
     gc.collect()
     gc.freeze()
-    _frozen_here = _count_frozen()
+    yield
+    gc.unfreeze()
 
 
 _IMPORTED_BY_SESSIONS = ("baseline", "core", "holders", "measure", "plugin", "reports")
@@ -85,6 +61,19 @@ def _imported_for_inner_sessions() -> None:
         imported = importlib.import_module(name)
         for module in pkgutil.iter_modules(getattr(imported, "__path__", []), f"{name}."):
             importlib.import_module(module.name)
+
+
+@pytest.fixture(scope="module")
+def imports_excluded_from_search(imports_excluded_from_collection: None) -> Iterator[None]:
+    """Hide what was imported so far also from the CPU meter's search for tensors.
+
+    The meter counts as if nothing were frozen. A tensor that a test module has created when it was
+    imported must be created again after this, otherwise the meter would take it for a new one.
+    """
+    frozen, count = gc.get_freeze_count(), gc.get_freeze_count
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "get_freeze_count", lambda: max(0, count() - frozen))
+        yield
 
 
 @pytest.fixture

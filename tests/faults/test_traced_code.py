@@ -14,6 +14,7 @@ from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning"),
+    pytest.mark.usefixtures("imports_excluded_from_search"),
 ]
 
 

@@ -12,6 +12,11 @@ from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.meters.accelerator.by_blocks import BlockCounting
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _fast_collections(imports_excluded_from_collection: None) -> None:
+    """Apply to every test of this folder."""
+
+
 @pytest.fixture
 def probe() -> MemoryProbe:
     """Return a probe for the accelerator."""

@@ -20,7 +20,7 @@ DATA = TensorDataset(torch.ones(40, 1000))
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _data(older_objects_frozen: None) -> None:
+def _data(imports_excluded_from_search: None) -> None:
     global DATA
     DATA = TensorDataset(torch.ones(40, 1000))
 

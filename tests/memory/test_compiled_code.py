@@ -18,7 +18,7 @@ def double(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _old(older_objects_frozen: None) -> None:
+def _old(imports_excluded_from_search: None) -> None:
     global OLD
     OLD = torch.ones(100)
 

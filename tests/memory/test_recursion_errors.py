@@ -11,7 +11,7 @@ EXISTING = torch.ones(25)
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _existing(older_objects_frozen: None) -> None:
+def _existing(imports_excluded_from_search: None) -> None:
     global EXISTING
     EXISTING = torch.ones(25)
 

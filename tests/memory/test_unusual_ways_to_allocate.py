@@ -31,7 +31,7 @@ VARIABLE: contextvars.ContextVar[Any] = contextvars.ContextVar("VARIABLE", defau
 
 
 @pytest.fixture(autouse=True, scope="module")
-def _old_values(older_objects_frozen: None) -> None:
+def _old_values(imports_excluded_from_search: None) -> None:
     global VALUES
     VALUES = torch.ones(SIZE)
 

@@ -84,6 +84,11 @@ class Session:
 Run = Callable[..., Session]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _fast_collections(imports_excluded_from_collection: None) -> None:
+    """Apply to every test of this folder."""
+
+
 @pytest.fixture
 def session(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Run a file of tests in an inner session that writes its JSON report.
