@@ -29,8 +29,12 @@ _TITLE = re.compile(r"^[=_]{3,} (.+?) [=_]{3,}$")
 _MACHINE = re.compile(r"^(device: \w+) \(.*$", re.MULTILINE)
 """The line of a report that names the processor and the version of torch."""
 _FIGURE = re.compile(r"\d[\d,.]*")
-_SITE = re.compile(r" in (?:\w+\.)*(\w+): `[^`]*`")
+_SITE = re.compile(r" in (?:[\w<>]+\.)*([\w<>]+): `[^`]*`")
 """A function without its class, and the expression in it that allocated."""
+_REBUILT = re.compile(r" by `[^`]*` at ")
+"""The expression that computes the next value of a variable."""
+_INPUTS = re.compile(r"\binputs(?=,| \d| made)")
+"""What a factory function of torch has made, which is told by the expression."""
 _KNOWS_EXPRESSIONS = hasattr(CodeType, "co_positions")
 """Whether Python knows which part of a line ran, and the classes of functions: from 3.11 on."""
 
@@ -51,6 +55,7 @@ class Shown(NamedTuple):
         texts = [ignored.sub(kept, text) for text in (self.block.text, self.printed)]
         if not _KNOWS_EXPRESSIONS:  # then the whole line is printed, and wrapped at other words
             texts = [_SITE.sub(r" in \1", " ".join(text.split())) for text in texts]
+            texts = [_INPUTS.sub("other", _REBUILT.sub(" ", text)) for text in texts]
         return texts[0] == texts[1]
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Collection, Mapping
+from types import CodeType
 from typing import Any
 
 import pytest
@@ -30,7 +31,8 @@ def test_a_state_that_is_computed_from_itself_is_named_with_its_line(state: Stat
     largest = region.record.grown[0]
     assert str(largest.held_by).startswith(state.variable)
     assert state.advice in str(largest.hint)
-    assert state.made in f"{largest.code} {largest.hint}".replace('"', "'")
+    if hasattr(CodeType, "co_positions"):  # Python 3.10 has the whole line, shortened in the middle
+        assert state.made in f"{largest.code} {largest.hint}".replace('"', "'")
     lines, first = inspect.getsourcelines(state.loop)
     place = largest.created_at[0].partition(" in ")[0]
     assert first < int(place.rpartition(":")[2]) < first + len(lines)

@@ -154,7 +154,7 @@ def test_table_and_failures_fit_the_terminal(scripted, monkeypatch, columns, wid
     assert max(map(len, rows)) <= width
     lines = run.result.outlines
     start = next(n for n, line in enumerate(lines) if line.startswith("max_retained_mb(1) broken"))
-    end = next(n for n, line in enumerate(lines) if n > start and line.startswith("___"))
+    end = next(n for n, line in enumerate(lines) if n > start and line.startswith("_"))
     failure = lines[start:end]
     assert any(line.startswith("    what to do: ") for line in failure)
     assert max(map(len, failure)) <= width
