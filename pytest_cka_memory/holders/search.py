@@ -10,7 +10,7 @@ import types
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, compress
+from itertools import chain, compress, filterfalse
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.holders.by_type import ByType
@@ -60,7 +60,10 @@ class Found(NamedTuple):
     paths: dict[int, list[Reference]]
     """For each key that was found, the references from a root to the object that has it."""
     reached: Mapping[int, Any]
-    """All objects that were met, by identity; everything that names lead to if a key is missing."""
+    """All objects that were met, by identity; everything that names lead to if a key is missing.
+
+    What leads nowhere and is not tracked by the collector may be left out.
+    """
 
 
 def search(
@@ -155,6 +158,7 @@ class _Levels:
         """Do the same without a step in Python for each value, unless its type has rules."""
         seen = self._seen
         kept = [*compress(values, map(self._may_refer.__getitem__, map(type, values)))]
+        kept = self._without_plain_data(kept)
         new = dict(zip(map(id, kept), kept, strict=True))
         for ident in new.keys() & seen.keys():
             del new[ident]
@@ -164,6 +168,21 @@ class _Levels:
         for value in compress(new.values(), has_rules):
             self._apply(self._rules[type(value)], value)
         return len(new)
+
+    def _without_plain_data(self, values: list[Any]) -> list[Any]:
+        """Return `values`, without those that the collector does not track if these lead nowhere.
+
+        It does not track dicts and tuples of numbers and strings, of which there may be very many.
+        To look into those of one part together takes less time than to remember each.
+        """
+        untracked = [*filterfalse(gc.is_tracked, values)]
+        if 2 * len(untracked) < len(values):
+            return values
+        types = set(map(type, untracked))
+        children = set(map(type, gc.get_referents(*untracked)))
+        if any(map(self._has_rules.__getitem__, types)) or not LEAVES.issuperset(children):
+            return values
+        return [*filter(gc.is_tracked, values)]
 
     def _apply(self, rules: TypeRules | None, value: Any) -> None:
         assert rules is not None

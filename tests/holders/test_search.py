@@ -4,10 +4,9 @@ import gc
 import importlib.util
 import sys
 import threading
-import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,10 +16,11 @@ import pytest
 import refusing_objects
 import torch
 from planted import KEEP, cleaned_up
+from searched import held_by_cpp, leaking, path_to
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_cka_memory import MemoryProbe, Region
+from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.holders.expressions import pattern_of
 
 SHOWS_SAVED = pytest.mark.skipif(
@@ -33,22 +33,6 @@ SHOWS_SAVED = pytest.mark.skipif(
 def _clean() -> Iterator[None]:
     with cleaned_up():
         yield
-
-
-def leaking(make: Callable[[torch.Tensor], Any], size: int = 250) -> Region:
-    """Return a searched region that leaks one tensor inside what `make` returns."""
-    with MemoryProbe("cpu").measure() as region:
-        KEEP.append(make(torch.ones(size)))
-    assert region.retained_bytes == 4 * size
-    assert len(region.retained) == 1
-    return region
-
-
-def path_to(make: Callable[[torch.Tensor], Any]) -> str:
-    """Return the path to the holder of the tensor inside what `make` returns."""
-    (holding,) = leaking(make).retained
-    assert holding.held_by is not None, holding.hint
-    return holding.held_by
 
 
 class TestNothingIsChanged:
@@ -259,11 +243,6 @@ class TestNoUserCodeRuns:
         assert "planted.KEEP[0].grad_fn._raw_saved_result.data[0]" in paths
 
 
-def held_by_cpp(x: torch.Tensor) -> Callable[[Any], torch.Tensor]:
-    """Return a function for a Future in C++ to keep, so that no name leads to `x`."""
-    return lambda _: x
-
-
 class Slots:
     """An object with slots, one of which has no value."""
 
@@ -339,63 +318,3 @@ class TestUnusualObjects:
 class Loader(importlib.machinery.SourceFileLoader):
     def __init__(self, path: Path) -> None:
         super().__init__("planted_lazily", str(path))
-
-
-class TestLargeInputs:
-    def test_ten_thousand_levels_of_nesting_are_searched(self) -> None:
-        """A path through ten thousand levels of nesting is found,
-        and written without its middle.
-        """
-
-        def nested(x: Any) -> Any:
-            for _ in range(10_000):
-                x = [x]
-            return x
-
-        path = path_to(nested)
-        assert path.startswith("planted.KEEP[0][0]")
-        assert " … " in path
-        assert len(path) < 300
-
-    def test_a_huge_container_is_searched(self) -> None:
-        """The path to an element of a huge container has its index."""
-        path = path_to(lambda x: [*range(300_000), {0: x}])
-        assert path == "planted.KEEP[0][300000][0]"
-
-    def test_a_dict_that_changes_during_the_search_is_searched(self) -> None:
-        """A dict is searched while another thread adds and removes keys all the time."""
-        KEEP.append({})
-        end = threading.Event()
-
-        def write() -> None:
-            while not end.is_set():
-                for number in range(1000):
-                    KEEP[0][number] = [number]
-                for number in range(1000):
-                    del KEEP[0][number]
-
-        thread = threading.Thread(target=write)
-        with MemoryProbe("cpu").measure() as region:
-            KEEP[0]["x"] = torch.ones(250)
-        thread.start()
-        try:
-            assert region.retained[0].held_by == "planted.KEEP[0]['x']"
-        finally:
-            end.set()
-            thread.join()
-
-    @pytest.mark.native
-    def test_five_hundred_thousand_objects_are_searched(
-        self, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """A search of 500,000 objects completes; its time is printed and not checked."""
-        KEEP.append([[number] for number in range(500_000)])
-        with MemoryProbe("cpu").measure() as region:
-            future: torch.futures.Future[Any] = torch.futures.Future()
-            future.add_done_callback(held_by_cpp(torch.ones(250)))  # so everything is searched
-        start = time.perf_counter()
-        assert str(region.retained[0].held_by).startswith("a function that C code will call")
-        seconds = time.perf_counter() - start
-        assert not future.done()
-        with capsys.disabled():
-            print(f"\nsearched {len(gc.get_objects()):,} live objects in {seconds:.2f} s")
