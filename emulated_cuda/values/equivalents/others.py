@@ -1,4 +1,4 @@
-"""Fused dropout, log sigmoid, softmax, bags of embeddings and the CTC loss."""
+"""Fused dropout, log sigmoid, softmax and its gradient, bags of embeddings and the CTC loss."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DROPOUT = "aten/src/ATen/native/cuda/Dropout.cu"
 # CUDA converts half precision inside the kernel if a result in single precision is asked for, and
 # gradients back; the CPU refuses to.
 _SOFTMAX = "aten/src/ATen/native/SoftMax.cpp: half_to_float, which only CUDA accepts"
-_softmax, _log_softmax = operator_of("aten::_softmax"), operator_of("aten::_log_softmax")
+_softmax = operator_of("aten::_softmax")
 _softmax_backward = operator_of("aten::_softmax_backward_data")
 _log_softmax_backward = operator_of("aten::_log_softmax_backward_data")
 
@@ -44,11 +44,6 @@ def log_sigmoid_backward(grad_output: Tensor, self: Tensor) -> Tensor:
 @equivalent("aten::_softmax", source=_SOFTMAX)
 def softmax(self: Tensor, dim: int, half_to_float: bool) -> Any:
     return _softmax(self.float() if half_to_float else self, dim, False)
-
-
-@equivalent("aten::_log_softmax", source=_SOFTMAX)
-def log_softmax(self: Tensor, dim: int, half_to_float: bool) -> Any:
-    return _log_softmax(self.float() if half_to_float else self, dim, False)
 
 
 @equivalent("aten::_softmax_backward_data", source=_SOFTMAX)
