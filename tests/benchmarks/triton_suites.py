@@ -51,6 +51,7 @@ class Suite:
         only: words of which the names of tests that are collected have one.
         bare: packages whose ``__init__`` is left out, because it imports an extension of CUDA.
         commit: of the project, that was run last.
+        libraries: with which it was run last, beside torch and Triton.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Suite:
     only: tuple[str, ...] = ("",)
     bare: tuple[str, ...] = ()
     commit: str = ""
+    libraries: tuple[str, ...] = ()
 
     def has(self, test: str) -> bool:
         """Return whether a test belongs to the sample's population."""
@@ -74,6 +76,7 @@ SUITES = (
         *("Liger-Kernel", ("test/transformers",), 50, ("src", ".")),
         without=("cute", "cutile"),
         commit="ead96b6",
+        libraries=("transformers 4.57.3",),
     ),
     Suite("flash-linear-attention", ("tests/ops", "tests/modules"), 40, commit="bc3b101"),
     Suite("kernels", ("test",), 24, commit="eeeebdd"),
@@ -298,6 +301,11 @@ def write(path: Path, found: dict[str, list[dict[str, Any]]]) -> None:
     data["date"] = time.strftime("%Y-%m-%d")
     data["suites"] = {**kept, **found}
     data["commits"] = {suite.name: suite.commit for suite in SUITES if suite.name in data["suites"]}
+    data["libraries"] = {
+        suite.name: suite.libraries
+        for suite in SUITES
+        if suite.libraries and suite.name in data["suites"]
+    }
     path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
