@@ -64,13 +64,13 @@ class WithoutPython {
 };
 }  // namespace
 
-void Job::finish(int code, std::string problem) {
+void Job::finish(int code, std::string problem, bool is_known) {
   std::lock_guard<std::mutex> guard(state().mutex);
   code_ = code;
   problem_ = std::move(problem);
-  is_failure_known_ = !code;
+  is_failure_known_ = !code || is_known;
   done_ = true;
-  if (!code) --pending_jobs;
+  if (is_failure_known_) --pending_jobs;
   state().changed.notify_all();
 }
 

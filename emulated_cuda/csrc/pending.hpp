@@ -16,7 +16,8 @@ class Job {
   // 0, or the code with which it failed; `problem` says why.
   int code() const { return code_; }
   const std::string& problem() const { return problem_; }
-  void finish(int code, std::string problem);
+  // `is_known`: no caller needs to learn of a failure.
+  void finish(int code, std::string problem, bool is_known = false);
   // Whether it has failed and nobody has been told; the caller is told now.
   bool take_failure();
   bool has_unknown_failure() const { return !is_failure_known_; }

@@ -284,7 +284,11 @@ dist.all_reduce(left, group=shrunk)
 print(reduced[0].item(), left[0].item(), dist.get_world_size(), flush=True)
 os._exit(0)
 """
-CLASSIC = {"TORCH_DIST_USE_NCCL2": "0", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}
+CLASSIC = {
+    "TORCH_DIST_USE_NCCL2": "0",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250",  # the watchdog sleeps four times as long
+}
 HAS_SHRINK = hasattr(torch.distributed, "shrink_group")
 
 
@@ -293,6 +297,39 @@ def test_communicator_whose_rank_has_ended_can_be_shrunk(nccl):
     """The ranks that are left abort what waits for the ended rank, and go on without it."""
     runs = nccl(SHRUNK, ranks=3, **CLASSIC)
     assert [run.stdout for run in runs[:2]] == ["True\n3.0 2.0 2\n"] * 2, runs[0].stderr
+
+
+ABORTED = """
+token = torch.ones(4, device="cuda")
+dist.all_reduce(token)
+if rank == 0:
+    dist.all_reduce(token)
+    dist.group.WORLD._get_backend(torch.device("cuda", rank)).abort()
+    print(len(token.tolist()), flush=True)
+    os._exit(0)
+"""
+
+
+def test_program_that_handles_errors_aborts_and_goes_on(nccl):
+    """With PyTorch's error handling off, neither the call nor what waits for it raises before."""
+    assert nccl(ABORTED, **CLASSIC)[0].stdout == "4\n"
+
+
+ROOT = """
+token = torch.ones(4, device="cuda")
+dist.all_reduce(token)
+if rank == 0:
+    dist.broadcast(token, 0)
+    print(token.tolist(), flush=True)
+    dist.all_reduce(token)
+"""
+
+
+def test_root_of_a_short_broadcast_does_not_need_the_others(nccl):
+    """What fits in the buffers of a card leaves the root; its next call raises."""
+    first = nccl(ROOT)[0]
+    assert (first.returncode, first.stdout) == (1, "[2.0, 2.0, 2.0, 2.0]\n")
+    assert "while rank 0 waited for it in ncclAllReduce of 4 float32" in first.stderr
 
 
 SUSPENDED = """

@@ -175,7 +175,8 @@ int run_and_wait(Communicator* communicator, Communicator::Run run) {
   Jobs jobs{job};
   wait_while(jobs, [](const Jobs& waited, int) { return show_waiting(missing_of(waited)), false; });
   show_waiting({});
-  return job->take_failure() ? failed(job->code(), job->problem()) : (int)kDone;
+  job->take_failure();
+  return job->code() ? failed(job->code(), job->problem()) : (int)kDone;
 }
 }  // namespace
 

@@ -14,12 +14,13 @@ bool is_empty(size_t bytes) { return !bytes || (!values_are_computed && bytes > 
 
 // Calls `show(slot, done, part)` and `take(done, part)` for each part of `bytes`.
 template <class Show, class Take>
-int in_rounds(Communicator& c, const Call& call, size_t bytes, size_t most, Show show, Take take) {
+int in_rounds(Communicator& c, const Call& call, size_t bytes, size_t most, Show show, Take take,
+              bool needs_others = true) {
   if (is_empty(bytes)) return c.meet(&call);
   for (size_t done = 0; done < bytes; done += most) {
     size_t part = std::min(most, bytes - done);
     show(c.own_slot(), done, part);
-    if (int code = c.meet(done ? nullptr : &call)) return code;
+    if (int code = c.meet(done ? nullptr : &call, needs_others)) return code;
     if (int code = take(done, part)) return code;
     c.use_other_slots();
   }
@@ -77,7 +78,10 @@ int broadcast(Communicator& c, const void* send, void* recv, size_t count, int t
     if (c.rank() == root) memcpy(slot, (const char*)send + done, part);
   };
   auto take = [&](size_t done, size_t part) { return memcpy((char*)recv + done, c.slot(root), part), (int)kDone; };
-  return in_rounds(c, call_of("ncclBroadcast", count, type, -1, root), count * width_of(type), kSlot, show, take);
+  // What fits in the buffers leaves the root of a card, too, without the others.
+  size_t bytes = count * width_of(type);
+  bool needs_others = c.rank() != root || bytes > kSlot;
+  return in_rounds(c, call_of("ncclBroadcast", count, type, -1, root), bytes, kSlot, show, take, needs_others);
 }
 
 int all_gather(Communicator& c, const void* send, void* recv, size_t count, int type) {

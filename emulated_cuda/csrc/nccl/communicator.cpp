@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <climits>
 #include <cstdlib>
 #include <cstring>
@@ -52,6 +53,12 @@ static uint64_t node_of_this_process() {
   return std::hash<std::string>()(name ? name : "");
 }
 
+// Whether PyTorch does nothing when a communicator fails, because the program does.
+static bool are_errors_handled_by_program() {
+  const char* mode = getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING");
+  return mode && strcmp(mode, "0") == 0;
+}
+
 size_t Communicator::bytes(int ranks) {
   size_t pairs = (size_t)ranks * ranks;
   return kHeader + (size_t)ranks * 2 * kSlot + pairs * round_up(sizeof(Ring), 4096);
@@ -65,6 +72,7 @@ int Communicator::join(Communicator** out, int ranks, int rank, const Offer& off
   *out = nullptr;
   auto* made = new Communicator;
   made->ranks_ = ranks, made->rank_ = rank, made->device_ = device;
+  made->is_program_handling_errors_ = are_errors_handled_by_program();
   if (ranks > kMostRanks) return made->fail(kInvalidUsage, "the emulated NCCL has at most 64 ranks");
   bool is_own = offer.process == getpid();
   int opened = is_own ? (int)offer.file : open_of_process((int)offer.process, (int)offer.file);
@@ -147,7 +155,10 @@ std::string Communicator::who_is_missing(const std::function<int()>& missing) {
 }
 
 int Communicator::wait_until(const std::function<bool()>& is_over, const std::function<int()>& missing,
-                             const char* what) {
+                             const char* what, bool needs_others) {
+  using Clock = std::chrono::steady_clock;
+  constexpr auto kTimeToAbort = std::chrono::seconds(3);
+  Clock::time_point found;
   for (int turns = 0;; ++turns) {
     uint32_t bell = segment().bell;
     if (is_over()) return kDone;
@@ -162,9 +173,15 @@ int Communicator::wait_until(const std::function<bool()>& is_over, const std::fu
     syscall(SYS_futex, &segment().bell, FUTEX_WAIT, bell, &longest, nullptr, 0);
     if (segment().bell != bell) continue;  // something has changed
     std::string problem = who_is_missing(missing);
-    if (!problem.empty() && !is_over())
-      return fail(kRemoteError,
-                  problem + ", while rank " + std::to_string(rank_) + " waited for it in " + what);
+    if (problem.empty() || is_over()) continue;
+    if (!needs_others) return kDone;
+    // On a card the call has returned, and what needs its result waits. A program that handles errors has time to abort.
+    bool is_first = !error_;
+    int code = is_first ? fail(kRemoteError, problem + ", while rank " + std::to_string(rank_) + " waited for it in " + what)
+                        : error_.load();
+    if (!current_ || !is_program_handling_errors_) return code;
+    if (is_first) current_->is_late = true, found = Clock::now();
+    if (Clock::now() - found > kTimeToAbort) return code;
   }
 }
 
@@ -179,7 +196,7 @@ std::string described(const Call& call) {
   return text;
 }
 
-int Communicator::meet(const Call* call) {
+int Communicator::meet(const Call* call, bool needs_others) {
   Record& own = record(rank_);
   if (call) own.calls[++calls_ % 2] = *call;
   uint32_t meeting = ++meetings_;
@@ -191,8 +208,9 @@ int Communicator::meet(const Call* call) {
     return -1;
   };
   std::string what = call ? described(*call) : own.calls[calls_ % 2].name;
-  if (int code = wait_until([&] { return first_missing() < 0; }, first_missing, what.c_str())) return code;
-  for (int rank = 0; call && rank < ranks_; ++rank) {
+  if (int code = wait_until([&] { return first_missing() < 0; }, first_missing, what.c_str(), needs_others)) return code;
+  bool have_all_come = first_missing() < 0;
+  for (int rank = 0; call && have_all_come && rank < ranks_; ++rank) {
     const Call& other = record(rank).calls[calls_ % 2];
     if (memcmp(&other, call, sizeof other))
       return fail(kInvalidUsage, "the ranks do not call the same: rank " + std::to_string(rank_) + " calls " +
@@ -272,11 +290,14 @@ void Communicator::work() {
       queue_.pop_front();
     }
     wait_while(job->before, [](const Jobs&, int) { return false; });
+    current_ = job.get();
     int code = error_ ? error_.load() : job->run(*this);
+    current_ = nullptr;
     job->run = nullptr;  // what it holds
-    job->finish(code, code ? problem_ : "");
-    // Whoever has aborted it knows; only who waits for a result must not go on without one.
-    if (code && is_aborted_ && !job->waiting) job->take_failure();
+    // A process that has aborted it knows; only a thread that waits for a result must not go on without one,
+    // unless the program handles errors: then it goes on, as on a card.
+    bool is_known = is_aborted_ && (!job->waiting || is_program_handling_errors_);
+    job->finish(code, code ? problem_ : "", is_known);
   }
   std::lock_guard<std::mutex> guard(mutex_);
   unmap();

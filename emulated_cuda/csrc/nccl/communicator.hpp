@@ -96,9 +96,11 @@ class Communicator {
   // ---- Meetings, from the communicator's own thread ----
 
   // Waits until every rank has come to this meeting; the first of a call compares the calls of all.
-  int meet(const Call* call = nullptr);
+  // If `needs_others` is false, a rank that has ended, or has destroyed the communicator, is no error.
+  int meet(const Call* call = nullptr, bool needs_others = true);
   // Waits until `is_over`, and looks now and then whether `missing`, a rank or -1 for any, has ended.
-  int wait_until(const std::function<bool()>& is_over, const std::function<int()>& missing, const char* what);
+  int wait_until(const std::function<bool()>& is_over, const std::function<int()>& missing, const char* what,
+                 bool needs_others = true);
   // The memory in which this rank shows something at the next meeting, and where the others do.
   char* own_slot() { return slot(rank_); }
   char* slot(int rank) { return base_ + kHeader + ((size_t)rank * 2 + half_) * kSlot; }
@@ -154,6 +156,8 @@ class Communicator {
   std::vector<int> excluded_;  // ranks that nobody waits for any more
 
   struct Queued;
+  Job* current_ = nullptr;  // what the communicator's thread does
+  bool is_program_handling_errors_ = false;  // with TORCH_NCCL_ASYNC_ERROR_HANDLING=0 it may abort, and go on
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Queued>> queue_;
