@@ -1,5 +1,6 @@
 """The baseline file at the end of a session: update it or prune it on request, list stale lines."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,7 +161,7 @@ class BaselineOutput:
             nodeid
             for nodeid in set(nodeids) - report.collected
             if not is_fixture(nodeid)
-            if file_of(nodeid) in files_seen or not (self.plan.root / file_of(nodeid)).exists()
+            if file_of(nodeid) in files_seen or not os.path.exists(self.plan.root / file_of(nodeid))
         }
 
 

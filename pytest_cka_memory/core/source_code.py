@@ -42,7 +42,8 @@ def expression_at(code: CodeType, last_instruction: int) -> str | None:
         code: the code that contains the instruction.
         last_instruction: the instruction's byte offset, as in ``frame.f_lasti``.
     """
-    lines = linecache.getlines(code.co_filename)
+    # From Python 3.13 on, the source of ``python -c`` is kept under the name of what exec() runs.
+    lines = [] if code.co_filename == "<string>" else linecache.getlines(code.co_filename)
     span = _span_at(code, last_instruction)
     if span is None:
         number = line_at(code, last_instruction)

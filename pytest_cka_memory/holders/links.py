@@ -11,8 +11,10 @@ from pytest_cka_memory.holders.expressions import is_own_dict, shortened, text_o
 from pytest_cka_memory.holders.search import Reference
 from pytest_cka_memory.holders.unreached import Unreached
 
-_OF_MODULES = ("['_modules']", "['_parameters']", "['_buffers']")
-"""References to the dicts of a module, which users do not write."""
+_NAMES = ("_modules", "_parameters", "_buffers")
+_OF_MODULES = {text for name in _NAMES for text in (f"['{name}']", f".{name}")}
+"""References to the dicts of a module, which users do not write. An object refers to them itself,
+not its dict, where Python keeps attributes in the object (from 3.13 on)."""
 _MOST_LINKS = 12
 """Links of a path; of a longer one, the first and the last."""
 _MOST_CHARACTERS = 120
