@@ -4,6 +4,7 @@
 // Each returns -1, or the index of the first element that a card would refuse.
 #include "accesses.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -12,14 +13,22 @@
 
 namespace {
 constexpr int64_t kNone = -1;
+constexpr int64_t kAtOnce = 256;  // so many addresses are checked before the first element is touched
 
 template <class Touch>
 int64_t each(const int64_t* addresses, const uint8_t* mask, int64_t count, size_t size, Touch touch) {
   Checked checked;
-  for (int64_t i = 0; i < count; ++i) {
-    if (mask && !mask[i]) continue;
-    if (!checked.allows((uintptr_t)addresses[i], size)) return i;
-    touch(i, (char*)addresses[i]);
+  for (int64_t i = 0; i < count;) {
+    const int64_t end = std::min(count, i + kAtOnce);
+    if (!mask && checked.allows_all(addresses + i, end - i, size)) {
+      for (; i < end; ++i) touch(i, (char*)addresses[i]);
+      continue;
+    }
+    for (; i < end; ++i) {
+      if (mask && !mask[i]) continue;
+      if (!checked.allows((uintptr_t)addresses[i], size)) return i;
+      touch(i, (char*)addresses[i]);
+    }
   }
   return kNone;
 }

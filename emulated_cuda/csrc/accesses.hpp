@@ -17,6 +17,18 @@ class Checked {
     std::tie(first_, last_) = accessible_around(address);
     return address >= first_ && address + size <= last_ && address % size == 0;
   }
+  // Whether all elements lie in the last allocation, without a branch for each.
+  bool allows_all(const int64_t* addresses, int64_t count, size_t size) const {
+    if (last_ - first_ < size) return false;
+    const uintptr_t farthest = last_ - first_ - size;
+    uintptr_t low_bits = 0, largest = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const uintptr_t distance = (uintptr_t)addresses[i] - first_;
+      low_bits |= (uintptr_t)addresses[i];
+      largest = distance > largest ? distance : largest;
+    }
+    return largest <= farthest && low_bits % size == 0;
+  }
   // Whether all bytes from one address to another may be touched.
   bool holds(__int128 low, __int128 high) {
     if (low >= first_ && high <= last_) return true;

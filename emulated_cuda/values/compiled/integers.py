@@ -14,7 +14,7 @@ import torch
 
 from emulated_cuda.values.compiled import accesses
 from emulated_cuda.values.compiled.operations import Operation
-from emulated_cuda.values.compiled.table import Compute, elementwise, operation
+from emulated_cuda.values.compiled.table import Compute, elementwise, into_operands, operation
 
 Function = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _SIGN = -(2**63)
@@ -196,6 +196,8 @@ elementwise(
         "math.cttz": _trailing_zeros,
     }
 )
+
+into_operands({"arith.addi": torch.add, "arith.subi": torch.sub, "arith.muli": torch.mul})
 
 
 @operation("arith.mului_extended", "arith.mulsi_extended")

@@ -11,7 +11,7 @@ from emulated_cuda.values.compiled.errors import NotComputed
 from emulated_cuda.values.compiled.operations import Operation, Type
 from emulated_cuda.values.compiled.programs import Programs
 from emulated_cuda.values.compiled.progressions import Progression, as_tensor
-from emulated_cuda.values.compiled.table import Compute, on_progressions, operation
+from emulated_cuda.values.compiled.table import INTO_OPERANDS, Compute, on_progressions, operation
 
 
 def pointee_of(one: Operation) -> Type:
@@ -31,6 +31,14 @@ def add_to_address(one: Operation) -> Compute:
     """An address some elements further."""
     size = pointee_of(one).dtype.itemsize
     return lambda programs, address, count: torch.add(address, count, alpha=size)
+
+
+def _add_into(one: Operation) -> Compute:
+    size = pointee_of(one).dtype.itemsize
+    return lambda programs, address, count, out: torch.add(address, count, alpha=size, out=out)
+
+
+INTO_OPERANDS["tt.addptr"] = _add_into
 
 
 @operation("tt.load", "tt.atomic_load")

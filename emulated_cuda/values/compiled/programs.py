@@ -19,6 +19,7 @@ from emulated_cuda.values.compiled.choices import chosen
 from emulated_cuda.values.compiled.errors import NotComputed
 from emulated_cuda.values.compiled.operations import Block, Function, Operation, all_operations
 from emulated_cuda.values.compiled.progressions import Progression, as_tensor
+from emulated_cuda.values.compiled.reuse import spare_operands
 
 Environment = dict[str, Any]
 """The values of a function by name."""
@@ -31,11 +32,36 @@ class Step:
     compute: table.Compute
     on_progressions: table.Compute | None
     """What is tried first if an operand is a progression."""
+    into_operand: table.Compute | None
+    """The same with a tensor for the result, see :mod:`reuse`."""
+    spare: tuple[int, ...]
+    """Positions of operands whose memory the result may take."""
+    dtype: torch.dtype | None
+    """Of a result that may take an operand's memory."""
     operands: tuple[str, ...]
     results: tuple[str, ...]
     released: tuple[str, ...]
     """Values that nothing after this step needs."""
     is_control: bool
+
+    def run(self, programs: Programs, given: list[Any], tensors: list[Any]) -> Any:
+        """Return the results.
+
+        Args:
+            programs: those that run.
+            given: the operands.
+            tensors: the same without progressions.
+        """
+        if self.into_operand is not None:
+            for at in self.spare:
+                room = given[at]
+                if self._takes_result(room) and all(len(one) <= len(room) for one in tensors):
+                    return self.into_operand(programs, *tensors, out=room)
+        return self.compute(programs, *tensors)
+
+    def _takes_result(self, room: Any) -> bool:
+        # The elements of a progression are not its own: it keeps them for others.
+        return type(room) is torch.Tensor and room.dtype is self.dtype and room.is_contiguous()
 
 
 @dataclass(frozen=True)
@@ -85,12 +111,17 @@ def _prepare_block(block: Block, blocks: list[Block], names: Iterable[str]) -> C
         Step(
             table.prepare(one),
             table.ON_PROGRESSIONS[one.name](one) if one.name in table.ON_PROGRESSIONS else None,
+            table.INTO_OPERANDS[one.name](one) if spare else None,
+            spare,
+            one.type().dtype if spare else None,
             tuple(one.operands),
             tuple(one.results),
             tuple(released[index]),
             one.name in table.CONTROL,
         )
-        for index, one in enumerate(operations)
+        for index, (one, spare) in enumerate(
+            zip(operations, spare_operands(operations, released), strict=True)
+        )
     ]
     return Code(block.label, block.arguments, steps, end)
 
@@ -158,12 +189,12 @@ class Programs:
 
     def _computed(self, step: Step, given: list[Any]) -> Any:
         if Progression not in map(type, given):
-            return step.compute(self, *given)
+            return step.run(self, given, given)
         if step.on_progressions is not None:
             results = step.on_progressions(self, *given)
             if results is not NotImplemented:
                 return results
-        return step.compute(self, *map(as_tensor, given))
+        return step.run(self, given, [as_tensor(value) for value in given])
 
     def given(self, end: Operation, values: Environment) -> list[Any]:
         """Return the values that the end of a block passes on."""

@@ -10,6 +10,7 @@ all programs have the same value, and the others are those of its type. Tensors 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
@@ -24,6 +25,9 @@ OPERATIONS: dict[str, Prepare] = {}
 """Name -> what returns the computation of one operation of this name."""
 ON_PROGRESSIONS: dict[str, Prepare] = {}
 """Name -> what returns a computation that also takes progressions, see :mod:`regular`."""
+INTO_OPERANDS: dict[str, Prepare] = {}
+"""Name -> what returns the same computation with a parameter `out`, a tensor for the result, which
+may be an operand; for types that need no rounding. See :mod:`reuse`."""
 CONTROL: set[str] = set()
 """Operations with regions of their own: they get all values by name in place of their operands."""
 TERMINATORS = {
@@ -72,6 +76,12 @@ def on_progressions(*names: str) -> Callable[[Prepare], Prepare]:
     return add
 
 
+def into_operands(rows: dict[str, Callable[..., torch.Tensor]]) -> None:
+    """Add functions of torch that have a parameter `out`."""
+    for name, function in rows.items():
+        INTO_OPERANDS[name] = _ignoring_programs(function)
+
+
 def elementwise(rows: dict[str, Callable[..., torch.Tensor]]) -> None:
     """Add rows of operations that take tensors and return one."""
     for name, function in rows.items():
@@ -82,11 +92,13 @@ def in_single_precision(rows: dict[str, Callable[..., torch.Tensor]]) -> None:
     """Add rows of operations on floating-point numbers; half precision is widened, then rounded."""
     for name, function in rows.items():
         OPERATIONS[name] = _ignoring_programs(widened(function))
+        if isinstance(function, BuiltinFunctionType):  # torch's own
+            into_operands({name: function})
 
 
 def _ignoring_programs(function: Callable[..., torch.Tensor]) -> Prepare:
-    def compute(programs: Any, *values: torch.Tensor) -> torch.Tensor:
-        return function(*values)
+    def compute(programs: Any, *values: torch.Tensor, **out: torch.Tensor) -> torch.Tensor:
+        return function(*values, **out)
 
     return lambda operation: compute
 

@@ -150,6 +150,27 @@ def test_accesses_report_the_first_refused_element():
     assert error.value.code == KernelError.ILLEGAL_ADDRESS
 
 
+@pytest.mark.parametrize("wrong", [0, 255, 256, 511])
+@pytest.mark.parametrize("distance", [2**40, -(2**40), 2])
+def test_accesses_of_many_elements_stop_at_the_refused_one(wrong, distance):
+    """All elements before it are written and none after it, and the error has its address."""
+    x = torch.zeros(512, dtype=torch.int32).cuda()
+    places = [4 * i + (distance if i == wrong else 0) for i in range(512)]
+    body = f"""
+    %far = arith.constant dense<{places}> : tensor<512xi64>
+    %one = arith.constant dense<1> : tensor<512xi32>
+    %a = tt.ptr_to_int %x : !tt.ptr<i32> -> i64
+    %b = tt.splat %a : i64 -> tensor<512xi64>
+    %c = arith.addi %b, %far : tensor<512xi64>
+    %d = tt.int_to_ptr %c : tensor<512xi64> -> tensor<512x!tt.ptr<i32>>
+    tt.store %d, %one : tensor<512x!tt.ptr<i32>>
+    """
+    address = f"0x{x.data_ptr() + places[wrong]:x}"
+    with pytest.raises(KernelError, match=address):
+        launch(function("%x: !tt.ptr<i32>", body), [x])
+    assert x.sum() == x[:wrong].sum() == wrong
+
+
 # ---- Control flow ----
 
 
