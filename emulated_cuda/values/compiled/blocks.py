@@ -52,7 +52,7 @@ def load(
         KernelError: if an address is not in memory that a card could read.
     """
     active, mask = _active(programs, mask)
-    given = [len(value) for value in (addresses.base, active, mask, other) if value is not None]
+    given = [v.shape[0] for v in (addresses.base, active, mask, other) if v is not None]
     shape = (max(given), *addresses.shape)
     if active is None and mask is None:
         found = torch.empty(shape, dtype=dtype)
@@ -77,7 +77,7 @@ def store(programs: Programs, addresses: Progression, values: torch.Tensor, mask
         KernelError: if an address is not in memory that a card could write.
     """
     active, mask = _active(programs, mask)
-    given = [len(value) for value in (addresses.base, active, mask, values) if value is not None]
+    given = [v.shape[0] for v in (addresses.base, active, mask, values) if v is not None]
     values = values.expand(max(given), *addresses.shape).contiguous()
     _call(programs, "store", "writes", values, addresses, active, mask)
 
@@ -101,9 +101,10 @@ def _call(
     active: torch.Tensor | None,
     mask: torch.Tensor | None,
 ) -> None:
-    base, count, size = addresses.base.contiguous(), len(values), values.element_size()
+    base, count = addresses.base.contiguous(), values.shape[0]
+    size = values.element_size()
     lengths, steps = _arrays(addresses.shape, addresses.steps)
-    block = _Block(base.data_ptr(), count, int(len(base) > 1))
+    block = _Block(base.data_ptr(), count, int(base.shape[0] > 1))
     block.lengths, block.steps = ctypes.addressof(lengths), ctypes.addressof(steps)
     block.dims, block.size = len(lengths), size
     if active is not None:

@@ -33,7 +33,7 @@ from emulated_cuda.values.compiled.parser import parse
 from emulated_cuda.values.compiled.pointers import accessed
 from emulated_cuda.values.compiled.programs import Code, Programs, prepare
 
-_ELEMENTS_AT_ONCE = 2**18
+_ELEMENTS_AT_ONCE = 2**19
 """So many programs run at once that a value has this many elements: enough that the time of an
 operation is that of its arithmetic, and so few that a value stays in the cache and all values of a
 launch together take few MB."""

@@ -30,15 +30,17 @@ def pointee_of(one: Operation) -> Type:
 def add_to_address(one: Operation) -> Compute:
     """An address some elements further."""
     size = pointee_of(one).dtype.itemsize
-    return lambda programs, address, count: torch.add(address, count, alpha=size)
+
+    def compute(
+        programs: Programs, address: torch.Tensor, count: torch.Tensor, **out: torch.Tensor
+    ) -> torch.Tensor:
+        # torch takes long over two types at once.
+        return torch.add(address, count.long(), alpha=size, **out)
+
+    return compute
 
 
-def _add_into(one: Operation) -> Compute:
-    size = pointee_of(one).dtype.itemsize
-    return lambda programs, address, count, out: torch.add(address, count, alpha=size, out=out)
-
-
-INTO_OPERANDS["tt.addptr"] = _add_into
+INTO_OPERANDS["tt.addptr"] = add_to_address
 
 
 @operation("tt.load", "tt.atomic_load")

@@ -55,7 +55,9 @@ class Step:
         if self.into_operand is not None:
             for at in self.spare:
                 room = given[at]
-                if self._takes_result(room) and all(len(one) <= len(room) for one in tensors):
+                if self._takes_result(room) and all(
+                    one.shape[0] <= room.shape[0] for one in tensors
+                ):
                     return self.into_operand(programs, *tensors, out=room)
         return self.compute(programs, *tensors)
 
@@ -162,10 +164,7 @@ class Programs:
         self.active: torch.Tensor | None = None
         """(count,) which programs take the present branch; None for all."""
         self.grid = dict(zip("xyz", grid, strict=True))
-        above = torch.div(ids, grid[0], rounding_mode="floor")
-        z = torch.div(above, grid[1], rounding_mode="floor")
-        found = (ids % grid[0], above % grid[1], z)
-        self.ids = {axis: one.int() for axis, one in zip("xyz", found, strict=True)}
+        self.ids = dict(zip("xyz", _positions(ids, grid), strict=True))
 
     def inner(self, count: int) -> Programs:
         """Return one program for each of `count` elements, to run code on single numbers."""
@@ -265,6 +264,17 @@ class Programs:
                 values[name] = value if mask is None else choose(mask, value, values[name])
             before = waiting[label]
             waiting[label] = None if mask is None or before is None else before | mask
+
+
+def _positions(ids: torch.Tensor, grid: tuple[int, int, int]) -> tuple[torch.Tensor, ...]:
+    """Return the positions of programs along each axis of a grid, as int32."""
+    if grid[1] == grid[2] == 1:
+        x = ids.int()
+        zeros = torch.zeros_like(x)
+        return x, zeros, zeros
+    above = torch.div(ids, grid[0], rounding_mode="floor")
+    z = torch.div(above, grid[1], rounding_mode="floor")
+    return (ids % grid[0]).int(), (above % grid[1]).int(), z.int()
 
 
 def choose(mask: torch.Tensor, new: Any, old: Any) -> Any:

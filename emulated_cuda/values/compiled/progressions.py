@@ -40,7 +40,7 @@ class Progression:
     @property
     def number(self) -> int | None:
         """What all elements of all programs are; None if they differ."""
-        if len(self.base) > 1 or any(self.steps):
+        if self.base.shape[0] > 1 or any(self.steps):
             return None
         found: int = self.base.item()  # type: ignore[assignment]
         return found
@@ -73,9 +73,13 @@ class Progression:
         if self._tensor is None:
             base = self.base.view(-1, *[1] * len(self.shape))
             if not self.is_one_number:
-                base = base + _offsets(self.steps, self.shape, base.dtype)
+                base = base + self.offsets()
             self._tensor = base
         return self._tensor
+
+    def offsets(self) -> torch.Tensor:
+        """Return the differences from the first element (1, ...), as compact as the elements."""
+        return _offsets(self.steps, self.shape, self.base.dtype)
 
     def tensor(self) -> torch.Tensor:
         """Return the elements (programs or 1, ...)."""
@@ -94,7 +98,7 @@ def as_tensor(value: Any) -> Any:
 
 
 def _ends(base: torch.Tensor) -> tuple[int, int]:
-    if len(base) == 1:
+    if base.shape[0] == 1:
         only: int = base.item()  # type: ignore[assignment]
         return only, only
     low, high = base.aminmax()

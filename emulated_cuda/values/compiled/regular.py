@@ -72,10 +72,16 @@ def product(one: Operation) -> Compute:
 def position_in_rows(one: Operation) -> Compute:
     """The row or the column of positions.
 
-    It is a progression if the positions of each program are all in the same row. Powers of 2 need
-    no division.
+    It is a progression if the positions of each program are all in the same row. If each program
+    begins with a row, only the positions in one program are divided. Powers of 2 need no division.
     """
     is_row = one.name.startswith("arith.div")
+
+    def within_rows(first: torch.Tensor, number: int, a: Progression) -> torch.Tensor:
+        offsets = a.offsets()
+        row = torch.div(offsets, number, rounding_mode="floor")
+        found = row + first.view(-1, *[1] * len(a.shape)) if is_row else offsets - row * number
+        return found.expand(-1, *a.shape)
 
     def compute(a: Progression, length: Progression) -> Any:
         number = length.number
@@ -87,6 +93,8 @@ def position_in_rows(one: Operation) -> Compute:
             if is_row:
                 return Progression(row, (0,) * len(a.shape), a.shape)
             return Progression(column, a.steps, a.shape)
+        if not column.any():
+            return within_rows(row, number, a)
         if number & (number - 1):
             return NotImplemented
         elements = a.compact()
@@ -129,6 +137,8 @@ def address(one: Operation) -> Compute:
 
 # ---- Masks ----
 
+_BITS = {bit: torch.tensor([bit]) for bit in (False, True)}
+
 
 @on_progressions("arith.cmpi")
 def compare(one: Operation) -> Compute:
@@ -142,7 +152,7 @@ def compare(one: Operation) -> Compute:
         if not a.wraps and not b.wraps:
             found = _decided(name, a.limits(), b.limits())
             if found is not None:
-                return Progression(torch.tensor([found]), (0,) * len(a.shape), a.shape)
+                return Progression(_BITS[found], (0,) * len(a.shape), a.shape)
         return function(a.compact(), b.compact()).expand(-1, *a.shape)
 
     return _both(compute)
