@@ -179,3 +179,12 @@ def all_operations(blocks: list[Block]) -> Iterator[Operation]:
             yield operation
             for region in operation.regions:
                 yield from all_operations(region)
+
+
+def uses(one: Operation) -> set[str]:
+    """Return the values that an operation needs, in its regions too."""
+    found = set(one.operands)
+    for region in one.regions:
+        for inner in all_operations(region):
+            found.update(inner.operands)
+    return found

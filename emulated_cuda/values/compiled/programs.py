@@ -17,7 +17,7 @@ import torch
 from emulated_cuda.values.compiled import table
 from emulated_cuda.values.compiled.choices import chosen
 from emulated_cuda.values.compiled.errors import NotComputed
-from emulated_cuda.values.compiled.operations import Block, Function, Operation, all_operations
+from emulated_cuda.values.compiled.operations import Block, Function, Operation, uses
 from emulated_cuda.values.compiled.progressions import Progression, as_tensor
 from emulated_cuda.values.compiled.reuse import spare_operands
 
@@ -99,13 +99,13 @@ def _prepare_block(block: Block, blocks: list[Block], names: Iterable[str]) -> C
         for other in blocks
         if other is not block
         for one in other.operations
-        for name in _uses(one)
+        for name in uses(one)
     }
     own = {*names, *block.arguments, *(name for one in operations for name in one.results)}
-    own -= elsewhere.union(_uses(end))
+    own -= elsewhere.union(uses(end))
     last: dict[str, int] = {}
     for index, one in enumerate(operations):
-        last.update(dict.fromkeys([*one.results, *_uses(one)], index))
+        last.update(dict.fromkeys([*one.results, *uses(one)], index))
     released: list[list[str]] = [[] for _ in operations]
     for name in own.intersection(last):
         released[last[name]].append(name)
@@ -130,15 +130,6 @@ def _prepare_block(block: Block, blocks: list[Block], names: Iterable[str]) -> C
 
 def _last_name(block: Block) -> str:
     return block.operations[-1].name if block.operations else "nothing"
-
-
-def _uses(one: Operation) -> set[str]:
-    """Return the values that an operation needs, in its regions too."""
-    found = set(one.operands)
-    for region in one.regions:
-        for inner in all_operations(region):
-            found.update(inner.operands)
-    return found
 
 
 class Programs:

@@ -5,7 +5,7 @@ Then it stays in the cache of the processor, while a new value takes other memor
 
 from __future__ import annotations
 
-from emulated_cuda.values.compiled.operations import HALF, Operation
+from emulated_cuda.values.compiled.operations import HALF, Operation, uses
 from emulated_cuda.values.compiled.table import INTO_OPERANDS
 
 _TAKES_NEW_MEMORY = {"tt.load"}
@@ -29,7 +29,7 @@ def spare_operands(operations: list[Operation], released: list[list[str]]) -> li
     }
     for one in operations:
         if one.name not in INTO_OPERANDS and one.name not in _KEEPS_NO_VIEW:
-            own.difference_update(one.operands)
+            own.difference_update(uses(one))  # a region may give a value as it is
     return [
         tuple(at for at, name in enumerate(one.operands) if name in own.intersection(names))
         if _writes_into_operands(one)
