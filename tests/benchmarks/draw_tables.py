@@ -172,6 +172,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "fine-tuning": ranks_tables.finetuning,
         "losses": ranks_tables.losses,
         "tracker": ranks_tables.tracker,
+        "accelerate": ranks_tables.accelerate,
         "PyTorch's tests": ranks_tables.own_tests,
         "PyTorch's files": ranks_tables.files,
         "PyTorch's files, by reason": ranks_tables.file_causes,

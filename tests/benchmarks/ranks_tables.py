@@ -67,6 +67,15 @@ def tracker() -> str:
     )
 
 
+def accelerate() -> str:
+    """Peaks in accelerate's test of FSDP beside the bounds of that test."""
+    rows = _results("accelerate-peaks-torch-*.json")
+    return _markdown(
+        ["FSDP", "highest peak of a rank, MB", "accelerate allows, MB"],
+        [[row["case"], f"{row['peak_mb']:,}", f"{row['bound_mb']:,}"] for row in rows],
+    )
+
+
 def hostile() -> str:
     """How programs that go wrong ended."""
     (file,) = RESULTS.glob("ranks-hostile-torch-*.json")

@@ -105,6 +105,10 @@ TABLES = {
         "finetuning-torch-{torch}.json", DEVICE, "published_finetuning.py", minutes=8, needs="peft"
     ),
     "tracker": Table("fsdp2-tracker-torch-{torch}.json", DEVICE, "fsdp2_tracker.py", minutes=3),
+    "accelerate": Table(
+        "accelerate-peaks-torch-{torch}.json", DEVICE, "accelerate_peaks.py",
+        needs="accelerate, transformers, datasets",
+    ),
     "losses": Table("ranks-losses-torch-{torch}.json", DEVICE, "ranks_losses.py", minutes=3),
     "what goes wrong": Table(
         "ranks-hostile-torch-{torch}.json", DEVICE, "ranks_hostile.py", minutes=6
