@@ -3,6 +3,23 @@
 import pytest
 from lines_of_eight import compare, compared, load_at, number, store
 
+
+def rows(start: int, length: int, first: str = "addi %at, %start", kind: str = "si") -> list[str]:
+    """Return operations that divide positions into rows and columns, and load by both."""
+    return [
+        number("start", start),
+        number("length", length),
+        f"%from = arith.{first} : tensor<8xi32>",
+        f"%row = arith.div{kind} %from, %length : tensor<8xi32>",
+        f"%column = arith.rem{kind} %from, %length : tensor<8xi32>",
+        "%sum = arith.addi %row, %column : tensor<8xi32>",
+        load_at("v", "%row"),
+        load_at("w", "%sum"),
+        "%t = arith.addf %v, %w : tensor<8xf32>",
+        store("%t"),
+    ]
+
+
 CASES = {
     "comparison without sign": [
         "%down = arith.subi %range, %eight : tensor<8xi32>",
@@ -63,66 +80,11 @@ CASES = {
         load_at("v", "%a"),
         store("%v"),
     ],
-    "rows as long as blocks": [
-        number("start", 0),
-        number("length", 8),
-        "%from = arith.addi %at, %start : tensor<8xi32>",
-        "%row = arith.divsi %from, %length : tensor<8xi32>",
-        "%column = arith.remsi %from, %length : tensor<8xi32>",
-        "%sum = arith.addi %row, %column : tensor<8xi32>",
-        load_at("v", "%row"),
-        load_at("w", "%sum"),
-        "%t = arith.addf %v, %w : tensor<8xf32>",
-        store("%t"),
-    ],
-    "rows that begin inside of blocks": [
-        number("start", 3),
-        number("length", 16),
-        "%from = arith.addi %at, %start : tensor<8xi32>",
-        "%row = arith.divsi %from, %length : tensor<8xi32>",
-        "%column = arith.remsi %from, %length : tensor<8xi32>",
-        "%sum = arith.addi %row, %column : tensor<8xi32>",
-        load_at("v", "%row"),
-        load_at("w", "%sum"),
-        "%t = arith.addf %v, %w : tensor<8xf32>",
-        store("%t"),
-    ],
-    "rows of an odd length": [
-        number("start", 5),
-        number("length", 11),
-        "%from = arith.addi %at, %start : tensor<8xi32>",
-        "%row = arith.divsi %from, %length : tensor<8xi32>",
-        "%column = arith.remsi %from, %length : tensor<8xi32>",
-        "%sum = arith.addi %row, %column : tensor<8xi32>",
-        load_at("v", "%row"),
-        load_at("w", "%sum"),
-        "%t = arith.addf %v, %w : tensor<8xf32>",
-        store("%t"),
-    ],
-    "short rows": [
-        number("start", 0),
-        number("length", 4),
-        "%from = arith.addi %at, %start : tensor<8xi32>",
-        "%row = arith.divui %from, %length : tensor<8xi32>",
-        "%column = arith.remui %from, %length : tensor<8xi32>",
-        "%sum = arith.addi %row, %column : tensor<8xi32>",
-        load_at("v", "%row"),
-        load_at("w", "%sum"),
-        "%t = arith.addf %v, %w : tensor<8xf32>",
-        store("%t"),
-    ],
-    "rows from the end": [
-        number("start", 24),
-        number("length", 4),
-        "%from = arith.subi %start, %range : tensor<8xi32>",
-        "%row = arith.divsi %from, %length : tensor<8xi32>",
-        "%column = arith.remsi %from, %length : tensor<8xi32>",
-        "%sum = arith.addi %row, %column : tensor<8xi32>",
-        load_at("v", "%row"),
-        load_at("w", "%sum"),
-        "%t = arith.addf %v, %w : tensor<8xf32>",
-        store("%t"),
-    ],
+    "rows as long as blocks": rows(0, 8),
+    "rows that begin inside of blocks": rows(3, 16),
+    "rows of an odd length": rows(5, 11),
+    "short rows": rows(0, 4, kind="ui"),
+    "rows from the end": rows(24, 4, first="subi %start, %range"),
     "short rows of an odd length": [
         number("length", 3),
         "%from = arith.muli %at, %length : tensor<8xi32>",
@@ -146,18 +108,7 @@ CASES = {
         "%t = arith.addf %v, %w : tensor<8xf32>",
         store("%t"),
     ],
-    "rows of no length": [
-        number("start", 0),
-        number("length", 0),
-        "%from = arith.addi %at, %start : tensor<8xi32>",
-        "%row = arith.divsi %from, %length : tensor<8xi32>",
-        "%column = arith.remsi %from, %length : tensor<8xi32>",
-        "%sum = arith.addi %row, %column : tensor<8xi32>",
-        load_at("v", "%row"),
-        load_at("w", "%sum"),
-        "%t = arith.addf %v, %w : tensor<8xf32>",
-        store("%t"),
-    ],
+    "rows of no length": rows(0, 0),
     "columns of positions without sign": [
         number("start", 2**31 - 12),
         "%from = arith.addi %at, %start : tensor<8xi32>",
