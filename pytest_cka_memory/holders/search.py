@@ -5,26 +5,19 @@ costs about as much for each of them. Objects are distinguished by their type on
 an attribute of an unknown object may run code, print a warning or raise.
 """
 
-import gc
-import types
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from itertools import chain, compress, filterfalse
+from itertools import chain
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.holders.by_type import ByType
 from pytest_cka_memory.holders.roots import Root, globals_of, modules
+from pytest_cka_memory.holders.walk import Walk, new_walk
 
-LEAVES = frozenset(
-    {str, bytes, bytearray, int, float, complex, bool, type(None), type(...), range}
-    | {types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType}
-    | {types.GetSetDescriptorType, types.MemberDescriptorType}
-)
-"""Types whose objects reference nothing of interest."""
 _LATE_ROOTS_DEPTH = 3
 _AT_ONCE = 10_000
-"""Objects that are looked at together: few enough for the caches of a processor."""
+"""Objects after which types without rules are called plain."""
 
 
 @dataclass(frozen=True)
@@ -59,11 +52,8 @@ class Found(NamedTuple):
 
     paths: dict[int, list[Reference]]
     """For each key that was found, the references from a root to the object that has it."""
-    reached: Mapping[int, Any]
-    """All objects that were met, by identity; everything that names lead to if a key is missing.
-
-    What leads nowhere and is not tracked by the collector may be left out.
-    """
+    walk: Walk
+    """All objects that were met; everything that names lead to if a key is missing."""
 
 
 def search(
@@ -87,16 +77,16 @@ def search(
     levels = _Levels(rules_for, wanted, excluded=[*avoided, *imported, *map(globals_of, imported)])
     levels.enter_roots(roots)
     depth = 0
-    while levels.missing and (levels.last or depth < _LATE_ROOTS_DEPTH):
+    while levels.missing and (levels.has_more or depth < _LATE_ROOTS_DEPTH):
         levels.advance()
         depth += 1
         if depth == _LATE_ROOTS_DEPTH:
             levels.enter_roots(late_roots)
-    return Found(levels.paths(), levels.reached)
+    return Found(levels.paths(), levels.walk)
 
 
 class _Levels:
-    """All objects reached so far, by their distance from the roots.
+    """All objects that were met so far, by their distance from the roots.
 
     Which object led to which is not recorded, because that would cost more than the rest of the
     search: `paths` finds it again, backwards, for the few objects that matter.
@@ -106,135 +96,102 @@ class _Levels:
         self, rules_for: RulesForType, wanted: Collection[int], excluded: Iterable[Any]
     ) -> None:
         self.missing = set(wanted)
-        rules = ByType(rules_for)
-        self._rules = rules
-        # Not a method, which would make a cycle: the levels must be freed after the search.
-        self._has_rules = ByType(lambda kind: rules[kind] is not None)
-        self._may_refer = ByType(lambda kind: kind not in LEAVES)
-        self._levels: list[list[Any]] = [[]]
+        self.walk = new_walk()
+        """Begins with the excluded objects."""
+        self.walk.enter([*excluded])
+        self._rules = ByType(rules_for)
+        for kind in (dict, list, tuple):
+            if self._rules[kind] is None:
+                self.walk.add_plain(kind)
+        self._starts = [len(self.walk)]
+        """The number of the first object at each distance."""
         self._entered: dict[int, tuple[Collection[Root], int]] = {}
         """By distance, roots whose values were added there, and how many objects came before."""
-        # Holds the objects, because the id of a freed object may be used again.
-        self._seen = {id(value): value for value in excluded}
         self._references: dict[int, Reference] = {}
         """By the id of the object; only the extra ones, which gc does not see."""
         self._pending: list[Reference] = []
         """Extra references from the last level."""
         self._found: dict[int, Any] = {}
-        self._found_at: defaultdict[int, set[int]] = defaultdict(set)
+        self._found_at: defaultdict[int, list[Any]] = defaultdict(list)
 
     @property
-    def reached(self) -> Mapping[int, Any]:
-        """All objects so far, by identity."""
-        return self._seen
-
-    @property
-    def last(self) -> list[Any]:
-        """The objects at the largest distance so far."""
-        return self._levels[-1]
+    def has_more(self) -> bool:
+        """Whether there are objects at the largest distance so far."""
+        return len(self.walk) > self._starts[-1]
 
     def enter_roots(self, roots: Collection[Root]) -> None:
         """Add the values of `roots` to the last level."""
-        self._entered[len(self._levels) - 1] = roots, len(self.last)
+        self._entered[len(self._starts) - 1] = roots, len(self.walk)
         self._enter([*chain.from_iterable(root.names.values() for root in roots)])
 
     def advance(self) -> None:
         """Add a level with everything that the last level references."""
-        level = self.last
-        self._levels.append([])
+        first, end = self._starts[-1], len(self.walk)
+        self._starts.append(end)
         pending, self._pending = self._pending, []
-        for reference in pending:
-            if self._enter([reference.value]):
-                self._references[id(reference.value)] = reference
-        for start in range(0, len(level), _AT_ONCE):
-            self._enter(gc.get_referents(*level[start : start + _AT_ONCE]))
+        new = [reference for reference in pending if reference.value not in self.walk]
+        for reference in new:
+            self._references.setdefault(id(reference.value), reference)
+        self._enter([reference.value for reference in new])
+        for start in range(first, end, _AT_ONCE):
+            self._apply_rules(self.walk.follow(start, min(start + _AT_ONCE, end)))
 
-    def _enter(self, values: Sequence[Any]) -> int:
-        """Add those of `values` that are new to the last level, and return how many."""
-        parts = (values[first : first + _AT_ONCE] for first in range(0, len(values), _AT_ONCE))
-        return sum(self._enter_part(part) for part in parts)
+    def _enter(self, values: list[Any]) -> None:
+        for start in range(0, len(values), _AT_ONCE):
+            self._apply_rules(self.walk.enter(values[start : start + _AT_ONCE]))
 
-    def _enter_part(self, values: Sequence[Any]) -> int:
-        """Do the same without a step in Python for each value, unless its type has rules."""
-        seen = self._seen
-        kept = [*compress(values, map(self._may_refer.__getitem__, map(type, values)))]
-        kept = self._without_plain_data(kept)
-        new = dict(zip(map(id, kept), kept, strict=True))
-        for ident in new.keys() & seen.keys():
-            del new[ident]
-        seen.update(new)
-        self.last.extend(new.values())
-        has_rules = map(self._has_rules.__getitem__, map(type, new.values()))
-        for value in compress(new.values(), has_rules):
-            self._apply(self._rules[type(value)], value)
-        return len(new)
-
-    def _without_plain_data(self, values: list[Any]) -> list[Any]:
-        """Return `values`, without those that the collector does not track if these lead nowhere.
-
-        It does not track dicts and tuples of numbers and strings, of which there may be very many.
-        To look into those of one part together takes less time than to remember each.
-        """
-        untracked = [*filterfalse(gc.is_tracked, values)]
-        if 2 * len(untracked) < len(values):
-            return values
-        types = set(map(type, untracked))
-        children = set(map(type, gc.get_referents(*untracked)))
-        if any(map(self._has_rules.__getitem__, types)) or not LEAVES.issuperset(children):
-            return values
-        return [*filter(gc.is_tracked, values)]
-
-    def _apply(self, rules: TypeRules | None, value: Any) -> None:
-        assert rules is not None
-        for key in rules.keys(value):
-            if key in self.missing:
-                self.missing.discard(key)
-                self._found[key] = value
-                self._found_at[len(self._levels) - 1].add(id(value))
-        self._pending += [
-            Reference(child, value, None, text) for text, child in rules.extra_references(value)
-        ]
+    def _apply_rules(self, values: Iterable[Any]) -> None:
+        """Look for keys in new objects of the last level, and for references gc does not see."""
+        for value in values:
+            rules = self._rules[type(value)]
+            if rules is None:
+                self.walk.add_plain(type(value))
+                continue
+            for key in rules.keys(value):
+                if key in self.missing:
+                    self.missing.discard(key)
+                    self._found[key] = value
+                    self._found_at[len(self._starts) - 1].append(value)
+            self._pending += [
+                Reference(child, value, None, text) for text, child in rules.extra_references(value)
+            ]
 
     def paths(self) -> dict[int, list[Reference]]:
         """Return the references that lead to everything found so far."""
         references = dict(self._references)
-        needed: set[int] = set()
-        for distance in reversed(range(len(self._levels))):
-            needed |= self._found_at[distance]
-            unknown = needed - references.keys()
+        needed: dict[int, Any] = {}
+        for distance in reversed(range(len(self._starts))):
+            needed |= {id(value): value for value in self._found_at[distance]}
+            unknown = {key: value for key, value in needed.items() if key not in references}
             references.update(self._references_from_roots(distance, unknown))
-            unknown -= references.keys()
-            if unknown:
-                references.update(self._references_from(self._levels[distance - 1], unknown))
+            left = [value for key, value in unknown.items() if key not in references]
+            if left and distance:
+                first, end = self._starts[distance - 1 : distance + 1]
+                for value, parent in self.walk.parents(first, end, left):
+                    references[id(value)] = Reference(value, parent)
             # If another thread has removed a reference meanwhile, it is missing here.
-            parents = (references[ident].parent for ident in needed if ident in references)
-            needed = {id(parent) for parent in parents if parent is not None}
+            parents = [references[ident].parent for ident in needed if ident in references]
+            needed = {id(parent): parent for parent in parents if parent is not None}
         paths = {key: _path_to(value, references) for key, value in self._found.items()}
         return {key: path for key, path in paths.items() if path}
 
-    def _references_from_roots(self, distance: int, wanted: set[int]) -> dict[int, Reference]:
+    def _references_from_roots(
+        self, distance: int, wanted: Collection[int]
+    ) -> dict[int, Reference]:
         """Return the first reference from a root to each of `wanted` that was added as its value.
 
         Most values of roots lead to nothing that is looked for, so this is done afterwards.
         """
         roots, first = self._entered.get(distance, ((), 0))
-        unknown = wanted.intersection(map(id, self._levels[distance][first:])) if roots else set()
+        if not roots or not wanted:
+            return {}
+        end = [*self._starts, len(self.walk)][distance + 1]
+        unknown = {*wanted} & {*map(id, self.walk[first:end])}
         found: dict[int, Reference] = {}
         for root in roots if unknown else ():
             for name, value in root.names.items():
                 if id(value) in unknown:
                     found.setdefault(id(value), Reference(value, None, root, name))
-        return found
-
-    def _references_from(self, parents: Sequence[Any], unknown: set[int]) -> dict[int, Reference]:
-        """Return a reference from one of `parents` to each of `unknown`."""
-        found: dict[int, Reference] = {}
-        for parent in parents:
-            for ident in unknown.intersection(map(id, gc.get_referents(parent))):
-                found[ident] = Reference(self._seen[ident], parent)
-                unknown.discard(ident)
-            if not unknown:
-                break
         return found
 
 

@@ -320,7 +320,7 @@ def _search(
     # The roots are not kept, because all that is not reached is searched next.
     found = search(rules, keys, *_roots(named_values, error))
     missing = {key for key in keys if key not in found.paths}
-    return found.paths, unreached(rules, missing, found.reached) if missing else {}
+    return found.paths, unreached(rules, missing, found.walk) if missing else {}
 
 
 def _roots(

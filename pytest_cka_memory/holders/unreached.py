@@ -6,18 +6,17 @@ graph does. The search begins at all objects of the collector that the search fr
 met, and follows the references that :mod:`.torch_references` knows, too.
 """
 
-import gc
 import types
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import compress
-from operator import not_
+from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
 from pytest_cka_memory.holders.by_type import ByType
-from pytest_cka_memory.holders.search import LEAVES, Reference, RulesForType
+from pytest_cka_memory.holders.search import Reference, RulesForType
 from pytest_cka_memory.holders.torch_references import grad_fn_of, is_node
+from pytest_cka_memory.holders.walk import LEAVES, Walk
 from pytest_cka_memory.meters import torch_private
 
 _MOST_OBJECTS = 400_000
@@ -36,16 +35,16 @@ class Unreached(NamedTuple):
 
 
 def unreached(
-    rules_for: RulesForType, wanted: Collection[int], reached: Mapping[int, Any]
+    rules_for: RulesForType, wanted: Collection[int], reached: Walk
 ) -> dict[int, Unreached]:
     """Return for each wanted key how the object that has it is kept alive.
 
     Args:
         rules_for: as for :func:`.search.search`.
         wanted: the keys that no name leads to.
-        reached: the objects that names lead to, by identity.
+        reached: the objects that names lead to.
     """
-    tracked = [it for it in _tracked_outside(reached) if not _is_own(it, reached)]
+    tracked = [it for it in reached.unmet() if not _is_own(it)]
     graph = _Graph(rules_for, wanted, reached)  # after that, so that it is not a part of itself
     graph.walk(tracked)
     if not graph.holders:
@@ -61,18 +60,10 @@ def unreached(
     return found
 
 
-def _tracked_outside(reached: Mapping[int, Any]) -> Iterator[Any]:
-    """Return the objects of the collector that are not in `reached`."""
-    tracked = gc.get_objects()
-    return compress(tracked, map(not_, map(reached.__contains__, map(id, tracked))))
-
-
 class _Graph:
     """The references between objects that no name leads to, and those only they lead to."""
 
-    def __init__(
-        self, rules_for: RulesForType, wanted: Collection[int], reached: Mapping[int, Any]
-    ) -> None:
+    def __init__(self, rules_for: RulesForType, wanted: Collection[int], reached: Walk) -> None:
         self.objects: dict[int, Any] = {}
         self.references: dict[int, dict[int, str | None]] = {}
         """Of each object: those it references, with the text of references of C++."""
@@ -85,7 +76,7 @@ class _Graph:
 
     def walk(self, tracked: Iterable[Any]) -> None:
         """Add `tracked` and everything that only they lead to."""
-        self.objects = {id(it): it for it in tracked if type(it) not in LEAVES}
+        self.objects = {id(it): it for it in tracked}
         self._tracked = set(self.objects)
         queue = deque(self.objects.values())
         while queue and len(self.objects) < _MOST_OBJECTS:
@@ -103,9 +94,7 @@ class _Graph:
         return found
 
     def _is_new(self, value: Any) -> bool:
-        # A variable of the search, in a cell, may lead to the graph itself.
-        is_of_search = value is self or value is self._reached
-        return type(value) not in LEAVES and id(value) not in self._reached and not is_of_search
+        return type(value) not in LEAVES and value not in self._reached
 
     def _enter(self, value: Any, queue: deque[Any]) -> None:
         ident, rules = id(value), self._rules[type(value)]
@@ -117,10 +106,11 @@ class _Graph:
             if ident in self._tracked or not is_temporary(value):
                 children += rules.extra_references(value)
                 children += self._packed(value, children)
-        children += ((None, it) for it in gc.get_referents(value))
+        new = [(text, child) for text, child in children if self._is_new(child)]
         found: dict[int, str | None] = {}
-        for text, child in children:
-            if self._is_new(child):
+        for text, child in chain(new, zip(repeat(None), self._reached.unmet_referents(value))):
+            # A variable of the search, in a cell, may lead to the graph itself.
+            if child is not self and child is not self._reached:
                 found.setdefault(id(child), text)
                 if id(child) not in self.objects:
                     self.objects[id(child)] = child
@@ -153,11 +143,9 @@ class _Graph:
             self.holders[key] = ident
 
 
-def _is_own(value: Any, reached: Mapping[int, Any]) -> bool:
-    """Whether `value` belongs to this search: what it has found, or a frame of the plugin."""
-    if type(value) is types.FrameType:
-        return value.f_code.co_filename.startswith(OWN_FOLDERS)
-    return value is reached
+def _is_own(value: Any) -> bool:
+    """Whether `value` belongs to this search: a frame of the plugin."""
+    return type(value) is types.FrameType and value.f_code.co_filename.startswith(OWN_FOLDERS)
 
 
 def is_temporary(value: Any) -> bool:

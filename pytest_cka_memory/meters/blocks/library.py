@@ -16,6 +16,7 @@ from ctypes import (
     c_char_p,
     c_int,
     c_int64,
+    c_size_t,
     c_uint32,
     c_uint64,
     c_void_p,
@@ -130,10 +131,20 @@ _OPTIONAL: dict[str, tuple[Any, list[Any]]] = {
     "modules_path": (c_int, [c_uint64, c_char_p, c_int]),
     "counter_record": (c_int, [c_void_p, c_uint32]),
     "counter_recorded": (c_int, [c_void_p, POINTER(Recorded)]),
+    "walk_begin": (c_void_p, [py_object]),
+    "walk_end": (None, [c_void_p]),
+    "walk_add_plain": (c_int, [c_void_p, c_void_p]),
+    "walk_enter": (c_int64, [c_void_p, py_object, py_object]),
+    "walk_follow": (c_int64, [c_void_p, c_size_t, c_size_t, py_object]),
+    "walk_has": (c_int, [c_void_p, c_void_p]),
+    "walk_met": (py_object, [c_void_p, c_size_t, c_size_t]),
+    "walk_parents": (py_object, [c_void_p, c_size_t, c_size_t, py_object]),
+    "walk_unmet": (py_object, [c_void_p, py_object, py_object]),
+    "walk_unmet_referents": (py_object, [c_void_p, c_void_p]),
 }
 """Functions that a library from an older checkout lacks; without them modules and kinds of memory
-are not noted, pinned memory and what the garbage collector frees are not counted, and nothing is
-recorded."""
+are not noted, pinned memory and what the garbage collector frees are not counted, nothing is
+recorded, and holders are searched for in Python."""
 
 
 def objects_of_types(types: set[type]) -> list[Any]:

@@ -1,0 +1,79 @@
+"""A walk over Python's objects in C; what it does is described in :mod:`...holders.walk`."""
+
+import gc
+import sys
+from typing import Any
+
+from pytest_cka_memory.meters.blocks.library import functions
+
+
+class CompiledWalk:
+    """What the functions of ``csrc/walk.c`` have met.
+
+    Objects are given to them by their addresses, which are their ids, or in a list, because ctypes
+    reads ``__class__`` of other arguments, which may run code of the user.
+    """
+
+    __slots__ = ("_count", "_handle", "_library")
+
+    def __init__(self, library: Any, handle: int) -> None:
+        self._library, self._handle = library, handle
+        self._count = 0
+
+    @classmethod
+    def begin(cls, leaves: list[type]) -> "CompiledWalk | None":
+        """Return a walk that never meets objects of the types `leaves`; None if it cannot be had.
+
+        It needs the compiled library, and Python's lock, which a free-threaded Python lacks.
+        """
+        library = functions()
+        has_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
+        if not has_lock or not hasattr(library, "walk_begin"):
+            return None
+        handle = library.walk_begin(leaves)
+        return None if handle is None else cls(library, handle)
+
+    def __del__(self) -> None:
+        self._library.walk_end(self._handle)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __contains__(self, value: object) -> bool:
+        return bool(self._library.walk_has(self._handle, id(value)))
+
+    def __getitem__(self, numbers: slice) -> list[Any]:
+        first, end, _ = numbers.indices(self._count)
+        found: list[Any] = self._library.walk_met(self._handle, first, end)
+        return found
+
+    def enter(self, values: list[Any]) -> list[Any]:
+        """Meet `values`, and return those that are new and of a type that is not called plain."""
+        special: list[Any] = []
+        self._count = self._library.walk_enter(self._handle, values, special)
+        return special
+
+    def follow(self, first: int, end: int) -> list[Any]:
+        """Do the same with all that the objects from number `first` to `end` reference."""
+        special: list[Any] = []
+        self._count = self._library.walk_follow(self._handle, first, end, special)
+        return special
+
+    def add_plain(self, kind: type) -> None:
+        """Call a type plain: of its objects, only what they reference is of interest."""
+        self._library.walk_add_plain(self._handle, id(kind))
+
+    def parents(self, first: int, end: int, wanted: list[Any]) -> list[tuple[Any, Any]]:
+        """Return each object of `wanted` that is referenced, and the first that references it."""
+        found = self._library.walk_parents(self._handle, first, end, wanted)
+        return [*zip(found[::2], found[1::2], strict=True)]
+
+    def unmet(self) -> list[Any]:
+        """Return what the collector tracks and was not met, but not the walk itself."""
+        found = self._library.walk_unmet(self._handle, gc.get_objects, ())
+        return [it for it in found if it is not self]
+
+    def unmet_referents(self, value: Any) -> list[Any]:
+        """Return the objects that `value` references and that were not met."""
+        found: list[Any] = self._library.walk_unmet_referents(self._handle, id(value))
+        return found
