@@ -21,6 +21,10 @@ class Cycles(Addition):
         self._found: cycles.Found = []
         self._is_counted = peaks.count_collected()
         self._freed = FreedByCollections(peaks, meter) if self._is_counted else None
+        if self._is_counted:
+            # What was created to begin the region brings the next collection near, which would free
+            # a cycle of the user before it can be described.
+            collect(0)
 
     def before_collection(self) -> None:
         """Describe the cycles that are garbage, the first time that there are any."""

@@ -61,6 +61,21 @@ def test_line_of_what_was_only_collected_early_is_reported(probe):
     assert "before the cycle could be described" in (group.hint or "")
 
 
+@pytest.mark.parametrize(
+    "created_before", range(0, gc.get_threshold()[0], gc.get_threshold()[0] // 7)
+)
+def test_objects_created_before_the_region_bring_no_collection_into_it(probe, created_before):
+    """A short region has no automatic collection, which would free a cycle before it is seen."""
+    gc.collect()
+    created = [[] for _ in range(created_before)]
+    with probe.measure() as region:
+        in_a_cycle(10)
+        created += [[] for _ in range(100)]
+    (group,) = region.record.cycles
+    assert (group.bytes, group.held_by) == (40, "Node.tensor, in the cycle Node.me -> Node")
+    assert len(created) == created_before + 100
+
+
 def test_garbage_at_a_batch_boundary_is_described(probe):
     """The region looks at garbage before it frees it to sample a boundary."""
     with probe.measure() as region:
@@ -144,9 +159,16 @@ def test_unknown_addition_is_refused():
 
 
 def test_region_in_which_nothing_is_live_is_not_searched_for_cycles(probe, monkeypatch):
-    """Nothing of a region can be garbage if nothing of it is live: no collection searches it."""
+    """Nothing of a region can be garbage if nothing of it is live: no collection searches it but
+    that of the youngest objects as it begins.
+    """
     collections: list[int] = []
-    monkeypatch.setattr(cycles, "collect", lambda: collections.append(gc.collect()))
+
+    def collect(generation: int = 2) -> None:
+        if generation:
+            collections.append(gc.collect(generation))
+
+    monkeypatch.setattr(cycles, "collect", collect)
     with probe.measure() as region:
         torch.ones(10)
     assert region.cycle_bytes == 0
