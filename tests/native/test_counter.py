@@ -75,6 +75,22 @@ def test_an_allocation_raises_level_peak_and_serial(counter: Counter) -> None:
     assert [during.serial - before.serial, after.serial - before.serial] == [1, 1]
 
 
+def test_reading_the_figures_keeps_the_peak(counter: Counter) -> None:
+    """A peak stays the same however often it is read, until a new one is started."""
+    counter.reset_peak()
+    torch.UntypedStorage(1000)
+    figures = [counter.figures() for _ in range(3)]
+    assert [one.peak - one.level for one in figures] == [1000] * 3
+
+
+def test_an_allocation_that_fails_is_not_counted(counter: Counter) -> None:
+    """An allocation for which there is no memory changes no figure."""
+    before = counter.figures()
+    with pytest.raises(RuntimeError, match="allocate"):
+        torch.UntypedStorage(2**60)
+    assert counter.figures() == before
+
+
 def test_a_tensor_without_bytes_is_not_a_block(counter: Counter) -> None:
     """A tensor without bytes asks nothing of the allocator and is not a block."""
     serial = counter.figures().serial

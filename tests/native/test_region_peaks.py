@@ -132,3 +132,30 @@ def test_an_inner_region_leaves_out_what_the_outer_one_has_allocated(counter: Co
     inner.close()
     outer.close()
     del kept
+
+
+def test_of_equal_peaks_the_first_counts(counter: Counter) -> None:
+    """If a level is reached again, what is reported was live when it was reached first."""
+    region = counter.open()
+    first = [torch.UntypedStorage(50) for _ in range(2)]
+    first.clear()
+    again = torch.UntypedStorage(100)
+    found = [(group.bytes, group.count) for group in region.at_peak() if not group.before_region]
+    region.close()
+    assert found == [(100, 2)]
+    assert again.nbytes() == 100
+
+
+def test_blocks_of_one_line_are_apart_if_they_were_freed_in_different_ways(
+    counter: Counter,
+) -> None:
+    """Of blocks that one line has allocated, only those are workspaces that a library had kept."""
+    region = counter.open()
+    made = [torch.UntypedStorage(40) for _ in range(3)]
+    made.pop()
+    with counter.dropping_workspaces():
+        made.clear()
+    groups = [group for group in region.at_peak() if not group.before_region]
+    region.close()
+    found = {(group.inside, group.bytes, group.count) for group in groups}
+    assert found == {(None, 40, 1), ("workspace of a library", 80, 2)}
