@@ -174,6 +174,27 @@ def test_peak_in_a_backward_pass_is_named_as_such(explaining):
     assert BACKWARD in {group.inside for group in groups}
 
 
+def test_gradient_that_a_backward_pass_frees_is_no_temporary_of_an_operator(explaining):
+    """A gradient lives from one operator of a backward pass to another, which its name says."""
+    weight = torch.ones(2**20, device=explaining.device, requires_grad=True)
+    with explaining.measure() as region:
+        weight.exp().exp().sum().backward()
+    temporary = [group.bytes for group in region.record.at_peak if group.inside == TEMPORARY]
+    assert sum(temporary) < weight.nbytes
+
+
+def test_memory_without_a_line_has_not_that_of_another_allocation(native, cuda, allocate):
+    """Memory that is not allocated for a tensor has no line, also not that of the tensor before."""
+    with native.measure() as region:
+        kept = allocate(512)
+        address = torch.cuda.caching_allocator_alloc(1024, cuda)
+    found = {holding.bytes: holding.created_at for holding in region.retained}
+    torch.cuda.caching_allocator_delete(address)
+    assert found.keys() == {kept.nbytes, 1024}
+    assert found[512]
+    assert not found[1024]
+
+
 def test_allocation_that_takes_a_new_segment_has_its_line(native, allocate):
     """A new allocation's line is noted even if the allocator takes a new segment under its lock."""
     native.measure()

@@ -227,6 +227,41 @@ def test_path_begins_again_where_a_module_is_not_a_part_of_its_caller(counter: C
     assert found[:2] == ["Caller", "blocks.0.linear"]  # which creates it, and then calls it
 
 
+class Calling(torch.nn.Module):
+    """Calls a network that is not a part of it."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.networks = [network]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.networks[0](x)
+
+
+def test_path_that_begins_again_has_nothing_of_the_caller(counter: Counter) -> None:
+    """Neither the caller's path nor its class is in that of a network which it does not have."""
+    if not notes_modules():
+        pytest.skip("the modules of stacks are not noted in this interpreter")
+    x = torch.ones(4, 8)
+    nested = torch.nn.Sequential(Calling(Net()))
+    assert recorded_while(counter, lambda: nested(x))[0] == "blocks.0.linear"
+    other = Calling(torch.nn.Sequential(torch.nn.Linear(8, 8)))
+    assert recorded_while(counter, lambda: other(x)) == ["Sequential.0"]
+
+
+class Repeating(torch.nn.Module):
+    def forward(self, x: torch.Tensor, times: int = 3) -> torch.Tensor:
+        return self(x, times - 1) if times else x * 2
+
+
+def test_module_that_calls_itself_keeps_its_path(counter: Counter) -> None:
+    """A module that runs several times at once has one path, from the network around it."""
+    if not notes_modules():
+        pytest.skip("the modules of stacks are not noted in this interpreter")
+    net = torch.nn.Sequential(Repeating())
+    assert recorded_while(counter, lambda: net(torch.ones(4, 8))) == ["Sequential.0"]
+
+
 def test_unusual_children_do_not_stop_a_path(counter: Counter) -> None:
     """A child that is None, a module inside itself and a name of any length are no problem."""
     if not notes_modules():

@@ -1,6 +1,8 @@
 """The Python frames of allocations: whose they are, how many, and that nothing is kept."""
 
 import gc
+import sys
+import sysconfig
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -10,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_cka_memory.core.allocations import FramesSite
+from pytest_cka_memory.core.allocations import Context, FramesSite
 from pytest_cka_memory.meters.blocks.counter import Counter, RegionCounter
 from pytest_cka_memory.meters.blocks.stacks import notes_modules
 
@@ -110,6 +112,12 @@ class Doubling(nn.Module):
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         self.inner(values)
         return values * 2
+
+
+def test_modules_are_noted_in_every_version_that_is_supported() -> None:
+    """Modules are noted in CPython 3.10 to 3.14, unless it is free-threaded."""
+    is_known = sys.implementation.name == "cpython" and sys.version_info[:2] < (3, 15)
+    assert notes_modules() == (is_known and not sysconfig.get_config_var("Py_GIL_DISABLED"))
 
 
 def test_innermost_running_module_is_noted(module_of) -> None:
@@ -229,6 +237,86 @@ def test_code_is_referenced_until_the_last_region_ends(counter: Counter) -> None
     outer.close()
     gc.collect()
     assert reference() is None
+
+
+def test_code_that_has_allocated_often_is_referenced_once(counter: Counter) -> None:
+    """Code that allocates many times in a region is freed with it as well."""
+    region = counter.open()
+    code = (lambda: torch.zeros(5)).__code__.replace(co_name="mine")
+    reference = weakref.ref(code)
+    for _ in range(3):
+        function_of(code)()
+    del code
+    region.close()
+    gc.collect()
+    assert reference() is None
+
+
+def test_block_of_an_earlier_region_has_no_line_of_a_later_one(counter: Counter) -> None:
+    """The lines of a region are forgotten with it: a block that is still live has none then."""
+    since = counter.figures().serial
+    kept = []
+    for name in ("first", "second"):
+        region = counter.open()
+        code = (lambda: torch.UntypedStorage(5)).__code__.replace(co_name=name)
+        kept.append(function_of(code)())
+        found = counter.allocations_since(since)
+        region.close()
+    lines = [one.recorded and one.recorded.frames[0][0].co_name for one in found]
+    assert lines == ["second", None]
+
+
+@pytest.fixture
+def collections_inside(counter: Counter) -> Iterator[list[int]]:
+    """The number of allocations that had been counted when each collection began."""
+    found: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            found.append(counter.figures().serial)
+
+    before = gc.get_threshold()
+    gc.callbacks.append(note)
+    yield found
+    gc.callbacks.remove(note)
+    gc.set_threshold(*before)
+
+
+@pytest.mark.usefixtures("region")
+def test_no_garbage_is_collected_while_frames_are_noted(
+    counter: Counter, collections_inside: list[int]
+) -> None:
+    """Noting frames makes objects, but runs no finalizer of the user inside an allocation."""
+    allocate = calling(["deep.py"] * 90)
+    allocate()
+    gc.collect()
+    collections_inside.clear()
+    serial = counter.figures().serial
+    gc.set_threshold(40, 1000, 1000)
+    kept = allocate()
+    gc.set_threshold(0)
+    assert serial not in collections_inside
+    assert kept.numel() == 5
+
+
+def test_backward_pass_is_known_below_a_deep_recursion(counter: Counter) -> None:
+    """What a hook allocates is of the backward pass, also if the frames that say so are too far."""
+    kept = []
+
+    def allocate(depth: int) -> None:
+        if depth:
+            allocate(depth - 1)
+        else:
+            kept.append(torch.UntypedStorage(50_000))
+
+    weight = torch.ones(10, requires_grad=True)
+    weight.register_hook(lambda gradient: allocate(150))
+    loss = weight.sum()
+    region = counter.open()
+    loss.backward()
+    contexts = [group.context for group in region.at_peak() if group.bytes == 50_000]
+    region.close()
+    assert contexts == [Context.BACKWARD]
 
 
 def test_survivors_have_their_frames_after_the_region(counter: Counter) -> None:
