@@ -183,6 +183,17 @@ def test_pinned_block_that_is_used_again_is_new(native, pinned):
     assert region.host_retained_bytes == 4000
 
 
+def test_pinned_block_that_is_used_many_times_counts_each_time(pinned):
+    """A loop gets the same pinned block in each round, which counts from then until it is freed."""
+    counter = Counter()
+    level = counter.figures().level
+    for _ in range(60):
+        block = pinned(4000)
+        assert counter.figures().level - level == 4000
+        del block
+        assert counter.figures().level == level
+
+
 def test_every_pinned_block_that_is_freed_no_longer_counts(native, pinned):
     """A freed pinned block no longer counts, in whatever order blocks are freed."""
     level = Counter().figures().level

@@ -1,6 +1,7 @@
 """Level, peak, serial numbers and live blocks, as the C library keeps them."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from random import Random
 
 import pytest
@@ -13,6 +14,23 @@ LARGE = 2**26
 """Bytes of a block that malloc maps for itself, so that its address is soon returned again."""
 FIRST_ADDRESS = 64
 """Nothing can be allocated so low in memory, so that a test may use these addresses."""
+
+
+EXHAUSTED = """
+import resource
+from pytest_cka_memory.meters.blocks.counter import Counter
+counter = Counter()
+with open("/proc/self/statm") as file:
+    used = int(file.read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**20, resource.RLIM_INFINITY))
+for number in range(1, 200_000):
+    counter.add(16 * number, 1, is_new=True)
+try:
+    counter.figures()
+except MemoryError as error:
+    print(error)
+"""
+"""A table of so many blocks needs 16 MB, of which 1 MB may be allocated."""
 
 
 class Model:
@@ -89,6 +107,13 @@ def test_an_allocation_that_fails_is_not_counted(counter: Counter) -> None:
     with pytest.raises(RuntimeError, match="allocate"):
         torch.UntypedStorage(2**60)
     assert counter.figures() == before
+
+
+def test_allocations_for_which_the_table_has_no_room_are_an_error(
+    run_code: Callable[..., str],
+) -> None:
+    """If the counter itself finds no memory, it says how many allocations it has not recorded."""
+    assert re.match(r"\d+ allocations could not be recorded", run_code(EXHAUSTED, forked=True))
 
 
 def test_a_tensor_without_bytes_is_not_a_block(counter: Counter) -> None:
