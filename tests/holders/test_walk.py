@@ -81,6 +81,16 @@ def test_numbers_and_texts_are_not_met(walk: Walk) -> None:
     assert len(walk) == 1
 
 
+def test_objects_in_a_container_that_is_not_tracked_are_met(walk: Walk) -> None:
+    """The collector leaves out a tuple of objects that reference nothing; those may have rules."""
+    value = object()
+    values = (value,)
+    gc.collect()  # which is when it finds that out
+    assert not gc.is_tracked(values)
+    everything_from(walk, [values])
+    assert value in walk
+
+
 def test_parents_are_the_first_that_reference_an_object(walk: Walk) -> None:
     """The first of several referrers is returned; objects that none references are left out."""
     wanted, unreferenced = [0], [1]
@@ -150,6 +160,29 @@ def test_what_only_a_walk_keeps_alive_is_freed_with_it(make: Callable[[], Walk])
     del value
     assert reference() in walk
     del walk
+    assert reference() is None
+
+
+def test_search_for_unmet_objects_keeps_none_alive(walk: Walk) -> None:
+    """All objects of the collector are looked at, and none is referenced afterwards."""
+    value = Other(1)
+    reference = weakref.ref(value)
+    assert id(value) in map(id, walk.unmet())
+    del value
+    assert reference() is None
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_types_of_objects_that_were_met_can_be_freed(make: Callable[[], Walk]) -> None:
+    """A class of the user that nobody references any more is freed, though its objects were met."""
+    kind = type("Kind", (Other,), {})
+    reference = weakref.ref(kind)
+    walk = make()
+    walk.enter([kind([])])
+    walk.follow(0, len(walk))
+    walk.unmet_referents([kind([])])
+    del kind, walk
+    gc.collect()
     assert reference() is None
 
 
