@@ -100,7 +100,7 @@ class _Levels:
         """Begins with the excluded objects."""
         self.walk.enter([*excluded])
         self._rules = ByType(rules_for)
-        for kind in (dict, list, tuple):
+        for kind in (dict, list, tuple):  # most objects, already when the first are met
             if self._rules[kind] is None:
                 self.walk.add_plain(kind)
         self._starts = [len(self.walk)]

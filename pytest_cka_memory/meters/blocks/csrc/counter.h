@@ -121,4 +121,7 @@ int frees_graph(void);
 #define FUNCTION_FIELD(type, name, arguments) type (*name) arguments;
 #define FUNCTION_NAME(type, name, arguments) "Py" #name,
 
+/* stacks.c: returns 0 if one is missing. */
+int find_functions(void **functions, const char *const *names, size_t count);
+
 #endif

@@ -4,10 +4,8 @@
    for 300,000 objects. The caller holds the interpreter's lock and does not lose it in between, so
    no other thread sees a reference from the list of all objects, which breaks e.g. a tuple that it
    is building. */
-#define _GNU_SOURCE
 #include "counter.h"
 
-#include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -30,12 +28,9 @@ static struct {
     PYTHON(FUNCTION_FIELD)
 } py;
 
-static int find_functions(void) {
+static int found_functions(void) {
     static const char *const names[] = {PYTHON(FUNCTION_NAME)};
-    void **functions = (void **)&py;
-    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++)
-        if (!(functions[i] = dlsym(RTLD_DEFAULT, names[i]))) return 0;
-    return 1;
+    return find_functions((void **)&py, names, sizeof names / sizeof *names);
 }
 
 static unsigned group_of(Object type) { return (uintptr_t)type / 64 % GROUPS; }
@@ -49,7 +44,7 @@ static int is_among(Object type, Object types, ptrdiff_t count) {
 /* Return a new list of the objects in the list `get(*arguments)` whose type is in the tuple `types`;
    NULL if that failed, with an exception unless Python's functions were not found. */
 EXPORT Object objects_of_types(Object get, Object arguments, Object types) {
-    if (!find_functions()) return NULL;
+    if (!found_functions()) return NULL;
     char groups[GROUPS] = {0};
     ptrdiff_t kinds = py.Tuple_Size(types);
     for (ptrdiff_t i = 0; i < kinds; i++) groups[group_of(py.Tuple_GetItem(types, i))] = 1;

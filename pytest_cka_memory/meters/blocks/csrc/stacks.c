@@ -73,11 +73,15 @@ static int lasti_attribute(Object frame) {
     return last;
 }
 
+int find_functions(void **functions, const char *const *names, size_t count) {
+    for (size_t i = 0; i < count; i++)
+        if (!(functions[i] = dlsym(RTLD_DEFAULT, names[i]))) return 0;
+    return 1;
+}
+
 EXPORT int stacks_prepare(void) {
     static const char *const names[] = {PYTHON(FUNCTION_NAME)};
-    void **into = (void **)&py;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        if (!(into[i] = dlsym(RTLD_DEFAULT, names[i]))) return 0;
+    if (!find_functions((void **)&py, names, sizeof names / sizeof *names)) return 0;
     *(void **)&is_finalizing = dlsym(RTLD_DEFAULT, "Py_IsFinalizing");
     if (!is_finalizing) *(void **)&is_finalizing = dlsym(RTLD_DEFAULT, "_Py_IsFinalizing");
     const char *(*version)(void);

@@ -3,10 +3,8 @@
    It finds what holds a tensor. It uses functions of Python's stable API, found at run time, and asks each object for what it
    references as Python's own collector does (tp_traverse). The caller holds the interpreter's lock,
    and nothing here runs code of Python's, so no object changes while it is asked. */
-#define _GNU_SOURCE
 #include "counter.h"
 
-#include <dlfcn.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,12 +34,9 @@ static struct {
     PYTHON(FUNCTION_FIELD)
 } py;
 
-static int find_functions(void) {
+static int found_functions(void) {
     static const char *const names[] = {PYTHON(FUNCTION_NAME)};
-    void **functions = (void **)&py;
-    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++)
-        if (!(functions[i] = dlsym(RTLD_DEFAULT, names[i]))) return 0;
-    return 1;
+    return find_functions((void **)&py, names, sizeof names / sizeof *names);
 }
 
 /* Addresses, in a table of which at most half is used. */
@@ -151,7 +146,7 @@ EXPORT void walk_end(Walk *walk) {
 /* Begin a walk that meets no object of the types in the list `leaves`. NULL if there is no memory,
    or without an exception if a function of Python's was not found. */
 EXPORT Walk *walk_begin(Object leaves) {
-    if (!find_functions()) return NULL;
+    if (!found_functions()) return NULL;
     Walk *walk = calloc(1, sizeof(Walk));
     if (!walk) return no_memory(), NULL;
     for (ptrdiff_t i = 0; i < py.List_Size(leaves); i++)
