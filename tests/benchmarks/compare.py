@@ -1,7 +1,7 @@
 """Compare the bundled CKA with other published libraries, relative to the bare forward pass.
 
 python tests/benchmarks/compare.py --install peers     # once: each library into its own folder
-python tests/benchmarks/compare.py --peers peers --json results.json --plot results.png
+python tests/benchmarks/compare.py --peers peers --json results.json
 """
 
 import argparse
@@ -42,41 +42,6 @@ def table(rows: Sequence[Row]) -> str:
     return tabulate(shown, headers="keys", disable_numparse=True)
 
 
-def plot(rows: Sequence[Row], path: Path) -> None:
-    """Draw peak and time relative to the bare forward pass, one panel each per network."""
-    from matplotlib.figure import Figure
-
-    measured = [row for row in rows if "skipped" not in row]
-    networks = list(dict.fromkeys(row["network"] for row in measured))
-    figure = Figure(figsize=(5.5 * len(networks), 7), layout="constrained")
-    panels = figure.subplots(2, len(networks), squeeze=False, sharey="row")
-    for column, network in enumerate(networks):
-        for panel, figure_name, title in (
-            (panels[0][column], "peak_ratio", "peak, × bare forward"),
-            (panels[1][column], "time_ratio", "time, × bare forward"),
-        ):
-            for name in LIBRARIES:
-                points = [
-                    (row["batch_size"], row[figure_name])
-                    for row in measured
-                    if row["library"] == name and row["network"] == network
-                ]
-                if points:
-                    panel.plot(*zip(*points, strict=True), "o-", label=name)
-            panel.axhline(1, color="grey", linewidth=1)
-            sizes = {row["batch_size"] for row in measured if row["network"] == network}
-            panel.set(title=f"{network}: {title}", xlabel="batch size", xticks=sorted(sizes))
-            highest = max(row[figure_name] for row in measured)
-            ticks = [tick for tick in (1, 2, 5, 10, 20, 50, 100, 200) if tick <= 2 * highest]
-            panel.set_yscale("log")
-            panel.set_yticks(ticks, [str(tick) for tick in ticks])
-            panel.minorticks_off()
-    named = panels[0][0].get_legend_handles_labels()
-    figure.legend(*named, loc="outside lower center", ncols=2 * len(networks))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
-
-
 def main() -> None:
     """Measure every combination and print one table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -91,7 +56,6 @@ def main() -> None:
         help="how often each call is timed; the table has the median",
     )
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
     args = parser.parse_args()
     if args.repeat < 1:
         parser.error(f"--repeat is {args.repeat}; the table contains times, so write 1 or more")
@@ -111,8 +75,6 @@ def main() -> None:
     if args.json is not None:  # first, so that no later error can lose the measurements
         write_whole(args.json, json.dumps(rows, indent=1) + "\n")
     print(table(rows))
-    if args.plot is not None:
-        plot(rows, args.plot)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """Run the original notebook's measurements for every library; write tables, figures and a page.
 
 python tests/benchmarks/side_by_side.py --install peers   # once: each library into its own folder
-python tests/benchmarks/side_by_side.py --peers peers --name my-machine --out results
+python tests/benchmarks/side_by_side.py --peers peers --json results.json
 
-With --from FILE nothing is measured; everything is drawn again from that JSON file. With
+Tables, figures and page lie beside the JSON file, with its name. With --again nothing is measured;
+they are drawn again from that file. With
 --device emulate:cuda:a100 no GPU is needed, and no times are taken, because no kernel runs.
 """
 
@@ -36,22 +37,19 @@ def main() -> None:
     parser.add_argument(
         "--repeat", type=int, default=1, help="how often each call is timed; 0 for never"
     )
-    parser.add_argument("--from", dest="source", type=Path, help="draw the rows in this JSON file")
-    parser.add_argument(
-        "--name", default="this-machine", help="part of the file names, e.g. hardware, versions"
-    )
-    parser.add_argument("--out", type=Path, default=Path("results"), metavar="DIR")
+    parser.add_argument("--json", type=Path, default=Path("side-by-side.json"))
+    parser.add_argument("--again", action="store_true", help="draw the rows that are in --json")
     args = parser.parse_args()
     if args.install is not None:
         install(args.install)
         return
-    if args.source is None:
-        rows = list(measured(args))
-        write_whole(args.out / f"side-by-side-{args.name}.json", json.dumps(rows, indent=1) + "\n")
+    if args.again:
+        rows = json.loads(args.json.read_text(encoding="utf-8"))
     else:
-        rows = json.loads(args.source.read_text(encoding="utf-8"))
+        rows = list(measured(args))
+        write_whole(args.json, json.dumps(rows, indent=1) + "\n")
     print(views.text(rows))
-    views.save(rows, args.out / f"side-by-side-{args.name}")
+    views.save(rows, args.json.with_name(args.json.name.removesuffix(".json")))
 
 
 def measured(args: argparse.Namespace) -> Iterator[Row]:

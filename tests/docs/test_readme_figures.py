@@ -33,7 +33,7 @@ def test_error_of_predicted_peaks_is_the_one_that_was_measured() -> None:
 
 def test_peaks_of_libraries_are_those_that_were_measured() -> None:
     """The README has the peak of each library beside the bare forward pass."""
-    (file,) = RESULTS.glob("native-libraries-*.json")
+    (file,) = RESULTS.glob("libraries-*.json")
     ratios = {
         row["library"]: row["peak_ratio"]
         for row in json.loads(file.read_text("utf-8"))
