@@ -42,7 +42,9 @@ def test_code_and_scripts_of_tables_exist(renewal):
 
 
 def test_result_is_older_than_its_code_if_a_later_commit_changed_the_code(renewal, tmp_path):
-    """Only commits after the result's own count, and only those that change its code."""
+    """Only commits after the one that wrote the result or a newer one at which it was measured
+    count, and only those that change its code.
+    """
 
     def commit(name):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -64,6 +66,11 @@ def test_result_is_older_than_its_code_if_a_later_commit_changed_the_code(renewa
     assert [line.partition(" ")[2] for line in since(result, ["code"], tmp_path)] == [
         "Change code/a.py"
     ]
+    head = ["git", "-C", str(tmp_path), "rev-parse", "HEAD"]
+    measured = subprocess.run(head, check=True, capture_output=True, text=True).stdout.strip()
+    assert since(result, ["code"], tmp_path, measured) == []
+    assert len(since(result, ["code"], tmp_path, f"{measured}~3")) == 1
+    assert len(since(result, ["code"], tmp_path, "0" * 40)) == 1
 
 
 def test_unknown_table_is_refused_with_the_known_ones(renewal):

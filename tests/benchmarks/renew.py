@@ -3,9 +3,10 @@
     python tests/benchmarks/renew.py              # each table: its date, and what changed since
     python tests/benchmarks/renew.py soak leaks   # measure these again, and draw the docs' tables
 
-A result is as old as the commit that wrote its file. What it was measured on stands in
-``results/conditions.json``. A table is measured as a whole, so that a file never has rows from
-different machines. The rows of versions are made by ``.ci/against``.
+What a result was measured on stands in ``results/conditions.json``, with the commit. It is as old
+as that commit or the one that wrote its file, whichever is newer: a result that was measured again
+can be the same. A table is measured as a whole, so that a file never has rows from different
+machines. The rows of versions are made by ``.ci/against``.
 """
 
 import argparse
@@ -140,15 +141,35 @@ TABLES = {
 }  # fmt: skip
 
 
-def commits_since(file: Path, code: Sequence[str], root: Path = ROOT) -> list[str] | None:
-    """Return the commits that changed the code after the file was written, newest first.
+def commits_since(
+    file: Path, code: Sequence[str], root: Path = ROOT, measured: object = None
+) -> list[str] | None:
+    """Return the commits that changed the code after a result was measured, newest first.
 
-    None if the file is in no commit.
+    None if its file is in no commit.
+
+    Args:
+        file: the result.
+        code: files and folders that it speaks of.
+        root: the checkout.
+        measured: the commit at which it was measured. It counts if the file is older.
     """
     written = _git(root, "log", "-1", "--format=%H", "--", str(file))
     if not written:
         return None
-    return _git(root, "log", "--format=%h %s", f"{written[0]}..HEAD", "--", *code)
+    newer = isinstance(measured, str) and _is_between(root, written[0], measured)
+    start = measured if newer else written[0]
+    return _git(root, "log", "--format=%h %s", f"{start}..HEAD", "--", *code)
+
+
+def _is_between(root: Path, older: str, commit: str) -> bool:
+    """Return whether a commit is a descendant of an older one, and in the history of HEAD."""
+    test = ["git", "-C", str(root), "merge-base", "--is-ancestor"]
+    pairs = ((older, commit), (commit, "HEAD"))
+    return all(
+        subprocess.run([*test, *pair], capture_output=True, check=False).returncode == 0
+        for pair in pairs
+    )
 
 
 def _git(root: Path, *arguments: str) -> list[str]:
@@ -164,7 +185,7 @@ def show() -> None:
     for name, table in TABLES.items():
         for file in sorted(RESULTS.glob(table.file.format(torch="*"))):
             given = known.get(file.name, {})
-            changed = commits_since(file, table.code)
+            changed = commits_since(file, table.code, measured=given.get("commit"))
             age = "not committed" if changed is None else _counted(len(changed))
             measured = ", ".join(str(given[key]) for key in ("date", "processor") if key in given)
             print(f"{name} ({file.name}): {measured or 'conditions unknown'}; {age}")
