@@ -26,10 +26,13 @@ from versions_steps import STEPS, Environment
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results" / "versions"
+# It reads a file of torch without importing torch, which would take most of the time.
 _FOUND = """
-import json, platform
-from importlib import metadata
-import torch
+import json, platform, runpy
+from importlib import metadata, util
+from pathlib import Path
+
+torch = runpy.run_path(str(Path(util.find_spec("torch").origin).with_name("version.py")))
 
 def version(name):
     try:
@@ -38,7 +41,7 @@ def version(name):
         return None
 
 print(json.dumps({
-    "torch": version("torch"), "cuda": torch.version.cuda, "python": platform.python_version(),
+    "torch": version("torch"), "cuda": torch["cuda"], "python": platform.python_version(),
     "torchvision": version("torchvision"), "triton": version("triton"),
     "pytest": version("pytest"), "xdist": version("pytest-xdist"),
 }))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import forked_processes  # noqa: F401 - imports torch in the process that forks the ranks
 import pytest
 import torch
 import torch.multiprocessing as mp
@@ -19,7 +20,8 @@ SAMPLES = 37  # odd, so the sampler gives one rank a sample of the other as padd
 def results(tmp_path_factory):
     """Return the results of both ranks by name."""
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(run_rank, args=(2, str(folder), SAMPLES), nprocs=2)
+    arguments = (2, str(folder), SAMPLES)
+    mp.start_processes(run_rank, args=arguments, nprocs=2, start_method="forkserver")
     return {
         name: [CKAResult.load(folder / f"{name}-{rank}.json") for rank in range(2)]
         for name in {path.name.rsplit("-", 1)[0] for path in folder.glob("*.json")}

@@ -77,7 +77,12 @@ def test_memory_of_numpy_is_new_only_if_it_was_lent_in_the_region(
     assert region.retained_bytes == (0 if is_lent_before else SIZE + header_bytes)
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+@pytest.mark.parametrize(
+    ("both_meters", "start_method"),
+    # For the native meter, workers are spawned in tests/native/test_loader_workers.py.
+    [("native", "forkserver"), ("ledger", "forkserver"), ("ledger", "spawn")],
+    indirect=["both_meters"],
+)
 def test_the_data_set_of_a_loader_is_not_new_when_workers_start(
     cpu: MemoryProbe, start_method: str
 ) -> None:

@@ -11,8 +11,8 @@ BATCH_BYTES = 4 * 3 * 4
 
 
 def loader(start_method: str | None) -> "DataLoader[tuple[torch.Tensor, ...]]":
-    """Return a loader on new data, with two workers unless `start_method` is None."""
-    data, workers = TensorDataset(torch.ones(40, 3)), 0 if start_method is None else 2
+    """Return a loader on new data, with two workers, or one that has to import torch, or none."""
+    data, workers = TensorDataset(torch.ones(40, 3)), {None: 0, "spawn": 1}.get(start_method, 2)
     return DataLoader(data, batch_size=4, num_workers=workers, multiprocessing_context=start_method)
 
 
