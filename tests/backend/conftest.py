@@ -15,15 +15,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import forked_processes
 import pytest
 
 HERE = Path(__file__).parent
 # Not HERE, which pytest adds to the path: torch would find the device in every test's process.
 INSTALLABLE = HERE / "installable"
-BUILD = "import hostdevice; print(hostdevice.build().__file__)"
+BUILD = "import hostdevice; print(hostdevice.build())"
 LONGEST_BUILD_SECONDS = 300
 NEUTRAL = [f"-pno:{name}" for name in ("cacheprovider", "randomly", "rerunfailures")]
 """Without plugins that write files here, shuffle, or keep the last failure and so its tensors."""
+INSTALLED = """
+from importlib.metadata import entry_points
+
+for entry in entry_points(group="torch.backends"):
+    entry.load()()
+"""
+"""A plugin that does what torch does when it is imported, for a process that has imported it."""
 
 
 @dataclass(frozen=True)
@@ -77,21 +85,32 @@ Run = Callable[..., Session]
 
 @pytest.fixture(scope="session")
 def on_device(device_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Return a function that runs a test file's text with ``hostdevice`` as the accelerator."""
+    """Return a function that runs a test file's text with ``hostdevice`` as the accelerator.
 
-    def run(tests: str, *options: str, **variables: str) -> Session:
+    In a process that has imported torch already, or in a new interpreter (``forked=False``).
+    """
+
+    def run(tests: str, *options: str, forked: bool = True, **variables: str) -> Session:
         folder = tmp_path_factory.mktemp("session")
         (folder / "test_it.py").write_text(tests, encoding="utf-8")
         json_file = folder / "r.json"
-        options = (*NEUTRAL, f"--cka-memory-json={json_file}", *options)
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "test_it.py", *options],
-            cwd=folder,
-            env={**device_environment, **variables},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        options = (*NEUTRAL, f"--cka-memory-json={json_file}", "test_it.py", *options)
+        environment = {**device_environment, **variables}
+        if forked:
+            (folder / "installed.py").write_text(INSTALLED, encoding="utf-8")
+            environment["PYTHONPATH"] += f"{os.pathsep}{folder}"
+            done = forked_processes.run(
+                ["pytest", "-pinstalled", *options], folder=folder, environment=environment
+            )
+        else:
+            done = subprocess.run(
+                [sys.executable, "-m", "pytest", *options],
+                cwd=folder,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
         report = json.loads(json_file.read_text("utf-8")) if json_file.exists() else {}
         return Session(done.returncode, done.stdout + done.stderr, report)
 

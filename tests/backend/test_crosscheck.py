@@ -6,11 +6,10 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import forked_processes
 import pytest
 
 from pytest_cka_memory.meters.blocks import library
@@ -59,14 +58,8 @@ def counted(
     if not hasattr(os, "fork"):
         pytest.skip("no fork here: each network runs in a fork of one process")
     results = tmp_path_factory.mktemp("crosscheck") / "r.json"
-    command = [sys.executable, str(BENCHMARKS / "crosscheck.py"), "--networks", *networks]
-    done = subprocess.run(
-        [*command, f"--json={results}"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["python", "crosscheck.py", "--networks", *networks, f"--json={results}"]
+    done = forked_processes.run(command, folder=BENCHMARKS, environment=environment)
     assert done.returncode == 0, done.stderr
     rows = json.loads(results.read_text("utf-8"))["rows"]
     assert [row.get("skipped") for row in rows] == [None] * len(networks)

@@ -6,10 +6,9 @@ counts allocated, reserved and requested bytes and their peaks; it keeps no hist
 HOSTDEVICE_COUNTERS=0 in the environment, torch finds an allocator that counts nothing.
 """
 
-import importlib.util
+import ctypes
 import os
 from pathlib import Path
-from types import ModuleType
 
 NAME = os.environ.get("HOSTDEVICE_NAME", "privateuseone")
 LIBRARY = "HOSTDEVICE_LIBRARY"
@@ -22,13 +21,15 @@ def load() -> None:
 
     from hostdevice import device
 
-    device.take(_native())
+    library = ctypes.CDLL(os.environ.get(LIBRARY) or build())
+    library.hostdevice_register()
+    device.take(library)
     torch.utils.rename_privateuse1_backend(NAME)  # also makes it the current accelerator
     torch._register_device_module(NAME, device)
 
 
-def build() -> ModuleType:
-    """Compile with torch's extension builder, once for each version of torch, and load."""
+def build() -> str:
+    """Compile with torch's extension builder, once for each version of torch; returns the path."""
     import torch
     from torch.utils import cpp_extension
 
@@ -36,18 +37,7 @@ def build() -> ModuleType:
     return cpp_extension.load(
         f"hostdevice_{version}",
         [str(Path(__file__).parent / "csrc" / "module.cpp")],
-        extra_cflags=["-O1", "-g0"],
+        extra_cflags=["-O0", "-g0"],
         with_cuda=False,
+        is_python_module=False,
     )
-
-
-def _native() -> ModuleType:
-    known = os.environ.get(LIBRARY)
-    if known is None:
-        return build()
-    spec = importlib.util.spec_from_file_location(Path(known).stem, known)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

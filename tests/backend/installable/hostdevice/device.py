@@ -1,17 +1,16 @@
 """The module that torch makes available as ``torch.privateuseone``."""
 
-from types import ModuleType
-from typing import Any
+import ctypes
 
 import torch
 
-_native: Any = None
+_library: ctypes.CDLL
 
 
-def take(native: ModuleType) -> None:
+def take(library: ctypes.CDLL) -> None:
     """Use this compiled library."""
-    global _native
-    _native = native
+    global _library
+    _library = library
 
 
 def is_available() -> bool:
@@ -48,4 +47,4 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 
 def hold(size: int) -> None:
     """Allocate a block without a tensor, as a library does for its workspace."""
-    _native.hold(size)
+    _library.hostdevice_hold(ctypes.c_size_t(size))
