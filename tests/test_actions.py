@@ -83,7 +83,9 @@ def gate(tmp_path):
                     **os.environ,
                     **env,
                     **{name: str(file) for name, file in files.items()},
-                    "PYTEST_ADDOPTS": "-p no:asyncio -p no:randomly -p no:cacheprovider",
+                    # Other plugins take more time to import than the rest of these sessions.
+                    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+                    "PYTEST_ADDOPTS": "-p cka_memory -p no:cacheprovider",
                     "GITHUB_ACTIONS": "true",
                     "GITHUB_ACTION_PATH": str(ACTION_FILE.parent),
                     "GITHUB_WORKSPACE": str(project),

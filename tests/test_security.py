@@ -2,10 +2,9 @@
 
 import ast
 import os
-import subprocess
-import sys
 from pathlib import Path
 
+import forked_processes
 import pytest
 from test_layering import modules_of
 
@@ -31,6 +30,14 @@ def test_clean(cka_memory): torch.ones(3)
 
 @pytest.mark.zero_retention
 def test_leaks(): test_leaks.kept = torch.ones(3)
+"""
+SESSION = """
+import sys
+import tempfile
+import pytest
+
+tempfile.tempdir = None  # importing torch has looked it up, before TMPDIR was set
+sys.exit(pytest.main(sys.argv[1:]))
 """
 OUTPUTS = ("json", "markdown", "html", "baseline")
 
@@ -133,10 +140,10 @@ def run(folder: Path, *options: str) -> set[str]:
     }  # fmt: skip
     for name in ("GITHUB_ACTIONS", "GITHUB_STEP_SUMMARY", "CI"):
         environment.pop(name, None)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "cka_memory", "-p", "no:cacheprovider", *options],
-        cwd=tests, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    words = ["-p", "cka_memory", "-p", "no:cacheprovider", *options]
+    done = forked_processes.run(
+        ["python", "-c", SESSION, *words], folder=tests, environment=environment
+    )
     assert "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
     found = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     return found - {"tests/test_it.py"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import forked_processes  # noqa: F401 - imports torch in the process that forks the ranks
+import forked_processes
 import pytest
 import torch
 import torch.multiprocessing as mp
@@ -20,6 +20,8 @@ SAMPLES = 37  # odd, so the sampler gives one rank a sample of the other as padd
 def results(tmp_path_factory):
     """Return the results of both ranks by name."""
     folder = tmp_path_factory.mktemp("ranks")
+    # Starts the server of forks with torch imported, if no other test has.
+    forked_processes.run(["python", "-c", ""])
     arguments = (2, str(folder), SAMPLES)
     mp.start_processes(run_rank, args=arguments, nprocs=2, start_method="forkserver")
     return {

@@ -1,8 +1,10 @@
 """Searching only the young objects finds the same objects as searching all of them."""
 
 import gc
+import os
 import threading
 
+import forked_processes
 import pytest
 
 from pytest_cka_memory.meters.storages import generations
@@ -230,7 +232,8 @@ print("same")
 """
 
 
-def test_regions_have_the_same_figures_with_the_faster_search(run_python):
+def test_regions_have_the_same_figures_with_the_faster_search():
     """Regions have the same figures with the faster search as without it."""
-    done = run_python("-c", REGIONS, CKA_MEMORY_NATIVE="0")
+    environment = {**os.environ, "CKA_MEMORY_NATIVE": "0"}
+    done = forked_processes.run(["python", "-c", REGIONS], environment=environment)
     assert done.stdout == "same\n", done.stderr

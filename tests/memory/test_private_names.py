@@ -4,11 +4,10 @@ import gc
 import importlib
 import os
 import pkgutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 
+import forked_processes
 import pytest
 import torch
 
@@ -311,12 +310,9 @@ def test_a_probe_is_refused_if_torch_lacks_a_required_name() -> None:
     """
     code = "import torch; del torch.utils._python_dispatch.TorchDispatchMode\n"
     code += "from pytest_cka_memory import MemoryProbe; MemoryProbe('cpu')"
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "CKA_MEMORY_NATIVE": "0"},  # the native counter needs none of them
-        capture_output=True,
-        text=True,
-        check=False,
+    run = forked_processes.run(
+        ["python", "-c", code],
+        environment={**os.environ, "CKA_MEMORY_NATIVE": "0"},  # the native counter needs no names
     )
     assert run.returncode == 1
     last = run.stderr.splitlines()[-1]

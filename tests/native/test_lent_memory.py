@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import os
 import pickle
 import subprocess
 import sys
@@ -118,6 +119,20 @@ def test_functions_can_be_pickled_in_a_region(probe: MemoryProbe, name: str) -> 
     assert pickle.loads(text) is getattr(torch, name)
 
 
+EACH_IN_A_FORK = """
+import os
+import runpy
+import sys
+import torch
+
+for file in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        runpy.run_path(file, run_name="__main__")
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
 SCRIPTING = """
 import torch
 from pytest_cka_memory import MemoryProbe
@@ -140,35 +155,6 @@ with probe.measure(), MemoryProbe("cpu").measure():
 """
 
 
-def test_functions_can_be_scripted_in_a_region_and_after_it(tmp_path: Path) -> None:
-    """Functions that are patched in a region can be scripted, in it and later, in a new process."""
-    (tmp_path / "scripting.py").write_text(SCRIPTING, "utf-8")
-    command = [sys.executable, "-W", "ignore", str(tmp_path / "scripting.py")]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
-
-
-def test_default_device_that_is_first_used_in_a_region_applies_there_and_after_it(
-    run_code: Callable[..., str],
-) -> None:
-    """A default device that is first used in a region applies to
-    torch's functions there and later.
-    """
-    printed = run_code(
-        "import torch; from pytest_cka_memory import MemoryProbe\n"
-        "with MemoryProbe('cpu').measure(), torch.device('meta'): print(torch.as_tensor([1.0]))\n"
-        "with torch.device('meta'): print(torch.as_tensor([1.0]))"
-    )
-    assert printed.count("device='meta'") == 2
-
-
-def test_fake_tensors_can_be_made_in_a_region(probe: MemoryProbe) -> None:
-    """Fake tensors, which have no address, can be made in a region."""
-    with probe.measure(), FakeTensorMode():
-        made = torch.as_tensor([1.0])
-    assert type(made) is FakeTensor
-
-
 COMPILING = """
 import numpy as np
 import torch
@@ -187,11 +173,58 @@ compiled(lambda x: x + torch.from_numpy(np.ones(1, dtype=np.float32)))
 """
 
 
+@pytest.fixture(scope="module")
+def statuses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Exit statuses of programs, in forks of a process that has imported torch but not used it.
+
+    Importing Dynamo, as the server of `forked_processes` does, would already list functions.
+    """
+    if not hasattr(os, "fork"):
+        pytest.skip("this system has no fork")
+    folder = tmp_path_factory.mktemp("programs")
+    programs = {"scripting": SCRIPTING, "compiling": COMPILING}
+    files = [folder / f"{name}.py" for name in programs]
+    for file, program in zip(files, programs.values(), strict=True):
+        file.write_text(program, "utf-8")
+    command = [sys.executable, "-W", "ignore", "-c", EACH_IN_A_FORK, *map(str, files)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    print(done.stderr, file=sys.stderr)  # shown if a test fails
+    return dict(zip(programs, done.stdout.split(), strict=True))
+
+
+def test_functions_can_be_scripted_in_a_region_and_after_it(statuses: dict[str, str]) -> None:
+    """Functions that are patched in a region can be scripted, in it and later, in a new process."""
+    assert statuses["scripting"] == "0"
+
+
 def test_functions_can_be_compiled_after_a_region_that_compiled_first(
-    run_code: Callable[..., str],
+    statuses: dict[str, str],
 ) -> None:
     """If Dynamo is first used in a region, when it lists torch's functions, it also works later."""
-    run_code(COMPILING)
+    assert statuses["compiling"] == "0"
+
+
+def test_default_device_that_is_first_used_in_a_region_applies_there_and_after_it(
+    run_code: Callable[..., str],
+) -> None:
+    """A default device that is first used in a region applies to
+    torch's functions there and later.
+    """
+    printed = run_code(
+        "import torch; from pytest_cka_memory import MemoryProbe\n"
+        "assert torch.utils._device._device_constructors.cache_info().currsize == 0\n"
+        "with MemoryProbe('cpu').measure(), torch.device('meta'): print(torch.as_tensor([1.0]))\n"
+        "with torch.device('meta'): print(torch.as_tensor([1.0]))",
+        forked=True,
+    )
+    assert printed.count("device='meta'") == 2
+
+
+def test_fake_tensors_can_be_made_in_a_region(probe: MemoryProbe) -> None:
+    """Fake tensors, which have no address, can be made in a region."""
+    with probe.measure(), FakeTensorMode():
+        made = torch.as_tensor([1.0])
+    assert type(made) is FakeTensor
 
 
 def test_a_patch_of_the_user_in_a_region_stays(
