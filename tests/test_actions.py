@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked_python import forked_python
 
 yaml = pytest.importorskip("yaml")
 
@@ -49,6 +50,12 @@ def _filled(text, inputs, outputs):
         return {"inputs": inputs, "outputs": outputs}[context][name]
 
     return re.sub(r"\$\{\{ ([\w.-]+) \}\}", value, str(text))
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """Return a program that runs Python with torch imported, for sessions that would import it."""
+    return str(forked_python(tmp_path_factory.mktemp("python")))
 
 
 @pytest.fixture
@@ -117,9 +124,9 @@ def test_kept_limit_passes_and_writes_reports(gate):
     assert "### Memory: " in summary
 
 
-def test_breach_fails_the_gate_and_is_annotated(gate):
+def test_breach_fails_the_gate_and_is_annotated(gate, python):
     """If a limit breaks, the gate fails after its reports are written, so they can be uploaded."""
-    statuses, outputs, output, summary = gate(2**20 + 1)
+    statuses, outputs, output, summary = gate(2**20 + 1, python=python)
     assert statuses["Measure"] == 1
     assert "::error file=test_it.py,line=7,title=max_retained_mb(1) broken::" in output
     assert "broke a limit" in summary
@@ -135,7 +142,6 @@ def test_breach_fails_the_gate_and_is_annotated(gate):
         ({"arguments": "-k\nnot it\n"}, 0, "1 passed, 1 deselected"),
         ({"arguments": "-k\nnothing"}, 1, "0 regions measured"),
         ({"every_test": "true"}, 0, "verdict"),
-        ({"device": "nothing"}, 4, "unknown device 'nothing'"),
         ({"tolerance": "much"}, 4, "--cka-memory-tolerance"),
         ({"baseline": "none.json"}, 4, "none.json does not exist; write one with"),
         ({"paths": "$(touch hacked)"}, 4, "$(touch hacked)"),
@@ -148,6 +154,13 @@ def test_inputs_are_passed_to_pytest_unchanged(gate, tmp_path, given, status, me
     assert statuses["Measure"] == status, output
     assert message in output
     assert not (tmp_path / "project" / "hacked").exists()
+
+
+def test_unknown_device_fails_the_gate(gate, python):
+    """The device is passed to pytest, which refuses one that torch does not know."""
+    statuses, _, output, _ = gate(8, device="nothing", python=python)
+    assert statuses["Measure"] == 4
+    assert "unknown device 'nothing'" in output
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ Faulty tests that are not listed pass and keep 100 bytes.
 def session(faulty):
     """A session that runs all faulty tests in one process."""
     first, *others = FILES
-    return faulty(Path(first), *others)
+    return faulty(Path(first), *others, forked=True)
 
 
 def figures(region, *names):

@@ -1,11 +1,10 @@
 """Hundreds of regions in one process leave no objects and no memory behind."""
 
 import gc
-import subprocess
-import sys
 import tracemalloc
 from pathlib import Path
 
+import forked_processes
 import torch
 
 from pytest_cka_memory import MemoryProbe
@@ -62,8 +61,7 @@ gc.freeze()  # the modules of torch, which each search would go through
 alive = torch.ones(1)
 print(objects_kept({regions}))
 """
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    done = forked_processes.run(["python", "-c", code], folder=Path(__file__).parent)
     assert int(done.stdout or regions) < regions // 10, done.stderr
 
 
