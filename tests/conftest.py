@@ -27,20 +27,30 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Tests of the plugin together with these load them explicitly with -p.
-_OTHER_PLUGINS = ("asyncio", "cov", "randomly", "repeat")
+_OTHER_PLUGINS = ("anyio", "asyncio", "cov", "randomly", "repeat")
 
 
 @pytest.fixture(scope="module")
-def imports_excluded_from_collection() -> Iterator[None]:
+def imports_excluded_from_collection() -> None:
     """Hide what was imported so far from the garbage collector.
 
     Every reading collects, and with the modules of torch one collection is slow. Objects that a
     test creates are collected as usual. While objects are frozen, the CPU meter takes tensors that
     it sees for the first time for old ones; tests of the meters use `imports_excluded_from_search`.
     """
-    gc.collect()
+    gc.collect()  # fast after the first time: what is hidden stays so until a test does not ask
     gc.freeze()
-    yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Show everything to the collector again before a test that does not exclude the imports."""
+    if "imports_excluded_from_collection" not in getattr(item, "fixturenames", ()):
+        gc.unfreeze()
+
+
+def pytest_sessionfinish() -> None:
+    """Show everything again, because some libraries report what is left when the process ends."""
     gc.unfreeze()
 
 

@@ -6,7 +6,6 @@ take most of their time.
 
 import atexit
 import functools
-import gc
 import multiprocessing
 import os
 import runpy
@@ -17,14 +16,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from forked_workers import ForkedWorkers, serve
 
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch._dynamo", "pytest"])
 _TESTS = str(Path(__file__).parent)
 _LONGEST_SECONDS = 600  # of a process that hangs; others end sooner, also beside other work
 
@@ -47,7 +46,7 @@ def run(
         has_workers = words[0] == "pytest" and any(word.startswith("-n") for word in words)
         workers = _address_of_server() if has_workers else None
         arguments = (words, str(folder or os.getcwd()), given, outputs, workers)
-        process = _CONTEXT.Process(target=_command, args=arguments)
+        process = _context().Process(target=_command, args=arguments)
         process.start()
         process.join(_LONGEST_SECONDS)
         if process.exitcode is None:
@@ -75,6 +74,17 @@ def forked_workers() -> ForkedWorkers:
 
 
 @functools.cache
+def _context() -> ForkServerContext:
+    """Return the means to fork from a server, which has imported then what most need."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch._dynamo", "pytest", "frozen_imports"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", _TESTS, prepend=os.pathsep)
+        forkserver.ensure_running()
+    return context
+
+
+@functools.cache
 def _address_of_server() -> str:
     folder = tempfile.mkdtemp()
     atexit.register(shutil.rmtree, folder)
@@ -82,7 +92,7 @@ def _address_of_server() -> str:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
-        server = _CONTEXT.Process(target=serve, args=(listener,))
+        server = _context().Process(target=serve, args=(listener,))
         server.start()
     # Not a daemon: what it forks may start processes of its own.
     atexit.register(server.kill)
@@ -99,8 +109,6 @@ def _command(
     for stream, path in zip((sys.stdout, sys.stderr), outputs, strict=True):
         with path.open("a") as file:
             os.dup2(file.fileno(), stream.fileno())
-    # Collections then leave out what importing torch created, which references no tensor.
-    gc.freeze()
     status = command(words, folder, environment, workers)
     sys.stdout.flush()
     sys.exit(status)
@@ -113,6 +121,8 @@ def command(
 
     The workers of pytest-xdist are forked by the server at the address `workers`.
     """
+    # A new interpreter has the usual start method; this process has that of its server.
+    multiprocessing.set_start_method(None, force=True)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
