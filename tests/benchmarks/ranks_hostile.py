@@ -250,6 +250,8 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="NAME")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    # A shell lets programs in the background ignore ctrl-C, and their processes with them.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     found, wrong = {}, []
     for name in args.cases:
         found[name] = run(CASES[name])
