@@ -24,7 +24,8 @@ def output(python, tmp_path_factory) -> str:
     paths = [str(FOLDER / file) for file in FILES]
     plugins = ("-p", "values_on_both", "-pno:cacheprovider", "-pno:randomly")
     run = python(
-        *("-W", "ignore", "-m", "pytest", *plugins, *paths, "-rA", "--tb=short"),
+        *("-m", "pytest", *plugins, *paths, "-rA", "--tb=short"),
+        forked=True,
         PYTHONPATH=f"{FOLDER.parent}:{FOLDER}",
         TRITON_CACHE_DIR=str(caches / "triton"),
         TORCHINDUCTOR_CACHE_DIR=str(caches / "inductor"),
