@@ -48,26 +48,30 @@ emulated_cuda.load("a100", devices=ranks, values=sys.argv[4] == "on")
 import torch
 import torch.distributed as dist
 torch.cuda.set_device(rank)
-dist.init_process_group("nccl", init_method=f"file://{sys.argv[3]}", rank=rank, world_size=ranks)
+store = f"file://{sys.argv[3]}"
+dist.init_process_group(sys.argv[5], init_method=store, rank=rank, world_size=ranks)
 """
-"""Starts a rank of NCCL: what its code begins with."""
+"""Starts a rank of a process group: what its code begins with."""
 
 
 @pytest.fixture
 def nccl(
     python: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> Callable[..., list[subprocess.CompletedProcess[str]]]:
-    """Run code on the ranks of a process group of NCCL, each with an emulated device."""
+    """Run code on the ranks of a process group of NCCL, each with an emulated device.
+
+    Another `backend` may be given.
+    """
 
     def run(
-        code: str, ranks: int = 2, values: str = "on", **variables: str
+        code: str, ranks: int = 2, values: str = "on", backend: str = "nccl", **variables: str
     ) -> list[subprocess.CompletedProcess[str]]:
         script, store = tmp_path / "rank.py", tmp_path / "store"
         script.write_text(f"{START}\n{code}", encoding="utf-8")
         store.unlink(missing_ok=True)
 
         def run_rank(rank: int) -> subprocess.CompletedProcess[str]:
-            given = str(script), str(rank), str(ranks), str(store), values
+            given = str(script), str(rank), str(ranks), str(store), values, backend
             return python(*given, forked=True, **variables)
 
         with ThreadPoolExecutor(ranks) as pool:

@@ -94,68 +94,93 @@ def test_script_and_the_processes_that_it_starts_have_the_devices(emulated, tmp_
     }
 
 
-def test_out_of_memory_names_what_was_missing(emulated):
-    """If memory runs out, the traceback is printed, and the line says how much more was needed."""
-    source = "import torch\ntorch.empty(2**31, dtype=torch.uint8, device='cuda')\n"
-    run = emulated(source, "--memory", "1.5GB", "--no-values")
-    assert run.returncode == 1
-    assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB" in run.stderr
-    assert lines(run) == [
-        "train.py, cuda:0, emulated NVIDIA A100 80GB: at most 0.0 MB allocated, "
-        "0.0 MB reserved, of 1,024.0 MB: out of memory: 1,024.0 MB more would have been needed"
-    ]
+CHILDREN = """
+import multiprocessing, os, signal, torch
 
+MB = 2**20
 
-def test_process_that_is_killed_is_listed_with_what_the_library_knows(emulated):
-    """A process that is killed is listed with what is known, and the command ends by its signal."""
-    source = """
-import os, signal, torch
-kept = torch.empty(50 * 2**20, dtype=torch.uint8, device="cuda")
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-    run = emulated(source)
-    assert run.returncode == -signal.SIGKILL
-    assert lines(run) == [
-        "train.py, cuda:0, emulated NVIDIA A100 80GB: at most allocated unknown, "
-        "50.0 MB reserved, of 80,640.0 MB: ended by a signal or os._exit; it fitted until then"
-    ]
+def allocated(size):
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
 
-
-FORKED = """
-import multiprocessing, torch
-
-def work():
-    torch.empty(2**20, dtype=torch.uint8, device="cuda")
+def killed():
+    kept = allocated(50 * MB)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 if __name__ == "__main__":
-    for _ in range(2):
-        process = multiprocessing.get_context("fork").Process(target=work)
+    for target, *args in [(allocated, MB), (allocated, MB), (allocated, 2**31), (killed,)]:
+        process = multiprocessing.get_context("fork").Process(target=target, args=args)
         process.start()
         process.join()
+        print(process.exitcode)
 """
 
 
-def test_forked_processes_are_listed_too(emulated):
-    """Two forked children have lines; the parent, which has used no device, has none."""
-    run = emulated(FORKED)
-    line = (
-        "train.py, cuda:0, emulated NVIDIA A100 80GB: at most 1.0 MB allocated, "
-        "2.0 MB reserved, of 80,640.0 MB: fits"
-    )
-    assert lines(run) == [line, line], run.stderr
+@pytest.fixture(scope="module")
+def children(python, tmp_path_factory):
+    """Return the run of a program that forks four processes, which end in different ways."""
+    script = tmp_path_factory.mktemp("children") / "train.py"
+    script.write_text(CHILDREN, encoding="utf-8")
+    return python("-m", "emulated_cuda", "--memory", "1.5GB", "--no-values", str(script))
+
+
+OF_CHILD = "train.py, cuda:0, emulated NVIDIA A100 80GB: at most"
+
+
+def test_forked_processes_are_listed_too(children):
+    """Forked children have lines; the parent, which has used no device, has none."""
+    line = f"{OF_CHILD} 1.0 MB allocated, 2.0 MB reserved, of 1,024.0 MB: fits"
+    assert lines(children).count(line) == 2, children.stderr
+    assert len(lines(children)) == 4
+
+
+def test_out_of_memory_names_what_was_missing(children):
+    """If memory runs out, the traceback is printed, and the line says how much more was needed."""
+    assert children.stdout.split()[2] == "1"
+    assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB" in children.stderr
+    assert (
+        f"{OF_CHILD} 0.0 MB allocated, 0.0 MB reserved, of 1,024.0 MB: out of memory: "
+        "1,024.0 MB more would have been needed"
+    ) in lines(children)
+
+
+def test_process_that_is_killed_is_listed_with_what_the_library_knows(children):
+    """What a killed process had allocated is unknown; its reserve is known."""
+    assert children.stdout.split()[3] == str(-signal.SIGKILL)
+    assert (
+        f"{OF_CHILD} allocated unknown, 50.0 MB reserved, of 1,024.0 MB: "
+        "ended by a signal or os._exit; it fitted until then"
+    ) in lines(children)
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [("os.kill(os.getpid(), 9)", -signal.SIGKILL), ("raise ValueError", 1)],
+    ids=["signal", "error"],
+)
+def test_command_ends_as_its_program_does(emulated, end, status):
+    """The command ends by the signal that has ended the program, or with its exit status."""
+    run = emulated(f"import os\n{end}")
+    assert run.returncode == status
+    assert lines(run) == ["no process allocated memory on a CUDA device"]
 
 
 RANKS = """
 import os, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-rank = dist.get_rank()
-kept = torch.empty((rank + 1) * 100 * 2**20, dtype=torch.uint8, device=f"cuda:{rank}")
-dist.barrier()
+rank = int(os.environ["LOCAL_RANK"])
+torch.cuda.set_device(rank)
+dist.init_process_group("nccl")
+kept = torch.full(((rank + 1) * 100 * 2**20,), rank + 1, dtype=torch.uint8, device="cuda")
+dist.all_reduce(kept[:1])
+assert kept[0].item() == 3
+dist.destroy_process_group()
 """
 
 
 def test_ranks_are_named_and_sorted(python, tmp_path):
-    """Lines of ranks have their numbers and are sorted; torchrun runs like any other module."""
+    """Lines of ranks have their numbers and are sorted; ``torchrun`` runs like any other module.
+
+    The ranks find NCCL.
+    """
     script = tmp_path / "ranks.py"
     script.write_text(RANKS, encoding="utf-8")
     torchrun = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(script)

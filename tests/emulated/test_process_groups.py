@@ -6,19 +6,11 @@ The same script runs with both backends.
 import pytest
 
 COLLECTIVES = """
-import os
-import sys
-import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-rank = int(os.environ["LOCAL_RANK"])
-torch.cuda.set_device(rank)
-backend = sys.argv[1]
-dist.init_process_group(backend)
-group = dist.new_group(backend=backend.rpartition(":")[2])
+group = dist.new_group(backend=sys.argv[5].rpartition(":")[2])
 
 def tensor(*values):
     return torch.tensor([float(value) for value in values], device="cuda")
@@ -102,14 +94,9 @@ NAMES = (
 
 
 @pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:gloo"])
-def test_collectives_compute_on_devices(python, tmp_path, backend):
+def test_collectives_compute_on_devices(nccl, backend):
     """Two ranks, each with a device of its own; two forms of training equal one process."""
-    script, written = tmp_path / "ranks.py", tmp_path / "written"
-    script.write_text(COLLECTIVES, encoding="utf-8")
-    launch = "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"
-    logs = "--redirects=1", f"--log-dir={written}"  # the ranks write at the same time
-    run = python("-m", "emulated_cuda", "--devices", "2", *launch, *logs, str(script), backend)
-    assert run.returncode == 0, run.stderr
-    texts = [file.read_text("utf-8") for file in sorted(written.rglob("stdout.log"))]
-    lines = [line for text in texts for line in text.splitlines() if not line.startswith("[Gloo]")]
-    assert lines == [f"{name} {rank}" for rank in (0, 1) for name in NAMES]
+    for rank, run in enumerate(nccl(COLLECTIVES, backend=backend)):
+        assert run.returncode == 0, run.stderr
+        lines = [line for line in run.stdout.splitlines() if not line.startswith("[Gloo]")]
+        assert lines == [f"{name} {rank}" for name in NAMES]

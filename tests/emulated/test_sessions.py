@@ -112,7 +112,7 @@ except DeviceError as error:
 )
 def test_environment_in_which_torch_counts_nothing_is_refused(python, variable, value, message):
     """An environment without torch's caching allocator is refused, since every peak would be 0."""
-    assert message in python("-c", UNMEASURABLE, **{variable: value}).stdout
+    assert message in python("-c", UNMEASURABLE, forked=True, **{variable: value}).stdout
 
 
 @pytest.mark.emulates

@@ -41,5 +41,5 @@ def test_kept_workspaces_are_one_time_bytes(python, settings, expected):
     A backward thread has its own.
     """
     kept = {"TORCH_CUBLAS_WORKSPACE_CACHE": "1", "TORCH_CUBLASLT_UNIFIED_WORKSPACE": "0"}
-    run = python("-c", KEPT, forked=False, **{**kept, **settings})
+    run = python("-c", KEPT, forked=True, **{**kept, **settings})
     assert run.stdout.split() == [*map(str, expected), "0"], run.stderr
