@@ -1,9 +1,13 @@
 """``python -m pytest_cka_memory cards``: sessions on several emulated cards, and their table."""
 
 import json
+import subprocess
+from types import SimpleNamespace
 
+import forked_processes
 import pytest
 
+from pytest_cka_memory.cli import cards as command_of_cards
 from pytest_cka_memory.cli.main import OK, REGRESSION, UNUSABLE, main
 
 GB = 2**30
@@ -27,6 +31,17 @@ def test_wrong():
 
 
 @pytest.fixture
+def forked(monkeypatch):
+    """Fork the sessions of the command, which starts an interpreter for each otherwise."""
+
+    def run(command, *, env, **_):
+        return forked_processes.run(["python", *command[1:]], environment=env, merged=True)
+
+    names = SimpleNamespace(run=run, PIPE=subprocess.PIPE, STDOUT=subprocess.STDOUT)
+    monkeypatch.setattr(command_of_cards, "subprocess", names)
+
+
+@pytest.fixture
 def cards(pytester, monkeypatch, capfd):
     """Run the command in a folder with `TESTS`; return its status, table and progress."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -41,7 +56,7 @@ def cards(pytester, monkeypatch, capfd):
 
 
 @pytest.mark.emulates
-def test_table_of_two_cards(cards):
+def test_table_of_two_cards(cards, forked):
     """Each test runs on each card: 20 GB exceed a T4 by 6,082.56 MB, 24 GB both cards."""
     arguments = ("test_it.py", "--cards", "t4,a10", "--no-values", "--format", "json")
     status, out, progress = cards(*arguments)
@@ -85,7 +100,7 @@ def test_arguments_are_passed_to_pytest(cards):
 
 
 @pytest.mark.emulates
-def test_page_of_a_card(cards):
+def test_page_of_a_card(cards, forked):
     """The page is the only text on the standard output, so that it can be written to a file."""
     arguments = ("-k", "allocation and 1", "--cards=t4", "test_it.py", "--format=html")
     status, out, _ = cards(*arguments)
@@ -95,7 +110,7 @@ def test_page_of_a_card(cards):
     assert "<td data-label='head room'>13373.4</td>" in out
 
 
-def test_wrong_argument_of_pytest_ends_the_command_with_its_message(cards):
+def test_wrong_argument_of_pytest_ends_the_command_with_its_message(cards, forked):
     """A session that cannot run ends the command, which prints what pytest printed."""
     status, out, errors = cards("--nonsense", "--cards=t4")
     assert (status, out) == (UNUSABLE, "")

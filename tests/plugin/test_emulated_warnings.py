@@ -62,7 +62,9 @@ def test_session_without_values_because_torch_lacks_a_name_is_warned(
     pytester.makepyfile(lacking=LACKING)
     pytester.makeconftest(conftest)
     options = ("-p", "lacking", "--cka-memory-device=emulate:cuda:t4", *options)
-    run = session("def test_it(cka_memory): pass", *options, subprocess=True)
+    has_torch = bool(conftest)  # as a forked session has from its start on
+    how = {"forked": has_torch, "subprocess": not has_torch}
+    run = session("def test_it(cka_memory): pass", *options, **how)
     run.assert_outcomes(passed=1)
     header = " ".join(run.text.partition("test session starts")[2].partition("plugins:")[0].split())
     text = " ".join(run.text.split())
@@ -78,7 +80,7 @@ def test_session_that_wants_no_values_is_not_warned_of_a_name_that_torch_lacks(
     monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=os.pathsep)
     pytester.makepyfile(lacking=LACKING)
     device = "--cka-memory-device=emulate:cuda:t4,values=off"
-    run = session("def test_it(cka_memory): pass", "-p", "lacking", device, subprocess=True)
+    run = session("def test_it(cka_memory): pass", "-p", "lacking", device, forked=True)
     run.assert_outcomes(passed=1)
     assert "torch.planted.name" not in run.text
     assert not [note for note in run.report["session"]["notes"] if note.startswith("warning")]

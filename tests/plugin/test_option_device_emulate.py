@@ -120,12 +120,14 @@ def test_program_without_the_variables():
 
 
 @pytest.mark.emulates
-@pytest.mark.parametrize("workers", [[], ["-n1"]], ids=["serial", "parallel"])
-def test_processes_that_tests_start_have_the_device(session, workers):
+@pytest.mark.parametrize(
+    ("options", "passed"), [((), 3), (("-n1", "-k", "python"), 1)], ids=["serial", "parallel"]
+)
+def test_processes_that_tests_start_have_the_device(session, options, passed):
     """Processes that tests start, also by torchrun, have the device if they get the environment."""
     device = "--cka-memory-device=emulate:cuda:t4,devices=2"
-    run = session(STARTS_OTHERS, device, *workers, forked=True)
-    run.assert_outcomes(passed=3)
+    run = session(STARTS_OTHERS, device, *options, forked=True)
+    run.assert_outcomes(passed=passed)
 
 
 @pytest.mark.emulates

@@ -31,8 +31,7 @@ def with_plugin(scripted):
         # `plugin` is the name of the entry point; the module of some has another name.
         module = {"rerunfailures": "pytest_rerunfailures", "timeout": "pytest_timeout"}
         pytest.importorskip(module.get(plugin, f"pytest_{plugin.removeprefix('pytest_')}"))
-        covers = plugin == "pytest_cov"  # from the start of its process on
-        return scripted(source, "-p", plugin, *args, forked=not covers, subprocess=covers)
+        return scripted(source, "-p", plugin, *args, forked=True)
 
     return run
 

@@ -250,6 +250,6 @@ def test_psutil_is_imported_only_if_it_is_asked_for(session, pytester):
     source = "import pytest\n@pytest.mark.{}\ndef test_it(): pass"
     options = "--cka-memory-device=cpu", "-p", "no:xdist", "-p", "no:timeout"
     for marker, loaded in (("zero_retention", False), ("max_process_mb(9000)", True)):
-        run = session(source.format(marker), *options, subprocess=True)
+        run = session(source.format(marker), *options, forked=True)
         run.assert_outcomes(passed=1)
         assert f"{loaded} is loaded" in run.text

@@ -66,7 +66,7 @@ def test_traceback_of_an_earlier_failure_does_not_hide_a_leak(
     extend_conftest(NAIVE_CALL_WRAPPER)
     # Other plugins, and pytester in this process, may reference the traceback for longer.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    run = scripted(MASKING, "-s", "-p", "cka_memory", subprocess=True)
+    run = scripted(MASKING, "-s", "-p", "cka_memory", forked=True)
     run.assert_outcomes(failed=2)
     assert "fixture says -400 for test_leaks" in run.text
     assert "call wrapper says -400 for test_leaks" in run.text
