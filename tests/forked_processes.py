@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from forked_workers import ForkedWorkers, serve
+from forked_workers import PYTHON, SOCKET, ForkedWorkers, serve
 
 _TESTS = str(Path(__file__).parent)
 _LONGEST_SECONDS = 600  # of a process that hangs; others end sooner, also beside other work
@@ -34,15 +34,18 @@ def run(
     folder: str | Path | None = None,
     environment: Mapping[str, str] | None = None,
     merged: bool = False,
+    with_ranks: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``pytest ...`` or ``python ...``; returns its status and outputs.
 
     In this folder and with this environment, if none are given. With `merged`, what it writes to
-    stderr is part of stdout.
+    stderr is part of stdout. With `with_ranks`, the ranks that torchrun starts are forked, too.
     """
     with tempfile.TemporaryDirectory() as written:
         outputs = [Path(written) / name for name in ("out", "out" if merged else "err")]
         given = dict(os.environ if environment is None else environment)
+        if with_ranks:
+            given |= {"PYTHON_EXEC": _interpreter(), SOCKET: _address_of_server()}
         has_workers = words[0] == "pytest" and any(word.startswith("-n") for word in words)
         workers = _address_of_server() if has_workers else None
         arguments = (words, str(folder or os.getcwd()), given, outputs, workers)
@@ -82,6 +85,15 @@ def _context() -> ForkServerContext:
         patch.setenv("PYTHONPATH", _TESTS, prepend=os.pathsep)
         forkserver.ensure_running()
     return context
+
+
+@functools.cache
+def _interpreter() -> str:
+    """Return the path of a program that takes the arguments of Python, and is forked."""
+    path = Path(_address_of_server()).with_name("python")
+    path.write_text(f'#!/bin/sh\nexec {PYTHON} "$@"\n', "utf-8")
+    path.chmod(0o755)
+    return str(path)
 
 
 @functools.cache

@@ -11,7 +11,9 @@ import os
 import socket
 import sys
 
-_SOCKET = "FORKED_WORKERS_SOCKET"
+SOCKET = "FORKED_WORKERS_SOCKET"
+PYTHON = f"{sys.executable} -S -E {__file__}"
+"""The command of a program that takes the arguments of Python, and is forked."""
 _LENGTH_BYTES = 8
 
 
@@ -26,11 +28,10 @@ class ForkedWorkers:
         """Replace the interpreter of each worker that would be started on this machine."""
         import execnet
 
-        os.environ[_SOCKET] = self._address
-        python = f"{sys.executable} -S -E {__file__}"
+        os.environ[SOCKET] = self._address
         for index, spec in enumerate(specs):
             if spec.popen and not spec.python:
-                specs[index] = execnet.XSpec(f"{spec}//id={spec.id}//python={python}")
+                specs[index] = execnet.XSpec(f"{spec}//id={spec.id}//python={PYTHON}")
 
 
 def serve(listener: socket.socket) -> None:
@@ -65,8 +66,9 @@ def _accompany(connection: socket.socket) -> None:
         os.close(stream)
 
     def end_with_the_other() -> None:
-        connection.recv(1)
         with contextlib.suppress(ProcessLookupError):
+            while connection.recv(1):
+                os.kill(child, signal.SIGTERM)
             os.kill(child, signal.SIGKILL)
 
     threading.Thread(target=end_with_the_other, daemon=True).start()
@@ -104,7 +106,12 @@ def _become(asked: dict, streams: list[int]) -> None:  # type: ignore[type-arg]
 
 
 def _ask(arguments: list[str]) -> int:
-    """Ask the server for a process; return the status with which it ends."""
+    """Ask the server for a process and pass SIGTERM on to it; end by a signal if it does.
+
+    Returns the status with which it ends otherwise.
+    """
+    import signal
+
     environment = dict(os.environ)
     asked = {
         "arguments": arguments,
@@ -113,10 +120,16 @@ def _ask(arguments: list[str]) -> int:
     }
     body = json.dumps(asked).encode()
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(environment.pop(_SOCKET))
+        connection.connect(environment.pop(SOCKET))
         socket.send_fds(connection, [len(body).to_bytes(_LENGTH_BYTES, "big")], [0, 1, 2])
         connection.sendall(body)
-        return int(connection.recv(16) or b"1")
+        signal.signal(signal.SIGTERM, lambda *_: connection.sendall(b"T"))
+        status = int(connection.recv(16) or b"1")
+    if status < 0:
+        if -status != signal.SIGKILL:
+            signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    return status
 
 
 if __name__ == "__main__":

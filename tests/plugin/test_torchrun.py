@@ -83,7 +83,7 @@ def torchrun(pytester, monkeypatch):
         pytester.makepyfile(test_it=source)
         launch = ["torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "pytest"]
         words = ["python", "-m", *launch, "-p", "no:cacheprovider", *options]
-        done = forked_processes.run(words)
+        done = forked_processes.run(words, with_ranks=True)
         return Job(done.returncode, done.stdout + done.stderr, pytester.path)
 
     return run
@@ -148,9 +148,8 @@ def test_rank_that_crashes_is_named(torchrun):
 
 def test_rank_that_waits_for_a_failed_rank_is_reported_as_hung(torchrun):
     """A collective without its partner ends when the partner has ended."""
-    job = torchrun(
-        TESTS.format(reduce="assert RANK == 0", last="pass"), *ALL, "--cka-memory-rank-timeout=1"
-    )
+    source = TESTS.format(reduce="assert RANK == 0", last="pass")
+    job = torchrun(source, *ALL, "--cka-memory-rank-timeout=1")
     assert job.status == 1
     assert ("test_reduce", "rank 1", 0) in job.regions, job.text
     # Either the lost connection or torchrun may end rank 0 first.
@@ -169,7 +168,8 @@ def test_blocked_rank_reports_and_ends(torchrun):
     assert RANK == 0, "rank 0 waits for this rank"
     dist.HashStore().wait(["never"], timedelta(seconds=100))
     """
-    job = torchrun(TESTS.format(reduce="pass", last=wait), *ALL, "--cka-memory-rank-timeout=1")
+    source = TESTS.format(reduce="pass", last=wait)
+    job = torchrun(source, *ALL, "--cka-memory-rank-timeout=1")
     assert job.status == 1
     assert job.statuses() == [1], job.text  # rank 0 did not get to the end of pytest
     assert [region[:2] for region in job.regions] == [
