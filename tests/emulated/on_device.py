@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def empty_devices():
+def empty_devices(imports_excluded_from_collection):
     """Start and end each test without memory of earlier ones."""
     torch.cuda.set_device(0)
     for clear in (gc.collect, torch.cuda.empty_cache, torch.cuda.reset_peak_memory_stats):

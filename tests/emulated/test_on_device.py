@@ -1,4 +1,4 @@
-"""Runs the tests of other files in two processes that have an emulated device."""
+"""Runs the tests of other files in three processes that have an emulated device."""
 
 import ast
 import re
@@ -13,13 +13,14 @@ WITH_VALUES = (
     "on_device_equivalents.py",
     "on_device_operators.py",
     "on_device_reads.py",
-    "on_device_kernels.py",
     "on_device_contexts.py",
     "on_device_training.py",
 )
+BEFORE_TORCH = ("on_device_kernels.py",)
+"""Kernels of torch, such as that of ``torch.cuda._sleep``, are known if it is imported later."""
 NAMES = [
     (file, node.name)
-    for file in (*WITHOUT_VALUES, *WITH_VALUES)
+    for file in (*WITHOUT_VALUES, *WITH_VALUES, *BEFORE_TORCH)
     for node in ast.parse((FOLDER / file).read_text("utf-8")).body
     if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
 ]
@@ -30,12 +31,12 @@ def outputs(python) -> dict[str, str]:
     """Return, for each file, the output of the session that runs all its tests."""
     options = ("-pno:cacheprovider", "-pno:randomly", "-rA", "--tb=short")
     found = {}
-    for files, plugins in ((WITHOUT_VALUES, ()), (WITH_VALUES, ("-p", "values_on_both"))):
+    for files in (WITHOUT_VALUES, WITH_VALUES, BEFORE_TORCH):
         paths = [str(FOLDER / file) for file in files]
-        # Kernels of torch, such as that of torch.cuda._sleep, are known if it is imported later.
+        plugins = () if files is WITHOUT_VALUES else ("-p", "values_on_both")
         run = python(
             *("-m", "pytest", *plugins, *paths, *options),
-            forked=files is WITHOUT_VALUES,
+            forked=files is not BEFORE_TORCH,
             PYTHONPATH=str(FOLDER),
         )
         found.update(dict.fromkeys(files, run.stdout + run.stderr))

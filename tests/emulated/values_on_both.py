@@ -34,7 +34,7 @@ def operators_seen():
 
 
 @pytest.fixture(autouse=True)
-def seeded():
+def seeded(imports_excluded_from_collection):
     """Start each test with the same random numbers, and without stale values."""
     torch.manual_seed(0)
     staleness.forget()
