@@ -12,6 +12,11 @@ from cka.functional import native
 VECTOR_FLOATS = {"avx2": 8, "avx512": 16}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _imports_excluded(imports_excluded_from_search: None) -> None:
+    """Hide what was imported from collections and from the meter in every module of this folder."""
+
+
 @pytest.fixture(params=VECTOR_FLOATS)
 def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Multiply features by the compiled kernel, with vectors of each width."""

@@ -22,6 +22,11 @@ from pytest_cka_memory.meters.storages.dispatch import StorageTracker
 from pytest_cka_memory.testing import ScriptedMeter
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _imports_excluded(imports_excluded_from_search: None) -> None:
+    """Hide what was imported from collections and from the meter in every module of this folder."""
+
+
 @pytest.fixture
 def meter() -> ScriptedMeter:
     """A meter whose figures the test sets; like the CPU, it has no reserved memory."""

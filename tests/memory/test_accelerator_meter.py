@@ -17,8 +17,6 @@ from pytest_cka_memory.meters.accelerator.tensor_meter import TensorMeter
 from pytest_cka_memory.meters.base import Reading
 from pytest_cka_memory.meters.selection import _accelerator_meter, check_device_name, meter_for
 
-pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")
-
 
 def test_meter_names_its_device_and_allocator(gpu: AcceleratorMeter) -> None:
     """Reports show the names of the device and of its allocator."""

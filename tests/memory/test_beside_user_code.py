@@ -15,8 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
 
-pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")
-
 
 class Pair(torch.Tensor):
     """A wrapper subclass with two inner tensors and no storage of its own."""

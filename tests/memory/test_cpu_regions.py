@@ -13,8 +13,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from pytest_cka_memory import MemoryProbe, measure_memory_retention
 from pytest_cka_memory.meters.cpu.processor import processor_name
 
-pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")
-
 
 class Cycle:
     """An object in a reference cycle, which only the garbage collector frees."""

@@ -9,8 +9,6 @@ from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.measure import cycles
 from pytest_cka_memory.meters import Meter
 
-pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")
-
 
 class Node:
     """An object that can be part of a cycle."""

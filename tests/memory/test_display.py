@@ -13,8 +13,6 @@ from pytest_cka_memory.measure import display
 from pytest_cka_memory.testing import ScriptedMeter
 from pytest_cka_memory.units import MB
 
-pytestmark = pytest.mark.usefixtures("imports_excluded_from_collection")
-
 
 @pytest.fixture
 def region(probe: MemoryProbe, meter: ScriptedMeter) -> Region:

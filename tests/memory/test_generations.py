@@ -10,8 +10,6 @@ import pytest
 from pytest_cka_memory.meters.storages import generations
 from pytest_cka_memory.meters.storages.generations import PROMOTED_TOGETHER, Generations
 
-pytestmark = pytest.mark.usefixtures("imports_excluded_from_collection")
-
 
 class Thing:
     """The type of the objects to find."""

@@ -14,8 +14,6 @@ from pytest_cka_memory.measure import batches as batches_module
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.testing import ScriptedMeter
 
-pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")
-
 
 class Memory(ScriptedMeter):
     """A scripted meter with blocks that only a collection frees."""

@@ -7,8 +7,6 @@ from growth_programs import WAYS, KeepsOne, LeavesOne, check_random_loops, growt
 
 from pytest_cka_memory import MemoryProbe
 
-pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")
-
 LENGTHS = (5, 8, 10, 11, 12, 13, 15, 19, 27, 28, 40, 41, 50, 66, 80)
 
 

@@ -19,7 +19,6 @@ from pytest_cka_memory.meters.storages.dispatch import StorageTracker
 from pytest_cka_memory.meters.storages.interrupts import hook_for
 from pytest_cka_memory.meters.storages.ledger import Ledger
 
-pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")
 LONGEST_WAIT_SECONDS = 120
 
 

@@ -7,8 +7,6 @@ from pytest_cka_memory import LimitError, MemoryProbe, RegionError, SizeError
 from pytest_cka_memory.testing import ScriptedMeter
 from pytest_cka_memory.units import MB
 
-pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")
-
 
 class Card(ScriptedMeter):
     """A scripted accelerator of 100 bytes, whose allocator raises as torch's does."""

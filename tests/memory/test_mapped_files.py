@@ -10,8 +10,6 @@ import torch
 
 from pytest_cka_memory import MemoryProbe
 
-pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")
-
 
 def checkpoint(folder: Path) -> tuple[Path, Callable[[], Any]]:
     file = folder / "weights.pt"

@@ -15,8 +15,6 @@ from torch.utils.data import DataLoader
 from pytest_cka_memory import MemoryProbe, RegionError
 from pytest_cka_memory.measure.region import Region
 
-pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")
-
 
 class Leaf:
     """A weight and its optimizer; ``step()`` is one training step."""

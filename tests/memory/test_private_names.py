@@ -18,7 +18,6 @@ from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
 from pytest_cka_memory.meters.storages import ledger
 
-pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")
 MODES = "has no list of the active dispatch modes"
 EXPECTED_NOTES = {
     "torch._C.DisableTorchFunction": "modes see the meter's own calls",

@@ -10,8 +10,6 @@ from pytest_cka_memory.meters import Meter
 from pytest_cka_memory.testing import ScriptedMeter
 from pytest_cka_memory.units import MB
 
-pytestmark = pytest.mark.usefixtures("imports_excluded_from_collection")
-
 
 class CountedMeter(ScriptedMeter):
     """A scripted meter that counts its open starts and can be made to fail."""

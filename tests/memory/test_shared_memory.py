@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pytest_cka_memory import MemoryProbe
 
-pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")
 SIZE = 480
 
 

@@ -2,13 +2,10 @@
 
 from collections.abc import Iterable
 
-import pytest
-
 from pytest_cka_memory import MemoryProbe, Sweep
 from pytest_cka_memory.testing import ScriptedMeter
 from pytest_cka_memory.units import MB
 
-pytestmark = pytest.mark.usefixtures("imports_excluded_from_collection")
 COUNTS = (1, 4, 8)
 
 

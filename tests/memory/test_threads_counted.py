@@ -11,8 +11,6 @@ from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.meters import Meter
 from pytest_cka_memory.meters.storages.dispatch import StorageTracker
 
-pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")
-
 
 class Overriding(threading.Thread):
     """A thread that does its work in ``run``."""

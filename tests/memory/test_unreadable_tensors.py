@@ -11,8 +11,6 @@ from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
 from pytest_cka_memory.meters.storages import live_objects
 
-pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")
-
 
 class Refusing(torch.Tensor):
     """A wrapper subclass whose ``__tensor_flatten__`` raises."""

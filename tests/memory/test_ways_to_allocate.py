@@ -22,6 +22,12 @@ OLD = torch.arange(100, dtype=torch.float32)
 PICKLED = pickle.dumps(OLD)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _old(imports_excluded_from_search: None) -> None:
+    global OLD
+    OLD = torch.arange(100, dtype=torch.float32)
+
+
 def _saved() -> bytes:
     file = io.BytesIO()
     torch.save({"weight": OLD, "view": OLD[:10]}, file)

@@ -1,10 +1,9 @@
 """Fixtures for the counter in torch's CPU allocator; its tests are skipped where it is missing."""
 
-import gc
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import forked_processes
@@ -21,6 +20,11 @@ from pytest_cka_memory.meters.cpu.choice import cpu_meter
 def _compiled() -> None:
     if library.functions() is None:
         pytest.skip("the native counter was not compiled")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imports_excluded(imports_excluded_from_collection: None) -> None:
+    """Hide what was imported from collections in every module of this folder."""
 
 
 @pytest.fixture
@@ -44,15 +48,6 @@ def open_regions() -> Callable[[], int]:
     """Return how many regions are open in C."""
     count: Callable[[], int] = library.functions().counter_open_regions
     return count
-
-
-@pytest.fixture
-def few_objects() -> Iterator[None]:
-    """Hide the modules of torch from the garbage collector, which each region may run."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
@@ -75,7 +74,6 @@ def allocate() -> None:
     assert float((torch.ones(100) + 1).sum()) == 200.0
 
 
-@pytest.mark.usefixtures("few_objects")
 def test_regions_of_two_threads_disturb_neither_each_other_nor_anything_else(
     meter: BlockMeter, open_regions: Callable[[], int]
 ) -> None:

@@ -58,7 +58,6 @@ def region_with_a_leak(meter: BlockMeter) -> Callable[[], None]:
     return run
 
 
-@pytest.mark.usefixtures("few_objects")
 @pytest.mark.parametrize("make", [one_region, nested_regions, region_with_a_leak])
 def test_an_exception_at_any_line_leaves_nothing_behind(
     meter: BlockMeter,

@@ -17,8 +17,6 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from pytest_cka_memory import MemoryProbe
 
-pytestmark = pytest.mark.usefixtures("imports_excluded_from_collection")
-
 
 @functools.cache
 def old() -> torch.Tensor:

@@ -6,7 +6,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from pytest_cka_memory import MemoryProbe, Region
 
-pytestmark = pytest.mark.usefixtures("imports_excluded_from_collection")
 BATCH_BYTES = 4 * 3 * 4
 
 
