@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+import kept_metadata  # noqa: F401 - each inner session reads the metadata of all packages
 import pytest
 
 pytest_plugins = ["pytester"]
@@ -38,20 +39,33 @@ def imports_excluded_from_collection() -> None:
     test creates are collected as usual. While objects are frozen, the CPU meter takes tensors that
     it sees for the first time for old ones; tests of the meters use `imports_excluded_from_search`.
     """
+    global _has_frozen
     gc.collect()  # fast after the first time: what is hidden stays so until a test does not ask
     gc.freeze()
+    _has_frozen = True
+
+
+_has_frozen = False
+"""Whether `imports_excluded_from_collection` has hidden objects that are hidden still."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Show everything to the collector again before a test that does not exclude the imports."""
     if "imports_excluded_from_collection" not in getattr(item, "fixturenames", ()):
-        gc.unfreeze()
+        _unfreeze()
 
 
 def pytest_sessionfinish() -> None:
     """Show everything again, because some libraries report what is left when the process ends."""
-    gc.unfreeze()
+    _unfreeze()
+
+
+def _unfreeze() -> None:
+    global _has_frozen
+    if _has_frozen:
+        gc.unfreeze()
+        _has_frozen = False
 
 
 _IMPORTED_BY_SESSIONS = ("baseline", "core", "holders", "measure", "plugin", "reports")

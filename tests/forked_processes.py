@@ -80,7 +80,7 @@ def forked_workers() -> ForkedWorkers:
 def _context() -> ForkServerContext:
     """Return the means to fork from a server, which has imported then what most need."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "pytest", "frozen_imports"])
+    context.set_forkserver_preload(["torch._dynamo", "pytest", "kept_metadata", "frozen_imports"])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", _TESTS, prepend=os.pathsep)
         forkserver.ensure_running()
