@@ -2,9 +2,15 @@
 
 import gc
 
+import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imports_excluded() -> None:
+    """Freeze nothing for this module, in place of the folder's fixture; its tests freeze."""
 
 
 def test_frozen_objects_are_not_counted(cpu: MemoryProbe) -> None:
