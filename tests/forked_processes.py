@@ -45,7 +45,7 @@ def run(
         outputs = [Path(written) / name for name in ("out", "out" if merged else "err")]
         given = dict(os.environ if environment is None else environment)
         if with_ranks:
-            given |= {"PYTHON_EXEC": _interpreter(), SOCKET: _address_of_server()}
+            given["PYTHON_EXEC"] = interpreter()
         has_workers = words[0] == "pytest" and any(word.startswith("-n") for word in words)
         workers = _address_of_server() if has_workers else None
         arguments = (words, str(folder or os.getcwd()), given, outputs, workers)
@@ -77,6 +77,16 @@ def forked_workers() -> ForkedWorkers:
 
 
 @functools.cache
+def interpreter() -> str:
+    """Return the path of a program that takes the options ``-c`` and ``-m`` of Python, forked."""
+    address = _address_of_server()
+    path = Path(address).with_name("python")
+    path.write_text(f"#!/bin/sh\nexport {SOCKET}='{address}'\nexec {PYTHON} \"$@\"\n", "utf-8")
+    path.chmod(0o755)
+    return str(path)
+
+
+@functools.cache
 def _context() -> ForkServerContext:
     """Return the means to fork from a server, which has imported then what most need."""
     context = multiprocessing.get_context("forkserver")
@@ -85,15 +95,6 @@ def _context() -> ForkServerContext:
         patch.setenv("PYTHONPATH", _TESTS, prepend=os.pathsep)
         forkserver.ensure_running()
     return context
-
-
-@functools.cache
-def _interpreter() -> str:
-    """Return the path of a program that takes the arguments of Python, and is forked."""
-    path = Path(_address_of_server()).with_name("python")
-    path.write_text(f'#!/bin/sh\nexec {PYTHON} "$@"\n', "utf-8")
-    path.chmod(0o755)
-    return str(path)
 
 
 @functools.cache

@@ -7,8 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked_processes
 import pytest
-from forked_python import forked_python
 
 yaml = pytest.importorskip("yaml")
 
@@ -53,9 +53,9 @@ def _filled(text, inputs, outputs):
 
 
 @pytest.fixture(scope="module")
-def python(tmp_path_factory):
+def python():
     """Return a program that runs Python with torch imported, for sessions that would import it."""
-    return str(forked_python(tmp_path_factory.mktemp("python")))
+    return forked_processes.interpreter()
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import CodeType
 
+import forked_processes
 import nbformat
 import pytest
-from forked_python import forked_python
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
@@ -28,7 +28,7 @@ def execute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., No
 
     def execute(notebook: nbformat.NotebookNode) -> None:
         manager = AsyncKernelManager()
-        command = [str(forked_python(tmp_path)), "-m", "ipykernel_launcher"]
+        command = [forked_processes.interpreter(), "-m", "ipykernel_launcher"]
         manager.kernel_spec.argv[:] = [*command, "-f", "{connection_file}"]
         resources = {"metadata": {"path": str(tmp_path)}}
         NotebookClient(notebook, km=manager, resources=resources).execute()
