@@ -53,9 +53,9 @@ def test_page_without_a_place_for_its_table_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("version", "library", "kind", "percent"),
     [
-        ("2.9.0", "pytorch-cka 0.1.3", "peak", 0.09),
-        ("2.9.0", "torch-cka 0.21", "peak", 0.29),
-        ("2.9.0", "torch-cka 0.21", "retained", 0.31),
+        ("2.9.1", "pytorch-cka 0.1.3", "peak", 0.09),
+        ("2.9.1", "torch-cka 0.21", "peak", 0.29),
+        ("2.9.1", "torch-cka 0.21", "retained", 0.31),
         ("2.15.0", "pytorch-cka 0.1.3", "peak", 0.72),
         ("2.15.0", "torch-cka 0.21", "peak", 3.78),
         ("2.15.0", "torch-cka 0.21", "retained", 1.40),

@@ -24,7 +24,7 @@ from pytest_cka_memory.units import MB
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
-NOTEBOOK_VERSIONS = ("2.9.0", "2.15.0")
+NOTEBOOK_VERSIONS = ("2.9.1", "2.15.0")
 _COLUMNS = 100
 
 
