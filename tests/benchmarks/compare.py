@@ -72,8 +72,8 @@ def main() -> None:
     for library, network, size in (bar := tqdm(jobs)):
         bar.set_description(f"{library.name}, {network}, batch {size}")
         rows.append(measure(library, network, size, size * args.batches, args.repeat, args))
-    if args.json is not None:  # first, so that no later error can lose the measurements
-        write_whole(args.json, json.dumps(rows, indent=1) + "\n")
+        if args.json is not None:  # each time, so that no later error can lose the measurements
+            write_whole(args.json, json.dumps(rows, indent=1) + "\n")
     print(table(rows))
 
 
