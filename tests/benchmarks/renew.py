@@ -57,9 +57,11 @@ TABLES = {
     "suites": Table(
         "other-suites-amd-epyc-torch-{torch}.json",
         ("pytest_cka_memory/plugin", *COUNTER), "other_suites.py",
-        minutes=15, needs="the suites, as arguments",
+        minutes=15, needs="--repeat N and the suites; caches that an earlier run has filled",
     ),
-    "soak": Table("soak-torch-{torch}.json", COUNTER, "soak.py"),
+    "soak": Table(
+        "soak-torch-{torch}.json", COUNTER, "soak.py", needs="OMP_NUM_THREADS=1 on a busy machine"
+    ),
     "gates": Table(
         "gates-amd-epyc-torch-{torch}.json", ("cka", "tests/gates"), "", minutes=4,
         needs="pytest tests/gates --cka-memory-json=FILE",
