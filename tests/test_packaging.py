@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import setuptools
+from setuptools.config.pyprojecttoml import load_file
 
 import pytest_cka_memory
 
@@ -29,6 +30,21 @@ def test_compiled_code_does_not_use_the_interface_of_python():
     """A library that included Python.h would serve one version of Python only."""
     assert len(SOURCES) > 20
     assert [file for file in SOURCES if "Python.h" in file.read_text("utf-8")] == []
+
+
+@pytest.mark.parametrize("package", ["cka", "emulated_cuda", "pytest_cka_memory"])
+def test_every_file_that_a_package_reads_is_installed(package):
+    """What is neither Python nor compiled is in the package data, so that a wheel has it."""
+    given = load_file(str(ROOT / "pyproject.toml"))["tool"]["setuptools"]["package-data"]
+    installed = {file for pattern in given[package] for file in (ROOT / package).glob(pattern)}
+    built = {".py", ".pyc", ".so", ".c", ".h", ".cpp", ".hpp", ".map"}
+    read = {
+        file
+        for file in (ROOT / package).rglob("*")
+        if file.is_file() and file.suffix not in built and "__pycache__" not in file.parts
+    }
+    assert ROOT / package / "py.typed" in read
+    assert read <= installed
 
 
 def test_names_of_libraries_are_found_by_every_python(commands):
