@@ -10,6 +10,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -228,8 +229,10 @@ def at_line() -> Callable[[int], Callable[[FrameType], bool]]:
 def emulation() -> None:
     """Skip if no CUDA device can be emulated here; fail if only the compiled library is missing.
 
-    Each test with the marker ``emulates`` uses it.
+    It may be missing in what is installed from a wheel: the pure one has no libraries. Each test with
+    the marker ``emulates`` uses this.
     """
+    import emulated_cuda
     from emulated_cuda.errors import DeviceError
     from emulated_cuda.loading.checks import check_available
 
@@ -240,9 +243,14 @@ def emulation() -> None:
     else:
         return
     # Outside the except block, otherwise pytest would print both errors.
-    if "compiled when" in wrong and shutil.which("g++") is not None:
+    from_sources = Path(emulated_cuda.__file__).is_relative_to(Path(__file__).parents[1])
+    if "compiled when" in wrong and from_sources and shutil.which("g++") is not None:
         pytest.fail(f"g++ is installed, so the library must be compiled: {wrong}", pytrace=False)
     pytest.skip(wrong)
+
+
+def _has_sources() -> bool:
+    return (Path(__file__).parents[1] / "setup.py").is_file()
 
 
 def _counts_natively() -> bool:
@@ -259,6 +267,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for marker, is_supported, reason in (
         ("gpu", _has_accelerator, "requires an accelerator; torch found none"),
         ("native", _counts_natively, "requires the native counter; it was not compiled here"),
+        ("sources", _has_sources, "requires the sources of the packages; here are only their tests"),
     ):
         marked = [item for item in items if item.get_closest_marker(marker) is not None]
         if marked and not is_supported():

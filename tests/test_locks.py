@@ -8,11 +8,11 @@ block has no such effect.
 
 import ast
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-REPOSITORY = Path(__file__).parent.parent
 LOOPS = (ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp)
 OWN_FRAMES = (ast.FunctionDef, ast.Lambda, ast.ClassDef, ast.GeneratorExp)
 
@@ -31,7 +31,10 @@ def loops_in(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def blocks_with_a_lock(package: str) -> Iterator[tuple[Path, ast.With]]:
-    for path in (REPOSITORY / package).rglob("*.py"):
+    spec = find_spec(package)  # as installed, from a wheel or in a checkout
+    assert spec is not None
+    assert spec.origin is not None
+    for path in Path(spec.origin).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.With) and holds_lock(node):
                 yield path, node
@@ -39,7 +42,7 @@ def blocks_with_a_lock(package: str) -> Iterator[tuple[Path, ast.With]]:
 
 def loops_that_hold_a_lock(package: str) -> list[str]:
     return [
-        f"{path.relative_to(REPOSITORY)}:{loop.lineno}"  # type: ignore[attr-defined]
+        f"{path}:{loop.lineno}"  # type: ignore[attr-defined]
         for path, block in blocks_with_a_lock(package)
         for loop in loops_in(block)
     ]

@@ -26,12 +26,14 @@ def commands(monkeypatch):
     return given["cmdclass"]
 
 
+@pytest.mark.sources
 def test_compiled_code_does_not_use_the_interface_of_python():
     """A library that included Python.h would serve one version of Python only."""
     assert len(SOURCES) > 20
     assert [file for file in SOURCES if "Python.h" in file.read_text("utf-8")] == []
 
 
+@pytest.mark.sources
 @pytest.mark.parametrize("package", ["cka", "emulated_cuda", "pytest_cka_memory"])
 def test_every_file_that_a_package_reads_is_installed(package):
     """What is neither Python nor compiled is in the package data, so that a wheel has it."""
@@ -47,6 +49,7 @@ def test_every_file_that_a_package_reads_is_installed(package):
     assert read <= installed
 
 
+@pytest.mark.sources
 def test_names_of_libraries_are_found_by_every_python(commands):
     """Each library ends with .so alone, which every Python on Linux accepts."""
     build = commands["build_ext"](setuptools.Distribution())
@@ -54,6 +57,7 @@ def test_names_of_libraries_are_found_by_every_python(commands):
     assert ".so" in EXTENSION_SUFFIXES or sys.platform == "win32"
 
 
+@pytest.mark.sources
 @pytest.mark.parametrize(
     ("compiled", "is_pure"), [(True, False), (False, True)], ids=["compiled", "not compiled"]
 )

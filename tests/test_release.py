@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.sources
 OWN = ("pyproject.toml", "CHANGELOG.md", "CITATION.cff", ".ci/release")
 
 

@@ -34,6 +34,7 @@ def test_every_result_belongs_to_a_table_and_has_its_conditions(renewal):
     assert [name for name, given in known.items() if not {"date", "processor"} <= set(given)] == []
 
 
+@pytest.mark.sources
 def test_code_and_scripts_of_tables_exist(renewal):
     """Each table names a script and folders that are there."""
     for table in renewal["TABLES"].values():

@@ -80,6 +80,7 @@ def test_error_gives_the_bytes_needed_if_memory_is_too_small(spare, count_passes
     assert len(passes) == 1
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("kernel", ["linear", "rbf"])
 @pytest.mark.parametrize(("samples", "width"), [(1200, 1200), (400, 40_000)])
 def test_bytes_given_in_the_error_are_enough(kernel, samples, width):

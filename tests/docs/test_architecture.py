@@ -30,6 +30,7 @@ def test_page_shows_the_levels_that_imports_are_checked_against(number: int) -> 
     assert shown[number] == pictures()[number]
 
 
+@pytest.mark.sources
 @pytest.mark.parametrize("package", ["pytest_cka_memory", "emulated_cuda"])
 def test_page_describes_every_folder(package: str) -> None:
     """The page's tables have a row for every folder of the packages."""

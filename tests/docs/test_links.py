@@ -14,6 +14,7 @@ _OPTION = re.compile(r"--cka-memory(?:-[a-z]+)+")
 
 
 @PAGES
+@pytest.mark.sources
 def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
     """Every relative link on a page leads to a file and heading;
     links to the web are not followed.
@@ -30,6 +31,7 @@ def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
 
 
 @PAGES
+@pytest.mark.sources
 def test_paths_in_backticks_exist(page: Path) -> None:
     """A path in backticks names a file of the checkout, or one that
     the page has its reader write.

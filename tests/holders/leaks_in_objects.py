@@ -7,6 +7,7 @@ import logging
 import logging.handlers
 import queue
 import signal
+import sys
 import types
 import warnings
 import weakref
@@ -321,7 +322,11 @@ def handler_of_a_signal() -> None:
     CLEANUP.callback(signal.signal, signal.SIGTERM, before)
 
 
-@leak(OBJECTS, "C or C++ code, which references Callback.", hint="to find out")
+# Since Python 3.14, a tuple that only C code references has the function.
+_FROM_C = "tuple[0] -> " if sys.version_info >= (3, 14) else ""
+
+
+@leak(OBJECTS, f"C or C++ code, which references {_FROM_C}Callback.", hint="to find out")
 def at_exit() -> None:
     atexit.register(Callback(torch.ones(250)))
     CLEANUP.callback(atexit.unregister, Callback(None))

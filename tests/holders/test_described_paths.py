@@ -85,6 +85,7 @@ def test_two_holders_have_a_path_each() -> None:
     assert len(holding.also_held_by) == 1
 
 
+@pytest.mark.native
 def test_loop_through_cpp_is_walked_around_once() -> None:
     """The path of a loop begins and ends with the same object."""
 

@@ -203,6 +203,7 @@ class TestPeak:
         made = [group for group in region.record.at_peak if group.created_at]
         assert sizes(tuple(made)) == [(4000, 1)]
 
+    @pytest.mark.native
     def test_a_peak_inside_an_inner_region_is_explained_in_both_regions(self) -> None:
         """An inner region's peak is explained in both regions, although it resets the device's
         peak. In the inner one, what the outer one allocated is live before the region.
@@ -221,6 +222,7 @@ class TestPeak:
         assert before.before_region
         assert before.bytes == inner.record.start_bytes >= 400
 
+    @pytest.mark.native
     def test_memory_from_before_the_region_is_listed_as_such(self) -> None:
         """Memory from before a region is one group without lines, because they are not known."""
         KEEP.append(torch.ones(100_000))

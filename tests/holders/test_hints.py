@@ -55,6 +55,7 @@ def hints(region: Region) -> dict[str, str | None]:
     return {re.split(r" in |\(", str(found.held_by))[0]: found.hint for found in region.retained}
 
 
+@pytest.mark.native
 def test_locals_of_a_test_are_to_be_deleted() -> None:
     """A tensor that a local variable of the test keeps has the advice to delete the variable."""
     function = "test_locals_of_a_test_are_to_be_deleted"

@@ -110,6 +110,7 @@ def test_page_of_a_card(cards, forked):
     assert "<td data-label='head room'>13373.4</td>" in out
 
 
+@pytest.mark.emulates
 def test_wrong_argument_of_pytest_ends_the_command_with_its_message(cards, forked):
     """A session that cannot run ends the command, which prints what pytest printed."""
     status, out, errors = cards("--nonsense", "--cards=t4")

@@ -105,6 +105,7 @@ def test_pinned_memory_that_each_batch_keeps_is_named(run):
     assert "held by kept[0]" in note["reason"]
 
 
+@pytest.mark.native
 def test_cpu_has_no_note_about_the_host(session):
     """On the CPU the limit itself judges the host's memory, so it breaks and there is no note."""
     run = session(LOOPS, "--cka-memory-device=cpu", "-k", "graph", forked=True)

@@ -235,6 +235,7 @@ def test_increase_counts_only_what_the_region_allocated(programs, device: str, r
     assert not kinds & {"parameters", "optimiser", "other"}
 
 
+@pytest.mark.native
 def test_gradients_that_are_live_when_a_region_ends_are_counted(session) -> None:
     """Gradients with several elements, which have no truth value, can be live at the end."""
     source = """
@@ -251,6 +252,7 @@ def test_gradients_that_are_live_when_a_region_ends_are_counted(session) -> None
     assert kinds["gradients"] == 4000 + 4  # of the weight and of its sum
 
 
+@pytest.mark.native
 def test_explain_prints_the_kinds_of_every_region(session) -> None:
     """``--cka-memory-explain`` prints the kinds of regions that keep their limits, too."""
     source = """

@@ -59,15 +59,17 @@ def total_at_peak(memory):
     return sums
 
 
-@pytest.mark.parametrize("device", ["cpu", "emulate:cuda"])
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param("cpu", marks=pytest.mark.native),
+        pytest.param("emulate:cuda", marks=pytest.mark.emulates),
+    ],
+)
 def test_bands_at_the_peak_add_up_to_the_peak_of_the_report(session, pytester, device):
     """On each device the bands add up, at the peak, to the region's peak to the byte."""
-    if device != "cpu":
-        pytest.importorskip("emulated_cuda")
     run = session(TESTS, *OPTIONS, f"--cka-memory-device={device}", "--cka-memory-timeline",
                   forked=True)  # fmt: skip
-    if "cannot emulate" in run.errors + run.text:
-        pytest.skip("no device can be emulated here")
     run.assert_outcomes(passed=2)
     peaks = {f"{r['nodeid']} {r['label']}".strip(): r["peak_bytes"] for r in run.regions}
     pictures = drawn(pytester)
@@ -84,6 +86,7 @@ def test_report_as_json_is_the_same_with_the_option(session):
     assert not [key for region in run.regions for key in region if "memory_timeline" in key]
 
 
+@pytest.mark.native
 @pytest.mark.parametrize("pattern", ["train", "test_it.py::test_tr*"])
 def test_pattern_chooses_tests(session, pytester, pattern):
     """A pattern is a part of a test's name, or matches all of it."""
@@ -111,6 +114,7 @@ def test_file_that_was_taken_for_the_pattern_is_refused(session):
     run.assert_refused("'test_it.py' is a file or folder", "write the option after the files")
 
 
+@pytest.mark.native
 def test_pictures_travel_from_workers(session, pytester):
     """Pictures of tests that ran in workers are in the page too."""
     run = session(TESTS, *OPTIONS, "--cka-memory-timeline", "-n1", forked=True)

@@ -1,6 +1,6 @@
 """Find objects of some types; search only the young generations if that is proved to be enough.
 
-In CPython up to 3.13, the garbage collector promotes all objects of its two young generations
+In most versions of CPython, the garbage collector promotes all objects of its two young generations
 together. If the oldest generation was seen without an object of these types, and a list created
 then is still young, no object has been promoted since, so all objects of these types are young.
 This saves most of a region's cost.
@@ -22,8 +22,13 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Whether the garbage collector promotes both young generations together, as described above.
-PROMOTED_TOGETHER = sys.version_info < (3, 14) and not sysconfig.get_config_var("Py_GIL_DISABLED")
+# Whether the garbage collector promotes both young generations together, as described above. That of
+# 3.14.0 to 3.14.4 is incremental, and that without the GIL has one generation.
+PROMOTED_TOGETHER = (
+    sys.implementation.name == "cpython"
+    and (sys.version_info < (3, 14) or (3, 14, 5) <= sys.version_info < (3, 15))
+    and not sysconfig.get_config_var("Py_GIL_DISABLED")
+)
 
 
 class Generations:

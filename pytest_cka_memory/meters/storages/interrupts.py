@@ -32,13 +32,19 @@ def hook_for(callback: object) -> "Callable[[UnraisableHookArgs], Any]":
         error = dropped.exc_value
         # Raised again, it may be dropped in another library's callback of the same collection.
         if error is not None and (
-            (dropped.object == callback and _was_signalled(error)) or _ran(error, [_deliver])
+            (_came_from(callback, dropped) and _was_signalled(error)) or _ran(error, [_deliver])
         ):
             _raise_later(error)
         else:
             before(dropped)
 
     return hook
+
+
+def _came_from(callback: object, dropped: "UnraisableHookArgs") -> bool:
+    """Whether Python called `callback`; since 3.14, only the message names a collector callback."""
+    named = (dropped.err_msg or "").endswith(f"GC callback {callback!r}")
+    return dropped.object == callback or named
 
 
 def _was_signalled(error: BaseException) -> bool:

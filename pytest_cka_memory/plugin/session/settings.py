@@ -2,6 +2,7 @@
 
 import math
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -299,22 +300,24 @@ def _path(config: pytest.Config, name: str, *, folder: bool = False) -> Path | N
     start = config.invocation_params.dir if on_command_line else config.rootpath
     try:
         path = start / Path(text).expanduser()
-        is_folder, is_file = path.is_dir(), path.is_file()
+        mode = path.stat().st_mode  # is_dir() and is_file() hide other errors since Python 3.14
+    except (FileNotFoundError, NotADirectoryError):
+        mode = 0
     except RuntimeError:
         raise pytest.UsageError(
             f"{given_by(config, name)}: {text!r} names the home folder of a user that does not "
             "exist here; write the path in full, or ./~name for a folder of that name"
         ) from None
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
         raise pytest.UsageError(
-            f"{given_by(config, name)}: cannot use {text!r}: {error.strerror or error}; write "
-            "another path"
+            f"{given_by(config, name)}: cannot use {text!r}: {why}; write another path"
         ) from None
-    if is_folder and not folder:
+    if stat.S_ISDIR(mode) and not folder:
         raise pytest.UsageError(
             f"{given_by(config, name)}: {path} is a folder; write a file's path"
         )
-    if is_file and folder:
+    if stat.S_ISREG(mode) and folder:
         raise pytest.UsageError(
             f"{given_by(config, name)}: {path} is a file; write a folder's path"
         )
