@@ -26,6 +26,7 @@ default_role = "code"  # single backticks in docstrings
 myst_heading_anchors = 4  # links to headings, with the anchors that GitHub makes
 
 autoclass_content = "both"  # CKA documents its arguments in __init__
+autodoc_preserve_defaults = True  # the default as it is written, not its repr
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_mock_imports = ["accelerate", "lightning", "pytorch_lightning", "transformers"]
