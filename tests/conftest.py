@@ -229,8 +229,8 @@ def at_line() -> Callable[[int], Callable[[FrameType], bool]]:
 def emulation() -> None:
     """Skip if no CUDA device can be emulated here; fail if only the compiled library is missing.
 
-    It may be missing in what is installed from a wheel: the pure one has no libraries. Each test with
-    the marker ``emulates`` uses this.
+    It may be missing in what is installed from a wheel: the pure one has no libraries. Each test
+    with the marker ``emulates`` uses this.
     """
     import emulated_cuda
     from emulated_cuda.errors import DeviceError
@@ -267,7 +267,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for marker, is_supported, reason in (
         ("gpu", _has_accelerator, "requires an accelerator; torch found none"),
         ("native", _counts_natively, "requires the native counter; it was not compiled here"),
-        ("sources", _has_sources, "requires the sources of the packages; here are only their tests"),
+        ("sources", _has_sources, "requires the sources; only the tests are here"),
     ):
         marked = [item for item in items if item.get_closest_marker(marker) is not None]
         if marked and not is_supported():

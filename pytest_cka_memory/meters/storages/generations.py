@@ -22,8 +22,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# Whether the garbage collector promotes both young generations together, as described above. That of
-# 3.14.0 to 3.14.4 is incremental, and that without the GIL has one generation.
+# Whether the garbage collector promotes both young generations together, as described above. That
+# of 3.14.0 to 3.14.4 is incremental, and that without the GIL has one generation.
 PROMOTED_TOGETHER = (
     sys.implementation.name == "cpython"
     and (sys.version_info < (3, 14) or (3, 14, 5) <= sys.version_info < (3, 15))
