@@ -1,8 +1,10 @@
 """What ``.ci/release`` does to a copy of the project, and what it refuses."""
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,9 +28,11 @@ def project(tmp_path):
 
 
 def release(project, *arguments):
-    """Run the script of the copy."""
+    """Run the script of the copy, with the Python that runs the test."""
     command = ["bash", str(project / ".ci/release"), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {**os.environ, "PATH": path}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
 
 
 def test_prepared_release_can_be_released_if_its_owner_is_known(project):
