@@ -1,6 +1,7 @@
 """``python -m emulated_cuda``: a program and all its processes on CUDA cards without a GPU."""
 
 import json
+import os
 import signal
 import sys
 
@@ -214,7 +215,8 @@ def test_sitecustomize_of_the_user_still_runs(emulated, tmp_path):
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(CUSTOM_SITE, encoding="utf-8")
     source = "import sitecustomize, torch; print(sitecustomize.__file__, torch.cuda.is_available())"
-    run = emulated(source, PYTHONPATH=str(folder))
+    path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    run = emulated(source, PYTHONPATH=path)
     assert run.stdout.splitlines()[-2:] == [
         "site of the user False 1",
         f"{folder / 'sitecustomize.py'} True",

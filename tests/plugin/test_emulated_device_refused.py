@@ -1,5 +1,6 @@
 """``--cka-memory-device=emulate:cuda`` where no device can be emulated, or none is needed."""
 
+import os
 import sys
 from types import ModuleType
 
@@ -20,7 +21,7 @@ UNMARKED = "def test_it(): pass\n"
 def test_plugin_that_asked_torch_for_devices_is_named(session, pytester, monkeypatch):
     """A plugin that asked torch for devices too early is named, as torch keeps the answer."""
     pytester.makepyfile(asks="import torch\nFOUND = torch.cuda.is_available()\n")
-    monkeypatch.setenv("PYTHONPATH", str(pytester.path))
+    monkeypatch.setenv("PYTHONPATH", str(pytester.path), prepend=os.pathsep)
     run = session(UNMARKED, "-pasks", "--cka-memory-device=emulate:cuda", subprocess=True)
     run.assert_refused(
         "--cka-memory-device: the emulated CUDA device comes too late: torch was imported in this "
