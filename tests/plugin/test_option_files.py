@@ -118,6 +118,12 @@ def test_name_that_is_too_long_is_refused(scripted, kind):
     run.assert_refused(f"--cka-memory-{kind}: ", "File name too long")
 
 
+def test_name_with_a_null_byte_is_refused(scripted):
+    """A configuration file can have a name that no file may have."""
+    run = scripted(SOURCE, "-o", "cka_memory_json=a\0b", writes_json=False)
+    run.assert_refused("cka_memory_json in the configuration: cannot use", "embedded null")
+
+
 @pytest.mark.parametrize(
     ("options", "named"),
     [

@@ -43,8 +43,9 @@ def hook_for(callback: object) -> "Callable[[UnraisableHookArgs], Any]":
 
 def _came_from(callback: object, dropped: "UnraisableHookArgs") -> bool:
     """Whether Python called `callback`; since 3.14, only the message names a collector callback."""
-    named = (dropped.err_msg or "").endswith(f"GC callback {callback!r}")
-    return dropped.object == callback or named
+    if dropped.object is not None or not dropped.err_msg:
+        return dropped.object == callback
+    return dropped.err_msg.endswith(f"GC callback {callback!r}")
 
 
 def _was_signalled(error: BaseException) -> bool:
