@@ -43,6 +43,7 @@ class Tester:
     num_attention_heads, num_hidden_layers, num_choices = HEADS, LAYERS, 3
     image_size, patch_size, is_training = SIDE, PATCH, True
     decoder_seq_length = encoder_seq_length = LENGTH
+    mask_length = num_masks = 0  # of patches, for models that learn to restore them
 
     def __init__(self, config: Callable[[], Any], inputs: Callable[[], dict[str, Any]]) -> None:
         self.get_config = config
@@ -188,13 +189,16 @@ class ViTTest(ModelTesterMixin, unittest.TestCase):
         self.model_tester = Tester(
             lambda: transformers.ViTConfig(image_size=SIDE, patch_size=PATCH, **arguments), images
         )
-        self.model_tester.seq_length = (SIDE // PATCH) ** 2 + 1
+        patches = (SIDE // PATCH) ** 2
+        self.model_tester.seq_length = self.model_tester.encoder_seq_length = patches + 1
+        self.model_tester.mask_length, self.model_tester.num_masks = patches, patches // 2
 
 
 class ResNetTest(ModelTesterMixin, unittest.TestCase):
     """A convolutional network."""
 
     test_resize_embeddings = has_attentions = False
+    model_split_percents = (0.5, 0.9)  # at 0.7, accelerate puts all of so small a model on the CPU
     all_model_classes = (transformers.ResNetModel, transformers.ResNetForImageClassification)
 
     def setUp(self) -> None:
