@@ -39,7 +39,9 @@ from device_suites import SUITES, Suite
 DEVICE = "--cka-memory-device=emulate:cuda"
 OWN = Path(__file__).parents[2]
 WITHOUT_VALUES = "--cka-memory-device=emulate:cuda:a100,values=off"
-OTHERS_CODE = re.compile(r"/(site-packages|_pytest|pluggy|pytest_cka_memory|unittest)/")
+OTHERS_CODE = re.compile(
+    r"/(site-packages|_pytest|pluggy|pytest_cka_memory|emulated_cuda|unittest)/"
+)
 
 DEVICE_CHECK = re.compile(
     r"RuntimeError: (Expected all tensors to be on the same device|"
@@ -220,20 +222,32 @@ def outcomes_in(lines: Path) -> dict[str, Outcome]:
     return found
 
 
+def pairs(
+    on_cpu: dict[str, Outcome], on_cuda: dict[str, Outcome]
+) -> dict[str, tuple[Outcome, Outcome]]:
+    """Return the two outcomes of each test that both sessions have and that ran on the device.
+
+    The name of a test has the device if the test is parametrized. Other tests have ``cuda`` in
+    their own name, in both sessions.
+    """
+    by_name = {name.replace("cpu", "DEVICE"): found for name, found in on_cpu.items()} | on_cpu
+    known = {}
+    for name, found in on_cuda.items():
+        cpu = by_name.get(name) or by_name.get(re.sub(r"cuda(:0)?", "DEVICE", name))
+        if cpu and found.kind != "skipped":
+            known[name] = (cpu, found)
+    return known
+
+
 def compared(suite: Suite, folder: Path, limit: int, keep: Path | None) -> Comparison:
     """Return how many tests ran on the device, and those whose outcome differs."""
     on_cuda = outcomes(suite, folder, "cuda", limit, keep)
     if suite.both_at_once:
-        on_cpu = on_cuda
+        on_cpu = {name: found for name, found in on_cuda.items() if "cuda" not in name}
         on_cuda = {name: found for name, found in on_cuda.items() if "cuda" in name}
     else:
         on_cpu = outcomes(suite, folder, "cpu", limit, keep)
-    on_cpu = {name.replace("cpu", "DEVICE"): found for name, found in on_cpu.items()}
-    known = {
-        name: (on_cpu[general], found)
-        for name, found in on_cuda.items()
-        if (general := re.sub(r"cuda(:0)?", "DEVICE", name)) in on_cpu and found.kind != "skipped"
-    }
+    known = pairs(on_cpu, on_cuda)
     different = {name: pair for name, pair in known.items() if pair[0].kind != pair[1].kind}
     suspects = [name for name, (_, found) in different.items() if DEVICE_CHECK.search(found.text)]
     refused: set[str] = set()
