@@ -14,7 +14,7 @@ in an operator, only PyTorch's own. If PyTorch's check of devices raises there, 
 line of the project as well. A test may also stop earlier without values.
 
 With ``--keep FOLDER`` the outcomes of a session that has ended are kept, so that an interrupted run
-can be continued.
+can be continued. With ``--json FILE`` a row for every suite is written to a file.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from device_suites import SUITES, Suite
@@ -70,19 +72,41 @@ class Outcome:
 class Comparison:
     """Tests in a session with the device, against a session on the CPU."""
 
-    ran: int
-    allocating: int
-    different: dict[str, tuple[Outcome, Outcome]]
+    known: dict[str, tuple[Outcome, Outcome]]
+    """The name of a test -> how it ended on the CPU and on the device."""
     refused: set[str]
-    """Those of `different` that PyTorch's own check of devices refuses."""
+    """Those that PyTorch's own check of devices refuses on the device."""
+    repeated: int = 0
+    """How many tests it refuses without values."""
 
-    def numbers(self) -> list[int]:
-        """Return the columns of the table."""
-        kinds = [(cpu.kind, cuda.kind) for cpu, cuda in self.different.values()]
-        skipped = kinds.count(("skipped", "passed"))
-        others = len(self.different) - skipped - len(self.refused)
-        same = self.ran - len(self.different)
-        return [self.ran, self.allocating, same, skipped, len(self.refused), others]
+    def row(self) -> dict[str, Any]:
+        """Return the counts, and the causes of different outcomes."""
+        different = [name for name, pair in self.known.items() if pair[0].kind != pair[1].kind]
+        skipped = [
+            name
+            for name in different
+            if [outcome.kind for outcome in self.known[name]] == ["skipped", "passed"]
+        ]
+        others = [name for name in different if name not in {*skipped, *self.refused}]
+        ends = [outcome for _, outcome in self.known.values()]
+        same = Counter(cpu.kind for cpu, cuda in self.known.values() if cpu.kind == cuda.kind)
+        return {
+            "ran": len(ends),
+            "allocating": sum(1 for outcome in ends if outcome.blocks),
+            "same": same.total(),
+            "failed on both": same["failed"],
+            "skipped on the CPU": len(skipped),
+            "refused by PyTorch": len(self.refused),
+            "refused without values": self.repeated,
+            "other": len(others),
+            "refused at": Counter(self.known[name][1].line for name in sorted(self.refused)),
+            "reasons to skip": Counter(self.known[name][0].text for name in skipped),
+            "others": [
+                {"test": name, "cpu": cpu.text, "device": cuda.text, "line": cuda.line}
+                for name in others
+                for cpu, cuda in [self.known[name]]
+            ],
+        }
 
 
 # ---- One session ----
@@ -250,43 +274,33 @@ def compared(suite: Suite, folder: Path, limit: int, keep: Path | None) -> Compa
     known = pairs(on_cpu, on_cuda)
     different = {name: pair for name, pair in known.items() if pair[0].kind != pair[1].kind}
     suspects = [name for name, (_, found) in different.items() if DEVICE_CHECK.search(found.text)]
-    refused: set[str] = set()
-    if suspects:
-        again = outcomes(suite, folder, "without values", limit, keep, suspects)
-        repeated = [found for found in again.values() if DEVICE_CHECK.search(found.text)]
-        lines = {found.line for found in repeated if found.line}
-        refused = {name for name in suspects if known[name][1].line in lines}
+    if not suspects:
+        return Comparison(known, set())
+    again = outcomes(suite, folder, "without values", limit, keep, suspects)
+    repeated = [found for found in again.values() if DEVICE_CHECK.search(found.text)]
+    lines = {found.line for found in repeated if found.line}
+    refused = {name for name in suspects if known[name][1].line in lines}
+    return Comparison(known, refused, len(repeated))
+
+
+def version_of(folder: Path) -> str:
+    """Return the commit of a clone, or the version in the name of a source distribution."""
+    if not (folder / ".git").exists():
+        return folder.name.rpartition("-")[2]
+    command = ["git", "-C", str(folder), "rev-parse", "--short=8", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def explain(row: dict[str, Any]) -> None:
+    """Print the tests with another outcome, those that PyTorch refuses by line of the project."""
+    for line, count in row["refused at"].most_common():
+        print(f"  PyTorch refuses {count}: {line}", file=sys.stderr)
+    for test in row["others"]:
         print(
-            f"  {suite.name}: {len(repeated)} of {len(suspects)} that mix devices do so without "
-            f"values, at {len(lines)} lines",
+            f"  {test['test']}: {test['cpu']!r} -> {test['device']!r} {test['line']}",
             file=sys.stderr,
         )
-    allocating = sum(1 for _, found in known.values() if found.blocks)
-    return Comparison(len(known), allocating, different, refused)
-
-
-def explain(found: Comparison) -> None:
-    """Print the tests with another outcome, those that PyTorch refuses by line of the project."""
-    lines = Counter(found.different[name][1].line for name in found.refused)
-    for line, count in lines.most_common():
-        print(f"  PyTorch refuses {count}: {line}", file=sys.stderr)
-    for name, (cpu, cuda) in found.different.items():
-        if name not in found.refused:
-            print(f"  {name}: {cpu.text!r} -> {cuda.text!r} {cuda.line}", file=sys.stderr)
     sys.stderr.flush()
-
-
-def print_shares(totals: list[int]) -> None:
-    """Print which share of all tests has the same outcome, and of those that can have it."""
-    ran, _, same, skipped, refused, _ = totals
-    for text, count in (
-        ("all tests", ran),
-        ("all but those that pass here and that the CPU skips", ran - skipped),
-        ("all but those and the ones that PyTorch refuses", ran - skipped - refused),
-    ):
-        if count:
-            share = 100 * same / count
-            print(f"{share:.2f} % of {text} have the same outcome ({same} of {count})")
 
 
 def main() -> int:
@@ -297,25 +311,24 @@ def main() -> int:
     parser.add_argument("names", nargs="*")
     parser.add_argument("--limit", type=int, default=900, help="seconds for each run")
     parser.add_argument("--keep", type=Path, help="a folder for outcomes")
+    parser.add_argument("--json", type=Path, help="where the rows are written")
     options = parser.parse_args()
     keep = options.keep and options.keep.absolute()
-    print(
-        "| suite | tests run | on the device | same outcome | skipped on the CPU "
-        "| refused by PyTorch | other outcome |"
-    )
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    totals = [0] * 6
+    rows = []
     for suite in SUITES:
         if options.names and not {suite.folder, suite.name} & {*options.names}:
             continue
         folder = options.folder.absolute() / suite.folder
-        found = compared(suite, folder, options.limit, keep)
-        numbers = found.numbers()
-        totals = [sum(pair) for pair in zip(totals, numbers, strict=True)]
-        print(f"| {suite.name} | {' | '.join(map(str, numbers))} |", flush=True)
-        explain(found)
-    print(f"| all | {' | '.join(map(str, totals))} |")
-    print_shares(totals)
+        row = compared(suite, folder, options.limit, keep).row()
+        print(suite.name, {key: count for key, count in row.items() if isinstance(count, int)})
+        explain(row)
+        rows.append({"suite": suite.name, "version": version_of(folder), **row})
+    if options.json:
+        import torch
+
+        found = {"torch": torch.__version__, "date": time.strftime("%Y-%m-%d")}
+        text = json.dumps({**found, "limit_seconds": options.limit, "suites": rows}, indent=1)
+        options.json.write_text(text + "\n", encoding="utf-8")
     return 0
 
 
