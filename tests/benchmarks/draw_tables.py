@@ -13,6 +13,7 @@ from pathlib import Path
 import cka_tables
 import compiled_tables
 import ranks_tables
+import values_tables
 from processes import Row
 from side_by_side_published import PUBLISHED
 from versions_tables import skips, versions
@@ -169,6 +170,10 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "leaks": leaks,
         "versions": versions,
         "skipped, by version": skips,
+    },
+    DOCS / "explanation" / "values.md": {
+        "suites": values_tables.suites,
+        "shares of suites": values_tables.shares,
     },
     DOCS / "explanation" / "libraries.md": {
         "libraries": libraries,

@@ -96,6 +96,10 @@ TABLES = {
         "opinfo-emulated-h100-torch-{torch}.json", DEVICE, "opinfo.py",
         minutes=60, needs="expecttest, scipy",
     ),
+    "emulated suites": Table(
+        "emulated-suites-torch-{torch}.json", DEVICE, "emulated_suites.py",
+        minutes=120, needs="clones of the projects, and what their tests import",
+    ),
     "fine-tuning": Table(
         "finetuning-torch-{torch}.json", DEVICE, "published_finetuning.py", minutes=8, needs="peft"
     ),

@@ -6,6 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "tests" / "benchmarks" / "results"
 PAGE = " ".join((ROOT / "docs" / "explanation" / "trust.md").read_text("utf-8").split())
+VALUES = " ".join((ROOT / "docs" / "explanation" / "values.md").read_text("utf-8").split())
 
 
 def test_table_of_suites_is_the_one_that_was_measured():
@@ -38,3 +39,27 @@ def test_figures_of_the_soak_test_are_those_that_were_measured():
     ) in PAGE
     # Between two readings the benchmark itself keeps one row.
     assert [row["objects"] - start["objects"] for row in rows] == list(range(11))
+
+
+def test_causes_of_outcomes_that_differ_on_the_emulated_device_are_those_that_were_measured():
+    """The page counts the tests of other projects by cause as the result does."""
+    (file,) = RESULTS.glob("emulated-suites-torch-*.json")
+    rows = json.loads(file.read_text("utf-8"))["suites"]
+    using = [row for row in rows if 100 * row["allocating"] > row["ran"]]
+    refused = sum(row["refused by PyTorch"] for row in rows)
+    for text in (
+        f"| {refused} refused by PyTorch | all of kornia's augmentation",
+        f"| {sum(row['skipped on the CPU'] for row in rows)} skipped on the CPU |",
+        f"| {sum(row['other'] for row in rows)} with another outcome | both of kornia's geometry",
+        f"{sum(row['failed on both'] for row in using)} of them fail on both",
+        f"All {refused} tests fail with its message at one of the four lines",
+        f"{sum(row['refused without values'] for row in rows)} of them fail in the same way",
+    ):
+        assert text in VALUES
+    accused = [row["suite"] for row in rows if row["refused at"]]
+    assert all(name.startswith("kornia: augmentation: ") for name in accused)
+    assert len({line for row in rows for line in row["refused at"]}) == 4
+    assert [row["suite"] for row in rows if row["others"]] == ["kornia: geometry"]
+    (other,) = [row for row in rows if row not in using]
+    assert other["same"] == other["ran"]
+    assert f"{other['allocating']} of {other['ran']:,} allocate on it" in VALUES
