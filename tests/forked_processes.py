@@ -1,6 +1,6 @@
-"""Processes forked from a server that has imported torch and pytest once.
+"""Processes forked from a server that has imported torch, pytest and the plugin's modules once.
 
-Each is as fresh as a new interpreter in every other respect. To import torch again for each would
+Each is as fresh as a new interpreter in every other respect. To import them again for each would
 take most of their time.
 """
 
@@ -25,6 +25,8 @@ import pytest
 from forked_workers import PYTHON, SOCKET, ForkedWorkers, serve
 
 _TESTS = str(Path(__file__).parent)
+_IMPORTED = "torch._dynamo", "pytest", "kept_metadata", "imported_plugin", "frozen_imports"
+_EXECUTABLE = "PYTHON_EXEC"  # that of the ranks, to torchrun
 _LONGEST_SECONDS = 600  # of a process that hangs; others end sooner, also beside other work
 
 
@@ -34,18 +36,19 @@ def run(
     folder: str | Path | None = None,
     environment: Mapping[str, str] | None = None,
     merged: bool = False,
-    with_ranks: bool = False,
+    with_children: bool = False,
 ) -> subprocess.CompletedProcess[str]:
     """Run ``pytest ...`` or ``python ...``; returns its status and outputs.
 
     In this folder and with this environment, if none are given. With `merged`, what it writes to
-    stderr is part of stdout. With `with_ranks`, the ranks that torchrun starts are forked, too.
+    stderr is part of stdout. With `with_children`, processes that it starts with `sys.executable`
+    are forked, too, such as the ranks of torchrun.
     """
     with tempfile.TemporaryDirectory() as written:
         outputs = [Path(written) / name for name in ("out", "out" if merged else "err")]
         given = dict(os.environ if environment is None else environment)
-        if with_ranks:
-            given["PYTHON_EXEC"] = interpreter()
+        if with_children:
+            given[_EXECUTABLE] = interpreter()
         has_workers = words[0] == "pytest" and any(word.startswith("-n") for word in words)
         workers = _address_of_server() if has_workers else None
         arguments = (words, str(folder or os.getcwd()), given, outputs, workers)
@@ -90,7 +93,7 @@ def interpreter() -> str:
 def _context() -> ForkServerContext:
     """Return the means to fork from a server, which has imported then what most need."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch._dynamo", "pytest", "kept_metadata", "frozen_imports"])
+    context.set_forkserver_preload([*_IMPORTED])
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", _TESTS, prepend=os.pathsep)
         forkserver.ensure_running()
@@ -142,9 +145,15 @@ def command(
     sys.dont_write_bytecode = True  # a test may write a module twice within a second
     given = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:] = [*given, *(path for path in sys.path if not path.startswith(_TESTS))]
+    sys.executable = environment.get(_EXECUTABLE, sys.executable)
+    import imported_plugin  # by the server of this process
+
     program, *arguments = words
     if arguments[:2] == ["-m", "pytest"]:
         program, *arguments = arguments[1:]
+    if program != "pytest":
+        imported_plugin.forget()
+    _load_device_of_parent(environment)
     if program == "pytest":
         return int(pytest.main(arguments, plugins=[ForkedWorkers(workers)] if workers else []))
     sys.path.insert(0, os.getcwd())
@@ -159,3 +168,14 @@ def command(
         sys.argv[:] = arguments
         runpy.run_path(arguments[0], run_name="__main__")
     return 0
+
+
+def _load_device_of_parent(environment: Mapping[str, str]) -> None:
+    """Load the emulated device of the process that started this one, as its ``sitecustomize``."""
+    if "EMULATED_CUDA" in environment:
+        from emulated_cuda.loading import children
+        from emulated_cuda.loading.loaded import load
+
+        setting = children.setting_of(environment)
+        setting.pop("records", None)
+        load(**setting)

@@ -12,6 +12,8 @@ import cka
 import emulated_cuda
 import pytest_cka_memory
 
+pytestmark = pytest.mark.usefixtures("imports_excluded_from_search")
+
 WITH_EXAMPLES = {
     "CKA",
     "MemoryProbe",

@@ -18,19 +18,27 @@ _REMOVED = ("PYTORCH_", "TORCH_", "CUDA_", "CUBLAS", "TRITON_", "NUMBA_", "PYTES
 def python(emulation: None) -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run Python with arguments in an environment without CUDA settings.
 
-    It is a new interpreter, or a process that has imported torch already (``forked=True``).
+    It is a new interpreter, or a process that has imported torch already (``forked=True``). So may
+    be the processes that it starts (``forked_children=True``).
     """
     environment = {name: v for name, v in os.environ.items() if not name.startswith(_REMOVED)}
     environment.update(OMP_NUM_THREADS="1", COLUMNS="100", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     environment["DISABLE_PTXAS_OPT"] = "1"  # no card runs the machine code of Triton's kernels
 
-    def run(*args: str, forked: bool = False, **variables: str) -> subprocess.CompletedProcess[str]:
-        if forked:
-            given = {**environment, **variables}
-            return forked_processes.run(["python", *args], folder=ROOT, environment=given)
+    def run(
+        *args: str, forked: bool = False, forked_children: bool = False, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        given = {**environment, **variables}
+        if forked or forked_children:
+            return forked_processes.run(
+                ["python", *args],
+                folder=ROOT,
+                environment=given,
+                with_children=forked_children,
+            )
         return subprocess.run(
             [sys.executable, *args],
-            env={**environment, **variables},
+            env=given,
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -37,12 +37,18 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def emulated(python, tmp_path):
-    """Return a function that runs a program by ``python -m emulated_cuda`` in an empty folder."""
+    """Return a function that runs a program by ``python -m emulated_cuda`` in an empty folder.
 
-    def run(source: str, *options: str, arguments: tuple[str, ...] = (), **variables: str):
+    The process of the program is forked, unless it is to find its device by itself.
+    """
+
+    def run(
+        source: str, *options: str, arguments: tuple[str, ...] = (), new: bool = False, **given
+    ):
         script = tmp_path / "train.py"
         script.write_text(source, encoding="utf-8")
-        return python("-m", "emulated_cuda", *options, str(script), *arguments, **variables)
+        words = "-m", "emulated_cuda", *options, str(script), *arguments
+        return python(*words, forked_children=not new, **given)
 
     return run
 
@@ -57,7 +63,7 @@ def test_script_and_the_processes_that_it_starts_have_the_devices(emulated, tmp_
     """Every process of a script that used a device has a line; the exit status is the script's."""
     report = tmp_path / "used.json"
     options = "--card", "h100", "--devices", "2", "--memory", "2GB", "--json", str(report)
-    run = emulated(TRAIN, *options, arguments=("--epochs", "3"))
+    run = emulated(TRAIN, *options, arguments=("--epochs", "3"), new=True)
     assert run.stdout.splitlines() == [
         "['--epochs', '3'] 256.0",
         "NVIDIA H100 80GB HBM3",
@@ -121,7 +127,8 @@ def children(python, tmp_path_factory):
     """Return the run of a program that forks four processes, which end in different ways."""
     script = tmp_path_factory.mktemp("children") / "train.py"
     script.write_text(CHILDREN, encoding="utf-8")
-    return python("-m", "emulated_cuda", "--memory", "1.5GB", "--no-values", str(script))
+    options = "--memory", "1.5GB", "--no-values"
+    return python("-m", "emulated_cuda", *options, str(script), forked_children=True)
 
 
 OF_CHILD = "train.py, cuda:0, emulated NVIDIA A100 80GB: at most"
@@ -216,7 +223,7 @@ def test_sitecustomize_of_the_user_still_runs(emulated, tmp_path):
     (folder / "sitecustomize.py").write_text(CUSTOM_SITE, encoding="utf-8")
     source = "import sitecustomize, torch; print(sitecustomize.__file__, torch.cuda.is_available())"
     path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
-    run = emulated(source, PYTHONPATH=path)
+    run = emulated(source, new=True, PYTHONPATH=path)
     assert run.stdout.splitlines()[-2:] == [
         "site of the user False 1",
         f"{folder / 'sitecustomize.py'} True",
@@ -231,7 +238,7 @@ emulated_cuda.load("t4")
 import torch
 print(torch.cuda.get_device_name())
 """
-    assert emulated(source, "--card", "h100").stdout == "Tesla T4\n"
+    assert emulated(source, "--card", "h100", new=True).stdout == "Tesla T4\n"
 
 
 OUTLIVES = """

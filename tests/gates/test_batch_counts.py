@@ -11,7 +11,7 @@ BATCH_COUNTS = (1, 2, 4, 8, 16)
 def test_retention_does_not_depend_on_the_number_of_batches(cka_memory, make_model, loader):
     """For every number of batches a comparison of a new model retains nothing."""
     # Smaller batches save time on a CPU; growth does not depend on the batch size.
-    batch_size = 16 if cka_memory.device.type == "cpu" else 64
+    batch_size = 8 if cka_memory.device.type == "cpu" else 64
 
     def compare(model, images):
         with CKA(model, model, device=cka_memory.device) as cka:

@@ -7,8 +7,8 @@ import pytest
 def run_in_job(scripted, job_summary):
     """Run tests without any option; return the session and the summary of its GitHub job."""
 
-    def run(source, *args):
-        session = scripted(source, *args, writes_json=False, forked=True)
+    def run(source, *args, **how):
+        session = scripted(source, *args, writes_json=False, **(how or {"forked": True}))
         return session, job_summary.read_text("utf-8") if job_summary.exists() else ""
 
     return run
@@ -27,6 +27,7 @@ def test_session_that_measures_nothing_does_not_import_the_hooks(run_in_job, wor
             assert "tabulate" not in sys.modules
         """,
         *workers,
+        subprocess=True,  # a forked session has imported the hooks
     )
     session.assert_outcomes(passed=3)
     assert summary == ""

@@ -1,0 +1,56 @@
+"""Imports what sessions import of the plugin, once for all processes that a server forks.
+
+This is done inside a session: pytest warns of packages with plugins that were imported elsewhere.
+"""
+
+import contextlib
+import importlib
+import io
+import pkgutil
+import sys
+import tempfile
+
+import pytest
+
+_PACKAGES = ("baseline", "core", "holders", "measure", "meters", "plugin", "reports")
+
+
+class _Importing:
+    def pytest_configure(self) -> None:
+        """Import all modules of the packages."""
+        importlib.import_module("emulated_cuda")  # as pytest expects it: it would rewrite asserts
+        from pytest_cka_memory.plugin.pytest_private import plain_imports
+
+        with plain_imports():
+            for package in _PACKAGES:
+                name = f"pytest_cka_memory.{package}"
+                imported = importlib.import_module(name)
+                for module in pkgutil.walk_packages(imported.__path__, f"{name}."):
+                    if not module.name.endswith("._counter"):  # no module of Python's
+                        importlib.import_module(module.name)
+
+
+def _import_in_session() -> None:
+    printed = io.StringIO()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        pytest.MonkeyPatch.context() as patch,
+        contextlib.redirect_stdout(printed),
+        contextlib.redirect_stderr(printed),
+    ):
+        for name in ("ADDOPTS", "PLUGINS", "DISABLE_PLUGIN_AUTOLOAD"):  # set by the first test
+            patch.delenv(f"PYTEST_{name}", raising=False)
+        options = "-p", "no:cacheprovider", "--collect-only", f"--rootdir={folder}", folder
+        status = pytest.main([*options], plugins=[_Importing()])
+    assert status == pytest.ExitCode.NO_TESTS_COLLECTED, printed.getvalue()
+
+
+def forget(*packages: str) -> None:
+    """Have this process import packages anew, by default those of the plugin."""
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in (packages or ("emulated_cuda", "pytest_cka_memory")):
+            del sys.modules[name]
+
+
+_import_in_session()
+forget("xdist")  # its workers have the path that it found when it was imported
