@@ -31,7 +31,8 @@ def execute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., No
         command = [forked_processes.interpreter(), "-m", "ipykernel_launcher"]
         manager.kernel_spec.argv[:] = [*command, "-f", "{connection_file}"]
         resources = {"metadata": {"path": str(tmp_path)}}
-        NotebookClient(notebook, km=manager, resources=resources).execute()
+        client = NotebookClient(notebook, km=manager, resources=resources)
+        client.execute(cleanup_kc=True)  # otherwise a kernel that is given goes on
 
     return execute
 
