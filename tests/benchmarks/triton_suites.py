@@ -50,7 +50,7 @@ class Suite:
         without: words in the names of tests that are not collected.
         only: words of which the names of tests that are collected have one.
         bare: packages whose ``__init__`` is left out, because it imports an extension of CUDA.
-        commit: of the project, that was run last.
+        commit: of the project, that was run last; ``{torch}`` is the version that is installed.
         libraries: with which it was run last, beside torch and Triton.
     """
 
@@ -99,7 +99,7 @@ SUITES = (
         *("pytorch", ("inductor/test_torchinductor.py",), 300, (".", "inductor")),
         options=("--noconftest", "-c", os.devnull, "--rootdir", "."),
         only=("::GPUTests::", "::TritonCodeGenTests::"),
-        commit="v2.12.1",
+        commit="v{torch}",
     ),
 )
 
@@ -300,7 +300,12 @@ def write(path: Path, found: dict[str, list[dict[str, Any]]]) -> None:
     data = {"torch": torch.__version__, "triton": triton.__version__, "card": CARD, "seed": SEED}
     data["date"] = time.strftime("%Y-%m-%d")
     data["suites"] = {**kept, **found}
-    data["commits"] = {suite.name: suite.commit for suite in SUITES if suite.name in data["suites"]}
+    release = torch.__version__.partition("+")[0]
+    data["commits"] = {
+        suite.name: suite.commit.format(torch=release)
+        for suite in SUITES
+        if suite.name in data["suites"]
+    }
     data["libraries"] = {
         suite.name: suite.libraries
         for suite in SUITES
