@@ -1,6 +1,7 @@
 """The tables of what compiled code on the emulated device was compared with."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -100,8 +101,12 @@ def _result(pattern: str) -> Any:
 
 
 def _results(pattern: str) -> list[Any]:
-    files = sorted(RESULTS.glob(pattern), reverse=True)
+    files = sorted(RESULTS.glob(pattern), key=_numbers, reverse=True)  # newest version first
     return [json.loads(file.read_text(encoding="utf-8")) for file in files]
+
+
+def _numbers(file: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", file.name)]
 
 
 def _markdown(head: list[str], rows: list[list[str]]) -> str:
