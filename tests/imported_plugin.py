@@ -18,7 +18,8 @@ _PACKAGES = ("baseline", "core", "holders", "measure", "meters", "plugin", "repo
 class _Importing:
     def pytest_configure(self) -> None:
         """Import all modules of the packages."""
-        importlib.import_module("emulated_cuda")  # as pytest expects it: it would rewrite asserts
+        # Not plainly, because pytest warns of a package whose asserts it could not rewrite.
+        importlib.import_module("emulated_cuda")
         from pytest_cka_memory.plugin.pytest_private import plain_imports
 
         with plain_imports():
