@@ -47,9 +47,9 @@ def _import_in_session() -> None:
 
 
 def forget(*packages: str) -> None:
-    """Have this process import packages anew, by default those of the plugin."""
+    """Remove packages from the imported modules, so that this process imports them again."""
     for name in [*sys.modules]:
-        if name.partition(".")[0] in (packages or ("emulated_cuda", "pytest_cka_memory")):
+        if name.partition(".")[0] in packages:
             del sys.modules[name]
 
 
