@@ -268,6 +268,11 @@ def unpacked_name(raw: str) -> str:
 SHOWS_SAVED = _found("torch._C._autograd.SavedTensor.data", None) is not None
 """Whether a saved tensor can be read without the user's unpack hook; not in torch 2.9."""
 
+SAVED_TENSORS: tuple[type, ...] = tuple(
+    filter(None, (_found("torch._C._autograd.SavedTensor", None) if SHOWS_SAVED else None,))
+)
+"""The type of saved tensors that exist without a node; empty in torch 2.9, which has none."""
+
 _SCRIPT = ("ScriptFunction", "ScriptList", "ScriptDict")
 SCRIPT_TYPES = tuple(filter(None, (_found(f"torch._C.{name}", None) for name in _SCRIPT)))
 """Types of TorchScript, besides modules, that contain tensors in C++."""

@@ -131,6 +131,16 @@ _OPTIONAL: dict[str, tuple[Any, list[Any]]] = {
     "modules_path": (c_int, [c_uint64, c_char_p, c_int]),
     "counter_record": (c_int, [c_void_p, c_uint32]),
     "counter_recorded": (c_int, [c_void_p, POINTER(Recorded)]),
+    "census_begin": (c_void_p, [c_int, c_int, c_int]),
+    "census_end": (None, [c_void_p]),
+    "census_advance": (c_int, [c_void_p]),
+    "census_unreachable": (c_int64, [c_void_p, c_int, c_size_t, py_object]),
+    "release_begin": (c_void_p, [py_object, py_object, c_void_p, py_object]),
+    "release_end": (None, [c_void_p]),
+    "release_note": (c_int, [c_void_p, py_object]),
+    "release_left": (c_int64, [c_void_p, c_void_p]),
+    "release_free": (c_int, [c_void_p, c_void_p]),
+    "release_lose": (c_int, [c_void_p, c_void_p]),
     "walk_begin": (c_void_p, [py_object]),
     "walk_end": (None, [c_void_p]),
     "walk_add_plain": (c_int, [c_void_p, c_void_p]),
@@ -144,7 +154,7 @@ _OPTIONAL: dict[str, tuple[Any, list[Any]]] = {
 }
 """Functions that a library from an older checkout lacks; without them modules and kinds of memory
 are not noted, pinned memory and what the garbage collector frees are not counted, nothing is
-recorded, and holders are searched for in Python."""
+recorded, holders are searched for in Python, and garbage at batch boundaries is collected."""
 
 
 def objects_of_types(types: set[type]) -> list[Any]:

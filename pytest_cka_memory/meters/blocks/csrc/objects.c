@@ -4,34 +4,9 @@
    for 300,000 objects. The caller holds the interpreter's lock and does not lose it in between, so
    no other thread sees a reference from the list of all objects, which breaks e.g. a tuple that it
    is building. */
-#include "counter.h"
-
-#include <stddef.h>
-#include <stdint.h>
+#include "python.h"
 
 #define GROUPS 256 /* of types, by their addresses: most objects belong to a group without a type */
-
-typedef void *Object;
-
-/* Functions of Python, whose names begin with Py. */
-#define PYTHON(X) \
-    X(Object, Object_CallObject, (Object, Object)) \
-    X(Object, Object_Type, (Object)) \
-    X(Object, List_New, (ptrdiff_t)) \
-    X(ptrdiff_t, List_Size, (Object)) \
-    X(Object, List_GetItem, (Object, ptrdiff_t)) \
-    X(int, List_Append, (Object, Object)) \
-    X(ptrdiff_t, Tuple_Size, (Object)) \
-    X(Object, Tuple_GetItem, (Object, ptrdiff_t)) \
-    X(void, _DecRef, (Object))
-static struct {
-    PYTHON(FUNCTION_FIELD)
-} py;
-
-static int found_functions(void) {
-    static const char *const names[] = {PYTHON(FUNCTION_NAME)};
-    return find_functions((void **)&py, names, sizeof names / sizeof *names);
-}
 
 static unsigned group_of(Object type) { return (uintptr_t)type / 64 % GROUPS; }
 
@@ -42,9 +17,8 @@ static int is_among(Object type, Object types, ptrdiff_t count) {
 }
 
 /* Return a new list of the objects in the list `get(*arguments)` whose type is in the tuple `types`;
-   NULL if that failed, with an exception unless Python's functions were not found. */
+   NULL with an exception if that failed. */
 EXPORT Object objects_of_types(Object get, Object arguments, Object types) {
-    if (!found_functions()) return NULL;
     char groups[GROUPS] = {0};
     ptrdiff_t kinds = py.Tuple_Size(types);
     for (ptrdiff_t i = 0; i < kinds; i++) groups[group_of(py.Tuple_GetItem(types, i))] = 1;

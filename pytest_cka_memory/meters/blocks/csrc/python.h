@@ -1,4 +1,4 @@
-/* Functions of Python, found at run time, and what stacks.c and modules.c share. */
+/* Functions of Python, found at run time, and what the files that use them share. */
 #ifndef CKA_MEMORY_PYTHON_H
 #define CKA_MEMORY_PYTHON_H
 
@@ -27,13 +27,44 @@ typedef void *Object;
     X(Object, Object_GenericGetAttr, (Object, Object)) \
     X(Object, Unicode_FromString, (const char *)) \
     X(unsigned long, Type_GetFlags, (Object)) \
-    X(int, Dict_Next, (Object, ptrdiff_t *, Object *, Object *))
+    X(int, Dict_Next, (Object, ptrdiff_t *, Object *, Object *)) \
+    X(Object, Object_CallObject, (Object, Object)) \
+    X(Object, Object_Type, (Object)) \
+    X(int, Object_IS_GC, (Object)) \
+    X(int, Object_GC_IsTracked, (Object)) \
+    X(void *, Type_GetSlot, (Object, int)) \
+    X(Object, List_New, (ptrdiff_t)) \
+    X(ptrdiff_t, List_Size, (Object)) \
+    X(Object, List_GetItem, (Object, ptrdiff_t)) \
+    X(int, List_Append, (Object, Object)) \
+    X(ptrdiff_t, Tuple_Size, (Object)) \
+    X(Object, Tuple_GetItem, (Object, ptrdiff_t)) \
+    X(Object, Err_NoMemory, (void)) \
+    X(void, _IncRef, (Object))
 extern struct PythonFunctions {
     PYTHON(FUNCTION_FIELD)
 } py;
 
 /* stacks.c */
 Object module_of_frame(Object frame);
+
+/* references.c: the caller holds the interpreter's lock. */
+
+#define FAILED (-1) /* with an exception: there is no memory */
+
+typedef int (*Visit)(Object, void *);
+
+/* Addresses, in a table of which at most half is used. */
+typedef struct {
+    Object *slots;
+    size_t capacity, count;
+} Set;
+
+int set_has(const Set *set, Object object);
+int set_add(Set *set, Object object);
+int no_memory(void);
+int traverse(Object object, Visit visit, void *argument);
+void *traverse_of(Object type);
 
 /* modules.c: the caller holds the interpreter's lock. */
 void name_module(Object module);

@@ -1,84 +1,12 @@
 /* A walk over Python's objects, from some of them to all that they reference.
 
-   It finds what holds a tensor. It uses functions of Python's stable API, found at run time, and asks each object for what it
-   references as Python's own collector does (tp_traverse). The caller holds the interpreter's lock,
-   and nothing here runs code of Python's, so no object changes while it is asked. */
-#include "counter.h"
+   It finds what holds a tensor. The caller holds the interpreter's lock, and nothing here runs code of
+   Python's, so no object changes while it is asked for what it references. */
+#include "python.h"
 
 #include <stdlib.h>
-#include <string.h>
 
-#define TP_TRAVERSE 71 /* the number of that slot in the stable API */
 #define FIRST_CAPACITY 4096
-#define FAILED (-1)
-
-typedef void *Object;
-typedef int (*Visit)(Object, void *);
-typedef int (*Traverse)(Object, Visit, void *);
-
-/* Functions of Python, whose names begin with Py. */
-#define PYTHON(X) \
-    X(Object, Object_CallObject, (Object, Object)) \
-    X(Object, Object_Type, (Object)) \
-    X(int, Object_IS_GC, (Object)) \
-    X(int, Object_GC_IsTracked, (Object)) \
-    X(void *, Type_GetSlot, (Object, int)) \
-    X(Object, List_New, (ptrdiff_t)) \
-    X(ptrdiff_t, List_Size, (Object)) \
-    X(Object, List_GetItem, (Object, ptrdiff_t)) \
-    X(int, List_Append, (Object, Object)) \
-    X(Object, Err_NoMemory, (void)) \
-    X(void, _IncRef, (Object)) \
-    X(void, _DecRef, (Object))
-static struct {
-    PYTHON(FUNCTION_FIELD)
-} py;
-
-static int found_functions(void) {
-    static const char *const names[] = {PYTHON(FUNCTION_NAME)};
-    return find_functions((void **)&py, names, sizeof names / sizeof *names);
-}
-
-/* Addresses, in a table of which at most half is used. */
-typedef struct {
-    Object *slots;
-    size_t capacity, count;
-} Set;
-
-/* Return the place of an address in a table, or the free place for it. */
-static Object *place_of(const Set *set, Object object) {
-    size_t mask = set->capacity - 1;
-    size_t at = ((uint64_t)(uintptr_t)object >> 4) * 0x9E3779B97F4A7C15u >> 20 & mask;
-    while (set->slots[at] && set->slots[at] != object) at = (at + 1) & mask;
-    return &set->slots[at];
-}
-
-static int has(const Set *set, Object object) { return set->capacity && *place_of(set, object); }
-
-static int no_memory(void) {
-    py.Err_NoMemory();
-    return FAILED;
-}
-
-static int grow(Set *set) {
-    Set larger = {NULL, set->capacity ? 2 * set->capacity : FIRST_CAPACITY, set->count};
-    if (!(larger.slots = calloc(larger.capacity, sizeof(Object)))) return no_memory();
-    for (size_t i = 0; i < set->capacity; i++)
-        if (set->slots[i]) *place_of(&larger, set->slots[i]) = set->slots[i];
-    free(set->slots);
-    *set = larger;
-    return 0;
-}
-
-/* Return 1 if it was added, 0 if it was there. */
-static int add(Set *set, Object object) {
-    if (2 * set->count >= set->capacity && grow(set)) return FAILED;
-    Object *place = place_of(set, object);
-    if (*place) return 0;
-    *place = object;
-    set->count++;
-    return 1;
-}
 
 typedef struct {
     Object *met; /* every object, in the order in which it was met; each is referenced from here */
@@ -89,18 +17,9 @@ typedef struct {
     Object special; /* a list: the new objects of other types */
 } Walk;
 
-/* Call `visit` for everything that an object references, until that returns something else than 0. */
-static int traverse(Object object, Visit visit, void *argument) {
-    if (!py.Object_IS_GC(object)) return 0;
-    Object type = py.Object_Type(object);
-    Traverse function = (Traverse)py.Type_GetSlot(type, TP_TRAVERSE);
-    py._DecRef(type);
-    return function ? function(object, visit, argument) : 0;
-}
-
 static int is_of_type(const Set *types, Object object) {
     Object type = py.Object_Type(object);
-    int found = has(types, type);
+    int found = set_has(types, type);
     py._DecRef(type);
     return found;
 }
@@ -126,10 +45,10 @@ static int keep(Walk *walk, Object object) {
    and strings, of which there may be very many: those that lead nowhere are left out. */
 static int meet(Object object, void *argument) {
     Walk *walk = argument;
-    if (!leads_on(object, walk) || has(&walk->all, object)) return 0;
+    if (!leads_on(object, walk) || set_has(&walk->all, object)) return 0;
     int is_plain = is_of_type(&walk->plain, object);
     if (is_plain && !py.Object_GC_IsTracked(object) && !traverse(object, leads_on, walk)) return 0;
-    if (add(&walk->all, object) == FAILED) return FAILED;
+    if (set_add(&walk->all, object) == FAILED) return FAILED;
     if (keep(walk, object)) return FAILED;
     return is_plain ? 0 : py.List_Append(walk->special, object);
 }
@@ -143,14 +62,12 @@ EXPORT void walk_end(Walk *walk) {
     free(walk);
 }
 
-/* Begin a walk that meets no object of the types in the list `leaves`. NULL if there is no memory,
-   or without an exception if a function of Python's was not found. */
+/* Begin a walk that meets no object of the types in the list `leaves`. NULL if there is no memory. */
 EXPORT Walk *walk_begin(Object leaves) {
-    if (!found_functions()) return NULL;
     Walk *walk = calloc(1, sizeof(Walk));
     if (!walk) return no_memory(), NULL;
     for (ptrdiff_t i = 0; i < py.List_Size(leaves); i++)
-        if (add(&walk->leaves, py.List_GetItem(leaves, i)) == FAILED) {
+        if (set_add(&walk->leaves, py.List_GetItem(leaves, i)) == FAILED) {
             walk_end(walk);
             return NULL;
         }
@@ -158,7 +75,7 @@ EXPORT Walk *walk_begin(Object leaves) {
 }
 
 /* Call a type plain. It must exist as long as the walk. */
-EXPORT int walk_add_plain(Walk *walk, Object type) { return add(&walk->plain, type); }
+EXPORT int walk_add_plain(Walk *walk, Object type) { return set_add(&walk->plain, type); }
 
 /* Meet the objects of a list. Those that are new and not of a plain type are added to `special`.
    Returns how many have been met in all. Each of these functions returns FAILED or NULL, with an
@@ -178,7 +95,7 @@ EXPORT int64_t walk_follow(Walk *walk, size_t first, size_t end, Object special)
     return (int64_t)walk->count;
 }
 
-EXPORT int walk_has(Walk *walk, Object object) { return has(&walk->all, object); }
+EXPORT int walk_has(Walk *walk, Object object) { return set_has(&walk->all, object); }
 
 /* Return the objects that were met from number `first` to `end`. */
 EXPORT Object walk_met(Walk *walk, size_t first, size_t end) {
@@ -198,8 +115,8 @@ typedef struct {
 
 static int is_parent(Object object, void *argument) {
     Parents *parents = argument;
-    if (!has(&parents->wanted, object)) return 0;
-    int is_new = add(&parents->found, object);
+    if (!set_has(&parents->wanted, object)) return 0;
+    int is_new = set_add(&parents->found, object);
     if (is_new <= 0) return is_new;
     return py.List_Append(parents->pairs, object) || py.List_Append(parents->pairs, parents->parent);
 }
@@ -210,7 +127,7 @@ EXPORT Object walk_parents(Walk *walk, size_t first, size_t end, Object wanted) 
     Parents parents = {.pairs = py.List_New(0)};
     int failed = !parents.pairs;
     for (ptrdiff_t i = 0; !failed && i < py.List_Size(wanted); i++)
-        failed = add(&parents.wanted, py.List_GetItem(wanted, i)) == FAILED;
+        failed = set_add(&parents.wanted, py.List_GetItem(wanted, i)) == FAILED;
     for (size_t i = first; !failed && i < end && parents.found.count < parents.wanted.count; i++) {
         parents.parent = walk->met[i];
         failed = traverse(parents.parent, is_parent, &parents) != 0;
@@ -227,7 +144,7 @@ typedef struct {
 } Unmet;
 
 static int is_unmet(Object object, void *walk) {
-    return leads_on(object, walk) && !has(&((Walk *)walk)->all, object);
+    return leads_on(object, walk) && !set_has(&((Walk *)walk)->all, object);
 }
 
 /* Add an object, unless it leads to nothing that was not met: most do. */
