@@ -23,11 +23,19 @@ class Sample:
     allocated_bytes: int
     """Live at the boundary."""
     requested_bytes: int
-    """Live at the boundary, before the allocator rounds sizes up; growth is computed from it."""
+    """Live at the boundary, before the allocator rounds sizes up."""
     peak_bytes: int
     """Highest level since the previous boundary."""
+    garbage_bytes: int = 0
+    """How much of ``requested_bytes`` was garbage in reference cycles, as far as it was looked for.
+    Growth is computed without it."""
     may_have_garbage: bool = False
-    """Whether the level may be too high, because garbage in reference cycles may count in it."""
+    """Whether there may be more garbage than that, because it was not looked for at this boundary."""
+
+    @property
+    def in_use_bytes(self) -> int:
+        """Live at the boundary and not known to be garbage, in requested bytes."""
+        return self.requested_bytes - self.garbage_bytes
 
 
 def full_batches(samples: Sequence[Sample]) -> list[Sample]:
@@ -83,7 +91,7 @@ def judged_growth(samples: Sequence[Sample], warmup: int = 1) -> JudgedGrowth | 
     if is_complete:
         before, after = list(range(middle - half, middle)), list(range(middle, len(judged)))
     (low, start), (high, end) = (
-        max((judged[place].requested_bytes, place) for place in places)
+        max((judged[place].in_use_bytes, place) for place in places)
         for places in (before, after)
     )
     growth = (high - low) / (half if is_complete else end - start)

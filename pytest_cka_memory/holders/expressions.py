@@ -12,7 +12,8 @@ from typing import Any
 
 from pytest_cka_memory.holders.roots import locals_of
 from pytest_cka_memory.holders.search import Reference
-from pytest_cka_memory.holders.torch_references import class_name, mro
+from pytest_cka_memory.holders.torch_references import class_name
+from pytest_cka_memory.meters.autograd_nodes import mro
 
 _MAX_LENGTH = 240
 _MAX_KEY = 60

@@ -9,7 +9,8 @@ from typing import Any
 
 from pytest_cka_memory.holders import expressions
 from pytest_cka_memory.holders.search import Reference
-from pytest_cka_memory.holders.torch_references import dtype_and_shape_of, is_node
+from pytest_cka_memory.holders.torch_references import dtype_and_shape_of
+from pytest_cka_memory.meters.autograd_nodes import is_node
 
 _GROWS = (
     "the autograd graph of `{}` reaches back through several batches, because each of them "

@@ -27,7 +27,8 @@ from pytest_cka_memory.core.kinds import (
     WORKSPACES,
 )
 from pytest_cka_memory.holders.search import RulesForType
-from pytest_cka_memory.holders.torch_references import grad_fn_of, is_node, tensor_rules
+from pytest_cka_memory.holders.torch_references import tensor_rules
+from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
 
 if TYPE_CHECKING:
     import torch

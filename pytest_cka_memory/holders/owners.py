@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.holders import loops, packed_parameters
 from pytest_cka_memory.holders.search import Reference
-from pytest_cka_memory.holders.torch_references import class_name, is_node, mro
+from pytest_cka_memory.holders.torch_references import class_name
+from pytest_cka_memory.meters.autograd_nodes import is_node, mro
 from pytest_cka_memory.holders.unreached import Unreached
 
 _FIND_OUT = (

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.holders.cpp_references import cpp_rules
 from pytest_cka_memory.holders.search import RulesForType, TypeRules
+from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node, mro
 
 if TYPE_CHECKING:
     import torch
@@ -157,12 +158,6 @@ def is_pinned_tensor(value: Any) -> bool:
         return is_pinned(value)
 
 
-def mro(kind: type) -> tuple[type, ...]:
-    """Return a class and its bases, even if its metaclass overrides ``__mro__``."""
-    found: tuple[type, ...] = type.__dict__["__mro__"].__get__(kind)
-    return found
-
-
 def class_name(kind: type) -> str:
     """Return the name of a class, even if its metaclass overrides ``__name__``."""
     found: str = type.__dict__["__name__"].__get__(kind)
@@ -213,23 +208,6 @@ def is_hooks(value: Any, tensor: Any) -> bool:
         return True
     with torch_private.no_subclass_function():
         return any(getattr(tensor, name) is value for name in torch_private.TENSOR_HOOKS)
-
-
-def grad_fn_of(tensor: "torch.Tensor") -> Any:
-    """Return the autograd node that computed a tensor; None if it has none or cannot be asked."""
-    from pytest_cka_memory.meters import torch_private
-
-    with torch_private.no_subclass_function(), torch_private.no_dispatch():  # as in gradient_of
-        try:
-            return tensor.grad_fn
-        except RuntimeError:  # a view whose base was modified in a way that autograd rejects
-            return None
-
-
-def is_node(kind: type) -> bool:
-    """Whether a type is that of an autograd node."""
-    found = (type.__dict__["__dict__"].__get__(cls).get("next_functions") for cls in mro(kind))
-    return any(type(item) is types.GetSetDescriptorType for item in found)
 
 
 def _node_rules(kind: type) -> TypeRules:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
 from pytest_cka_memory.holders.by_type import ByType
 from pytest_cka_memory.holders.search import Reference, RulesForType
-from pytest_cka_memory.holders.torch_references import grad_fn_of, is_node
+from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
 from pytest_cka_memory.holders.walk import LEAVES, Walk
 from pytest_cka_memory.meters import torch_private
 

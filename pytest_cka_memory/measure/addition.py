@@ -9,8 +9,11 @@ class Addition:
     def boundary(self) -> None:
         """Measure at a batch boundary."""
 
-    def before_collection(self) -> None:
-        """Look at the garbage at a batch boundary, which is about to be freed."""
+    def look(self, garbage: list[Any] | None) -> None:
+        """Look at objects that are garbage at a batch boundary.
+
+        None if they are not known: then all garbage is about to be collected.
+        """
 
     def finish(self) -> None:
         """Measure when the region's code has ended without an exception, before cleaning."""

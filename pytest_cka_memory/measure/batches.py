@@ -1,13 +1,13 @@
-"""The samples of a region at its batch boundaries, without the garbage that loops leave."""
+"""The samples of a region at its batch boundaries, and how much of each level is garbage."""
 
+from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from gc import collect  # at import, because a test may patch gc.collect
 
-from pytest_cka_memory.core.growth import Sample
-from pytest_cka_memory.measure.addition import Addition
-from pytest_cka_memory.meters.base import Peaks, Reading
+from pytest_cka_memory.core.growth import Sample, growth_bytes_per_batch
+from pytest_cka_memory.meters.base import Garbage, GarbageCounter, Peaks, Reading
 
 _CHECKED_EACH = 40
 """Up to this number of samples each rise is checked at once, later at fewer and fewer samples."""
@@ -20,26 +20,36 @@ _LONGEST_PERIOD = 12
 class BatchSamples:
     """Takes a sample at each batch boundary.
 
-    Garbage in reference cycles is not growth, but a collection takes longer than most batches. So
-    only a sample above the checked ones of the last quarter of its size may need one: each of the
+    Garbage in reference cycles is not growth, but to look for it may take longer than a batch. So
+    only a sample above the checked ones of the last quarter of its size may need it: each of the
     first 40, and later one after every two thirds as many batches as there were. What was not
     needed is left for later. If the levels repeat every few batches, later checks are at batches
     that do the same as the highest of the first 40, because growth compares the highest levels.
 
-    What a collection frees was garbage at its own boundary. At those before, it may have been in
+    What a check finds was garbage at its own boundary. At those before, it may have been in
     use, and a loop's objects often become garbage when the loop ends. So no sample is corrected
-    by a later collection: it is only limited to the levels that were checked around it, and
+    by a later check: its level is only limited to those that were checked around it, and it is
     marked, so that growth is not computed from it.
 
     Args:
         peaks: those of the region.
-        additions: what the region measures in addition, which may look at garbage that is found.
+        census: counts the garbage; None if that is not possible. Then it is collected, which lowers
+            the levels and peaks that follow.
+        before_collection: called before each such collection.
     """
 
-    def __init__(self, peaks: Peaks, additions: Sequence[Addition] = ()) -> None:
-        self._additions = additions
+    def __init__(
+        self,
+        peaks: Peaks,
+        census: GarbageCounter | None = None,
+        before_collection: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._census = census
+        self._before_collection = before_collection
         self.serials: list[int] = []
         """The number of allocations before each boundary."""
+        self.freed_garbage = False
+        """Whether garbage was freed because it could not be counted."""
         self._peaks = peaks
         self._boundaries: list[_Boundary] = []
         self._of_size: dict[int | None, _Levels] = {}
@@ -53,7 +63,9 @@ class BatchSamples:
         self._allowed_checks = _CHECKED_EACH - 1  # the first sample has none before it
         self._more_allowed_at = _CHECKED_EACH * 5 // 3
         self._without_garbage = 0
-        """How many checks in a row have found none."""
+        """How many checks in a row have found none that is new."""
+        self._highest_peak = -1
+        self._garbage_at_peak = 0
 
     def timeline(self) -> tuple[Sample, ...]:
         """Return one sample per boundary so far."""
@@ -62,8 +74,9 @@ class BatchSamples:
                 batch=number,
                 size=boundary.size,
                 allocated_bytes=boundary.allocated_bytes,
-                requested_bytes=boundary.requested_bytes,
+                requested_bytes=boundary.level + boundary.garbage_bytes,
                 peak_bytes=boundary.peak_bytes,
+                garbage_bytes=boundary.garbage_bytes,
                 may_have_garbage=boundary.may_have_garbage,
             )
             for number, boundary in enumerate(self._boundaries, 1)
@@ -77,8 +90,9 @@ class BatchSamples:
             end; otherwise None. So few boundaries give one that the time is linear in the batches.
         """
         reading, peak_bytes, serial = self._peaks.sample()
-        level = reading.requested_bytes
-        boundary = _Boundary(size, reading.allocated_bytes, level, peak_bytes)
+        garbage_bytes = self._note_peak(peak_bytes).requested_bytes
+        level = reading.requested_bytes - garbage_bytes
+        boundary = _Boundary(size, reading.allocated_bytes, level, garbage_bytes, peak_bytes)
         self._boundaries.append(boundary)
         self.serials.append(serial)
         levels = self._of_size.setdefault(size, _Levels())
@@ -91,43 +105,95 @@ class BatchSamples:
             levels.note(level)
             return None
         boundary.may_have_garbage = self._has_risen = True
-        if self._checks < self._allowed_checks and self._decides_growth(levels):
-            self.check()
+        if self._checks < self._allowed_checks and self._decides_growth(levels) and self.check():
             return reading
         return None
 
-    def check(self) -> None:
-        """Collect garbage if the level has risen since the last check, and correct the samples."""
+    def garbage_at_peak(self, peak_bytes: int) -> int | None:
+        """Return how much of the region's peak is known to be garbage; None without boundaries."""
+        if not self._boundaries:
+            return None
+        self._note_peak(peak_bytes)
+        return self._garbage_at_peak
+
+    def _note_peak(self, peak_bytes: int) -> Garbage:
+        """Take note of the highest level since the last boundary; return the garbage since then.
+
+        What was garbage at the last boundary, and is still live, was live at that moment, too.
+        """
+        garbage = Garbage() if self._census is None else self._census.known()
+        if peak_bytes > self._highest_peak:
+            self._highest_peak, self._garbage_at_peak = peak_bytes, garbage.allocated_bytes
+        return garbage
+
+    def check(self) -> bool:
+        """Look for garbage if the level has risen since the last check, and correct the samples.
+
+        Returns:
+            Whether it was looked for.
+        """
         if not self._has_risen:
-            return
-        before, *_ = self._peaks.sample()
-        for addition in self._additions:
-            addition.before_collection()
-        collect()
-        after, peak_bytes, _ = self._peaks.sample()
-        garbage_bytes = max(0, before.requested_bytes - after.requested_bytes)
+            return False
         last = self._boundaries[-1]
-        last.lower(garbage_bytes, max(0, before.allocated_bytes - after.allocated_bytes))
-        last.peak_bytes = max(last.peak_bytes, peak_bytes)
+        if self._census is None:
+            garbage_bytes = self._collect(last)
+        else:
+            found = self._census.count(len(self._boundaries))
+            if found is None:
+                return False
+            garbage_bytes = max(0, found.requested_bytes - last.garbage_bytes)
+            last.take_for_garbage(garbage_bytes)
+            missed_since = self._census.missed_since()
+            if missed_since is not None:
+                for boundary in self._boundaries[missed_since:]:
+                    boundary.may_have_garbage = True
         last.may_have_garbage = False
         self._checks += 1
         self._without_garbage = 0 if garbage_bytes else self._without_garbage + 1
-        most = max(self._checked_bytes, last.requested_bytes)
+        most = max(self._checked_bytes, last.level)
         levels = self._of_size[last.size]
         if garbage_bytes:
             levels.limit(most)
         self._correct_unchecked(most)
-        levels.note(last.requested_bytes)
-        self._checked, self._checked_bytes = len(self._boundaries), last.requested_bytes
+        levels.note(last.level)
+        self._checked, self._checked_bytes = len(self._boundaries), last.level
         self._has_risen = False
+        return True
 
     def finish(self) -> None:
         """Correct the samples since the last check, after the last boundary.
 
-        What a collection would free now may have been in use at all boundaries.
+        What is garbage now may have been in use at all boundaries.
         """
         if self._has_risen:
             self._correct_unchecked(self._checked_bytes)
+        if self._census is not None and (growth_bytes_per_batch(self.timeline()) or 0) > 0:
+            self._correct_for_older(self._census.older())
+
+    def _correct_for_older(self, garbage: Sequence[tuple[int, int]]) -> None:
+        """Take for garbage what objects keep alive that are older than the region.
+
+        A census takes these for in use until the loop ends, because it does not look at them. Until
+        the batch in which memory was last allocated among them, they were in use; later they are
+        taken for garbage. Without this, a loop would grow that uses up such objects.
+        """
+        for garbage_bytes, last_serial in garbage:
+            last_batch = bisect_left(self.serials, last_serial)
+            for boundary in self._boundaries[last_batch + 1 :]:
+                boundary.take_for_garbage(garbage_bytes)
+
+    def _collect(self, last: "_Boundary") -> int:
+        """Free the garbage; return how much of the level at the last boundary it was."""
+        before, *_ = self._peaks.sample()
+        self._before_collection()
+        collect()
+        after, peak_bytes, _ = self._peaks.sample()
+        garbage_bytes = max(0, before.requested_bytes - after.requested_bytes)
+        last.level -= garbage_bytes
+        last.allocated_bytes -= max(0, before.allocated_bytes - after.allocated_bytes)
+        last.peak_bytes = max(last.peak_bytes, peak_bytes)
+        self.freed_garbage |= garbage_bytes > 0
+        return garbage_bytes
 
     def _decides_growth(self, levels: "_Levels") -> bool:
         """Whether the last sample, of the size of `levels`, is one to compare with the highest."""
@@ -138,7 +204,7 @@ class BatchSamples:
         if levels.rhythm is None:
             size = self._boundaries[-1].size
             first = self._boundaries[:_CHECKED_EACH]
-            levels.rhythm = _rhythm([each.requested_bytes for each in first if each.size == size])
+            levels.rhythm = _rhythm([each.level for each in first if each.size == size])
         period, highest = levels.rhythm
         return (levels.count - highest) % period == 0
 
@@ -148,9 +214,9 @@ class BatchSamples:
         for boundary in self._boundaries[self._checked :]:
             if self._without_garbage >= _ENOUGH:
                 boundary.may_have_garbage = False
-                self._of_size[boundary.size].note(boundary.requested_bytes)
+                self._of_size[boundary.size].note(boundary.level)
             elif boundary.size == size:
-                boundary.lower(boundary.requested_bytes - most)
+                boundary.take_for_garbage(boundary.level - most)
 
 
 @dataclass(slots=True)
@@ -159,15 +225,17 @@ class _Boundary:
 
     size: int | None
     allocated_bytes: int
-    requested_bytes: int
+    level: int
+    """In requested bytes, without the garbage."""
+    garbage_bytes: int
     peak_bytes: int
     may_have_garbage: bool = False
 
-    def lower(self, garbage_bytes: int, blocks_bytes: int | None = None) -> None:
-        """Lower the level by garbage; `blocks_bytes` is what the allocator counted for it."""
-        if garbage_bytes > 0:
-            self.requested_bytes -= garbage_bytes
-            self.allocated_bytes -= garbage_bytes if blocks_bytes is None else blocks_bytes
+    def take_for_garbage(self, more_bytes: int) -> None:
+        """Take more of the level for garbage."""
+        if more_bytes > 0:
+            self.level -= more_bytes
+            self.garbage_bytes += more_bytes
 
 
 class _Levels:

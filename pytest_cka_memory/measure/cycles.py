@@ -26,10 +26,15 @@ class Cycles(Addition):
             # a cycle of the user before it can be described.
             collect(0)
 
-    def before_collection(self) -> None:
+    def look(self, garbage: list[Any] | None) -> None:
         """Describe the cycles that are garbage, the first time that there are any."""
-        if self._is_counted and not self._found:
+        if not self._is_counted or self._found:
+            return
+        if garbage is None:
             self._describe()
+        else:
+            allocations = self._meter.allocations_since(self._peaks.mark)
+            self._found += cycles.described_garbage(garbage, allocations)
 
     def finish(self) -> None:
         """Find the cycles that are garbage now, then free them.

@@ -4,6 +4,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -14,6 +15,7 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.errors import RegionError
 from pytest_cka_memory.measure import records
 from pytest_cka_memory.measure.batches import BatchSamples
+from pytest_cka_memory.measure.census import census_of
 from pytest_cka_memory.measure.figure_attributes import FigureAttributes
 from pytest_cka_memory.measure.optimizer_steps import StepBoundaries
 from pytest_cka_memory.measure.region_stack import RegionStack
@@ -91,7 +93,8 @@ class Region(FigureAttributes):
             from pytest_cka_memory.measure import additions
 
             self._additions = additions.begin(also, peaks, meter)
-        self._samples = BatchSamples(peaks, self._additions)
+        look = partial(_look, self._additions)
+        self._samples = BatchSamples(peaks, census_of(meter, look), partial(look, None))
 
     @property
     def timeline(self) -> tuple[Sample, ...]:
@@ -386,6 +389,11 @@ class Region(FigureAttributes):
 
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *READABLE, *_IN_MB})
+
+
+def _look(additions: Sequence["Addition"], garbage: list[Any] | None) -> None:
+    for addition in additions:
+        addition.look(garbage)
 
 
 def public_names() -> frozenset[str]:

@@ -42,6 +42,41 @@ class DriverReading:
 
 
 @dataclass(frozen=True)
+class Garbage:
+    """Memory that is live and that only garbage in reference cycles keeps alive, in bytes."""
+
+    allocated_bytes: int = 0
+    requested_bytes: int = 0
+
+
+class GarbageCounter(ABC):
+    """Counts garbage in reference cycles while a region runs, without freeing it."""
+
+    @abstractmethod
+    def known(self) -> Garbage:
+        """Return what was found and is still live."""
+
+    @abstractmethod
+    def count(self, boundaries: int) -> Garbage | None:
+        """Look for garbage and return all; None if that takes too long after so few boundaries."""
+
+    def older(self) -> list[tuple[int, int]]:
+        """Return what garbage keeps alive that is older than the region, and was not counted.
+
+        For each group of objects that reference each other: the requested bytes, and the number of
+        the last allocation among them.
+        """
+        return []
+
+    def missed_since(self) -> int | None:
+        """Return after how many boundaries counts began to miss garbage that the last one found.
+
+        None if they have missed none.
+        """
+        return None
+
+
+@dataclass(frozen=True)
 class Cleaned:
     """What cleaning a device before or after a region did."""
 
@@ -147,6 +182,21 @@ class AllocationCounts(ABC):
     def serial(self) -> int:
         """Return the number of allocations so far; 0 if they are not counted."""
         return 0
+
+    knows_blocks: bool = False
+    """Whether :meth:`block_at` knows all allocations."""
+
+    def block_at(self, address: int) -> tuple[int, int] | None:
+        """Return bytes and number of the live allocation at an address; None if there is none."""
+        return None
+
+    def garbage_counter(self) -> GarbageCounter | None:
+        """Return a counter of garbage for a region that begins now, if this meter has its own.
+
+        If it has none, garbage is looked for among Python's objects if `knows_blocks` is true, and
+        collected at batch boundaries otherwise.
+        """
+        return None
 
     def allocations_since(self, mark: Any) -> Sequence[Allocation]:
         """Return the allocations that :meth:`retained_since` counts, as far as they are known."""

@@ -52,11 +52,11 @@ def keeps_objects() -> bool:
 
     Before torch 2.10, it does only while nothing else references the object.
     """
-    tensor = torch.ones(1)
+    tensor = torch.ones(1, device="cpu")
     storage = tensor.untyped_storage()
     del tensor
     before = sys.getrefcount(storage)
-    user = torch.empty(0).set_(storage)
+    user = torch.empty(0, device="cpu").set_(storage)
     return user is not None and sys.getrefcount(storage) > before
 
 
@@ -66,11 +66,18 @@ def node_uses(node: Any) -> Uses | None:
     return None if way is None else way.uses(node)
 
 
+def prepare() -> None:
+    """Try everything that this module needs to know, which allocates a few bytes on the CPU."""
+    keeps_objects()
+    type_of_nodes()
+    _places_in_saved()
+
+
 @cache
 def type_of_nodes() -> type:
     """Return a type of autograd nodes that are written in C++; the others are similar."""
     with torch.enable_grad():
-        return type((torch.ones(1, requires_grad=True) * 2).grad_fn)
+        return type((torch.ones(1, device="cpu", requires_grad=True) * 2).grad_fn)
 
 
 def address_of_node(node: Any) -> int | None:
@@ -142,7 +149,7 @@ def _way_for(node: Any) -> _Way | None:
 def _ways() -> tuple[_Way | None, _Way | None]:
     """Return how to read nodes that are written in C++, and those of custom functions."""
     with torch.enable_grad():
-        leaf = torch.ones(1, requires_grad=True)
+        leaf = torch.ones(1, device="cpu", requires_grad=True)
         of_custom = torch._C._FunctionBase.__basicsize__
         return _tried(lambda: leaf * 2), _tried(lambda: _Custom.apply(leaf), of_custom)
 
@@ -228,7 +235,7 @@ def _start(saved: Any) -> int:
 def _places_in_saved() -> _Places | None:
     """Return where the hooks and the node of a packed tensor are; None if that is not found."""
     with torch.enable_grad():
-        leaf = torch.ones(1, requires_grad=True)
+        leaf = torch.ones(1, device="cpu", requires_grad=True)
         value = leaf * 2
         plain = value.sin().grad_fn
         with torch.autograd.graph.saved_tensors_hooks(_pack, lambda _: value):

@@ -12,6 +12,7 @@ from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.core.growth import growth_bytes_per_batch
 from pytest_cka_memory.measure import batches as batches_module
 from pytest_cka_memory.measure.region import Region
+from pytest_cka_memory.meters.base import Garbage, GarbageCounter
 from pytest_cka_memory.testing import ScriptedMeter
 
 
@@ -20,31 +21,54 @@ class Memory(ScriptedMeter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.collections = 0
-        self._garbage: list[int] = []
+        self.counts = 0
+        self.is_counted = True
+        self._garbage: dict[int, int] = {}
 
     def drop(self, block: int, *, is_in_cycle: bool) -> None:
         """Drop the last reference from outside to a block, which may be in a cycle."""
         if is_in_cycle:
-            self._garbage.append(block)
+            self._garbage[block] = self._blocks[block]
         else:
             self.free(block)
 
     def collect(self) -> None:
         while self._garbage:
-            self.free(self._garbage.pop())
+            block, _ = self._garbage.popitem()
+            self.free(block)
+
+    def garbage_counter(self) -> GarbageCounter | None:
+        return ScriptedCount(self) if self.is_counted else None
 
 
-@pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
-    """Return a scripted memory whose garbage batch boundaries collect and count."""
+class ScriptedCount(GarbageCounter):
+    """Counts the garbage of a scripted memory."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._found: set[int] = set()
+
+    def known(self) -> Garbage:
+        known = sum(self._memory._garbage.get(block, 0) for block in self._found)
+        return Garbage(known, known)
+
+    def count(self, boundaries: int) -> Garbage:
+        self._memory.counts += 1
+        self._found = set(self._memory._garbage)
+        return self.known()
+
+
+@pytest.fixture(params=["counted", "collected"])
+def memory(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Memory:
+    """Return a scripted memory whose garbage batch boundaries count, or collect and count."""
     memory = Memory()
+    memory.is_counted = request.param == "counted"
 
-    def counted() -> None:
-        memory.collections += 1
+    def collected() -> None:
+        memory.counts += 1
         memory.collect()
 
-    monkeypatch.setattr(batches_module, "collect", counted)
+    monkeypatch.setattr(batches_module, "collect", collected)
     return memory
 
 
@@ -178,7 +202,7 @@ def test_garbage_that_begins_late_is_no_growth(memory: Memory) -> None:
             memory.drop(block, is_in_cycle=batch >= 100)
             region.batch_done()
     assert region.growth_bytes_per_batch == 0
-    assert {sample.requested_bytes for sample in region.timeline} == {0}
+    assert {sample.in_use_bytes for sample in region.timeline} == {0}
 
 
 def test_irregular_growth_without_garbage_is_computed_from_all_samples(memory: Memory) -> None:
@@ -199,7 +223,7 @@ def test_samples_that_were_not_checked_say_so(memory: Memory) -> None:
             region.batch_done()
     checked = [sample.batch for sample in region.timeline if not sample.may_have_garbage]
     assert checked == [*range(1, 41), 66, 110]
-    assert {sample.requested_bytes for sample in region.timeline} == {0}
+    assert {sample.in_use_bytes for sample in region.timeline} == {0}
 
 
 @pytest.mark.parametrize(
@@ -218,5 +242,5 @@ def test_number_of_collections_is_small(
             kept = memory.allocate(4 + rise * batch)
             memory.drop(memory.allocate(1), is_in_cycle=leaves_garbage)
             region.batch_done()
-    assert memory.collections == collections
+    assert memory.counts == collections
     assert region.growth_bytes_per_batch == rise

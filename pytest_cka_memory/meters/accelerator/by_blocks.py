@@ -10,6 +10,7 @@ import torch
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.core.recordings import Recording
 from pytest_cka_memory.errors import DeviceError
+from pytest_cka_memory.meters import cpp_counts
 from pytest_cka_memory.meters.accelerator import backward_threads, blocks_in_use
 from pytest_cka_memory.meters.accelerator.collected import CollectedRequests
 from pytest_cka_memory.meters.accelerator.counting import Counting
@@ -43,10 +44,13 @@ class BlockCounting(Counting):
     Only for a device for which :func:`native_counting` has proved that it works.
     """
 
+    knows_blocks = True
+
     def __init__(self, device: torch.device, stats: AllocatorStats, counter: Counter) -> None:
         self._device, self._counter = device, counter
         self._levels = LastLevels(stats, counter)
         self._garbage = Garbage(self._level, counter.retained_between)
+        cpp_counts.prepare()
         self._host = host_memory()
         self._patches: SharedPatches = EmptiedStorages(counter, device)
         if self._host is not None:
@@ -138,6 +142,9 @@ class BlockCounting(Counting):
         return blocks_in_use.RequestedAllocations(
             self._counter.allocations_since(mark.serial), self._device
         )
+
+    def block_at(self, address: int) -> tuple[int, int] | None:
+        return self._counter.block_at(address)
 
     def _level(self) -> int:
         return self._counter.figures().level

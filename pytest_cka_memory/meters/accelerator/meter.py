@@ -52,6 +52,13 @@ class AcceleratorMeter(Meter):
         )
         self.notes = (*self.notes, *self._counting.notes, *torch_private.LOST)
 
+    @property
+    def knows_blocks(self) -> bool:  # type: ignore[override]  # of the class in other meters
+        return self._counting.knows_blocks
+
+    def block_at(self, address: int) -> tuple[int, int] | None:
+        return self._counting.block_at(address)
+
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "notes": [*self.notes, *self._counting.seen_notes()]}
 

@@ -8,7 +8,7 @@ from pytest_cka_memory.meters.blocks.library import functions
 from pytest_cka_memory.meters.storages.generations import PROMOTED_TOGETHER
 
 BEGIN, LATER, ALL = 0, 1, -1
-"""Which objects a census looks at: those created since its begin, or since the last call of
+"""Which objects a census looks at: those created since its begin, since the last call but one of
 :meth:`CompiledCensus.advance`, or all."""
 
 
@@ -31,18 +31,16 @@ class CompiledCensus:
         self._library.census_end(self._handle)
 
     def advance(self) -> None:
-        """Let ``LATER`` mean from now on."""
+        """Take note of this moment: see ``LATER``."""
         self._library.census_advance(self._handle)
 
-    def unreachable(self, since: int, most: int) -> tuple[list[Any], int] | None:
+    def unreachable(self, since: int) -> tuple[list[Any], int]:
         """Return the objects that are garbage, and how many objects were looked at.
 
-        None if there are more than `most`. The list references them: a collection while it exists
-        does not free them.
+        The list references them: a collection while it exists does not free them.
         """
         found: list[Any] = []
-        count = self._library.census_unreachable(self._handle, since, most, found)
-        return None if count < 0 else (found, count)
+        return found, self._library.census_unreachable(self._handle, since, found)
 
 
 class CompiledRelease:
@@ -50,15 +48,16 @@ class CompiledRelease:
 
     Args:
         garbage: objects that are to be taken for freed.
-        special: the types whose objects the caller follows.
-        like: a type; those that the collector traverses by the same function are special, too.
+        bases: types; the caller follows their objects, and those of types derived from them.
+        like: a type; those that the collector traverses by the same function are treated so, too.
     """
 
-    def __init__(self, garbage: Sequence[Any], special: Sequence[type], like: type) -> None:
+    def __init__(self, garbage: Sequence[Any], bases: tuple[type, ...], like: type) -> None:
         self._library = functions()
+        self._bases = bases
         self.found: list[Any] = []
         """Special objects: those in the garbage, and others for each reference that they lose."""
-        self._handle = self._library.release_begin(garbage, [*special], id(like), self.found)
+        self._handle = self._library.release_begin(garbage, bases, id(like), self.found)
 
     def __del__(self) -> None:
         self._library.release_end(self._handle)

@@ -142,6 +142,12 @@ class Counter:
         """Return the number of the live block at `address`; ``NOT_LIVE`` if there is none."""
         return cast(int, self._functions.counter_serial_of(address, self._number))
 
+    def block_at(self, address: int) -> tuple[int, int] | None:
+        """Return bytes and number of the live block at `address`; None if there is none."""
+        serial = ctypes.c_uint64()
+        size = self._functions.counter_block_at(address, self._number, byref(serial))
+        return None if size < 0 else (size, serial.value)
+
     def origin_of(self, address: int) -> Origin | None:
         """Return which allocation the live block at `address` continues; None if there is none."""
         size = ctypes.c_int64()

@@ -7,7 +7,7 @@ import torch
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.core.recordings import Recording
 from pytest_cka_memory.errors import DeviceError
-from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters import cpp_counts, torch_private
 from pytest_cka_memory.meters.base import Cleaned, Meter, Peaks, Reading
 from pytest_cka_memory.meters.blocks.collected import CollectedBlocks
 from pytest_cka_memory.meters.blocks.counter import (
@@ -33,6 +33,7 @@ class BlockMeter(Meter):
 
     device = "cpu"
     name = "torch's CPU allocator"
+    knows_blocks = True
 
     def __init__(self) -> None:
         self.device_name = processor_name()
@@ -46,6 +47,7 @@ class BlockMeter(Meter):
         self._garbage = Garbage(self._level, self._counter.retained_between)
         self._other_memory = OtherMemory(self._counter)
         self._collected = CollectedBlocks(self._counter)
+        cpp_counts.prepare()
         self._add_live()
 
     def start(self) -> None:
@@ -93,6 +95,9 @@ class BlockMeter(Meter):
 
     def allocations_since(self, mark: int) -> Sequence[Allocation]:
         return self._counter.allocations_since(mark)
+
+    def block_at(self, address: int) -> tuple[int, int] | None:
+        return self._counter.block_at(address)
 
     def _level(self) -> int:
         return self._counter.figures().level

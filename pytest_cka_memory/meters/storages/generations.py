@@ -64,7 +64,7 @@ class Generations:
         False proves nothing. Old garbage is not collected: it contains no such object, but its
         finalizers, which might create one, do not run.
         """
-        return _without_collections(self._is_none_left)  # one would invalidate the proof
+        return without_collections(self._is_none_left)  # one would invalidate the proof
 
     def _is_none_left(self) -> bool:
         if not self._all_are_young() or _any(self.young()):
@@ -97,14 +97,14 @@ def _of(kinds: set[type], generation: int) -> list[Any]:
         # The second list of the youngest generation has the first one too, at its end.
         return list(compress(chain(_objects(generation), repeat(None)), chosen))
 
-    return _without_collections(search)  # both lists must have the same objects in the same order
+    return without_collections(search)  # both lists must have the same objects in the same order
 
 
 _off_in: int | None = None
-"""The number of the thread in which :func:`_without_collections` has disabled the collector."""
+"""The number of the thread in which :func:`without_collections` has disabled the collector."""
 
 
-def _without_collections(call: Callable[[], T]) -> T:
+def without_collections(call: Callable[[], T]) -> T:
     """Call a function while the garbage collector does not run by itself."""
     global _off_in
     if not gc.isenabled():

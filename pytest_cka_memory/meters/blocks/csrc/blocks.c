@@ -270,6 +270,19 @@ EXPORT uint64_t counter_serial_of(uintptr_t address, int number) {
     return found;
 }
 
+/* Return the bytes of the live block at an address, and in `*serial` its number; -1 if there is none. */
+EXPORT int64_t counter_block_at(uintptr_t address, int number, uint64_t *serial) {
+    int64_t bytes = -1;
+    lock_blocks();
+    uint32_t at = slots ? slots[find(address, number)] : NONE;
+    if (at != NONE) {
+        bytes = nodes[at].bytes;
+        *serial = nodes[at].serial;
+    }
+    unlock_blocks();
+    return bytes;
+}
+
 /* Return the serial number and, in `*bytes`, the size of the allocation that a block continues: of the
    older one from which it was moved, otherwise its own. UINT64_MAX if no block is live there. */
 EXPORT uint64_t counter_origin_of(uintptr_t address, int number, int64_t *bytes) {

@@ -18,9 +18,9 @@
 #include <string.h>
 
 #define GENERATIONS 3
+#define MOMENTS 3
 #define ADDRESS(link) ((link) & ~(uintptr_t)3) /* the lowest bits of a link are flags */
 #define FIRST_ROOM 1024
-#define TOO_MANY (-2)
 
 /* In front of each object: PyGC_Head. */
 typedef struct {
@@ -35,7 +35,7 @@ typedef struct {
 
 typedef struct {
     Generation *generations;
-    Object moments[2]; /* lists, created at the begin and at the last call of census_advance */
+    Object moments[MOMENTS]; /* lists, created at the begin and at the last calls of census_advance */
 } Census;
 
 static Link *link_of(Object object) { return (Link *)object - 1; }
@@ -137,27 +137,28 @@ EXPORT Census *census_begin(int first, int second, int third) {
 }
 
 EXPORT void census_end(Census *census) {
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < MOMENTS; i++)
         if (census->moments[i]) py._DecRef(census->moments[i]);
     free(census);
 }
 
-/* Remember this moment as the later one. */
+/* Remember this moment as the last, and the last so far as the one before. */
 EXPORT int census_advance(Census *census) {
     Object moment = py.List_New(0);
     if (!moment) return FAILED;
-    if (census->moments[1]) py._DecRef(census->moments[1]);
-    census->moments[1] = moment;
+    Object dropped = census->moments[1];
+    census->moments[1] = census->moments[2];
+    census->moments[2] = moment;
+    if (dropped) py._DecRef(dropped);
     return 0;
 }
 
-/* Add the objects that are behind one to a table, `most` at most. */
-static int64_t list_since(const Census *census, Object moment, size_t most, Table *table) {
+/* Add the objects that are behind one to a table. */
+static int64_t list_since(const Census *census, Object moment, Table *table) {
     for (int i = 0; i < GENERATIONS; i++) {
         Link *end = &census->generations[i].link;
         for (Link *link = before(end); link != end; link = before(link)) {
             if (object_of(link) == moment) return (int64_t)table->count;
-            if (table->count == most) return TOO_MANY;
             if (!append(table, object_of(link))) return FAILED;
         }
     }
@@ -199,12 +200,13 @@ static int mark_reachable(Table *table) {
     return 0;
 }
 
-/* Add to the list `found` the unreachable ones of the objects that were created after moment number
-   `moment`, or of all if that is negative. Returns how many were looked at; TOO_MANY if they are more
-   than `most`. */
-EXPORT int64_t census_unreachable(Census *census, int moment, size_t most, Object found) {
+/* Add to the list `found` the unreachable ones of the objects that were created after the begin, with
+   `from` = 1 after the last call of census_advance but one, or with -1 of all. Returns how many were
+   looked at. */
+EXPORT int64_t census_unreachable(Census *census, int from, Object found) {
     Table table = {0};
-    int64_t count = list_since(census, moment < 0 ? NULL : census->moments[moment], most, &table);
+    Object moment = from < 0 ? NULL : census->moments[from] ? census->moments[from] : census->moments[0];
+    int64_t count = list_since(census, moment, &table);
     if (count >= 0 && mark_reachable(&table)) count = FAILED;
     for (size_t i = 0; count >= 0 && i < table.count; i++)
         if (!table.entries[i].state && py.List_Append(found, table.entries[i].object)) count = FAILED;
@@ -215,9 +217,10 @@ EXPORT int64_t census_unreachable(Census *census, int moment, size_t most, Objec
 /* What is freed with garbage: objects to which only garbage has references. Of some types, only the
    caller knows what they reference; those are special. */
 typedef struct {
-    Table table;       /* objects that have lost references, or that are freed */
-    Set special_types;
-    void *special_traverse; /* types that have this function are special, too */
+    Table table;  /* objects that have lost references, or that are freed */
+    Object bases; /* a tuple: these types and those derived from them are special, */
+    void *special_traverse; /* and types that have this function */
+    Object plain_type; /* the last type that was not special: most objects have few types */
     Object found;      /* a list: each special object, once for each reference that it has lost */
     Object *freed;     /* those that are still to be followed */
     size_t count, room;
@@ -225,10 +228,14 @@ typedef struct {
 
 enum { COUNTED, FREED };
 
-static int is_special(const Release *release, Object object) {
+static int is_special(Release *release, Object object) {
     Object type = type_of(object);
-    if (set_has(&release->special_types, type)) return 1;
-    return release->special_traverse && traverse_of(type) == release->special_traverse;
+    if (type == release->plain_type) return 0;
+    if (release->special_traverse && traverse_of(type) == release->special_traverse) return 1;
+    for (ptrdiff_t i = 0; i < py.Tuple_Size(release->bases); i++)
+        if (py.Type_IsSubtype(type, py.Tuple_GetItem(release->bases, i))) return 1;
+    release->plain_type = type;
+    return 0;
 }
 
 static int note_freed_object(Release *release, Object object) {
@@ -264,22 +271,21 @@ static int follow_freed(Release *release) {
 
 EXPORT void release_end(Release *release) {
     free_table(&release->table);
-    free(release->special_types.slots);
     free(release->freed);
     free(release);
 }
 
 /* Begin to follow what is freed with the objects of the list `garbage`. Special are the types of a
-   list, and those that are traversed as the type `like`, if it is not NULL. Special objects are added
-   to the list `found`: those among the garbage, and others for each reference that they lose. */
-EXPORT Release *release_begin(Object garbage, Object special_types, Object like, Object found) {
+   tuple, those derived from them, and those that are traversed as the type `like`, if it is not NULL.
+   Special objects are added to the list `found`: those among the garbage, and others for each
+   reference that they lose. The tuple and that list must exist as long as the result. */
+EXPORT Release *release_begin(Object garbage, Object bases, Object like, Object found) {
     Release *release = calloc(1, sizeof *release);
     if (!release) return no_memory(), NULL;
     release->found = found;
+    release->bases = bases;
     release->special_traverse = like ? traverse_of(like) : NULL;
     int failed = 0;
-    for (ptrdiff_t i = 0; !failed && i < py.List_Size(special_types); i++)
-        failed = set_add(&release->special_types, py.List_GetItem(special_types, i)) == FAILED;
     for (ptrdiff_t i = 0; !failed && i < py.List_Size(garbage); i++) {
         Entry *entry = append(&release->table, py.List_GetItem(garbage, i));
         if (!entry) failed = 1;

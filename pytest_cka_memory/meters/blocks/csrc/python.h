@@ -33,6 +33,7 @@ typedef void *Object;
     X(int, Object_IS_GC, (Object)) \
     X(int, Object_GC_IsTracked, (Object)) \
     X(void *, Type_GetSlot, (Object, int)) \
+    X(int, Type_IsSubtype, (Object, Object)) \
     X(Object, List_New, (ptrdiff_t)) \
     X(ptrdiff_t, List_Size, (Object)) \
     X(Object, List_GetItem, (Object, ptrdiff_t)) \

@@ -13,14 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytest_cka_memory.holders.torch_references import grad_fn_of, is_node
+from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
 from pytest_cka_memory.meters import cpp_counts, torch_private
 from pytest_cka_memory.meters.blocks.census import CompiledRelease
-from pytest_cka_memory.meters.storages.live_objects import (
-    gradient_of,
-    storages_of,
-    with_subclasses,
-)
+from pytest_cka_memory.meters.storages.live_objects import gradient_of, storages_of
 
 
 class Freed(NamedTuple):
@@ -29,12 +25,16 @@ class Freed(NamedTuple):
     storages: list[torch.UntypedStorage]
     is_complete: bool
     """False if there may be more, because torch does not show all that the garbage references."""
+    followed: int
+    """How many objects the search had to ask for references in C++."""
+    waiting: frozenset[int]
+    """Identities of objects that have lost all references of Python, but not those of C++."""
 
 
 def freed_with(garbage: Sequence[Any]) -> Freed:
     """Return what is freed with `garbage`, the objects of a census."""
     if not garbage:
-        return Freed([], True)
+        return Freed([], is_complete=True, followed=0, waiting=frozenset())
     with torch_private.no_torch_function():  # the user's modes must not see these calls
         return _Release(garbage).freed()
 
@@ -50,23 +50,29 @@ _UNKNOWN = cpp_counts.Uses(cpp=2**31, python=0)
 """More references than are ever lost, so that the object counts as in use."""
 
 
+class _NoType:
+    """Instead of NumPy's array, while nothing has imported NumPy."""
+
+
+_OTHERS = (torch.UntypedStorage, *torch_private.SAVED_TENSORS)
+
+
 class _Release:
     """What loses references because garbage is freed. Lives only for one search."""
 
     def __init__(self, garbage: Sequence[Any]) -> None:
-        self._tensors = with_subclasses(torch.Tensor)
-        self._custom_nodes = with_subclasses(torch._C._FunctionBase)
         numpy = sys.modules.get("numpy")
-        self._arrays = set() if numpy is None else with_subclasses(numpy.ndarray)
-        others = (torch.UntypedStorage, *torch_private.SAVED_TENSORS)
-        special = (*self._tensors, *self._custom_nodes, *self._arrays, *others)
-        self._python = CompiledRelease(garbage, special, cpp_counts.type_of_nodes())
+        self._array: type = _NoType if numpy is None else numpy.ndarray
+        bases = (torch.Tensor, torch._C._FunctionBase, self._array, *_OTHERS)
+        self._python = CompiledRelease(garbage, bases, cpp_counts.type_of_nodes())
         self._met: dict[int, Any] = {}
         """By identity, objects that have lost references; so that no other gets that identity."""
         self._lost_in_cpp: Counter[int] = Counter()
         self._freed: set[int] = set()
         self._storages: list[torch.UntypedStorage] = []
         self._is_complete = True
+        self._saved: dict[type, list[str]] = {}
+        """By type of node, the attributes with its saved tensors."""
 
     def freed(self) -> Freed:
         """Follow all references and return what has lost all of its own."""
@@ -75,7 +81,14 @@ class _Release:
             found[place] = None
             self._met[id(value)] = value
             self._free_unused([value])
-        return Freed(self._storages, self._is_complete)
+        return Freed(self._storages, self._is_complete, len(self._met), frozenset(self._waiting()))
+
+    def _waiting(self) -> Iterator[int]:
+        for ident, value in self._met.items():
+            # What adds up a leaf's gradient is used by the graphs of all steps, and has no memory.
+            if ident not in self._freed and not hasattr(type(value), "variable"):
+                if self._python.left(ident) <= self._uses(value).python:
+                    yield ident
 
     def _free_unused(self, candidates: list[Any]) -> None:
         """Free those that have lost all references, and what then has lost all of its own."""
@@ -96,11 +109,11 @@ class _Release:
 
     def _uses(self, value: Any) -> cpp_counts.Uses:
         kind = type(value)
-        if kind in self._tensors:
+        if issubclass(kind, torch.Tensor):
             return cpp_counts.tensor_uses(value)
         if kind is torch.UntypedStorage:
             return cpp_counts.storage_uses(value)
-        if kind in self._custom_nodes or is_node(kind):
+        if is_node(kind):
             return cpp_counts.node_uses(value) or _UNKNOWN
         return cpp_counts.Uses(cpp=0, python=0)
 
@@ -127,9 +140,9 @@ class _Release:
         When this has returned, nothing else of this search references a new one of them.
         """
         kind = type(value)
-        if kind in self._tensors:
-            references = _of_tensor(value)
-        elif kind in self._arrays:
+        if issubclass(kind, torch.Tensor):
+            references = self._of_tensor(value)
+        elif issubclass(kind, self._array):
             references = _of_array(value)
         elif kind in torch_private.SAVED_TENSORS:  # one that belongs to no node
             references = self._of_saved(value, [])
@@ -145,11 +158,24 @@ class _Release:
                 in_python.append(reference.in_python)
         return values, in_python
 
+    def _of_tensor(self, tensor: torch.Tensor) -> Iterator[_Reference]:
+        if _is_lazy_clone(tensor):  # to read the address of its data would copy the data
+            self._is_complete = False
+        else:
+            yield from map(_Reference, storages_of(tensor))
+        with torch_private.no_subclass_function():
+            yield _Reference(grad_fn_of(tensor))
+            yield _Reference(gradient_of(tensor))
+            yield _Reference(torch_private.base_of(tensor))
+
     def _of_node(self, node: Any) -> Iterator[_Reference]:
         following = [found for found, _ in node.next_functions if found is not None]
         yield from map(_Reference, following)
         yield _Reference(getattr(node, "variable", None))  # the leaf, of a node that has one
-        for name in torch_private.raw_saved(type(node)):
+        kind = type(node)
+        if kind not in self._saved:
+            self._saved[kind] = torch_private.raw_saved(kind)
+        for name in self._saved[kind]:
             try:
                 raw = getattr(node, name)
             except RuntimeError:  # the backward pass has freed it
@@ -180,12 +206,11 @@ class _Release:
             self._is_complete = False  # to read it would run the hook
 
 
-def _of_tensor(tensor: torch.Tensor) -> Iterator[_Reference]:
-    yield from map(_Reference, storages_of(tensor))
-    with torch_private.no_subclass_function():
-        yield _Reference(grad_fn_of(tensor))
-        yield _Reference(gradient_of(tensor))
-        yield _Reference(torch_private.base_of(tensor))
+def _is_lazy_clone(tensor: torch.Tensor) -> bool:
+    try:
+        return torch_private.is_lazy_clone(tensor)
+    except (NotImplementedError, RuntimeError):  # it has no storage, or only its parts have
+        return False
 
 
 def _of_array(array: Any) -> Iterator[_Reference]:

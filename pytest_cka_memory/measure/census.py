@@ -1,0 +1,204 @@
+"""Garbage in reference cycles while a region runs, counted without collecting it.
+
+Only objects that were created in the region are looked at: older ones count as in use. Each is looked
+at in the first two counts after its creation, which costs less than to create it. An object that
+was in use in both may be garbage later: so all are looked at again now and then, as often as a time
+allows that is proportional to the batch boundaries.
+"""
+
+import gc
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_cka_memory.meters.base import Garbage, GarbageCounter, Meter
+from pytest_cka_memory.meters.blocks.census import ALL, BEGIN, LATER, CompiledCensus
+from pytest_cka_memory.meters.storages.generations import without_collections
+
+if TYPE_CHECKING:
+    from pytest_cka_memory.meters.release import Freed
+
+_AT_FIRST = 60_000
+"""What counts of all objects may cost in a region before its first boundary, in objects that are
+looked at: one takes 30 nanoseconds."""
+_PER_BOUNDARY = 1_000
+"""What they may cost more after each boundary."""
+_PER_FOLLOWED = 300
+"""What each tensor, storage or autograd node costs that is freed with the garbage."""
+
+Look = Callable[[list[Any]], None]
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A block that garbage keeps alive."""
+
+    address: int
+    serial: int
+    allocated_bytes: int
+    requested_bytes: int
+
+
+class Census(GarbageCounter):
+    """The garbage of one region. Keeps no object alive.
+
+    Args:
+        meter: one that knows its blocks.
+        census: begun at the begin of the region.
+        freed_with: returns what is freed with garbage.
+        look: called with the garbage whenever some is found that keeps memory alive.
+    """
+
+    def __init__(
+        self,
+        meter: Meter,
+        census: CompiledCensus,
+        freed_with: "Callable[[list[Any]], Freed]",
+        look: Look,
+    ) -> None:
+        self._meter, self._census = meter, census
+        self._freed_with, self._look = freed_with, look
+        self._blocks: dict[int, _Block] = {}
+        """By address, what was found."""
+        self._known = Garbage()
+        self._collected = _collected_objects()
+        self._cost_of_all = 0
+        """What it has cost to look at all objects of the region."""
+        self._cost = 0
+        """That of all such counts."""
+        self._seen: set[int] = set()
+        """Identities of objects that were garbage, until any is collected."""
+        self._waiting: set[int] = set()
+        """Those of objects that would be freed if something in C++ did not reference them."""
+        self._seen_at = 0
+        """How many objects had been collected then."""
+        self._is_later = False
+        """Whether there was a count before."""
+        self._serial_before = 0
+        """The number of allocations at the last count, if it did not look at all objects."""
+        self._all_until = 0
+        """The number of boundaries when all were last looked at."""
+        self._missed_since: int | None = None
+
+    def known(self) -> Garbage:
+        collected = _collected_objects() if self._blocks else self._collected
+        if collected != self._collected:  # garbage that was not collected is still there
+            self._collected = collected
+            self._set_blocks(filter(self._is_live, self._blocks.values()))
+        return self._known
+
+    def count(self, boundaries: int) -> Garbage | None:
+        # A collection would change what is garbage, and what this references would survive it.
+        is_complete = without_collections(lambda: self._count(boundaries))
+        return self._known if is_complete else None
+
+    def _count(self, boundaries: int) -> bool:
+        """Add what garbage keeps alive to what is known; return whether that is all."""
+        allowed = _AT_FIRST + _PER_BOUNDARY * boundaries - self._cost
+        is_all = not self._is_later or self._cost_of_all <= allowed
+        found = self._found(BEGIN if is_all else LATER)
+        self._census.advance()
+        self._is_later = True
+        if found is None:
+            return False
+        self.known()  # forgets what was freed since
+        new = [block for block in found if block.address not in self._blocks]
+        has_missed = is_all and any(it.serial <= self._serial_before for it in new)
+        self._missed_since = self._all_until if has_missed else None
+        self._serial_before = 0 if is_all else self._meter.serial()
+        self._all_until = boundaries if is_all else self._all_until
+        self._set_blocks([*self._blocks.values(), *new])
+        return True
+
+    def older(self) -> list[tuple[int, int]]:
+        return without_collections(self._older)
+
+    def _older(self) -> list[tuple[int, int]]:
+        garbage, _ = self._census.unreachable(ALL)
+        found = []
+        for group in _connected(garbage):
+            blocks = self._blocks_of(self._freed_with(group).storages)
+            new = [block for block in blocks if block.address not in self._blocks]
+            if new:
+                last = max(block.serial for block in new)
+                found.append((sum(block.requested_bytes for block in new), last))
+        return found
+
+    def missed_since(self) -> int | None:
+        return self._missed_since
+
+    def _found(self, since: int) -> list[_Block] | None:
+        """Return blocks that garbage keeps alive and that are new; None if they are not all known.
+
+        Of the garbage, only what is new is followed, unless more of it references the same objects.
+        """
+        garbage, cost = self._census.unreachable(since)
+        collected = _collected_objects()
+        if collected != self._seen_at:  # other objects may have got the same identities
+            self._seen, self._waiting, self._seen_at = set(), set(), collected
+        new = [value for value in garbage if id(value) not in self._seen]
+        self._seen.update(map(id, new))
+        freed = self._freed_with(new)
+        cost += _PER_FOLLOWED * freed.followed
+        if len(new) < len(garbage) and not self._waiting.isdisjoint(freed.waiting):
+            freed = self._freed_with(garbage)
+            cost += _PER_FOLLOWED * freed.followed
+        self._waiting |= freed.waiting
+        if since == BEGIN:
+            self._cost_of_all = cost
+            self._cost += cost
+        blocks = self._blocks_of(freed.storages)
+        if blocks:
+            self._look(garbage)
+        return blocks if freed.is_complete else None
+
+    def _blocks_of(self, storages: Iterable[Any]) -> list[_Block]:
+        device = self._meter.torch_device
+        found = []
+        for storage in storages:
+            if str(storage.device) != device or not storage.nbytes():
+                continue
+            address = storage.data_ptr()
+            block = self._meter.block_at(address)
+            if block is not None:
+                found.append(_Block(address, block[1], block[0], storage.nbytes()))
+        return found
+
+    def _set_blocks(self, blocks: Iterable[_Block]) -> None:
+        self._blocks = {block.address: block for block in blocks}
+        self._known = Garbage(
+            sum(block.allocated_bytes for block in self._blocks.values()),
+            sum(block.requested_bytes for block in self._blocks.values()),
+        )
+
+    def _is_live(self, block: _Block) -> bool:
+        found = self._meter.block_at(block.address)
+        return found is not None and found[1] == block.serial
+
+
+def census_of(meter: Meter, look: Look) -> GarbageCounter | None:
+    """Return a census for a region that begins now; None if garbage cannot be counted here."""
+    own = meter.garbage_counter()
+    if own is not None or not meter.knows_blocks:
+        return own
+    from pytest_cka_memory.meters import release  # imports torch; not at the first boundary
+
+    census = CompiledCensus.begin()
+    return None if census is None else Census(meter, census, release.freed_with, look)
+
+
+def _connected(objects: list[Any]) -> list[list[Any]]:
+    """Return objects in groups that have no references between each other."""
+    group = {id(value): [value] for value in objects}
+    for value in objects:
+        for referenced in gc.get_referents(value):
+            one, other = group[id(value)], group.get(id(referenced))
+            if other is not None and other is not one:
+                small, large = sorted((one, other), key=len)
+                large += small
+                group.update((id(member), large) for member in small)
+    return list({id(members): members for members in group.values()}.values())
+
+
+def _collected_objects() -> int:
+    return sum(int(generation["collected"]) for generation in gc.get_stats())
