@@ -79,25 +79,30 @@ def judged_growth(samples: Sequence[Sample], warmup: int = 1) -> JudgedGrowth | 
     """
     judged = full_batches(samples)[warmup:]
     known = [place for place, sample in enumerate(judged) if not sample.may_have_garbage]
-    if known and MIN_JUDGED_BATCHES <= known[-1] + 1 <= len(judged) - _half(judged):
+    if known and MIN_JUDGED_BATCHES <= known[-1] + 1 <= len(judged) - _half(len(judged)):
         judged = judged[: known[-1] + 1]
-    half = _half(judged)
+    half = _half(len(judged))
     if half == 0:
         return None
-    middle = len(judged) - half
-    before = [place for place in known if middle - half <= place < middle]
-    after = [place for place in known if middle <= place]
+    second = len(judged) - half
+    before = [place for place in known if second - half <= place < second]
+    after = [place for place in known if second <= place]
     is_complete = len(before) == len(after) == half or not before or not after
     if is_complete:
-        before, after = list(range(middle - half, middle)), list(range(middle, len(judged)))
+        before, after = list(range(second - half, second)), list(range(second, len(judged)))
     (low, start), (high, end) = (
         max((judged[place].in_use_bytes, place) for place in places)
         for places in (before, after)
     )
     growth = (high - low) / (half if is_complete else end - start)
-    return JudgedGrowth(judged[middle - half], judged[start], judged[-1], growth)
+    return JudgedGrowth(judged[second - half], judged[start], judged[-1], growth)
 
 
-def _half(judged: Sequence[Sample]) -> int:
-    """Return how many samples are in each of the halves that are compared."""
-    return len(judged) // 4 * 2
+def middle(count: int, warmup: int = 1) -> int:
+    """Return the index of the first sample of the second half that is judged, of `count` samples."""
+    return count - _half(max(0, count - warmup))
+
+
+def _half(judged: int) -> int:
+    """Return how many of so many samples are in each of the halves that are compared."""
+    return judged // 4 * 2

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from gc import collect  # at import, because a test may patch gc.collect
 
-from pytest_cka_memory.core.growth import Sample, growth_bytes_per_batch
+from pytest_cka_memory.core.growth import Sample, middle
 from pytest_cka_memory.meters.base import Garbage, GarbageCounter, Peaks, Reading
 
 _CHECKED_EACH = 40
@@ -64,6 +64,8 @@ class BatchSamples:
         self._more_allowed_at = _CHECKED_EACH * 5 // 3
         self._without_garbage = 0
         """How many checks in a row have found none that is new."""
+        self._ended_at = 0
+        """Number of boundaries when a loop has ended."""
         self._highest_peak = -1
         self._garbage_at_peak = 0
 
@@ -160,6 +162,12 @@ class BatchSamples:
         self._has_risen = False
         return True
 
+    def loop_ended(self) -> None:
+        """Check once more: after the last boundary, while the loop's variables still exist."""
+        self.check()
+        self._take_older_for_garbage(lambda index: index == len(self._boundaries) - 1)
+        self._ended_at = len(self._boundaries)
+
     def finish(self) -> None:
         """Correct the samples since the last check, after the last boundary.
 
@@ -167,20 +175,32 @@ class BatchSamples:
         """
         if self._has_risen:
             self._correct_unchecked(self._checked_bytes)
-        if self._census is not None and (growth_bytes_per_batch(self.timeline()) or 0) > 0:
-            self._correct_for_older(self._census.older())
+        if self._ended_at < len(self._boundaries):
+            self._take_older_for_garbage(lambda _: False)
 
-    def _correct_for_older(self, garbage: Sequence[tuple[int, int]]) -> None:
-        """Take for garbage what objects keep alive that are older than the region.
+    def _take_older_for_garbage(self, is_known: Callable[[int], bool]) -> None:
+        """Take for garbage what objects keep alive that are older than the region, if there may be.
 
-        A census takes these for in use until the loop ends, because it does not look at them. Until
-        the batch in which memory was last allocated among them, they were in use; later they are
-        taken for garbage. Without this, a loop would grow that uses up such objects.
+        A census takes these for in use while the loop runs, because it does not look at them.
+        Without this, a loop would grow that uses up such objects. Until the batch in which memory
+        was last allocated among them, they were in use, and they are taken for garbage after it.
+        At the boundary between they may be either: then the growth is the smaller one.
+
+        Args:
+            is_known: whether what is garbage now was garbage at the boundary of that index.
         """
-        for garbage_bytes, last_serial in garbage:
-            last_batch = bisect_left(self.serials, last_serial)
-            for boundary in self._boundaries[last_batch + 1 :]:
-                boundary.take_for_garbage(garbage_bytes)
+        levels = [boundary.level for boundary in self._boundaries]
+        if self._census is None or max(levels[1:], default=0) <= min(levels[:1], default=0):
+            return
+        garbage_since: Counter[int] = Counter()
+        for garbage in self._census.older():
+            last_batch = bisect_left(self.serials, garbage.last_serial)
+            is_garbage = is_known(last_batch) or middle(len(levels)) <= last_batch < len(levels) - 1
+            garbage_since[last_batch + (not is_garbage)] += garbage.requested_bytes
+        garbage_bytes = 0
+        for number, boundary in enumerate(self._boundaries):
+            garbage_bytes += garbage_since[number]
+            boundary.take_for_garbage(garbage_bytes)
 
     def _collect(self, last: "_Boundary") -> int:
         """Free the garbage; return how much of the level at the last boundary it was."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_cka_memory.meters.base import Garbage, GarbageCounter, Meter
+from pytest_cka_memory.meters.base import Garbage, GarbageCounter, Meter, OlderGarbage
 from pytest_cka_memory.meters.blocks.census import ALL, BEGIN, LATER, CompiledCensus
 from pytest_cka_memory.meters.storages.generations import without_collections
 
@@ -110,18 +110,22 @@ class Census(GarbageCounter):
         self._set_blocks([*self._blocks.values(), *new])
         return True
 
-    def older(self) -> list[tuple[int, int]]:
+    def older(self) -> list[OlderGarbage]:
         return without_collections(self._older)
 
-    def _older(self) -> list[tuple[int, int]]:
-        garbage, _ = self._census.unreachable(ALL)
+    def _older(self) -> list[OlderGarbage]:
+        young, _ = self._census.unreachable(BEGIN)
+        counted = {block.address for block in self._blocks_of(self._freed_with(young).storages)}
+        of_region = set(map(id, young))
+        del young  # it references them, so the next census would not take them for garbage
+        everything, _ = self._census.unreachable(ALL)
         found = []
-        for group in _connected(garbage):
+        for group in _connected([value for value in everything if id(value) not in of_region]):
             blocks = self._blocks_of(self._freed_with(group).storages)
-            new = [block for block in blocks if block.address not in self._blocks]
+            new = [it for it in blocks if it.address not in counted and it.address not in self._blocks]
             if new:
-                last = max(block.serial for block in new)
-                found.append((sum(block.requested_bytes for block in new), last))
+                requested_bytes = sum(block.requested_bytes for block in new)
+                found.append(OlderGarbage(requested_bytes, max(block.serial for block in new)))
         return found
 
     def missed_since(self) -> int | None:

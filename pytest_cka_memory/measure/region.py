@@ -163,7 +163,7 @@ class Region(FigureAttributes):
         """
         from pytest_cka_memory.measure.loaders import SampledLoader
 
-        return SampledLoader(loader, self._sample_if_open, self._check_if_open)
+        return SampledLoader(loader, self._sample_if_open, self._end_loop_if_open)
 
     def batch_done(self, size: int | None = None) -> None:
         """Sample a batch boundary in a loop without a loader; `size` is the number of items.
@@ -214,9 +214,9 @@ class Region(FigureAttributes):
             so_far = records.record_at(self.label, start, reading, self.timeline)
             self._grown = self._find_growth(so_far)
 
-    def _check_if_open(self) -> None:
+    def _end_loop_if_open(self) -> None:
         if self._record is None:
-            self._samples.check()
+            self._samples.loop_ended()
 
     def _find_growth(self, record: RegionRecord) -> tuple[Holding, ...]:
         """Return what is allocated batch after batch, if `record` is to be explained so."""

@@ -49,6 +49,15 @@ class Garbage:
     requested_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class OlderGarbage:
+    """What objects that are older than the region, and are garbage now, keep alive."""
+
+    requested_bytes: int
+    last_serial: int
+    """The number of the last allocation in it."""
+
+
 class GarbageCounter(ABC):
     """Counts garbage in reference cycles while a region runs, without freeing it."""
 
@@ -60,11 +69,10 @@ class GarbageCounter(ABC):
     def count(self, boundaries: int) -> Garbage | None:
         """Look for garbage and return all; None if that takes too long after so few boundaries."""
 
-    def older(self) -> list[tuple[int, int]]:
-        """Return what garbage keeps alive that is older than the region, and was not counted.
+    def older(self) -> list[OlderGarbage]:
+        """Return what only garbage keeps alive that is older than the region, and was not counted.
 
-        For each group of objects that reference each other: the requested bytes, and the number of
-        the last allocation among them.
+        One for each group of objects that reference each other. This looks at all objects.
         """
         return []
 
