@@ -117,6 +117,25 @@ class RegionRecord(AdditionalFigures):
             "Held by the allocator after garbage, workspaces and the cache were freed at exit.",
         ),
     ] = None
+    garbage_at_peak_bytes: Annotated[
+        int | None,
+        Figure(
+            "garbage at the peak",
+            "How much of peak_bytes was garbage in reference cycles, which the collector had not "
+            "freed: at least this, because it is looked for at batch boundaries; null without "
+            "them, and if it cannot be counted.",
+            never_negative=True,
+        ),
+    ] = None
+    garbage_end_bytes: Annotated[
+        int | None,
+        Figure(
+            "garbage at exit",
+            "Live when the region's code ended, and garbage in reference cycles: freed by the "
+            "collection at the end of the region.",
+            never_negative=True,
+        ),
+    ] = None
     one_time_bytes: Annotated[
         int | None,
         Figure(
@@ -141,6 +160,9 @@ class RegionRecord(AdditionalFigures):
     garbage_left: bool = False
     """Whether its figures may include garbage in reference cycles, because collecting it would have
     taken too long. Only for whole tests without limits: then retained_bytes is an upper bound."""
+    garbage_freed: bool = False
+    """Whether garbage was freed at batch boundaries because it cannot be counted there without the
+    library in C: peaks and levels may then be higher without the plugin."""
     timeline: tuple[Sample, ...] = ()
     """One sample per batch boundary."""
     retained: tuple[Holding, ...] = ()
@@ -151,6 +173,10 @@ class RegionRecord(AdditionalFigures):
     """What was live at the peak, by the line that allocated it; listed if a peak limit broke."""
     host_retained: tuple[Holding, ...] = ()
     """What ``host_retained_bytes`` counts and what references it; searched for if a limit broke."""
+
+    garbage: tuple[Holding, ...] = ()
+    """Tensors that were garbage in reference cycles at a batch boundary or at exit, and the cycles;
+    described if there are limits."""
 
     @property
     def peak_increase_bytes(

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 GROWTH_ON_HOST = "growth on the host"
 """Among the figures to explain: tensors on the host that several batches have left, while another
@@ -30,7 +30,7 @@ class Sample:
     """How much of ``requested_bytes`` was garbage in reference cycles, as far as it was looked for.
     Growth is computed without it."""
     may_have_garbage: bool = False
-    """Whether there may be more garbage than that, because it was not looked for at this boundary."""
+    """Whether there may be more garbage than that: it was not looked for at this boundary."""
 
     @property
     def in_use_bytes(self) -> int:
@@ -65,6 +65,19 @@ def growth_bytes_per_batch(samples: Sequence[Sample], warmup: int = 1) -> float 
     return None if found is None else found.bytes_per_batch
 
 
+def garbage_growth_bytes_per_batch(samples: Sequence[Sample], warmup: int = 1) -> float:
+    """Return how much more the level with the garbage in reference cycles rises than without it.
+
+    0 with fewer than ``warmup + 4`` full batches.
+    """
+    if not any(sample.garbage_bytes for sample in samples):
+        return 0
+    growth = growth_bytes_per_batch(samples, warmup)
+    everything = [replace(it, garbage_bytes=0, may_have_garbage=False) for it in samples]
+    rise = growth_bytes_per_batch(everything, warmup)
+    return 0 if growth is None or rise is None else max(0, rise - max(0, growth))
+
+
 def judged_growth(samples: Sequence[Sample], warmup: int = 1) -> JudgedGrowth | None:
     """Return the rise of the upper level per batch; None below ``warmup + 4`` full batches.
 
@@ -91,15 +104,14 @@ def judged_growth(samples: Sequence[Sample], warmup: int = 1) -> JudgedGrowth | 
     if is_complete:
         before, after = list(range(second - half, second)), list(range(second, len(judged)))
     (low, start), (high, end) = (
-        max((judged[place].in_use_bytes, place) for place in places)
-        for places in (before, after)
+        max((judged[place].in_use_bytes, place) for place in places) for places in (before, after)
     )
     growth = (high - low) / (half if is_complete else end - start)
     return JudgedGrowth(judged[second - half], judged[start], judged[-1], growth)
 
 
 def middle(count: int, warmup: int = 1) -> int:
-    """Return the index of the first sample of the second half that is judged, of `count` samples."""
+    """Return the index of the first sample, of `count`, in the second half that is judged."""
     return count - _half(max(0, count - warmup))
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.core.garbage import note_on_growth, part_of_message
 from pytest_cka_memory.core.growth import MIN_JUDGED_BATCHES, full_batches, growth_bytes_per_batch
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
@@ -24,9 +25,14 @@ class FlatPerBatch(Limit):
     reports_host: ClassVar[bool] = True
 
     def verdicts(self, record: RegionRecord) -> Sequence[Verdict]:
-        """Return the verdict, and what several batches have left on the host, which has none."""
+        """Return the verdict, and what it leaves out: garbage, and tensors on the host."""
+        garbage = note_on_growth(record, self.warmup, self.tolerance_bytes)
         left = _left_on_host(record.host_retained)
-        return [self.judge(record), Unjudged(f"{self.text} on the host", left) if left else None]
+        return [
+            self.judge(record),
+            Unjudged(f"{self.text} of garbage", garbage) if garbage else None,
+            Unjudged(f"{self.text} on the host", left) if left else None,
+        ]
 
     def judge(self, record: RegionRecord) -> Verdict:
         """Return None or a breach; too few batches are a breach that says how many are missing."""
@@ -38,7 +44,7 @@ class FlatPerBatch(Limit):
         message = (
             f"grew by {format_exact(growth)} per {self.unit} over "
             f"{counted(record.batches, self.unit)}, allowed {format_exact(self.tolerance_bytes)} "
-            f"per {self.unit}"
+            f"per {self.unit}{part_of_message(record, _GROWTH)}"
         )
         return Breach(self.text, self.tolerance_bytes, growth, message, _GROWTH)
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
+from pytest_cka_memory.core.garbage import part_of_message
 from pytest_cka_memory.core.process_limits import whose
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
 from pytest_cka_memory.units import format_exact, format_with_unit
@@ -31,6 +32,7 @@ class Maximum(Limit):
             f"{FIGURES[self.figure].noun} {format_exact(measured)}, "
             f"allowed {format_exact(self.allowed_bytes)}: "
             f"{format_exact(measured - self.allowed_bytes)} too much{self._parts(record)}"
+            f"{part_of_message(record, self.figure)}"
         )
         return Breach(self.text, self.allowed_bytes, measured, message, self.figure)
 

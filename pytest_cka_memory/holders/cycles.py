@@ -75,6 +75,13 @@ def described_garbage(garbage: Sequence[Any], allocations: Iterable[Allocation])
     return found
 
 
+def live(found: Found) -> tuple[Holding, ...]:
+    """Group what :func:`described_garbage` has returned, largest first."""
+    return grouped(
+        [Entry(holding, (site_key(each.site), holding.held_by), None) for each, holding in found]
+    )
+
+
 def freed(found: Found, collected: Iterable[Allocation], cycle_bytes: int) -> tuple[Holding, ...]:
     """Group what is no longer live, largest first.
 

@@ -17,7 +17,12 @@ from pytest_cka_memory.holders import owners, packed_parameters, script_plans
 from pytest_cka_memory.holders.containers import ReferencePath, container_before, shared_container
 from pytest_cka_memory.holders.keepers import keeper_of
 from pytest_cka_memory.holders.search import Reference
-from pytest_cka_memory.holders.torch_references import dtype_and_shape_of, is_gradient, is_hooks, is_part_of_its_storage
+from pytest_cka_memory.holders.torch_references import (
+    dtype_and_shape_of,
+    is_gradient,
+    is_hooks,
+    is_part_of_its_storage,
+)
 from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
 from pytest_cka_memory.units import counted
 

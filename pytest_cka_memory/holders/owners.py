@@ -16,8 +16,8 @@ from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.holders import loops, packed_parameters
 from pytest_cka_memory.holders.search import Reference
 from pytest_cka_memory.holders.torch_references import class_name
-from pytest_cka_memory.meters.autograd_nodes import is_node, mro
 from pytest_cka_memory.holders.unreached import Unreached
+from pytest_cka_memory.meters.autograd_nodes import is_node, mro
 
 _FIND_OUT = (
     "to find out which, put cka_memory.measure() around a half of the block, then around a half of "

@@ -8,7 +8,6 @@ import contextvars
 import gc
 import sys
 import threading
-import types
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
 from pytest_cka_memory.holders.by_type import ByType
 from pytest_cka_memory.holders.search import Reference, RulesForType
-from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
 from pytest_cka_memory.holders.walk import LEAVES, Walk
 from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
 
 _MOST_OBJECTS = 400_000
 """Objects after which the walk stops, so that its time is bounded."""

@@ -1,5 +1,6 @@
 """The interface of what a region measures in addition to its device's memory."""
 
+from collections.abc import Collection
 from typing import Any
 
 
@@ -9,10 +10,13 @@ class Addition:
     def boundary(self) -> None:
         """Measure at a batch boundary."""
 
-    def look(self, garbage: list[Any] | None) -> None:
+    def look(self, garbage: list[Any] | None, serials: Collection[int] = ()) -> None:
         """Look at objects that are garbage at a batch boundary.
 
-        None if they are not known: then all garbage is about to be collected.
+        Args:
+            garbage: the objects; None if they are not known: then all garbage is about to be
+                collected.
+            serials: the numbers of the allocations that only they keep alive.
         """
 
     def finish(self) -> None:

@@ -1,13 +1,13 @@
 """Garbage in reference cycles while a region runs, counted without collecting it.
 
-Only objects that were created in the region are looked at: older ones count as in use. Each is looked
-at in the first two counts after its creation, which costs less than to create it. An object that
-was in use in both may be garbage later: so all are looked at again now and then, as often as a time
-allows that is proportional to the batch boundaries.
+Only objects that were created in the region are looked at: older ones count as in use. Each is
+looked at in the first two counts after its creation, which costs less than to create it. An object
+that was in use in both may be garbage later: so all are looked at again now and then, as often as
+a time allows that is proportional to the batch boundaries.
 """
 
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +26,7 @@ _PER_BOUNDARY = 1_000
 _PER_FOLLOWED = 300
 """What each tensor, storage or autograd node costs that is freed with the garbage."""
 
-Look = Callable[[list[Any]], None]
+Look = Callable[[list[Any], Collection[int]], None]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,8 @@ class Census(GarbageCounter):
         meter: one that knows its blocks.
         census: begun at the begin of the region.
         freed_with: returns what is freed with garbage.
-        look: called with the garbage whenever some is found that keeps memory alive.
+        look: called with the garbage whenever some is found that keeps memory alive, and with the
+            numbers of the allocations that are garbage.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Census(GarbageCounter):
         self._meter, self._census = meter, census
         self._freed_with, self._look = freed_with, look
         self._blocks: dict[int, _Block] = {}
-        """By address, what was found."""
+        """By the number of the allocation, what was found."""
         self._known = Garbage()
         self._collected = _collected_objects()
         self._cost_of_all = 0
@@ -96,18 +97,20 @@ class Census(GarbageCounter):
         """Add what garbage keeps alive to what is known; return whether that is all."""
         allowed = _AT_FIRST + _PER_BOUNDARY * boundaries - self._cost
         is_all = not self._is_later or self._cost_of_all <= allowed
-        found = self._found(BEGIN if is_all else LATER)
+        garbage, found = self._found(BEGIN if is_all else LATER)
         self._census.advance()
         self._is_later = True
         if found is None:
             return False
         self.known()  # forgets what was freed since
-        new = [block for block in found if block.address not in self._blocks]
+        new = [block for block in found if block.serial not in self._blocks]
         has_missed = is_all and any(it.serial <= self._serial_before for it in new)
         self._missed_since = self._all_until if has_missed else None
         self._serial_before = 0 if is_all else self._meter.serial()
         self._all_until = boundaries if is_all else self._all_until
         self._set_blocks([*self._blocks.values(), *new])
+        if found:
+            self._look(garbage, self._blocks.keys())
         return True
 
     def older(self) -> list[OlderGarbage]:
@@ -115,14 +118,15 @@ class Census(GarbageCounter):
 
     def _older(self) -> list[OlderGarbage]:
         young, _ = self._census.unreachable(BEGIN)
-        counted = {block.address for block in self._blocks_of(self._freed_with(young).storages)}
+        counted = {block.serial for block in self._blocks_of(self._freed_with(young).storages)}
+        counted |= self._blocks.keys()
         of_region = set(map(id, young))
         del young  # it references them, so the next census would not take them for garbage
         everything, _ = self._census.unreachable(ALL)
         found = []
         for group in _connected([value for value in everything if id(value) not in of_region]):
             blocks = self._blocks_of(self._freed_with(group).storages)
-            new = [it for it in blocks if it.address not in counted and it.address not in self._blocks]
+            new = [block for block in blocks if block.serial not in counted]
             if new:
                 requested_bytes = sum(block.requested_bytes for block in new)
                 found.append(OlderGarbage(requested_bytes, max(block.serial for block in new)))
@@ -131,8 +135,8 @@ class Census(GarbageCounter):
     def missed_since(self) -> int | None:
         return self._missed_since
 
-    def _found(self, since: int) -> list[_Block] | None:
-        """Return blocks that garbage keeps alive and that are new; None if they are not all known.
+    def _found(self, since: int) -> tuple[list[Any], list[_Block] | None]:
+        """Return the garbage, and blocks that it keeps alive; None if they are not all known.
 
         Of the garbage, only what is new is followed, unless more of it references the same objects.
         """
@@ -151,10 +155,7 @@ class Census(GarbageCounter):
         if since == BEGIN:
             self._cost_of_all = cost
             self._cost += cost
-        blocks = self._blocks_of(freed.storages)
-        if blocks:
-            self._look(garbage)
-        return blocks if freed.is_complete else None
+        return garbage, self._blocks_of(freed.storages) if freed.is_complete else None
 
     def _blocks_of(self, storages: Iterable[Any]) -> list[_Block]:
         device = self._meter.torch_device
@@ -169,7 +170,7 @@ class Census(GarbageCounter):
         return found
 
     def _set_blocks(self, blocks: Iterable[_Block]) -> None:
-        self._blocks = {block.address: block for block in blocks}
+        self._blocks = {block.serial: block for block in blocks}
         self._known = Garbage(
             sum(block.allocated_bytes for block in self._blocks.values()),
             sum(block.requested_bytes for block in self._blocks.values()),

@@ -1,7 +1,7 @@
 """What only the garbage collector frees: how many bytes, and the cycles that kept them alive."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from gc import collect  # at import, because a test may patch gc.collect
 from typing import Any
@@ -26,7 +26,7 @@ class Cycles(Addition):
             # a cycle of the user before it can be described.
             collect(0)
 
-    def look(self, garbage: list[Any] | None) -> None:
+    def look(self, garbage: list[Any] | None, serials: Collection[int] = ()) -> None:
         """Describe the cycles that are garbage, the first time that there are any."""
         if not self._is_counted or self._found:
             return

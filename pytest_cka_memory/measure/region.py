@@ -17,8 +17,9 @@ from pytest_cka_memory.measure import records
 from pytest_cka_memory.measure.batches import BatchSamples
 from pytest_cka_memory.measure.census import census_of
 from pytest_cka_memory.measure.figure_attributes import FigureAttributes
+from pytest_cka_memory.measure.found_garbage import FoundGarbage
 from pytest_cka_memory.measure.optimizer_steps import StepBoundaries
-from pytest_cka_memory.measure.region_stack import RegionStack
+from pytest_cka_memory.measure.region_stack import ClosedRegion, RegionStack
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -93,8 +94,11 @@ class Region(FigureAttributes):
             from pytest_cka_memory.measure import additions
 
             self._additions = additions.begin(also, peaks, meter)
+        if self._explainer is not None:
+            self._additions = (*self._additions, FoundGarbage(peaks, meter))
         look = partial(_look, self._additions)
-        self._samples = BatchSamples(peaks, census_of(meter, look), partial(look, None))
+        self._census = census_of(meter, look)
+        self._samples = BatchSamples(peaks, self._census, partial(look, None))
 
     @property
     def timeline(self) -> tuple[Sample, ...]:
@@ -235,6 +239,8 @@ class Region(FigureAttributes):
 
     def _close(self, completed: bool, first_run_retained_bytes: int | None = None) -> None:
         self._samples.finish()
+        self._describe_garbage_at_peak()
+        live_bytes = self._stack.meter.retained_since(self._open_region.peaks.mark)
         for addition in self._additions if completed else ():
             addition.finish()
         for addition in self._additions:
@@ -249,6 +255,7 @@ class Region(FigureAttributes):
                 workspace_bytes=self._open_region.workspace_bytes,
                 first_run_retained_bytes=first_run_retained_bytes,
             )
+            record = replace(record, **self._garbage_fields(live_bytes, closed))
             for addition in self._additions:
                 record = replace(record, **addition.fields())
             self._survivors, self._host_survivors = closed.survivors, closed.host_survivors
@@ -264,6 +271,25 @@ class Region(FigureAttributes):
             except BaseException:
                 self._record = replace(record, completed=False)
                 raise
+
+    def _describe_garbage_at_peak(self) -> None:
+        """Find a cycle to name, if a limit on the peak is broken and no boundary has found one."""
+        if self._census is None or self._explainer is None or self._samples.serials:
+            return
+        start, end = self._open_region.start, self._open_region.peaks.read()
+        so_far = records.record_at(self.label, start, end, self.timeline)
+        names = self._figures_to_explain(so_far)
+        if any(FIGURES[name].explained_by == "at_peak" for name in names if name in FIGURES):
+            self._census.count(0)
+
+    def _garbage_fields(self, live_bytes: int, closed: ClosedRegion) -> dict[str, Any]:
+        """Return the figures of garbage; `live_bytes` were live of the region before cleaning."""
+        freed_bytes = live_bytes - closed.retained_bytes - closed.workspace_bytes
+        return {
+            "garbage_at_peak_bytes": self._samples.garbage_at_peak(closed.end.peak_bytes),
+            "garbage_end_bytes": None if closed.garbage_left else max(0, freed_bytes),
+            "garbage_freed": self._samples.freed_garbage,
+        }
 
     def _with_explanations(self, record: RegionRecord) -> RegionRecord:
         return self._explained(record, self._figures_to_explain(record))
@@ -391,9 +417,11 @@ class Region(FigureAttributes):
         return sorted({*super().__dir__(), *READABLE, *_IN_MB})
 
 
-def _look(additions: Sequence["Addition"], garbage: list[Any] | None) -> None:
+def _look(
+    additions: Sequence["Addition"], garbage: list[Any] | None, serials: Collection[int] = ()
+) -> None:
     for addition in additions:
-        addition.look(garbage)
+        addition.look(garbage, serials)
 
 
 def public_names() -> frozenset[str]:

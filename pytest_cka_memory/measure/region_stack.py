@@ -43,6 +43,8 @@ class ClosedRegion:
     """The same of tensors on the host, while another device is measured."""
     garbage_left: bool
     """Whether its figures may include garbage in reference cycles."""
+    workspace_bytes: int
+    """Of library workspaces that cleaning has dropped."""
 
 
 class RegionStack:
@@ -117,6 +119,7 @@ class RegionStack:
                 host_retained_bytes=host_bytes,
                 host_survivors=self.meter.host_allocations_since(mark) if host_bytes else (),
                 garbage_left=cleaned.garbage_left or region.garbage_at_start,
+                workspace_bytes=cleaned.workspace_bytes or 0,
             )
         finally:
             try:

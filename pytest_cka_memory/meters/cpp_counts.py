@@ -150,7 +150,7 @@ def _ways() -> tuple[_Way | None, _Way | None]:
     """Return how to read nodes that are written in C++, and those of custom functions."""
     with torch.enable_grad():
         leaf = torch.ones(1, device="cpu", requires_grad=True)
-        of_custom = torch._C._FunctionBase.__basicsize__
+        of_custom = torch_private.FUNCTION_BASE.__basicsize__
         return _tried(lambda: leaf * 2), _tried(lambda: _Custom.apply(leaf), of_custom)
 
 
@@ -174,7 +174,7 @@ def _tried(make: Callable[[], torch.Tensor], size: int | None = None) -> _Way | 
     result = make()
     node = result.grad_fn
     for place in range(2 * _WORD, size or type(node).__basicsize__, _WORD):
-        with suppress(_NO_ADDRESS):
+        with suppress(*_NO_ADDRESS):
             counts = _counts_of(id(node) + place, result)
             for of_object in (0, 1):
                 if counts == [of_object + expected for expected in (1, 4, 2)]:
@@ -240,12 +240,16 @@ def _places_in_saved() -> _Places | None:
         plain = value.sin().grad_fn
         with torch.autograd.graph.saved_tensors_hooks(_pack, lambda _: value):
             packed, packed_leaf = value.sin().grad_fn, leaf.sin().grad_fn
+    if packed_leaf is None:
+        return None
     names = torch_private.raw_saved(type(packed))
     if len(names) != 1:
         return None
     node = address_of_node(value.grad_fn)
     node_of_leaf = address_of_node(packed_leaf.next_functions[0][0])
-    with suppress(_NO_ADDRESS):
+    if node is None or node_of_leaf is None:
+        return None
+    with suppress(*_NO_ADDRESS):
         of_plain, of_packed, of_leaf = (
             _words_of(getattr(it, names[0])) for it in (plain, packed, packed_leaf)
         )

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
 from pytest_cka_memory.meters import cpp_counts, torch_private
+from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
 from pytest_cka_memory.meters.blocks.census import CompiledRelease
 from pytest_cka_memory.meters.storages.live_objects import gradient_of, storages_of
 
@@ -63,7 +63,7 @@ class _Release:
     def __init__(self, garbage: Sequence[Any]) -> None:
         numpy = sys.modules.get("numpy")
         self._array: type = _NoType if numpy is None else numpy.ndarray
-        bases = (torch.Tensor, torch._C._FunctionBase, self._array, *_OTHERS)
+        bases = (torch.Tensor, torch_private.FUNCTION_BASE, self._array, *_OTHERS)
         self._python = CompiledRelease(garbage, bases, cpp_counts.type_of_nodes())
         self._met: dict[int, Any] = {}
         """By identity, objects that have lost references; so that no other gets that identity."""
@@ -86,9 +86,10 @@ class _Release:
     def _waiting(self) -> Iterator[int]:
         for ident, value in self._met.items():
             # What adds up a leaf's gradient is used by the graphs of all steps, and has no memory.
-            if ident not in self._freed and not hasattr(type(value), "variable"):
-                if self._python.left(ident) <= self._uses(value).python:
-                    yield ident
+            if ident in self._freed or hasattr(type(value), "variable"):
+                continue
+            if self._python.left(ident) <= self._uses(value).python:
+                yield ident
 
     def _free_unused(self, candidates: list[Any]) -> None:
         """Free those that have lost all references, and what then has lost all of its own."""

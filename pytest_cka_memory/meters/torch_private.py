@@ -268,6 +268,18 @@ def unpacked_name(raw: str) -> str:
 SHOWS_SAVED = _found("torch._C._autograd.SavedTensor.data", None) is not None
 """Whether a saved tensor can be read without the user's unpack hook; not in torch 2.9."""
 
+
+class _NoFunction:
+    """Instead of the base of custom autograd functions, if torch has none of that name."""
+
+
+FUNCTION_BASE: type = _found(
+    "torch._C._FunctionBase",
+    _NoFunction,
+    "what only custom autograd functions in garbage keep alive counts as in use",
+)
+"""The base of the nodes of custom autograd functions."""
+
 SAVED_TENSORS: tuple[type, ...] = tuple(
     filter(None, (_found("torch._C._autograd.SavedTensor", None) if SHOWS_SAVED else None,))
 )

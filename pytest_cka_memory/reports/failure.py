@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from pytest_cka_memory.core import process_limits
+from pytest_cka_memory.core import garbage, process_limits
 from pytest_cka_memory.core.additional_figures import DRIVER, PROCESS
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.fixture_names import is_scope
@@ -124,11 +124,17 @@ def explanation(
     at_peak = field == "at_peak"
     if field == "grown" and record.timeline:
         # Relative to the first batch: the level at entry is in blocks, these are requested bytes.
-        first = record.timeline[0].requested_bytes
-        rises = [sample.requested_bytes - first for sample in record.timeline]
+        first = record.timeline[0].in_use_bytes
+        rises = [sample.in_use_bytes - first for sample in record.timeline]
         span = f"{format_with_unit(min(rises))} to {format_with_unit(max(rises))}"
         bars = sparkline(rises, min(_BARS, width - len(span) - 28))
         yield f"  {bars}  {span} above the first batch"
+    if record.garbage and garbage.part_of_message(record, breach.figure):
+        yield "  garbage in reference cycles:"
+        for holding in record.garbage[:1]:
+            yield from holding_lines(holding, width)
+            if holding.hint:
+                yield from wrapped(f"what to do: {holding.hint}", width, "    ")
     if at_peak and holdings:
         yield from kinds_lines(record, breach.figure, width)
         yield "  live at the peak:"

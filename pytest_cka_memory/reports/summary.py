@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Breach, Result
 from pytest_cka_memory.reports.failure import explanation, is_explained
-from pytest_cka_memory.reports.terminal import highest, why_incomplete
+from pytest_cka_memory.reports.terminal import garbage_at_peaks, highest, why_incomplete
 from pytest_cka_memory.units import counted
 
 VERDICTS = ("BREACH", WARNED, "not judged", KNOWN, "no limit", "ok")
@@ -92,6 +92,7 @@ def facts(report: Report) -> Iterator[tuple[str, str]]:
     known = [f"{name} {session[key]}" for name, key in versions.items() if session.get(key)]
     yield "versions", ", ".join(known)
     yield from (("highest level", text.partition(": ")[2]) for text in highest(report.results))
+    yield from (("garbage", text.partition(": ")[2]) for text in garbage_at_peaks(report.results))
     yield "started", str(session.get("started"))
     for reason, count in list(report.unmeasured.items())[:_MOST_LISTED]:
         yield "not measured", f"{counted(count, 'test')}: {reason}"

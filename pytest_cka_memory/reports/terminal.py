@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from pytest_cka_memory.core import garbage
 from pytest_cka_memory.core.figure import Figure
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord, shown_columns
 from pytest_cka_memory.core.report import Report
@@ -189,6 +190,7 @@ def legend(
         *sentence(f"meter: {session['meter']}", width),
         *(line for note in session["notes"] for line in sentence(note, width, indent="  ")),
         *(line for text in highest(results) for line in sentence(text, width)),
+        *(line for text in garbage_at_peaks(results) for line in sentence(text, width)),
         *map(Line, wrapped(meanings, min(width, _PROSE_WIDTH), hanging="")),
     ]
 
@@ -200,6 +202,16 @@ def highest(results: Sequence[Result]) -> list[str]:
         return []
     most = max(completed, key=lambda result: result.record.peak_bytes)
     return [f"highest level: {format_with_unit(most.record.peak_bytes)} in {most.name}"]
+
+
+def garbage_at_peaks(results: Sequence[Result]) -> list[str]:
+    """Return a sentence about the region with the most garbage at its peak, if there is one."""
+    found = [result for result in results if garbage.note_on_peak(result.record)]
+    if not found:
+        return []
+    most = max(found, key=lambda result: garbage.bytes_at_peak(result.record))
+    others = f" (and in {counted(len(found) - 1, 'other region')})" if len(found) > 1 else ""
+    return [f"garbage: {garbage.note_on_peak(most.record)}, in {most.name}{others}"]
 
 
 def findings(results: Sequence[Result], width: int = 100) -> list[Line]:

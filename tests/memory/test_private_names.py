@@ -40,6 +40,8 @@ EXPECTED_NOTES = {
     "torch.Tensor._post_accumulate_grad_hooks": "are not recognized as hooks",
     "torch.Tensor._use_count": "what only a graph references is not verified",
     "torch._C._storage_Use_Count": "how many tensors use a storage is not verified",
+    "torch._C._FunctionBase": "custom autograd functions in garbage",
+    "torch._C._autograd.SavedTensor": None,
     "torch._C._autograd.SavedTensor.data": None,
     "torch._C.ScriptFunction": None,
     "torch._C.ScriptList": None,

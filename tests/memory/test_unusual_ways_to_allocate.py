@@ -274,6 +274,7 @@ def test_finalizer_of_garbage_in_a_loop_is_in_the_peaks_of_samples(cpu: MemoryPr
     with cpu.measure() as region:
         for _ in range(8):
             Allocating().values = torch.ones(10)  # type: ignore[attr-defined]
+            gc.collect()
             region.batch_done(1)
         in_the_loop = len(ran)
     assert in_the_loop

@@ -84,7 +84,9 @@ def growth_line(record: RegionRecord, breaches: Sequence[Breach]) -> GrowthLine 
     if judged is None:
         return None
     start, end = judged.reference.batch - 1, judged.last.batch - 1
-    reference = judged.reference.allocated_bytes - record.start_bytes
+    # Without the garbage, which is not growth.
+    level = judged.reference.allocated_bytes - judged.reference.garbage_bytes
+    reference = level - record.start_bytes
     growth = judged.bytes_per_batch
     sign = "+" if growth > 0 else ""
     text = f"growth: {sign}{format_with_unit(growth)} per batch"

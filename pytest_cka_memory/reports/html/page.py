@@ -136,6 +136,7 @@ def _held(record: RegionRecord) -> Iterator[str]:
         "allocated and kept in several batches:": record.grown,
         "live at the peak:": record.at_peak,
         "retained on the host:": record.host_retained,
+        "garbage in reference cycles:": record.garbage,
     }
     for title, holdings in groups.items():
         yield from [title] if holdings else []

@@ -9,7 +9,7 @@ from pytest_cka_memory.core.figures import DERIVED, MEASURED
 
 _TEMPLATE = Path(__file__).with_name("schema.json")
 _MEASURED_AFTER = "completed"
-_DERIVED_AFTER = "host_retained"
+_DERIVED_AFTER = "garbage"
 
 
 def report_schema() -> dict[str, Any]:
