@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from gc import collect  # at import, because a test may patch gc.collect
 
 from pytest_cka_memory.core.growth import Sample, middle
+from pytest_cka_memory.measure.collection_listeners import (
+    listen_no_longer,
+    listen_to_collections,
+)
 from pytest_cka_memory.meters.base import Garbage, GarbageCounter, Peaks, Reading
 
 _CHECKED_EACH = 40
@@ -66,6 +70,8 @@ class BatchSamples:
         """How many checks in a row have found none that is new."""
         self._ended_at = 0
         """Number of boundaries when a loop has ended."""
+        self._callback: Callable[..., None] | None = None
+        """Listens to collections since there was garbage."""
         self._highest_peak = -1
         self._garbage_at_peak = 0
 
@@ -118,6 +124,11 @@ class BatchSamples:
         self._note_peak(peak_bytes)
         return self._garbage_at_peak
 
+    def note(self, phase: str) -> None:
+        """Take note of the peak before a collection, which frees what was garbage in it."""
+        if phase == "start":
+            self._note_peak(self._peaks.read().peak_bytes)
+
     def _note_peak(self, peak_bytes: int) -> Garbage:
         """Take note of the highest level since the last boundary; return the garbage since then.
 
@@ -145,6 +156,8 @@ class BatchSamples:
                 return False
             garbage_bytes = max(0, found.requested_bytes - last.garbage_bytes)
             last.take_for_garbage(garbage_bytes)
+            if found.requested_bytes and self._callback is None:
+                self._callback = listen_to_collections(self)
             missed_since = self._census.missed_since()
             if missed_since is not None:
                 for boundary in self._boundaries[missed_since:]:
@@ -173,6 +186,8 @@ class BatchSamples:
 
         What is garbage now may have been in use at all boundaries.
         """
+        if self._callback is not None:
+            listen_no_longer(self._callback)
         if self._has_risen:
             self._correct_unchecked(self._checked_bytes)
         if self._ended_at < len(self._boundaries):

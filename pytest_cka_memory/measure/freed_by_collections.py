@@ -1,10 +1,12 @@
 """Where the memory was allocated that the garbage collector frees while a region runs."""
 
-import gc
-import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from pytest_cka_memory.core.allocations import Allocation
+from pytest_cka_memory.measure.collection_listeners import (
+    listen_no_longer,
+    listen_to_collections,
+)
 from pytest_cka_memory.meters.base import Meter, Peaks
 
 _MOST_LISTED = 20_000
@@ -27,8 +29,7 @@ class FreedByCollections:
         self._bytes_before = 0
         self._is_listing = True
         self.found: list[Allocation] = []
-        self._callback = _callback_of(self)
-        gc.callbacks.append(self._callback)
+        self._callback = listen_to_collections(self)
 
     def note(self, phase: str) -> None:
         """Take note that a collection begins or has ended, as ``gc.callbacks`` describes."""
@@ -43,18 +44,4 @@ class FreedByCollections:
 
     def stop(self) -> None:
         """Stop listening."""
-        if self._callback in gc.callbacks:
-            gc.callbacks.remove(self._callback)
-
-
-def _callback_of(listener: FreedByCollections) -> Callable[[str, Mapping[str, int]], None]:
-    weak = weakref.ref(listener)
-
-    def callback(phase: str, info: Mapping[str, int]) -> None:
-        found = weak()
-        if found is not None:
-            found.note(phase)
-        elif callback in gc.callbacks:  # an exception has ended the region
-            gc.callbacks.remove(callback)
-
-    return callback
+        listen_no_longer(self._callback)

@@ -1,0 +1,184 @@
+"""Garbage in reference cycles is counted where it is, and nothing of it is freed by a region."""
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from garbage_programs import BATCHES, SIZE, STEPS, no_automatic_collections, own_method, run
+from growth_programs import Cycle
+
+from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.core.garbage import note_on_growth, note_on_peak, part_of_message
+from pytest_cka_memory.core.growth import Sample
+from pytest_cka_memory.core.maximum_limits import Maximum
+from pytest_cka_memory.meters.blocks.census import CompiledCensus
+
+BYTES = 4 * SIZE
+
+
+@pytest.fixture
+def counts_garbage(is_native: bool) -> bool:
+    """Whether garbage can be counted without freeing it."""
+    return is_native and CompiledCensus.begin() is not None
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_batch_boundaries_change_no_peak(cpu: MemoryProbe, counts_garbage: bool, step) -> None:
+    """A peak is equal to the byte with and without boundaries; or the record says that it is not.
+
+    The step leaves garbage: a part of the level at the boundaries that is not growth.
+    """
+    values = [torch.ones(SIZE)] * BATCHES
+    run(step, values)
+    with no_automatic_collections(), cpu.measure() as plain:
+        run(step, values)
+    with no_automatic_collections(), cpu.measure() as region:
+        run(step, region.batches(values))
+    assert region.growth_bytes_per_batch == 0
+    assert plain.record.garbage_at_peak_bytes is None
+    if not counts_garbage:
+        assert region.record.garbage_freed
+        return
+    assert region.peak_increase_bytes == plain.peak_increase_bytes > BYTES
+    assert not region.record.garbage_freed
+    assert region.record.garbage_end_bytes == plain.record.garbage_end_bytes
+    assert BYTES < region.record.garbage_at_peak_bytes <= region.peak_increase_bytes
+
+
+def test_no_collection_runs_in_a_region(cpu: MemoryProbe, counts_garbage: bool) -> None:
+    """No collection of any generation runs between the begin and the end of a region."""
+    if not counts_garbage:
+        pytest.skip("without the library in C, or where CPython hides its lists, garbage is freed")
+    values = [torch.ones(SIZE)] * BATCHES
+    phases = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        phases.append((phase, info))
+
+    with no_automatic_collections(), cpu.measure() as region:
+        gc.callbacks.append(note)
+        try:
+            run(own_method, region.batches(values))
+        finally:
+            gc.callbacks.remove(note)
+    assert phases == []
+
+
+def test_garbage_at_each_boundary_is_its_bytes(cpu: MemoryProbe, counts_garbage: bool) -> None:
+    """The sample of the n-th boundary has the garbage of n batches."""
+    if not counts_garbage:
+        pytest.skip("without the library in C, or where CPython hides its lists, garbage is freed")
+    values = [torch.ones(SIZE)] * BATCHES
+    with no_automatic_collections(), cpu.measure() as region:
+        run(own_method, region.batches(values))
+    # At the first boundary there is no level to compare with.
+    found = [sample.garbage_bytes for sample in region.timeline]
+    assert found[1:] == [BYTES * number for number in range(2, BATCHES + 1)]
+    assert region.record.garbage_at_peak_bytes == BYTES * (BATCHES - 1)
+    assert region.record.garbage_end_bytes == BYTES * BATCHES
+
+
+class Owner(Cycle):
+    """An object in a cycle that keeps a tensor of each batch until it is dropped."""
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_an_owner_that_becomes_garbage_in_the_loop_grows_as_if_it_were_collected(
+    cpu: MemoryProbe, is_native: bool, is_older: bool
+) -> None:
+    """An owner that takes a tensor per batch and becomes garbage half way grows to the byte as it
+    does with a collection in each batch. One that is older than the region, which a census takes
+    for in use, may grow less.
+    """
+
+    def growth(batches: int, *, collects: bool) -> float:
+        owner = Owner([]) if is_older else None
+        with cpu.measure() as region:
+            owner = owner or Owner([])
+            for batch in range(batches):
+                if batch == batches // 2:
+                    owner = Owner([])
+                owner.value.append(torch.ones(SIZE))
+                if collects:
+                    gc.collect()
+                region.batch_done()
+            owner = None
+        assert region.growth_bytes_per_batch is not None
+        return region.growth_bytes_per_batch
+
+    with no_automatic_collections():
+        for batches in range(8, 34) if is_native else [8]:
+            found, true = (growth(batches, collects=collects) for collects in (False, True))
+            assert found == true or (is_older and found < true), batches
+
+
+@pytest.mark.parametrize("is_older", [False, True])
+def test_an_owner_that_is_in_use_until_the_loop_ends_is_growth(
+    cpu: MemoryProbe, is_native: bool, is_older: bool
+) -> None:
+    """What an owner keeps is growth to the byte if it becomes garbage after the loop only."""
+    with no_automatic_collections():
+        for batches in range(8, 34, 5) if is_native else [8]:
+            owner = Owner([]) if is_older else None
+            with cpu.measure() as region:
+                owner = owner or Owner([])
+                for value in region.batches([torch.ones(SIZE)] * batches):
+                    owner.value.append(value * 2)
+                owner = None
+            assert region.growth_bytes_per_batch == BYTES, batches
+
+
+def test_a_heap_that_the_user_has_frozen_stays_frozen(cpu: MemoryProbe) -> None:
+    """A region changes nothing about ``gc.freeze``."""
+    gc.collect()
+    gc.freeze()
+    frozen = gc.get_freeze_count()
+    try:
+        with cpu.measure() as region:
+            run(own_method, region.batches([torch.ones(SIZE)] * BATCHES))
+        # Frozen objects are still freed with their last reference.
+        assert frozen - 1000 < gc.get_freeze_count() <= frozen
+        assert region.growth_bytes_per_batch == 0
+    finally:
+        gc.unfreeze()
+
+
+def test_messages_say_how_much_is_garbage_and_which_cycle(
+    cpu: MemoryProbe, counts_garbage: bool
+) -> None:
+    """A limit on the peak says the share of garbage, one on growth how fast it rises."""
+    values = [torch.ones(SIZE)] * BATCHES
+    with no_automatic_collections(), cpu.measure() as region:
+        run(own_method, region.batches(values))
+    record = region.record
+    if not counts_garbage:
+        assert "without the plugin the peak is higher" in part_of_message(record, "peak_bytes")
+        return
+    peak = f"{record.peak_bytes / 2**20:.2f} MB"
+    of_peak = f"3.75 MB of {peak} at the peak was garbage in reference cycles"
+    assert of_peak in part_of_message(record, "peak_increase_bytes")
+    assert note_on_peak(record) == f"{of_peak}, which the collector had not freed"
+    assert part_of_message(record, "retained_bytes") == ""
+    note = note_on_growth(record, 1, 0)
+    assert "rises by 262,144 bytes (0.25 MB) per batch, to 4.00 MB" in note
+    assert note_on_growth(record, 1, BYTES) == ""
+    breach = Maximum("max_peak_mb(1)", "peak_increase_bytes", 2**20).judge(record)
+    assert of_peak in breach.message
+    assert Path(__file__).name not in note  # cycles are described only for limits of tests
+
+
+def test_little_garbage_is_not_mentioned(cpu: MemoryProbe, counts_garbage: bool) -> None:
+    """Garbage of less than one percent of the rise of the peak explains nothing."""
+    with no_automatic_collections(), cpu.measure() as region:
+        for _ in region.batches(range(8)):
+            Cycle(torch.ones(10))
+        large = torch.ones(100 * SIZE)
+        del large
+    assert note_on_peak(region.record) == ""
+
+
+def test_a_sample_without_garbage_is_in_use() -> None:
+    """``in_use_bytes`` leaves out garbage, and nothing else."""
+    sample = Sample(1, None, 1024, 1000, 1024, garbage_bytes=400)
+    assert sample.in_use_bytes == 600
