@@ -108,12 +108,24 @@ static uintptr_t next_gap(uintptr_t *start, uintptr_t end) {
     return next < end ? next : end;
 }
 
+/* Whether a window has parts that count and that no other window covers. */
+static int is_uncovered(uintptr_t start, uintptr_t end) {
+    lock_blocks();
+    Device *device = device_of(CPU_DEVICE);
+    next_gap(&start, end);
+    int found = start < end && device && !is_torchs(device, start);
+    unlock_blocks();
+    return found;
+}
+
 /* Add a window, which was lent before counting began if it is not new. Return 0 if it is in a block of
    torch's own allocators. */
 EXPORT int lent_add(uintptr_t start, int64_t bytes, int is_new) {
-    uint32_t stack = is_new && any_region_open() ? current_stack() : NO_STACK;
     uintptr_t end = start + (uintptr_t)bytes;
     int64_t added = 0;
+    /* Looked up first, because it takes longer than all the rest. */
+    int needs_stack = is_new && any_region_open() && is_uncovered(start, end);
+    uint32_t stack = needs_stack ? current_stack() : NO_STACK;
     lock_blocks();
     Device *device = device_of(CPU_DEVICE);
     int is_lent = device && bytes > 0 && !is_torchs(device, start);

@@ -188,10 +188,11 @@ void record_freed(const Node *node, uint32_t freed) {
 void record_split(const Node *node, int64_t bytes) {
     for (Recording *recording = recordings; recording; recording = recording->next) {
         if (!is_recorded(recording, node->device) || node->serial <= recording->start_serial) continue;
-        if (!find_live(recording, node) || !add(recording)) continue;
-        /* Adding may have merged others, which moves it. */
+        RecordedBlock *last = find_live(recording, node) ? add(recording) : NULL;
+        if (!last) continue;
+        last->serial = UINT32_MAX; /* in order until it is overwritten */
+        /* Looked up again, because adding may have merged others. */
         RecordedBlock *block = find_live(recording, node);
-        RecordedBlock *last = &recording->blocks[recording->count - 1];
         memmove(block + 1, block, (size_t)(last - block) * sizeof *block);
         block[1].bytes = bytes;
         block[0].bytes -= bytes;
