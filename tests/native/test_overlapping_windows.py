@@ -177,6 +177,30 @@ print(region.start_bytes)
 """
 
 
+AFTER_MANY_OTHERS = """
+import numpy as np
+import torch
+from pytest_cka_memory import MemoryProbe
+
+owner = torch.zeros(100)
+probe = MemoryProbe("cpu")
+with probe.measure() as region:
+    for _ in range(3):
+        others = [torch.zeros(1) for _ in range(10_000)]
+        torch.from_numpy(np.zeros(1, np.uint8))
+        del others
+    part = torch.from_numpy(owner.numpy()[50:])
+print(region.retained_bytes, region.net_bytes)
+"""
+
+
+def test_parts_of_the_oldest_tensors_count_nothing_after_many_others(
+    run_code: Callable[..., str],
+) -> None:
+    """A tensor older than the first region is known as torch's after many others were freed."""
+    assert run_code(AFTER_MANY_OTHERS).split() == ["0", "0"]
+
+
 def test_memory_lent_before_the_first_region_is_noticed_when_it_is_freed(
     run_code: Callable[..., str],
 ) -> None:

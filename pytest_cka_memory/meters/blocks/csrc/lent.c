@@ -30,10 +30,10 @@ static void index_block(uintptr_t address) {
 }
 
 static void update_index(const Device *device) {
-    if (!is_indexed || blocks_count > 2 * (uint64_t)blocks_in_use() + LEAST_REBUILT) {
+    if (blocks_count > 2 * (uint64_t)blocks_in_use() + LEAST_REBUILT) is_indexed = 0;
+    if (!is_indexed) {
         intervals_clear(&blocks);
         blocks_count = 0;
-        indexed_serial = 0;
     }
     for (uint32_t at = device->newest; at != NONE; at = nodes[at].older) {
         if (is_indexed && nodes[at].serial <= indexed_serial) break;
