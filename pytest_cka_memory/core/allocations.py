@@ -103,6 +103,8 @@ class Allocation:
     """None if nothing was recorded when it was allocated."""
     is_at_key: bool = False
     """Whether `key` is the address of its data."""
+    is_shared: Callable[[], bool] = lambda: False
+    """Returns whether several storages use it, so that it is not freed with one of them."""
     may_be_unowned: bool = False
     """Whether it is an allocator's block, which may belong to no tensor."""
     pool: str | None = None

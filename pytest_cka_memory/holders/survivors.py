@@ -232,7 +232,13 @@ def _proved(
         if with_paths and largest.unnamed is not None:
             return replace(holding, paths=(links.of_unreached(largest.unnamed),))
         return holding
-    freed = (each for each in every if each.path and proofs.is_only_reference(each.path))
+    freed = (
+        each
+        for each in every
+        if each.path
+        and proofs.is_only_reference(each.path)
+        and not (each.allocation and each.allocation.is_shared())
+    )
     others: Sequence[Sequence[Reference]] = ()
     if freed_bytes := sum(each.holding.bytes for each in freed):
         holding = replace(holding, freed_bytes=freed_bytes)

@@ -8,7 +8,7 @@ import contextvars
 import gc
 import sys
 import threading
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +25,8 @@ def tensor_rules(blocks: Mapping[int, int] | None = None) -> RulesForType:
 
     A storage has two keys, because some meters see storages and others the allocator's blocks: its
     own address in C++ and the address of its data. Both are addresses of live blocks of this
-    process, so the keys of different storages never collide. A storage inside one of `blocks`, such
-    as a part of a mapped file, has the address of that block as well.
+    process, so the keys of different storages never collide. A storage that uses parts of `blocks`,
+    such as a part of a mapped file, has the addresses of those blocks as well.
 
     Args:
         blocks: the addresses of blocks of memory, and how many bytes each has.
@@ -95,10 +95,12 @@ def _key_functions(
             return (key,)
         if not address:
             return (key,)
-        before = bisect_right(starts, address)
-        start = starts[before - 1] if before else 0
-        is_inside = before and start < address < start + blocks[start]
-        return (key, address, start) if is_inside else (key, address)
+        first = bisect_right(starts, address)
+        inside = starts[first : bisect_left(starts, address + storage.nbytes(), first)]
+        start = starts[first - 1] if first else 0
+        if start < address < start + blocks.get(start, 0):
+            inside.append(start)
+        return (key, address, *inside)
 
     return of_tensor, of_storage
 

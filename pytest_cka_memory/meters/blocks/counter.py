@@ -162,6 +162,10 @@ class Counter:
         """Count the block at `address` as freed."""
         self._functions.counter_remove(address, self._number)
 
+    def is_shared(self, address: int) -> bool:
+        """Whether several storages use the block at `address`, which another library has lent."""
+        return self._number == CPU and bool(self._functions.lent_is_shared(address))
+
     def inherit(self, address: int, origin: Origin) -> None:
         """Treat the first bytes of the block at `address` as those of an older allocation."""
         self._functions.counter_inherit(address, self._number, origin.serial, origin.bytes)
@@ -202,6 +206,7 @@ class _Allocations(LazyAllocations[Block]):
             is_live=partial(self._counter.is_live, block.address, block.serial),
             recorded=self._sites[block.stack],
             is_at_key=True,
+            is_shared=partial(self._counter.is_shared, block.address),
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters.blocks import windows
 from pytest_cka_memory.meters.blocks.counter import Counter, Origin
 from pytest_cka_memory.meters.blocks.emptied import EmptiedStorages
 from pytest_cka_memory.meters.blocks.library import NOT_LIVE
@@ -58,8 +59,6 @@ class LentMemory(SharedPatches):
         super().__init__()
         torch_private.list_constructors()
         self._counter = counter
-        self._lent: dict[int, list[weakref.ref[torch.UntypedStorage]]] = {}
-        """Address -> the storages on it: the same memory may be lent more than once."""
 
     def make_patches(self) -> Iterator[Patch]:
         for owner, name in _LENDERS:
@@ -82,7 +81,7 @@ class LentMemory(SharedPatches):
                 return result
             storages = storages_of(result) if type(result) is torch.Tensor else storages_in(result)
             for storage in storages:
-                self._add(storage)
+                windows.add(storage, is_new=True)
             return result
 
         # Pickle writes a function as its name, which that of a builtin function is not.
@@ -90,20 +89,6 @@ class LentMemory(SharedPatches):
         function.__module__ = owner.__name__ if in_module else owner.__module__
         function.__qualname__ = name if in_module else f"{owner.__name__}.{name}"
         return function
-
-    def _add(self, storage: torch.UntypedStorage) -> None:
-        if storage.device != _CPU:  # also one of a fake tensor, which has no address
-            return
-        address = storage.data_ptr()
-        if not address:
-            return
-        lent = self._lent.get(address)
-        if lent is None:
-            if not self._counter.add(address, storage.nbytes(), is_new=True):
-                return  # of torch's allocator
-            lent = self._lent[address] = []
-        if not any(known() is storage for known in lent):
-            lent.append(weakref.ref(storage, functools.partial(self._freed, address)))
 
     def _sharing(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -113,7 +98,7 @@ class LentMemory(SharedPatches):
             address, origin = storage.data_ptr(), self._origin_of(storage)
             result = original(storage, *args, **kwargs)
             if storage.data_ptr() != address:
-                self._move(storage, address, origin)
+                self._move(storage, origin)
             return result
 
         return share
@@ -121,17 +106,17 @@ class LentMemory(SharedPatches):
     def _origin_of(self, storage: torch.UntypedStorage) -> Origin:
         # What is not counted was lent before the region began.
         origin = self._counter.origin_of(self._block_of(storage))
-        return origin or Origin(serial=0, bytes=storage.nbytes())
+        if origin is not None and not windows.has(storage):
+            return origin
+        # Lent memory may be several blocks.
+        return Origin(serial=origin.serial if origin else 0, bytes=storage.nbytes())
 
-    def _move(self, storage: torch.UntypedStorage, before: int, origin: Origin) -> None:
-        """Take note that a storage is in shared memory now, and no longer at an address."""
+    def _move(self, storage: torch.UntypedStorage, origin: Origin) -> None:
+        """Take note that a storage is in shared memory now, and no longer where it was."""
         block = self._block_of(storage)
         header_bytes = storage.data_ptr() - block
         self._counter.inherit(block, Origin(origin.serial, origin.bytes + header_bytes))
-        for reference in self._lent.get(before, ()):
-            if reference() is storage:
-                self._freed(before, reference)
-                break
+        windows.remove(storage)
 
     def _block_of(self, storage: torch.UntypedStorage) -> int:
         """Return the address of the counted block that contains the data of a storage."""
@@ -142,13 +127,6 @@ class LentMemory(SharedPatches):
             and self._counter.serial_of(address - _HEADER_BYTES) != NOT_LIVE
         )
         return address - _HEADER_BYTES if has_header else address
-
-    def _freed(self, address: int, reference: weakref.ref[torch.UntypedStorage]) -> None:
-        lent = self._lent[address]
-        lent.remove(reference)
-        if not lent:
-            del self._lent[address]
-            self._counter.remove(address)
 
 
 class OtherMemory(LentMemory):

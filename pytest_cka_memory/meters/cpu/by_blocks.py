@@ -9,6 +9,7 @@ from pytest_cka_memory.core.recordings import Recording
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import cpp_counts, torch_private
 from pytest_cka_memory.meters.base import Cleaned, Meter, Peaks, Reading
+from pytest_cka_memory.meters.blocks import windows
 from pytest_cka_memory.meters.blocks.collected import CollectedBlocks
 from pytest_cka_memory.meters.blocks.counter import (
     Counter,
@@ -115,10 +116,17 @@ class BlockMeter(Meter):
     def _add_live(self) -> None:
         """Count what was allocated before counting began, as far as Python objects hold it."""
         with torch_private.no_torch_function():  # the user's modes must not see these calls
+            lent = []
             for storage in live_storages(torch.device("cpu"), objects_of=objects_of_types):
                 # That pinned memory is freed is only seen if its allocation was.
-                if storage.nbytes() and not is_pinned(storage):
+                if not storage.nbytes() or is_pinned(storage):
+                    continue
+                if storage.resizable():
                     self._counter.add(storage.data_ptr(), storage.nbytes(), is_new=False)
+                else:  # not of torch's allocator, unless it is a part of another storage
+                    lent.append(storage)
+            for storage in lent:
+                windows.add(storage, is_new=False)
 
 
 def _not_counted() -> str:

@@ -36,6 +36,7 @@ class StorageMeter(Meter):
     notes: tuple[str, ...] = (
         "the peak counts tensors, not temporaries inside one operator (a lower bound)",
         "memory of DataLoader workers and temporaries of compiled code are not counted",
+        "memory that several storages share (NumPy, DLPack) counts once for each of them",
     )
 
     def __init__(self, reason: str = "chosen by hand", device: torch.device = _CPU) -> None:

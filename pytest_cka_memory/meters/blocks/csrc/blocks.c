@@ -125,10 +125,11 @@ static void remove_node(uint32_t slot, Device *device, uint32_t how) {
     used--;
 }
 
-static void add_node(uintptr_t address, int64_t bytes, Device *device, uint64_t number, uint32_t stack) {
+/* Return the new node; NULL if there is no memory. */
+static Node *add_node(uintptr_t address, int64_t bytes, Device *device, uint64_t number, uint32_t stack) {
     if (unused == NONE && !grow()) {
         lost_allocations++;
-        return;
+        return NULL;
     }
     uint32_t slot = find(address, device->number);
     if (slots[slot] != NONE) { /* its release was not reported */
@@ -138,11 +139,12 @@ static void add_node(uintptr_t address, int64_t bytes, Device *device, uint64_t 
     }
     uint32_t at = unused;
     unused = nodes[at].older;
-    nodes[at] = (Node){address, bytes, number, 0, 0, stack, NONE, NONE, device->number};
+    nodes[at] = (Node){address, bytes, number, 0, 0, stack, NONE, NONE, device->number, 0};
     link_node(device, at);
     slots[slot] = at;
     used++;
     record_allocated(&nodes[at]);
+    return &nodes[at];
 }
 
 void block_allocated(const void *address, int64_t bytes, int number, int64_t level, int64_t reserved) {
@@ -199,18 +201,25 @@ static uint32_t way_of_freeing(const Node *node, Device *device) {
     return 0;
 }
 
+/* Remove the block of a slot, and return its bytes. */
+static int64_t free_node(uint32_t slot, Device *device) {
+    const Node *node = &nodes[slots[slot]];
+    int64_t bytes = node->bytes;
+    if (moving.active) moving.serial = origin_of(node, &moving.bytes);
+    uint32_t how = way_of_freeing(node, device);
+    if (collects) note_collected(node, device);
+    remove_node(slot, device, how);
+    return bytes;
+}
+
 void block_freed(const void *address, int number, int64_t level, int64_t reserved) {
     lock_blocks();
     Device *device = device_of(number);
     if (device && slots) {
         uint32_t slot = find((uintptr_t)address, number);
         if (slots[slot] != NONE) {
-            const Node *node = &nodes[slots[slot]];
-            if (moving.active) moving.serial = origin_of(node, &moving.bytes);
-            if (level == UNKNOWN) level = device->level - node->bytes;
-            uint32_t how = way_of_freeing(node, device);
-            if (collects) note_collected(node, device);
-            remove_node(slot, device, how);
+            int64_t bytes = free_node(slot, device);
+            if (level == UNKNOWN) level = device->level - bytes;
         }
     }
     if (device && level != UNKNOWN) set_level(device, level, reserved);
@@ -227,9 +236,51 @@ EXPORT int counter_add(uintptr_t address, int64_t bytes, int number, int is_new)
     if (device) {
         add_node(address, bytes, device, is_new ? ++allocation_count : 0, stack);
         if (number == CPU_DEVICE) set_level(device, device->level + bytes, UNKNOWN);
+        if (!is_new) forget_index();
     }
     unlock_blocks();
     return device != NULL;
+}
+
+/* Return the live block at an address; NULL if there is none. */
+const Node *block_at(uintptr_t address, int number) {
+    uint32_t at = slots ? slots[find(address, number)] : NONE;
+    return at == NONE ? NULL : &nodes[at];
+}
+
+void change_level(Device *device, int64_t by) { set_level(device, device->level + by, UNKNOWN); }
+
+/* Add a block of lent memory. This and the next two leave the level as it is. */
+void add_lent(uintptr_t address, int64_t bytes, Device *device, uint64_t serial, uint32_t stack) {
+    Node *node = add_node(address, bytes, device, serial, stack);
+    if (node) node->is_lent = 1;
+}
+
+/* Return the bytes of the block, 0 if it is not lent memory: its address may be torch's by now. */
+int64_t free_lent(uintptr_t address, Device *device) {
+    const Node *node = block_at(address, CPU_DEVICE);
+    return node && node->is_lent ? free_node(find(address, CPU_DEVICE), device) : 0;
+}
+
+/* Divide a block of lent memory. Both parts are the same allocation. Return 0 if it was not possible. */
+int split_lent(uintptr_t address, uintptr_t at) {
+    const Node *known = block_at(address, CPU_DEVICE);
+    if (!known || !known->is_lent || block_at(at, CPU_DEVICE)) return 0;
+    if (unused == NONE && !grow()) return 0;
+    uint32_t first = slots[find(address, CPU_DEVICE)], second = unused, older = nodes[first].older;
+    Device *device = device_of(CPU_DEVICE);
+    unused = nodes[second].older;
+    nodes[second] = nodes[first];
+    nodes[second].address = at;
+    nodes[second].bytes -= (int64_t)(at - address);
+    nodes[second].newer = first;
+    *(older == NONE ? &device->oldest : &nodes[older].newer) = second;
+    record_split(&nodes[first], nodes[second].bytes);
+    nodes[first].older = second;
+    nodes[first].bytes = (int64_t)(at - address);
+    slots[find(at, CPU_DEVICE)] = second;
+    used++;
+    return 1;
 }
 
 EXPORT void counter_remove(uintptr_t address, int number) {

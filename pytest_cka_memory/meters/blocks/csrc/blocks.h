@@ -1,4 +1,4 @@
-/* What blocks.c, regions.c and recordings.c share. It is used only while the lock of blocks is held. */
+/* What blocks.c, lent.c, regions.c and recordings.c share. It is used only while the lock of blocks is held. */
 #ifndef CKA_MEMORY_BLOCKS_H
 #define CKA_MEMORY_BLOCKS_H
 
@@ -16,6 +16,7 @@ typedef struct {
     uint32_t stack;
     uint32_t newer, older; /* of the same device; `older` also links unused nodes */
     int device;
+    int is_lent; /* whether it is a piece of memory that other libraries lend, see lent.c */
 } Node;
 
 typedef struct {
@@ -33,6 +34,14 @@ extern int64_t lost_allocations;  /* allocations that could not be recorded beca
 Device *device_of(int number);
 uint32_t blocks_in_use(void);
 int64_t bytes_since(const Node *node, uint64_t since);
+const Node *block_at(uintptr_t address, int number);
+void change_level(Device *device, int64_t by);
+void add_lent(uintptr_t address, int64_t bytes, Device *device, uint64_t serial, uint32_t stack);
+int64_t free_lent(uintptr_t address, Device *device);
+int split_lent(uintptr_t address, uintptr_t at);
+
+/* lent.c */
+void forget_index(void);
 
 /* recordings.c */
 typedef struct Recording Recording;
@@ -40,6 +49,7 @@ typedef struct Recorded Recorded;
 Recording *new_recording(int device, uint32_t most);
 void record_allocated(const Node *node);
 void record_freed(const Node *node, uint32_t freed);
+void record_split(const Node *node, int64_t bytes);
 void note_peak(Recording *recording);
 void stop_recording(const Recording *recording);
 void read_recording(const Recording *recording, Recorded *out);

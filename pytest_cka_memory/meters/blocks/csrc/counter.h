@@ -2,6 +2,7 @@
 
    hooks.c    puts functions of its own in the place of torch's calls to its allocators
    blocks.c   live blocks by address and in the order of their allocation, levels of devices
+   lent.c     memory that other libraries lend to tensors, which may overlap; intervals.c: its index
    regions.c  open regions: their peaks, and what was live at them
    recordings.c  when blocks were allocated and freed, for regions that record it
    pinned.c   the blocks of the allocator for pinned memory of the host

@@ -152,6 +152,19 @@ static uint32_t first_from(const Recording *recording, uint32_t serial) {
     return low;
 }
 
+/* Return what was recorded of a live block; NULL if it was lost. The parts of one that was split have
+   the same serial number. */
+static RecordedBlock *find_live(const Recording *recording, const Node *node) {
+    uint32_t serial = (uint32_t)(node->serial - recording->start_serial);
+    for (uint32_t at = first_from(recording, serial); at < recording->count; at++) {
+        RecordedBlock *block = &recording->blocks[at];
+        if (block->serial != serial) break;
+        int is_live = block->from && !block->until;
+        if (is_live && block->bytes == node->bytes && block->stack == node->stack) return block;
+    }
+    return NULL;
+}
+
 void record_freed(const Node *node, uint32_t freed) {
     for (Recording *recording = recordings; recording; recording = recording->next) {
         if (!is_recorded(recording, node->device)) continue;
@@ -164,13 +177,25 @@ void record_freed(const Node *node, uint32_t freed) {
                                          NO_STACK, 1, on_host, 0};
             continue;
         }
-        uint32_t serial = (uint32_t)(node->serial - recording->start_serial);
-        uint32_t at = first_from(recording, serial);
-        if (at == recording->count) continue;
-        RecordedBlock *block = &recording->blocks[at];
-        if (block->serial != serial || !block->from || block->until) continue; /* it was lost */
+        RecordedBlock *block = find_live(recording, node);
+        if (!block) continue;
         block->until = ++recording->events;
         block->freed = (uint16_t)freed;
+    }
+}
+
+/* Record that a block is divided, of which the second part has so many bytes. */
+void record_split(const Node *node, int64_t bytes) {
+    for (Recording *recording = recordings; recording; recording = recording->next) {
+        if (!is_recorded(recording, node->device) || node->serial <= recording->start_serial) continue;
+        RecordedBlock *last = find_live(recording, node) ? add(recording) : NULL;
+        if (!last) continue;
+        last->serial = UINT32_MAX; /* in order until it is overwritten */
+        /* Looked up again, because adding may have merged others. */
+        RecordedBlock *block = find_live(recording, node);
+        memmove(block + 1, block, (size_t)(last - block) * sizeof *block);
+        block[1].bytes = bytes;
+        block[0].bytes -= bytes;
     }
 }
 
