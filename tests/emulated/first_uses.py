@@ -283,6 +283,8 @@ for name in FEATURES:
         try:
             use(name)
         except BaseException as error:
+            if not VALUES and "is not supported by the emulated device" in str(error):
+                os._exit(0)  # such as cuFFT, which nothing computes then
             print(name, "failed:", repr(error), flush=True)
         os._exit(0)
     os.waitpid(child, 0)
