@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -226,8 +227,29 @@ API int cudaMemGetInfo(size_t* available, size_t* total) {
 
 // ---- Pinned memory ----
 
+constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, which the headers of older systems lack
+
+// The driver makes all pages of pinned memory resident at once, so they are in the process's memory
+// before they are used. The contents stay, and other threads may be writing them.
+static void make_resident(void* pointer, size_t size) {
+  const uintptr_t page = sysconf(_SC_PAGESIZE);
+  const uintptr_t start = (uintptr_t)pointer / page * page, end = round_up((uintptr_t)pointer + size, page);
+  if (!madvise((void*)start, end - start, kPopulateWrite) || errno != EINVAL) return;
+  // Linux before 5.14, or a part is read-only: write each page that can be written.
+  FILE* maps = fopen("/proc/self/maps", "re");
+  if (!maps) return;
+  unsigned long from, to;
+  char may_write;
+  while (fscanf(maps, "%lx-%lx %*c%c%*[^\n]", &from, &to, &may_write) == 3)
+    for (uintptr_t at = std::max<uintptr_t>(from, start); may_write == 'w' && at < std::min<uintptr_t>(to, end);
+         at += page)
+      __atomic_fetch_or((char*)at, 0, __ATOMIC_RELAXED);
+  fclose(maps);
+}
+
 API int cudaHostAlloc(void** out, size_t size, unsigned) {
   if (posix_memalign(out, sysconf(_SC_PAGESIZE), std::max<size_t>(size, 1))) return fail(kOutOfMemory);
+  make_resident(*out, size);
   std::lock_guard<std::mutex> guard(memory_mutex);
   host_pieces[(uintptr_t)*out] = {size, current_device, false};
   return kSuccess;
@@ -244,6 +266,7 @@ API int cudaFreeHost(void* pointer) {
   return kSuccess;
 }
 API int cudaHostRegister(void* pointer, size_t size, unsigned) {
+  make_resident(pointer, size);
   std::lock_guard<std::mutex> guard(memory_mutex);
   host_pieces[(uintptr_t)pointer] = {size, current_device, false};
   return kSuccess;

@@ -9,6 +9,7 @@ import torch
 from torch import frombuffer  # at import, because a region counts what torch.frombuffer returns
 
 from emulated_cuda import torch_private
+from emulated_cuda.values.uncounted import hide_from_searches
 
 # One CPU storage covers every address of the process. An alias is a view of it, which takes one
 # call to create; a storage of its own would take three, and aliases of one storage overlap as far
@@ -29,9 +30,7 @@ def _memory_of(dtype: torch.dtype) -> torch.Tensor:
         found = torch.empty(0, dtype=dtype)
         found.set_(storage, 0, (_SIZE // found.element_size(),), (1,))
         _memory[dtype] = found
-        # Searches for live storages, such as those of the CPU meter, must not find this one.
-        for hidden in (found, storage, _memory[torch.uint8]):
-            ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(hidden))
+        hide_from_searches(found, storage, _memory[torch.uint8])
     return found
 
 

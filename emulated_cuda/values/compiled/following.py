@@ -1,7 +1,9 @@
-"""Follows the import of Triton, without which none of this package is needed."""
+"""Follows the import of Triton, whose kernels the rest of this package computes."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from functools import partial
 
 from emulated_cuda import imports, torch_private, torch_versions, triton_private
@@ -21,13 +23,17 @@ def start(path: str) -> None:
     Args:
         path: of the library of the emulated device, which is loaded.
     """
+    refuse = partial(torch_private.refuse_packages, _NO_PACKAGES)
+    imports.call_after(torch_versions.PACKAGING.value[0], refuse)
+    module = triton_private.MODULE
+    if module not in sys.modules and importlib.util.find_spec(module) is None:
+        return
+    # Not when the program imports Triton: that may be inside a region, which would count the
+    # constants of these modules, or inside a transform of torch.func, which would wrap them.
+    from emulated_cuda.values.compiled import launches
 
     def prepare() -> None:
-        from emulated_cuda.values.compiled import launches
-
         launches.start(path)
         triton_private.note_compiled(launches.note_compiled)
 
-    imports.call_after(triton_private.MODULE, prepare)
-    refuse = partial(torch_private.refuse_packages, _NO_PACKAGES)
-    imports.call_after(torch_versions.PACKAGING.value[0], refuse)
+    imports.call_after(module, prepare)

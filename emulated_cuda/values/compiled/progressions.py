@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from emulated_cuda.values.uncounted import uncounted
+
 
 class Progression:
     """Element (p, i, j, ...) is ``base[p] + i * steps[0] + j * steps[1] + ...``, which may wrap.
@@ -114,4 +116,4 @@ def _offsets(steps: tuple[int, ...], shape: tuple[int, ...], dtype: torch.dtype)
             wrapped = (step + 2**63) % 2**64 - 2**63
             line = torch.arange(length) * wrapped
             found = found + line.view(-1, *[1] * (len(shape) - 1 - axis))
-    return found.to(dtype)
+    return uncounted(found.to(dtype))

@@ -12,6 +12,7 @@ from emulated_cuda.values.compiled.operations import Operation, Type
 from emulated_cuda.values.compiled.programs import Programs, same_length
 from emulated_cuda.values.compiled.progressions import Progression
 from emulated_cuda.values.compiled.table import Compute, operation
+from emulated_cuda.values.uncounted import uncounted
 
 _SHORT = 16
 _MANY = 64
@@ -40,9 +41,11 @@ def constant(one: Operation) -> Compute:
     """A number, or a tensor of numbers."""
     kind = one.result_types[0] if one.result_types else Type("i1")
     elements = _constant(one.text, kind)
-    value: Any = elements
+    value: Any
     if kind.shape and not kind.dtype.is_floating_point and not any(elements.stride()):
-        value = Progression(elements.flatten()[:1], (0,) * len(kind.shape), kind.shape)
+        value = Progression(uncounted(elements.flatten()[:1]), (0,) * len(kind.shape), kind.shape)
+    else:
+        value = uncounted(elements)
     return lambda programs: value
 
 
@@ -86,7 +89,7 @@ def undefined(one: Operation) -> Compute:
     kind = one.type()
     if kind.is_descriptor:
         raise NotComputed("an undefined descriptor")
-    value = torch.zeros((1, *kind.shape), dtype=kind.dtype)
+    value = uncounted(torch.zeros((1, *kind.shape), dtype=kind.dtype))
     return lambda programs: value
 
 
@@ -94,7 +97,7 @@ def undefined(one: Operation) -> Compute:
 def numbers(one: Operation) -> Compute:
     """The numbers from a start to an end."""
     start, end = one.integer("start"), one.integer("end")
-    value = Progression(torch.tensor([start], dtype=torch.int32), (1,), (end - start,))
+    value = Progression(uncounted(torch.tensor([start], dtype=torch.int32)), (1,), (end - start,))
     return lambda programs: value
 
 
