@@ -84,6 +84,7 @@ class ItemMeasurement:
         with history_recorded(snapshots, self.probe.meter):
             try:
                 with whole.measure() as self._whole_region:
+                    self._whole_region.label = ""  # that of the test is enough
                     yield
                 self._returned = True
             except AssertionError as error:
@@ -97,7 +98,7 @@ class ItemMeasurement:
                 if self._runs > 1:
                     self._over_runs = [replace(r, label=repeats.LABEL) for r in whole.records]
                 if len(self.probe.records) == self._in_fixtures:
-                    self.probe.records.extend(replace(r, label="") for r in whole.records)
+                    self.probe.records.extend(whole.records)
                 untouched = (is_untouched(record, whole.meter) for record in whole.records)
                 self._is_untouched = all(untouched)
                 results = self._collect()
