@@ -47,7 +47,7 @@ TABLES = {
         minutes=10, needs="pytest-memray; Python 3.13.3 for limit_leaked_objects",
     ),
     "tests and tensors": Table(
-        "unit-cost-amd-epyc-torch-{torch}.json",
+        "unit-cost-torch-{torch}.json",
         ("pytest_cka_memory/holders", "pytest_cka_memory/plugin", *COUNTER), "unit_cost.py",
         minutes=6, needs="little else running",
     ),
