@@ -183,6 +183,17 @@ class FramesSite(NamedTuple):
         return AllocationSite(format_frames(frames), innermost_code(frames), module=self.module)
 
 
+class SharedFramesSite(FramesSite):
+    """The same for all allocations of one stack, of which there may be 100,000: read once."""
+
+    @cached_property
+    def _readable(self) -> AllocationSite:
+        return super().readable()
+
+    def readable(self) -> AllocationSite:
+        return self._readable
+
+
 def _frames_of_user(frames: Iterable[tuple[CodeType, int]]) -> RawFrames:
     """Return those of `frames` that :func:`user_frames` would return."""
     found: list[tuple[CodeType, int]] = []

@@ -8,6 +8,7 @@ advice in failure messages all follow from it.
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from operator import attrgetter
 from typing import Annotated, Any, get_type_hints
 
 from pytest_cka_memory.core.additional_figures import AdditionalFigures
@@ -270,7 +271,8 @@ class RegionRecord(AdditionalFigures):
         ),
     ]:
         """Growth per batch after one batch of warm-up; see :mod:`pytest_cka_memory.core.growth`."""
-        return growth_bytes_per_batch(self.timeline)
+        # Most regions have no batches, and this is read several times for each.
+        return growth_bytes_per_batch(self.timeline) if self.timeline else None
 
     def in_mb(self, figure: str) -> float | None:
         """Return a figure in MB: ``in_mb("peak_bytes")``."""
@@ -280,7 +282,7 @@ class RegionRecord(AdditionalFigures):
     def to_dict(self) -> dict[str, Any]:
         """Return every figure, measured and derived, as builtin types in a fixed order."""
         # asdict() of the whole record would take a second for 100,000 samples.
-        plain = dict(sorted(vars(self).items(), key=lambda item: item[0] in _ADDITIONAL))
+        plain = dict(zip(_ORDER, _values_in_order(self), strict=True))
         timeline = [dict(vars(sample)) for sample in plain.pop("timeline")]
         for name in ("process_timeline", "processes"):
             plain[name] = [dict(vars(each)) for each in plain[name]]
@@ -306,6 +308,8 @@ def _without_empty_paths(holding: dict[str, Any]) -> dict[str, Any]:
 
 _ADDITIONAL = frozenset(field.name for field in fields(AdditionalFigures))
 """Fields that follow those of every region."""
+_ORDER = sorted((field.name for field in fields(RegionRecord)), key=_ADDITIONAL.__contains__)
+_values_in_order = attrgetter(*_ORDER)
 HOLDINGS = tuple(field.name for field in fields(RegionRecord) if field.type == tuple[Holding, ...])
 """Fields of the record that list the storages whose bytes a figure counts."""
 

@@ -8,6 +8,7 @@ import re
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pytest_cka_memory.holders.roots import locals_of
@@ -108,9 +109,43 @@ def _texts_of(parent: Any, child: Any) -> Iterator[str]:
 def _items(parent: Any, child: Any) -> Iterator[str]:
     base = next(cls for cls in mro(type(parent)) if cls in (list, tuple, deque))
     names = _namespace(type(parent)).get("_fields") if base is tuple else None
-    for index, value in enumerate(tuple(base.__iter__(parent))):
-        if value is child:
-            yield f".{names[index]}" if names else f"[{index}]"
+    for index in _places(parent, base.__iter__, child):
+        yield f".{names[index]}" if names else f"[{index}]"
+
+
+_remembered: dict[int, dict[int, list[int]]] | None = None
+"""By the identity of a long list, where each of its elements is; None if that is not kept.
+
+It references none of them, because references to them are counted meanwhile."""
+_LONG = 100
+
+
+@contextmanager
+def remembering_places() -> Iterator[None]:
+    """Look through each long list only once in the block, which keeps the lists alive.
+
+    To describe n tensors that one list has would otherwise look at n elements n times.
+    """
+    global _remembered
+    before, _remembered = _remembered, {}
+    try:
+        yield
+    finally:
+        _remembered = before
+
+
+def _places(parent: Any, iterate: Callable[[Any], Iterator[Any]], child: Any) -> Sequence[int]:
+    """Return every index of `child` in a list, tuple or deque."""
+    known = None if _remembered is None else _remembered.get(id(parent))
+    if known is None:
+        values = tuple(iterate(parent))
+        if _remembered is None or len(values) < _LONG:
+            return [index for index, value in enumerate(values) if value is child]
+        places: dict[int, list[int]] = {}
+        for index, value in enumerate(values):
+            places.setdefault(id(value), []).append(index)
+        known = _remembered[id(parent)] = places
+    return known.get(id(child), ())
 
 
 def _entries(parent: dict[Any, Any], child: Any) -> Iterator[str]:

@@ -8,6 +8,7 @@ import ast
 import gc
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.core.allocations import (
@@ -130,10 +131,13 @@ class KindsNow:
 def _is_created(group: AllocationGroup) -> bool:
     """Whether the code of the innermost frame only creates a tensor, or copies one."""
     site: AllocationSite | None = None if group.recorded is None else group.recorded.readable()
-    if site is None or site.code is None:
-        return False
+    return site is not None and site.code is not None and _only_creates(site.code)
+
+
+@lru_cache
+def _only_creates(code: str) -> bool:
     try:
-        statement = ast.parse(site.code).body[0]
+        statement = ast.parse(code).body[0]
     except (SyntaxError, IndexError):  # in Python 3.10, the first line of a longer statement
         return False
     value = getattr(statement, "value", None)

@@ -142,19 +142,19 @@ class _Levels:
 
     def _apply_rules(self, values: Iterable[Any]) -> None:
         """Look for keys in new objects of the last level, and for references gc does not see."""
+        missing, rules_of = self.missing, self._rules
         for value in values:
-            rules = self._rules[type(value)]
+            rules = rules_of[type(value)]
             if rules is None:
                 self.walk.add_plain(type(value))
                 continue
             for key in rules.keys(value):
-                if key in self.missing:
-                    self.missing.discard(key)
+                if key in missing:
+                    missing.discard(key)
                     self._found[key] = value
                     self._found_at[len(self._starts) - 1].append(value)
-            self._pending += [
-                Reference(child, value, None, text) for text, child in rules.extra_references(value)
-            ]
+            for text, child in rules.extra_references(value):
+                self._pending.append(Reference(child, value, None, text))
 
     def paths(self) -> dict[int, list[Reference]]:
         """Return the references that lead to everything found so far."""

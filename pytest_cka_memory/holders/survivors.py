@@ -83,7 +83,8 @@ def holdings(
     was_enabled = gc.isenabled()
     gc.disable()  # a collection during the search would only cost time
     try:
-        with no_torch_function():  # the user's modes must not see these calls
+        # The user's modes must not see these calls.
+        with no_torch_function(), expressions.remembering_places():
             paths, unreached = _search(live.values(), named_values, error)
             entries = [
                 _entry(found, paths.get(key), unreached.get(key), boundaries)
@@ -271,12 +272,12 @@ def _entry(
         held_by, path = owner.text, unnamed.path
     count = 0 if allocation.may_be_unowned and not path else 1
     holding = described(allocation.bytes, count, allocation.site)
-    holding = replace(holding, held_by=held_by)
+    more: dict[str, Any] = {"held_by": held_by}
     if path and holding.shape is None:
-        dtype, shape = dtype_and_shape_of(path[-1].value)
-        holding = replace(holding, dtype=dtype, shape=shape)
+        more["dtype"], more["shape"] = dtype_and_shape_of(path[-1].value)
     if path:
-        holding = replace(holding, pinned=is_pinned_tensor(path[-1].value))
+        more["pinned"] = is_pinned_tensor(path[-1].value)
+    holding = replace(holding, **more)  # once, because it takes 20 us and there may be 100,000
     batch = sum(serial < allocation.serial for serial in boundaries) if boundaries else None
     pattern = expressions.pattern_of(held_by) if owner is None else owner.pattern
     group = site_key(allocation.site), pattern, holding.pinned

@@ -9,7 +9,7 @@ import gc
 import sys
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.holders.cpp_references import cpp_rules
@@ -33,9 +33,10 @@ def tensor_rules(blocks: Mapping[int, int] | None = None) -> RulesForType:
     """
     import torch
 
-    from pytest_cka_memory.meters.storages.live_objects import with_subclasses
+    from pytest_cka_memory.meters.storages.live_objects import PLAIN_TENSORS, with_subclasses
 
     keys_of_tensor, keys_of_storage = _key_functions(blocks or {})
+    references_of_plain = _plain_references()
     tensor_types = with_subclasses(torch.Tensor)
     array = getattr(sys.modules.get("numpy"), "ndarray", None)
     of_cpp = cpp_rules()
@@ -46,6 +47,8 @@ def tensor_rules(blocks: Mapping[int, int] | None = None) -> RulesForType:
     }
 
     def rules_for(kind: type) -> TypeRules | None:
+        if kind in PLAIN_TENSORS:
+            return TypeRules(keys_of_tensor, references_of_plain)
         if kind in tensor_types:
             return TypeRules(keys_of_tensor, _references_of_tensor)
         if is_node(kind):
@@ -68,7 +71,7 @@ def _key_functions(
     """
     import torch
 
-    from pytest_cka_memory.meters.storages.live_objects import storages_of
+    from pytest_cka_memory.meters.storages.live_objects import PLAIN_TENSORS, storages_of
     from pytest_cka_memory.meters.torch_private import is_lazy_clone, storage_key
 
     meta = torch.device("meta")
@@ -82,13 +85,18 @@ def _key_functions(
         except (NotImplementedError, RuntimeError):  # it has no storage, or only its parts have
             pass
         if len(storages) == 1:
-            return of_storage(storages[0])
+            # Most tensors are of a type whose storages are never fake.
+            plain = type(tensor) in PLAIN_TENSORS
+            return of_data(storages[0]) if plain else of_storage(storages[0])
         return [key for storage in storages for key in of_storage(storage)]
 
     def of_storage(storage: torch.UntypedStorage) -> Collection[int]:
-        key = storage_key(storage)
         if storage.device == meta:  # of a fake tensor, too, which warns if its address is read
-            return (key,)
+            return (storage_key(storage),)
+        return of_data(storage)
+
+    def of_data(storage: torch.UntypedStorage) -> Collection[int]:
+        key = storage_key(storage)
         try:
             address = storage.data_ptr()
         except RuntimeError:  # it has been released
@@ -163,6 +171,33 @@ def class_name(kind: type) -> str:
     """Return the name of a class, even if its metaclass overrides ``__name__``."""
     found: str = type.__dict__["__name__"].__get__(kind)
     return found
+
+
+def _plain_references() -> Callable[["torch.Tensor"], Iterable[tuple[str, Any]]]:
+    """Return a function that does what :func:`_references_of_tensor` does, in a fifth of the time.
+
+    Only for types of torch that override nothing. A search asks every live tensor, and most are no
+    views, were not computed by autograd and have neither gradient nor hooks. Reading that of a
+    tensor that is no view runs no operator, so no mode needs to be off.
+    """
+    from pytest_cka_memory.meters.torch_private import TENSOR_HOOKS, base_of
+
+    hooks, later_hooks = (*TENSOR_HOOKS, "grad", "grad")[:2]  # a version of torch may lack them
+
+    def references(tensor: "torch.Tensor") -> Iterable[tuple[str, Any]]:
+        try:
+            has_none = (
+                base_of(tensor) is None
+                and tensor.grad_fn is None
+                and tensor.grad is None
+                and getattr(tensor, hooks) is None
+                and getattr(tensor, later_hooks) is None
+            )
+        except RuntimeError:  # as in grad_fn_of
+            has_none = False
+        return () if has_none else _references_of_tensor(tensor)
+
+    return references
 
 
 def _references_of_tensor(tensor: "torch.Tensor") -> Iterator[tuple[str, Any]]:

@@ -80,7 +80,7 @@ class Region(FigureAttributes):
         self._early: list[Allocation] = []
         """What was live after the second batch, without references to it."""
         self._record: RegionRecord | None = None
-        self._live_at_peak: list[AllocationGroup] = []
+        self._live_at_peak: Sequence[AllocationGroup] = ()
         self._figures_read: set[str] = set()
         self._open_region = stack.open(thorough=is_thorough())
         peaks, meter = self._open_region.peaks, stack.meter

@@ -120,7 +120,7 @@ class Peaks(ABC):
     def sample(self) -> tuple[Reading, int, int]:
         """Return a reading, the highest level since the last sample, and the allocations so far."""
 
-    def allocations(self) -> list[AllocationGroup]:
+    def allocations(self) -> Sequence[AllocationGroup]:
         """Return what was live at the region's peak, as far as it is known."""
         return []
 

@@ -207,6 +207,8 @@ def pytest_runtest_makereport(
         # A plain attribute of builtin types: it reaches the controller together with the report,
         # and so it survives a worker that dies later.
         report.cka_memory = measurement.take_payload(report)  # type: ignore[attr-defined]
+        if call.when == "teardown":
+            _measuring(item.config).forget(item)
     return report
 
 

@@ -1,6 +1,7 @@
 """A region's figures as properties of its test, for JUnit XML and similar reports."""
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,12 @@ def of_results(
         facts: device and meter, as :meth:`pytest_cka_memory.meters.Meter.facts` returns them.
         root: labels name files relative to this folder, and none outside it; None changes nothing.
     """
-    change = str if root is None else anonymizer(root)
     records = [result.record for result in results]
+    names_device = bool(records and provenance_of(facts).adjective)
+    has_names = names_device or any(record.label for record in records)  # not of a whole test
+    change = anonymizer(root) if has_names and root is not None else str
     figures = [pair for record in records for pair in _of_record(record, change(record.label))]
-    if figures and provenance_of(facts).adjective:
+    if figures and names_device:
         return [(f"{_PREFIX}device", change(facts["device_name"])), *figures]
     return figures
 
@@ -42,5 +45,8 @@ def _of_record(record: RegionRecord, label: str) -> list[Property]:
     # XML cannot hold control characters, and pytest does not escape those in a name.
     label = "".join(char if char.isprintable() else "?" for char in label)
     start = f"{_PREFIX}{label}." if label else _PREFIX
-    numbers = ((name, getattr(record, name)) for name in FIGURES)
+    numbers = zip(FIGURES, _figures_of(record), strict=True)
     return [(f"{start}{name}", number) for name, number in numbers if number is not None]
+
+
+_figures_of = attrgetter(*FIGURES)

@@ -1,7 +1,7 @@
 """The section of the terminal summary, as lines with a colour each."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ _NAME_WIDTH = 24
 _LEAST_NAME = 12
 _PROSE_WIDTH = 100
 _MAX_NAMED = 10
+_BETWEEN = "  "
 _LEFT = ("region", "timeline", "verdict")
 _NOTHING = "nothing was measured"
 _COLOURS = {
@@ -58,7 +59,9 @@ def table(results: Sequence[Result], width: int = 100) -> list[Line]:
     left_out = _left_out(rows, _dispensable(results, columns), room - min(_NAME_WIDTH, longest) - 2)
     lost = [key for key in left_out if any(_has_value(row[key]) for row in rows)]
     rows = [{key: row[key] for key in row if key not in left_out} for row in rows]
-    shown = fitted([name.row for name in names], max(_LEAST_NAME, room - _width(rows) - 2))
+    shown = fitted(
+        [name.row for name in names], max(_LEAST_NAME, room - _width(_widths(rows).values()) - 2)
+    )
     head, *body = _lay_out([{"region": name, **row} for name, row in zip(shown, rows, strict=True)])
     head = f"{head[: len('region')]}{indent}{head[len('region') :]}"
     body = [f"{indent}{row}" for row in body]
@@ -90,11 +93,13 @@ def _has_value(cell: str) -> bool:
 def _left_out(rows: Sequence[dict[str, str]], dispensable: Sequence[str], room: int) -> list[str]:
     """Return the columns without which `rows` fit in `room` characters."""
     empty = [key for key in dispensable if not any(_has_value(row[key]) for row in rows)]
+    widths = _widths(rows)
     found: list[str] = []
     for key in dict.fromkeys([*empty, *dispensable]):
-        if _width([{k: v for k, v in row.items() if k not in found} for row in rows]) <= room:
+        if _width(widths.values()) <= room:
             break
         found.append(key)
+        del widths[key]
     return found
 
 
@@ -129,17 +134,22 @@ def sentence(text: str, width: int, colour: str | None = None, indent: str = "")
 
 
 def _lay_out(rows: Sequence[dict[str, str]]) -> list[str]:
-    from tabulate import tabulate  # takes 20 ms, so only for a table
+    """Return the names of the columns and the rows as lines."""
+    widths = _widths(rows)
+    aligned = [f"{{:{'<' if name in _LEFT else '>'}{widths[name]}}}" for name in rows[0]]
+    line = _BETWEEN.join(aligned).format
+    return [line(*row).rstrip() for row in (rows[0], *(row.values() for row in rows))]
 
-    # The header is passed as an ordinary row, because tabulate widens columns for a header.
-    cells = [list(rows[0]), *(list(row.values()) for row in rows)]
-    align = ["left" if name in _LEFT else "right" for name in rows[0]]
-    return tabulate(cells, tablefmt="plain", disable_numparse=True, colalign=align).splitlines()
 
-
-def _width(rows: Sequence[dict[str, str]]) -> int:
+def _widths(rows: Sequence[dict[str, str]]) -> dict[str, int]:
+    """Return the width of each column, in which its name fits, too."""
     columns = zip(rows[0], *(row.values() for row in rows), strict=True)
-    return sum(2 + max(map(len, column)) for column in columns) - 2
+    return {name: max(map(len, (name, *texts))) for name, *texts in columns}
+
+
+def _width(widths: Collection[int]) -> int:
+    """Return the width of rows with columns of these widths."""
+    return sum(widths) + len(_BETWEEN) * (len(widths) - 1)
 
 
 def cells(result: Result, columns: Sequence[Figure]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import cka_tables
 import compiled_tables
+import cost_tables
 import ranks_tables
 import values_tables
 from processes import Row
@@ -127,6 +128,11 @@ def leaks() -> str:
     return _markdown(("tool", "Python", "leaks found", "missed", "repairs accused"), rows)
 
 
+def tensors() -> str:
+    """What one more live tensor costs the end of a region."""
+    return _markdown(cost_tables.head(), cost_tables.rows(_results("unit-cost-*.json")))
+
+
 def _results(pattern: str) -> list[Row]:
     return [
         row
@@ -148,6 +154,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "cost of resamples": cka_tables.cost,
         "passes": cka_tables.passes,
     },
+    DOCS / "explanation" / "cost.md": {"tensors": tensors},
     DOCS / "explanation" / "figures.md": {"gates": gates},
     DOCS / "explanation" / "compiled.md": {
         "functions": compiled_tables.functions,

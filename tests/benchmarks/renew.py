@@ -46,6 +46,11 @@ TABLES = {
         "leaks-torch-{torch}.json", ("docs/gallery.md", *COUNTER), "leaks.py",
         minutes=10, needs="pytest-memray; Python 3.13.3 for limit_leaked_objects",
     ),
+    "tests and tensors": Table(
+        "unit-cost-torch-{torch}.json",
+        ("pytest_cka_memory/holders", "pytest_cka_memory/plugin", *COUNTER), "unit_cost.py",
+        minutes=6, needs="little else running",
+    ),
     "cross-check": Table(
         "crosscheck-amd-epyc-torch-{torch}.json", COUNTER, "crosscheck.py", minutes=15
     ),

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from pytest_cka_memory import DeviceError, MemoryProbe
+from pytest_cka_memory.core.allocations import Allocation
+from pytest_cka_memory.meters.accelerator.blocks_in_use import RequestedAllocations
 from pytest_cka_memory.units import MB
 
 pytestmark = pytest.mark.gpu
@@ -288,3 +290,26 @@ def test_empty_region_reads_the_statistics_twice(native, monkeypatch):
     with native.measure():
         pass
     assert len(readings) == 2
+
+
+def test_retained_bytes_are_added_up_without_describing_blocks(
+    native: MemoryProbe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If an older tensor was freed, the requested bytes of each block are read, and no more."""
+    described = []
+    describe = RequestedAllocations.described
+
+    def counted(self: RequestedAllocations, known: Allocation) -> Allocation:
+        described.append(known)
+        return describe(self, known)
+
+    monkeypatch.setattr(RequestedAllocations, "described", counted)
+    older, freed = torch.ones(3, device=native.device), torch.ones(5, device=native.device)
+    with native.measure() as region:
+        kept = [torch.ones(size, device=native.device) for size in range(1, 21)]
+        del freed
+    assert region.retained_bytes == sum(tensor.nbytes for tensor in kept)
+    assert described == []
+    assert sum(holding.bytes for holding in region.retained) == region.retained_bytes
+    assert described
+    del older

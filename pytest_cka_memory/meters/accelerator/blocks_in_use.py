@@ -6,7 +6,7 @@ snapshot also has the frames of allocations.
 
 import inspect
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -22,7 +22,9 @@ from pytest_cka_memory.core.allocations import (
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.libraries import is_foreign
 from pytest_cka_memory.meters.accelerator.graph_pools import ADVICE, NO_POOL, PoolId, owner_of
-from pytest_cka_memory.meters.lazy_allocations import LazyAllocations
+from pytest_cka_memory.meters.blocks.counter import BlockAllocations
+from pytest_cka_memory.meters.lazy_sequence import LazySequence
+from pytest_cka_memory.meters.storages.generations import without_collections
 
 _MAX_FRAMES = 6
 
@@ -45,16 +47,33 @@ class _Block(NamedTuple):
     """That it was taken from."""
 
 
-class RequestedAllocations(LazyAllocations[Allocation]):
+class RequestedAllocations(LazySequence[Allocation, Allocation]):
     """Allocations with their requested bytes; the snapshot is taken when one is first read."""
 
-    def __init__(self, allocations: Sequence[Allocation], device: torch.device) -> None:
+    def __init__(self, allocations: BlockAllocations, device: torch.device) -> None:
         super().__init__(allocations)
-        self._device = device
+        self._counted, self._device = allocations.blocks, device
+
+    def requested_bytes(self) -> int:
+        """Return the sum of their bytes, without describing each."""
+        counted = dict(zip(self._counted.addresses, self._counted.sizes, strict=True))
+        unused_bytes = without_collections(
+            lambda: sum(
+                min(counted[address], _unused_bytes(block))
+                for address, block, _ in _blocks_in_use(self._device, counted)
+            )
+        )
+        return sum(counted.values()) - unused_bytes
 
     @cached_property
     def _blocks(self) -> dict[int, _Block]:
-        return _blocks_in_use(self._device)
+        wanted = set(self._counted.addresses)
+        return without_collections(
+            lambda: {
+                address: _block(block, segment)
+                for address, block, segment in _blocks_in_use(self._device, wanted)
+            }
+        )
 
     def described(self, allocation: Allocation) -> Allocation:
         block = self._blocks.get(allocation.key)
@@ -83,21 +102,31 @@ def segments_of(device: torch.device) -> Sequence[Mapping[str, Any]]:
     return [segment for segment in segments if segment["device"] == device.index]
 
 
-def _blocks_in_use(device: torch.device) -> dict[int, _Block]:
-    """Return every block in use on one device, by address; empty without a snapshot."""
-    return {
-        block["address"]: _block(block, segment)
-        for segment in segments_of(device)
-        for block in segment["blocks"]
-        if block["state"] == "active_allocated"
-    }
+def _blocks_in_use(
+    device: torch.device, wanted: Container[int]
+) -> Iterator[tuple[int, Mapping[str, Any], Mapping[str, Any]]]:
+    """Yield address, block and segment of what is in use at the `wanted` addresses of a device.
+
+    There are none without a snapshot. A snapshot has all blocks in use, of which most may be older
+    than a region, so little is done with each; and it makes so many objects that the garbage
+    collector would run, for which the callers disable it.
+    """
+    for segment in segments_of(device):
+        for block in segment["blocks"]:
+            address = block["address"]
+            if address in wanted and block["state"] == "active_allocated":
+                yield address, block, segment
+
+
+def _unused_bytes(block: Mapping[str, Any]) -> int:
+    size: int = block["size"]
+    return size - int(block.get("requested_size", size))
 
 
 def _block(block: Mapping[str, Any], segment: Mapping[str, Any]) -> _Block:
     frames = _formatted(block.get("frames", ()))
-    unused_bytes = block["size"] - block.get("requested_size", block["size"])
     pool = tuple(segment.get("segment_pool_id", NO_POOL))
-    return _Block(unused_bytes, HistorySite(frames) if frames else None, pool)
+    return _Block(_unused_bytes(block), HistorySite(frames) if frames else None, pool)
 
 
 def _formatted(frames: Collection[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from pytest_cka_memory.meters.blocks.emptied import EmptiedStorages
 from pytest_cka_memory.meters.blocks.library import UNKNOWN
 from pytest_cka_memory.meters.cpu.choice import SWITCH
 from pytest_cka_memory.meters.garbage import Garbage
+from pytest_cka_memory.meters.lazy_sequence import LazySequence
 from pytest_cka_memory.meters.patching import JoinedPatches, SharedPatches
 
 _DEVICE_TYPES = {"cuda": 1, "xpu": 12}
@@ -127,7 +128,7 @@ class BlockCounting(Counting):
         levels = self._levels.known()
         if levels.allocated - block_bytes == mark.allocated_bytes:  # all older blocks are live
             return max(0, levels.requested - mark.requested_bytes)
-        return sum(allocation.bytes for allocation in self.allocations_since(mark))
+        return self.allocations_since(mark).requested_bytes()
 
     def host_retained_since(self, mark: _Mark) -> int | None:
         return None if self._host is None else self._host.retained_since(mark.serial)
@@ -138,7 +139,7 @@ class BlockCounting(Counting):
     def serial(self) -> int:
         return self._counter.figures().serial
 
-    def allocations_since(self, mark: _Mark) -> Sequence[Allocation]:
+    def allocations_since(self, mark: _Mark) -> blocks_in_use.RequestedAllocations:
         return blocks_in_use.RequestedAllocations(
             self._counter.allocations_since(mark.serial), self._device
         )
@@ -190,13 +191,8 @@ class _RegionPeaks(Peaks):
         reading = _reading(self._levels.read(), levels.peak, levels.peak_reserved)
         return reading, levels.sample_peak, levels.serial
 
-    def allocations(self) -> list[AllocationGroup]:
-        return [
-            replace(group, inside=_WITHOUT_FRAMES)
-            if group.recorded is None and group.inside is None and not group.before_region
-            else group
-            for group in self._region.at_peak()
-        ]
+    def allocations(self) -> Sequence[AllocationGroup]:
+        return _GroupsWithoutFrames(self._region.at_peak())
 
     def record(self) -> bool:
         return self._region.record()
@@ -215,6 +211,15 @@ class _RegionPeaks(Peaks):
         self._collected.stop(self)
         self._region.close()
         self._patches.stop(self)
+
+
+class _GroupsWithoutFrames(LazySequence[AllocationGroup, AllocationGroup]):
+    """What was live at a region's peak; if no frames were noted, with the reason."""
+
+    def described(self, known: AllocationGroup) -> AllocationGroup:
+        if known.recorded is None and known.inside is None and not known.before_region:
+            return replace(known, inside=_WITHOUT_FRAMES)
+        return known
 
 
 def native_counting(device: torch.device, stats: AllocatorStats) -> BlockCounting | None:

@@ -27,13 +27,10 @@ from pytest_cka_memory.meters.blocks.library import (
     Recorded,
     byref,
 )
-from pytest_cka_memory.meters.blocks.stacks import (
-    context_of,
-    module_path,
-    notes_modules,
-    site_of,
-)
-from pytest_cka_memory.meters.lazy_allocations import LazyAllocations
+from pytest_cka_memory.meters.blocks.peak_groups import PeakGroups
+from pytest_cka_memory.meters.blocks.stacks import module_path, notes_modules, site_of
+from pytest_cka_memory.meters.blocks.written_blocks import WrittenBlocks
+from pytest_cka_memory.meters.lazy_sequence import LazySequence
 
 CPU = 0
 MOST_RECORDED = 2**20
@@ -123,16 +120,13 @@ class Counter:
         """Return the bytes of those live blocks that were not allocated after `until` either."""
         return self.retained_since(since) - self.retained_since(until)
 
-    def allocations_since(self, serial: int) -> Sequence[Allocation]:
+    def allocations_since(self, serial: int) -> BlockAllocations:
         """Return the live blocks allocated after the allocation `serial`, newest first."""
         count = ctypes.c_uint64()
         self._functions.counter_retained(self._number, serial, byref(count))
-        if not count.value:
-            return ()
         # Another thread may allocate more meanwhile; those are left out.
-        blocks = (Block * count.value)()
-        found = self._functions.counter_blocks(self._number, serial, blocks, count)
-        return _Allocations(self, blocks[:found])
+        write = partial(self._functions.counter_blocks, self._number, serial)
+        return BlockAllocations(self, WrittenBlocks(count.value, write))
 
     def is_live(self, address: int, serial: int) -> bool:
         """Whether the block that was allocated at `address` as number `serial` is still live."""
@@ -189,14 +183,15 @@ class Counter:
         self._functions.counter_set_level(self._number, level, reserved)
 
 
-class _Allocations(LazyAllocations[Block]):
+class BlockAllocations(LazySequence[Block, Allocation]):
     """Blocks as allocations."""
 
-    def __init__(self, counter: Counter, blocks: list[Block]) -> None:
+    def __init__(self, counter: Counter, blocks: WrittenBlocks) -> None:
         super().__init__(blocks)
+        self.blocks = blocks
         self._counter = counter
         # At once, because stacks are forgotten when the last region ends.
-        self._sites = {stack: site_of(stack) for stack in {block.stack for block in blocks}}
+        self._sites = {stack: site_of(stack) for stack in blocks.stacks}
 
     def described(self, block: Block) -> Allocation:
         return Allocation(
@@ -247,31 +242,20 @@ class RegionCounter:
         """Return the bytes that were allocated in it and freed in noted collections."""
         return cast(int, self._read(sample=False).collected)
 
-    def at_peak(self) -> list[AllocationGroup]:
+    def at_peak(self) -> Sequence[AllocationGroup]:
         """Return what was live at its peak: by stack, and all that is older as one group."""
-        size = self._functions.counter_at_peak_size(self._handle)
-        blocks = (Block * size)()
-        found = self._functions.counter_at_peak(self._handle, blocks, size)
-        known = {stack: context_of(stack) for stack in {block.stack for block in blocks[:found]}}
-        groups = [
-            AllocationGroup(
-                bytes=block.bytes,
-                count=block.count,
-                recorded=site_of(block.stack),
-                inside=INSIDE.get(Freed(block.freed)),
-                context=known[block.stack],
-                freed=Freed(block.freed),
-                address=block.address,
-            )
-            for block in blocks[:found]
-        ]
-        older = self.read().peak - sum(group.bytes for group in groups)
-        if older > 0:
+        blocks = WrittenBlocks(
+            self._functions.counter_at_peak_size(self._handle),
+            partial(self._functions.counter_at_peak, self._handle),
+        )
+        older_bytes = self.read().peak - sum(blocks.sizes)
+        older = None
+        if older_bytes > 0:
             blocks_then = self._older if contexts.are_noted() else None
-            groups.append(
-                AllocationGroup(older, 0, recorded=None, before_region=True, older=blocks_then)
+            older = AllocationGroup(
+                older_bytes, 0, recorded=None, before_region=True, older=blocks_then
             )
-        return groups
+        return PeakGroups(blocks, older)
 
     @property
     def _older(self) -> Callable[[], Mapping[int, int]]:
@@ -317,10 +301,10 @@ class RegionCounter:
 
 def _older_blocks(number: int, until: int, functions: ctypes.PyDLL) -> Mapping[int, int]:
     """Return address and bytes of the live blocks that were allocated until `until`."""
-    size = functions.counter_live()
-    blocks = (Block * size)()
-    found = functions.counter_older(number, until, blocks, size)
-    return {block.address: block.bytes for block in blocks[:found]}
+    blocks = WrittenBlocks(
+        functions.counter_live(), partial(functions.counter_older, number, until)
+    )
+    return dict(zip(blocks.addresses, blocks.sizes, strict=True))
 
 
 def _recorded_blocks(found: Recorded) -> Iterator[RecordedBlock]:

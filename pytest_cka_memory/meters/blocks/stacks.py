@@ -7,7 +7,7 @@ from functools import cache
 
 import torch
 
-from pytest_cka_memory.core.allocations import Context, FramesSite, RawFrames
+from pytest_cka_memory.core.allocations import Context, FramesSite, RawFrames, SharedFramesSite
 from pytest_cka_memory.meters.blocks import contexts, library
 
 _LONGEST_PATH = 512
@@ -28,7 +28,7 @@ def site_of(stack: int) -> FramesSite | None:
     """Return where the memory of a stack was allocated; None if no frame was noted."""
     frames = frames_of(stack)
     module = _module_of(stack)[0] if notes_modules() else 0
-    return FramesSite(frames, module) if frames else None
+    return SharedFramesSite(frames, module) if frames else None
 
 
 def _module_of(stack: int) -> tuple[int, int]:

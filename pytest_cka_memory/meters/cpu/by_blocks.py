@@ -159,7 +159,7 @@ class _RegionPeaks(Peaks):
         reading = _reading(levels.level, levels.peak, prefetched_bytes)
         return reading, levels.sample_peak, levels.serial
 
-    def allocations(self) -> list[AllocationGroup]:
+    def allocations(self) -> Sequence[AllocationGroup]:
         return self._region.at_peak()
 
     def record(self) -> bool:

@@ -14,7 +14,7 @@ from pytest_cka_memory.meters.storages.generations import Generations
 # of these and is not counted. A subclass may raise anything.
 _NO_STORAGE = (NotImplementedError, RuntimeError, ValueError, AttributeError)
 _untyped_storage = torch.Tensor.untyped_storage  # read at import, because a test may patch it
-_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
+PLAIN_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter, torch.nn.Buffer))
 _SPARSE_PARTS = {
     torch.sparse_coo: torch_private.SPARSE_PARTS,
     torch.sparse_csr: ("crow_indices", "col_indices", "values"),
@@ -36,7 +36,7 @@ def notes() -> tuple[str, ...]:
 
 def storages_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, ...]:
     """Return the storages of `tensor`: one, or those of the parts of a sparse or wrapper tensor."""
-    if type(tensor) in _PLAIN and tensor.layout is torch.strided:
+    if type(tensor) in PLAIN_TENSORS and tensor.layout is torch.strided:
         try:
             return (_untyped_storage(tensor),)
         except _NO_STORAGE:
@@ -46,7 +46,7 @@ def storages_of(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, ...]:
         try:
             return _storages_of_parts(tensor)
         except Exception:
-            layout = tensor.layout if type(tensor) in _PLAIN else torch.strided
+            layout = tensor.layout if type(tensor) in PLAIN_TENSORS else torch.strided
             if layout not in _COUNTED_LAYOUTS:
                 _incomplete[f"not counted: tensors with layout {layout}"] = None
             return ()
@@ -71,7 +71,7 @@ def _storages_of_parts(tensor: torch.Tensor) -> tuple[torch.UntypedStorage, ...]
         parts = _inner_tensors(tensor)
     elif tensor.layout in _SPARSE_PARTS:
         # The user's modes must not see these calls.
-        with torch_private.no_dispatch() if type(tensor) in _PLAIN else nullcontext():
+        with torch_private.no_dispatch() if type(tensor) in PLAIN_TENSORS else nullcontext():
             parts = [getattr(tensor, name)() for name in _SPARSE_PARTS[tensor.layout]]
     else:
         return (tensor.untyped_storage(),)
@@ -87,7 +87,7 @@ def _inner_tensors(tensor: Any) -> list[Any]:
         problem = f"its __tensor_flatten__ raised {type(error).__name__}"
         _incomplete[f"{kind}: only tensors in its attributes are counted, because {problem}"] = None
         # Only plain ones: others may have this tensor among their own attributes.
-        return [value for value in vars(tensor).values() if type(value) in _PLAIN]
+        return [value for value in vars(tensor).values() if type(value) in PLAIN_TENSORS]
 
 
 def _kinds() -> set[type]:

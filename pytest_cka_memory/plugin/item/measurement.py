@@ -39,7 +39,7 @@ class ItemMeasurement:
         self._limits: tuple[Limit, ...] = ()
         """As of the start of the call; batch boundaries use these."""
         self._results: list[Result] = []
-        self._properties: list[junit.Property] = []
+        self.properties: list[junit.Property] = []
         """What was added to the item's own, for JUnit XML and similar reports."""
         self._judged = 0
         self._wrong: list[str] = []
@@ -84,6 +84,7 @@ class ItemMeasurement:
         with history_recorded(snapshots, self.probe.meter):
             try:
                 with whole.measure() as self._whole_region:
+                    self._whole_region.label = ""  # that of the test is enough
                     yield
                 self._returned = True
             except AssertionError as error:
@@ -97,7 +98,7 @@ class ItemMeasurement:
                 if self._runs > 1:
                     self._over_runs = [replace(r, label=repeats.LABEL) for r in whole.records]
                 if len(self.probe.records) == self._in_fixtures:
-                    self.probe.records.extend(replace(r, label="") for r in whole.records)
+                    self.probe.records.extend(whole.records)
                 untouched = (is_untouched(record, whole.meter) for record in whole.records)
                 self._is_untouched = all(untouched)
                 results = self._collect()
@@ -195,11 +196,6 @@ class ItemMeasurement:
 
         return min(failure.WIDTH, terminal_width(self._item.config))
 
-    def take_back_properties(self) -> None:
-        """Remove the figures of a run that does not count from the item's properties."""
-        ours = set(map(id, self._properties))
-        self._item.user_properties[:] = [p for p in self._item.user_properties if id(p) not in ours]
-
     def _collect(self) -> list[Result]:
         limits = limits_or_fail(self._item)
         records: list[RegionRecord] = self.probe.records[self._judged :]
@@ -216,7 +212,7 @@ class ItemMeasurement:
         figures = junit.of_results(results, facts, root)
         figures += [(junit.LARGEST, size) for size in self.probe.largest_sizes]
         self.probe.largest_sizes.clear()
-        self._properties += figures
+        self.properties += figures
         self._item.user_properties += figures
         return results
 
@@ -251,14 +247,31 @@ class ItemMeasurement:
 
 
 measurement_key = pytest.StashKey[ItemMeasurement]()
+_properties_key = pytest.StashKey[list[junit.Property]]()
+"""What the run that ended last has added to the properties of its test."""
 
 
 def begin(item: pytest.Item) -> None:
     """Drop the measurement of an earlier run of `item`, and check its limits again."""
-    if measurement_key in item.stash:  # a plugin such as pytest-rerunfailures runs it again
-        item.stash[measurement_key].take_back_properties()
-        del item.stash[measurement_key]
+    forget(item)  # of one without a teardown
+    if _properties_key in item.stash:  # a plugin such as pytest-rerunfailures runs it again
+        properties = item.stash[_properties_key]
+        ours = set(map(id, properties))
+        item.user_properties[:] = [p for p in item.user_properties if id(p) not in ours]
+        del item.stash[_properties_key]
     limits_or_fail(item)
+
+
+def forget(item: pytest.Item) -> None:
+    """Drop the measurement of a run that has ended; its reports have its figures.
+
+    pytest keeps all items until the session ends, and what they keep is looked at by each full
+    garbage collection.
+    """
+    if measurement_key in item.stash:
+        if properties := item.stash[measurement_key].properties:
+            item.stash[_properties_key] = properties
+        del item.stash[measurement_key]
 
 
 def measurement_of(item: pytest.Item) -> ItemMeasurement | None:
