@@ -166,7 +166,9 @@ class Census(GarbageCounter):
             address = storage.data_ptr()
             block = self._meter.block_at(address)
             if block is not None:
-                found.append(_Block(address, block[1], block[0], storage.nbytes()))
+                # Of lent memory, a block is the part that no older window covers.
+                size = min(storage.nbytes(), block[0])
+                found.append(_Block(address, block[1], block[0], size))
         return found
 
     def _set_blocks(self, blocks: Iterable[_Block]) -> None:

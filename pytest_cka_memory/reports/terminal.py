@@ -134,11 +134,12 @@ def sentence(text: str, width: int, colour: str | None = None, indent: str = "")
 
 
 def _lay_out(rows: Sequence[dict[str, str]]) -> list[str]:
-    """Return the names of the columns and the rows as lines."""
-    widths = _widths(rows)
-    aligned = [f"{{:{'<' if name in _LEFT else '>'}{widths[name]}}}" for name in rows[0]]
-    line = _BETWEEN.join(aligned).format
-    return [line(*row).rstrip() for row in (rows[0], *(row.values() for row in rows))]
+    from tabulate import tabulate  # takes 20 ms, so only for a table
+
+    # The header is passed as an ordinary row, because tabulate widens columns for a header.
+    cells = [list(rows[0]), *(list(row.values()) for row in rows)]
+    align = ["left" if name in _LEFT else "right" for name in rows[0]]
+    return tabulate(cells, tablefmt="plain", disable_numparse=True, colalign=align).splitlines()
 
 
 def _widths(rows: Sequence[dict[str, str]]) -> dict[str, int]:
