@@ -1,0 +1,272 @@
+"""What a census says that garbage keeps alive is what a collection then frees."""
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from garbage_programs import KeepsInput, no_automatic_collections
+from growth_programs import Cycle
+from torch.utils.checkpoint import checkpoint
+
+from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.measure.census import Census, census_of
+from pytest_cka_memory.meters import torch_private
+
+SIZE = 5000
+
+
+def leaf() -> torch.Tensor:
+    return torch.ones(SIZE, requires_grad=True)
+
+
+def tensor() -> None:
+    Cycle(torch.ones(SIZE))
+
+
+def view() -> None:
+    Cycle(torch.ones(SIZE)[5:])
+
+
+def several_views() -> None:
+    value = torch.ones(SIZE)
+    Cycle([value[:5], value[5:]])
+
+
+def view_of_what_is_in_use() -> torch.Tensor:
+    value = torch.ones(SIZE)
+    Cycle([value[:5], torch.ones(SIZE)])
+    return value
+
+
+def shared_with_what_is_in_use() -> list[torch.Tensor]:
+    value = torch.ones(SIZE)
+    Cycle(value)
+    return [value]
+
+
+def graph() -> None:
+    Cycle((leaf() * 2).exp().sum())
+
+
+def graph_of_which_a_part_is_in_use() -> torch.Tensor:
+    middle = (leaf() * 2).exp()
+    Cycle((middle * 3).sin().sum())
+    return middle
+
+
+def graph_in_use() -> torch.Tensor:
+    result = (leaf() * 2).exp().sum()
+    Cycle(result)
+    return result
+
+
+def only_the_node() -> None:
+    Cycle((leaf() * 2).exp().grad_fn)
+
+
+def node_in_use() -> Any:
+    result = (leaf() * 2).exp()
+    Cycle(result)
+    return result.grad_fn
+
+
+def gradient() -> None:
+    weight = leaf()
+    (weight * 2).sum().backward()
+    Cycle(weight)
+
+
+def graph_after_backward() -> None:
+    weight = leaf()
+    loss = (weight * 2).exp().sum()
+    loss.backward()
+    Cycle([loss, weight])
+
+
+def graph_of_a_gradient() -> None:
+    weight = leaf()
+    found = torch.autograd.grad((weight**3).sum(), weight, create_graph=True)
+    Cycle(found)
+
+
+def custom_function() -> None:
+    Cycle(KeepsInput.apply(leaf() * 2))
+
+
+def context_in_a_cycle() -> None:
+    result = KeepsInput.apply(leaf() * 2)
+    result.grad_fn.me = result  # type: ignore[union-attr]
+
+
+def checkpointed() -> None:
+    Cycle(checkpoint(torch.exp, leaf() * 2, use_reentrant=False))
+
+
+def checkpointed_with_reentry() -> None:
+    Cycle(checkpoint(torch.exp, leaf() * 2, use_reentrant=True))
+
+
+def tensor_hook() -> None:
+    value = leaf() * 2
+    value.register_hook(lambda grad: grad * value)
+    value.exp()
+
+
+def module() -> None:
+    layer = torch.nn.Linear(70, 70)
+    layer.me = layer  # type: ignore[assignment]
+
+
+def module_with_hook() -> None:
+    layer = torch.nn.Linear(70, 70)
+    layer.register_forward_hook(lambda *_: layer)
+    Cycle(layer(torch.ones(70, 70)))
+
+
+def optimizer() -> None:
+    layer = torch.nn.Linear(70, 70)
+    steps = torch.optim.Adam(layer.parameters())
+    layer(torch.ones(70, 70)).sum().backward()
+    steps.step()
+    Cycle(steps)
+
+
+def numpy_array() -> None:
+    Cycle(torch.ones(SIZE).numpy())
+
+
+def tensor_over_an_array() -> None:
+    array = torch.ones(SIZE).numpy()
+    Cycle(torch.from_numpy(array))
+
+
+def object_array() -> None:
+    import numpy as np
+
+    Cycle(np.array([torch.ones(SIZE), None], dtype=object))
+
+
+def storage() -> None:
+    Cycle(torch.ones(SIZE).untyped_storage())
+
+
+def sparse() -> None:
+    Cycle(torch.eye(60).to_sparse())
+
+
+def parameter_of_another() -> None:
+    weight = torch.nn.Parameter(torch.ones(SIZE))
+    weight.me = weight  # type: ignore[attr-defined]
+
+
+def generator() -> None:
+    def values() -> Any:
+        value = torch.ones(SIZE)
+        yield value
+        yield me
+
+    me = values()
+    next(me)
+
+
+def closure() -> None:
+    value = torch.ones(SIZE)
+
+    def run() -> Any:
+        return value, run
+
+
+def exception() -> None:
+    value = torch.ones(SIZE)
+    try:
+        raise ValueError(value.numel())
+    except ValueError as error:
+        kept = error
+    del value
+    Cycle(kept)
+
+
+def weakly_referenced() -> list[Any]:
+    cycle = Cycle(torch.ones(SIZE))
+    return [weakref.ref(cycle), weakref.ref(cycle.value)]
+
+
+def deep_chain() -> None:
+    value = leaf()
+    for _ in range(300):
+        value = value + 1
+    Cycle(value)
+
+
+def several_cycles_with_one_graph() -> None:
+    result = (leaf() * 2).exp()
+    Cycle(result)
+    Cycle(result * 2)
+
+
+PROGRAMS = (
+    *(tensor, view, several_views, view_of_what_is_in_use, shared_with_what_is_in_use, graph),
+    *(graph_of_which_a_part_is_in_use, graph_in_use, only_the_node, node_in_use, gradient),
+    *(graph_after_backward, graph_of_a_gradient, custom_function, context_in_a_cycle, checkpointed),
+    *(checkpointed_with_reentry, tensor_hook, module, module_with_hook, optimizer, numpy_array),
+    *(
+        tensor_over_an_array,
+        object_array,
+        storage,
+        sparse,
+        parameter_of_another,
+        generator,
+        closure,
+    ),
+    *(exception, weakly_referenced, deep_chain, several_cycles_with_one_graph),
+)
+
+
+@pytest.fixture
+def counted(cpu: MemoryProbe, is_native: bool) -> Callable[[Callable[[], Any]], tuple[Any, int]]:
+    """Return a function that runs a program and returns what a census finds, and what is freed."""
+    meter = cpu.meter
+    if not is_native:
+        pytest.skip("the ledger knows no blocks")
+
+    def counted(program: Callable[[], Any]) -> tuple[Any, int]:
+        with no_automatic_collections(), cpu.measure():
+            census = census_of(meter, lambda garbage, serials: None)
+            if census is None:
+                pytest.skip("this interpreter's lists of objects are not known")
+            assert isinstance(census, Census)
+            kept = program()
+            found = census.count(0)
+            before = meter.read().requested_bytes
+            gc.collect()
+            after = meter.read().requested_bytes
+            del kept
+        return None if found is None else found.requested_bytes, before - after
+
+    return counted
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_garbage_keeps_alive_is_what_a_collection_frees(counted, program) -> None:
+    """The bytes that a census finds are those that a collection frees right afterwards."""
+    program()  # what torch makes once
+    gc.collect()
+    found, freed = counted(program)
+    assert found == freed
+
+
+def test_what_hooks_have_packed_is_counted_or_said_to_be_unknown(counted) -> None:
+    """Before torch 2.10 what a hook of ``saved_tensors_hooks`` returned cannot be read."""
+
+    def packed() -> None:
+        with torch.autograd.graph.saved_tensors_hooks(lambda it: [it * 2], lambda it: it[0]):
+            Cycle((leaf() * 2).exp())
+
+    packed()
+    gc.collect()
+    found, freed = counted(packed)
+    assert found == (freed if torch_private.SHOWS_SAVED else None)
+    assert freed > 4 * SIZE
