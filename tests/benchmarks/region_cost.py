@@ -5,8 +5,9 @@
 A model of 2,000 parameters and half a million other Python objects are alive. Each figure is a
 median of the native counter, beside the same of the ledger, in user CPU time. A boundary is
 measured in loops of rising length, in which the level is flat, or rises because each batch keeps a
-tensor; `garbage` leaves a tensor in a reference cycle in each batch. With `--also` it prints
-instead what each addition costs (cycles, process, driver), as ratios to a region without it.
+tensor; `garbage` leaves a tensor in a reference cycle in each batch, `graph` a small graph. The
+begin and the end of the region are not in it. With `--also` it prints instead what each addition
+costs (cycles, process, driver), as ratios to a region without it.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from pytest_cka_memory.core.additional_figures import ADDITIONS
 from pytest_cka_memory.meters.cpu.by_blocks import BlockMeter
 from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
 
-_BATCHES = (1_000, 4_000, 16_000)
+_BATCHES = (100, 1_000, 10_000, 100_000)
 _OPERATORS = 20_000
 
 
@@ -56,16 +57,19 @@ def empty_region_beside_a_thread_us(probe: MemoryProbe) -> float:
 def boundary_us(probe: MemoryProbe, batches: int, kind: str) -> float:
     """Return the time of one boundary, with what the batch of this kind does."""
     kept: list[object] = []
-    start = time.process_time()
+    weight = torch.empty(1, requires_grad=True)
     with probe.measure() as region:
+        start = time.process_time()
         for _ in range(batches):
             if kind == "rising":
                 kept.append(torch.empty(1))
-            elif kind == "garbage":
+            elif kind in ("garbage", "graph"):
                 node = Node()
-                node.me, node.tensor = node, torch.empty(1)  # type: ignore[attr-defined]
+                value = (weight * 2).exp() if kind == "graph" else torch.empty(1)
+                node.me, node.value = node, value  # type: ignore[attr-defined]
             region.batch_done(1)
-    return (time.process_time() - start) / batches * 1e6
+        taken_s = time.process_time() - start
+    return taken_s / batches * 1e6
 
 
 def print_additions(device: str, rounds: int) -> None:
@@ -154,7 +158,7 @@ def main() -> None:
     with full_house(options.objects):
         add("empty region, µs", empty_region_us)
         add("the same beside a thread, µs", empty_region_beside_a_thread_us)
-        for kind in ("flat", "rising", "garbage"):
+        for kind in ("flat", "rising", "garbage", "graph"):
             for count in _BATCHES:
                 add(
                     f"boundary, {kind}, {count:,} batches, µs",
