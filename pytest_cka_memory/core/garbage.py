@@ -53,7 +53,7 @@ def bytes_at_peak(record: RegionRecord) -> int:
 def note_on_growth(record: RegionRecord, warmup: int, tolerance_bytes: int) -> str:
     """Return what a limit on growth says of garbage that rises with the batches; else nothing."""
     rise = garbage_growth_bytes_per_batch(record.timeline, warmup)
-    if rise <= tolerance_bytes:
+    if rise <= tolerance_bytes or record.timeline[-1].garbage_bytes < _least_bytes(record):
         return ""
     last = format_with_unit(record.timeline[-1].garbage_bytes)
     named = _described(record.garbage[0]) if record.garbage else ""
@@ -66,13 +66,18 @@ def note_on_growth(record: RegionRecord, warmup: int, tolerance_bytes: int) -> s
 
 def _at_the_peak(record: RegionRecord) -> str:
     found_bytes = bytes_at_peak(record)
-    if found_bytes < max(1, _LEAST_SHARE * record.peak_increase_bytes):
+    if found_bytes < _least_bytes(record):
         return ""
     found = format_with_unit(found_bytes)
     if not record.timeline:
         return f"{found} was garbage in reference cycles when the code ended"
     peak = format_with_unit(record.peak_bytes)
     return f"{found} of {peak} at the peak was garbage in reference cycles"
+
+
+def _least_bytes(record: RegionRecord) -> float:
+    """Return how much garbage is worth a sentence."""
+    return max(1, _LEAST_SHARE * record.peak_increase_bytes)
 
 
 def _repair(record: RegionRecord) -> str:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     import torch
 
 
+_EVERY_ADDRESS = 2**46
+"""A storage of so many bytes is no memory: on the emulated device, one covers all addresses."""
+
+
 def tensor_rules(blocks: Mapping[int, int] | None = None) -> RulesForType:
     """Return the rules for a search for storages: who has them, and what else is referenced.
 
@@ -104,7 +108,9 @@ def _key_functions(
         if not address:
             return (key,)
         first = bisect_right(starts, address)
-        inside = starts[first : bisect_left(starts, address + storage.nbytes(), first)]
+        size = storage.nbytes()
+        end = address + size if size < _EVERY_ADDRESS else address
+        inside = starts[first : bisect_left(starts, end, first)]
         start = starts[first - 1] if first else 0
         if start < address < start + blocks.get(start, 0):
             inside.append(start)

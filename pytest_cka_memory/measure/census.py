@@ -26,6 +26,10 @@ _PER_BOUNDARY = 1_000
 _PER_FOLLOWED = 300
 """What each tensor, storage or autograd node costs that is freed with the garbage."""
 
+_MOST_GROUPS = 1_000
+"""If more groups of objects are garbage, each block is taken for a group: to tell which of them
+belong together would take longer than the loop."""
+
 Look = Callable[[list[Any], Collection[int]], None]
 
 
@@ -123,14 +127,20 @@ class Census(GarbageCounter):
         of_region = set(map(id, young))
         del young  # it references them, so the next census would not take them for garbage
         everything, _ = self._census.unreachable(ALL)
-        found = []
-        for group in _connected([value for value in everything if id(value) not in of_region]):
-            blocks = self._blocks_of(self._freed_with(group).storages)
-            new = [block for block in blocks if block.serial not in counted]
-            if new:
-                requested_bytes = sum(block.requested_bytes for block in new)
-                found.append(OlderGarbage(requested_bytes, max(block.serial for block in new)))
-        return found
+        older = [value for value in everything if id(value) not in of_region]
+
+        def blocks_of(garbage: list[Any]) -> list[_Block]:
+            blocks = self._blocks_of(self._freed_with(garbage).storages)
+            return [block for block in blocks if block.serial not in counted]
+
+        blocks = blocks_of(older)
+        groups = _connected(older) if blocks else []
+        parts = [blocks_of(group) for group in groups] if len(groups) <= _MOST_GROUPS else []
+        return [
+            OlderGarbage(sum(it.requested_bytes for it in part), max(it.serial for it in part))
+            for part in parts or [[block] for block in blocks]
+            if part
+        ]
 
     def missed_since(self) -> int | None:
         return self._missed_since

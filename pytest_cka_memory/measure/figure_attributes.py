@@ -23,6 +23,10 @@ class FigureAttributes:
     reserved_end_mb: float | None
     reserved_after_cleaning_bytes: int | None
     reserved_after_cleaning_mb: float | None
+    garbage_at_peak_bytes: int | None
+    garbage_at_peak_mb: float | None
+    garbage_end_bytes: int | None
+    garbage_end_mb: float | None
     one_time_bytes: int | None
     one_time_mb: float | None
     host_retained_bytes: int | None
@@ -37,6 +41,7 @@ class FigureAttributes:
     growth_mb_per_batch: float | None
     completed: bool
     garbage_left: bool
+    garbage_freed: bool
     cycle_bytes: int | None
     cycle_mb: float | None
     process_start_bytes: int | None

@@ -17,6 +17,7 @@ def record_at(
     retained_bytes: int = 0,
     one_time_bytes: int | None = None,
     garbage_left: bool = False,
+    garbage_end_bytes: int | None = None,
     host_retained_bytes: int | None = None,
     reserved_end_bytes: int | None = None,
 ) -> RegionRecord:
@@ -30,6 +31,7 @@ def record_at(
         retained_bytes=retained_bytes,
         one_time_bytes=one_time_bytes,
         garbage_left=garbage_left,
+        garbage_end_bytes=garbage_end_bytes,
         host_retained_bytes=host_retained_bytes,
         reserved_start_bytes=start.reserved_bytes,
         reserved_peak_bytes=end.peak_reserved_bytes,
@@ -71,6 +73,7 @@ def record_of(
         retained_bytes=closed.retained_bytes,
         one_time_bytes=one_time_bytes,
         garbage_left=closed.garbage_left,
+        garbage_end_bytes=closed.garbage_bytes,
         host_retained_bytes=closed.host_retained_bytes,
         reserved_end_bytes=closed.reserved_bytes,
     )

@@ -19,7 +19,7 @@ from pytest_cka_memory.measure.census import census_of
 from pytest_cka_memory.measure.figure_attributes import FigureAttributes
 from pytest_cka_memory.measure.found_garbage import FoundGarbage
 from pytest_cka_memory.measure.optimizer_steps import StepBoundaries
-from pytest_cka_memory.measure.region_stack import ClosedRegion, RegionStack
+from pytest_cka_memory.measure.region_stack import RegionStack
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -239,14 +239,11 @@ class Region(FigureAttributes):
 
     def _close(self, completed: bool, first_run_retained_bytes: int | None = None) -> None:
         self._samples.finish()
-        self._describe_garbage_at_peak()
-        live_bytes = self._stack.meter.retained_since(self._open_region.peaks.mark)
-        for addition in self._additions if completed else ():
-            addition.finish()
-        for addition in self._additions:
-            addition.close()
         thorough = self._is_thorough()
-        with self._stack.closing(self._open_region, thorough=thorough) as closed:
+        finish = partial(self._finish_additions, completed)
+        with self._stack.closing(
+            self._open_region, thorough=thorough, before_cleaning=finish
+        ) as closed:
             record = records.record_of(
                 self.label,
                 self._open_region.start,
@@ -255,7 +252,11 @@ class Region(FigureAttributes):
                 workspace_bytes=self._open_region.workspace_bytes,
                 first_run_retained_bytes=first_run_retained_bytes,
             )
-            record = replace(record, **self._garbage_fields(live_bytes, closed))
+            record = replace(
+                record,
+                garbage_at_peak_bytes=self._samples.garbage_at_peak(record.peak_bytes),
+                garbage_freed=self._samples.freed_garbage,
+            )
             for addition in self._additions:
                 record = replace(record, **addition.fields())
             self._survivors, self._host_survivors = closed.survivors, closed.host_survivors
@@ -282,14 +283,12 @@ class Region(FigureAttributes):
         if any(FIGURES[name].explained_by == "at_peak" for name in names if name in FIGURES):
             self._census.count(0)
 
-    def _garbage_fields(self, live_bytes: int, closed: ClosedRegion) -> dict[str, Any]:
-        """Return the figures of garbage; `live_bytes` were live of the region before cleaning."""
-        freed_bytes = live_bytes - closed.retained_bytes - closed.workspace_bytes
-        return {
-            "garbage_at_peak_bytes": self._samples.garbage_at_peak(closed.end.peak_bytes),
-            "garbage_end_bytes": None if closed.garbage_left else max(0, freed_bytes),
-            "garbage_freed": self._samples.freed_garbage,
-        }
+    def _finish_additions(self, completed: bool) -> None:
+        self._describe_garbage_at_peak()
+        for addition in self._additions if completed else ():
+            addition.finish()
+        for addition in self._additions:
+            addition.close()
 
     def _with_explanations(self, record: RegionRecord) -> RegionRecord:
         return self._explained(record, self._figures_to_explain(record))

@@ -43,8 +43,9 @@ class ClosedRegion:
     """The same of tensors on the host, while another device is measured."""
     garbage_left: bool
     """Whether its figures may include garbage in reference cycles."""
-    workspace_bytes: int
-    """Of library workspaces that cleaning has dropped."""
+    garbage_bytes: int | None
+    """What was allocated in the region and freed by a collection at its end; None if there may be
+    more."""
 
 
 class RegionStack:
@@ -98,28 +99,39 @@ class RegionStack:
             self.meter.stop_for(user)
 
     @contextmanager
-    def closing(self, region: OpenRegion, *, thorough: bool = True) -> Iterator[ClosedRegion]:
+    def closing(
+        self,
+        region: OpenRegion,
+        *,
+        thorough: bool = True,
+        before_cleaning: Callable[[], None] = lambda: None,
+    ) -> Iterator[ClosedRegion]:
         """Free what is not in use and yield the figures of `region`, which ends after the block.
 
-        Inside the block, what was live at its peak can still be asked for.
+        Inside the block, what was live at its peak can still be asked for. Before anything is
+        freed, `before_cleaning` is called, which may collect garbage.
         """
         try:
             self.merge_peaks()
             mark = region.peaks.mark
+            live_bytes = self.meter.retained_since(mark)
+            before_cleaning()
             has_reserve = region.start.reserved_bytes is not None
             reserved_bytes = region.peaks.reserved() if has_reserve else None
             cleaned = self.meter.clean_after(mark, thorough=thorough)
             self._add_workspaces(cleaned.workspace_bytes)
             host_bytes = self.meter.host_retained_since(mark)
+            retained_bytes = self.meter.retained_since(mark)
+            garbage_bytes = live_bytes - retained_bytes - (cleaned.workspace_bytes or 0)
             yield ClosedRegion(
                 end=region.peaks.end(),  # cleaning may run finalizers, which raise the peak
                 reserved_bytes=reserved_bytes,
-                retained_bytes=self.meter.retained_since(mark),
+                retained_bytes=retained_bytes,
                 survivors=self.meter.allocations_since(mark),
                 host_retained_bytes=host_bytes,
                 host_survivors=self.meter.host_allocations_since(mark) if host_bytes else (),
                 garbage_left=cleaned.garbage_left or region.garbage_at_start,
-                workspace_bytes=cleaned.workspace_bytes or 0,
+                garbage_bytes=None if cleaned.garbage_left else max(0, garbage_bytes),
             )
         finally:
             try:

@@ -53,6 +53,7 @@ def test_a_region_records_start_peak_end_retained_and_net(
         end_bytes=7,
         peak_bytes=150,
         retained_bytes=7,
+        garbage_end_bytes=0,
     )
     assert (region.peak_increase_bytes, region.net_bytes) == (50, -93)
 
