@@ -210,7 +210,7 @@ def several_cycles_with_one_graph() -> None:
 PROGRAMS = (
     *(tensor, view, several_views, view_of_what_is_in_use, shared_with_what_is_in_use, graph),
     *(graph_of_which_a_part_is_in_use, graph_in_use, only_the_node, node_in_use, gradient),
-    *(graph_after_backward, graph_of_a_gradient, custom_function, context_in_a_cycle, checkpointed),
+    *(graph_after_backward, graph_of_a_gradient, custom_function, context_in_a_cycle),
     *(checkpointed_with_reentry, tensor_hook, module, module_with_hook, optimizer, numpy_array),
     *(
         tensor_over_an_array,
@@ -258,15 +258,16 @@ def test_what_garbage_keeps_alive_is_what_a_collection_frees(counted, program) -
     assert found == freed
 
 
-def test_what_hooks_have_packed_is_counted_or_said_to_be_unknown(counted) -> None:
+def packed() -> None:
+    with torch.autograd.graph.saved_tensors_hooks(lambda it: [it * 2], lambda it: it[0]):
+        Cycle((leaf() * 2).exp())
+
+
+@pytest.mark.parametrize("program", [packed, checkpointed])
+def test_what_hooks_have_packed_is_counted_or_said_to_be_unknown(counted, program) -> None:
     """Before torch 2.10 what a hook of ``saved_tensors_hooks`` returned cannot be read."""
-
-    def packed() -> None:
-        with torch.autograd.graph.saved_tensors_hooks(lambda it: [it * 2], lambda it: it[0]):
-            Cycle((leaf() * 2).exp())
-
-    packed()
+    program()
     gc.collect()
-    found, freed = counted(packed)
+    found, freed = counted(program)
     assert found == (freed if torch_private.SHOWS_SAVED else None)
     assert freed > 4 * SIZE
