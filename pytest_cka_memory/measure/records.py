@@ -17,7 +17,9 @@ def record_at(
     retained_bytes: int = 0,
     one_time_bytes: int | None = None,
     garbage_left: bool = False,
+    garbage_at_peak_bytes: int | None = None,
     garbage_end_bytes: int | None = None,
+    garbage_freed: bool = False,
     host_retained_bytes: int | None = None,
     reserved_end_bytes: int | None = None,
 ) -> RegionRecord:
@@ -31,7 +33,9 @@ def record_at(
         retained_bytes=retained_bytes,
         one_time_bytes=one_time_bytes,
         garbage_left=garbage_left,
+        garbage_at_peak_bytes=garbage_at_peak_bytes,
         garbage_end_bytes=garbage_end_bytes,
+        garbage_freed=garbage_freed,
         host_retained_bytes=host_retained_bytes,
         reserved_start_bytes=start.reserved_bytes,
         reserved_peak_bytes=end.peak_reserved_bytes,
@@ -49,6 +53,8 @@ def record_of(
     *,
     workspace_bytes: int | None,
     first_run_retained_bytes: int | None,
+    garbage_at_peak_bytes: int | None,
+    garbage_freed: bool,
 ) -> RegionRecord:
     """Return the record of a region that has ended.
 
@@ -60,6 +66,8 @@ def record_of(
         workspace_bytes: bytes of library workspaces that cleaning has dropped; None if unknown.
         first_run_retained_bytes: what an earlier run of the same code has retained, if there was
             one; what this run retained less is one-time memory.
+        garbage_at_peak_bytes: how much of the peak was garbage; None if that is not known.
+        garbage_freed: whether garbage was freed at batch boundaries.
     """
     one_time_bytes = workspace_bytes
     if first_run_retained_bytes is not None:
@@ -73,7 +81,9 @@ def record_of(
         retained_bytes=closed.retained_bytes,
         one_time_bytes=one_time_bytes,
         garbage_left=closed.garbage_left,
+        garbage_at_peak_bytes=garbage_at_peak_bytes,
         garbage_end_bytes=closed.garbage_bytes,
+        garbage_freed=garbage_freed,
         host_retained_bytes=closed.host_retained_bytes,
         reserved_end_bytes=closed.reserved_bytes,
     )

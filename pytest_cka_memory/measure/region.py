@@ -251,10 +251,7 @@ class Region(FigureAttributes):
                 self.timeline,
                 workspace_bytes=self._open_region.workspace_bytes,
                 first_run_retained_bytes=first_run_retained_bytes,
-            )
-            record = replace(
-                record,
-                garbage_at_peak_bytes=self._samples.garbage_at_peak(record.peak_bytes),
+                garbage_at_peak_bytes=self._samples.garbage_at_peak(closed.end.peak_bytes),
                 garbage_freed=self._samples.freed_garbage,
             )
             for addition in self._additions:
