@@ -280,8 +280,9 @@ class Region(FigureAttributes):
         if any(FIGURES[name].explained_by == "at_peak" for name in names if name in FIGURES):
             self._census.count(0)
 
-    def _finish_additions(self, completed: bool) -> None:
-        self._describe_garbage_at_peak()
+    def _finish_additions(self, completed: bool, live_bytes: int) -> None:
+        if live_bytes:
+            self._describe_garbage_at_peak()
         for addition in self._additions if completed else ():
             addition.finish()
         for addition in self._additions:

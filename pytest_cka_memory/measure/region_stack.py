@@ -104,18 +104,19 @@ class RegionStack:
         region: OpenRegion,
         *,
         thorough: bool = True,
-        before_cleaning: Callable[[], None] = lambda: None,
+        before_cleaning: Callable[[int], None] = lambda live_bytes: None,
     ) -> Iterator[ClosedRegion]:
         """Free what is not in use and yield the figures of `region`, which ends after the block.
 
         Inside the block, what was live at its peak can still be asked for. Before anything is
-        freed, `before_cleaning` is called, which may collect garbage.
+        freed, `before_cleaning` is called with the bytes of the region that are live; it may
+        collect garbage.
         """
         try:
             self.merge_peaks()
             mark = region.peaks.mark
             live_bytes = self.meter.retained_since(mark)
-            before_cleaning()
+            before_cleaning(live_bytes)
             has_reserve = region.start.reserved_bytes is not None
             reserved_bytes = region.peaks.reserved() if has_reserve else None
             cleaned = self.meter.clean_after(mark, thorough=thorough)
