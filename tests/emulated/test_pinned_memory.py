@@ -19,13 +19,13 @@ torch.zeros(1, device="cuda")
 
 before = resident()
 pinned = torch.empty(129 * MB, dtype=torch.uint8, pin_memory=True)
-assert 256 <= resident() - before < 260, resident() - before
+assert 256 <= resident() - before < 275, resident() - before
 
 memory = mmap.mmap(-1, 64 * MB)
 memory[5 * MB] = 7
 before = resident()
 array = register(memory)
-assert 63 <= resident() - before < 66, resident() - before
+assert 63 <= resident() - before < 80, resident() - before
 assert array[5 * MB] == 7 and array.sum() == 7
 
 with tempfile.TemporaryFile() as file:

@@ -59,7 +59,7 @@ def test_type_checkers_see_every_figure_of_a_region() -> None:
     """A region's figures are declared with the type of their row,
     so that type checkers see them.
     """
-    expected = {"completed": bool, "garbage_left": bool}
+    expected = {"completed": bool, "garbage_left": bool, "garbage_freed": bool}
     for row in FIGURES.values():
         if row.name != "batches":  # a method of a region
             types = (float if "per_batch" in row.name else int, float)
