@@ -37,8 +37,9 @@ class BatchSamples:
 
     Args:
         peaks: those of the region.
-        census: counts the garbage; None if that is not possible. Then it is collected, which lowers
-            the levels and peaks that follow.
+        census: counts the garbage; None if that is not possible. Then, or if it finds garbage whose
+            memory it cannot count, the garbage is collected, which lowers the levels and peaks that
+            follow.
         before_collection: called before each such collection.
     """
 
@@ -148,20 +149,10 @@ class BatchSamples:
         if not self._has_risen:
             return False
         last = self._boundaries[-1]
-        if self._census is None:
+        garbage_bytes = self._count(last)
+        if garbage_bytes is None:
+            self._census = None  # there may be more garbage of this kind
             garbage_bytes = self._collect(last)
-        else:
-            found = self._census.count(len(self._boundaries))
-            if found is None:
-                return False
-            garbage_bytes = max(0, found.requested_bytes - last.garbage_bytes)
-            last.take_for_garbage(garbage_bytes)
-            if found.requested_bytes and self._callback is None:
-                self._callback = listen_to_collections(self)
-            missed_since = self._census.missed_since()
-            if missed_since is not None:
-                for boundary in self._boundaries[missed_since:]:
-                    boundary.may_have_garbage = True
         last.may_have_garbage = False
         self._checks += 1
         self._without_garbage = 0 if garbage_bytes else self._without_garbage + 1
@@ -169,7 +160,7 @@ class BatchSamples:
         levels = self._of_size[last.size]
         if garbage_bytes:
             levels.limit(most)
-        self._correct_unchecked(most)
+        self._correct_unchecked(most, garbage_bytes)
         levels.note(last.level)
         self._checked, self._checked_bytes = len(self._boundaries), last.level
         self._has_risen = False
@@ -189,7 +180,7 @@ class BatchSamples:
         if self._callback is not None:
             listen_no_longer(self._callback)
         if self._has_risen:
-            self._correct_unchecked(self._checked_bytes)
+            self._correct_unchecked(self._checked_bytes, 0)
         if self._ended_at < len(self._boundaries):
             self._take_older_for_garbage(lambda _: False)
 
@@ -217,6 +208,21 @@ class BatchSamples:
             garbage_bytes += garbage_since[number]
             boundary.take_for_garbage(garbage_bytes)
 
+    def _count(self, last: "_Boundary") -> int | None:
+        """Count the garbage; return how much is new at the last boundary, None if it is unknown."""
+        found = None if self._census is None else self._census.count(len(self._boundaries))
+        if found is None or self._census is None:
+            return None
+        garbage_bytes = max(0, found.requested_bytes - last.garbage_bytes)
+        last.take_for_garbage(garbage_bytes)
+        if found.requested_bytes and self._callback is None:
+            self._callback = listen_to_collections(self)
+        missed_since = self._census.missed_since()
+        if missed_since is not None:
+            for boundary in self._boundaries[missed_since:]:
+                boundary.may_have_garbage = True
+        return garbage_bytes
+
     def _collect(self, last: "_Boundary") -> int:
         """Free the garbage; return how much of the level at the last boundary it was."""
         before, *_ = self._peaks.sample()
@@ -243,15 +249,21 @@ class BatchSamples:
         period, highest = levels.rhythm
         return (levels.count - highest) % period == 0
 
-    def _correct_unchecked(self, most: int) -> None:
-        """Limit the samples since the last check to `most`, unless no garbage is to be expected."""
+    def _correct_unchecked(self, most: int, garbage_bytes: int) -> None:
+        """Limit the samples since the last check to `most`, unless no garbage is to be expected.
+
+        One that has not risen was not above the known levels. It is lowered by `garbage_bytes` at
+        most, which were found now.
+        """
         size = self._boundaries[-1].size
         for boundary in self._boundaries[self._checked :]:
             if self._without_garbage >= _ENOUGH:
                 boundary.may_have_garbage = False
                 self._of_size[boundary.size].note(boundary.level)
             elif boundary.size == size:
-                boundary.take_for_garbage(boundary.level - most)
+                above = boundary.level - most
+                most_of_it = above if boundary.may_have_garbage else garbage_bytes
+                boundary.take_for_garbage(min(above, most_of_it))
 
 
 @dataclass(slots=True)

@@ -67,7 +67,7 @@ class GarbageCounter(ABC):
 
     @abstractmethod
     def count(self, boundaries: int) -> Garbage | None:
-        """Look for garbage and return all; None if that takes too long after so few boundaries."""
+        """Look for garbage after so many boundaries; None if its memory cannot all be counted."""
 
     def older(self) -> list[OlderGarbage]:
         """Return what only garbage keeps alive that is older than the region, and was not counted.

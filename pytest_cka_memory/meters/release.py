@@ -6,7 +6,9 @@ all references are counted that end with the garbage, and compared with those th
 Nothing is freed for it.
 """
 
+import datetime
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -55,6 +57,17 @@ class _NoType:
 
 
 _OTHERS = (torch.UntypedStorage, *torch_private.SAVED_TENSORS)
+_OPAQUE = (
+    *torch_private.SCRIPT_TYPES,
+    *(torch.jit.ScriptModule, torch.futures.Future, type(datetime.datetime_CAPI)),
+)
+"""Types that hold tensors in C++ where they cannot be seen; the last is that of capsules."""
+_OPAQUE_NODES = ("CopySlices", "CppFunction")
+"""Names of types of nodes that do not show what they keep: the first has a node inside, the second
+is that of nodes which torch has no type for, such as those of ``torch._foreach_mul``."""
+_DEEPEST = 2_000
+"""No graph is followed deeper. torch makes a Python object for each node that is looked at, and
+keeps it in some versions: a chain of 50,000 of them overflows the stack when it is freed."""
 
 
 class _Release:
@@ -63,14 +76,16 @@ class _Release:
     def __init__(self, garbage: Sequence[Any]) -> None:
         numpy = sys.modules.get("numpy")
         self._array: type = _NoType if numpy is None else numpy.ndarray
-        bases = (torch.Tensor, torch_private.FUNCTION_BASE, self._array, *_OTHERS)
+        bases = (torch.Tensor, torch_private.FUNCTION_BASE, self._array, *_OTHERS, *_OPAQUE)
         self._python = CompiledRelease(garbage, bases, cpp_counts.type_of_nodes())
         self._met: dict[int, Any] = {}
         """By identity, objects that have lost references; so that no other gets that identity."""
         self._lost_in_cpp: Counter[int] = Counter()
         self._freed: set[int] = set()
         self._storages: list[torch.UntypedStorage] = []
-        self._is_complete = True
+        self._is_complete = not any(map(_calls_back, garbage))
+        self._depths: dict[int, int] = {}
+        """By identity, how deep a node is below the garbage."""
         self._saved: dict[type, list[str]] = {}
         """By type of node, the attributes with its saved tensors."""
 
@@ -145,10 +160,14 @@ class _Release:
             references = self._of_tensor(value)
         elif issubclass(kind, self._array):
             references = _of_array(value)
+            self._is_complete &= _fields_of(value) is None
         elif kind in torch_private.SAVED_TENSORS:  # one that belongs to no node
             references = self._of_saved(value, [])
         elif kind is torch.UntypedStorage:
             references = iter(())
+        elif issubclass(kind, _OPAQUE):
+            references = iter(())
+            self._is_complete = False
         else:
             references = self._of_node(value)
         values: list[Any] = []
@@ -160,7 +179,8 @@ class _Release:
         return values, in_python
 
     def _of_tensor(self, tensor: torch.Tensor) -> Iterator[_Reference]:
-        if _is_lazy_clone(tensor):  # to read the address of its data would copy the data
+        # To read the address of a lazy clone's data would copy the data. Other layouts have parts.
+        if _is_lazy_clone(tensor) or _has_hidden_parts(tensor):
             self._is_complete = False
         else:
             yield from map(_Reference, storages_of(tensor))
@@ -170,7 +190,13 @@ class _Release:
             yield _Reference(torch_private.base_of(tensor))
 
     def _of_node(self, node: Any) -> Iterator[_Reference]:
+        depth = self._depths.get(id(node), 0)
+        if depth >= _DEEPEST or type(node).__name__ in _OPAQUE_NODES:
+            self._is_complete = False
+            return
         following = [found for found, _ in node.next_functions if found is not None]
+        for found in following:
+            self._depths[id(found)] = max(self._depths.get(id(found), 0), depth + 1)
         yield from map(_Reference, following)
         yield _Reference(getattr(node, "variable", None))  # the leaf, of a node that has one
         kind = type(node)
@@ -214,12 +240,40 @@ def _is_lazy_clone(tensor: torch.Tensor) -> bool:
         return False
 
 
+def _has_hidden_parts(tensor: torch.Tensor) -> bool:
+    """Whether a tensor keeps more alive than its storage and its base, which Python does not show.
+
+    A view that is no strided part of its base, such as a conjugate, has a function in C++ that
+    makes it again, with tensors of its own.
+    """
+    with torch_private.no_subclass_function():
+        base = torch_private.base_of(tensor)
+        is_other_view = base is not None and (
+            base.dtype != tensor.dtype or tensor.is_conj() or tensor.is_neg()
+        )
+        return is_other_view or tensor.is_quantized or tensor.is_nested or tensor.is_mkldnn
+
+
+def _calls_back(value: Any) -> bool:
+    """Whether something is called, and may drop more, when an object is freed."""
+    return weakref.getweakrefcount(value) > 0 and any(
+        issubclass(type(reference), weakref.ref)  # not a proxy, which would answer for its object
+        and reference.__callback__ is not None
+        for reference in weakref.getweakrefs(value)
+    )
+
+
 def _of_array(array: Any) -> Iterator[_Reference]:
     numpy = sys.modules["numpy"]
     yield _Reference(numpy.ndarray.base.__get__(array), in_python=True)
     if numpy.ndarray.dtype.__get__(array).hasobject:
         for value in numpy.ndarray.flat.__get__(array):
             yield _Reference(value, in_python=True)
+
+
+def _fields_of(array: Any) -> Any:
+    """Return the fields of the records in an array; None if it has other elements."""
+    return sys.modules["numpy"].ndarray.dtype.__get__(array).fields
 
 
 def _of_unpacked(node: Any, name: str, index: int | None) -> Iterator[_Reference]:

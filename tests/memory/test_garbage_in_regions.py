@@ -129,6 +129,17 @@ def test_an_owner_that_is_in_use_until_the_loop_ends_is_growth(
             assert region.growth_bytes_per_batch == BYTES, batches
 
 
+def test_a_level_that_falls_and_rises_again_is_not_garbage(cpu: MemoryProbe) -> None:
+    """A loop without garbage has none, and does not grow, however its levels change."""
+    with no_automatic_collections(), cpu.measure() as region:
+        for numel in [900] * 6 + [100, 200, 300, 400, 500, 600]:
+            value = torch.ones(numel)
+            region.batch_done()
+        del value
+    assert {sample.garbage_bytes for sample in region.timeline} == {0}
+    assert region.growth_bytes_per_batch == -300
+
+
 def test_a_heap_that_the_user_has_frozen_stays_frozen(cpu: MemoryProbe) -> None:
     """A region changes nothing about ``gc.freeze``."""
     gc.collect()

@@ -258,6 +258,81 @@ def test_what_garbage_keeps_alive_is_what_a_collection_frees(counted, program) -
     assert found == freed
 
 
+def in_place_on_a_view() -> None:
+    value = leaf() * 2
+    value[: SIZE // 2].mul_(3).exp_()
+    Cycle(value)
+
+
+def list_of_tensors() -> None:
+    Cycle(torch._foreach_mul([leaf() * 2, leaf() * 2], 2.0))
+
+
+def conjugate() -> None:
+    Cycle(torch.fft.fft(leaf()).conj().imag)
+
+
+def capsule() -> None:
+    Cycle(torch.utils.dlpack.to_dlpack(torch.ones(SIZE)))
+
+
+def future() -> None:
+    found = torch.futures.Future()
+    found.set_result(torch.ones(SIZE))
+    Cycle(found)
+
+
+def traced() -> None:
+    Cycle(torch.jit.trace(torch.nn.Linear(70, 70), torch.ones(70, 70)))
+
+
+def records() -> None:
+    import numpy as np
+
+    found = np.zeros(1, dtype=[("value", object)])
+    found["value"][0] = torch.ones(SIZE)
+    Cycle(found)
+
+
+CACHE: weakref.WeakKeyDictionary[Cycle, torch.Tensor] = weakref.WeakKeyDictionary()
+
+
+def weak_key() -> None:
+    CACHE[Cycle(None)] = torch.ones(SIZE)
+
+
+def deep_graph() -> None:
+    value = leaf()
+    for _ in range(60_000):
+        value = value + 1
+    Cycle(value)
+
+
+OPAQUE = (
+    *(in_place_on_a_view, list_of_tensors, conjugate, capsule, future, traced, records, weak_key),
+    deep_graph,
+)
+
+
+@pytest.mark.parametrize("program", OPAQUE)
+def test_what_python_does_not_show_is_said_to_be_unknown(counted, program) -> None:
+    """Then a region collects instead: nothing that garbage keeps in C++ is taken for in use."""
+    program()
+    gc.collect()
+    found, freed = counted(program)
+    assert found is None
+    assert freed > 0
+
+
+def test_a_region_with_such_garbage_collects_it_and_says_so(cpu: MemoryProbe) -> None:
+    """Its growth is still that of the loop."""
+    with no_automatic_collections(), cpu.measure() as region:
+        for _ in region.batches(range(12)):
+            weak_key()
+    assert region.growth_bytes_per_batch == 0
+    assert region.record.garbage_freed
+
+
 def packed() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda it: [it * 2], lambda it: it[0]):
         Cycle((leaf() * 2).exp())

@@ -55,12 +55,14 @@ class CompiledRelease:
     def __init__(self, garbage: Sequence[Any], bases: tuple[type, ...], like: type) -> None:
         self._library = functions()
         self._bases = bases
+        self._handle = None  # an exception may end the next call
         self.found: list[Any] = []
         """Special objects: those in the garbage, and others for each reference that they lose."""
         self._handle = self._library.release_begin(garbage, bases, id(like), self.found)
 
     def __del__(self) -> None:
-        self._library.release_end(self._handle)
+        if self._handle is not None:
+            self._library.release_end(self._handle)
 
     def note(self, values: list[Any]) -> None:
         """Note how many references objects have besides those of this list, the caller's only."""
