@@ -162,8 +162,8 @@ class RegionRecord(AdditionalFigures):
     """Whether its figures may include garbage in reference cycles, because collecting it would have
     taken too long. Only for whole tests without limits: then retained_bytes is an upper bound."""
     garbage_freed: bool = False
-    """Whether garbage was freed at batch boundaries because it cannot be counted there without the
-    library in C: peaks and levels may then be higher without the plugin."""
+    """Whether garbage was freed at batch boundaries because its memory cannot all be counted: peaks
+    and levels may then be higher without the plugin."""
     timeline: tuple[Sample, ...] = ()
     """One sample per batch boundary."""
     retained: tuple[Holding, ...] = ()

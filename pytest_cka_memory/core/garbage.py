@@ -34,7 +34,7 @@ def part_of_message(record: RegionRecord, figure: str) -> str:
     if record.garbage_freed:
         return (
             "; garbage in reference cycles was freed at batch boundaries to find growth, because "
-            "the library in C is not in use: without the plugin the peak is higher"
+            "its memory cannot all be counted: without the plugin the peak is higher"
         )
     return ""
 
