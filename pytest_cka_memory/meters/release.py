@@ -259,6 +259,8 @@ def _calls_back(value: Any) -> bool:
     return weakref.getweakrefcount(value) > 0 and any(
         issubclass(type(reference), weakref.ref)  # not a proxy, which would answer for its object
         and reference.__callback__ is not None
+        # Dynamo notes a number for each module.
+        and not str(getattr(reference.__callback__, "__module__", "")).startswith("torch._dynamo")
         for reference in weakref.getweakrefs(value)
     )
 
