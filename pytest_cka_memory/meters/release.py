@@ -260,7 +260,9 @@ def _calls_back(value: Any) -> bool:
         issubclass(type(reference), weakref.ref)  # not a proxy, which would answer for its object
         and reference.__callback__ is not None
         # Dynamo notes a number for each module.
-        and not str(getattr(reference.__callback__, "__module__", "")).startswith("torch._dynamo")
+        and not str(getattr(reference.__callback__, "__module__", "")).startswith(
+            torch_private.DYNAMO
+        )
         for reference in weakref.getweakrefs(value)
     )
 

@@ -269,6 +269,10 @@ SHOWS_SAVED = _found("torch._C._autograd.SavedTensor.data", None) is not None
 """Whether a saved tensor can be read without the user's unpack hook; not in torch 2.9."""
 
 
+DYNAMO = "torch._dynamo"
+"""The name of a package of torch; it is not imported for it."""
+
+
 class _NoFunction:
     """Instead of the base of custom autograd functions, if torch has none of that name."""
 
