@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from types import CodeType, FrameType
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from pytest_cka_memory.core.libraries import (
     explains_little,
@@ -87,9 +87,21 @@ class RecordedSite(Protocol):
         """Return it in readable form."""
 
 
-@dataclass(frozen=True)
-class Allocation:
-    """A storage that was allocated, or grew, in a region."""
+class AllocationSource(Protocol):
+    """What knows allocations, and keeps no memory alive."""
+
+    def is_live(self, key: int, serial: int) -> bool:
+        """Whether the allocation with this key and number has not been freed."""
+
+    def is_shared(self, key: int) -> bool:
+        """Whether several storages use it, so that it is not freed with one of them."""
+
+
+class Allocation(NamedTuple):
+    """A storage that was allocated, or grew, in a region.
+
+    A tuple, because a million of them are made to explain a million survivors.
+    """
 
     key: int
     """Address of the storage in C++ or of its data; identifies it while it is live."""
@@ -97,23 +109,45 @@ class Allocation:
     """How many of its bytes were allocated in the region."""
     serial: int
     """Its number in the order of all allocations."""
-    is_live: Callable[[], bool]
-    """Returns whether it has not been freed; keeps nothing alive."""
+    source: AllocationSource
+    """Knows whether it has been freed."""
     recorded: RecordedSite | None = None
     """None if nothing was recorded when it was allocated."""
     is_at_key: bool = False
     """Whether `key` is the address of its data."""
-    is_shared: Callable[[], bool] = lambda: False
-    """Returns whether several storages use it, so that it is not freed with one of them."""
     may_be_unowned: bool = False
     """Whether it is an allocator's block, which may belong to no tensor."""
     pool: str | None = None
     """The pool of a CUDA graph that it was taken from, in words; None if there is none."""
 
-    @cached_property
+    @property
     def site(self) -> AllocationSite | None:
-        """Where it was allocated; None if unknown. Computed when first read: this takes time."""
+        """Where it was allocated; None if unknown. To compute it takes time."""
         return None if self.recorded is None else self.recorded.readable()
+
+    def is_live(self) -> bool:
+        """Whether it has not been freed."""
+        return self.source.is_live(self.key, self.serial)
+
+    def is_shared(self) -> bool:
+        """Whether several storages use it, so that it is not freed with one of them."""
+        return self.source.is_shared(self.key)
+
+
+@runtime_checkable
+class KnowsTotal(Protocol):
+    """Allocations whose bytes are added up without making each of them."""
+
+    @property
+    def total_bytes(self) -> int:
+        """The sum of their bytes."""
+
+
+def total_bytes(allocations: Sequence[Allocation]) -> int:
+    """Return the sum of the bytes of `allocations`."""
+    if isinstance(allocations, KnowsTotal):
+        return allocations.total_bytes
+    return sum(allocation.bytes for allocation in allocations)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.holders import expressions
-from pytest_cka_memory.holders.search import Reference
+from pytest_cka_memory.holders.tree import Paths, Reference
 
 _GROWING = (list, dict, deque, set)
 ReferencePath = Sequence[Reference]
@@ -37,37 +37,27 @@ class Container(NamedTuple):
         return len(self.path) == 1
 
 
-def shared_container(paths: Sequence[ReferencePath]) -> Container | None:
+def shared_container(paths: Paths) -> Container | None:
     """Return the container in which the paths of a group part; None if they do not part in one."""
-    shared = _shared(paths)
+    shared = paths.shared
     if len(shared) == 0 or not _is_growing(shared[-1], shared[:-1]):
         return None
-    return Container(shared, len({id(path[len(shared)].value) for path in paths}))
+    return Container(shared, paths.branches)
 
 
-def container_before(paths: Sequence[ReferencePath], kind: type) -> Container | None:
+def container_before(paths: Paths, kind: type) -> Container | None:
     """Return the innermost container on the way to an object of a class; None if there is none.
 
     Args:
         paths: those of a group; the first decides.
         kind: the class. The entries of the container are counted by these objects.
     """
-    before = list(takewhile(lambda step: not issubclass(type(step.value), kind), paths[0]))
+    before = list(takewhile(lambda step: not issubclass(type(step.value), kind), paths.first))
     while before and not _is_growing(before[-1], before[:-1]):
         before.pop()
-    if not before or len(before) == len(paths[0]):
+    if not before or len(before) == len(paths.first):
         return None
-    objects = [step.value for path in paths for step in path if issubclass(type(step.value), kind)]
-    return Container(before, len({id(value) for value in objects}))
-
-
-def _shared(paths: Sequence[ReferencePath]) -> ReferencePath:
-    """Return the steps with which all paths begin; never the whole of one."""
-    first, shortest = paths[0], min(map(len, paths))
-    number = 0
-    while number < shortest - 1 and len({id(path[number].value) for path in paths}) == 1:
-        number += 1
-    return first[:number]
+    return Container(before, paths.objects_of(kind))
 
 
 def _is_growing(step: Reference, before: ReferencePath) -> bool:

@@ -11,9 +11,9 @@ from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.places import shown
 from pytest_cka_memory.holders.expressions import shortened, text_of
+from pytest_cka_memory.holders.groups import Entry, described, grouped, site_key
 from pytest_cka_memory.holders.roots import locals_of
 from pytest_cka_memory.holders.search import TypeRules
-from pytest_cka_memory.holders.survivors import Entry, described, grouped, site_key
 from pytest_cka_memory.holders.torch_references import class_name, dtype_and_shape_of, tensor_rules
 
 _MOST_SEARCHED = 20_000
@@ -78,7 +78,7 @@ def described_garbage(garbage: Sequence[Any], allocations: Iterable[Allocation])
 def live(found: Found) -> tuple[Holding, ...]:
     """Group what :func:`described_garbage` has returned, largest first."""
     return grouped(
-        [Entry(holding, (site_key(each.site), holding.held_by), None) for each, holding in found]
+        [Entry(holding, (site_key(each.site), holding.held_by)) for each, holding in found]
     )
 
 
@@ -93,8 +93,7 @@ def freed(found: Found, collected: Iterable[Allocation], cycle_bytes: int) -> tu
     """
     gone = {each.serial: (each, holding) for each, holding in found if not each.is_live()}
     entries = [
-        Entry(holding, (site_key(each.site), holding.held_by), None)
-        for each, holding in gone.values()
+        Entry(holding, (site_key(each.site), holding.held_by)) for each, holding in gone.values()
     ]
     cycles = {site_key(each.site): holding.held_by for each, holding in gone.values()}
     known_bytes = sum(entry.holding.bytes for entry in entries)
@@ -103,7 +102,7 @@ def freed(found: Found, collected: Iterable[Allocation], cycle_bytes: int) -> tu
         key = site_key(each.site)
         hint = None if key in cycles else _NOT_DESCRIBED
         holding = replace(described(size, 1, each.site), held_by=cycles.get(key), hint=hint)
-        entries.append(Entry(holding, (key, holding.held_by), None))
+        entries.append(Entry(holding, (key, holding.held_by)))
     holdings = grouped(entries)
     rest_bytes = cycle_bytes - sum(holding.bytes for holding in holdings)
     if rest_bytes <= 0:

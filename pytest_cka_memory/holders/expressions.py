@@ -7,13 +7,13 @@ import functools
 import re
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from pytest_cka_memory.holders.roots import locals_of
-from pytest_cka_memory.holders.search import Reference
 from pytest_cka_memory.holders.torch_references import class_name
+from pytest_cka_memory.holders.tree import Reference
 from pytest_cka_memory.meters.autograd_nodes import mro
 
 _MAX_LENGTH = 240
@@ -57,14 +57,13 @@ def expression_of(path: Sequence[Reference]) -> str:
     return shortened(text) + first.root.suffix
 
 
-def pattern_of(expression: str | None) -> str | None:
-    """Return an expression without its keys and indices: equal for entries of one container.
+def without_places(expression: str) -> str:
+    """Return an expression without its keys, its indices and the numbers in its names.
 
-    What the graph of one tensor holds is equal too: each batch may make a part of the graph.
+    It is equal for entries of one container, and for attributes such as ``batch_1`` and
+    ``batch_2``.
     """
-    if expression is None:
-        return None
-    return re.sub(r"\.grad_fn\b.*", ".grad_fn", re.sub(_SUBSCRIPT, "[]", expression))
+    return re.sub(r"\d+", "#", re.sub(_SUBSCRIPT, "[]", expression))
 
 
 def without_root(expression: str) -> str:
@@ -92,8 +91,8 @@ def _texts_of(parent: Any, child: Any) -> Iterator[str]:
     elif issubclass(kind, dict):
         yield from _entries(parent, child)
     elif issubclass(kind, (set, frozenset)):
-        iterate = set.__iter__ if issubclass(kind, set) else frozenset.__iter__
-        yield from _elements(iterate(parent), child)
+        base: Any = set if issubclass(kind, set) else frozenset
+        yield from _elements(parent, base.__len__(parent), lambda: base.__iter__(parent), child)
     elif kind in _FRAMES:
         if (frame := getattr(parent, _FRAMES[kind])) is not None:
             yield from (f".{_FRAMES[kind]}{local}" for local in _locals(frame, child))
@@ -109,20 +108,31 @@ def _texts_of(parent: Any, child: Any) -> Iterator[str]:
 def _items(parent: Any, child: Any) -> Iterator[str]:
     base = next(cls for cls in mro(type(parent)) if cls in (list, tuple, deque))
     names = _namespace(type(parent)).get("_fields") if base is tuple else None
-    for index in _places(parent, base.__iter__, child):
+    length: int = base.__len__(parent)
+    for index in _places(
+        parent, "", length, lambda: enumerate(tuple(base.__iter__(parent))), child
+    ):
         yield f".{names[index]}" if names else f"[{index}]"
 
 
-_remembered: dict[int, dict[int, list[int]]] | None = None
-"""By the identity of a long list, where each of its elements is; None if that is not kept.
+_remembered: dict[tuple[int, str], dict[int, Any]] | None = None
+"""By the identity of a long container and the part of it: by the identity of each child, its place.
+None if that is not kept.
 
-It references none of them, because references to them are counted meanwhile."""
+It references no child, because references to them are counted meanwhile."""
 _LONG = 100
+_PRIMITIVES = (str, int, float, bytes, bool, type(None))
+
+
+class _Written(str):
+    """A key of a dict as text, in the place of the key itself."""
+
+    __slots__ = ()
 
 
 @contextmanager
 def remembering_places() -> Iterator[None]:
-    """Look through each long list only once in the block, which keeps the lists alive.
+    """Look through each long container only once in the block, which keeps them alive.
 
     To describe n tensors that one list has would otherwise look at n elements n times.
     """
@@ -134,40 +144,66 @@ def remembering_places() -> Iterator[None]:
         _remembered = before
 
 
-def _places(parent: Any, iterate: Callable[[Any], Iterator[Any]], child: Any) -> Sequence[int]:
-    """Return every index of `child` in a list, tuple or deque."""
-    known = None if _remembered is None else _remembered.get(id(parent))
+def _places(
+    parent: Any,
+    part: str,
+    length: int,
+    entries: Callable[[], Iterable[tuple[Any, Any]]],
+    child: Any,
+) -> Iterator[Any]:
+    """Yield each place of `child` in a container; only the first in one that is remembered.
+
+    Args:
+        parent: the container, or the object whose attributes are looked through.
+        part: which part of it that is.
+        length: how many entries there are.
+        entries: returns a place, such as an index, and what is there, for each entry.
+        child: the object to find.
+    """
+    if _remembered is None or length < _LONG:
+        yield from (place for place, value in entries() if value is child)
+        return
+    known = _remembered.get((id(parent), part))
     if known is None:
-        values = tuple(iterate(parent))
-        if _remembered is None or len(values) < _LONG:
-            return [index for index, value in enumerate(values) if value is child]
-        places: dict[int, list[int]] = {}
-        for index, value in enumerate(values):
-            places.setdefault(id(value), []).append(index)
-        known = _remembered[id(parent)] = places
-    return known.get(id(child), ())
+        known = _remembered[id(parent), part] = {}
+        for place, value in entries():
+            known.setdefault(id(value), place)
+    if id(child) in known:
+        yield known[id(child)]
 
 
 def _entries(parent: dict[Any, Any], child: Any) -> Iterator[str]:
-    entries = list(dict.items(parent))  # a copy, because another thread may add to it
-    yield from (f"[{_key_text(key)}]" for key, value in entries if value is child)
-    yield from _elements((key for key, _ in entries), child)
+    length = dict.__len__(parent)
+
+    def keys() -> Iterator[tuple[Any, Any]]:
+        # A copy, because another thread may add to it. The key may be what references are counted
+        # of, so only those of plain types are kept.
+        for key, value in list(dict.items(parent)):
+            yield key if type(key) in _PRIMITIVES else _Written(_key_text(key)), value
+
+    for key in _places(parent, "values", length, keys, child):
+        yield f"[{key if type(key) is _Written else _key_text(key)}]"
+    yield from _elements(parent, length, lambda: dict.__iter__(parent), child)
 
 
-def _elements(values: Iterable[Any], child: Any) -> Iterator[str]:
+def _elements(
+    parent: Any, length: int, values: Callable[[], Iterator[Any]], child: Any
+) -> Iterator[str]:
     """Every index of `child` in a list of `values`."""
-    yield from (_InList(f"[{index}]") for index, it in enumerate(tuple(values)) if it is child)
+    places = _places(parent, "keys", length, lambda: enumerate(tuple(values())), child)
+    yield from (_InList(f"[{index}]") for index in places)
 
 
 def _locals(frame: types.FrameType, child: Any) -> Iterator[str]:
-    yield from _named(".f_locals[%r]", locals_of(frame), child)
+    found = locals_of(frame)
+    yield from (f".f_locals[{name!r}]" for name in _named(frame, found, child))
 
 
 def _attributes(parent: Any, child: Any) -> Iterator[str]:
     classes = mro(type(parent))
     own = _dict_of(parent, classes)
     if own is not None:
-        yield from _named(".%s", own, child)
+        yield from (f".{name}" for name in _named(parent, own, child))
     for cls in classes:
         computed = _COMPUTED.get(full_name(cls), ())
         for name, descriptor in list(_namespace(cls).items()):
@@ -179,14 +215,15 @@ def _attributes(parent: Any, child: Any) -> Iterator[str]:
 
 
 def _class_attributes(parent: type, child: Any) -> Iterator[str]:
-    names = dict(_namespace(parent))
-    yield from _named(".%s", names, child)
+    names = _namespace(parent)
+    yield from (f".{name}" for name in _named(parent, names, child))
     if type(child) is dict and child.keys() == names.keys():  # the dict behind the mappingproxy
         yield ".__dict__"
 
 
-def _named(form: str, names: dict[str, Any], child: Any) -> Iterator[str]:
-    yield from (form % name for name, value in list(dict.items(names)) if value is child)
+def _named(parent: Any, names: Mapping[str, Any], child: Any) -> Iterator[str]:
+    """Yield the names that `child` has among those of `parent`."""
+    return _places(parent, "names", len(names), lambda: list(names.items()), child)
 
 
 def _dict_of(value: Any, classes: Iterable[type]) -> dict[str, Any] | None:

@@ -16,13 +16,13 @@ from pytest_cka_memory.core.libraries import OWN_FOLDERS
 from pytest_cka_memory.holders import owners, packed_parameters, script_plans
 from pytest_cka_memory.holders.containers import ReferencePath, container_before, shared_container
 from pytest_cka_memory.holders.keepers import keeper_of
-from pytest_cka_memory.holders.search import Reference
 from pytest_cka_memory.holders.torch_references import (
     dtype_and_shape_of,
     is_gradient,
     is_hooks,
     is_part_of_its_storage,
 )
+from pytest_cka_memory.holders.tree import Paths, Reference
 from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
 from pytest_cka_memory.units import counted
 
@@ -83,22 +83,19 @@ Rule = Callable[[ReferencePath], str | None]
 
 def hint_for(
     allocation: Allocation,
-    paths: Sequence[ReferencePath],
-    held_by: str | None,
+    paths: Paths | None,
     batches: int | None = None,
 ) -> str | None:
     """Return the advice for storages that were made and are held in one way; None if there is none.
 
     Args:
         allocation: the largest of the storages.
-        paths: for each storage, the references from a root to its holder; that of the largest
-            first. Empty if the search found none.
-        held_by: the first path as an expression.
+        paths: those to the holders of the storages; None if the search found none.
         batches: in how many batches they were allocated; None if the region has no batches.
     """
-    if not paths or held_by is None:
+    if paths is None:
         return owners.without_object(allocation)
-    first = paths[0]
+    first = paths.first
     advice = _first(_RAREST, first) or _of_several(paths, batches) or _gradient(first)
     if advice is not None:
         return advice
@@ -114,12 +111,12 @@ def _first(rules: Sequence[Rule], path: ReferencePath) -> str | None:
     return next((advice for advice in found if advice is not None), None)
 
 
-def _of_several(paths: Sequence[ReferencePath], batches: int | None) -> str | None:
+def _of_several(paths: Paths, batches: int | None) -> str | None:
     """Return advice that names the container of the user's that keeps optimizers, or that grows."""
     import torch
 
     grows = (batches or 0) > 1
-    if _has(paths[0], torch.optim.Optimizer):
+    if _has(paths.first, torch.optim.Optimizer):
         keeper = container_before(paths, torch.optim.Optimizer)
         if keeper is None:
             return None
@@ -129,10 +126,10 @@ def _of_several(paths: Sequence[ReferencePath], batches: int | None) -> str | No
     container = shared_container(paths)
     if container is None or container.entries < 2:
         return None
-    own = _of_tensor(paths[0])
+    own = _of_tensor(paths.first)
     if own in (_LOSS, _LOSS_PART, _NUMBER, _NUMBER_PART):  # a list of numbers may grow
         return None
-    holds_them = all(len(path) <= len(container.path) + 2 for path in paths)
+    holds_them = paths.longest <= len(container.path) + 2
     if not grows and (batches is not None or not holds_them or container.is_a_local):
         return None
     named = (_GROWS if grows else _KEEPS).format(container.name, container.entries)

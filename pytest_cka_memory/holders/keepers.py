@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from pytest_cka_memory.core.libraries import is_of_package
-from pytest_cka_memory.holders.search import Reference
+from pytest_cka_memory.holders.tree import Reference
 
 _NOT_KEEPERS = frozenset(
     {"_pytest", "pytest", "pluggy", "torch", "numpy", "pytest_cka_memory", "emulated_cuda"}

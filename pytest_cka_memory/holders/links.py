@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pytest_cka_memory.core.holdings import Link
 from pytest_cka_memory.holders import loops
 from pytest_cka_memory.holders.expressions import is_own_dict, shortened, text_of
-from pytest_cka_memory.holders.search import Reference
+from pytest_cka_memory.holders.tree import Reference
 from pytest_cka_memory.holders.unreached import Unreached
 
 _NAMES = ("_modules", "_parameters", "_buffers")

@@ -10,8 +10,8 @@ from typing import Any
 
 from pytest_cka_memory.core.places import shown
 from pytest_cka_memory.holders.expressions import shortened, text_of
-from pytest_cka_memory.holders.search import Reference
 from pytest_cka_memory.holders.torch_references import class_name, dtype_and_shape_of, is_hooks
+from pytest_cka_memory.holders.tree import Reference
 from pytest_cka_memory.meters.autograd_nodes import is_node
 
 _PARTS = (dict, OrderedDict, list, tuple, set, frozenset, deque, types.CellType, types.MethodType)

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.holders import loops, packed_parameters
-from pytest_cka_memory.holders.search import Reference
+from pytest_cka_memory.holders.expressions import without_places
 from pytest_cka_memory.holders.torch_references import class_name
+from pytest_cka_memory.holders.tree import Reference
 from pytest_cka_memory.holders.unreached import Unreached
 from pytest_cka_memory.meters.autograd_nodes import is_node, mro
 
@@ -113,7 +114,9 @@ def owner_of(found: Unreached, allocation: Allocation) -> Owner:
         if fits(found.path):
             return Owner(f"{words}: {path}", advice or compiled(), words)
     return Owner(
-        f"C or C++ code, which references {path}", _possible(allocation, found.path[0].value), path
+        f"C or C++ code, which references {path}",
+        _possible(allocation, found.path[0].value),
+        without_places(path),
     )
 
 

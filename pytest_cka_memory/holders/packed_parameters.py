@@ -9,7 +9,7 @@ import gc
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pytest_cka_memory.holders.search import Reference
+from pytest_cka_memory.holders.tree import Reference
 from pytest_cka_memory.meters import torch_keepers, torch_private
 
 _MODULES = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_cka_memory.holders.roots import Root
-from pytest_cka_memory.holders.search import Reference, RulesForType, TypeRules, search
+from pytest_cka_memory.holders.search import RulesForType, TypeRules, search
+from pytest_cka_memory.holders.tree import Reference, ReferenceTree
 
 Path = Sequence[Reference]
 Roots = Callable[[], tuple[list[Root], list[Root]]]
@@ -34,24 +35,32 @@ _MOST_SEARCHES = 3
 
 
 class Proofs:
-    """Which storages one named reference keeps alive, and what else does."""
+    """Which storages one named reference keeps alive, and what else does.
 
-    def __init__(self, paths: Iterable[Path]) -> None:
+    Args:
+        trees: all references that were found, and nothing else references the objects meanwhile.
+    """
+
+    def __init__(self, *trees: ReferenceTree) -> None:
         self._searches_left = _MOST_SEARCHES
-        references = {id(step): step for path in paths for step in path}
-        roots = {id(step.root): step.root for step in references.values() if step.root}
+        self._tree = trees[0]
         self._own: Counter[int] = Counter()
-        """How often each object is referenced by `paths`, by identity."""
-        for step in references.values():
-            self._own.update((id(step.value), id(step.parent)))
+        """How often each object is referenced by `trees`, by identity."""
+        roots: dict[int, Root] = {}
+        for tree in trees:
+            references = tree.references
+            self._own.update(id(step.value) for step in references)
+            self._own.update(id(step.parent) for step in references)
+            self._own.update(map(id, tree.holders))
+            roots |= {id(step.root): step.root for step in references if step.root}
         for root in roots.values():
             self._own.update(map(id, root.names.values()))
 
-    def is_only_reference(self, path: Path) -> bool:
-        """Whether the storage at the end of `path` is freed with a reference that users delete."""
-        if not _is_only_tensor(path[-1].value):
+    def is_only_reference(self, last: Reference) -> bool:
+        """Whether a storage is freed with a reference that users delete, on the path to `last`."""
+        if not _is_only_tensor(last.value):
             return False
-        for step in reversed(path):
+        for step in self._tree.upwards(last):
             is_of_cpp = step.root is None and step.text is not None
             if is_of_cpp or self._others(step) != 0:
                 return False
@@ -79,11 +88,11 @@ class Proofs:
             self._searches_left -= 1
             avoided = [step.parent for each in known if (step := each[-1]).parent is not None]
             early, late = (_without(known, value, group) for group in roots())
-            other = search(_rules_for(value), [id(value)], early, late, avoided).paths
-            if not other:
+            other = search(_rules_for(value), [id(value)], early, late, avoided).tree
+            if id(value) not in other:
                 break
-            known += other.values()
-            found += other.values()
+            known.append(other.path(id(value)))
+            found.append(known[-1])
         return found
 
     def _others(self, step: Reference) -> int:

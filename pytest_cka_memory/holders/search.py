@@ -13,24 +13,12 @@ from typing import Any, NamedTuple
 
 from pytest_cka_memory.holders.by_type import ByType
 from pytest_cka_memory.holders.roots import Root, globals_of, modules
+from pytest_cka_memory.holders.tree import Reference, ReferenceTree, without_broken
 from pytest_cka_memory.holders.walk import Walk, new_walk
 
 _LATE_ROOTS_DEPTH = 3
 _AT_ONCE = 10_000
 """Objects after which types without rules are called plain."""
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A reference to an object, from another object or from a name in a root."""
-
-    value: Any
-    """The object that is referenced."""
-    parent: Any
-    """The object that references it; None if a root does."""
-    root: Root | None = None
-    text: str | None = None
-    """How to write the reference, if known: a name in the root, or for example ``.grad_fn``."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +38,8 @@ RulesForType = Callable[[type], TypeRules | None]
 class Found(NamedTuple):
     """What a search has found."""
 
-    paths: dict[int, list[Reference]]
-    """For each key that was found, the references from a root to the object that has it."""
+    tree: ReferenceTree
+    """The references from a root to each object that has a key which was found."""
     walk: Walk
     """All objects that were met; everything that names lead to if a key is missing."""
 
@@ -82,14 +70,14 @@ def search(
         depth += 1
         if depth == _LATE_ROOTS_DEPTH:
             levels.enter_roots(late_roots)
-    return Found(levels.paths(), levels.walk)
+    return Found(levels.tree(), levels.walk)
 
 
 class _Levels:
     """All objects that were met so far, by their distance from the roots.
 
     Which object led to which is not recorded, because that would cost more than the rest of the
-    search: `paths` finds it again, backwards, for the few objects that matter.
+    search: `tree` finds it again, backwards, for the few objects that matter.
     """
 
     def __init__(
@@ -156,12 +144,13 @@ class _Levels:
             for text, child in rules.extra_references(value):
                 self._pending.append(Reference(child, value, None, text))
 
-    def paths(self) -> dict[int, list[Reference]]:
+    def tree(self) -> ReferenceTree:
         """Return the references that lead to everything found so far."""
-        references = dict(self._references)
+        references, self._references = self._references, {}
         needed: dict[int, Any] = {}
+        is_complete = True
         for distance in reversed(range(len(self._starts))):
-            needed |= {id(value): value for value in self._found_at[distance]}
+            needed.update((id(value), value) for value in self._found_at.pop(distance, ()))
             unknown = {key: value for key, value in needed.items() if key not in references}
             references.update(self._references_from_roots(distance, unknown))
             left = [value for key, value in unknown.items() if key not in references]
@@ -169,11 +158,13 @@ class _Levels:
                 first, end = self._starts[distance - 1 : distance + 1]
                 for value, parent in self.walk.parents(first, end, left):
                     references[id(value)] = Reference(value, parent)
+                del left
             # If another thread has removed a reference meanwhile, it is missing here.
-            parents = [references[ident].parent for ident in needed if ident in references]
-            needed = {id(parent): parent for parent in parents if parent is not None}
-        paths = {key: _path_to(value, references) for key, value in self._found.items()}
-        return {key: path for key, path in paths.items() if path}
+            found = [references[ident] for ident in needed if ident in references]
+            is_complete &= len(found) == len(needed)
+            needed = {id(it.parent): it.parent for it in found if it.parent is not None}
+        holders = self._found if is_complete else without_broken(references, self._found)
+        return ReferenceTree(references, holders)
 
     def _references_from_roots(
         self, distance: int, wanted: Collection[int]
@@ -193,14 +184,3 @@ class _Levels:
                 if id(value) in unknown:
                     found.setdefault(id(value), Reference(value, None, root, name))
         return found
-
-
-def _path_to(value: Any, references: dict[int, Reference]) -> list[Reference]:
-    path: list[Reference] = []
-    while value is not None:
-        reference = references.get(id(value))
-        if reference is None:
-            return []
-        path.append(reference)
-        value = reference.parent
-    return path[::-1]

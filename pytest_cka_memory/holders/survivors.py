@@ -1,13 +1,14 @@
 """Group the storages that a region retained by where they were allocated and what holds them."""
 
 import gc
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
-from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, AllocationSite
+from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
 from pytest_cka_memory.holders import (
@@ -19,7 +20,9 @@ from pytest_cka_memory.holders import (
     owners,
     packed_parameters,
 )
-from pytest_cka_memory.holders.proof import Proofs, Roots
+from pytest_cka_memory.holders.groups import described, module_of, site_key
+from pytest_cka_memory.holders.patterns import Patterns
+from pytest_cka_memory.holders.proof import Proofs
 from pytest_cka_memory.holders.roots import (
     Root,
     context_root,
@@ -28,34 +31,34 @@ from pytest_cka_memory.holders.roots import (
     signal_root,
     traceback_roots,
 )
-from pytest_cka_memory.holders.search import Reference, search
+from pytest_cka_memory.holders.search import search
 from pytest_cka_memory.holders.torch_references import (
     dtype_and_shape_of,
     is_pinned_tensor,
     tensor_rules,
 )
-from pytest_cka_memory.holders.unreached import Unreached, unreached
+from pytest_cka_memory.holders.tree import Paths, Reference, ReferenceTree
+from pytest_cka_memory.holders.unreached import UnreachedTree, unreached
 
 _REBUILT = "each batch replaces {} by a larger one: limit its length, or empty it between batches"
 
 
-class Entry(NamedTuple):
-    """One storage, described."""
+@dataclass(slots=True)
+class _Group:
+    """Storages of the same allocation site that are held in the same way."""
 
-    holding: Holding
-    group: tuple[object, ...]
-    """Equal for storages of the same allocation site and the same pattern of holder."""
-    batch: int | None
-    module: int = 0
-    """Identity of the module that allocated it; 0 if unknown."""
-    allocation: Allocation | None = None
-    """None if references to it were not searched for, so that there is no advice."""
-    path: Sequence[Reference] | None = None
-    """The references that lead to it; None if none were found."""
-    owner: owners.Owner | None = None
-    """What holds it, if no name leads to it but an object has it."""
-    unnamed: Unreached | None = None
-    """How that object is kept alive."""
+    members: list[Allocation]
+    """In the order of allocation."""
+    ends: list[Reference]
+    """The reference to the holder of each; empty if none was found."""
+    tree: ReferenceTree | None
+    """Has the references that lead to the holders; None if none were found."""
+
+    def largest(self) -> tuple[Allocation, Reference | None]:
+        """Return the first of the largest, and the reference to its holder."""
+        sizes = [each.bytes for each in self.members]
+        number = sizes.index(max(sizes))
+        return self.members[number], self.ends[number] if self.ends else None
 
 
 def holdings(
@@ -78,54 +81,187 @@ def holdings(
     from pytest_cka_memory.meters.torch_private import no_torch_function
 
     # In the order of allocation, so that of equally large ones the same is described every time.
-    ordered = sorted(allocations, key=lambda found: found.serial)
-    live = {found.key: found for found in ordered if found.is_live()}
+    live = [it for it in sorted(allocations, key=lambda it: it.serial) if it.is_live()]
     was_enabled = gc.isenabled()
     gc.disable()  # a collection during the search would only cost time
     try:
         # The user's modes must not see these calls.
         with no_torch_function(), expressions.remembering_places():
-            paths, unreached = _search(live.values(), named_values, error)
-            entries = [
-                _entry(found, paths.get(key), unreached.get(key), boundaries)
-                for key, found in live.items()
-            ]
-            proofs = Proofs([*paths.values(), *(found.path for found in unreached.values())])
-            roots = partial(_roots, named_values, error)
-            return grouped(entries, partial(_proved, proofs, roots, with_paths))
+            return _Description(live, named_values, boundaries, error, with_paths).holdings()
     finally:
         packed_parameters.are_live.cache_clear()
         if was_enabled:
             gc.enable()
 
 
-def group_by_site(groups: Sequence[AllocationGroup]) -> tuple[Holding, ...]:
-    """Merge `groups`, live or freed, by allocation site and kind, largest first.
+class _Description:
+    """Describes live allocations by groups.
 
-    Everything that was allocated before the region comes last, by its kind alone.
+    Whatever is done once for each allocation takes the same time for each, and writes no text: so
+    a million are described in ten times the time of a hundred thousand.
     """
-    from pytest_cka_memory.meters.torch_private import no_torch_function
 
-    inside = [group for group in groups if not group.before_region]
-    early = [group for group in groups if group.before_region]
-    with no_torch_function():  # the user's modes must not see these calls
-        if not any(group.context is not None or group.older is not None for group in groups):
-            entries = [_peak_entry(group, None) for group in inside]
-            counts = (Holding(bytes=group.bytes, count=group.count) for group in early)
-            before = grouped(Entry(holding, (), None) for holding in counts)
-        else:
-            from pytest_cka_memory.holders.kinds import KindsNow
+    def __init__(
+        self,
+        live: Sequence[Allocation],
+        named_values: Mapping[str, Any],
+        boundaries: Sequence[int],
+        error: BaseException | None,
+        with_paths: bool,
+    ) -> None:
+        self._live, self._boundaries, self._with_paths = live, boundaries, with_paths
+        self._roots = partial(_roots, named_values, error)
+        self._named, self._unnamed = _search(live, self._roots)
+        self._proofs = Proofs(self._named, self._unnamed)
+        self._sites: dict[int, tuple[tuple[object, ...], int]] = {}
+        """By the identity of what was recorded: the key of the site, and the module."""
 
-            older = [{} if group.older is None else group.older() for group in early]
-            blocks = {group.address: group.bytes for group in inside if group.address}
-            kinds = KindsNow({key: size for known in older for key, size in known.items()} | blocks)
-            entries = [_peak_entry(group, kinds.kind_of(group)) for group in inside]
-            before = tuple(
-                Holding(bytes=size, count=0, kind=kind)
-                for group, known in zip(early, older, strict=True)
-                for kind, size in kinds.kinds_of_older(group.bytes, known).items()
+    def holdings(self) -> tuple[Holding, ...]:
+        """Return the groups, largest first."""
+        groups = self._groups()
+        modules = module_paths.paths_of({module for _, module in self._sites.values() if module})
+        found = [
+            self._described(group, pinned, owner, modules)
+            for (*_, pinned), (group, owner) in groups.items()
+        ]
+        return tuple(sorted(found, key=lambda holding: -holding.bytes))
+
+    def _groups(self) -> dict[tuple[object, ...], tuple[_Group, owners.Owner | None]]:
+        """Return the groups by site, pattern and whether they are pinned, with their owners."""
+        from pytest_cka_memory.meters.pinned import may_be_pinned
+
+        is_pinned = is_pinned_tensor if may_be_pinned() else lambda _: False
+        named, unnamed = Patterns(self._named), Patterns(self._unnamed)
+        groups: dict[tuple[object, ...], _Group] = {}
+        for allocation in self._live:
+            pattern, is_pinned_memory = 0, False
+            last = self._named.find(allocation.key)
+            tree: ReferenceTree | None = self._named
+            if last is not None:
+                pattern, is_pinned_memory = named.of(last), is_pinned(last.value)
+            elif (last := self._unnamed.find(allocation.key)) is not None:
+                pattern, is_pinned_memory = unnamed.of(last), is_pinned(last.value)
+                tree = self._unnamed
+            else:
+                tree = None
+            site, _ = self._sites.get(id(allocation.recorded)) or self._site_of(allocation)
+            key = site, id(tree), pattern, is_pinned_memory
+            group = groups.get(key)
+            if group is None:
+                group = groups[key] = _Group([], [], tree)
+            group.members.append(allocation)
+            if last is not None:
+                group.ends.append(last)
+        return self._by_owner(groups)
+
+    def _by_owner(
+        self, groups: Mapping[tuple[object, ...], _Group]
+    ) -> dict[tuple[object, ...], tuple[_Group, owners.Owner | None]]:
+        """Merge groups that no name leads to if they have the same owner."""
+        found: dict[tuple[object, ...], tuple[_Group, owners.Owner | None]] = {}
+        for key, group in groups.items():
+            if group.tree is not self._unnamed:
+                found[key] = group, None
+                continue
+            largest, _ = group.largest()
+            owner = owners.owner_of(self._unnamed.found(largest.key), largest)
+            site, *_, pinned = key
+            known = found.setdefault((site, owner.pattern, pinned), (group, owner))
+            if known[0] is not group:
+                known[0].members.extend(group.members)
+                known[0].ends.extend(group.ends)
+        return found
+
+    def _site_of(self, allocation: Allocation) -> tuple[tuple[object, ...], int]:
+        """Return the key of the site of an allocation, and the module that allocated it."""
+        identity = id(allocation.recorded)
+        known = self._sites.get(identity)
+        if known is None:
+            site = allocation.site
+            known = self._sites[identity] = site_key(site), module_of(site)
+        return known
+
+    def _described(
+        self,
+        group: _Group,
+        pinned: object,
+        owner: owners.Owner | None,
+        modules: Mapping[int, str],
+    ) -> Holding:
+        members, (largest, last) = group.members, group.largest()
+        batches = self._batches_of(members)
+        sizes = ((self._site_of(each)[1], each.bytes) for each in members)
+        count = len(members) if group.tree else sum(not each.may_be_unowned for each in members)
+        holding = replace(
+            described(sum(each.bytes for each in members), count, largest.site),
+            batches=batches,
+            module=module_paths.largest(sizes, modules),
+            pinned=bool(pinned),
+        )
+        if last is None:
+            return replace(holding, hint=hints.hint_for(largest, None))
+        if holding.shape is None:
+            dtype, shape = dtype_and_shape_of(last.value)
+            holding = replace(holding, dtype=dtype, shape=shape)
+        if owner is not None:
+            paths = [self._unnamed.found(largest.key)] if self._with_paths else []
+            return replace(
+                holding,
+                held_by=owner.text,
+                hint=owner.advice,
+                paths=tuple(map(links.of_unreached, paths)),
             )
-        return (*grouped(entries), *(replace(holding, before_region=True) for holding in before))
+        every = Paths(self._named, [last, *group.ends])
+        hint = graphs.advice(every, batches, self._made_in_loop)
+        hint = hint or hints.hint_for(largest, every, batches)
+        held_by = expressions.expression_of(every.first)
+        return self._proved(replace(holding, held_by=held_by, hint=hint), group, every.first)
+
+    def _batches_of(self, members: Sequence[Allocation]) -> int | None:
+        """Return in how many batches storages were allocated; None outside a batch loop."""
+        if not self._boundaries:
+            return None
+        return len({self._batch_of(each) for each in members}) or None
+
+    def _batch_of(self, allocation: Allocation) -> int:
+        return bisect_left(self._boundaries, allocation.serial)
+
+    def _proved(self, holding: Holding, group: _Group, path: Sequence[Reference]) -> Holding:
+        """Add which bytes are freed with the reference of each, or what else holds the largest.
+
+        Args:
+            holding: describes the group.
+            group: its storages.
+            path: the references that lead to the largest.
+        """
+        others: Sequence[Sequence[Reference]] = ()
+        freed_bytes = sum(
+            each.bytes
+            for each, last in zip(group.members, group.ends, strict=True)
+            if self._proofs.is_only_reference(last) and not each.is_shared()
+        )
+        if freed_bytes:
+            holding = replace(holding, freed_bytes=freed_bytes)
+        else:
+            others = self._proofs.other_paths(path, self._roots)
+            holding = replace(holding, also_held_by=tuple(map(expressions.expression_of, others)))
+        if not self._with_paths:
+            return holding
+        return replace(holding, paths=tuple(map(links.of_path, [path, *others])))
+
+    def _made_in_loop(self, value: Any) -> str:
+        """Return the code and the place that made the storage of a tensor after the first batch."""
+        found = (
+            each
+            for each in self._live
+            if each.key in self._named and self._named.last(each.key).value is value
+        )
+        allocation = next(found, None)
+        site = None if allocation is None else allocation.site
+        if allocation is None or not self._batch_of(allocation) or site is None or not site.frames:
+            return ""
+        code = f"`{site.code}` at " if site.code else ""
+        return f" by {code}{site.frames[0].partition(' in ')[0]}"
 
 
 def unowned(rest_bytes: int) -> tuple[Holding, ...]:
@@ -182,152 +318,18 @@ def _line_of(frames: Sequence[str], code: str | None) -> object:
     return tuple(frames[:1]), code
 
 
-Prove = Callable[[Holding, Sequence[Entry]], Holding]
-"""Adds to a group what is proved about its holders."""
-
-
-def grouped(
-    entries: Iterable[Entry], prove: Prove = lambda holding, _: holding
-) -> tuple[Holding, ...]:
-    entries = list(entries)
-    groups: dict[object, list[Entry]] = {}
-    for entry in entries:
-        groups.setdefault(entry.group, []).append(entry)
-    modules = module_paths.paths_of(
-        {entry.module for members in groups.values() for entry in members if entry.module}
-    )
-    merged = []
-    sites = {id(entry.path[-1].value): entry for entry in entries if entry.path}
-    for members in groups.values():
-        largest = max(members, key=lambda entry: entry.holding.bytes)
-        size = sum(entry.holding.bytes for entry in members)
-        batches = len({entry.batch for entry in members if entry.batch is not None}) or None
-        count = sum(entry.holding.count for entry in members)
-        sizes = ((entry.module, entry.holding.bytes) for entry in members)
-        module = module_paths.largest(sizes, modules)
-        found = replace(largest.holding, bytes=size, count=count, batches=batches, module=module)
-        if largest.allocation is not None:
-            paths = [entry.path for entry in (largest, *members) if entry.path]
-            hint = hints.hint_for(largest.allocation, paths, found.held_by, batches)
-            hint = graphs.advice(paths, batches, partial(_made_in_loop, sites)) or hint
-            hint = hint if largest.owner is None else largest.owner.advice
-            found = prove(replace(found, hint=hint), [largest, *members])
-        merged.append(found)
-    return tuple(sorted(merged, key=lambda holding: -holding.bytes))
-
-
-def _proved(
-    proofs: Proofs, roots: Roots, with_paths: bool, holding: Holding, members: Sequence[Entry]
-) -> Holding:
-    """Add which bytes are freed with the reference of each, or what else holds the largest.
-
-    Args:
-        proofs: counts references.
-        roots: returns the names at which a search for other holders starts.
-        with_paths: whether to add a description of every reference that leads to the largest.
-        holding: the group.
-        members: the largest of the group, and all of them.
-    """
-    largest, *every = members
-    if largest.path is None:
-        if with_paths and largest.unnamed is not None:
-            return replace(holding, paths=(links.of_unreached(largest.unnamed),))
-        return holding
-    freed = (
-        each
-        for each in every
-        if each.path
-        and proofs.is_only_reference(each.path)
-        and not (each.allocation and each.allocation.is_shared())
-    )
-    others: Sequence[Sequence[Reference]] = ()
-    if freed_bytes := sum(each.holding.bytes for each in freed):
-        holding = replace(holding, freed_bytes=freed_bytes)
-    else:
-        others = proofs.other_paths(largest.path, roots)
-        holding = replace(holding, also_held_by=tuple(map(expressions.expression_of, others)))
-    if not with_paths:
-        return holding
-    return replace(holding, paths=tuple(map(links.of_path, [largest.path, *others])))
-
-
-def _made_in_loop(entries: Mapping[int, Entry], value: Any) -> str:
-    """Return the code and the place that made the storage of a tensor after the first batch."""
-    entry = entries.get(id(value))
-    if entry is None or not entry.batch or not entry.holding.created_at:
-        return ""
-    code = f"`{entry.holding.code}` at " if entry.holding.code else ""
-    return f" by {code}{entry.holding.created_at[0].partition(' in ')[0]}"
-
-
-def _entry(
-    allocation: Allocation,
-    path: Sequence[Reference] | None,
-    unnamed: Unreached | None,
-    boundaries: Sequence[int],
-) -> Entry:
-    held_by = expressions.expression_of(path) if path else None
-    owner = None if path or unnamed is None else owners.owner_of(unnamed, allocation)
-    if owner is not None and unnamed is not None:
-        held_by, path = owner.text, unnamed.path
-    count = 0 if allocation.may_be_unowned and not path else 1
-    holding = described(allocation.bytes, count, allocation.site)
-    more: dict[str, Any] = {"held_by": held_by}
-    if path and holding.shape is None:
-        more["dtype"], more["shape"] = dtype_and_shape_of(path[-1].value)
-    if path:
-        more["pinned"] = is_pinned_tensor(path[-1].value)
-    holding = replace(holding, **more)  # once, because it takes 20 us and there may be 100,000
-    batch = sum(serial < allocation.serial for serial in boundaries) if boundaries else None
-    pattern = expressions.pattern_of(held_by) if owner is None else owner.pattern
-    group = site_key(allocation.site), pattern, holding.pinned
-    known = path if owner is None else None
-    module = _module_of(allocation.site)
-    return Entry(holding, group, batch, module, allocation, known, owner, owner and unnamed)
-
-
-def _peak_entry(group: AllocationGroup, kind: str | None) -> Entry:
-    site = None if group.recorded is None else group.recorded.readable()
-    count = group.count if group.inside is None else 0
-    holding = replace(described(group.bytes, count, site), inside=group.inside, kind=kind)
-    return Entry(holding, (site_key(site), group.inside, kind), None, _module_of(site))
-
-
-def _module_of(site: AllocationSite | None) -> int:
-    return 0 if site is None else site.module
-
-
-def described(size: int, count: int, site: AllocationSite | None) -> Holding:
-    if site is None:
-        return Holding(bytes=size, count=count)
-    return Holding(
-        bytes=size,
-        count=count,
-        dtype=site.dtype,
-        shape=site.shape,
-        operator=site.operator,
-        created_at=site.frames,
-        code=site.code,
-    )
-
-
-def site_key(site: AllocationSite | None) -> tuple[object, ...]:
-    """Return what is equal for allocations of one line by the same expression and operator."""
-    return () if site is None else (site.frames[:1], site.code, site.operator)
-
-
 def _search(
-    live: Collection[Allocation], named_values: Mapping[str, Any], error: BaseException | None
-) -> tuple[dict[int, list[Reference]], dict[int, Unreached]]:
+    live: Sequence[Allocation], roots: Callable[[], tuple[list[Root], list[Root]]]
+) -> tuple[ReferenceTree, UnreachedTree]:
     """Return what names lead to, and what no name leads to."""
     if not live:
-        return {}, {}
+        return ReferenceTree(), UnreachedTree()
     rules = tensor_rules({found.key: found.bytes for found in live if found.is_at_key})
     keys = [found.key for found in live]
     # The roots are not kept, because all that is not reached is searched next.
-    found = search(rules, keys, *_roots(named_values, error))
-    missing = {key for key in keys if key not in found.paths}
-    return found.paths, unreached(rules, missing, found.walk) if missing else {}
+    found = search(rules, keys, *roots())
+    missing = {key for key in keys if key not in found.tree}
+    return found.tree, unreached(rules, missing, found.walk) if missing else UnreachedTree()
 
 
 def _roots(

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
 from pytest_cka_memory.holders.by_type import ByType
-from pytest_cka_memory.holders.search import Reference, RulesForType
+from pytest_cka_memory.holders.search import RulesForType
+from pytest_cka_memory.holders.tree import Reference, ReferenceTree
 from pytest_cka_memory.holders.walk import LEAVES, Walk
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
@@ -34,10 +35,37 @@ class Unreached(NamedTuple):
     """From an object back to itself, through the first of `path`; empty if C code holds that."""
 
 
-def unreached(
-    rules_for: RulesForType, wanted: Collection[int], reached: Walk
-) -> dict[int, Unreached]:
-    """Return for each wanted key how the object that has it is kept alive.
+class UnreachedTree(ReferenceTree):
+    """The references that lead to objects which no name leads to.
+
+    Args:
+        loops: by the identity of each object of a loop, the loop.
+    """
+
+    def __init__(
+        self,
+        references: Mapping[int, Reference] | None = None,
+        holders: Mapping[int, Any] | None = None,
+        loops: Mapping[int, list[Reference]] | None = None,
+    ) -> None:
+        super().__init__(references, holders)
+        self._loops = {} if loops is None else loops
+
+    def start(self, first: Reference) -> object:
+        return type(first.value), frozenset(type(step.value) for step in self.loop_of(first))
+
+    def loop_of(self, first: Reference) -> list[Reference]:
+        """Return the loop in which a path begins; empty if C code holds the object there."""
+        return self._loops.get(id(first.value), [])
+
+    def found(self, key: int) -> Unreached:
+        """Return how the object that has `key` is kept alive."""
+        path = self.path(key)
+        return Unreached(path, self.loop_of(path[0]))
+
+
+def unreached(rules_for: RulesForType, wanted: Collection[int], reached: Walk) -> UnreachedTree:
+    """Return how the objects that have the wanted keys are kept alive.
 
     Args:
         rules_for: as for :func:`.search.search`.
@@ -48,16 +76,17 @@ def unreached(
     graph = _Graph(rules_for, wanted, reached)  # after that, so that it is not a part of itself
     graph.walk(tracked)
     if not graph.holders:
-        return {}
+        return UnreachedTree()
     ancestors = graph.ancestors()
     loops = [_shortest_loop(graph, members) for members in _loops(graph, ancestors)]
     by_start = {id(step.value): loop for loop in loops for step in loop}
     steps = _paths_from(graph, ancestors, by_start)
-    found = {}
-    for key, holder in graph.holders.items():
-        path = _path(graph, steps, holder)
-        found[key] = Unreached(path, by_start.get(id(path[0].value), []))
-    return found
+    references = {it: _reference(graph, it, *step) for it, step in steps.items()}
+    for holder in graph.holders.values():
+        # Objects in a loop that only Python's references close are held by C code, too.
+        references.setdefault(holder, _reference(graph, holder, None, None))
+    holders = {key: graph.objects[holder] for key, holder in graph.holders.items()}
+    return UnreachedTree(references, holders, by_start)
 
 
 class _Graph:
@@ -234,18 +263,9 @@ def _paths_from(
     return steps
 
 
-def _path(
-    graph: _Graph, steps: Mapping[int, tuple[int | None, str | None]], end: int
-) -> list[Reference]:
-    path = []
-    current: int | None = end
-    while current is not None:
-        # Objects in a loop that only Python's references close are held by C code, too.
-        parent, text = steps.get(current, (None, None))
-        value = graph.objects[current]
-        path.append(Reference(value, None if parent is None else graph.objects[parent], None, text))
-        current = parent
-    return path[::-1]
+def _reference(graph: _Graph, identity: int, parent: int | None, text: str | None) -> Reference:
+    value = graph.objects[identity]
+    return Reference(value, None if parent is None else graph.objects[parent], None, text)
 
 
 def _shortest_loop(graph: _Graph, members: Sequence[int]) -> list[Reference]:

@@ -8,7 +8,7 @@ from functools import partial
 from html import escape
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
+from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, total_bytes
 from pytest_cka_memory.core.figures import EXPLAINED, FIGURES, READABLE, RegionRecord
 from pytest_cka_memory.core.growth import GROWTH_ON_HOST, Sample
 from pytest_cka_memory.core.holdings import Holding
@@ -312,9 +312,9 @@ class Region(FigureAttributes):
         if "grown" in explained_by:
             record = replace(record, grown=self._growing(holdings) or self._grown)
         if "at_peak" in explained_by:
-            from pytest_cka_memory.holders import survivors
+            from pytest_cka_memory.holders import groups
 
-            at_peak = survivors.group_by_site(self._live_at_peak)
+            at_peak = groups.group_by_site(self._live_at_peak)
             if "reserved_increase_bytes" in figures:
                 at_peak += tuple(self._stack.meter.reserved_by_graphs())
             record = replace(record, at_peak=at_peak)
@@ -350,8 +350,7 @@ class Region(FigureAttributes):
         """Return what tensors own and what nothing owns; both add up to the retained bytes."""
         from pytest_cka_memory.holders import survivors  # only where there is something to explain
 
-        owned_bytes = sum(allocation.bytes for allocation in self._survivors)
-        unowned = survivors.unowned(record.retained_bytes - owned_bytes)
+        unowned = survivors.unowned(record.retained_bytes - total_bytes(self._survivors))
         return (*holdings, *unowned)
 
     def _figures_to_explain(self, record: RegionRecord) -> Collection[str]:

@@ -11,7 +11,7 @@ from planted import KEEP, cleaned_up
 from pytest_cka_memory import Holding, MemoryProbe, Region, RegionRecord
 from pytest_cka_memory.core.allocations import AllocationGroup, AllocationSite
 from pytest_cka_memory.core.verdicts import judge
-from pytest_cka_memory.holders.survivors import group_by_site
+from pytest_cka_memory.holders.groups import group_by_site
 from pytest_cka_memory.limits import Limit, flat_per_batch, max_peak_mb, zero_retention
 from pytest_cka_memory.meters.selection import meter_for
 from pytest_cka_memory.reports import failure

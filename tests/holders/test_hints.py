@@ -16,7 +16,7 @@ from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.holders import keepers
 from pytest_cka_memory.holders.keepers import keeper_of
 from pytest_cka_memory.holders.roots import Root
-from pytest_cka_memory.holders.search import Reference
+from pytest_cka_memory.holders.tree import Reference
 from pytest_cka_memory.limits import flat_per_batch
 from pytest_cka_memory.meters.selection import meter_for
 from pytest_cka_memory.reports import failure

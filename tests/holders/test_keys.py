@@ -29,13 +29,26 @@ class At:
         return self.site
 
 
+class Source:
+    """Knows one allocation."""
+
+    def __init__(self, *, lives: bool = True) -> None:
+        self.lives = lives
+
+    def is_live(self, key: int, serial: int) -> bool:
+        return self.lives
+
+    def is_shared(self, key: int) -> bool:
+        return False
+
+
 BY_FRAMES = At(AllocationSite(("train.py:12 in step",), "(weight * batch).sum()"))
 BY_LEDGER = At(AllocationSite(("train.py:12 in step",), None, "aten.sum", "int8", (7,)))
 
 
 def found_at(key: int, recorded: RecordedSite | None = BY_FRAMES) -> Holding:
     """Return what is found about a block of 1000 bytes that has `key`."""
-    (holding,) = holdings([Allocation(key, 1000, 1, lambda: True, recorded)], {})
+    (holding,) = holdings([Allocation(key, 1000, 1, Source(), recorded)], {})
     return holding
 
 
@@ -112,7 +125,7 @@ class TestAddressOfTheData:
     def test_freed_memory_is_left_out(self) -> None:
         """Freed memory is left out, even if another tensor now has its address."""
         KEEP.append(torch.ones(250))
-        allocation = Allocation(data_key(KEEP[0]), 1000, 1, lambda: False, BY_FRAMES)
+        allocation = Allocation(data_key(KEEP[0]), 1000, 1, Source(lives=False), BY_FRAMES)
         assert holdings([allocation], {}) == ()
 
 

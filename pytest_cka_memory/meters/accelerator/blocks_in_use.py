@@ -7,7 +7,6 @@ snapshot also has the frames of allocations.
 import inspect
 from collections import Counter
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -78,9 +77,8 @@ class RequestedAllocations(LazySequence[Allocation, Allocation]):
     def described(self, allocation: Allocation) -> Allocation:
         block = self._blocks.get(allocation.key)
         if block is None:  # freed meanwhile, or this allocator has no snapshot
-            return replace(allocation, may_be_unowned=True)
-        return replace(
-            allocation,
+            return allocation._replace(may_be_unowned=True)
+        return allocation._replace(
             bytes=max(0, allocation.bytes - block.unused_bytes),
             recorded=allocation.recorded or block.site,
             may_be_unowned=True,

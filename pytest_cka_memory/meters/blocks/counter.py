@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from itertools import repeat
 from typing import NamedTuple, cast
 
 import torch
@@ -191,18 +192,28 @@ class BlockAllocations(LazySequence[Block, Allocation]):
         self.blocks = blocks
         self._counter = counter
         # At once, because stacks are forgotten when the last region ends.
-        self._sites = {stack: site_of(stack) for stack in blocks.stacks}
+        self._sites = {stack: site_of(stack) for stack in set(blocks.stacks)}
 
     def described(self, block: Block) -> Allocation:
         return Allocation(
             key=block.address,
             bytes=block.bytes,
             serial=block.serial,
-            is_live=partial(self._counter.is_live, block.address, block.serial),
+            source=self._counter,
             recorded=self._sites[block.stack],
             is_at_key=True,
-            is_shared=partial(self._counter.is_shared, block.address),
         )
+
+    def __iter__(self) -> Iterator[Allocation]:
+        # By columns, which takes a sixth of the time.
+        columns = self.blocks.addresses, self.blocks.sizes, self.blocks.serials
+        sites = map(self._sites.__getitem__, self.blocks.stacks)
+        return map(Allocation, *columns, repeat(self._counter), sites, repeat(True))
+
+    @property
+    def total_bytes(self) -> int:
+        """The sum of their bytes."""
+        return sum(self.blocks.sizes)
 
 
 class RegionCounter:

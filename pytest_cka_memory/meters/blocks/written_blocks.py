@@ -50,9 +50,14 @@ class WrittenBlocks(Sequence[Block]):
         return self._column("bytes")
 
     @property
-    def stacks(self) -> set[int]:
-        """The different stacks of the blocks."""
-        return set(self._column("stack"))
+    def serials(self) -> list[int]:
+        """The number of each allocation."""
+        return self._column("serial")
+
+    @property
+    def stacks(self) -> list[int]:
+        """The stack of each allocation."""
+        return self._column("stack")
 
     def _column(self, name: str) -> list[int]:
         if not self._count:  # as after most tests

@@ -98,10 +98,25 @@ class Entry(weakref.ref[torch.UntypedStorage]):
             self.address or self.key,
             size,
             self.history[-1][0],
-            lambda: self() is not None,
+            _OneStorage(self),
             self.site,
             is_at_key=bool(self.address),
         )
+
+
+class _OneStorage:
+    """Knows whether one storage has been freed."""
+
+    __slots__ = ("_reference",)
+
+    def __init__(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
+        self._reference = reference
+
+    def is_live(self, key: int, serial: int) -> bool:
+        return self._reference() is not None
+
+    def is_shared(self, key: int) -> bool:
+        return False
 
 
 def is_shared_memory(storage: torch.UntypedStorage) -> bool:
