@@ -47,6 +47,9 @@ class Holding:
     """Number of batches in which such storages were allocated; None outside a batch loop."""
     first_batches: int | None = None
     """Number of batches that had ended when growth was found, if the loop freed them at its end."""
+    bytes_per_batch: float | None = None
+    """How many of the bytes per batch were allocated in the batches whose growth is judged; None
+    outside a batch loop."""
     early_bytes: int | None = None
     """Bytes that the same line had in use after the second batch, if it rebuilds them in each one
     and they grow; None otherwise."""

@@ -107,7 +107,7 @@ def owner_of(found: Unreached, allocation: Allocation) -> Owner:
     if found.loop:
         loop = f"the loop {loops.chain(found.loop)}"
         rest = f"; from there {path}" if len(found.path) > 1 else ""
-        return Owner(f"{loop}{rest}", loops.advice(found.loop), loop)
+        return Owner(f"{loop}{rest}", loops.advice(found.loop), without_places(loop))
     if is_cast_by_autocast(allocation):
         return Owner(None, _AUTOCAST, "")
     for words, advice, fits in _KINDS:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from pytest_cka_memory.core.allocations import Allocation
+from pytest_cka_memory.core.growth import middle
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
 from pytest_cka_memory.holders import (
@@ -39,8 +40,6 @@ from pytest_cka_memory.holders.torch_references import (
 )
 from pytest_cka_memory.holders.tree import Paths, Reference, ReferenceTree
 from pytest_cka_memory.holders.unreached import UnreachedTree, unreached
-
-_REBUILT = "each batch replaces {} by a larger one: limit its length, or empty it between batches"
 
 
 @dataclass(slots=True)
@@ -189,12 +188,13 @@ class _Description:
         modules: Mapping[int, str],
     ) -> Holding:
         members, (largest, last) = group.members, group.largest()
-        batches = self._batches_of(members)
+        batches, bytes_per_batch = self._batches_of(members)
         sizes = ((self._site_of(each)[1], each.bytes) for each in members)
         count = len(members) if group.tree else sum(not each.may_be_unowned for each in members)
         holding = replace(
             described(sum(each.bytes for each in members), count, largest.site),
             batches=batches,
+            bytes_per_batch=bytes_per_batch,
             module=module_paths.largest(sizes, modules),
             pinned=bool(pinned),
         )
@@ -217,11 +217,20 @@ class _Description:
         held_by = expressions.expression_of(every.first)
         return self._proved(replace(holding, held_by=held_by, hint=hint), group, every.first)
 
-    def _batches_of(self, members: Sequence[Allocation]) -> int | None:
-        """Return in how many batches storages were allocated; None outside a batch loop."""
-        if not self._boundaries:
-            return None
-        return len({self._batch_of(each) for each in members}) or None
+    def _batches_of(self, members: Sequence[Allocation]) -> tuple[int | None, float | None]:
+        """Return in how many batches storages were allocated, and how many bytes in each.
+
+        The bytes are those of the batches whose growth is judged. None each outside a batch loop.
+        """
+        ended = len(self._boundaries)
+        if not ended:
+            return None, None
+        sizes: Counter[int] = Counter()
+        for each in members:
+            sizes[self._batch_of(each)] += each.bytes
+        first = middle(ended)
+        judged = sum(size for batch, size in sizes.items() if first <= batch < ended)
+        return len(sizes), judged / (ended - first) if first < ended else 0.0
 
     def _batch_of(self, allocation: Allocation) -> int:
         return bisect_left(self._boundaries, allocation.serial)
@@ -269,53 +278,6 @@ def unowned(rest_bytes: int) -> tuple[Holding, ...]:
     if rest_bytes <= 0:
         return ()
     return (Holding(bytes=rest_bytes, count=0, hint=owners.unowned()),)
-
-
-def rebuilt(holdings: Iterable[Holding], early: Iterable[Allocation]) -> tuple[Holding, ...]:
-    """Return what takes more bytes than `early` of the same line, largest rise first.
-
-    ``state = torch.cat([state, batch])`` allocates a larger tensor in each batch and frees the one
-    before, so that nothing is kept from batch to batch.
-
-    Args:
-        holdings: what is live now.
-        early: what was live at an early batch boundary; it may have been freed since.
-    """
-    early_bytes: Counter[object] = Counter()
-    for allocation in early:
-        if allocation.site is not None:
-            early_bytes[_line_of(allocation.site.frames, allocation.site.code)] += allocation.bytes
-    lines: dict[object, list[Holding]] = {}
-    for holding in holdings:
-        if holding.created_at:
-            lines.setdefault(_line_of(holding.created_at, holding.code), []).append(holding)
-    rises = {
-        line: sum(holding.bytes for holding in found) - early_bytes[line]
-        for line, found in lines.items()
-    }
-    grown = sorted(
-        (line for line in lines if early_bytes[line] and rises[line] > 0),
-        key=lambda line: -rises[line],
-    )
-    return tuple(
-        replace(
-            lines[line][0],
-            bytes=sum(found.bytes for found in lines[line]),
-            count=sum(found.count for found in lines[line]),
-            early_bytes=early_bytes[line],
-            hint=_REBUILT.format(_name_of(lines[line][0])),
-        )
-        for line in grown
-    )
-
-
-def _name_of(holding: Holding) -> str:
-    """Return how users call what holds it."""
-    return f"`{expressions.without_root(holding.held_by)}`" if holding.held_by else "it"
-
-
-def _line_of(frames: Sequence[str], code: str | None) -> object:
-    return tuple(frames[:1]), code
 
 
 def _search(

@@ -166,10 +166,20 @@ class _Graph:
         return found
 
     def _add_holder(self, key: int, ident: int) -> None:
-        """Prefer an object that existed before the search to one that reading has made."""
+        """Prefer an object that existed before the search to one that reading has made.
+
+        Of those, prefer a tensor to its storage: torch keeps the object of a storage once it was
+        read, which says nothing about what holds the tensor.
+        """
         known = self.holders.setdefault(key, ident)
-        if known not in self._tracked and ident in self._tracked:
+        if self._rank(known) < self._rank(ident):
             self.holders[key] = ident
+
+    def _rank(self, ident: int) -> tuple[bool, bool]:
+        import torch
+
+        is_storage = issubclass(type(self.objects[ident]), torch.UntypedStorage)
+        return ident in self._tracked, not is_storage
 
 
 def _is_own(value: Any) -> bool:

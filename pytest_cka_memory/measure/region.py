@@ -18,6 +18,7 @@ from pytest_cka_memory.measure.batches import BatchSamples
 from pytest_cka_memory.measure.census import census_of
 from pytest_cka_memory.measure.figure_attributes import FigureAttributes
 from pytest_cka_memory.measure.found_garbage import FoundGarbage
+from pytest_cka_memory.measure.growth_evidence import GrowthEvidence
 from pytest_cka_memory.measure.optimizer_steps import StepBoundaries
 from pytest_cka_memory.measure.region_stack import RegionStack
 
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
 
 _IN_MB = {row.mb_name: row.name for row in FIGURES.values() if row.mb_name != row.name}
 """Name of a figure in MB -> its name in bytes."""
-
-
-_EARLY_BATCHES = 2
-"""After so many batches it is noted what is live, to find later what is rebuilt larger."""
 
 
 class Explainer(Protocol):
@@ -76,9 +73,6 @@ class Region(FigureAttributes):
         self._steps = StepBoundaries(label)
         self._survivors: Sequence[Allocation] = ()
         self._host_survivors: Sequence[Allocation] = ()
-        self._grown: tuple[Holding, ...] = ()
-        self._early: list[Allocation] = []
-        """What was live after the second batch, without references to it."""
         self._record: RegionRecord | None = None
         self._live_at_peak: Sequence[AllocationGroup] = ()
         self._figures_read: set[str] = set()
@@ -89,6 +83,7 @@ class Region(FigureAttributes):
             peaks.mark
         )
         """Returns what was allocated in the region and is live."""
+        self._growth = GrowthEvidence(self._allocations)
         self._additions: Sequence[Addition] = ()
         if also:
             from pytest_cka_memory.measure import additions
@@ -211,31 +206,23 @@ class Region(FigureAttributes):
         reading = self._samples.add(size)
         for addition in self._additions:
             addition.boundary()
-        if self._explainer is not None and len(self._samples.serials) == _EARLY_BATCHES:
-            self._early = list(self._allocations())
-        if reading is not None and not self._grown and self._explainer is not None:
+        if self._explainer is None:
+            return
+        ended = len(self._samples.serials)
+        self._growth.boundary(ended)
+        if reading is not None and self._growth.may_look(ended):
             start = self._open_region.start
             so_far = records.record_at(self.label, start, reading, self.timeline)
-            self._grown = self._find_growth(so_far)
+            if "growth_bytes_per_batch" in self._figures_to_explain(so_far):
+                growth = so_far.growth_bytes_per_batch or 0.0
+                self._growth.look(self._live_holdings, ended, growth)
+
+    def _live_holdings(self) -> tuple[Holding, ...]:
+        return self._holdings(self._allocations())
 
     def _end_loop_if_open(self) -> None:
         if self._record is None:
             self._samples.loop_ended()
-
-    def _find_growth(self, record: RegionRecord) -> tuple[Holding, ...]:
-        """Return what is allocated batch after batch, if `record` is to be explained so."""
-        if "growth_bytes_per_batch" not in self._figures_to_explain(record):
-            return ()
-        ended = len(self._samples.serials)
-        grown = self._growing(self._holdings(self._allocations()))
-        return tuple(replace(holding, first_batches=ended) for holding in grown)
-
-    def _growing(self, holdings: Sequence[Holding]) -> tuple[Holding, ...]:
-        """Return those that were allocated in several batches, or are rebuilt larger in each."""
-        from pytest_cka_memory.holders import survivors
-
-        several = tuple(holding for holding in holdings if (holding.batches or 0) > 1)
-        return several or survivors.rebuilt(holdings, self._early)
 
     def _close(self, completed: bool, first_run_retained_bytes: int | None = None) -> None:
         self._samples.finish()
@@ -310,7 +297,9 @@ class Region(FigureAttributes):
         if "retained" in explained_by:
             record = replace(record, retained=self._retained_holdings(record, holdings))
         if "grown" in explained_by:
-            record = replace(record, grown=self._growing(holdings) or self._grown)
+            growth = record.growth_bytes_per_batch or 0.0
+            grown = self._growth.at_end(holdings, len(self._samples.serials), growth)
+            record = replace(record, grown=grown)
         if "at_peak" in explained_by:
             from pytest_cka_memory.holders import groups
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from pytest_cka_memory.core import garbage, process_limits
+from pytest_cka_memory.core import garbage, process_limits, shares
 from pytest_cka_memory.core.additional_figures import DRIVER, PROCESS
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.fixture_names import is_scope
@@ -161,6 +161,7 @@ def explanation(
     )
     if advice:
         yield from wrapped(f"what to do: {advice}", width, "  ")
+    yield from wrapped(shares.sentence(record, breach.figure), width, "  ")
     if breach.figure == "retained_bytes" and record.host_retained_bytes:
         also = f"also retained on the host: {format_exact(record.host_retained_bytes)}, not judged"
         yield from wrapped(also, width, "  ")

@@ -131,8 +131,9 @@ class TestGrowth:
         assert "losses[" in str(group.held_by)
         assert "/test_groups.py:" in str(group.held_by)
         text = "\n".join(text_of(region, limit))
-        assert (group.batches, group.first_batches) == (2, 2)
-        assert "allocated in 2 of the first 2 batches" in text
+        assert (group.batches, group.first_batches) == (6, 6)
+        assert "allocated in 6 of the first 6 batches" in text
+        assert "explains 40 of 40 B per batch" in text
         assert "above the first batch" in text
 
     @pytest.mark.parametrize("is_freed", [False, True], ids=["kept", "freed-at-the-end"])
@@ -155,10 +156,10 @@ class TestGrowth:
         code = str(group.code).removeprefix("state = ")  # of the whole line, in Python 3.10
         assert code == "torch.cat([state, torch.zeros(1000)])"
         assert group.early_bytes == 8000
-        assert (group.bytes, group.count) == (12_000 if is_freed else 64_000, 1)
+        assert (group.bytes, group.count) == (24_000 if is_freed else 64_000, 1)
         assert str(group.held_by).startswith("state in ")
         text = " ".join("\n".join(text_of(region, limit)).split())
-        now = "0.01 MB" if is_freed else "0.06 MB"
+        now = "0.02 MB" if is_freed else "0.06 MB"
         assert f"grows from 7.8 KB after 2 batches to {now}" in text
         assert "each batch replaces `state` by a larger one" in text
 
@@ -300,9 +301,11 @@ class TestGroupsAtThePeak:
         )
         result = judge("t", record, [max_peak_mb("1 B")])
         text = failure.render([result], meter_for("cpu").facts()).splitlines()
-        assert text[-3:-1] == [
+        assert text[-4:] == [
             "  and 2 smaller groups, 191 bytes",
             "  7 allocations, 5,000,000 bytes (4.77 MB), live before the region",
+            text[-2],
+            "  explains 4.77 of 4.77 MB",
         ]
 
 

@@ -45,6 +45,7 @@ it</summary>
     made at train.py:12 in step: `(weight * batch).sum()`, from train.py:40 in fit
     held by train.LOSSES[0]
     what to do: attached to its autograd graph: keep loss.item() instead
+  explains 36 of 36 B
 ```
 
 </details>

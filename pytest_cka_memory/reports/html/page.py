@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
-from pytest_cka_memory.core import kinds
+from pytest_cka_memory.core import kinds, shares
 from pytest_cka_memory.core.figures import COLUMNS, FIGURES, RegionRecord, shown_columns
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
@@ -132,16 +132,17 @@ def _broken(result: Result) -> set[str]:
 
 def _held(record: RegionRecord) -> Iterator[str]:
     groups = {
-        "retained:": record.retained,
-        "allocated and kept in several batches:": record.grown,
-        "live at the peak:": record.at_peak,
-        "retained on the host:": record.host_retained,
-        "garbage in reference cycles:": record.garbage,
+        "retained:": (record.retained, "retained_bytes"),
+        "allocated and kept in several batches:": (record.grown, "growth_bytes_per_batch"),
+        "live at the peak:": (record.at_peak, "peak_bytes"),
+        "retained on the host:": (record.host_retained, "host_retained_bytes"),
+        "garbage in reference cycles:": (record.garbage, ""),
     }
-    for title, holdings in groups.items():
+    for title, (holdings, figure) in groups.items():
         yield from [title] if holdings else []
         if holdings is record.at_peak:
             yield from filter(None, [kinds.line(record, "peak_bytes")])
         for holding in holdings:
             lines = holding_lines(holding, traced=holdings is not record.at_peak)
             yield from map(one_line, lines)
+        yield from filter(None, [shares.sentence(record, figure) if holdings else ""])
