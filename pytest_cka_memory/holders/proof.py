@@ -45,16 +45,19 @@ class Proofs:
         self._searches_left = _MOST_SEARCHES
         self._tree = trees[0]
         self._own: Counter[int] = Counter()
-        """How often each object is referenced by `trees`, by identity."""
+        """By identity, how often an object is referenced by `trees`, besides the reference by which
+        it was met. One that is not here has one key if a path ends at it, and none otherwise: so a
+        million tensors in a list need no number each."""
         roots: dict[int, Root] = {}
         for tree in trees:
-            references = tree.references
-            self._own.update(id(step.value) for step in references)
-            self._own.update(id(step.parent) for step in references)
-            self._own.update(map(id, tree.holders))
-            roots |= {id(step.root): step.root for step in references if step.root}
+            self._own.update(id(step.parent) for step in tree.references)
+            roots |= {id(step.root): step.root for step in tree.references if step.root}
         for root in roots.values():
             self._own.update(map(id, root.names.values()))
+        for tree in trees:
+            for identity, keys in Counter(map(id, tree.holders)).items():
+                if keys > 1 or identity in self._own:
+                    self._own[identity] += keys
 
     def is_only_reference(self, last: Reference) -> bool:
         """Whether a storage is freed with a reference that users delete, on the path to `last`."""
@@ -62,7 +65,7 @@ class Proofs:
             return False
         for step in self._tree.upwards(last):
             is_of_cpp = step.root is None and step.text is not None
-            if is_of_cpp or self._others(step) != 0:
+            if is_of_cpp or self._others(step, is_last=step is last) != 0:
                 return False
             if step.root is not None or _is_changeable(step.parent):
                 return True
@@ -78,7 +81,7 @@ class Proofs:
             path: the references from a root to it.
             roots: returns all names, those of users first.
         """
-        missing = self._others(path[-1])
+        missing = self._others(path[-1], is_last=True)
         if missing <= 0 or _is_of_cpp(path):
             return []
         value = path[-1].value
@@ -95,10 +98,11 @@ class Proofs:
             found.append(known[-1])
         return found
 
-    def _others(self, step: Reference) -> int:
+    def _others(self, step: Reference, *, is_last: bool) -> int:
         """Return how many references an object has besides that of a path: 0 if it is the only."""
-        # One for the argument of getrefcount, and one for the reference of the path.
-        return sys.getrefcount(step.value) - 2 - self._own[id(step.value)]
+        own = self._own.get(id(step.value), int(is_last))
+        # One for the argument of getrefcount, one for `step`, and one for the reference of the path.
+        return sys.getrefcount(step.value) - 3 - own
 
 
 def _is_only_tensor(value: Any) -> bool:

@@ -147,22 +147,26 @@ class _Levels:
     def tree(self) -> ReferenceTree:
         """Return the references that lead to everything found so far."""
         references, self._references = self._references, {}
-        needed: dict[int, Any] = {}
+        parents: dict[int, Any] = {}
         is_complete = True
         for distance in reversed(range(len(self._starts))):
-            needed.update((id(value), value) for value in self._found_at.pop(distance, ()))
-            unknown = {key: value for key, value in needed.items() if key not in references}
+            needed = [*self._found_at.pop(distance, ()), *parents.values()]
+            unknown = {id(value): value for value in needed if id(value) not in references}
             references.update(self._references_from_roots(distance, unknown))
             left = [value for key, value in unknown.items() if key not in references]
+            del unknown
             if left and distance:
                 first, end = self._starts[distance - 1 : distance + 1]
                 for value, parent in self.walk.parents(first, end, left):
                     references[id(value)] = Reference(value, parent)
-                del left
-            # If another thread has removed a reference meanwhile, it is missing here.
-            found = [references[ident] for ident in needed if ident in references]
-            is_complete &= len(found) == len(needed)
-            needed = {id(it.parent): it.parent for it in found if it.parent is not None}
+            del left
+            parents = {}
+            for value in needed:
+                reference = references.get(id(value))
+                if reference is None:  # another thread has removed it meanwhile
+                    is_complete = False
+                elif reference.parent is not None:
+                    parents[id(reference.parent)] = reference.parent
         holders = self._found if is_complete else without_broken(references, self._found)
         return ReferenceTree(references, holders)
 
