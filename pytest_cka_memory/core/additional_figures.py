@@ -16,6 +16,8 @@ DRIVER = "driver"
 TIMELINE = "timeline"
 """Each allocation and release, for a picture. It is no figure."""
 _NOT_MEASURED = "it was not measured: an exception ended the region"
+NOT_OF_DEVICE = frozenset({PROCESS})
+"""Additions whose figures count something else than memory of the measured device."""
 ADDITIONS = {
     CYCLES: "memory that only the garbage collector frees",
     PROCESS: "memory of the process and its children",
@@ -58,6 +60,7 @@ class AdditionalFigures:
             "process, unless it was asked for.",
             never_negative=True,
             measured_by=PROCESS,
+            of_device=False,
         ),
     ] = None
     process_peak_bytes: Annotated[
@@ -67,6 +70,7 @@ class AdditionalFigures:
             "Of the process and its children: highest at entry, batch boundaries and exit.",
             never_negative=True,
             measured_by=PROCESS,
+            of_device=False,
             judged_as="process_increase_bytes",
         ),
     ] = None
@@ -77,6 +81,7 @@ class AdditionalFigures:
             "Of the process and its children when the region's code ended, before cleaning.",
             never_negative=True,
             measured_by=PROCESS,
+            of_device=False,
         ),
     ] = None
     process_torch_bytes: Annotated[
@@ -86,6 +91,7 @@ class AdditionalFigures:
             "Of torch's CPU allocator: level when the region's code ended minus level at entry; "
             "null if it is not counted.",
             measured_by=PROCESS,
+            of_device=False,
         ),
     ] = None
     process_timeline: tuple[ProcessSample, ...] = ()
@@ -157,6 +163,7 @@ class AdditionalFigures:
             never_negative=True,
             explained_by="retained",
             measured_by=PROCESS,
+            of_device=False,
             unknown_because=_NOT_MEASURED,
         ),
     ]:
@@ -182,6 +189,7 @@ class AdditionalFigures:
             never_negative=True,
             explained_by="retained",
             measured_by=PROCESS,
+            of_device=False,
         ),
     ]:
         """Steady growth per batch; see :func:`pytest_cka_memory.core.processes.steady_growth`."""

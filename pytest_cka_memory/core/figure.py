@@ -43,6 +43,9 @@ class Figure:
     """Why it may be None, for limits that cannot be judged then."""
     measured_by: str = ""
     """Which of the additions measures it, that are made only if they are asked for."""
+    of_device: bool = True
+    """Whether it is about memory of the measured device: a test that forgets to use the device
+    keeps every limit on it."""
     includes: str = ""
     """A figure whose bytes it includes, so that it is too high if that one is; empty if none."""
     name: str = ""

@@ -155,6 +155,7 @@ class RegionRecord(AdditionalFigures):
             position=9,
             importance=4,
             only_if_not_zero=True,
+            of_device=False,
             explained_by="host_retained",
         ),
     ] = None
@@ -247,6 +248,7 @@ class RegionRecord(AdditionalFigures):
             position=1,
             importance=2,
             never_negative=True,
+            of_device=False,
         ),
     ]:
         """Number of batch boundaries."""

@@ -21,6 +21,10 @@ class Maximum(Limit):
     def addition(self) -> str:
         return FIGURES[self.figure].measured_by
 
+    @property
+    def judges_device(self) -> bool:
+        return FIGURES[self.figure].of_device
+
     def judge(self, record: RegionRecord) -> Verdict:
         """Return None, a breach, or why the device cannot be judged."""
         measured = getattr(record, self.figure)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
+from pytest_cka_memory.core.additional_figures import NOT_OF_DEVICE
 from pytest_cka_memory.core.decoder import decode
 from pytest_cka_memory.core.figures import RegionRecord
 
@@ -69,6 +70,15 @@ class Limit(ABC):
     def addition(self) -> str:
         """What must be measured in addition to judge it, as in ``ADDITIONS``; empty if nothing."""
         return ""
+
+    @property
+    def judges_device(self) -> bool:
+        """Whether it judges memory of the measured device, so that a test without any keeps it.
+
+        Such a limit is not judged if a test allocates nothing on an accelerator. A limit on
+        something else, such as tensors on the host, returns False and is always judged.
+        """
+        return self.addition not in NOT_OF_DEVICE
 
     @abstractmethod
     def judge(self, record: RegionRecord) -> Verdict:

@@ -34,6 +34,10 @@ class PluginLimit(Limit):
     def addition(self) -> str:
         return str(self.inner.addition)
 
+    @property
+    def judges_device(self) -> bool:
+        return bool(self.inner.judges_device)
+
     def judge(self, record: RegionRecord) -> Verdict:
         raise NotImplementedError("a plugin's limit may have several verdicts")
 

@@ -2,7 +2,8 @@
 
 A test with a forgotten ``.to(device)`` would otherwise keep every limit. On the CPU nothing can be
 forgotten, and many tests with ``zero_retention`` allocate nothing there, so only accelerators are
-treated so.
+treated so. Limits on something else than memory of the device, such as that of the process, are
+judged as in every test.
 """
 
 from collections.abc import Sequence
@@ -26,21 +27,27 @@ def is_untouched(record: RegionRecord, meter: Meter) -> bool:
 def without_kept_limits(item: pytest.Item, results: Sequence[Result], meter: Meter) -> list[Result]:
     """Return the results of a test that allocated nothing on the device, with other verdicts.
 
-    Its markers break their limits, because the test asks for them. The limits of options, which
-    may be meant for other tests, are not judged.
+    Its markers on memory of the device break their limits, because the test asks for them. The
+    limits of options and of other plugins on it, which may be meant for other tests, are not
+    judged.
     """
     allowed = item.config.stash[settings_key].allow_no_allocations
     if allowed or item.get_closest_marker(NO_ALLOCATIONS) is not None:
         return list(results)
     nothing = f"nothing was allocated on {meter.torch_device}"
+    plan = plan_of(item)
+    others = [limit.text for limit in plan.limits if not limit.judges_device]
     return [
-        _rejudged(result, plan_of(item).marker_limits if number == 0 else (), nothing)
+        _rejudged(result, plan.marker_limits if number == 0 else (), others, nothing)
         for number, result in enumerate(results)
     ]
 
 
-def _rejudged(result: Result, broken: Sequence[Limit], nothing: str) -> Result:
-    known = {breach.limit for breach in result.breaches}
+def _rejudged(
+    result: Result, broken: Sequence[Limit], others: Sequence[str], nothing: str
+) -> Result:
+    """Return `result` without the limits that it has kept, except for `others`."""
+    known = {breach.limit for breach in result.breaches}.union(others)
     known.update(unjudged.limit for unjudged in result.unjudged)
     kept = [limit for limit in result.limits if limit not in known]
     new = [limit for limit in broken if limit.text in kept]
