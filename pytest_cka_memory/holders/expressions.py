@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from pytest_cka_memory.holders.descriptors import typed, typed_class
 from pytest_cka_memory.holders.roots import locals_of
 from pytest_cka_memory.holders.torch_references import class_name
 from pytest_cka_memory.holders.tree import Reference
@@ -51,8 +52,8 @@ def expression_of(path: Sequence[Reference]) -> str:
     first = path[0]
     assert first.root is not None, "a path starts at a root"
     text = f"{first.root.prefix}{first.text}"
-    for step in path[1:]:
-        part = step.text or text_of(step.parent, step.value)
+    parts = ["", *(step.text or text_of(step.parent, step.value) for step in path[1:])]
+    for part in typed(path, parts)[1:]:
         text = f"list({text}){part}" if isinstance(part, _InList) else f"{text}{part}"
     return shortened(text) + first.root.suffix
 
@@ -98,6 +99,8 @@ def _texts_of(parent: Any, child: Any) -> Iterator[str]:
             yield from (f".{_FRAMES[kind]}{local}" for local in _locals(frame, child))
     elif kind is types.FrameType:
         yield from _locals(parent, child)
+    elif kind is types.MappingProxyType:
+        yield ""  # it is read as the mapping is
     yield from _attributes(parent, child)
     if issubclass(kind, functools._lru_cache_wrapper):
         yield ".<functools.lru_cache>"
@@ -259,6 +262,8 @@ def _key_text(key: Any) -> str:
         text = f"({', '.join(map(_key_text, key))}{',' * (len(key) == 1)})"
     elif type(key) in (str, int, float, bytes, bool, type(None)):
         text = repr(key)
+    elif issubclass(type(key), type) and (name := typed_class(key)) is not None:
+        text = name
     elif full_name(type(key)) in _WRITTEN:
         text = _WRITTEN[full_name(type(key))](key)
     else:
