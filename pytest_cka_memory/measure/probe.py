@@ -68,6 +68,8 @@ class MemoryProbe:
         numbers_labels: whether a label that is used again gets a number: ``region #2``.
         also: what every region measures in addition, such as ``("cycles",)``; or a function that
             returns it when a region begins.
+        before_reading: called before memory is read at the start, the batch boundaries and the end
+            of a region, to release what keeps memory but is not part of the measured code.
 
     Raises:
         DeviceError: if the device is unknown or not available.
@@ -83,6 +85,7 @@ class MemoryProbe:
         is_thorough: Callable[[], bool] = lambda: True,
         numbers_labels: bool = True,
         also: "Additions" = (),
+        before_reading: Callable[[], None] = lambda: None,
     ) -> None:
         self.meter = meter or meter_for("auto" if device is None else str(device))
         self.records: list[RegionRecord] = []
@@ -95,6 +98,7 @@ class MemoryProbe:
         self._explainer = explainer
         self._is_thorough = is_thorough
         self._numbers_labels = numbers_labels
+        self._before_reading = before_reading
         self._also = also if callable(also) else self._checked(also)
         self._labels: Counter[str] = Counter()
         self._open_regions: list[Region] = []
@@ -319,7 +323,9 @@ class MemoryProbe:
 
     def _region(self, label: str) -> Region:
         also = self._also() if callable(self._also) else self._also
-        return Region(label, self._stack, self._explainer, self._is_thorough, also)
+        return Region(
+            label, self._stack, self._explainer, self._is_thorough, also, self._before_reading
+        )
 
     @staticmethod
     def _checked(also: Collection[str]) -> Collection[str]:

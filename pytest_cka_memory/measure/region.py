@@ -63,6 +63,7 @@ class Region(FigureAttributes):
         explainer: Explainer | None = None,
         is_thorough: Callable[[], bool] = lambda: True,
         also: Collection[str] = (),
+        before_reading: Callable[[], None] = lambda: None,
     ) -> None:
         self.label = label
         self.result: Any = None
@@ -70,12 +71,14 @@ class Region(FigureAttributes):
         self._stack = stack
         self._explainer = explainer
         self._is_thorough = is_thorough
+        self._before_reading = before_reading
         self._steps = StepBoundaries(label)
         self._survivors: Sequence[Allocation] = ()
         self._host_survivors: Sequence[Allocation] = ()
         self._record: RegionRecord | None = None
         self._live_at_peak: Sequence[AllocationGroup] = ()
         self._figures_read: set[str] = set()
+        before_reading()
         self._open_region = stack.open(thorough=is_thorough())
         peaks, meter = self._open_region.peaks, stack.meter
         # Without a reference to this region, so that it ends with the last reference to it.
@@ -203,6 +206,7 @@ class Region(FigureAttributes):
     def _sample(self, size: int | None = None) -> None:
         if self._record is not None:  # optimizers still step in a block that ends after the region
             return
+        self._before_reading()
         reading = self._samples.add(size)
         for addition in self._additions:
             addition.boundary()
@@ -226,6 +230,7 @@ class Region(FigureAttributes):
 
     def _close(self, completed: bool, first_run_retained_bytes: int | None = None) -> None:
         self._samples.finish()
+        self._before_reading()
         thorough = self._is_thorough()
         finish = partial(self._finish_additions, completed)
         with self._stack.closing(

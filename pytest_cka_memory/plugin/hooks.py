@@ -196,6 +196,8 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
+    if call.when == "call" and call.excinfo is not None:
+        kept_tracebacks.note_exception(item, call.excinfo.value)
     if call.when == "call" and report.failed:
         kept_tracebacks.note_failure(item)
     if report.failed and _scopes_key in item.config.stash:

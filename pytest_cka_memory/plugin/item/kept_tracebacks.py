@@ -3,11 +3,15 @@
 pytest drops the traceback of a failed test when the next test begins. A plugin that stores the
 exception as an attribute of the test, as pytest-rerunfailures does, keeps every variable of the
 failed code until the session ends, with all the memory that these refer to.
+
+A test goes on after one of its subtests has failed. What keeps that traceback is then released
+before memory is read, because the test itself retains nothing of it.
 """
 
 import gc
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from types import FrameType, FunctionType
@@ -19,6 +23,8 @@ from pytest_cka_memory.plugin.pytest_private import drop_instance
 
 _previous_key = pytest.StashKey[pytest.Item]()
 _failed_key = pytest.StashKey[bool]()
+_frames_key = pytest.StashKey[set[int]]()
+"""Identities of the frames in the tracebacks that pytest has shown during the call of a test."""
 _NOT_SEARCHED = frozenset({"funcargs"})
 """Attributes of a test that contain the user's values."""
 _MOST_NESTED = 3
@@ -35,7 +41,9 @@ def release_at_setup(item: pytest.Item) -> bool:
     """
     previous = item.config.stash.get(_previous_key, None)
     item.config.stash[_previous_key] = item
-    found = [] if previous is None else list(_errors_kept_by(previous))
+    if _frames_key in item.stash:  # of an earlier run
+        del item.stash[_frames_key]
+    found = [] if previous is None else list(_errors_kept_by(previous)[0])
     for error in found:
         _clear_variables(error)
     # Not before the test is run again, because a plugin may have wrapped its method.
@@ -43,6 +51,57 @@ def release_at_setup(item: pytest.Item) -> bool:
     if previous is not None and has_failed and previous is not item:
         drop_instance(previous)
     return bool(found) or has_failed
+
+
+def note_exception(item: pytest.Item, error: BaseException) -> None:
+    """Record the frames of an exception that the call, or a subtest in it, has raised."""
+    frames = item.stash.setdefault(_frames_key, set())
+    for each in _with_causes(error, set()):
+        frames.update(id(frame) for frame, _ in traceback.walk_tb(each.__traceback__))
+
+
+def release_in_call(item: pytest.Item) -> None:
+    """Release what tracebacks of subtests keep, if another plugin or pytest keeps them.
+
+    An exception that the user keeps as well is left as it is, because the test retains it.
+    """
+    noted = item.stash.get(_frames_key, None)
+    if not noted:
+        return
+    running = _running_frames()
+    errors, references = _errors_kept_by(item)
+    for error, others in zip(errors, _references(errors), strict=True):
+        own = references[id(error)] + _references_of_frames(error, running)
+        if others <= _ALONE + own:
+            _clear_variables(error)
+    if sys.version_info < (3, 13):
+        # pytest's reading of f_locals has copied the variables into a dictionary that the frame
+        # keeps. Reading it again removes those that have been deleted since.
+        for frame in running:
+            _ = id(frame) in noted and frame.f_locals
+
+
+def _running_frames() -> list[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    frames = []
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def _references_of_frames(error: BaseException, running: Sequence[FrameType]) -> int:
+    """Return how often an exception is a variable of the code that has ended with it."""
+    count = 0
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame in running:
+            continue
+        for value in gc.get_referents(frame):
+            count += value is error
+            is_copy = type(value) is dict and value is not frame.f_globals
+            if is_copy and value is not frame.f_builtins:
+                count += sum(each is error for each in value.values())
+    return count
 
 
 def note_failure(item: pytest.Item) -> None:
@@ -87,12 +146,25 @@ _ALONE = _references((object(),))[0]
 """What this counts for a value to which only the sequence refers; differs between Pythons."""
 
 
-def _errors_kept_by(item: pytest.Item) -> Iterator[BaseException]:
-    seen: set[int] = set()
+def _errors_kept_by(item: pytest.Item) -> tuple[list[BaseException], Counter[int]]:
+    """Return the exceptions that attributes of `item` keep, and how often each is referenced.
+
+    The references are counted by the identity of the exception. Others than those that lead from
+    the attributes to it are not.
+    """
+    keepers: dict[int, set[tuple[int, str]]] = {}
+    found: dict[int, BaseException] = {}
     for name, value in vars(item).items():
         if name not in _NOT_SEARCHED and _may_contain(value):
-            for error in _errors_in(value, _MOST_NESTED):
-                yield from _with_causes(error, seen)
+            for error, keeper in _errors_in(value, _MOST_NESTED, (id(item), name)):
+                keepers.setdefault(id(error), set()).add(keeper)
+                for each in _with_causes(error, set()):
+                    found[id(each)] = each
+    for error in found.values():
+        for name, part in _causes(error):
+            keepers.setdefault(id(part), set()).add((id(error), name))
+    counts = Counter({key: len(each) for key, each in keepers.items()})
+    return list(found.values()), counts
 
 
 def _may_contain(value: Any) -> bool:
@@ -103,27 +175,39 @@ def _may_contain(value: Any) -> bool:
     return kind in _SEARCHED or issubclass(kind, BaseException)
 
 
-def _errors_in(value: Any, depth: int) -> Iterator[BaseException]:
+def _errors_in(
+    value: Any, depth: int, keeper: tuple[int, str]
+) -> Iterator[tuple[BaseException, tuple[int, str]]]:
+    """Yield each exception in `value`, and what references it."""
     kind = type(value)
     if issubclass(kind, BaseException):
-        yield value
+        yield value, keeper
     elif kind is pytest.ExceptionInfo:
-        yield value.value
+        yield value.value, (id(value), "value")
     elif kind is pytest.CallInfo:
-        yield from _errors_in(value.excinfo, depth)
+        yield from _errors_in(value.excinfo, depth, (id(value), "excinfo"))
     elif depth and kind in (dict, list, tuple):
-        for part in list(value.values() if kind is dict else value):
+        for number, part in enumerate(list(value.values() if kind is dict else value)):
             if _may_contain(part):
-                yield from _errors_in(part, depth - 1)
+                yield from _errors_in(part, depth - 1, (id(value), str(number)))
 
 
-def _with_causes(error: BaseException | None, seen: set[int]) -> Iterator[BaseException]:
+def _with_causes(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
     """Yield an exception and those that led to it, each once."""
-    if error is None or id(error) in seen:
+    if id(error) in seen:
         return
     seen.add(id(error))
     yield error
+    for _, part in _causes(error):
+        yield from _with_causes(part, seen)
+
+
+def _causes(error: BaseException) -> Iterator[tuple[str, BaseException]]:
+    """Yield the exceptions that led to `error`, or are in its group, by how it references them."""
     parts = getattr(error, "exceptions", ())  # of an exception group
-    for part in (error.__cause__, error.__context__, *(parts if type(parts) is tuple else ())):
-        if part is None or isinstance(part, BaseException):
-            yield from _with_causes(part, seen)
+    members = list(enumerate(parts)) if type(parts) is tuple else []
+    given = [(f"given {number}", part) for number, part in members]  # in its args too
+    named = [("cause", error.__cause__), ("context", error.__context__)]
+    for name, part in [*named, *((f"part {number}", part) for number, part in members), *given]:
+        if isinstance(part, BaseException):
+            yield name, part

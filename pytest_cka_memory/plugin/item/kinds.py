@@ -43,6 +43,15 @@ def has_class_fixture(cls: type) -> bool:
     return any(one is not other for one, other in zip(own, inherited, strict=True))
 
 
+def keeps_failed_subtests(item: pytest.Item) -> bool:
+    """Whether unittest keeps the tracebacks of failed subtests while a test runs.
+
+    Up to Python 3.10 it reports them when the test has ended, so nothing of them can be released.
+    """
+    outcome = getattr(getattr(item, "instance", None), "_outcome", None)
+    return any(error for _, error in getattr(outcome, "errors", ()))
+
+
 @contextmanager
 def wrapped_method(
     item: pytest.Item, around: Callable[[], AbstractContextManager[None]]

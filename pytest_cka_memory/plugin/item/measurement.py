@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,8 +17,12 @@ from pytest_cka_memory.errors import LimitWarning
 from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_context import never_closed
-from pytest_cka_memory.plugin.item import relative_baselines, repeats
-from pytest_cka_memory.plugin.item.kinds import unseen_reason
+from pytest_cka_memory.plugin.item import kept_tracebacks, relative_baselines, repeats
+from pytest_cka_memory.plugin.item.kinds import (
+    is_testcase,
+    keeps_failed_subtests,
+    unseen_reason,
+)
 from pytest_cka_memory.plugin.item.plan import limits_or_fail, plan_of
 from pytest_cka_memory.plugin.item.snapshots import history_recorded, write_snapshot
 from pytest_cka_memory.plugin.item.untouched_device import is_untouched, without_kept_limits
@@ -32,7 +37,10 @@ class ItemMeasurement:
     """Measures one test and judges its regions."""
 
     def __init__(self, item: pytest.Item) -> None:
-        self.probe = MemoryProbe(meter=meter_of(item.config), explainer=self, also=self._also)
+        release = partial(kept_tracebacks.release_in_call, item)
+        self.probe = MemoryProbe(
+            meter=meter_of(item.config), explainer=self, also=self._also, before_reading=release
+        )
         self.called = False
         """Whether the test's own code has been seen running."""
         self._item = item
@@ -79,6 +87,7 @@ class ItemMeasurement:
             explainer=self,
             is_thorough=self._is_whole_test_judged,
             also=self._also,
+            before_reading=partial(kept_tracebacks.release_in_call, self._item),
         )
         snapshots = self._item.config.stash[settings_key].snapshots
         with history_recorded(snapshots, self.probe.meter):
@@ -99,6 +108,8 @@ class ItemMeasurement:
                     self._over_runs = [replace(r, label=repeats.LABEL) for r in whole.records]
                 if len(self.probe.records) == self._in_fixtures:
                     self.probe.records.extend(whole.records)
+                if is_testcase(self._item) and keeps_failed_subtests(self._item):
+                    self._complete_none(self._in_fixtures)
                 untouched = (is_untouched(record, whole.meter) for record in whole.records)
                 self._is_untouched = all(untouched)
                 results = self._collect()
@@ -153,12 +164,16 @@ class ItemMeasurement:
     def judge_late_regions(self) -> None:
         """Judge regions that ended after the call, in the teardown of a fixture."""
         if not self._returned:  # the traceback references what was allocated in them
-            late = self.probe.records[self._judged :]
-            self.probe.records[self._judged :] = [replace(r, completed=False) for r in late]
+            self._complete_none(self._judged)
         left_open = self.probe.end_open()
         self._fail_on_breach(self._collect())
         if left_open and self._returned:
             pytest.fail(never_closed(left_open), pytrace=False)
+
+    def _complete_none(self, first: int) -> None:
+        """Mark the regions from the number `first` on as not completed, so that none is judged."""
+        found = self.probe.records[first:]
+        self.probe.records[first:] = [replace(record, completed=False) for record in found]
 
     def judge_without_limits(self) -> None:
         """Report a test that requested the fixture only while it ran, when it had no limits."""
