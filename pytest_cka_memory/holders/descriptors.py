@@ -13,7 +13,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from pytest_cka_memory.holders.search import Reference
+from pytest_cka_memory.holders.tree import Reference
 from pytest_cka_memory.meters.autograd_nodes import mro
 
 _DICT = ".__dict__"

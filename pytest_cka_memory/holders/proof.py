@@ -101,7 +101,7 @@ class Proofs:
     def _others(self, step: Reference, *, is_last: bool) -> int:
         """Return how many references an object has besides that of a path: 0 if it is the only."""
         own = self._own.get(id(step.value), int(is_last))
-        # One for the argument of getrefcount, one for `step`, and one for the reference of the path.
+        # One for the argument of getrefcount, one for `step`, one for the reference of the path.
         return sys.getrefcount(step.value) - 3 - own
 
 

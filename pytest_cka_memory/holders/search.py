@@ -6,7 +6,7 @@ an attribute of an unknown object may run code, print a warning or raise.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, NamedTuple
@@ -65,7 +65,7 @@ def search(
     levels = _Levels(rules_for, wanted, excluded=[*avoided, *imported, *map(globals_of, imported)])
     levels.enter_roots(roots)
     depth = 0
-    while levels.missing and (levels.has_more or depth < _LATE_ROOTS_DEPTH):
+    while not levels.has_all and (levels.has_more or depth < _LATE_ROOTS_DEPTH):
         levels.advance()
         depth += 1
         if depth == _LATE_ROOTS_DEPTH:
@@ -83,7 +83,7 @@ class _Levels:
     def __init__(
         self, rules_for: RulesForType, wanted: Collection[int], excluded: Iterable[Any]
     ) -> None:
-        self.missing = set(wanted)
+        self._wanted = wanted if isinstance(wanted, (Set, Mapping)) else frozenset(wanted)
         self.walk = new_walk()
         """Begins with the excluded objects."""
         self.walk.enter([*excluded])
@@ -101,6 +101,11 @@ class _Levels:
         """Extra references from the last level."""
         self._found: dict[int, Any] = {}
         self._found_at: defaultdict[int, list[Any]] = defaultdict(list)
+
+    @property
+    def has_all(self) -> bool:
+        """Whether all wanted keys were found."""
+        return len(self._found) == len(self._wanted)
 
     @property
     def has_more(self) -> bool:
@@ -130,16 +135,15 @@ class _Levels:
 
     def _apply_rules(self, values: Iterable[Any]) -> None:
         """Look for keys in new objects of the last level, and for references gc does not see."""
-        missing, rules_of = self.missing, self._rules
+        wanted, found, rules_of = self._wanted, self._found, self._rules
         for value in values:
             rules = rules_of[type(value)]
             if rules is None:
                 self.walk.add_plain(type(value))
                 continue
             for key in rules.keys(value):
-                if key in missing:
-                    missing.discard(key)
-                    self._found[key] = value
+                if key in wanted and key not in found:
+                    found[key] = value
                     self._found_at[len(self._starts) - 1].append(value)
             for text, child in rules.extra_references(value):
                 self._pending.append(Reference(child, value, None, text))
@@ -151,10 +155,10 @@ class _Levels:
         is_complete = True
         for distance in reversed(range(len(self._starts))):
             needed = [*self._found_at.pop(distance, ()), *parents.values()]
-            unknown = {id(value): value for value in needed if id(value) not in references}
-            references.update(self._references_from_roots(distance, unknown))
-            left = [value for key, value in unknown.items() if key not in references]
-            del unknown
+            left = [value for value in needed if id(value) not in references]
+            if distance in self._entered:
+                references.update(self._references_from_roots(distance, left))
+                left = [value for value in left if id(value) not in references]
             if left and distance:
                 first, end = self._starts[distance - 1 : distance + 1]
                 for value, parent in self.walk.parents(first, end, left):
@@ -170,18 +174,14 @@ class _Levels:
         holders = self._found if is_complete else without_broken(references, self._found)
         return ReferenceTree(references, holders)
 
-    def _references_from_roots(
-        self, distance: int, wanted: Collection[int]
-    ) -> dict[int, Reference]:
+    def _references_from_roots(self, distance: int, wanted: Iterable[Any]) -> dict[int, Reference]:
         """Return the first reference from a root to each of `wanted` that was added as its value.
 
         Most values of roots lead to nothing that is looked for, so this is done afterwards.
         """
-        roots, first = self._entered.get(distance, ((), 0))
-        if not roots or not wanted:
-            return {}
+        roots, first = self._entered[distance]
         end = [*self._starts, len(self.walk)][distance + 1]
-        unknown = {*wanted} & {*map(id, self.walk[first:end])}
+        unknown = {*map(id, wanted)} & {*map(id, self.walk[first:end])}
         found: dict[int, Reference] = {}
         for root in roots if unknown else ():
             for name, value in root.names.items():

@@ -286,11 +286,14 @@ def _search(
     """Return what names lead to, and what no name leads to."""
     if not live:
         return ReferenceTree(), UnreachedTree()
-    rules = tensor_rules({found.key: found.bytes for found in live if found.is_at_key})
-    keys = [found.key for found in live]
+    sizes = {found.key: found.bytes for found in live}
+    are_blocks = all(found.is_at_key for found in live)
+    rules = tensor_rules(
+        sizes if are_blocks else {found.key: found.bytes for found in live if found.is_at_key}
+    )
     # The roots are not kept, because all that is not reached is searched next.
-    found = search(rules, keys, *roots())
-    missing = {key for key in keys if key not in found.tree}
+    found = search(rules, sizes, *roots())
+    missing = {key for key in sizes if key not in found.tree}
     return found.tree, unreached(rules, missing, found.walk) if missing else UnreachedTree()
 
 

@@ -6,7 +6,7 @@ In C if the compiled library is here, which takes a fraction of the time, else i
 import gc
 import os
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import compress, filterfalse
 from operator import not_
 from typing import Any, Protocol
@@ -57,7 +57,7 @@ class Walk(Protocol):
         """Call a type plain: of its objects, only what they reference is of interest."""
         ...
 
-    def parents(self, first: int, end: int, wanted: list[Any]) -> list[tuple[Any, Any]]:
+    def parents(self, first: int, end: int, wanted: list[Any]) -> Iterable[tuple[Any, Any]]:
         """Return each object of `wanted` that is referenced, and the first that references it.
 
         Args:
@@ -116,7 +116,7 @@ class PythonWalk:
         """Call a type plain: of its objects, only what they reference is of interest."""
         self._is_special[kind] = False
 
-    def parents(self, first: int, end: int, wanted: list[Any]) -> list[tuple[Any, Any]]:
+    def parents(self, first: int, end: int, wanted: list[Any]) -> Iterable[tuple[Any, Any]]:
         """Return each object of `wanted` that is referenced, and the first that references it."""
         left = {id(value): value for value in wanted}
         found: list[tuple[Any, Any]] = []

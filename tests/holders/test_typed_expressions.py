@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from pytest_cka_memory.core.allocations import Allocation
-from pytest_cka_memory.holders.expressions import pattern_of, without_root
+from pytest_cka_memory.holders.expressions import without_places, without_root
 from pytest_cka_memory.holders.survivors import holdings
 
 HELD: list[Any] = []
@@ -279,4 +279,6 @@ def test_expression_is_short(kind: str, expected: str) -> None:
 
 def test_pattern_is_the_same_for_all_entries() -> None:
     """Attributes that are written through the dict of a class are grouped like other entries."""
-    assert pattern_of('net.A.__dict__["f"].args[0]') == pattern_of('net.A.__dict__["f"].args[1]')
+    assert without_places('net.A.__dict__["f"].args[0]') == without_places(
+        'net.A.__dict__["f"].args[1]'
+    )

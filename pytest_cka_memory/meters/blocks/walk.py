@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from pytest_cka_memory.meters.blocks.library import functions
@@ -63,10 +64,11 @@ class CompiledWalk:
         """Call a type plain: of its objects, only what they reference is of interest."""
         self._library.walk_add_plain(self._handle, id(kind))
 
-    def parents(self, first: int, end: int, wanted: list[Any]) -> list[tuple[Any, Any]]:
+    def parents(self, first: int, end: int, wanted: list[Any]) -> Iterable[tuple[Any, Any]]:
         """Return each object of `wanted` that is referenced, and the first that references it."""
         found = self._library.walk_parents(self._handle, first, end, wanted)
-        return [*zip(found[::2], found[1::2], strict=True)]
+        values = iter(found)
+        return zip(values, values, strict=True)  # a list of pairs would take 80 bytes for each
 
     def unmet(self) -> list[Any]:
         """Return what the collector tracks and was not met, but not the walk itself."""
