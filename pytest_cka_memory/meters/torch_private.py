@@ -249,6 +249,12 @@ storage_use_count: Callable[[int], int] = _found(
 
 BACKWARD_THREAD = "pt_autograd"
 """The start of the names of threads in which torch runs backward passes."""
+RUN_BACKWARD: Any = _found(
+    "torch.autograd.graph._engine_run_backward",
+    None,
+    "what an accelerator's backward pass allocates has no line",
+)
+"""The Python function in which a thread waits for the backward pass that it has started."""
 _RAW_SAVED = "_raw_saved_"
 
 

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from pytest_cka_memory import DeviceError, MemoryProbe
 from pytest_cka_memory.core.allocations import Allocation
@@ -165,15 +166,89 @@ def test_tensor_freed_by_python_is_no_temporary_of_an_operator(explaining, alloc
     assert (group.bytes, group.count, group.inside) == (4 * MB, 1, None)
 
 
-def test_peak_in_a_backward_pass_is_named_as_such(explaining):
-    """A peak in a backward pass is named as such: it runs in a thread without Python frames."""
+class Repeating(torch.autograd.Function):
+    """Allocates four times its gradient in its backward pass."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        repeated = gradient.repeat(4)
+        return repeated[: gradient.numel()] * 2
+
+
+def recomputed(x):
+    return (x * 2).exp().sin()
+
+
+BACKWARD_PASSES = {
+    "backward": (lambda w: w.exp().exp().sum().backward(), "w.exp().exp().sum().backward()"),
+    "grad": (lambda w: torch.autograd.grad(w.exp().exp().sum(), w), "torch.autograd.grad("),
+    "function": (lambda w: Repeating.apply(w).sum().backward(), "gradient.repeat(4)"),
+    "checkpoint": (
+        lambda w: checkpoint(recomputed, w, use_reentrant=False).sum().backward(),
+        "(x * 2).exp()",
+    ),
+    "nested": (
+        lambda w: checkpoint(recomputed, w, use_reentrant=True).sum().backward(),
+        "(x * 2).exp()",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BACKWARD_PASSES)
+def test_peak_in_a_backward_pass_has_the_lines_that_called_it(explaining, kind):
+    """Nodes run in a thread of torch's; the frames of the thread that waits for it are added."""
+    run, code = BACKWARD_PASSES[kind]
     weight = torch.ones(2**20, device=explaining.device, requires_grad=True)
+    run(weight)
     with explaining.measure() as region:
-        result = weight.exp()
-        result.sum().backward()
+        run(weight)
     groups = region.record.at_peak
     assert sum(group.bytes for group in groups) == region.peak_bytes
-    assert BACKWARD in {group.inside for group in groups}
+    inside = [group for group in groups if not group.before_region]
+    assert all(group.inside != BACKWARD for group in inside)
+    assert any(code in (group.code or "") for group in inside)
+    assert all(group.created_at for group in inside)
+
+
+def test_gradient_of_a_backward_pass_has_its_line(native):
+    """What a backward pass has allocated and is retained has the line that called backward()."""
+    weight = torch.ones(2**20, device=native.device, requires_grad=True)
+    with native.measure() as region:
+        weight.exp().sum().backward()
+    (gradient,) = region.retained
+    assert gradient.code == "weight.exp().sum().backward()"
+
+
+def test_backward_passes_of_two_threads_have_no_line(explaining):
+    """Torch does not tell which of two threads that wait has started a pass."""
+    both = threading.Barrier(2)
+
+    class Meeting(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            both.wait()
+            return gradient * 2
+
+    def run(device):
+        on_device = torch.ones(2**20, device=device, requires_grad=True)
+        on_cpu = torch.ones(1, requires_grad=True)
+        (on_device.exp().sum() + Meeting.apply(on_cpu).to(device).sum()).backward()
+
+    with explaining.measure() as region:
+        threads = [threading.Thread(target=run, args=(explaining.device,)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sum(group.bytes for group in region.record.at_peak) == region.peak_bytes
 
 
 def test_gradient_that_a_backward_pass_frees_is_no_temporary_of_an_operator(explaining):

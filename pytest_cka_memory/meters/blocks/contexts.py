@@ -28,7 +28,16 @@ def note() -> tuple[CodeType, ...]:
     codes = dict(_contexts()) if are_noted() else {}
     for code, context in codes.items():
         library.functions().stacks_note_context(id(code), context)
-    return tuple(codes)
+    return (*codes, *_note_engine())
+
+
+def _note_engine() -> tuple[CodeType, ...]:
+    """Make the library note in which function a thread waits for an accelerator's backward pass."""
+    code = getattr(torch_private.RUN_BACKWARD, "__code__", None)
+    if code is None or not hasattr(library.functions(), "stacks_note_engine"):
+        return ()
+    library.functions().stacks_note_engine(id(code))
+    return (code,)
 
 
 def _contexts() -> Iterator[tuple[CodeType, Context]]:

@@ -44,8 +44,11 @@ void find_graph_task(const char *path) {
     dlclose(torch);
 }
 
+/* Return the number of the backward pass whose nodes this thread runs, -1 if it runs none. */
+int backward_pass(void) { return graph_task ? graph_task() : -1; }
+
 /* Whether this thread runs nodes of a backward pass. */
-int is_in_backward(void) { return graph_task && graph_task() != -1; }
+int is_in_backward(void) { return backward_pass() != -1; }
 
 /* A tensor of Python's is freed while the interpreter's lock is released, and with it the graph that
    only it referenced. To free what was Python's in that graph, torch takes the lock and releases it

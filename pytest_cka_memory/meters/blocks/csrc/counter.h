@@ -8,6 +8,7 @@
    pinned.c   the blocks of the allocator for pinned memory of the host
    stacks.c   the Python frames of allocations
    contexts.c what ran when they were made: a module, a backward pass, an optimizer
+   callers.c  which code called a backward pass that runs in another thread
    modules.c  the paths of modules in their networks, for such regions
    objects.c  all objects of some Python types, to find tensors that existed before
    walk.c     what some objects of Python lead to, to find what holds a tensor
@@ -112,6 +113,7 @@ void unlock_stacks(void);
 /* contexts.c */
 uint32_t context_of(const void *code);
 void find_graph_task(const char *path);
+int backward_pass(void);
 int is_in_backward(void);
 void lock_is_released(const void *frame);
 void lock_is_taken(const void *frame);

@@ -41,13 +41,18 @@ typedef void *Object;
     X(ptrdiff_t, Tuple_Size, (Object)) \
     X(Object, Tuple_GetItem, (Object, ptrdiff_t)) \
     X(Object, Err_NoMemory, (void)) \
-    X(void, _IncRef, (Object))
+    X(void, _IncRef, (Object)) \
+    X(Object, Sys_GetObject, (const char *))
 extern struct PythonFunctions {
     PYTHON(FUNCTION_FIELD)
 } py;
 
 /* stacks.c */
 Object module_of_frame(Object frame);
+
+/* callers.c: the caller of both holds the interpreter's lock. */
+int runs_for_another_thread(void);
+Object frame_that_waits(void);
 
 /* references.c: the caller holds the interpreter's lock. */
 

@@ -61,7 +61,7 @@ static size_t first_local;
 static __thread int inside;
 /* Of this thread: the stack of its next allocation, that of its last, and in which operator it was. */
 static __thread uint32_t noted, last_taken, last_operator, operator_number;
-static __thread int has_frames; /* whether the stack that was found last has any */
+static __thread int has_frames; /* whether the stack that was found last has any of this thread */
 
 void lock_stacks(void) { pthread_mutex_lock(&lock); }
 void unlock_stacks(void) { pthread_mutex_unlock(&lock); }
@@ -261,37 +261,77 @@ static uint32_t stack_without_frames(void) {
     return number_of_stack(&stack, began);
 }
 
-/* Collect the innermost frames of the user's code, at most two consecutive ones of one file: a deep
-   network runs many frames of one file, which would hide the code that called it. */
-static uint32_t walk(void) {
+/* The innermost frames of the user's code, at most two consecutive ones of one file: a deep network
+   runs many frames of one file, which would hide the code that called it. */
+typedef struct {
     Stack stack;
-    memset(&stack, 0, sizeof stack);
-    uint64_t last = 0, before_last = 0;
-    lock_stacks();
-    uint32_t began = generation;
-    unlock_stacks();
-    Object frame = py.ThreadState_GetFrame(py.ThreadState_Get());
-    for (int i = 0; frame && i < MOST_SEARCHED && stack.count < MAX_FRAMES; i++) {
+    uint64_t last, before_last; /* files of the frames that were added last */
+} Frames;
+
+static void add_frame(Frames *frames, uint32_t number, uint64_t file, int last) {
+    if (frames->stack.count == MAX_FRAMES || (file == frames->last && file == frames->before_last)) return;
+    frames->stack.codes[frames->stack.count] = number;
+    frames->stack.last[frames->stack.count++] = last;
+    frames->before_last = frames->last;
+    frames->last = file;
+}
+
+/* Add a frame and those that called it; takes over one reference to it. */
+static void add_frames(Frames *frames, Object frame) {
+    for (int i = 0; frame && i < MOST_SEARCHED && frames->stack.count < MAX_FRAMES; i++) {
         Object object = py.Frame_GetCode(frame);
-        if (object == module_code && first_local && !stack.module)
-            stack.module = local_at(frame, first_local);
+        if (object == module_code && first_local && !frames->stack.module)
+            frames->stack.module = local_at(frame, first_local);
         Code code;
         uint32_t number = number_of_code(object, &code);
         if (!number || code.kind == END) break;
-        if (!stack.context) stack.context = code.context;
-        if (code.kind == USER && !(code.file == last && last == before_last)) {
-            stack.codes[stack.count] = number;
-            stack.last[stack.count++] = frame_lasti(frame);
-            before_last = last;
-            last = code.file;
-        }
+        if (!frames->stack.context) frames->stack.context = code.context;
+        if (code.kind == USER) add_frame(frames, number, code.file, frame_lasti(frame));
         Object back = py.Frame_GetBack(frame);
         py._DecRef(frame);
         frame = back;
     }
     if (frame) py._DecRef(frame);
-    if (!stack.context && is_in_backward()) stack.context = BACKWARD;
-    return number_of_stack(&stack, began);
+}
+
+/* Add the frames of the thread that waits for the backward pass of this thread, which are the same
+   during the whole pass, so that they are searched for once. */
+static void add_caller(Frames *frames, uint32_t began) {
+    static __thread Stack caller;
+    static __thread int task = -1;
+    static __thread uint32_t of_generation;
+    if (task != backward_pass() || of_generation != began) {
+        Frames found;
+        memset(&found, 0, sizeof found);
+        add_frames(&found, frame_that_waits());
+        caller = found.stack;
+        task = backward_pass();
+        of_generation = began;
+    }
+    if (!frames->stack.module) frames->stack.module = caller.module;
+    for (int i = 0; i < caller.count; i++) {
+        lock_stacks();
+        int is_known = generation == began;
+        uint64_t file = is_known ? ((Code *)item_at(&codes, caller.codes[i]))->file : 0;
+        unlock_stacks();
+        if (is_known) add_frame(frames, caller.codes[i], file, caller.last[i]);
+    }
+}
+
+/* Return the number of this thread's stack, whose outermost frame may be another thread's. */
+static uint32_t walk(void) {
+    Frames frames;
+    memset(&frames, 0, sizeof frames);
+    lock_stacks();
+    uint32_t began = generation;
+    unlock_stacks();
+    add_frames(&frames, py.ThreadState_GetFrame(py.ThreadState_Get()));
+    int has_own = frames.stack.count > 0;
+    if (is_in_backward() && runs_for_another_thread()) add_caller(&frames, began);
+    if (!frames.stack.context && is_in_backward()) frames.stack.context = BACKWARD;
+    uint32_t number = number_of_stack(&frames.stack, began);
+    has_frames = has_own;
+    return number;
 }
 
 /* Return the number of the calling thread's Python stack. Waits for the interpreter's lock. */

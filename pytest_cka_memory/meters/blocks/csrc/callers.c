@@ -1,0 +1,70 @@
+/* Which Python code called a backward pass whose nodes run in another thread.
+
+   Torch runs the nodes of an accelerator in a thread of its own, while the thread that has called
+   backward() waits in torch's function that starts the engine. */
+#define _GNU_SOURCE
+#include "python.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#define THREADS_OF_TORCH "pt_autograd" /* as torch_private.BACKWARD_THREAD */
+#define MOST_SEARCHED 100
+
+static Object engine_code; /* of torch's function that waits; the caller has a reference */
+static __thread int kind_of_thread; /* 0: not known yet */
+
+/* Note the code of torch's Python function that starts the engine. The caller keeps the code alive. */
+EXPORT void stacks_note_engine(Object code) { engine_code = code; }
+
+/* Whether torch has created this thread to run backward passes. */
+int runs_for_another_thread(void) {
+    enum { UNKNOWN_YET, OF_TORCH, OTHER };
+    if (kind_of_thread == UNKNOWN_YET) {
+        char name[16] = "";
+        pthread_getname_np(pthread_self(), name, sizeof name);
+        size_t length = strlen(THREADS_OF_TORCH);
+        kind_of_thread = strncmp(name, THREADS_OF_TORCH, length) ? OTHER : OF_TORCH;
+    }
+    return kind_of_thread == OF_TORCH && engine_code;
+}
+
+/* Return the innermost frame of torch's function that waits, if it is among the frames of a thread;
+   otherwise NULL. */
+static Object waiting_frame(Object frame) {
+    py._IncRef(frame);
+    for (int i = 0; frame && i < MOST_SEARCHED; i++) {
+        Object code = py.Frame_GetCode(frame);
+        py._DecRef(code); /* the frame has a reference */
+        if (code == engine_code) return frame;
+        Object back = py.Frame_GetBack(frame);
+        py._DecRef(frame);
+        frame = back;
+    }
+    if (frame) py._DecRef(frame);
+    return NULL;
+}
+
+/* Return the frame in which another thread waits for a backward pass; NULL if there is none, or if
+   several wait, because torch does not tell which of them started a pass. */
+Object frame_that_waits(void) {
+    Object found = NULL, type, value, trace;
+    py.Err_Fetch(&type, &value, &trace);
+    Object function = py.Sys_GetObject("_current_frames"); /* borrowed */
+    Object frames = function ? py.Object_CallObject(function, NULL) : NULL;
+    Object thread, frame;
+    ptrdiff_t position = 0;
+    int count = 0;
+    while (frames && py.Dict_Next(frames, &position, &thread, &frame)) {
+        if ((pthread_t)py.Long_AsLong(thread) == pthread_self()) continue;
+        Object waiting = waiting_frame(frame);
+        if (!waiting) continue;
+        if (count++) py._DecRef(waiting);
+        else found = waiting;
+    }
+    if (frames) py._DecRef(frames);
+    py.Err_Restore(type, value, trace);
+    if (count < 2) return found;
+    py._DecRef(found);
+    return NULL;
+}
