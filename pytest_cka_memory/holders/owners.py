@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.allocations import Allocation
-from pytest_cka_memory.holders import loops, packed_parameters
+from pytest_cka_memory.holders import graphs, loops, packed_parameters
 from pytest_cka_memory.holders.expressions import without_places
 from pytest_cka_memory.holders.torch_references import class_name
 from pytest_cka_memory.holders.tree import Reference
@@ -113,10 +113,13 @@ def owner_of(found: Unreached, allocation: Allocation) -> Owner:
     for words, advice, fits in _KINDS:
         if fits(found.path):
             return Owner(f"{words}: {path}", advice or compiled(), words)
+    # The tensors of earlier batches are farther away in one graph, which is one owner.
+    head = graphs.head_in_c_code(found.path)
+    pattern = without_places(path) if head is None else f"graph {id(head)}"
     return Owner(
         f"C or C++ code, which references {path}",
         _possible(allocation, found.path[0].value),
-        without_places(path),
+        pattern,
     )
 
 

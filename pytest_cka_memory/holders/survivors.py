@@ -204,13 +204,11 @@ class _Description:
             dtype, shape = dtype_and_shape_of(last.value)
             holding = replace(holding, dtype=dtype, shape=shape)
         if owner is not None:
-            paths = [self._unnamed.found(largest.key)] if self._with_paths else []
-            return replace(
-                holding,
-                held_by=owner.text,
-                hint=owner.advice,
-                paths=tuple(map(links.of_unreached, paths)),
-            )
+            found = self._unnamed.found(largest.key)
+            of_graph = graphs.advice_of_c_code(found.path, batches, self._made_in_loop)
+            paths = (links.of_unreached(found),) if self._with_paths else ()
+            advice = of_graph or owner.advice
+            return replace(holding, held_by=owner.text, hint=advice, paths=paths)
         every = Paths(self._named, [last, *group.ends])
         hint = graphs.advice(every, batches, self._made_in_loop)
         hint = hint or hints.hint_for(largest, every, batches)
@@ -263,7 +261,8 @@ class _Description:
         found = (
             each
             for each in self._live
-            if each.key in self._named and self._named.last(each.key).value is value
+            for last in (self._named.find(each.key) or self._unnamed.find(each.key),)
+            if last is not None and last.value is value
         )
         allocation = next(found, None)
         site = None if allocation is None else allocation.site

@@ -1,5 +1,6 @@
 """The advice for each kind of holder, and that it is not given for anything else."""
 
+import functools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import ModuleType
@@ -241,8 +242,67 @@ def test_a_local_that_sums_losses_is_told_to_keep_their_numbers() -> None:
     assert hint is not None
     assert hint.startswith("the autograd graph of `total` reaches back through several batches")
     assert "total + WEIGHT.exp().sum()` at " in hint  # in Python 3.10 the whole line
-    assert hint.endswith("add loss.item() to it instead of the loss")
+    assert "add loss.item() to it instead of the loss; if backward() is called on" in hint
     del total
+
+
+def square_sum(model: nn.Module, loader: Any) -> torch.Tensor:
+    return sum(model(batch).square().mean() for batch in loader)  # type: ignore[return-value]
+
+
+def backward_each(model: nn.Module, loader: Any) -> torch.Tensor:
+    losses = []
+    for batch in loader:
+        loss = model(batch).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+    return torch.tensor(sum(losses))
+
+
+def recurrence(model: nn.Module, loader: Any) -> torch.Tensor:
+    return functools.reduce(lambda state, batch: model(batch) * state, loader)
+
+
+def detached_recurrence(model: nn.Module, loader: Any) -> torch.Tensor:
+    return functools.reduce(lambda state, batch: model(batch) * state.detach(), loader)
+
+
+class LateExplainer(GrowthExplainer):
+    """Asks for growth after six batches."""
+
+    def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
+        return super().figures_to_explain(record) if record.batches >= 6 else ()
+
+
+SUMS = {
+    "sum": (square_sum, backward_each, "if backward() is called on the sum, call it on the loss"),
+    "reduce": (recurrence, detached_recurrence, "compute it from a detach() of its last value"),
+}
+
+
+@pytest.mark.parametrize("kind", SUMS)
+def test_graph_that_only_c_code_references_is_named_by_the_line_that_makes_it(kind: str) -> None:
+    """While ``sum`` runs, its value has no name; the graph of all batches is one group per line.
+
+    The advice is followed literally, and then nothing grows.
+    """
+    loop, repaired, advice = SUMS[kind]
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))  # none of which saves its result
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    with MemoryProbe("cpu", explainer=LateExplainer()).measure() as region:
+        loop(model, region.batches([torch.ones(64, 8) for _ in range(8)]))
+    largest = region.record.grown[0]
+    assert str(largest.held_by).startswith("C or C++ code, which references ")
+    assert (largest.batches or 0) > 3
+    hint = str(largest.hint)
+    assert hint.startswith("C or C++ code, such as a running sum(), references a tensor, made by `")
+    assert "test_hints.py:" in hint
+    assert "reaches back through several batches" in hint
+    assert advice in hint
+    with MemoryProbe("cpu").measure() as region:
+        repaired(model, region.batches([torch.ones(64, 8) for _ in range(8)]))
+    assert region.growth_bytes_per_batch == 0
 
 
 def test_a_part_of_a_larger_storage_wants_a_clone() -> None:
