@@ -137,6 +137,11 @@ TABLES = {
         "published_leaks.py", minutes=2,
         needs="--folder FOLDER, and what the libraries require; see the script",
     ),
+    "reported leaks": Table(
+        "reported-leaks-torch-{torch}.json",
+        ("pytest_cka_memory/holders", "tests/benchmarks/reported_programs.py", *COUNTER),
+        "reported_leaks.py", needs="torchmetrics",
+    ),
     "holders": Table(
         "holders-torch-{torch}.json", ("pytest_cka_memory/holders", "tests/holders"),
         "holders_table.py", minutes=2, needs="safetensors",
