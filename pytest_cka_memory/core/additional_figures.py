@@ -98,6 +98,8 @@ class AdditionalFigures:
     """Memory of the process and its children at batch boundaries, 128 at most."""
     processes: tuple[ProcessUse, ...] = ()
     """The process, its children and what each of them needed."""
+    growing_graph: str | None = None
+    """A tensor whose autograd graph had nodes of every batch, and what to do, if there was one."""
     memory_timeline: dict[str, Any] | None = None
     """The data of a picture of memory over time, see :mod:`.timeline_picture`; None unless it was
     asked for and the device's allocations are recorded. It is not in the JSON report."""

@@ -120,7 +120,7 @@ def _advice(record: RegionRecord) -> str:
         return _COPIED if 2 * sum(use.copied_bytes or 0 for use in workers) > grown else _KEPT
     if _is_of_torch(record):
         return "" if holdings_of(record) else _TORCH_FREED
-    return _NOT_TORCH
+    return record.growing_graph or _NOT_TORCH
 
 
 def _is_of_torch(record: RegionRecord) -> bool:

@@ -22,6 +22,10 @@ _OF_C_CODE = (
     "back through several batches: {}"
 )
 _NUMBER = "add loss.item() to it instead of the loss"
+_NODES = (
+    "the autograd graph of {} has nodes of every batch, which take memory of the host that no "
+    "tensor has: {}"
+)
 _LOSSES = (
     f"{_NUMBER}; if backward() is called on the sum, call it on the loss of each batch instead"
 )
@@ -78,6 +82,11 @@ def advice_of_c_code(
     made_by = made(head)
     what = _LOSSES if _is_number(head) else _EACH_STATE
     return _OF_C_CODE.format(made_by and f", made{made_by},", what)
+
+
+def advice_of_nodes(tensor: Any, name: str) -> str:
+    """Return what to do about a tensor whose graph has nodes of every batch."""
+    return _NODES.format(name, _NUMBER if _is_number(tensor) else _EACH_STATE)
 
 
 def _is_number(value: Any) -> bool:

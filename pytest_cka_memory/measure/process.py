@@ -10,6 +10,8 @@ from pytest_cka_memory.meters.process.memory import ProcessReading, ProcessTree
 
 _MOST_SAMPLES = 128
 """A reading takes a millisecond, so that of long loops only some boundaries are sampled."""
+_SEARCHES = (6, 12, 24)
+"""Batches after which a graph that grows is looked for: it may only be that of an episode."""
 
 
 class ProcessMemory(Addition):
@@ -30,9 +32,13 @@ class ProcessMemory(Addition):
         self._stride = 1
         self._peak_bytes = 0
         self._start_bytes = self._end_bytes = self._read()
+        self._numbers: list[int] = []
+        """Of autograd's next node, at each boundary until the last search."""
+        self._growing_graph: str | None = None
 
     def boundary(self) -> None:
         self._batches += 1
+        self._search_graphs()
         if self._batches % self._stride:
             return
         self._timeline.append(ProcessSample(self._batches, self._read(self._batches)))
@@ -55,7 +61,20 @@ class ProcessMemory(Addition):
             "process_torch_bytes": self._torch_end,
             "process_timeline": tuple(self._timeline),
             "processes": tuple(seen.use() for seen in self._seen.values()),
+            "growing_graph": self._growing_graph,
         }
+
+    def _search_graphs(self) -> None:
+        """Look for a graph that grows; one that is dropped in time is forgotten again."""
+        from pytest_cka_memory.meters import torch_private
+
+        if self._batches > _SEARCHES[-1]:
+            return
+        self._numbers.append(torch_private.sequence_number())
+        if self._batches in _SEARCHES:
+            from pytest_cka_memory.holders.growing_graphs import growing_graph
+
+            self._growing_graph = growing_graph(self._numbers)
 
     def _read(self, batch: int = 0) -> int:
         readings = self._tree.read()

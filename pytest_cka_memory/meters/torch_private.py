@@ -94,6 +94,26 @@ graph_task_id: Callable[[], int] = _found(
 """Returns -1 outside of backward passes."""
 
 
+sequence_number: Callable[[], int] = _found(
+    "torch.autograd._get_sequence_nr",
+    lambda: 0,
+    "graphs of which only nodes grow are not named",
+)
+"""Returns the number that autograd gives to the next node of this thread."""
+
+
+def number_of_node(node: Any) -> int:
+    """Return the number of an autograd node: newer nodes of a thread have higher ones.
+
+    -1 if it has none, as the node of a Function whose graph has been freed.
+    """
+    try:
+        number: int = node._sequence_nr()
+    except (AttributeError, RuntimeError):
+        return -1
+    return number
+
+
 is_tracing: Callable[[], bool] = _found(
     "torch._C._is_tracing", _found("torch.jit.is_tracing", lambda: False)
 )

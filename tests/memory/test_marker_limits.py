@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_cka_memory import LimitError, RegionRecord, limits
+from pytest_cka_memory.core import process_limits
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.limits import Breach, FlatPerBatch, FlatProcess, Maximum, limit_from_marker
 from pytest_cka_memory.units import MB
@@ -88,6 +89,23 @@ def test_memory_of_the_process_is_explained_by_what_torch_has(record: MakeRecord
     breach = limit.judge(record(**process))
     assert isinstance(breach, Breach)
     assert "too much; torch's CPU allocator has" in breach.message
+
+
+@pytest.mark.parametrize(
+    ("graph", "of_torch", "advice"),
+    [
+        (None, 0, "look for memory outside tensors"),
+        ("the autograd graph of `total` grows", 0, "the autograd graph of `total` grows"),
+        ("the autograd graph of `total` grows", 8 * MB, "torch's tensors had it"),
+    ],
+)
+def test_process_that_grows_by_a_graph_is_told_which(
+    record: MakeRecord, graph: str | None, of_torch: int, advice: str
+) -> None:
+    """The graph is the advice if torch's tensors do not have most of the rise."""
+    process = {"process_start_bytes": MB, "process_peak_bytes": 9 * MB}
+    found = record(**process, process_torch_bytes=of_torch, growing_graph=graph)
+    assert process_limits.lines_about(found)[-1].startswith(f"what to do: {advice}")
 
 
 def test_scope_is_in_the_text_of_the_limit() -> None:
