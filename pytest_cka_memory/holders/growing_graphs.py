@@ -88,9 +88,10 @@ def _name_of(tensor: Any) -> str:
     """Return an expression for a tensor; its class and shape if no name leads to it."""
     roots = [*frame_roots(lambda file: file.startswith(OWN_FOLDERS)), *module_roots()]
     early, late = ([root for root in roots if root.is_library == it] for it in (False, True))
-    path = search(_rules_for(tensor), [id(tensor)], early, late).paths.get(id(tensor))
-    if path is None:
+    tree = search(_rules_for(tensor), [id(tensor)], early, late).tree
+    if id(tensor) not in tree:
         return f"`{label(tensor)}`, which no name leads to,"
+    path = tree.path(id(tensor))
     suffix = "" if path[0].root is None else path[0].root.suffix
     return f"`{expressions.expression_of(path).removesuffix(suffix)}`{suffix}"
 

@@ -28,3 +28,16 @@ def path_to(make: Callable[[torch.Tensor], Any]) -> str:
 def held_by_cpp(x: torch.Tensor) -> Callable[[Any], torch.Tensor]:
     """Return a function for a Future in C++ to keep, so that no name leads to `x`."""
     return lambda _: x
+
+
+class Source:
+    """Knows one allocation."""
+
+    def __init__(self, *, lives: bool = True) -> None:
+        self.lives = lives
+
+    def is_live(self, key: int, serial: int) -> bool:
+        return self.lives
+
+    def is_shared(self, key: int) -> bool:
+        return False

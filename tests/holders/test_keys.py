@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from planted import KEEP, cleaned_up
+from searched import Source
 
 from pytest_cka_memory import Holding
 from pytest_cka_memory.core.allocations import Allocation, AllocationSite, RecordedSite
@@ -27,19 +28,6 @@ class At:
 
     def readable(self) -> AllocationSite:
         return self.site
-
-
-class Source:
-    """Knows one allocation."""
-
-    def __init__(self, *, lives: bool = True) -> None:
-        self.lives = lives
-
-    def is_live(self, key: int, serial: int) -> bool:
-        return self.lives
-
-    def is_shared(self, key: int) -> bool:
-        return False
 
 
 BY_FRAMES = At(AllocationSite(("train.py:12 in step",), "(weight * batch).sum()"))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from searched import Source
 
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.holders.expressions import without_places, without_root
@@ -31,7 +32,7 @@ def held_by(kind: Callable[[Any], Any], place: Callable[..., Any]) -> tuple[str,
     No local variable may hold it, because that would be its holder.
     """
     reference, key = _hold(kind, place)
-    (holding,) = holdings([Allocation(key, 1000, 1, lambda: True, None)], {})
+    (holding,) = holdings([Allocation(key, 1000, 1, Source(), None)], {})
     assert holding.held_by is not None
     return without_root(holding.held_by), reference
 
