@@ -29,7 +29,13 @@ def growing(
         (kept if (holding.batches or 0) > 1 else others).append(holding)
     # What was only kept in the first batches, such as a cache that is full, explains no growth.
     kept = [holding for holding in kept if holding.bytes_per_batch] or kept
-    lines = {_line_of(holding.created_at, holding.code) for holding in kept}
+    lines = {_line_of(holding.created_at, holding.code): n for n, holding in enumerate(kept)}
+    for holding in others:
+        # The last tensor of a list is often the value of a variable, too, and found there.
+        number = lines.get(_line_of(holding.created_at, holding.code))
+        if number is not None and holding.created_at:
+            per_batch = (kept[number].bytes_per_batch or 0) + (holding.bytes_per_batch or 0)
+            kept[number] = replace(kept[number], bytes_per_batch=per_batch)
     replaced = [
         holding
         for holding in _rebuilt(others, early, batches)

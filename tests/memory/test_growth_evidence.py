@@ -63,6 +63,22 @@ def test_what_each_kth_batch_keeps_is_named_beside_a_number_per_batch(
     assert said.endswith(" per batch")
 
 
+def listed(region: Region) -> None:
+    """Keep each loss in a list; the last is the value of a variable, too."""
+    losses = []
+    for batch in region.batches([torch.ones(8)] * 10):
+        loss = batch.mean()
+        losses.append(loss)
+
+
+def test_the_last_of_a_list_counts_although_a_variable_has_it() -> None:
+    """What is found at a variable was made at the same line as the rest of the list."""
+    with MemoryProbe("cpu", explainer=Judged()).measure() as region:
+        listed(region)
+    said = shares.sentence(region.record, "growth_bytes_per_batch")
+    assert said == "explains 4 of 4 B per batch"
+
+
 def filled_cache(region: Region) -> None:
     """Fill a cache in the first batches, and keep a number in each."""
     cache, losses = {}, []
