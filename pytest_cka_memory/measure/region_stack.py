@@ -115,7 +115,9 @@ class RegionStack:
         try:
             self.merge_peaks()
             mark = region.peaks.mark
-            live_bytes = self.meter.retained_since(mark)
+            if live_bytes := self.meter.retained_since(mark):
+                self.meter.wait_for_threads()  # what they free now is not garbage
+                live_bytes = self.meter.retained_since(mark)
             before_cleaning(live_bytes)
             has_reserve = region.start.reserved_bytes is not None
             reserved_bytes = region.peaks.reserved() if has_reserve else None

@@ -163,6 +163,9 @@ class AllocationCounts(ABC):
         """Return peaks for a region alone; None if the device has one counter for all regions."""
         return None
 
+    def wait_for_threads(self) -> None:  # noqa: B027  # most devices have none
+        """Wait until threads of torch have freed what they no longer use."""
+
     @abstractmethod
     def retained_since(self, mark: Any) -> int:
         """Return the bytes that were allocated after `mark` and are live now."""

@@ -9,7 +9,7 @@ import torch
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.accelerator import blocks_in_use
+from pytest_cka_memory.meters.accelerator import backward_threads, blocks_in_use
 from pytest_cka_memory.meters.accelerator.allocator_history import AllocatorHistory
 from pytest_cka_memory.meters.accelerator.by_blocks import native_counting
 from pytest_cka_memory.meters.accelerator.by_storages import StorageCounting
@@ -116,6 +116,9 @@ class AcceleratorMeter(Meter):
 
     def open_peaks(self) -> Peaks | None:
         return self._counting.open_peaks()
+
+    def wait_for_threads(self) -> None:
+        backward_threads.wait_until_ended(self._device)
 
     def retained_since(self, mark: Any) -> int:
         return self._counting.retained_since(mark)
