@@ -214,8 +214,7 @@ class AdditionalFigures:
             measured_by=DRIVER,
             unknown_because="this device has no driver that counts its memory",
             advice="this is memory of the CUDA context, NCCL, other libraries or other processes: "
-            "free what your libraries allocate themselves, and let no other program use "
-            "the card",
+            "nvidia-smi lists the processes that use the card",
         ),
     ]:
         """Highest memory outside torch's allocator above that at entry; None if unknown."""

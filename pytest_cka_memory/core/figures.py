@@ -18,6 +18,7 @@ from pytest_cka_memory.core.growth import Sample, growth_bytes_per_batch
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.units import MB
 
+_SEE_PEAK = "--cka-memory-html=memory.html --cka-memory-timeline draws when each was allocated and freed"
 
 @dataclass(frozen=True, kw_only=True)
 class RegionRecord(AdditionalFigures):
@@ -60,8 +61,7 @@ class RegionRecord(AdditionalFigures):
             never_negative=True,
             explained_by="at_peak",
             judged_as="peak_increase_bytes",
-            advice="the region allocates most of it: free or detach tensors earlier, use "
-            "torch.no_grad(), or a smaller batch",
+            advice=f"the region allocates most of it: {_SEE_PEAK}",
             advice_if_at_entry="most of it was in use before the region: free what earlier code "
             "and fixtures left there, or use smaller models and data",
         ),
@@ -79,7 +79,8 @@ class RegionRecord(AdditionalFigures):
             in_baselines=True,
             explained_by="retained",
             above_entry=True,
-            advice="find what still references them: a list, an attribute, a hook or a cache",
+            advice="remove each from what it is held by before the code ends, or keep a number "
+            "computed from it instead",
         ),
     ]
     reserved_start_bytes: Annotated[
@@ -195,7 +196,7 @@ class RegionRecord(AdditionalFigures):
             in_baselines=True,
             explained_by="at_peak",
             above_entry=True,
-            advice="free or detach tensors earlier, use torch.no_grad(), or a smaller batch",
+            advice=_SEE_PEAK,
         ),
     ]:
         """Peak above the level at entry."""
@@ -227,7 +228,9 @@ class RegionRecord(AdditionalFigures):
             shown_as="reserved_peak_bytes",
             in_baselines=True,
             explained_by="at_peak",
-            advice="blocks of changing sizes fragment the reserve: keep batch sizes equal",
+            advice="the allocator reserved more than was in use at once: "
+            "--cka-memory-snapshots=DIR writes its segments, which "
+            "https://docs.pytorch.org/memory_viz draws",
             includes="peak_increase_bytes",
         ),
     ]:
@@ -268,8 +271,8 @@ class RegionRecord(AdditionalFigures):
             importance=5,
             in_baselines=True,
             explained_by="grown",
-            advice="something is kept in every batch: empty or bound the list, dict or cache that "
-            "holds it",
+            advice="each batch keeps something: remove it from what it is held by before the next, "
+            "or keep a number computed from it instead",
         ),
     ]:
         """Growth per batch after one batch of warm-up; see :mod:`pytest_cka_memory.core.growth`."""

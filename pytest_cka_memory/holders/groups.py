@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from pytest_cka_memory.core.allocations import AllocationGroup, AllocationSite
 from pytest_cka_memory.core.holdings import Holding
-from pytest_cka_memory.holders import module_paths
+from pytest_cka_memory.core.kinds import ACTIVATIONS
+from pytest_cka_memory.holders import module_paths, peaks
 
 
 class Entry(NamedTuple):
@@ -39,7 +40,12 @@ def group_by_site(groups: Sequence[AllocationGroup]) -> tuple[Holding, ...]:
             older = [{} if group.older is None else group.older() for group in early]
             blocks = {group.address: group.bytes for group in inside if group.address}
             kinds = KindsNow({key: size for known in older for key, size in known.items()} | blocks)
-            entries = [_entry_of(group, kinds.kind_of(group)) for group in inside]
+            found = [kinds.kind_of(group) for group in inside]
+            hint = peaks.advice(inside, found)
+            entries = [
+                _entry_of(group, kind, hint if kind == ACTIVATIONS else None)
+                for group, kind in zip(inside, found, strict=True)
+            ]
             before = tuple(
                 Holding(bytes=size, count=0, kind=kind)
                 for group, known in zip(early, older, strict=True)
@@ -71,10 +77,11 @@ def grouped(entries: Iterable[Entry]) -> tuple[Holding, ...]:
     return tuple(sorted(merged, key=lambda holding: -holding.bytes))
 
 
-def _entry_of(group: AllocationGroup, kind: str | None) -> Entry:
+def _entry_of(group: AllocationGroup, kind: str | None, hint: str | None = None) -> Entry:
     site = None if group.recorded is None else group.recorded.readable()
     count = group.count if group.inside is None else 0
-    holding = replace(described(group.bytes, count, site), inside=group.inside, kind=kind)
+    holding = described(group.bytes, count, site)
+    holding = replace(holding, inside=group.inside, kind=kind, hint=hint)
     return Entry(holding, (site_key(site), group.inside, kind), module_of(site))
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
-from pytest_cka_memory.holders import owners, packed_parameters, script_plans
+from pytest_cka_memory.holders import expressions, owners, packed_parameters, script_plans
 from pytest_cka_memory.holders.containers import ReferencePath, container_before, shared_container
 from pytest_cka_memory.holders.keepers import keeper_of
 from pytest_cka_memory.holders.torch_references import (
@@ -31,17 +31,21 @@ _LOSS = "attached to its autograd graph: keep loss.item() instead"
 _LOSS_PART = (
     "attached to its autograd graph, and it uses only part of its storage: keep loss.item() instead"
 )
-_ATTACHED = (
-    "attached to its autograd graph: keep its detach() instead, or compute it in torch.no_grad()"
+_SAVED = (
+    "kept by the autograd graph of a tensor: keep that tensor's detach() instead, which keeps only "
+    "its own storage, or a number computed from it, such as its mean().item()"
 )
 _ATTACHED_PART = (
     "attached to its autograd graph, and it uses only part of its storage: keep "
     "detach().clone() of it instead"
 )
-_GRAPH = "part of an autograd graph: keep detach() of its results, or compute it in torch.no_grad()"
+_GRAPH = (
+    "kept by a node of an autograd graph (a grad_fn, or the ctx of a Function): keep what you need "
+    "of the node, such as its name(), instead of the node"
+)
 _LOGGED = (
-    "a log record keeps its arguments alive, and pytest keeps the record until the test ends: "
-    "log loss.item() instead"
+    "a log record keeps its arguments alive as long as a handler keeps the record, which those of "
+    "pytest do until the test ends: log a number or a text instead, such as loss.item() or f'{x}'"
 )
 _PART = (
     "the tensor uses only part of its storage and keeps all of it alive, as views and the results "
@@ -57,15 +61,26 @@ _CACHE = "a cache keeps its results alive: call cache_clear(), or do not cache t
 _GENERATOR = "a suspended generator keeps its local variables alive: exhaust it, or close() it"
 _COROUTINE = "a suspended coroutine keeps its local variables alive: await it, or close() it"
 _ASYNC = "a suspended generator keeps its local variables alive: exhaust it, or aclose() it"
-_GRADIENT = "gradients stay allocated until optimizer.zero_grad() sets them to None"
-_OPTIMIZER = "an optimizer allocates its state in its first step: take one before measuring"
+_GRADIENT = (
+    "the gradient of a parameter stays allocated until it is set to None: call zero_grad() of its "
+    "optimizer or module, or set .grad = None"
+)
+_GRADIENT_OF = (
+    "the gradient of a tensor that is not a parameter, so zero_grad() of a module leaves it: set "
+    "`{}.grad = None` after its last use, or compute it with torch.autograd.grad(), which sets no "
+    ".grad"
+)
+_OPTIMIZER = (
+    "an optimizer allocates its state in its first step: take one before measuring, or delete the "
+    "optimizer in the block if the block makes it"
+)
 _OLD_OPTIMIZERS = "{} keeps old optimizers, each with its state and gradients: remove them from it"
 _OPTIMIZERS = (
     "{} keeps {}: if the block makes them, remove them from it; otherwise take a step before "
     "measuring, because an optimizer allocates its state in its first step"
 )
 _GROWS = "{} keeps more in every batch: empty it, or bound its length"
-_KEEPS = "{} keeps {} of them: empty it, or bound its length"
+_KEEPS = "{} keeps {} of them: empty it in the block"
 _EXCEPTION = "a stored exception keeps its frames alive: store its text instead"
 _EXCEPTION_OF = (
     "{} stores an exception, which keeps its frames and their variables alive: run without it "
@@ -217,9 +232,27 @@ _RAREST: Sequence[Rule] = (_logged, _compiled, _optimized, _packed, _hook, _exce
 def _gradient(path: ReferencePath) -> str | None:
     import torch
 
-    if any(is_gradient(step.value, step.parent) for step in path):
-        return _GRADIENT
-    return _OPTIMIZER if _has(path, torch.optim.Optimizer) else None
+    number = next((n for n, it in enumerate(path) if is_gradient(it.value, it.parent)), None)
+    if number is not None:
+        if issubclass(type(path[number].parent), torch.nn.Parameter):
+            return _GRADIENT
+        # What is kept is the graph that the tensor is an input of.
+        if number == 0 or any(map(_is_node, path[:number])):
+            return _of_tensor(path)
+        root = path[0].root
+        name = expressions.expression_of(path[:number])
+        return _GRADIENT_OF.format(name.removesuffix("" if root is None else root.suffix))
+    return _OPTIMIZER if _is_state(path) else None
+
+
+def _is_state(path: ReferencePath) -> bool:
+    """Whether a path leads through the state of an optimizer, and not to its parameters."""
+    import torch
+
+    values = [step.value for step in path]
+    optimizers = [it for it in values if issubclass(type(it), torch.optim.Optimizer)]
+    states = {id(vars(it).get("state")) for it in optimizers}
+    return any(id(value) in states for value in values)
 
 
 def _plain_local(path: ReferencePath) -> str | None:
@@ -282,9 +315,12 @@ def _of_tensor(path: ReferencePath) -> str | None:
     with torch_private.no_subclass_function():
         is_attached = grad_fn_of(holder) is not None
     is_part = not nodes and is_part_of_its_storage(holder)
-    if is_attached:
-        part, whole = (_LOSS_PART, _LOSS) if is_number else (_ATTACHED_PART, _ATTACHED)
-        return part if is_part else whole
+    if is_attached and is_number:
+        return _LOSS_PART if is_part else _LOSS
+    if nodes:
+        return _SAVED
+    if is_attached and is_part:
+        return _ATTACHED_PART
     if is_number and _is_in_container(path):
         return _NUMBER_PART if is_part else _NUMBER
     return _PART if is_part else None
