@@ -90,6 +90,14 @@ _SCRIPT = (
     "torch.jit keeps code that it has optimized, with its constants, as long as the function: "
     "delete the function, or call its _debug_flush_compilation_cache()"
 )
+_LOCAL = (
+    "`{0}` is a local variable of {1}: `del {0}` in the block, or move the body of the block into "
+    "a function"
+)
+_LOCAL_OBJECT = (
+    "`{0}` is a local variable of {1}: if the block makes it, `del {0}` there; otherwise do not "
+    "keep the tensor in it"
+)
 _CONTAINERS = (list, tuple, dict, deque, set, frozenset)
 
 Rule = Callable[[ReferencePath], str | None]
@@ -268,10 +276,7 @@ def _local_tensor(path: ReferencePath) -> str | None:
     name, function = _local(path)
     if not function or not inside or not issubclass(type(path[0].value), torch.Tensor):
         return None
-    return (
-        f"`{name}` is a local variable of {function}: `del {name}` in the block, or move the body "
-        "of the block into a function"
-    )
+    return _LOCAL.format(name, function)
 
 
 def _local_object(path: ReferencePath) -> str | None:
@@ -279,10 +284,7 @@ def _local_object(path: ReferencePath) -> str | None:
     name, function = _local(path)
     if not function or len(path) == 1:
         return None
-    return (
-        f"`{name}` is a local variable of {function}: if the block makes it, `del {name}` there; "
-        "otherwise do not keep the tensor in it"
-    )
+    return _LOCAL_OBJECT.format(name, function)
 
 
 def _local(path: ReferencePath) -> tuple[str, str]:

@@ -63,6 +63,14 @@ _CUBLAS = (
     "a workspace of cuBLAS is kept for the next matrix product: "
     "torch._C._cuda_clearCublasWorkspaces() frees it"
 )
+_GRAPH_POOL = (
+    "the pool of a CUDA graph is freed with the graph (delete it, reset() it, then "
+    "torch.cuda.empty_cache())"
+)
+_COMPILED = (
+    "torch.compile keeps compiled code, and what its guards and constants reference, as long as "
+    "the function exists: {} frees it"
+)
 _UNOWNED = (
     "no tensor that a Python object references owns these bytes: they may be a library's "
     "workspace, or C++ code, such as an autograd graph, may hold them"
@@ -184,10 +192,7 @@ def unowned() -> str:
     if torch_keepers.uses_cuda():
         if KEEPS_WORKSPACES:
             kinds.append(_CUBLAS)
-        kinds.append(
-            "the pool of a CUDA graph is freed with the graph (delete it, reset() it, then "
-            "torch.cuda.empty_cache())"
-        )
+        kinds.append(_GRAPH_POOL)
     return f"{'; '.join(kinds)}; {_FIND_OUT}"
 
 
@@ -210,10 +215,7 @@ def compiled() -> str:
     """Return how to free what code holds that ``torch.compile`` made."""
     from pytest_cka_memory.meters.torch_keepers import RESET_COMPILER
 
-    return (
-        "torch.compile keeps compiled code, and what its guards and constants reference, as long "
-        f"as the function exists: {RESET_COMPILER} frees it"
-    )
+    return _COMPILED.format(RESET_COMPILER)
 
 
 def is_compiled(path: Sequence[Reference]) -> bool:

@@ -1,0 +1,353 @@
+"""Hints on autograd graphs that reach back through batches, and on loops through C++."""
+
+import torch
+from advice_table import CLEANUP, FLAT, KEEP, NATIVE, RETAINED, advice, follows, needs_torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+
+def weight_on(device):
+    return nn.Parameter(torch.ones(250, device=device))
+
+
+@advice(
+    "the autograd graph of `total` reaches back through several batches, because each of them "
+    "computes it from its last value by `total + weight.exp().sum()` at advice_of_graphs.py:27: "
+    "add loss.item() to it instead of the loss",
+    limit=FLAT,
+)
+def sum_of_losses(cka_memory):
+    weight, total = weight_on(cka_memory.device), 0.0
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            total = total + weight.exp().sum()
+
+
+@follows(sum_of_losses)
+def sum_of_numbers(cka_memory):
+    weight, total = weight_on(cka_memory.device), 0.0
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            total = total + weight.exp().sum().item()
+
+
+@advice(
+    "the autograd graph of `hidden` reaches back through several batches, because each of them "
+    "computes it from its last value by `(hidden * weight).tanh()` at advice_of_graphs.py:47: "
+    "detach it in each batch, as in `hidden = hidden.detach()`, or compute it in torch.no_grad()",
+    limit=FLAT,
+)
+def hidden_state(cka_memory):
+    weight, hidden = weight_on(cka_memory.device), torch.ones(250, device=cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            hidden = (hidden * weight).tanh()
+
+
+@follows(hidden_state)
+def hidden_state_detached(cka_memory):
+    weight, hidden = weight_on(cka_memory.device), torch.ones(250, device=cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            hidden = (hidden * weight).tanh()
+            hidden = hidden.detach()
+
+
+@follows(hidden_state)
+def hidden_state_without_a_graph(cka_memory):
+    weight, hidden = weight_on(cka_memory.device), torch.ones(250, device=cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            with torch.no_grad():
+                hidden = (hidden * weight).tanh()
+
+
+@advice(
+    "a gradient whose graph uses the parameter and the parameter keep each other alive, as after "
+    "backward(create_graph=True): set .grad to None after its last use (zero_grad() does), or use "
+    "torch.autograd.grad(..., create_graph=True), which sets no .grad",
+    skip=NATIVE,
+)
+def gradient_with_a_graph(cka_memory):
+    with cka_memory.measure():
+        weight = weight_on(cka_memory.device)
+        (weight * weight).sum().backward(create_graph=True)
+        del weight
+
+
+@follows(gradient_with_a_graph)
+def gradient_with_a_graph_set_to_none(cka_memory):
+    with cka_memory.measure():
+        weight = weight_on(cka_memory.device)
+        (weight * weight).sum().backward(create_graph=True)
+        weight.grad = None
+        del weight
+
+
+@follows(gradient_with_a_graph)
+def gradient_with_a_graph_that_sets_no_grad(cka_memory):
+    with cka_memory.measure():
+        weight = weight_on(cka_memory.device)
+        torch.autograd.grad((weight * weight).sum(), weight, create_graph=True)
+        del weight
+
+
+@advice(
+    "a hook of saved_tensors_hooks keeps the saved tensor itself, which references the graph that "
+    "it is saved in: let the pack hook return x.detach() or a copy",
+    skip=NATIVE,
+)
+def hooks_that_pack_the_tensor(cka_memory):
+    with cka_memory.measure(), saved_tensors_hooks(lambda x: x, lambda x: x):
+        weight_on(cka_memory.device).exp()
+
+
+@follows(hooks_that_pack_the_tensor)
+def hooks_that_pack_the_detached_tensor(cka_memory):
+    with cka_memory.measure(), saved_tensors_hooks(lambda x: x.detach(), lambda x: x):
+        weight_on(cka_memory.device).exp()
+
+
+@follows(hooks_that_pack_the_tensor)
+def hooks_that_pack_a_copy(cka_memory):
+    with cka_memory.measure(), saved_tensors_hooks(lambda x: x.detach().clone(), lambda x: x):
+        weight_on(cka_memory.device).exp()
+
+
+class SavesView(torch.autograd.Function):
+    """Saves a view of its output."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.clone()
+        ctx.save_for_backward(y.view(25, 10))
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0].view(250)
+
+
+class SavesOutput(torch.autograd.Function):
+    """Saves its output, and makes the view in its backward pass."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.clone()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0].view(25, 10).view(250)
+
+
+@advice(
+    "an autograd Function saves a view of its own output, which references the graph that it is "
+    "saved in: save the output itself, and make the view in backward()",
+    skip=NATIVE,
+)
+def saved_view(cka_memory):
+    with cka_memory.measure():
+        SavesView.apply(weight_on(cka_memory.device))
+
+
+@follows(saved_view)
+def saved_output(cka_memory):
+    with cka_memory.measure():
+        SavesOutput.apply(weight_on(cka_memory.device))
+
+
+class KeepsOutput(torch.autograd.Function):
+    """Keeps its output in its context."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.y = x.exp()
+        return ctx.y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.y
+
+
+class SavesExp(torch.autograd.Function):
+    """Saves its output for its backward pass."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.saved_tensors[0]
+
+
+@advice(
+    "an autograd Function keeps its own output in its context: use ctx.save_for_backward(output) "
+    "instead of an attribute",
+    skip=NATIVE,
+)
+def output_in_a_context(cka_memory):
+    with cka_memory.measure():
+        KeepsOutput.apply(weight_on(cka_memory.device))
+
+
+@follows(output_in_a_context)
+def output_saved_for_backward(cka_memory):
+    with cka_memory.measure():
+        SavesExp.apply(weight_on(cka_memory.device))
+
+
+@advice(
+    "a hook references a tensor that references the hook's own graph: remove it with "
+    "handle.remove(), or let it use only its arguments, or a weakref.ref to the tensor",
+    skip=NATIVE,
+)
+def hook_of_its_own_tensor(cka_memory):
+    with cka_memory.measure():
+        output = weight_on(cka_memory.device) * 2
+        output.register_hook(lambda gradient: gradient * output)
+        del output
+
+
+@follows(hook_of_its_own_tensor)
+def hook_of_its_own_tensor_removed(cka_memory):
+    with cka_memory.measure():
+        output = weight_on(cka_memory.device) * 2
+        handle = output.register_hook(lambda gradient: gradient * output)
+        handle.remove()
+        del output, handle
+
+
+@follows(hook_of_its_own_tensor)
+def hook_that_uses_its_argument(cka_memory):
+    with cka_memory.measure():
+        output = weight_on(cka_memory.device) * 2
+        output.register_hook(lambda gradient: gradient * 2)
+        del output
+
+
+@follows(hook_of_its_own_tensor)
+def hook_with_a_weak_reference(cka_memory):
+    import weakref
+
+    with cka_memory.measure():
+        output = weight_on(cka_memory.device) * 2
+        weak = weakref.ref(output)
+        output.register_hook(lambda gradient: gradient * weak())
+        del output
+
+
+@advice(
+    "a parameter keeps the node that accumulates its gradient, and the node keeps the parameter: "
+    "keep the node elsewhere, or delete it with the last use of the parameter",
+    skip=NATIVE,
+)
+def node_of_a_parameter(cka_memory):
+    with cka_memory.measure():
+        weight = weight_on(cka_memory.device)
+        weight.node = weight.expand_as(weight).grad_fn.next_functions[0][0]
+        del weight
+
+
+@follows(node_of_a_parameter)
+def node_elsewhere(cka_memory):
+    with cka_memory.measure():
+        weight = weight_on(cka_memory.device)
+        node = weight.expand_as(weight).grad_fn.next_functions[0][0]
+        del weight, node
+
+
+@follows(node_of_a_parameter)
+def node_deleted_with_its_parameter(cka_memory):
+    with cka_memory.measure():
+        weight = weight_on(cka_memory.device)
+        weight.node = weight.expand_as(weight).grad_fn.next_functions[0][0]
+        del weight.node, weight
+
+
+@advice(
+    "an object keeps a tensor whose graph references the object again: keep its detach() instead, "
+    "or delete the attribute after its last use",
+    skip=NATIVE,
+)
+def gradient_as_an_attribute(cka_memory):
+    with cka_memory.measure():
+        weight = weight_on(cka_memory.device)
+        (first,) = torch.autograd.grad((weight * weight).sum(), weight, create_graph=True)
+        weight.first = first
+        del weight, first
+
+
+@follows(gradient_as_an_attribute)
+def gradient_as_a_detached_attribute(cka_memory):
+    with cka_memory.measure():
+        weight = weight_on(cka_memory.device)
+        (first,) = torch.autograd.grad((weight * weight).sum(), weight, create_graph=True)
+        weight.first = first.detach()
+        del weight, first
+
+
+@follows(gradient_as_an_attribute)
+def gradient_as_a_deleted_attribute(cka_memory):
+    with cka_memory.measure():
+        weight = weight_on(cka_memory.device)
+        (first,) = torch.autograd.grad((weight * weight).sum(), weight, create_graph=True)
+        weight.first = first
+        del weight.first, weight, first
+
+
+def one_rank():
+    """Start a process group that has this process only."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    CLEANUP.callback(dist.destroy_process_group)
+
+
+@advice(
+    "a module keeps a view of FSDP's flat parameter, and the graph of the view keeps the flat "
+    "parameter, which keeps its modules: use fully_shard() instead, which has no flat parameters, "
+    "or FullyShardedDataParallel(..., use_orig_params=True)",
+    devices=("cpu",),
+    skip=NATIVE or needs_torch(2, 12),
+)
+def flat_parameters(cka_memory):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    one_rank()
+    with cka_memory.measure():
+        layers = nn.Sequential(nn.Linear(5, 50, bias=False))
+        model = FullyShardedDataParallel(layers, device_id=torch.device("cpu"))
+        model(torch.ones(2, 5)).sum().backward()
+        del layers, model
+
+
+@follows(flat_parameters)
+def original_parameters(cka_memory):
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    one_rank()
+    with cka_memory.measure():
+        layers = nn.Sequential(nn.Linear(5, 50, bias=False))
+        model = FullyShardedDataParallel(
+            layers, device_id=torch.device("cpu"), use_orig_params=True
+        )
+        model(torch.ones(2, 5)).sum().backward()
+        del layers, model
+
+
+@follows(flat_parameters)
+def fully_sharded(cka_memory):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    one_rank()
+    mesh = init_device_mesh("cpu", (1,))
+    with cka_memory.measure():
+        model = fully_shard(nn.Sequential(nn.Linear(5, 50, bias=False)), mesh=mesh)
+        model(torch.ones(2, 5)).sum().backward()
+        del model

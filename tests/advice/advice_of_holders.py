@@ -1,0 +1,695 @@
+"""Hints on what Python references: lists, hooks, caches, generators, optimizers, locals."""
+
+import functools
+import logging
+
+import torch
+from advice_table import FLAT, KEEP, advice, follows
+from pytest import mark
+from torch import nn
+
+
+
+def weight_on(device):
+    return nn.Parameter(torch.ones(1000, device=device))
+
+
+@advice("attached to its autograd graph: keep loss.item() instead", limit=FLAT)
+def losses(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            loss = weight.exp().sum()
+            KEEP.append(loss)
+
+
+@follows(losses)
+def losses_as_numbers(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            loss = weight.exp().sum()
+            KEEP.append(loss.item())
+
+
+@advice(
+    "attached to its autograd graph, and it uses only part of its storage: keep loss.item() instead"
+)
+def loss_in_a_larger_storage(cka_memory):
+    weight, target = weight_on(cka_memory.device), torch.ones(1000, device=cka_memory.device)
+    with cka_memory.measure():
+        KEEP.append((weight * target)[0])
+
+
+@follows(loss_in_a_larger_storage)
+def number_in_a_larger_storage(cka_memory):
+    weight, target = weight_on(cka_memory.device), torch.ones(1000, device=cka_memory.device)
+    with cka_memory.measure():
+        KEEP.append((weight * target)[0].item())
+
+
+@advice(
+    "kept by the autograd graph of a tensor: keep that tensor's detach() instead, which keeps only "
+    "its own storage, or a number computed from it, such as its mean().item()",
+    limit=mark.max_retained_mb("4100 B"),
+)
+def output_with_its_graph(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure():
+        output = weight.exp() * 2
+        KEEP.append(output)
+        del output
+
+
+@follows(output_with_its_graph)
+def output_detached(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure():
+        output = weight.exp() * 2
+        KEEP.append(output.detach())
+        del output
+
+
+@follows(output_with_its_graph)
+def output_as_a_number(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure():
+        output = weight.exp() * 2
+        KEEP.append(output.mean().item())
+        del output
+
+
+@advice(
+    "attached to its autograd graph, and it uses only part of its storage: keep detach().clone() "
+    "of it instead",
+    limit=mark.max_retained_mb("512 B"),
+)
+def part_of_an_output(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure():
+        KEEP.append((weight * 2)[:5])
+
+
+@follows(part_of_an_output)
+def part_of_an_output_cloned(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure():
+        KEEP.append((weight * 2)[:5].detach().clone())
+
+
+@advice(
+    "kept by a node of an autograd graph (a grad_fn, or the ctx of a Function): keep what you need "
+    "of the node, such as its name(), instead of the node",
+)
+def node_of_a_graph(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure():
+        KEEP.append((weight.exp() * 2).grad_fn)
+
+
+@follows(node_of_a_graph)
+def name_of_a_node(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure():
+        KEEP.append((weight.exp() * 2).grad_fn.name())
+
+
+@advice(
+    "a log record keeps its arguments alive as long as a handler keeps the record, which those of "
+    "pytest do until the test ends: log a number or a text instead, such as loss.item() or f'{x}'"
+)
+def logged_tensor(cka_memory):
+    with cka_memory.measure():
+        x = torch.ones(250, device=cka_memory.device)
+        logging.getLogger("advice").warning("values %s", x)
+        del x
+
+
+@follows(logged_tensor)
+def logged_number(cka_memory):
+    with cka_memory.measure():
+        x = torch.ones(250, device=cka_memory.device)
+        logging.getLogger("advice").warning("values %s", x.sum().item())
+        del x
+
+
+@follows(logged_tensor)
+def logged_text(cka_memory):
+    with cka_memory.measure():
+        x = torch.ones(250, device=cka_memory.device)
+        logging.getLogger("advice").warning("values %s", f"{x}")
+        del x
+
+
+@advice(
+    "the tensor uses only part of its storage and keeps all of it alive, as views and the results "
+    "of some losses do: keep a clone() of it instead",
+    limit=mark.max_retained_mb("512 B"),
+)
+def view(cka_memory):
+    with cka_memory.measure():
+        KEEP.append(torch.ones(1000, device=cka_memory.device)[:5])
+
+
+@follows(view)
+def clone_of_a_view(cka_memory):
+    with cka_memory.measure():
+        KEEP.append(torch.ones(1000, device=cka_memory.device)[:5].clone())
+
+
+@advice("a tensor with one element: keep the number, its item(), instead", limit=FLAT)
+def detached_losses(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            KEEP.append(weight.sum().detach())
+
+
+@follows(detached_losses)
+def detached_losses_as_numbers(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            KEEP.append(weight.sum().detach().item())
+
+
+@advice(
+    "a tensor with one element that keeps a larger storage alive, as views and the results of some "
+    "losses do: keep the number, its item(), instead",
+)
+def element(cka_memory):
+    with cka_memory.measure():
+        KEEP.append(torch.ones(1000, device=cka_memory.device)[0])
+
+
+@follows(element)
+def element_as_a_number(cka_memory):
+    with cka_memory.measure():
+        KEEP.append(torch.ones(1000, device=cka_memory.device)[0].item())
+
+
+@advice("a hook was never removed: keep its handle and call handle.remove()")
+def hook(cka_memory):
+    model = nn.Linear(5, 50).to(cka_memory.device)
+    with cka_memory.measure():
+        mask = torch.ones(50, device=cka_memory.device)
+        model.register_forward_hook(lambda module, inputs, output: output * mask)
+        del mask
+
+
+@follows(hook)
+def hook_removed(cka_memory):
+    model = nn.Linear(5, 50).to(cka_memory.device)
+    with cka_memory.measure():
+        mask = torch.ones(50, device=cka_memory.device)
+        handle = model.register_forward_hook(lambda module, inputs, output: output * mask)
+        handle.remove()
+        del mask, handle
+
+
+@functools.lru_cache
+def cached_ones(device):
+    return torch.ones(250, device=device)
+
+
+@advice("a cache keeps its results alive: call cache_clear(), or do not cache tensors")
+def cache(cka_memory):
+    with cka_memory.measure():
+        cached_ones(cka_memory.device)
+
+
+@follows(cache)
+def cache_cleared(cka_memory):
+    with cka_memory.measure():
+        cached_ones(cka_memory.device)
+        cached_ones.cache_clear()
+
+
+@follows(cache)
+def not_cached(cka_memory):
+    with cka_memory.measure():
+        cached_ones.__wrapped__(cka_memory.device)
+
+
+def rows_on(device):
+    x = torch.ones(250, device=device)
+    yield x.sum().item()
+    yield x.mean().item()
+
+
+@advice("a suspended generator keeps its local variables alive: exhaust it, or close() it")
+def generator(cka_memory):
+    with cka_memory.measure():
+        KEEP.append(rows_on(cka_memory.device))
+        next(KEEP[0])
+
+
+@follows(generator)
+def generator_exhausted(cka_memory):
+    with cka_memory.measure():
+        KEEP.append(rows_on(cka_memory.device))
+        list(KEEP[0])
+
+
+@follows(generator)
+def generator_closed(cka_memory):
+    with cka_memory.measure():
+        KEEP.append(rows_on(cka_memory.device))
+        next(KEEP[0])
+        KEEP[0].close()
+
+
+class Turn:
+    """Lets other coroutines run."""
+
+    def __await__(self):
+        yield
+
+
+async def computed_on(device):
+    x = torch.ones(250, device=device)
+    await Turn()
+    return x.sum().item()
+
+
+async def awaited(coroutine):
+    return await coroutine
+
+
+@advice("a suspended coroutine keeps its local variables alive: await it, or close() it")
+def coroutine(cka_memory):
+    with cka_memory.measure():
+        KEEP.append(computed_on(cka_memory.device))
+        KEEP[0].send(None)
+
+
+@follows(coroutine)
+def coroutine_ended(cka_memory):
+    with cka_memory.measure():
+        KEEP.append(computed_on(cka_memory.device))
+        steps = KEEP[0].__await__()
+        list(steps)
+        del steps
+
+
+@follows(coroutine)
+def coroutine_closed(cka_memory):
+    with cka_memory.measure():
+        KEEP.append(computed_on(cka_memory.device))
+        KEEP[0].send(None)
+        KEEP[0].close()
+
+
+async def async_rows_on(device):
+    x = torch.ones(250, device=device)
+    yield x.sum().item()
+
+
+def run(awaitable):
+    """Run what awaits nothing to its end."""
+    try:
+        awaitable.send(None)
+    except (StopIteration, StopAsyncIteration):
+        pass
+
+
+@advice("a suspended generator keeps its local variables alive: exhaust it, or aclose() it")
+def async_generator(cka_memory):
+    with cka_memory.measure():
+        KEEP.append(async_rows_on(cka_memory.device))
+        run(KEEP[0].__anext__())
+
+
+@follows(async_generator)
+def async_generator_exhausted(cka_memory):
+    with cka_memory.measure():
+        KEEP.append(async_rows_on(cka_memory.device))
+        run(KEEP[0].__anext__())
+        run(KEEP[0].__anext__())
+
+
+@follows(async_generator)
+def async_generator_closed(cka_memory):
+    with cka_memory.measure():
+        KEEP.append(async_rows_on(cka_memory.device))
+        run(KEEP[0].__anext__())
+        run(KEEP[0].aclose())
+
+
+@advice(
+    "the gradient of a parameter stays allocated until it is set to None: call zero_grad() of its "
+    "optimizer or module, or set .grad = None"
+)
+def gradients(cka_memory):
+    model = nn.Linear(5, 50, bias=False).to(cka_memory.device)
+    inputs = torch.ones(1, 5, device=cka_memory.device)
+    with cka_memory.measure():
+        model(inputs).sum().backward()
+
+
+@follows(gradients)
+def gradients_of_an_optimizer(cka_memory):
+    model = nn.Linear(5, 50, bias=False).to(cka_memory.device)
+    optimizer = torch.optim.SGD(model.parameters())
+    inputs = torch.ones(1, 5, device=cka_memory.device)
+    with cka_memory.measure():
+        model(inputs).sum().backward()
+        optimizer.zero_grad()
+
+
+@follows(gradients)
+def gradients_of_a_module(cka_memory):
+    model = nn.Linear(5, 50, bias=False).to(cka_memory.device)
+    inputs = torch.ones(1, 5, device=cka_memory.device)
+    with cka_memory.measure():
+        model(inputs).sum().backward()
+        model.zero_grad()
+
+
+@follows(gradients)
+def gradients_set_to_none(cka_memory):
+    model = nn.Linear(5, 50, bias=False).to(cka_memory.device)
+    inputs = torch.ones(1, 5, device=cka_memory.device)
+    with cka_memory.measure():
+        model(inputs).sum().backward()
+        model.weight.grad = None
+
+
+@advice(
+    "the gradient of a tensor that is not a parameter, so zero_grad() of a module leaves it: set "
+    "`inputs.grad = None` after its last use, or compute it with torch.autograd.grad(), which "
+    "sets no .grad"
+)
+def gradient_of_an_input(cka_memory):
+    inputs = torch.ones(250, device=cka_memory.device, requires_grad=True)
+    with cka_memory.measure():
+        inputs.exp().sum().backward()
+
+
+@follows(gradient_of_an_input)
+def gradient_of_an_input_set_to_none(cka_memory):
+    inputs = torch.ones(250, device=cka_memory.device, requires_grad=True)
+    with cka_memory.measure():
+        inputs.exp().sum().backward()
+        inputs.grad = None
+
+
+@follows(gradient_of_an_input)
+def gradient_of_an_input_that_sets_no_grad(cka_memory):
+    inputs = torch.ones(250, device=cka_memory.device, requires_grad=True)
+    with cka_memory.measure():
+        torch.autograd.grad(inputs.exp().sum(), inputs)
+
+
+def optimizer_on(device):
+    weight = weight_on(device)
+    weight.grad = torch.ones_like(weight)
+    return torch.optim.Adam([weight])
+
+
+@advice(
+    "an optimizer allocates its state in its first step: take one before measuring, or delete the "
+    "optimizer in the block if the block makes it"
+)
+def first_step(cka_memory):
+    optimizer = optimizer_on(cka_memory.device)
+    with cka_memory.measure():
+        optimizer.step()
+
+
+@follows(first_step)
+def second_step(cka_memory):
+    optimizer = optimizer_on(cka_memory.device)
+    optimizer.step()
+    with cka_memory.measure():
+        optimizer.step()
+
+
+@follows(first_step)
+def step_of_an_optimizer_that_the_block_deletes(cka_memory):
+    weight = weight_on(cka_memory.device)
+    weight.grad = torch.ones_like(weight)
+    with cka_memory.measure():
+        optimizer = torch.optim.Adam([weight])
+        optimizer.step()
+        del optimizer
+
+
+@advice(
+    "`advice_table.KEEP` keeps old optimizers, each with its state and gradients: remove them from "
+    "it",
+    limit=FLAT,
+)
+def old_optimizers(cka_memory):
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            optimizer = optimizer_on(cka_memory.device)
+            optimizer.step()
+            KEEP.append(optimizer)
+
+
+@follows(old_optimizers)
+def old_optimizers_removed(cka_memory):
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            optimizer = optimizer_on(cka_memory.device)
+            optimizer.step()
+            KEEP.append(optimizer)
+            del KEEP[:-1]
+
+
+@advice(
+    "`advice_table.KEEP` keeps 2 optimizers: if the block makes them, remove them from it; "
+    "otherwise take a step before measuring, because an optimizer allocates its state in its first "
+    "step"
+)
+def optimizers(cka_memory):
+    KEEP.extend((optimizer_on(cka_memory.device), optimizer_on(cka_memory.device)))
+    with cka_memory.measure():
+        for optimizer in KEEP:
+            optimizer.step()
+        del optimizer
+
+
+@follows(optimizers)
+def optimizers_removed(cka_memory):
+    with cka_memory.measure():
+        KEEP.extend((optimizer_on(cka_memory.device), optimizer_on(cka_memory.device)))
+        for optimizer in KEEP:
+            optimizer.step()
+        del optimizer
+        KEEP.clear()
+
+
+@follows(optimizers)
+def optimizers_that_have_stepped(cka_memory):
+    KEEP.extend((optimizer_on(cka_memory.device), optimizer_on(cka_memory.device)))
+    for optimizer in KEEP:
+        optimizer.step()
+    with cka_memory.measure():
+        for optimizer in KEEP:
+            optimizer.step()
+
+
+@advice(
+    "`advice_table.KEEP` keeps more in every batch: empty it, or bound its length", limit=FLAT
+)
+def outputs(cka_memory):
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            KEEP.append(torch.ones(250, device=cka_memory.device))
+
+
+@follows(outputs)
+def outputs_emptied(cka_memory):
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            KEEP.append(torch.ones(250, device=cka_memory.device))
+            KEEP.clear()
+
+
+@follows(outputs)
+def outputs_bounded(cka_memory):
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            KEEP.append(torch.ones(250, device=cka_memory.device))
+            del KEEP[:-2]
+
+
+@advice("`advice_table.KEEP` keeps 3 of them: empty it in the block")
+def several(cka_memory):
+    with cka_memory.measure():
+        for _ in range(3):
+            KEEP.append(torch.ones(250, device=cka_memory.device))
+
+
+@follows(several)
+def several_emptied(cka_memory):
+    with cka_memory.measure():
+        for _ in range(3):
+            KEEP.append(torch.ones(250, device=cka_memory.device))
+        KEEP.clear()
+
+
+def check(x):
+    raise ValueError("odd")
+
+
+@advice("a stored exception keeps its frames alive: store its text instead")
+def exception(cka_memory):
+    with cka_memory.measure():
+        try:
+            check(torch.ones(250, device=cka_memory.device))
+        except ValueError as error:
+            KEEP.append(error)
+
+
+@follows(exception)
+def text_of_an_exception(cka_memory):
+    with cka_memory.measure():
+        try:
+            check(torch.ones(250, device=cka_memory.device))
+        except ValueError as error:
+            KEEP.append(str(error))
+
+
+@advice(
+    "`x` is a local variable of local_tensor: `del x` in the block, or move the body of the block "
+    "into a function"
+)
+def local_tensor(cka_memory):
+    with cka_memory.measure():
+        x = torch.ones(250, device=cka_memory.device)
+        x.sum().item()
+
+
+@follows(local_tensor)
+def local_tensor_deleted(cka_memory):
+    with cka_memory.measure():
+        x = torch.ones(250, device=cka_memory.device)
+        x.sum().item()
+        del x
+
+
+def body(device):
+    x = torch.ones(250, device=device)
+    x.sum().item()
+
+
+@follows(local_tensor)
+def local_tensor_of_a_function(cka_memory):
+    with cka_memory.measure():
+        body(cka_memory.device)
+
+
+@advice(
+    "`batch` is a local variable of local_object: if the block makes it, `del batch` there; "
+    "otherwise do not keep the tensor in it"
+)
+def local_object(cka_memory):
+    batch = {}
+    with cka_memory.measure():
+        batch["x"] = torch.ones(250, device=cka_memory.device)
+
+
+@follows(local_object)
+def local_object_deleted(cka_memory):
+    with cka_memory.measure():
+        batch = {}
+        batch["x"] = torch.ones(250, device=cka_memory.device)
+        del batch
+
+
+@follows(local_object)
+def local_object_without_the_tensor(cka_memory):
+    batch = {}
+    with cka_memory.measure():
+        torch.ones(250, device=cka_memory.device)
+    del batch
+
+
+@advice(
+    "each batch replaces `seen` by a larger one: limit its length, or empty it between batches",
+    limit=FLAT,
+)
+def concatenated(cka_memory):
+    seen = torch.ones(0, device=cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(16)):
+            seen = torch.cat([seen, torch.ones(250, device=cka_memory.device)])
+
+
+@follows(concatenated)
+def concatenated_and_limited(cka_memory):
+    seen = torch.ones(0, device=cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(16)):
+            seen = torch.cat([seen, torch.ones(250, device=cka_memory.device)])[-250:]
+
+
+@follows(concatenated)
+def concatenated_and_emptied(cka_memory):
+    seen = torch.ones(0, device=cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(16)):
+            seen = torch.cat([seen, torch.ones(250, device=cka_memory.device)])
+            seen = torch.ones(0, device=cka_memory.device)
+
+
+@advice(
+    "remove each from what it is held by before the code ends, or keep a number computed from it "
+    "instead"
+)
+def kept(cka_memory):
+    with cka_memory.measure():
+        KEEP.append(torch.ones(250, device=cka_memory.device))
+
+
+@follows(kept)
+def kept_and_removed(cka_memory):
+    with cka_memory.measure():
+        KEEP.append(torch.ones(250, device=cka_memory.device))
+        KEEP.pop()
+
+
+@follows(kept)
+def kept_as_a_number(cka_memory):
+    with cka_memory.measure():
+        KEEP.append(torch.ones(250, device=cka_memory.device).mean().item())
+
+
+class Link:
+    """An entry of a linked list."""
+
+    def __init__(self, value, before):
+        self.value, self.before = value, before
+
+
+@advice(
+    "each batch keeps something: remove it from what it is held by before the next, or keep a "
+    "number computed from it instead",
+    limit=FLAT,
+)
+def linked_list(cka_memory):
+    KEEP.append(None)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            KEEP[0] = Link(torch.ones(250, device=cka_memory.device), KEEP[0])
+
+
+@follows(linked_list)
+def linked_list_without_the_last(cka_memory):
+    KEEP.append(None)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            KEEP[0] = Link(torch.ones(250, device=cka_memory.device), KEEP[0])
+            KEEP[0].before = None
+
+
+@follows(linked_list)
+def linked_list_of_numbers(cka_memory):
+    KEEP.append(None)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            number = torch.ones(250, device=cka_memory.device).mean().item()
+            KEEP[0] = Link(number, KEEP[0])

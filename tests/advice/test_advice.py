@@ -1,0 +1,167 @@
+"""Every hint is printed by the program of its row, and the program passes when it is followed."""
+
+import ast
+import importlib
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+from xml.etree import ElementTree
+
+import pytest
+import session_programs
+from advice_table import CARD, CPU, ELSEWHERE, ROWS
+
+from pytest_cka_memory.core import process_limits
+from pytest_cka_memory.core.figures import FIGURES
+
+FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+MODULES = {
+    "holders.cycles": {"_PLAIN"},
+    "holders.graphs": {"_GROWS", "_NUMBER", "_STATE"},
+    "holders.hints": set(),
+    "holders.loops": set(),
+    "holders.owners": set(),
+    "holders.packed_parameters": set(),
+    "holders.peaks": set(),
+    "holders.survivors": set(),
+    "core.process_limits": {"WORKER", "_FIGURE"},
+    "meters.accelerator.graph_pools": set(),
+}
+"""The modules that have hints as constants -> constants that are none."""
+_LONGEST_WORDING = 60
+"""A longer text in a function is a hint that is no constant."""
+
+
+class Outcome(NamedTuple):
+    """What a program of the session has done."""
+
+    skipped: str | None
+    text: str
+    """Of its failure; empty if it passed."""
+
+    @property
+    def printed(self) -> list[str]:
+        """The hints, each as one line."""
+        return hints_in(self.text)
+
+
+def hints_in(text: str) -> list[str]:
+    """Return what follows ``what to do:``, with the more indented lines below it."""
+    found: list[str] = []
+    indent = -1
+    for line in text.splitlines():
+        depth = len(line) - len(line.lstrip())
+        start, is_first, hint = line.partition("what to do: ")
+        if is_first and not start.strip():
+            found.append(hint.strip())
+            indent = depth
+        elif indent >= 0 and depth > indent:
+            found[-1] += f" {line.strip()}"
+        else:
+            indent = -1
+    return found
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest):
+    """Return the outcomes of all programs on a device, by name; each device has one session."""
+    known: dict[str, Mapping[str, Outcome]] = {}
+
+    def of(device: str) -> Mapping[str, Outcome]:
+        if device not in known:
+            known[device] = run_session(device, tmp_path_factory.mktemp("session"))
+        return known[device]
+
+    return of
+
+
+def run_session(device: str, folder: Path) -> Mapping[str, Outcome]:
+    removed = ("PYTEST_", "CUDA_", "PYTORCH_", "CI", "GITHUB_")
+    environment = {name: v for name, v in os.environ.items() if not name.startswith(removed)}
+    environment.update(OMP_NUM_THREADS="1", COLUMNS="100", PYTHONPATH=f"{ROOT}:{FOLDER}")
+    options = ["-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:asyncio", "-W", "ignore"]
+    junit = folder / "programs.xml"
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={FOLDER}", *options]
+        + [f"--cka-memory-device={device}", f"--junitxml={junit}", "session_programs.py"],
+        env=environment,
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert run.returncode in (0, 1), run.stdout + run.stderr
+    return {
+        str(case.get("name")).partition("[")[2].rstrip("]"): outcome_of(case)
+        for case in ElementTree.parse(junit).iter("testcase")
+    }
+
+
+def outcome_of(case: ElementTree.Element) -> Outcome:
+    skipped = case.find("skipped")
+    failed = [found for kind in ("failure", "error") if (found := case.find(kind)) is not None]
+    reason = None if skipped is None else str(skipped.get("message"))
+    return Outcome(reason, "\n".join(found.text or "" for found in failed))
+
+
+def cases(device: str) -> Iterator[object]:
+    marks = [pytest.mark.emulates] if device == CARD else []
+    for row in ROWS:
+        if device in row.devices:
+            yield pytest.param(device, row, marks=marks, id=f"{device.partition(':')[0]}-{row.name}")
+
+
+@pytest.mark.parametrize(("device", "row"), [*cases(CPU), *cases(CARD)])
+def test_hint_is_printed_and_following_it_repairs_the_program(outcomes, device, row):
+    """The program breaks its limit and prints the hint; edited as the hint says, it passes."""
+    found = outcomes(device)
+    if found[row.name].skipped is not None:
+        pytest.skip(found[row.name].skipped)
+    assert row.hint in found[row.name].printed, found[row.name].text
+    assert not {name: text for each in row.followed if (text := found[(name := each.__name__)].text)}
+    assert bool(row.followed) is not row.is_command
+
+
+def constants() -> Iterator[object]:
+    for name, others in MODULES.items():
+        module = importlib.import_module(f"pytest_cka_memory.{name}")
+        values = {key: value for key, value in vars(module).items() if key not in others}
+        values.update(values.pop("_BY_CALL", {}))
+        for key, value in values.items():
+            if isinstance(value, str) and " " in value and not key.startswith("__"):
+                yield pytest.param(value, id=f"{name}-{key}")
+    for figure in FIGURES.values():
+        for text in filter(None, (figure.advice, figure.advice_if_at_entry)):
+            yield pytest.param(text, id=f"figure-{figure.name}")
+
+
+@pytest.mark.parametrize("constant", constants())
+def test_each_constant_of_the_hint_modules_is_in_the_table(constant):
+    """A hint that is added to the modules without a program that follows it fails here."""
+    pattern = re.compile(".+".join(map(re.escape, re.split(r"\{\w*\}", constant))), re.DOTALL)
+    hints = [*(row.hint for row in ROWS), *ELSEWHERE.values()]
+    assert any(pattern.search(hint) for hint in hints), constant
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_hints_are_constants(name):
+    """The functions of these modules have no hint of their own, which no test would find."""
+    module = importlib.import_module(f"pytest_cka_memory.{name}")
+    tree = ast.parse(inspect.getsource(module))
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    texts = {
+        node.value
+        for function in functions
+        for statement in function.body
+        if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant))
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    assert not {text for text in texts if len(text) > _LONGEST_WORDING}
