@@ -46,8 +46,6 @@ class AdditionalFigures:
             above_entry=True,
             measured_by=CYCLES,
             unknown_because="what the garbage collector frees is not counted on this device",
-            advice="break the cycle: use a weak reference, or delete one of its references before "
-            "the objects are dropped",
         ),
     ] = None
     cycles: tuple[Holding, ...] = ()

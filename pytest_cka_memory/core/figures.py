@@ -18,7 +18,7 @@ from pytest_cka_memory.core.growth import Sample, growth_bytes_per_batch
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.units import MB
 
-_SEE_PEAK = "--cka-memory-html=memory.html --cka-memory-timeline draws when each was allocated and freed"
+_SEE = "--cka-memory-html=memory.html --cka-memory-timeline draws when each was allocated and freed"
 
 @dataclass(frozen=True, kw_only=True)
 class RegionRecord(AdditionalFigures):
@@ -61,7 +61,7 @@ class RegionRecord(AdditionalFigures):
             never_negative=True,
             explained_by="at_peak",
             judged_as="peak_increase_bytes",
-            advice=f"the region allocates most of it: {_SEE_PEAK}",
+            advice=f"the region allocates most of it: {_SEE}",
             advice_if_at_entry="most of it was in use before the region: free what earlier code "
             "and fixtures left there, or use smaller models and data",
         ),
@@ -196,7 +196,7 @@ class RegionRecord(AdditionalFigures):
             in_baselines=True,
             explained_by="at_peak",
             above_entry=True,
-            advice=_SEE_PEAK,
+            advice=_SEE,
         ),
     ]:
         """Peak above the level at entry."""
@@ -271,8 +271,7 @@ class RegionRecord(AdditionalFigures):
             importance=5,
             in_baselines=True,
             explained_by="grown",
-            advice="each batch keeps something: remove it from what it is held by before the next, "
-            "or keep a number computed from it instead",
+            advice=_SEE,
         ),
     ]:
         """Growth per batch after one batch of warm-up; see :mod:`pytest_cka_memory.core.growth`."""

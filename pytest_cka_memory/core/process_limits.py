@@ -23,9 +23,8 @@ _KEPT = (
     "test measures the same code in this process, in which no_cycles finds reference cycles too"
 )
 _EITHER = (
-    "the workers grow: either the data set keeps something of each item, or it is a list or dict "
-    "of Python objects, and reading them copies the pages that they are in. Bound the first, and "
-    "keep the second in an array or tensor"
+    "the workers grow, and this system does not count what they copy: with num_workers=0 the test "
+    "measures the same code in this process, which grows only if the data set keeps something"
 )
 _NOT_TORCH = (
     "look for memory outside tensors: lists and dicts of Python objects, NumPy arrays, other "

@@ -46,8 +46,7 @@ _ACCUMULATOR = (
 )
 _FLAT = (
     "a module keeps a view of FSDP's flat parameter, and the graph of the view keeps the flat "
-    "parameter, which keeps its modules: use fully_shard() instead, which has no flat parameters, "
-    "or FullyShardedDataParallel(..., use_orig_params=True)"
+    "parameter, which keeps its modules: use fully_shard() instead, which has no flat parameters"
 )
 _ATTRIBUTE = (
     "an object keeps a tensor whose graph references the object again: keep its detach() instead, "

@@ -1,7 +1,10 @@
 """Hints on autograd graphs that reach back through batches, and on loops through C++."""
 
+import functools
+import weakref
+
 import torch
-from advice_table import CLEANUP, FLAT, KEEP, NATIVE, RETAINED, advice, follows, needs_torch
+from advice_table import CLEANUP, CPU, FLAT, NATIVE, advice, follows, needs_torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -12,7 +15,7 @@ def weight_on(device):
 
 @advice(
     "the autograd graph of `total` reaches back through several batches, because each of them "
-    "computes it from its last value by `total + weight.exp().sum()` at advice_of_graphs.py:27: "
+    "computes it from its last value by `total + weight.exp().sum()` at advice_of_graphs.py:N: "
     "add loss.item() to it instead of the loss",
     limit=FLAT,
 )
@@ -33,7 +36,7 @@ def sum_of_numbers(cka_memory):
 
 @advice(
     "the autograd graph of `hidden` reaches back through several batches, because each of them "
-    "computes it from its last value by `(hidden * weight).tanh()` at advice_of_graphs.py:47: "
+    "computes it from its last value by `(hidden * weight).tanh()` at advice_of_graphs.py:N: "
     "detach it in each batch, as in `hidden = hidden.detach()`, or compute it in torch.no_grad()",
     limit=FLAT,
 )
@@ -163,12 +166,12 @@ class KeepsOutput(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
-        ctx.y = x.exp()
-        return ctx.y
+        ctx.y, ctx.z = x.exp(), x.exp()
+        return ctx.y, ctx.z
 
     @staticmethod
-    def backward(ctx, gradient):
-        return gradient * ctx.y
+    def backward(ctx, first, second):
+        return (first + second) * ctx.y
 
 
 class SavesExp(torch.autograd.Function):
@@ -176,13 +179,13 @@ class SavesExp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
-        y = x.exp()
-        ctx.save_for_backward(y)
-        return y
+        y, z = x.exp(), x.exp()
+        ctx.save_for_backward(y, z)
+        return y, z
 
     @staticmethod
-    def backward(ctx, gradient):
-        return gradient * ctx.saved_tensors[0]
+    def backward(ctx, first, second):
+        return (first + second) * ctx.saved_tensors[0]
 
 
 @advice(
@@ -209,7 +212,7 @@ def output_saved_for_backward(cka_memory):
 def hook_of_its_own_tensor(cka_memory):
     with cka_memory.measure():
         output = weight_on(cka_memory.device) * 2
-        output.register_hook(lambda gradient: gradient * output)
+        output.register_hook(functools.partial(torch.mul, output))
         del output
 
 
@@ -217,7 +220,7 @@ def hook_of_its_own_tensor(cka_memory):
 def hook_of_its_own_tensor_removed(cka_memory):
     with cka_memory.measure():
         output = weight_on(cka_memory.device) * 2
-        handle = output.register_hook(lambda gradient: gradient * output)
+        handle = output.register_hook(functools.partial(torch.mul, output))
         handle.remove()
         del output, handle
 
@@ -232,8 +235,6 @@ def hook_that_uses_its_argument(cka_memory):
 
 @follows(hook_of_its_own_tensor)
 def hook_with_a_weak_reference(cka_memory):
-    import weakref
-
     with cka_memory.measure():
         output = weight_on(cka_memory.device) * 2
         weak = weakref.ref(output)
@@ -300,6 +301,34 @@ def gradient_as_a_deleted_attribute(cka_memory):
         del weight.first, weight, first
 
 
+@advice(
+    "no collection can free it, because the loop goes through C++: delete one of its references "
+    "when it is not needed any more, or make it weak with weakref.ref",
+    skip=NATIVE,
+)
+def view_as_an_attribute(cka_memory):
+    with cka_memory.measure():
+        x = torch.ones(250, device=cka_memory.device)
+        x.part = x[:5]
+        del x
+
+
+@follows(view_as_an_attribute)
+def view_as_an_attribute_deleted(cka_memory):
+    with cka_memory.measure():
+        x = torch.ones(250, device=cka_memory.device)
+        x.part = x[:5]
+        del x.part, x
+
+
+@follows(view_as_an_attribute)
+def view_as_an_attribute_made_weak(cka_memory):
+    with cka_memory.measure():
+        x = torch.ones(250, device=cka_memory.device)
+        x.part = weakref.ref(x[:5])
+        del x
+
+
 def one_rank():
     """Start a process group that has this process only."""
     import torch.distributed as dist
@@ -310,9 +339,8 @@ def one_rank():
 
 @advice(
     "a module keeps a view of FSDP's flat parameter, and the graph of the view keeps the flat "
-    "parameter, which keeps its modules: use fully_shard() instead, which has no flat parameters, "
-    "or FullyShardedDataParallel(..., use_orig_params=True)",
-    devices=("cpu",),
+    "parameter, which keeps its modules: use fully_shard() instead, which has no flat parameters",
+    devices=(CPU,),
     skip=NATIVE or needs_torch(2, 12),
 )
 def flat_parameters(cka_memory):
@@ -322,20 +350,6 @@ def flat_parameters(cka_memory):
     with cka_memory.measure():
         layers = nn.Sequential(nn.Linear(5, 50, bias=False))
         model = FullyShardedDataParallel(layers, device_id=torch.device("cpu"))
-        model(torch.ones(2, 5)).sum().backward()
-        del layers, model
-
-
-@follows(flat_parameters)
-def original_parameters(cka_memory):
-    from torch.distributed.fsdp import FullyShardedDataParallel
-
-    one_rank()
-    with cka_memory.measure():
-        layers = nn.Sequential(nn.Linear(5, 50, bias=False))
-        model = FullyShardedDataParallel(
-            layers, device_id=torch.device("cpu"), use_orig_params=True
-        )
         model(torch.ones(2, 5)).sum().backward()
         del layers, model
 

@@ -188,23 +188,25 @@ def element_as_a_number(cka_memory):
         KEEP.append(torch.ones(1000, device=cka_memory.device)[0].item())
 
 
+def masking(device):
+    mask = torch.ones(50, device=device)
+    return lambda module, inputs, output: output * mask
+
+
 @advice("a hook was never removed: keep its handle and call handle.remove()")
 def hook(cka_memory):
     model = nn.Linear(5, 50).to(cka_memory.device)
     with cka_memory.measure():
-        mask = torch.ones(50, device=cka_memory.device)
-        model.register_forward_hook(lambda module, inputs, output: output * mask)
-        del mask
+        model.register_forward_hook(masking(cka_memory.device))
 
 
 @follows(hook)
 def hook_removed(cka_memory):
     model = nn.Linear(5, 50).to(cka_memory.device)
     with cka_memory.measure():
-        mask = torch.ones(50, device=cka_memory.device)
-        handle = model.register_forward_hook(lambda module, inputs, output: output * mask)
+        handle = model.register_forward_hook(masking(cka_memory.device))
         handle.remove()
-        del mask, handle
+        del handle
 
 
 @functools.lru_cache
@@ -516,19 +518,29 @@ def outputs_bounded(cka_memory):
             del KEEP[:-2]
 
 
-@advice("`advice_table.KEEP` keeps 3 of them: empty it in the block")
+class Attention(nn.Module):
+    """Keeps its keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.keys = []
+
+
+@advice("`advice_table.KEEP[0].keys` keeps 3 of them: empty it in the block")
 def several(cka_memory):
+    KEEP.append(Attention())
     with cka_memory.measure():
         for _ in range(3):
-            KEEP.append(torch.ones(250, device=cka_memory.device))
+            KEEP[0].keys.append(torch.ones(250, device=cka_memory.device))
 
 
 @follows(several)
 def several_emptied(cka_memory):
+    KEEP.append(Attention())
     with cka_memory.measure():
         for _ in range(3):
-            KEEP.append(torch.ones(250, device=cka_memory.device))
-        KEEP.clear()
+            KEEP[0].keys.append(torch.ones(250, device=cka_memory.device))
+        KEEP[0].keys.clear()
 
 
 def check(x):
@@ -656,40 +668,3 @@ def kept_and_removed(cka_memory):
 def kept_as_a_number(cka_memory):
     with cka_memory.measure():
         KEEP.append(torch.ones(250, device=cka_memory.device).mean().item())
-
-
-class Link:
-    """An entry of a linked list."""
-
-    def __init__(self, value, before):
-        self.value, self.before = value, before
-
-
-@advice(
-    "each batch keeps something: remove it from what it is held by before the next, or keep a "
-    "number computed from it instead",
-    limit=FLAT,
-)
-def linked_list(cka_memory):
-    KEEP.append(None)
-    with cka_memory.measure() as region:
-        for _ in region.batches(range(8)):
-            KEEP[0] = Link(torch.ones(250, device=cka_memory.device), KEEP[0])
-
-
-@follows(linked_list)
-def linked_list_without_the_last(cka_memory):
-    KEEP.append(None)
-    with cka_memory.measure() as region:
-        for _ in region.batches(range(8)):
-            KEEP[0] = Link(torch.ones(250, device=cka_memory.device), KEEP[0])
-            KEEP[0].before = None
-
-
-@follows(linked_list)
-def linked_list_of_numbers(cka_memory):
-    KEEP.append(None)
-    with cka_memory.measure() as region:
-        for _ in region.batches(range(8)):
-            number = torch.ones(250, device=cka_memory.device).mean().item()
-            KEEP[0] = Link(number, KEEP[0])

@@ -1,1 +1,425 @@
-"""x"""
+"""Hints on peaks, on garbage in reference cycles, and on the memory of processes."""
+
+import gc
+import os
+import weakref
+
+import torch
+from advice_table import CARD, CPU, KEEP, LINUX, NATIVE, advice, follows
+from pytest import mark
+from torch import nn
+from torch.utils.data import DataLoader
+
+MB = 2**20
+SEE = "--cka-memory-html=memory.html --cka-memory-timeline draws when each was allocated and freed"
+
+
+def network_on(device):
+    layers = [nn.Conv1d(4, 4, 1), nn.Sigmoid()] * 8
+    return nn.Sequential(*layers).to(device)
+
+
+@advice(
+    "an autograd graph keeps it for a backward pass, and none was seen to free it: if none "
+    "follows, compute it in torch.no_grad()",
+    limit=mark.max_peak_mb(1.5),
+    skip=NATIVE,
+)
+def evaluation(cka_memory):
+    weight = nn.Parameter(torch.ones(1, device=cka_memory.device))
+    inputs = torch.ones(2**16, device=cka_memory.device)
+    with cka_memory.measure():
+        for _ in range(8):
+            inputs = (inputs * weight).sigmoid()
+
+
+@follows(evaluation)
+def evaluation_without_gradients(cka_memory):
+    weight = nn.Parameter(torch.ones(1, device=cka_memory.device))
+    inputs = torch.ones(2**16, device=cka_memory.device)
+    with cka_memory.measure(), torch.no_grad():
+        for _ in range(8):
+            inputs = (inputs * weight).sigmoid()
+
+
+@advice(SEE, limit=mark.max_peak_mb(1), is_command=True)
+def training_step(cka_memory):
+    weight = nn.Parameter(torch.ones(1, device=cka_memory.device))
+    inputs = torch.ones(2**16, device=cka_memory.device)
+    with cka_memory.measure():
+        for _ in range(8):
+            inputs = (inputs * weight).sigmoid()
+        inputs.sum().backward()
+        del inputs
+
+
+@advice(f"the region allocates most of it: {SEE}", limit=mark.max_level_mb(1), is_command=True)
+def level(cka_memory):
+    with cka_memory.measure():
+        torch.ones(64 * MB, dtype=torch.uint8, device=cka_memory.device)
+
+
+@advice(
+    "most of it was in use before the region: free what earlier code and fixtures left there, or "
+    "use smaller models and data",
+    limit=mark.max_level_mb(100),
+)
+def earlier_memory(cka_memory):
+    before = torch.ones(128 * MB, dtype=torch.uint8, device=cka_memory.device)
+    with cka_memory.measure():
+        torch.ones(MB, dtype=torch.uint8, device=cka_memory.device)
+    del before
+
+
+@follows(earlier_memory)
+def earlier_memory_freed(cka_memory):
+    before = torch.ones(128 * MB, dtype=torch.uint8, device=cka_memory.device)
+    del before
+    with cka_memory.measure():
+        torch.ones(MB, dtype=torch.uint8, device=cka_memory.device)
+
+
+@follows(earlier_memory)
+def smaller_data(cka_memory):
+    before = torch.ones(MB, dtype=torch.uint8, device=cka_memory.device)
+    with cka_memory.measure():
+        torch.ones(MB, dtype=torch.uint8, device=cka_memory.device)
+    del before
+
+
+@advice(
+    "the allocator reserved more than was in use at once: --cka-memory-snapshots=DIR writes its "
+    "segments, which https://docs.pytorch.org/memory_viz draws",
+    devices=(CARD,),
+    limit=mark.max_reserved_mb(10),
+    is_command=True,
+)
+def reserve(cka_memory):
+    with cka_memory.measure():
+        torch.ones(2 * MB, dtype=torch.uint8, device="cuda")
+
+
+class Node:
+    """An object with any attributes."""
+
+
+def failing(x):
+    raise ValueError(x.shape)
+
+
+@advice(
+    "an exception keeps the frames of its traceback alive, and one of them references it: delete "
+    "the variable that holds it, or clear its traceback with error.with_traceback(None)",
+    limit=mark.no_cycles,
+)
+def exception_in_a_variable(cka_memory):
+    with cka_memory.measure():
+        attempt(cka_memory.device)
+
+
+def attempt(device):
+    x = torch.ones(250, device=device)
+    try:
+        failing(x)
+    except ValueError as error:
+        last = error
+    return str(last)
+
+
+@follows(exception_in_a_variable)
+def exception_in_a_variable_deleted(cka_memory):
+    with cka_memory.measure():
+        attempt_and_delete(cka_memory.device)
+
+
+def attempt_and_delete(device):
+    x = torch.ones(250, device=device)
+    try:
+        failing(x)
+    except ValueError as error:
+        last = error
+    text = str(last)
+    del last
+    return text
+
+
+@follows(exception_in_a_variable)
+def exception_without_a_traceback(cka_memory):
+    with cka_memory.measure():
+        attempt_without_a_traceback(cka_memory.device)
+
+
+def attempt_without_a_traceback(device):
+    x = torch.ones(250, device=device)
+    try:
+        failing(x)
+    except ValueError as error:
+        last = error
+    last.with_traceback(None)
+    return str(last)
+
+
+class Step:
+    """Has a method, and a tensor."""
+
+    def __init__(self, device):
+        self.x = torch.ones(250, device=device)
+
+    def run(self):
+        return self.x
+
+
+@advice(
+    "an object references its own bound method: keep weakref.WeakMethod(self.method) instead, or "
+    "look the method up when it is called",
+    limit=mark.no_cycles,
+)
+def own_method(cka_memory):
+    with cka_memory.measure():
+        step = Step(cka_memory.device)
+        step.method = step.run
+        del step
+
+
+@follows(own_method)
+def own_weak_method(cka_memory):
+    with cka_memory.measure():
+        step = Step(cka_memory.device)
+        step.method = weakref.WeakMethod(step.run)
+        del step
+
+
+@follows(own_method)
+def method_looked_up(cka_memory):
+    with cka_memory.measure():
+        step = Step(cka_memory.device)
+        step.run()
+        del step
+
+
+def set_callback(node):
+    node.callback = lambda: node
+
+
+def set_callback_with_an_argument(node):
+    node.callback = lambda node: node
+
+
+def set_weak_callback(node):
+    weak = weakref.ref(node)
+    node.callback = lambda: weak()
+
+
+@advice(
+    "a function that the object references has the object in its closure: pass it as an argument, "
+    "or reference it with weakref.ref",
+    limit=mark.no_cycles,
+)
+def closure(cka_memory):
+    with cka_memory.measure():
+        node = Node()
+        node.x = torch.ones(250, device=cka_memory.device)
+        set_callback(node)
+        del node
+
+
+@follows(closure)
+def argument(cka_memory):
+    with cka_memory.measure():
+        node = Node()
+        node.x = torch.ones(250, device=cka_memory.device)
+        set_callback_with_an_argument(node)
+        del node
+
+
+@follows(closure)
+def weak_closure(cka_memory):
+    with cka_memory.measure():
+        node = Node()
+        node.x = torch.ones(250, device=cka_memory.device)
+        set_weak_callback(node)
+        del node
+
+
+@advice(
+    "make one of these references weak, with weakref.ref, or delete it when it is not needed",
+    limit=mark.no_cycles,
+)
+def two_objects(cka_memory):
+    with cka_memory.measure():
+        parent, child = Node(), Node()
+        parent.x = torch.ones(250, device=cka_memory.device)
+        parent.child, child.parent = child, parent
+        del parent, child
+
+
+@follows(two_objects)
+def two_objects_with_a_weak_reference(cka_memory):
+    with cka_memory.measure():
+        parent, child = Node(), Node()
+        parent.x = torch.ones(250, device=cka_memory.device)
+        parent.child, child.parent = child, weakref.ref(parent)
+        del parent, child
+
+
+@follows(two_objects)
+def two_objects_of_which_one_is_let_go(cka_memory):
+    with cka_memory.measure():
+        parent, child = Node(), Node()
+        parent.x = torch.ones(250, device=cka_memory.device)
+        parent.child, child.parent = child, parent
+        del child.parent
+        del parent, child
+
+
+@advice(
+    "the collector, or a generator or finalizer in the cycle, has freed them before the cycle "
+    "could be described: to see more, call gc.disable() before the region",
+    limit=mark.no_cycles,
+    is_command=True,
+)
+def collected_cycle(cka_memory):
+    with cka_memory.measure():
+        node = Node()
+        node.x, node.me = torch.ones(250, device=cka_memory.device), node
+        del node
+        gc.collect()
+
+
+def in_a_cycle(device):
+    node = Node()
+    node.x, node.me = torch.ones(MB, dtype=torch.uint8, device=device), node
+
+
+@advice(
+    "gc.collect() in the loop, or breaking the cycle of what is made at advice_of_peaks.py:N, "
+    "would free it",
+    limit=mark.max_peak_mb(4),
+    in_message=True,
+    skip=NATIVE,
+)
+def garbage(cka_memory):
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            in_a_cycle(cka_memory.device)
+
+
+@follows(garbage)
+def garbage_collected(cka_memory):
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            in_a_cycle(cka_memory.device)
+            gc.collect()
+
+
+@follows(garbage)
+def cycle_broken(cka_memory):
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            node = Node()
+            node.x = torch.ones(MB, dtype=torch.uint8, device=cka_memory.device)
+            node.me = weakref.ref(node)
+            del node
+
+
+@advice(
+    "look for memory outside tensors: lists and dicts of Python objects, NumPy arrays, other "
+    "libraries, threads. Python's tracemalloc lists the lines that allocate most of such memory",
+    devices=(CPU,),
+    limit=mark.max_process_mb(40),
+    skip=LINUX or NATIVE,
+    is_command=True,
+)
+def python_objects(cka_memory):
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(4)):
+            KEEP.append(os.urandom(20 * MB))
+
+
+@advice(
+    "torch's tensors had it, and nothing of them is live now: max_peak_mb has the lines that "
+    "allocate most",
+    devices=(CPU,),
+    limit=mark.max_process_mb(40),
+    skip=LINUX or NATIVE,
+    is_command=True,
+)
+def tensors_that_were_freed(cka_memory):
+    with cka_memory.measure() as region:
+        KEEP.append(torch.ones(80 * MB, dtype=torch.uint8))
+        region.batch_done(1)
+        KEEP.clear()
+
+
+class Caching:
+    """A data set that keeps every item, or the last ones."""
+
+    def __init__(self, bound):
+        self.bound, self.cache = bound, []
+
+    def __len__(self):
+        return 128
+
+    def __getitem__(self, index):
+        self.cache.append(os.urandom(MB // 2))
+        del self.cache[: -self.bound]
+        return index
+
+
+class Names:
+    """A data set of names, which counts their characters."""
+
+    def __init__(self, names):
+        self.names = names
+
+    def __len__(self):
+        return 16_000
+
+    def __getitem__(self, index):
+        for other in range(index, len(self.names), 16_000):
+            hold = self.names[other]
+        return len(hold)
+
+
+def read_by_workers(cka_memory, data, size):
+    loader = DataLoader(data, size, num_workers=2, multiprocessing_context="fork")
+    with cka_memory.measure() as region:
+        for _ in region.batches(loader):
+            pass
+
+
+@advice(
+    "the workers keep more and more: look in the data set, its transforms and collate_fn for a "
+    "list, dict or cache that grows with each item, and bound its length. With num_workers=0 the "
+    "test measures the same code in this process, in which no_cycles finds reference cycles too",
+    devices=(CPU,),
+    limit=mark.flat_process_per_batch("256 KiB"),
+    skip=LINUX or NATIVE,
+)
+def cache_in_workers(cka_memory):
+    read_by_workers(cka_memory, Caching(10**6), 4)
+
+
+@follows(cache_in_workers)
+def bounded_cache_in_workers(cka_memory):
+    read_by_workers(cka_memory, Caching(8), 4)
+
+
+@advice(
+    "the workers grow although they keep nothing: to read a Python object changes its reference "
+    "count, which copies the page of memory that it is in. Keep the data set in an array or tensor "
+    "instead of a list or dict of Python objects",
+    devices=(CPU,),
+    limit=mark.flat_process_per_batch("256 KiB"),
+    skip=LINUX or NATIVE,
+)
+def list_in_workers(cka_memory):
+    read_by_workers(cka_memory, Names([f"{number:032d}" for number in range(320_000)]), 500)
+
+
+@follows(list_in_workers)
+def array_in_workers(cka_memory):
+    import numpy as np
+
+    names = np.array([f"{number:032d}" for number in range(320_000)], dtype="S32")
+    read_by_workers(cka_memory, Names(names), 500)

@@ -34,6 +34,8 @@ class Row:
     """Why it cannot run here; empty if it can."""
     is_command: bool
     """Whether the hint is what is known and a command that finds out more: nothing to follow."""
+    in_message: bool = False
+    """Whether the hint is a part of the sentence about the limit, and not a line of its own."""
     followed: list[Program] = field(default_factory=list)
 
     @property
@@ -50,8 +52,15 @@ ELSEWHERE = {
     ),
 }
 """Tests of hints that no program of this table can follow -> the hint."""
-MODULE = "test_programs"
-"""The module of the session in which the programs run."""
+COMMANDS = {
+    "this is memory of the CUDA context, NCCL, other libraries or other processes: nvidia-smi "
+    "lists the processes that use the card": "the emulated device has no other processes",
+    "the workers grow, and this system does not count what they copy: with num_workers=0 the test "
+    "measures the same code in this process, which grows only if the data set keeps something": (
+        "Linux counts it"
+    ),
+}
+"""Hints that are a command, which no program of this table prints -> why."""
 RETAINED = pytest.mark.zero_retention
 FLAT = pytest.mark.flat_per_batch
 
@@ -63,11 +72,12 @@ def advice(
     devices: tuple[str, ...] = DEVICES,
     skip: str = "",
     is_command: bool = False,
+    in_message: bool = False,
 ) -> Callable[[Program], Row]:
     """Add a hint, and the decorated program in which it appears, to the table."""
 
     def add(program: Program) -> Row:
-        ROWS.append(Row(hint, program, limit, devices, skip, is_command))
+        ROWS.append(Row(hint, program, limit, devices, skip, is_command, in_message))
         return ROWS[-1]
 
     return add
