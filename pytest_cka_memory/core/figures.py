@@ -18,7 +18,7 @@ from pytest_cka_memory.core.growth import Sample, growth_bytes_per_batch
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.units import MB
 
-_SEE = "--cka-memory-html=memory.html --cka-memory-timeline draws when each was allocated and freed"
+_SEE = "--cka-memory-html=memory.html --cka-memory-timeline draws when each was live"
 
 @dataclass(frozen=True, kw_only=True)
 class RegionRecord(AdditionalFigures):
@@ -79,8 +79,7 @@ class RegionRecord(AdditionalFigures):
             in_baselines=True,
             explained_by="retained",
             above_entry=True,
-            advice="remove each from what it is held by before the code ends, or keep a number "
-            "computed from it instead",
+            advice="remove each from what holds it, or keep a number computed from it instead",
         ),
     ]
     reserved_start_bytes: Annotated[

@@ -119,12 +119,23 @@ def _advice(record: RegionRecord) -> str:
         return _COPIED if 2 * sum(use.copied_bytes or 0 for use in workers) > grown else _KEPT
     if _is_of_torch(record):
         return "" if holdings_of(record) else _TORCH_FREED
+    if _was_of_torch(record):
+        return _TORCH_FREED
     return record.growing_graph or _NOT_TORCH
 
 
 def _is_of_torch(record: RegionRecord) -> bool:
     of_torch = record.process_torch_bytes or 0
     return of_torch > 0 and 2 * of_torch >= (record.process_increase_bytes or 0)
+
+
+def _was_of_torch(record: RegionRecord) -> bool:
+    """Whether the process has given back most of its rise, and tensors on the host had as much."""
+    rise = record.process_increase_bytes or 0
+    start, end = record.process_start_bytes, record.process_end_bytes
+    if record.host_retained_bytes is not None or start is None or end is None:
+        return False
+    return 2 * (end - start) < rise <= 2 * record.peak_increase_bytes
 
 
 def _rise(use: ProcessUse) -> int:

@@ -16,6 +16,7 @@ from pytest_cka_memory.meters.autograd_nodes import is_node
 
 _PARTS = (dict, OrderedDict, list, tuple, set, frozenset, deque, types.CellType, types.MethodType)
 """Types whose objects are a part of the text about others, and have no name of their own."""
+CHECKPOINTS = "torch.utils.checkpoint"
 _MOST_NODES = 3
 """Nodes of a graph in a row that are all written; of more, the first and the last."""
 
@@ -52,6 +53,10 @@ _ATTRIBUTE = (
     "an object keeps a tensor whose graph references the object again: keep its detach() instead, "
     "or delete the attribute after its last use"
 )
+CHECKPOINT = (
+    "a checkpointed graph keeps the inputs and the random state that its backward pass needs: call "
+    "backward(), delete the result, or do not let the function reference its own result"
+)
 _ANY = (
     "no collection can free it, because the loop goes through C++: delete one of its references "
     "when it is not needed any more, or make it weak with weakref.ref"
@@ -76,6 +81,8 @@ def advice(loop: Sequence[Reference]) -> str:
         return _FLAT
     if any(_is_of_hooks(step) for step in loop):
         return _HOOK
+    if any(module_of(value) == CHECKPOINTS for value in values):
+        return CHECKPOINT
     for number, step in enumerate(loop[1:], 1):
         text, following = step.text or "", loop[number % (len(loop) - 1) + 1]
         if is_node(type(step.parent)) and following.text == "._base":
@@ -109,6 +116,15 @@ def label(value: Any) -> str:
     dtype, shape = dtype_and_shape_of(value)
     name = class_name(kind)
     return name if dtype is None else f"{name} {shape}"
+
+
+def module_of(value: Any) -> str:
+    """Return the module of a function or of the class of another object."""
+    if type(value) is types.FunctionType:
+        name = value.__globals__.get("__name__")
+    else:
+        name = type.__dict__["__module__"].__get__(type(value))
+    return name if type(name) is str else ""
 
 
 def _is_flat(value: Any) -> bool:

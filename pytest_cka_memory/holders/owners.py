@@ -45,10 +45,6 @@ _MODE = (
     "a mode was entered and not left, so torch keeps it: use it in a with statement, or call its "
     "__exit__(None, None, None)"
 )
-_CHECKPOINT = (
-    "a checkpointed graph keeps the inputs and the random state that its backward pass needs: call "
-    "backward(), delete the result, or do not let the function reference its own result"
-)
 _CALLBACK = (
     "C code keeps this function to call it later: unregister it (atexit.unregister() for a "
     "callback of atexit), or complete what will call it, such as a Future"
@@ -69,7 +65,7 @@ _GRAPH_POOL = (
 )
 _COMPILED = (
     "torch.compile keeps compiled code, and what its guards and constants reference, as long as "
-    "the function exists: {} frees it"
+    "the function exists ({} frees it): call the function once before measuring"
 )
 _UNOWNED = (
     "no tensor that a Python object references owns these bytes: they may be a library's "
@@ -78,8 +74,9 @@ _UNOWNED = (
 
 
 _POOL = (
-    "no Python holder found: {} may hold it; delete the graph, or call torch.compiler.reset() if "
-    "torch.compile has captured it"
+    "no Python holder found: {} may hold it, as those that torch.compile has captured do until "
+    "torch.compiler.reset(); "
+    f"{_FIND_OUT}"
 )
 
 
@@ -222,20 +219,11 @@ def is_compiled(path: Sequence[Reference]) -> bool:
     """Whether a path leads through an object of ``torch.compile``."""
     from pytest_cka_memory.meters.torch_keepers import COMPILER_PACKAGES
 
-    return any(_module_of(step.value).startswith(COMPILER_PACKAGES) for step in path)
+    return any(loops.module_of(step.value).startswith(COMPILER_PACKAGES) for step in path)
 
 
 def _checkpoint(path: Sequence[Reference]) -> bool:
-    return any(_module_of(step.value) == "torch.utils.checkpoint" for step in path)
-
-
-def _module_of(value: Any) -> str:
-    """Return the module of a function or of the class of another object."""
-    if type(value) is types.FunctionType:
-        name = value.__globals__.get("__name__")
-    else:
-        name = type.__dict__["__module__"].__get__(type(value))
-    return name if type(name) is str else ""
+    return any(loops.module_of(step.value) == loops.CHECKPOINTS for step in path)
 
 
 def _mode(path: Sequence[Reference]) -> bool:
@@ -266,7 +254,7 @@ def _node(path: Sequence[Reference]) -> bool:
 _KINDS: Sequence[tuple[str, str, Callable[[Sequence[Reference]], bool]]] = (
     ("code that torch.compile made", "", is_compiled),
     ("a mode that is active", _MODE, _mode),
-    ("torch.utils.checkpoint", _CHECKPOINT, _checkpoint),
+    ("torch.utils.checkpoint", loops.CHECKPOINT, _checkpoint),
     ("the hooks of an autograd node", _NODE_HOOK, _hooks_of_node),
     ("a dict of C++ code", _METADATA, _metadata),
     ("a function that C code will call", _CALLBACK, _callback),

@@ -649,8 +649,7 @@ def concatenated_and_emptied(cka_memory):
 
 
 @advice(
-    "remove each from what it is held by before the code ends, or keep a number computed from it "
-    "instead"
+    "remove each from what holds it, or keep a number computed from it instead"
 )
 def kept(cka_memory):
     with cka_memory.measure():

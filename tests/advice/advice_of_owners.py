@@ -6,7 +6,7 @@ import io
 import warnings
 
 import torch
-from advice_table import CARD, CLEANUP, CPU, KEEP, NATIVE, advice, follows
+from advice_table import CARD, CLEANUP, CPU, KEEP, NATIVE, TENSORS, advice, follows
 from pytest import mark
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -24,7 +24,7 @@ def weight_on(device):
 
 
 def scaled(x):
-    return x * torch.ones(250, device=x.device) + 1
+    return x * torch.ones(250) + 1
 
 
 @advice(
@@ -48,7 +48,6 @@ def optimized_script_deleted(cka_memory):
         for _ in range(3):
             KEEP[0](x)
         del KEEP[0]
-        torch.jit._state._clear_class_state()
 
 
 @follows(optimized_script)
@@ -222,8 +221,7 @@ def referenced_by_c_code_in_a_process_group(cka_memory):
 @advice(
     "no Python holder found: autocast caches the weights that it has cast until its block ends; "
     "measure around the block, or write torch.autocast(..., cache_enabled=False)",
-    devices=(CPU,),
-    skip=NATIVE,
+    devices=(TENSORS,),
 )
 def cached_by_autocast(cka_memory):
     layer = nn.Linear(5, 50, bias=False)
@@ -245,6 +243,23 @@ def not_cached_by_autocast(cka_memory):
         layer(torch.zeros(0, 5))
 
 
+@advice(
+    "no Python holder found: C++ code holds it; this may be autocast, which caches the weights "
+    "that it has cast until its block ends (measure around the block, or write "
+    f"torch.autocast(..., cache_enabled=False)), or {OF_A_GRAPH}; {FIND_OUT}",
+    devices=(CPU,),
+    skip=NATIVE,
+)
+def perhaps_cached_by_autocast(cka_memory):
+    layer = nn.Linear(5, 50, bias=False)
+    with torch.autocast("cpu", torch.bfloat16), cka_memory.measure():
+        layer(torch.zeros(0, 5))
+
+
+follows(perhaps_cached_by_autocast)(measured_around_autocast)
+follows(perhaps_cached_by_autocast)(not_cached_by_autocast)
+
+
 def clone(x):
     return x.clone()
 
@@ -257,7 +272,7 @@ def keeping(module, inputs):
 
 @advice(
     "torch.compile keeps compiled code, and what its guards and constants reference, as long as "
-    "the function exists: torch._dynamo.reset() frees it"
+    "the function exists (torch._dynamo.reset() frees it): call the function once before measuring"
 )
 def compiled(cka_memory):
     x = torch.zeros(1, device=cka_memory.device)
@@ -267,11 +282,13 @@ def compiled(cka_memory):
 
 
 @follows(compiled)
-def compiled_and_reset(cka_memory):
+def compiled_before(cka_memory):
     x = torch.zeros(1, device=cka_memory.device)
+    function = torch.compile(clone, backend=keeping)
+    function(x)
     with cka_memory.measure():
-        torch.compile(clone, backend=keeping)(x)
-        torch._dynamo.reset()
+        function(x)
+    torch._dynamo.reset()
 
 
 @advice(
@@ -490,20 +507,17 @@ def captured(allocate, **options):
 
 @advice(
     "no Python holder found: the pool of the graph captured at advice_of_owners.py:N in captured "
-    "may hold it; delete the graph, or call torch.compiler.reset() if torch.compile has captured it",
+    "may hold it, as those that torch.compile has captured do until torch.compiler.reset(); "
+    f"{FIND_OUT}",
     devices=(CARD,),
     limit=mark.max_retained_mb(1),
+    is_command=True,
 )
 def memory_of_a_graph(cka_memory):
+    addresses = []
     with cka_memory.measure():
-        captured(lambda: torch.cuda.caching_allocator_alloc(2**21))
-
-
-@follows(memory_of_a_graph)
-def memory_of_a_graph_deleted(cka_memory):
-    with cka_memory.measure():
-        captured(lambda: torch.ones(2**19, device="cuda"))
-        KEEP.clear()
+        captured(lambda: addresses.append(torch.cuda.caching_allocator_alloc(2**21)))
+    torch.cuda.caching_allocator_delete(addresses[0])
 
 
 @advice(

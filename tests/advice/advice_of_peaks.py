@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 MB = 2**20
-SEE = "--cka-memory-html=memory.html --cka-memory-timeline draws when each was allocated and freed"
+SEE = "--cka-memory-html=memory.html --cka-memory-timeline draws when each was live"
 
 
 def network_on(device):
@@ -95,6 +95,7 @@ def smaller_data(cka_memory):
     is_command=True,
 )
 def reserve(cka_memory):
+    torch.cuda.empty_cache()
     with cka_memory.measure():
         torch.ones(2 * MB, dtype=torch.uint8, device="cuda")
 
@@ -347,7 +348,7 @@ def python_objects(cka_memory):
 def tensors_that_were_freed(cka_memory):
     with cka_memory.measure() as region:
         KEEP.append(torch.ones(80 * MB, dtype=torch.uint8))
-        region.batch_done(1)
+        region.batch_done()
         KEEP.clear()
 
 

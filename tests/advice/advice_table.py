@@ -18,6 +18,8 @@ KEEP: list[Any] = []
 CLEANUP = ExitStack()
 """Callbacks that undo what else a program changed."""
 CPU, CARD = "cpu", "emulate:cuda"
+TENSORS = "cpu-tensors"
+"""The CPU without the native counter, so that tensors are counted."""
 DEVICES = (CPU, CARD)
 
 

@@ -1,6 +1,8 @@
 """The session that runs the programs of the table; ``test_advice.py`` starts it on each device."""
 
 import gc
+import importlib
+import os
 
 import advice_of_graphs
 import advice_of_holders
@@ -13,22 +15,25 @@ TABLES = advice_of_graphs, advice_of_holders, advice_of_owners, advice_of_peaks
 
 
 def parameters(device):
+    found = {}
     for row in ROWS:
-        if device not in row.devices:
-            continue
-        skips = [pytest.mark.skip(reason=row.skip)] if row.skip else []
-        for program in (row.program, *row.followed):
-            yield pytest.param(program, marks=[row.limit, *skips], id=program.__name__)
+        if device in row.devices:
+            marks = [row.limit, *([pytest.mark.skip(reason=row.skip)] if row.skip else [])]
+            for program in (row.program, *row.followed):
+                name = program.__name__
+                found[name] = pytest.param(program, marks=marks, id=name)
+    return found.values()
 
 
 def pytest_generate_tests(metafunc):
-    device = metafunc.config.getoption("--cka-memory-device")
-    metafunc.parametrize("program", parameters(device))
+    metafunc.parametrize("program", parameters(os.environ["ADVICE_DEVICE"]))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _imports_excluded_from_collection():
     """Every measurement collects, and with the modules of torch that is slow."""
+    for name in ("torch._dynamo", "torch.ao.quantization", "torch.distributed.fsdp"):
+        importlib.import_module(name)
     gc.collect()
     gc.freeze()
 

@@ -101,7 +101,7 @@ def buckets_of_a_reducer() -> None:
 @leak(
     CACHES,
     "the loop Parameter (250,)._modules[0] -> Linear.weight -> Tensor (50, 5).grad_fn -> ",
-    hint="use_orig_params=True",
+    hint="use fully_shard() instead",
     size=2000,
     made="FullyShardedDataParallel(",
 )

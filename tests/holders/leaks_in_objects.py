@@ -276,7 +276,7 @@ def finalizer() -> None:
     CLEANUP.callback(weakref.finalize(KEEP[0], print, torch.ones(250)).detach)
 
 
-@leak(OBJECTS, "planted.KEEP[0].buffer[0].args[0]", hint="log loss.item()")
+@leak(OBJECTS, "planted.KEEP[0].buffer[0].args[0]", hint="such as loss.item()")
 def logged() -> None:
     handler = logging.handlers.BufferingHandler(100)
     logger = logging.Logger("planted")

@@ -56,7 +56,7 @@ def graph_retained_after_backward() -> None:
 @leak(
     TORCH,
     "planted.KEEP[0].grad_fn._saved_indices[0]",
-    hint="keep its detach()",
+    hint="keep that tensor's detach()",
     size=1500,
     made="dtype=",
 )
@@ -268,7 +268,7 @@ def wrapped_by_vmap() -> None:
     torch.vmap(lambda x: KEEP.append(x + 1) or x)(torch.ones(5, 50))
 
 
-@leak(TORCH, "planted.KEEP[0]", hint="keep its detach()", made="x + 1")
+@leak(TORCH, "planted.KEEP[0]", made="x + 1")
 def wrapped_by_two_transforms() -> None:
     old = WEIGHT.detach().view(5, 50)
     torch.vmap(torch.func.grad(lambda x: KEEP.append(x + 1) or x.sum()))(old)

@@ -223,9 +223,9 @@ def test_a_failure_names_limit_region_device_and_remedy(record: MakeRecord) -> N
     assert failure.render([result], ScriptedMeter().facts()).splitlines() == [
         "zero_retention broken: retained 1 byte, allowed 0 bytes: 1 byte too much",
         "  in region 'fit', measured on cpu (scripted figures)",
-        "  what to do: find what still references them: a list, an attribute, a hook or a cache",
+        "  what to do: remove each from what holds it, or keep a number computed from it instead",
         "max_peak_mb('4 B') broken: peak increase 5 bytes, allowed 4 bytes: 1 byte too much",
-        "  what to do: free or detach tensors earlier, use torch.no_grad(), or a smaller batch",
+        "  what to do: --cka-memory-html=memory.html --cka-memory-timeline draws when each was live",
     ]
 
 
@@ -259,7 +259,7 @@ def test_a_failure_lists_a_group_once_and_refers_to_it_from_other_limits(
         "  2 allocations, 8 bytes, made at net.py:3: as above",
         "  1 allocation, 2 bytes",
         "    made at net.py:9 in run: `x.exp()`",
-        "  what to do: free or detach tensors earlier, use torch.no_grad(), or a smaller batch",
+        "  what to do: --cka-memory-html=memory.html --cka-memory-timeline draws when each was live",
         "  explains 10 of 10 B",
         "zero_retention broken: retained 8 bytes, allowed 0 bytes: 8 bytes too much",
     ]
@@ -284,12 +284,13 @@ def test_what_references_a_group_is_shown_also_if_the_peak_comes_first(record: M
     [
         pytest.param(
             94, 94, "it rose with the peak increase, 94.00 MB, of which 94.00 MB are retained: "
-            "find what still references them: a list, an attribute, a hook or a cache", id="leak"),
+            "remove each from what holds it, or keep a number computed from it instead", id="leak"),
         pytest.param(
-            80, 0, "it rose with the peak increase, 80.00 MB: free or detach tensors earlier, use "
-            "torch.no_grad(), or a smaller batch", id="peak-just-explains-it"),
+            80, 0, "it rose with the peak increase, 80.00 MB: "
+            "--cka-memory-html=memory.html --cka-memory-timeline draws when each was live", id="peak-just-explains-it"),
         pytest.param(
-            79, 79, "blocks of changing sizes fragment the reserve: keep batch sizes equal",
+            79, 79, "the allocator reserved more than was in use at once: --cka-memory-snapshots=DIR "
+            "writes its segments, which https://docs.pytorch.org/memory_viz draws",
             id="the-rest-is-above-the-limit"),
     ],
 )  # fmt: skip
@@ -340,7 +341,7 @@ def test_a_failure_of_a_region_without_a_label_names_the_whole_test(record: Make
 @pytest.mark.parametrize(
     ("start_bytes", "advice"),
     [
-        (500, "the region allocates most of it: free or detach tensors earlier"),
+        (500, "the region allocates most of it: --cka-memory-html=memory.html"),
         (501, "most of it was in use before the region: free what earlier code"),
     ],
     ids=["half", "more-than-half"],
