@@ -20,6 +20,7 @@ from pytest_cka_memory.units import MB
 
 _SEE = "--cka-memory-html=memory.html --cka-memory-timeline draws when each was live"
 
+
 @dataclass(frozen=True, kw_only=True)
 class RegionRecord(AdditionalFigures):
     """What was measured between a region's entry and its exit; in bytes unless noted."""

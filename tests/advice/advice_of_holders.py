@@ -9,7 +9,6 @@ from pytest import mark
 from torch import nn
 
 
-
 def weight_on(device):
     return nn.Parameter(torch.ones(1000, device=device))
 
@@ -493,9 +492,7 @@ def optimizers_that_have_stepped(cka_memory):
             optimizer.step()
 
 
-@advice(
-    "`advice_table.KEEP` keeps more in every batch: empty it, or bound its length", limit=FLAT
-)
+@advice("`advice_table.KEEP` keeps more in every batch: empty it, or bound its length", limit=FLAT)
 def outputs(cka_memory):
     with cka_memory.measure() as region:
         for _ in region.batches(range(8)):
@@ -648,9 +645,7 @@ def concatenated_and_emptied(cka_memory):
             seen = torch.ones(0, device=cka_memory.device)
 
 
-@advice(
-    "remove each from what holds it, or keep a number computed from it instead"
-)
+@advice("remove each from what holds it, or keep a number computed from it instead")
 def kept(cka_memory):
     with cka_memory.measure():
         KEEP.append(torch.ones(250, device=cka_memory.device))

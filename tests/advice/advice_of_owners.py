@@ -12,11 +12,22 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
+from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters.torch_versions import KEEPS_WORKSPACES
+
 FIND_OUT = (
     "to find out which, put cka_memory.measure() around a half of the block, then around a half of "
     "that: the line after which it is retained uses the owner"
 )
 OF_A_GRAPH = "an autograd graph of which no Python object has the result"
+if not torch_private.SHOWS_SAVED:
+    OF_A_GRAPH += ", or a hook of saved_tensors_hooks that returns the tensor itself"
+CUBLAS = (
+    "a workspace of cuBLAS is kept for the next matrix product: "
+    "torch._C._cuda_clearCublasWorkspaces() frees it; "
+    if KEEPS_WORKSPACES
+    else ""
+)
 
 
 def weight_on(device):
@@ -550,10 +561,9 @@ def one_pool_of_graphs(cka_memory):
 
 @advice(
     "no tensor that a Python object references owns these bytes: they may be a library's "
-    "workspace, or C++ code, such as an autograd graph, may hold them; a workspace of cuBLAS is "
-    "kept for the next matrix product: torch._C._cuda_clearCublasWorkspaces() frees it; the pool "
-    "of a CUDA graph is freed with the graph (delete it, reset() it, then "
-    f"torch.cuda.empty_cache()); {FIND_OUT}",
+    f"workspace, or C++ code, such as an autograd graph, may hold them; {CUBLAS}the pool of a CUDA "
+    "graph is freed with the graph (delete it, reset() it, then torch.cuda.empty_cache()); "
+    f"{FIND_OUT}",
     devices=(CARD,),
     is_command=True,
 )

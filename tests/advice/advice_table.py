@@ -55,6 +55,8 @@ ELSEWHERE = {
 }
 """Tests of hints that no program of this table can follow -> the hint."""
 COMMANDS = {
+    "a workspace of cuBLAS is kept for the next matrix product: "
+    "torch._C._cuda_clearCublasWorkspaces() frees it": "torch 2.15 keeps none",
     "this is memory of the CUDA context, NCCL, other libraries or other processes: nvidia-smi "
     "lists the processes that use the card": "the emulated device has no other processes",
     "the workers grow, and this system does not count what they copy: with num_workers=0 the test "

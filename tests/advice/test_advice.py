@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
+import advice_page
 import pytest
-import session_programs
 from advice_table import CARD, COMMANDS, CPU, ELSEWHERE, ROWS, TENSORS
 
 from pytest_cka_memory.core.figures import FIGURES
+from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters.torch_versions import KEEPS_WORKSPACES
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
@@ -86,7 +88,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
 
 
 def run_session(device: str, folder: Path) -> Mapping[str, Outcome]:
-    removed = ("PYTEST_", "CUDA_", "PYTORCH_", "CI", "GITHUB_")
+    removed = ("PYTEST_XDIST", "PYTEST_ADDOPTS", "CUDA_", "PYTORCH_", "CI", "GITHUB_")
     environment = {name: v for name, v in os.environ.items() if not name.startswith(removed)}
     environment.update(OMP_NUM_THREADS="1", COLUMNS="100", PYTHONPATH=f"{ROOT}:{FOLDER}")
     environment.update(ADVICE_DEVICE=device)
@@ -96,7 +98,11 @@ def run_session(device: str, folder: Path) -> Mapping[str, Outcome]:
     junit = folder / "programs.xml"
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={FOLDER}", *options]
-        + [f"--cka-memory-device={CARD if device == CARD else CPU}", f"--junitxml={junit}", "session_programs.py"],
+        + [
+            f"--cka-memory-device={CARD if device == CARD else CPU}",
+            f"--junitxml={junit}",
+            "session_programs.py",
+        ],
         env=environment,
         cwd=FOLDER,
         capture_output=True,
@@ -122,7 +128,9 @@ def cases(device: str) -> Iterator[object]:
     marks = [pytest.mark.emulates] if device == CARD else []
     for row in ROWS:
         if device in row.devices:
-            yield pytest.param(device, row, marks=marks, id=f"{device.partition(':')[0]}-{row.name}")
+            yield pytest.param(
+                device, row, marks=marks, id=f"{device.partition(':')[0]}-{row.name}"
+            )
 
 
 @pytest.mark.parametrize(("device", "row"), [*cases(CPU), *cases(TENSORS), *cases(CARD)])
@@ -133,7 +141,9 @@ def test_hint_is_printed_and_following_it_repairs_the_program(outcomes, device, 
         pytest.skip(found[row.name].skipped)
     first = found[row.name]
     assert row.hint in (first.line if row.in_message else first.printed), first.text
-    assert not {name: text for each in row.followed if (text := found[(name := each.__name__)].text)}
+    assert not {
+        name: text for each in row.followed if (text := found[(name := each.__name__)].text)
+    }
     assert bool(row.followed) is not row.is_command
 
 
@@ -218,3 +228,12 @@ def test_detach_is_not_advised_if_the_tensor_itself_is_what_is_kept(outcomes):
 def test_no_grad_is_not_advised_for_the_peak_of_a_training_step(outcomes):
     """A backward pass needs the graph that keeps most of the peak."""
     assert not any("no_grad" in hint for hint in outcomes(CPU)["training_step"].printed)
+
+
+@pytest.mark.sources
+@pytest.mark.skipif(
+    not (torch_private.SHOWS_SAVED and KEEPS_WORKSPACES), reason="this torch has other hints"
+)
+def test_page_of_hints_has_the_table():
+    """The page is written by advice_page.py; run it after the table has changed."""
+    assert advice_page.PAGE.read_text("utf-8") == advice_page.page()

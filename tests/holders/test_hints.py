@@ -112,9 +112,14 @@ def test_losses_are_told_from_other_tensors_that_grow() -> None:
     assert grown[0].hint == ("attached to its autograd graph: keep loss.item() instead")
     grown, text = growth(lambda _: KEEP.append(WEIGHT * 2))
     assert grown[0].hint == GROWS.format("planted.KEEP")  # its detach() would keep the same bytes
-    (grown, _), saved = growth(lambda _: KEEP.append(WEIGHT.exp() * 2)), "kept by the autograd graph"
+    (grown, _), saved = (
+        growth(lambda _: KEEP.append(WEIGHT.exp() * 2)),
+        "kept by the autograd graph",
+    )
     (hint,) = {str(holding.hint) for holding in grown if ".grad_fn" in str(holding.held_by)}
-    assert hint.startswith(f"{GROWS.format('planted.KEEP')}; each is {saved} of a tensor: keep that")
+    assert hint.startswith(
+        f"{GROWS.format('planted.KEEP')}; each is {saved} of a tensor: keep that"
+    )
     assert "loss.item()" not in text
 
 

@@ -130,4 +130,4 @@ def test_leaks_through_fixtures_and_pytest_name_their_holder(regions) -> None:
         assert holding["bytes"] == found[name]["retained_bytes"] == 1000
         assert holder in holding["held_by"], name
         assert holding["created_at"][0].endswith(name)
-    assert "log loss.item()" in found["test_logged"]["retained"][0]["hint"]
+    assert "such as loss.item()" in found["test_logged"]["retained"][0]["hint"]

@@ -287,10 +287,11 @@ def test_what_references_a_group_is_shown_also_if_the_peak_comes_first(record: M
             "remove each from what holds it, or keep a number computed from it instead", id="leak"),
         pytest.param(
             80, 0, "it rose with the peak increase, 80.00 MB: "
-            "--cka-memory-html=memory.html --cka-memory-timeline draws when each was live", id="peak-just-explains-it"),
+            "--cka-memory-html=memory.html --cka-memory-timeline draws when each was live",
+            id="peak-just-explains-it"),
         pytest.param(
-            79, 79, "the allocator reserved more than was in use at once: --cka-memory-snapshots=DIR "
-            "writes its segments, which https://docs.pytorch.org/memory_viz draws",
+            79, 79, "the allocator reserved more than was in use at once: "
+            "--cka-memory-snapshots=DIR writes its segments, which https://docs.pytorch.org/memory_viz draws",
             id="the-rest-is-above-the-limit"),
     ],
 )  # fmt: skip
