@@ -1,11 +1,12 @@
 """Hints on what Python references: lists, hooks, caches, generators, optimizers, locals."""
 
+import contextlib
 import functools
 import logging
 
+import pytest
 import torch
 from advice_table import FLAT, KEEP, advice, follows
-from pytest import mark
 from torch import nn
 
 
@@ -50,7 +51,7 @@ def number_in_a_larger_storage(cka_memory):
 @advice(
     "kept by the autograd graph of a tensor: keep that tensor's detach() instead, which keeps only "
     "its own storage, or a number computed from it, such as its mean().item()",
-    limit=mark.max_retained_mb("4100 B"),
+    limit=pytest.mark.max_retained_mb("4100 B"),
 )
 def output_with_its_graph(cka_memory):
     weight = weight_on(cka_memory.device)
@@ -79,9 +80,34 @@ def output_as_a_number(cka_memory):
 
 
 @advice(
+    "kept by the autograd graph of a tensor: keep that tensor's detach() instead, which keeps only "
+    "its own storage, or a number computed from it, such as its mean().item()"
+)
+def output_with_its_input(cka_memory):
+    layer = nn.Linear(64, 64, device=cka_memory.device).requires_grad_(False)
+    with cka_memory.measure():
+        inputs = torch.ones(16, 64, device=cka_memory.device, requires_grad=True)
+        output = layer(inputs)
+        output.sum().backward()
+        KEEP.append(output)
+        del inputs, output
+
+
+@follows(output_with_its_input)
+def output_with_its_input_as_a_number(cka_memory):
+    layer = nn.Linear(64, 64, device=cka_memory.device).requires_grad_(False)
+    with cka_memory.measure():
+        inputs = torch.ones(16, 64, device=cka_memory.device, requires_grad=True)
+        output = layer(inputs)
+        output.sum().backward()
+        KEEP.append(output.mean().item())
+        del inputs, output
+
+
+@advice(
     "attached to its autograd graph, and it uses only part of its storage: keep detach().clone() "
     "of it instead",
-    limit=mark.max_retained_mb("512 B"),
+    limit=pytest.mark.max_retained_mb("512 B"),
 )
 def part_of_an_output(cka_memory):
     weight = weight_on(cka_memory.device)
@@ -143,7 +169,7 @@ def logged_text(cka_memory):
 @advice(
     "the tensor uses only part of its storage and keeps all of it alive, as views and the results "
     "of some losses do: keep a clone() of it instead",
-    limit=mark.max_retained_mb("512 B"),
+    limit=pytest.mark.max_retained_mb("512 B"),
 )
 def view(cka_memory):
     with cka_memory.measure():
@@ -308,10 +334,8 @@ async def async_rows_on(device):
 
 def run(awaitable):
     """Run what awaits nothing to its end."""
-    try:
+    with contextlib.suppress(StopIteration, StopAsyncIteration):
         awaitable.send(None)
-    except (StopIteration, StopAsyncIteration):
-        pass
 
 
 @advice("a suspended generator keeps its local variables alive: exhaust it, or aclose() it")

@@ -5,9 +5,9 @@ import ctypes
 import io
 import warnings
 
+import pytest
 import torch
 from advice_table import CARD, CLEANUP, CPU, KEEP, NATIVE, TENSORS, advice, follows
-from pytest import mark
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
@@ -160,7 +160,7 @@ def one_rank():
     "with the model: delete it, and its optimizer and hooks, or let the gradients be in them with "
     "gradient_as_bucket_view=True",
     devices=(CPU,),
-    limit=mark.max_retained_mb("1400 B"),
+    limit=pytest.mark.max_retained_mb("1400 B"),
     skip=NATIVE,
 )
 def buckets(cka_memory):
@@ -521,7 +521,7 @@ def captured(allocate, **options):
     "may hold it, as those that torch.compile has captured do until torch.compiler.reset(); "
     f"{FIND_OUT}",
     devices=(CARD,),
-    limit=mark.max_retained_mb(1),
+    limit=pytest.mark.max_retained_mb(1),
     is_command=True,
 )
 def memory_of_a_graph(cka_memory):
@@ -536,7 +536,7 @@ def memory_of_a_graph(cka_memory):
     "graphs that never run at once into one pool, or call torch.compiler.reset() if torch.compile "
     "has captured it",
     devices=(CARD,),
-    limit=mark.max_reserved_mb(30),
+    limit=pytest.mark.max_reserved_mb(30),
 )
 def pools_of_graphs(cka_memory):
     with cka_memory.measure():

@@ -4,9 +4,9 @@ import gc
 import os
 import weakref
 
+import pytest
 import torch
 from advice_table import CARD, CPU, KEEP, LINUX, NATIVE, advice, follows
-from pytest import mark
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -22,7 +22,7 @@ def network_on(device):
 @advice(
     "an autograd graph keeps it for a backward pass, and none was seen to free it: if none "
     "follows, compute it in torch.no_grad()",
-    limit=mark.max_peak_mb(1.5),
+    limit=pytest.mark.max_peak_mb(1.5),
     skip=NATIVE,
 )
 def evaluation(cka_memory):
@@ -42,7 +42,7 @@ def evaluation_without_gradients(cka_memory):
             inputs = (inputs * weight).sigmoid()
 
 
-@advice(SEE, limit=mark.max_peak_mb(1), is_command=True)
+@advice(SEE, limit=pytest.mark.max_peak_mb(1), is_command=True)
 def training_step(cka_memory):
     weight = nn.Parameter(torch.ones(1, device=cka_memory.device))
     inputs = torch.ones(2**16, device=cka_memory.device)
@@ -53,7 +53,9 @@ def training_step(cka_memory):
         del inputs
 
 
-@advice(f"the region allocates most of it: {SEE}", limit=mark.max_level_mb(1), is_command=True)
+@advice(
+    f"the region allocates most of it: {SEE}", limit=pytest.mark.max_level_mb(1), is_command=True
+)
 def level(cka_memory):
     with cka_memory.measure():
         torch.ones(64 * MB, dtype=torch.uint8, device=cka_memory.device)
@@ -62,7 +64,7 @@ def level(cka_memory):
 @advice(
     "most of it was in use before the region: free what earlier code and fixtures left there, or "
     "use smaller models and data",
-    limit=mark.max_level_mb(100),
+    limit=pytest.mark.max_level_mb(100),
 )
 def earlier_memory(cka_memory):
     before = torch.ones(128 * MB, dtype=torch.uint8, device=cka_memory.device)
@@ -91,7 +93,7 @@ def smaller_data(cka_memory):
     "the allocator reserved more than was in use at once: --cka-memory-snapshots=DIR writes its "
     "segments, which https://docs.pytorch.org/memory_viz draws",
     devices=(CARD,),
-    limit=mark.max_reserved_mb(10),
+    limit=pytest.mark.max_reserved_mb(10),
     is_command=True,
 )
 def reserve(cka_memory):
@@ -111,7 +113,7 @@ def failing(x):
 @advice(
     "an exception keeps the frames of its traceback alive, and one of them references it: delete "
     "the variable that holds it, or clear its traceback with error.with_traceback(None)",
-    limit=mark.no_cycles,
+    limit=pytest.mark.no_cycles,
 )
 def exception_in_a_variable(cka_memory):
     with cka_memory.measure():
@@ -173,7 +175,7 @@ class Step:
 @advice(
     "an object references its own bound method: keep weakref.WeakMethod(self.method) instead, or "
     "look the method up when it is called",
-    limit=mark.no_cycles,
+    limit=pytest.mark.no_cycles,
 )
 def own_method(cka_memory):
     with cka_memory.measure():
@@ -214,7 +216,7 @@ def set_weak_callback(node):
 @advice(
     "a function that the object references has the object in its closure: pass it as an argument, "
     "or reference it with weakref.ref",
-    limit=mark.no_cycles,
+    limit=pytest.mark.no_cycles,
 )
 def closure(cka_memory):
     with cka_memory.measure():
@@ -244,7 +246,7 @@ def weak_closure(cka_memory):
 
 @advice(
     "make one of these references weak, with weakref.ref, or delete it when it is not needed",
-    limit=mark.no_cycles,
+    limit=pytest.mark.no_cycles,
 )
 def two_objects(cka_memory):
     with cka_memory.measure():
@@ -276,7 +278,7 @@ def two_objects_of_which_one_is_let_go(cka_memory):
 @advice(
     "the collector, or a generator or finalizer in the cycle, has freed them before the cycle "
     "could be described: to see more, call gc.disable() before the region",
-    limit=mark.no_cycles,
+    limit=pytest.mark.no_cycles,
     is_command=True,
 )
 def collected_cycle(cka_memory):
@@ -295,7 +297,7 @@ def in_a_cycle(device):
 @advice(
     "gc.collect() in the loop, or breaking the cycle of what is made at advice_of_peaks.py:N, "
     "would free it",
-    limit=mark.max_peak_mb(4),
+    limit=pytest.mark.max_peak_mb(4),
     in_message=True,
     skip=NATIVE,
 )
@@ -327,7 +329,7 @@ def cycle_broken(cka_memory):
     "look for memory outside tensors: lists and dicts of Python objects, NumPy arrays, other "
     "libraries, threads. Python's tracemalloc lists the lines that allocate most of such memory",
     devices=(CPU,),
-    limit=mark.max_process_mb(40),
+    limit=pytest.mark.max_process_mb(40),
     skip=LINUX or NATIVE,
     is_command=True,
 )
@@ -341,7 +343,7 @@ def python_objects(cka_memory):
     "torch's tensors had it, and nothing of them is live now: max_peak_mb has the lines that "
     "allocate most",
     devices=(CPU,),
-    limit=mark.max_process_mb(40),
+    limit=pytest.mark.max_process_mb(40),
     skip=LINUX or NATIVE,
     is_command=True,
 )
@@ -394,7 +396,7 @@ def read_by_workers(cka_memory, data, size):
     "list, dict or cache that grows with each item, and bound its length. With num_workers=0 the "
     "test measures the same code in this process, in which no_cycles finds reference cycles too",
     devices=(CPU,),
-    limit=mark.flat_process_per_batch("256 KiB"),
+    limit=pytest.mark.flat_process_per_batch("256 KiB"),
     skip=LINUX or NATIVE,
 )
 def cache_in_workers(cka_memory):
@@ -411,7 +413,7 @@ def bounded_cache_in_workers(cka_memory):
     "count, which copies the page of memory that it is in. Keep the data set in an array or tensor "
     "instead of a list or dict of Python objects",
     devices=(CPU,),
-    limit=mark.flat_process_per_batch("256 KiB"),
+    limit=pytest.mark.flat_process_per_batch("256 KiB"),
     skip=LINUX or NATIVE,
 )
 def list_in_workers(cka_memory):

@@ -20,12 +20,14 @@ SECTIONS = {
 }
 START = """# Every hint, and the code that follows it
 
-A broken limit is explained by what holds the memory, and by a line `what to do:` if something is certain to help. Below is every such
-line that the plugin can print. Behind each is a program in which it appears, and what its repair changes. The tests run both on the CPU
-and on the [emulated device](../how-to/emulating.md), and the repaired program must keep the limit that the first one breaks. A hint
-without such a pair fails a test; where no repair is certain, the line has a command that finds out more.
+A broken limit is explained by what holds the memory, and by a line `what to do:` if something is
+certain to help. Below is every such line that the plugin can print. Behind each is a program in
+which it appears, and the lines that change when it is followed. The tests run both on the CPU and
+on the [emulated device](../how-to/emulating.md), and the changed program must keep the limit that
+the first one breaks. If nothing is certain to help, the line has a command that finds out more.
 
-`KEEP` is a global list. `N` is the number of a line, and other names in backticks are those of the program.
+`KEEP` is a global list. `N` is the number of a line, and other names in backticks are those of the
+program.
 """
 NOTE = "<!-- checked by: tests/advice/test_advice.py -->"
 
@@ -57,7 +59,7 @@ def lines_about(row: Row) -> Iterator[str]:
     marker = f"@pytest.mark.{row.limit.mark.name}{f'({limit})' if limit else ''}"
     yield f"{NOTE}\n```python\n{marker}\n" + "\n".join(code_of(row.program)) + "\n```"
     for program in row.followed:
-        yield f"```diff\n{changes(row.program, program)}\n```"
+        yield f"{NOTE}\n```diff\n{changes(row.program, program)}\n```"
 
 
 def code_of(program: Program) -> list[str]:

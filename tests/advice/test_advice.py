@@ -97,11 +97,10 @@ def run_session(device: str, folder: Path) -> Mapping[str, Outcome]:
     options = ["-p", "no:cacheprovider", "-p", "no:randomly", "-p", "no:asyncio", "-W", "ignore"]
     junit = folder / "programs.xml"
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={FOLDER}", *options]
-        + [
+        [
+            *(sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={FOLDER}", *options),
             f"--cka-memory-device={CARD if device == CARD else CPU}",
-            f"--junitxml={junit}",
-            "session_programs.py",
+            *(f"--junitxml={junit}", "session_programs.py"),
         ],
         env=environment,
         cwd=FOLDER,

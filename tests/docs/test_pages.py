@@ -50,5 +50,5 @@ def _redraw(page: Path, shown: list[Shown]) -> None:
 def test_every_language_is_one_that_the_tests_know() -> None:
     """A block in a language that the tests do not know would be neither run nor compared."""
     found: list[Block] = [block for page in pages() for block in blocks(page)]
-    known = {"python", "sh", "text", "yaml", "toml", "ini", "json"}
+    known = {"diff", "python", "sh", "text", "yaml", "toml", "ini", "json"}
     assert {block.language for block in found} <= known

@@ -19,6 +19,7 @@ from pytest_cka_memory.units import MB
 MakeRecord = Callable[..., RegionRecord]
 FLAT = limit_from_marker("flat_per_batch", (), {})
 ZERO = limit_from_marker("zero_retention", (), {})
+SEE = "--cka-memory-html=memory.html --cka-memory-timeline draws when each was live"
 RESERVED = limit_from_marker("max_reserved_mb", (1,), {})
 FILE = "tests/gates/test_cka.py"
 
@@ -225,7 +226,7 @@ def test_a_failure_names_limit_region_device_and_remedy(record: MakeRecord) -> N
         "  in region 'fit', measured on cpu (scripted figures)",
         "  what to do: remove each from what holds it, or keep a number computed from it instead",
         "max_peak_mb('4 B') broken: peak increase 5 bytes, allowed 4 bytes: 1 byte too much",
-        "  what to do: --cka-memory-html=memory.html --cka-memory-timeline draws when each was live",
+        f"  what to do: {SEE}",
     ]
 
 
@@ -259,7 +260,7 @@ def test_a_failure_lists_a_group_once_and_refers_to_it_from_other_limits(
         "  2 allocations, 8 bytes, made at net.py:3: as above",
         "  1 allocation, 2 bytes",
         "    made at net.py:9 in run: `x.exp()`",
-        "  what to do: --cka-memory-html=memory.html --cka-memory-timeline draws when each was live",
+        f"  what to do: {SEE}",
         "  explains 10 of 10 B",
         "zero_retention broken: retained 8 bytes, allowed 0 bytes: 8 bytes too much",
     ]
@@ -286,12 +287,12 @@ def test_what_references_a_group_is_shown_also_if_the_peak_comes_first(record: M
             94, 94, "it rose with the peak increase, 94.00 MB, of which 94.00 MB are retained: "
             "remove each from what holds it, or keep a number computed from it instead", id="leak"),
         pytest.param(
-            80, 0, "it rose with the peak increase, 80.00 MB: "
-            "--cka-memory-html=memory.html --cka-memory-timeline draws when each was live",
+            80, 0, f"it rose with the peak increase, 80.00 MB: {SEE}",
             id="peak-just-explains-it"),
         pytest.param(
             79, 79, "the allocator reserved more than was in use at once: "
-            "--cka-memory-snapshots=DIR writes its segments, which https://docs.pytorch.org/memory_viz draws",
+            "--cka-memory-snapshots=DIR writes its segments, which "
+            "https://docs.pytorch.org/memory_viz draws",
             id="the-rest-is-above-the-limit"),
     ],
 )  # fmt: skip
