@@ -68,7 +68,7 @@ _GRADIENT = (
 _GRADIENT_OF = (
     "the gradient of a tensor that is not a parameter, so zero_grad() of a module leaves it: set "
     "`{}.grad = None` after its last use, or compute it with torch.autograd.grad(), which sets no "
-    ".grad"
+    ".grad, or do not keep the tensor"
 )
 _OPTIMIZER = (
     "an optimizer allocates its state in its first step: take one before measuring, or delete the "

@@ -403,7 +403,7 @@ def gradients_set_to_none(cka_memory):
 @advice(
     "the gradient of a tensor that is not a parameter, so zero_grad() of a module leaves it: set "
     "`inputs.grad = None` after its last use, or compute it with torch.autograd.grad(), which "
-    "sets no .grad"
+    "sets no .grad, or do not keep the tensor"
 )
 def gradient_of_an_input(cka_memory):
     inputs = torch.ones(250, device=cka_memory.device, requires_grad=True)
@@ -424,6 +424,14 @@ def gradient_of_an_input_that_sets_no_grad(cka_memory):
     inputs = torch.ones(250, device=cka_memory.device, requires_grad=True)
     with cka_memory.measure():
         torch.autograd.grad(inputs.exp().sum(), inputs)
+
+
+@follows(gradient_of_an_input)
+def gradient_of_an_input_that_is_not_kept(cka_memory):
+    inputs = torch.ones(250, device=cka_memory.device, requires_grad=True)
+    with cka_memory.measure():
+        inputs.exp().sum().backward()
+        del inputs
 
 
 def optimizer_on(device):
