@@ -80,7 +80,7 @@ def test_a_planted_leak_is_reported_with_its_bytes_holder_line_and_hint(leak: Le
 
 
 def test_nearly_all_planted_leaks_have_a_holder() -> None:
-    """In 95 % of the leaks at least 95 % of the bytes are explained; in the others, that is said."""
+    """In 95 % of the leaks at least 95 % of the bytes are explained; in others, that is said."""
     every = [*OBJECTS, *PROGRAMS, *TORCH, *GRAPHS, *CACHES]
     without = [leak.name for leak in every if leak.held_by == NO_HOLDER]
     assert len(without) <= 0.05 * len(every), without
