@@ -135,19 +135,28 @@ class Allocation(NamedTuple):
 
 
 @runtime_checkable
-class KnowsTotal(Protocol):
-    """Allocations whose bytes are added up without making each of them."""
+class ManyAllocations(Protocol):
+    """Allocations of which some questions are answered without looking at each."""
 
-    @property
     def total_bytes(self) -> int:
-        """The sum of their bytes."""
+        """Return the sum of their bytes."""
+
+    def live(self) -> Iterable[Allocation]:
+        """Return those that have not been freed."""
 
 
 def total_bytes(allocations: Sequence[Allocation]) -> int:
     """Return the sum of the bytes of `allocations`."""
-    if isinstance(allocations, KnowsTotal):
-        return allocations.total_bytes
+    if isinstance(allocations, ManyAllocations):
+        return allocations.total_bytes()
     return sum(allocation.bytes for allocation in allocations)
+
+
+def live_of(allocations: Iterable[Allocation]) -> Iterable[Allocation]:
+    """Return those of `allocations` that have not been freed."""
+    if isinstance(allocations, ManyAllocations):
+        return allocations.live()
+    return (allocation for allocation in allocations if allocation.is_live())
 
 
 @dataclass(frozen=True)

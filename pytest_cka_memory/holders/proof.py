@@ -44,6 +44,7 @@ class Proofs:
     def __init__(self, *trees: ReferenceTree) -> None:
         self._searches_left = _MOST_SEARCHES
         self._tree = trees[0]
+        self._is_only_tensor = _only_tensor_function()
         self._own: Counter[int] = Counter()
         """By identity, how often an object is referenced by `trees`, besides the reference by which
         it was met. One that is not here has one key if a path ends at it, and none otherwise: so a
@@ -61,7 +62,7 @@ class Proofs:
 
     def is_only_reference(self, last: Reference) -> bool:
         """Whether a storage is freed with a reference that users delete, on the path to `last`."""
-        if not _is_only_tensor(last.value):
+        if not self._is_only_tensor(last.value):
             return False
         for step in self._tree.upwards(last):
             is_of_cpp = step.root is None and step.text is not None
@@ -105,20 +106,25 @@ class Proofs:
         return sys.getrefcount(step.value) - 3 - own
 
 
-def _is_only_tensor(value: Any) -> bool:
-    """Whether no other tensor, node or object of C++ uses the storage of a tensor."""
+def _only_tensor_function() -> Callable[[Any], bool]:
+    """Return a function: whether no other tensor, node or object of C++ uses a tensor's storage.
+
+    It is called for every tensor, so what it needs is looked up once.
+    """
     import torch
 
-    from pytest_cka_memory.meters import torch_private
     from pytest_cka_memory.meters.storages.live_objects import storages_of
+    from pytest_cka_memory.meters.torch_private import storage_key, storage_use_count, use_count
 
-    if not issubclass(type(value), torch.Tensor) or torch_private.use_count(value) != 1:
-        return False
-    return all(
-        torch_private.storage_use_count(torch_private.storage_key(storage))
-        == _USES_OF_TENSOR_AND_OBJECT
-        for storage in storages_of(value)
-    )
+    def is_only_tensor(value: Any) -> bool:
+        if not issubclass(type(value), torch.Tensor) or use_count(value) != 1:
+            return False
+        for storage in storages_of(value):
+            if storage_use_count(storage_key(storage)) != _USES_OF_TENSOR_AND_OBJECT:
+                return False
+        return True
+
+    return is_only_tensor
 
 
 _USES_OF_TENSOR_AND_OBJECT = 2

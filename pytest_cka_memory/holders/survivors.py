@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
-from pytest_cka_memory.core.allocations import Allocation
+from pytest_cka_memory.core.allocations import Allocation, live_of
 from pytest_cka_memory.core.growth import middle
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
@@ -80,7 +81,7 @@ def holdings(
     from pytest_cka_memory.meters.torch_private import no_torch_function
 
     # In the order of allocation, so that of equally large ones the same is described every time.
-    live = [it for it in sorted(allocations, key=lambda it: it.serial) if it.is_live()]
+    live = sorted(live_of(allocations), key=attrgetter("serial"))
     was_enabled = gc.isenabled()
     gc.disable()  # a collection during the search would only cost time
     try:
@@ -292,7 +293,7 @@ def _search(
     )
     # The roots are not kept, because all that is not reached is searched next.
     found = search(rules, sizes, *roots())
-    missing = {key for key in sizes if key not in found.tree}
+    missing = sizes.keys() - found.tree.keys
     return found.tree, unreached(rules, missing, found.walk) if missing else UnreachedTree()
 
 

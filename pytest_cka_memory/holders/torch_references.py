@@ -107,8 +107,10 @@ def _key_functions(
             return (key,)
         if not address:
             return (key,)
-        first = bisect_right(starts, address)
         size = storage.nbytes()
+        if blocks.get(address, -1) >= size:  # as nearly all: it is one block
+            return (key, address)
+        first = bisect_right(starts, address)
         end = address + size if size < _EVERY_ADDRESS else address
         inside = starts[first : bisect_left(starts, end, first)]
         start = starts[first - 1] if first else 0

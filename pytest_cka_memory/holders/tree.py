@@ -4,7 +4,7 @@ They form a tree: each object has the one reference by which it was met. So a pa
 of its own, and what a million paths have in common is looked at once.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -43,6 +43,11 @@ class ReferenceTree:
 
     def __contains__(self, key: int) -> bool:
         return key in self._holders
+
+    @property
+    def keys(self) -> Set[int]:
+        """The keys that objects have."""
+        return self._holders.keys()
 
     @property
     def holders(self) -> Collection[Any]:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from itertools import repeat
+from itertools import compress, repeat
 from typing import NamedTuple, cast
 
 import torch
@@ -210,10 +210,18 @@ class BlockAllocations(LazySequence[Block, Allocation]):
         sites = map(self._sites.__getitem__, self.blocks.stacks)
         return map(Allocation, *columns, repeat(self._counter), sites, repeat(True))
 
-    @property
     def total_bytes(self) -> int:
-        """The sum of their bytes."""
+        """Return the sum of their bytes."""
         return sum(self.blocks.sizes)
+
+    def live(self) -> Iterator[Allocation]:
+        """Return those that have not been freed."""
+        addresses, serials = self.blocks.addresses, self.blocks.serials
+        now = self._counter.allocations_since(min(serials, default=1) - 1).blocks
+        if serials == now.serials and addresses == now.addresses:
+            return iter(self)
+        live = set(zip(now.addresses, now.serials, strict=True))
+        return compress(self, map(live.__contains__, zip(addresses, serials, strict=True)))
 
 
 class RegionCounter:

@@ -19,7 +19,7 @@ class PeakGroups(LazySequence[int, AllocationGroup]):
         super().__init__(range(len(blocks) + (older is not None)))
         self._blocks, self._older_group = blocks, older
         # At once, because stacks are forgotten when the last region ends.
-        self._origins = {stack: (site_of(stack), context_of(stack)) for stack in blocks.stacks}
+        self._origins = {stack: (site_of(stack), context_of(stack)) for stack in set(blocks.stacks)}
 
     def described(self, known: int) -> AllocationGroup:
         if self._older_group is not None and known == len(self._blocks):
