@@ -50,6 +50,7 @@ def search(
     roots: Collection[Root],
     late_roots: Collection[Root],
     avoided: Iterable[Any] = (),
+    step: Callable[[], None] = lambda: None,
 ) -> Found:
     """Find a short path to each wanted key.
 
@@ -60,9 +61,11 @@ def search(
             path leads through an import.
         late_roots: names that users rarely type; they are entered a few levels later.
         avoided: objects through which no path leads.
+        step: called after every 10,000 objects.
     """
     imported = list(modules().values())
-    levels = _Levels(rules_for, wanted, excluded=[*avoided, *imported, *map(globals_of, imported)])
+    excluded = [*avoided, *imported, *map(globals_of, imported)]
+    levels = _Levels(rules_for, wanted, excluded, step)
     levels.enter_roots(roots)
     depth = 0
     while not levels.has_all and (levels.has_more or depth < _LATE_ROOTS_DEPTH):
@@ -81,8 +84,13 @@ class _Levels:
     """
 
     def __init__(
-        self, rules_for: RulesForType, wanted: Collection[int], excluded: Iterable[Any]
+        self,
+        rules_for: RulesForType,
+        wanted: Collection[int],
+        excluded: Iterable[Any],
+        step: Callable[[], None],
     ) -> None:
+        self._step = step
         self._wanted = wanted if isinstance(wanted, (Set, Mapping)) else frozenset(wanted)
         self.walk = new_walk()
         """Begins with the excluded objects."""
@@ -128,6 +136,7 @@ class _Levels:
         self._enter([reference.value for reference in new])
         for start in range(first, end, _AT_ONCE):
             self._apply_rules(self.walk.follow(start, min(start + _AT_ONCE, end)))
+            self._step()
 
     def _enter(self, values: list[Any]) -> None:
         for start in range(0, len(values), _AT_ONCE):

@@ -24,6 +24,7 @@ from pytest_cka_memory.holders import (
 )
 from pytest_cka_memory.holders.groups import described, module_of, site_key
 from pytest_cka_memory.holders.patterns import Patterns
+from pytest_cka_memory.holders.progress import Progress, Write, to_stderr
 from pytest_cka_memory.holders.proof import Proofs
 from pytest_cka_memory.holders.roots import (
     Root,
@@ -41,6 +42,9 @@ from pytest_cka_memory.holders.torch_references import (
 )
 from pytest_cka_memory.holders.tree import Paths, Reference, ReferenceTree
 from pytest_cka_memory.holders.unreached import UnreachedTree, unreached
+
+_AT_ONCE = 10_000
+"""Storages after which it is looked whether the user should be told what takes so long."""
 
 
 @dataclass(slots=True)
@@ -68,6 +72,7 @@ def holdings(
     error: BaseException | None = None,
     *,
     with_paths: bool = False,
+    write: Write = to_stderr,
 ) -> tuple[Holding, ...]:
     """Group live `allocations` by allocation site and holder, largest group first.
 
@@ -77,6 +82,7 @@ def holdings(
         boundaries: the number of allocations before each batch boundary.
         error: an exception; the frames of its traceback have ended, but the user knows their names.
         with_paths: whether to describe every reference on the paths to the largest of each group.
+        write: shows a line to the user if there are so many that it takes long.
     """
     from pytest_cka_memory.meters.torch_private import no_torch_function
 
@@ -87,7 +93,9 @@ def holdings(
     try:
         # The user's modes must not see these calls.
         with no_torch_function(), expressions.remembering_places():
-            return _Description(live, named_values, boundaries, error, with_paths).holdings()
+            roots = partial(_roots, named_values, error)
+            progress = Progress(len(live), write)
+            return _Description(live, roots, boundaries, progress, with_paths).holdings()
     finally:
         packed_parameters.are_live.cache_clear()
         if was_enabled:
@@ -104,14 +112,14 @@ class _Description:
     def __init__(
         self,
         live: Sequence[Allocation],
-        named_values: Mapping[str, Any],
+        roots: Callable[[], tuple[list[Root], list[Root]]],
         boundaries: Sequence[int],
-        error: BaseException | None,
+        progress: Progress,
         with_paths: bool,
     ) -> None:
         self._live, self._boundaries, self._with_paths = live, boundaries, with_paths
-        self._roots = partial(_roots, named_values, error)
-        self._named, self._unnamed = _search(live, self._roots)
+        self._roots, self._progress = roots, progress
+        self._named, self._unnamed = _search(live, roots, progress.step)
         self._proofs = Proofs(self._named, self._unnamed)
         self._sites: dict[int, tuple[tuple[object, ...], int]] = {}
         """By the identity of what was recorded: the key of the site, and the module."""
@@ -133,7 +141,9 @@ class _Description:
         is_pinned = is_pinned_tensor if may_be_pinned() else lambda _: False
         named, unnamed = Patterns(self._named), Patterns(self._unnamed)
         groups: dict[tuple[object, ...], _Group] = {}
-        for allocation in self._live:
+        for number, allocation in enumerate(self._live):
+            if number % _AT_ONCE == 0:
+                self._progress.step()
             pattern, is_pinned_memory = 0, False
             last = self._named.find(allocation.key)
             tree: ReferenceTree | None = self._named
@@ -243,11 +253,12 @@ class _Description:
             path: the references that lead to the largest.
         """
         others: Sequence[Sequence[Reference]] = ()
-        freed_bytes = sum(
-            each.bytes
-            for each, last in zip(group.members, group.ends, strict=True)
-            if self._proofs.is_only_reference(last) and not each.is_shared()
-        )
+        freed_bytes = 0
+        for number, (each, last) in enumerate(zip(group.members, group.ends, strict=True)):
+            if number % _AT_ONCE == 0:
+                self._progress.step()
+            if self._proofs.is_only_reference(last) and not each.is_shared():
+                freed_bytes += each.bytes
         if freed_bytes:
             holding = replace(holding, freed_bytes=freed_bytes)
         else:
@@ -281,7 +292,9 @@ def unowned(rest_bytes: int) -> tuple[Holding, ...]:
 
 
 def _search(
-    live: Sequence[Allocation], roots: Callable[[], tuple[list[Root], list[Root]]]
+    live: Sequence[Allocation],
+    roots: Callable[[], tuple[list[Root], list[Root]]],
+    step: Callable[[], None],
 ) -> tuple[ReferenceTree, UnreachedTree]:
     """Return what names lead to, and what no name leads to."""
     if not live:
@@ -292,7 +305,7 @@ def _search(
         sizes if are_blocks else {found.key: found.bytes for found in live if found.is_at_key}
     )
     # The roots are not kept, because all that is not reached is searched next.
-    found = search(rules, sizes, *roots())
+    found = search(rules, sizes, *roots(), step=step)
     missing = sizes.keys() - found.tree.keys
     return found.tree, unreached(rules, missing, found.walk) if missing else UnreachedTree()
 

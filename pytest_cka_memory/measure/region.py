@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from html import escape
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup, total_bytes
 from pytest_cka_memory.core.figures import EXPLAINED, FIGURES, READABLE, RegionRecord
@@ -46,6 +46,14 @@ class Explainer(Protocol):
     @property
     def draws_paths(self) -> bool:
         """Whether the references that lead to what is retained are described one by one."""
+
+
+@runtime_checkable
+class Notifier(Protocol):
+    """Shows a line to the user, as an explainer may do."""
+
+    def notify(self, line: str) -> None:
+        """Show one line at once."""
 
 
 class Region(FigureAttributes):
@@ -354,14 +362,17 @@ class Region(FigureAttributes):
         self, allocations: Iterable[Allocation], error: BaseException | None = None
     ) -> tuple[Holding, ...]:
         named_values = {} if self._explainer is None else self._explainer.named_values()
-        from pytest_cka_memory.holders import survivors
+        from pytest_cka_memory.holders import progress, survivors
 
+        explainer = self._explainer
+        write = explainer.notify if isinstance(explainer, Notifier) else progress.to_stderr
         return survivors.holdings(
             allocations,
             named_values,
             self._samples.serials,
             error,
             with_paths=self._explainer is not None and self._explainer.draws_paths,
+            write=write,
         )
 
     def plot(self, ax: "Axes | None" = None, *, limit_mb: object = None) -> "Axes":

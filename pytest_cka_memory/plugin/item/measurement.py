@@ -26,7 +26,7 @@ from pytest_cka_memory.plugin.item.kinds import (
 from pytest_cka_memory.plugin.item.plan import limits_or_fail, plan_of
 from pytest_cka_memory.plugin.item.snapshots import history_recorded, write_snapshot
 from pytest_cka_memory.plugin.item.untouched_device import is_untouched, without_kept_limits
-from pytest_cka_memory.plugin.pytest_private import terminal_width
+from pytest_cka_memory.plugin.pytest_private import terminal_width, without_capture
 from pytest_cka_memory.plugin.session.meter import meter_of
 from pytest_cka_memory.plugin.session.options import is_narrowed
 from pytest_cka_memory.plugin.session.settings import settings_key
@@ -122,10 +122,12 @@ class ItemMeasurement:
     def figures_to_explain(self, record: RegionRecord) -> Collection[str]:
         """Return the figures to explain: those too high and, on request, what is retained."""
         explain = self._item.config.stash[settings_key].explain
-        figures = {"retained_bytes", "peak_bytes"} if explain else set()
         limits: Sequence[Limit] = self._limits
         if self._whole_region is not None and record.label == self._whole_region.label:
             limits = [*limits, *self._limits_over_runs()]
+            if len(self.probe.records) > self._in_fixtures:  # only these are reported
+                explain, limits = False, self._limits_over_runs()
+        figures = {"retained_bytes", "peak_bytes"} if explain else set()
         if limits:
             breaches = judge(self._item.nodeid, record, limits).breaches
             figures.update(b.figure for b in breaches if b.measured_bytes is not None)
@@ -155,6 +157,13 @@ class ItemMeasurement:
         instance = getattr(self._item, "instance", None)
         own = {} if instance is None else {"self": instance}
         return {**own, **getattr(self._item, "funcargs", {})}
+
+    def notify(self, line: str) -> None:
+        """Write a line to standard error, which pytest captures otherwise."""
+        from pytest_cka_memory.holders.progress import to_stderr
+
+        with without_capture(self._item.config):
+            to_stderr(line)
 
     @property
     def draws_paths(self) -> bool:
