@@ -14,6 +14,7 @@ _NOT_LIVE = (
 )
 _NOT_HELD = "no reference of a Python object to the rest was found"
 _NOT_FOUND = "what keeps the rest was not found"
+_NOT_IN_USE = "no tensor had the rest at the peak: the allocator keeps it for later"
 _NO_PLACE = "where the rest was allocated is not known"
 
 
@@ -37,15 +38,18 @@ def sentence(record: RegionRecord, figure: str) -> str:
         return ""
     if holdings and field == "grown" and all(it.bytes_per_batch is None for it in holdings):
         return ""  # a report of an earlier version
-    if field == "at_peak":
-        total = sum(holding.bytes for holding in holdings)
-    known = min(total, sum(_explained_bytes(holding, field) for holding in holdings))
+    if field == "at_peak" and not figure.startswith("reserved"):
+        known = total - min(total, sum(map(_bytes_without_place, holdings)))
+    else:
+        known = min(total, sum(_explained_bytes(holding, field) for holding in holdings))
     per_batch = " per batch" if field == "grown" else ""
     if not holdings:
         return f"nothing that is live explains {format_with_unit(total)}{per_batch}: {_NOT_LIVE}"
     text = f"explains {_of(known, total)}{per_batch}"
     if _is_all(known, total):
         return text
+    if figure.startswith("reserved"):
+        return f"{text}; {_NOT_IN_USE}"
     return f"{text}; {_why(record, field, total - known)}"
 
 
@@ -54,9 +58,14 @@ def _explained_bytes(holding: Holding, field: str) -> float:
     if field == "grown":
         return holding.bytes_per_batch or 0.0
     if field == "at_peak":
-        is_known = holding.before_region or holding.inside is not None or holding.created_at
-        return holding.bytes if is_known else 0
+        return 0 if holding.before_region else holding.bytes - _bytes_without_place(holding)
     return holding.bytes if holding.held_by is not None else 0
+
+
+def _bytes_without_place(holding: Holding) -> int:
+    """Return the bytes of a group at the peak if it is not known where they were allocated."""
+    is_known = holding.before_region or holding.inside is not None or holding.created_at
+    return 0 if is_known else holding.bytes
 
 
 def _why(record: RegionRecord, field: str, rest: float) -> str:
