@@ -39,7 +39,8 @@ def sentence(record: RegionRecord, figure: str) -> str:
     if holdings and field == "grown" and all(it.bytes_per_batch is None for it in holdings):
         return ""  # a report of an earlier version
     if field == "at_peak" and not figure.startswith("reserved"):
-        known = total - min(total, sum(map(_bytes_without_place, holdings)))
+        not_listed = max(0, record.peak_bytes - sum(holding.bytes for holding in holdings))
+        known = total - min(total, not_listed + sum(map(_bytes_without_place, holdings)))
     else:
         known = min(total, sum(_explained_bytes(holding, field) for holding in holdings))
     per_batch = " per batch" if field == "grown" else ""
