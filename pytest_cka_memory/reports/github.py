@@ -72,10 +72,17 @@ def _breaches(report: Report, path_of: PathOf, verdict: str, kind: str) -> Itera
     source = f" ({adjective})" if adjective else ""
     for problem in sorted(broken, key=_excess_bytes, reverse=True):
         alone = problem._replace(earlier=())  # each annotation is read without the others
-        lines = [f"{problem.result.name}: {problem.sentence}", *alone.holders[:_MOST_LINES]]
+        lines = [f"{problem.result.name}: {problem.sentence}", *_cut(alone.holders)]
         message = "\n".join(shorten(one_line(line), _MOST_LINE) for line in lines)
         place = _place(problem.result, report, path_of)
         yield command(kind, message, **place, title=f"{one_line(problem.limit)} broken{source}")
+
+
+def _cut(holders: Sequence[str]) -> Sequence[str]:
+    """Return the first lines, and the last: it says how much they explain."""
+    if len(holders) <= _MOST_LINES:
+        return holders
+    return [*holders[: _MOST_LINES - 1], holders[-1]]
 
 
 def _excess_bytes(problem: Problem) -> float:

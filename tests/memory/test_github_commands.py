@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from reports_made import record
 
+from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.integrations.github import JobStep, step_of
@@ -50,6 +51,26 @@ def test_breach_is_reported_at_the_line_of_its_test():
         "::error file=tests/test_a.py,line=12,title=zero_retention broken::"
         "tests/test_a.py::test_it r: retained 5 bytes, allowed 0 bytes: 5 bytes too much%0A"
     )
+
+
+def test_long_explanation_ends_with_its_share():
+    """An annotation has 12 lines of an explanation; the share is its last line and is kept."""
+    groups = tuple(
+        Holding(
+            bytes=9 - number,
+            count=1,
+            created_at=(f"net.py:{number} in f",),
+            held_by=f"net.x{number}",
+            hint=f"free it {number}",
+        )
+        for number in range(6)
+    )
+    measured = record("r", retained_bytes=39, batches=0, retained=groups)
+    broken = judge("t.py::test_it", measured, [limit_from_marker("zero_retention", (), {})])
+    (command,) = commands(Report({}, (broken,)))
+    _, *lines = command.split("%0A")
+    assert len(lines) == 12
+    assert lines[-1].strip() == "explains 39 of 39 B"
 
 
 def test_breach_outside_the_repository_is_reported_without_a_file():
