@@ -133,6 +133,12 @@ def tensors() -> str:
     return _markdown(cost_tables.head(), cost_tables.rows(_results("unit-cost-*.json")))
 
 
+def explanations() -> str:
+    """What it takes to explain a region that retains many tensors."""
+    found = _results("explanation-cost-*.json")
+    return _markdown(cost_tables.explanation_head(), cost_tables.explanation_rows(found))
+
+
 def _results(pattern: str) -> list[Row]:
     return [
         row
@@ -154,7 +160,7 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "cost of resamples": cka_tables.cost,
         "passes": cka_tables.passes,
     },
-    DOCS / "explanation" / "cost.md": {"tensors": tensors},
+    DOCS / "explanation" / "cost.md": {"tensors": tensors, "explanations": explanations},
     DOCS / "explanation" / "figures.md": {"gates": gates},
     DOCS / "explanation" / "compiled.md": {
         "functions": compiled_tables.functions,

@@ -51,6 +51,10 @@ TABLES = {
         ("pytest_cka_memory/holders", "pytest_cka_memory/plugin", *COUNTER), "unit_cost.py",
         minutes=6, needs="little else running",
     ),
+    "explanations": Table(
+        "explanation-cost-torch-{torch}.json", ("pytest_cka_memory/holders", *COUNTER),
+        "explanation_cost.py", minutes=9, needs="little else running; 3 GB of memory",
+    ),
     "cross-check": Table(
         "crosscheck-amd-epyc-torch-{torch}.json", COUNTER, "crosscheck.py", minutes=15
     ),

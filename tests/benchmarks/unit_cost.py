@@ -32,8 +32,6 @@ from tabulate import tabulate
 DEVICES = ("cpu", "emulate:cuda,values=off")
 CASES = ("older", "kept", "older, freed", "kept, freed", "older, held", "kept, held")
 COUNTS = (1_000, 10_000, 100_000)
-MOST_HELD = 10_000
-"""Describing who holds each of more tensors takes minutes."""
 TESTS = 1_000
 _OTHERS = ("cov", "randomly", "repeat", "asyncio", "hypothesispytest", "timeout", "rerunfailures")
 
@@ -93,8 +91,6 @@ def region_rows(device: str, rounds: int) -> list[Row]:
     rows: list[Row] = []
     for case in CASES:
         for count in COUNTS:
-            if case == "kept, held" and count > MOST_HELD:
-                continue
             pairs = [
                 (region_end(device, case, count), region_end(device, case, 0))
                 for _ in range(rounds + 1)
