@@ -46,6 +46,8 @@ EXPECTED_NOTES = {
     "torch._C.ScriptFunction": None,
     "torch._C.ScriptList": None,
     "torch._C.ScriptDict": None,
+    "torch.autograd._get_sequence_nr": "of which only nodes grow are not named",
+    "torch.autograd.graph._engine_run_backward": "backward pass allocates has no line",
     "torch.jit._get_trace_graph": "torch.onnx may trace code wrongly",
     "torch.utils._python_dispatch._get_current_dispatch_mode_stack": MODES,
     "torch.utils._python_dispatch._pop_mode": MODES,
@@ -134,7 +136,7 @@ def test_figures_stay_right_without_any_private_name(without) -> None:
     """The figures stay right even if all private names are missing at once."""
     without(*EXPECTED_NOTES)
     assert measured()[0].retained_bytes == 600
-    assert len(torch_private.LOST) == 16
+    assert len(torch_private.LOST) == 18
 
 
 @pytest.mark.parametrize("gradient", [torch.Tensor.backward, torch.autograd.grad])

@@ -127,7 +127,7 @@ class Counter:
         self._functions.counter_retained(self._number, serial, byref(count))
         # Another thread may allocate more meanwhile; those are left out.
         write = partial(self._functions.counter_blocks, self._number, serial)
-        return BlockAllocations(self, WrittenBlocks(count.value, write))
+        return BlockAllocations(self, serial, WrittenBlocks(count.value, write))
 
     def is_live(self, address: int, serial: int) -> bool:
         """Whether the block that was allocated at `address` as number `serial` is still live."""
@@ -187,10 +187,10 @@ class Counter:
 class BlockAllocations(LazySequence[Block, Allocation]):
     """Blocks as allocations."""
 
-    def __init__(self, counter: Counter, blocks: WrittenBlocks) -> None:
+    def __init__(self, counter: Counter, since: int, blocks: WrittenBlocks) -> None:
         super().__init__(blocks)
         self.blocks = blocks
-        self._counter = counter
+        self._counter, self._since = counter, since
         # At once, because stacks are forgotten when the last region ends.
         self._sites = {stack: site_of(stack) for stack in set(blocks.stacks)}
 
@@ -217,7 +217,7 @@ class BlockAllocations(LazySequence[Block, Allocation]):
     def live(self) -> Iterator[Allocation]:
         """Return those that have not been freed."""
         addresses, serials = self.blocks.addresses, self.blocks.serials
-        now = self._counter.allocations_since(min(serials, default=1) - 1).blocks
+        now = self._counter.allocations_since(self._since).blocks
         if serials == now.serials and addresses == now.addresses:
             return iter(self)
         live = set(zip(now.addresses, now.serials, strict=True))
