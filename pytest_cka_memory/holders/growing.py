@@ -8,7 +8,7 @@ from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.holders.expressions import without_root
 
-_REBUILT = "each batch replaces {} by a larger one: limit its length, or empty it between batches"
+_REBUILT = "each batch replaces `{}` by a larger one: limit its length, or empty it between batches"
 
 
 def growing(
@@ -54,7 +54,8 @@ class _Before(NamedTuple):
     """What a line of code had in use."""
 
     bytes: int = 0
-    tensors: int = 0
+    freed: int = 0
+    """How many of its tensors have been freed since."""
 
 
 def _rebuilt(
@@ -70,7 +71,8 @@ def _rebuilt(
         if (site := allocation.site) is not None:
             line = _line_of(site.frames, site.code)
             known = before.get(line, _Before())
-            before[line] = _Before(known.bytes + allocation.bytes, known.tensors + 1)
+            freed = known.freed + (not allocation.is_live())
+            before[line] = _Before(known.bytes + allocation.bytes, freed)
     lines: dict[object, list[Holding]] = {}
     for holding in holdings:
         if holding.created_at:
@@ -80,8 +82,9 @@ def _rebuilt(
         size, count = sum(it.bytes for it in found), sum(it.count for it in found)
         known = before.get(line, _Before())
         if known.bytes and size > known.bytes:
-            # More tensors than before were not replaced.
-            hint = _REBUILT.format(_name_of(found[0])) if count <= known.tensors else found[0].hint
+            # A linked list, or a cache that is full, has freed none that a new one could replace.
+            name = found[0].held_by if 0 < count <= known.freed else None
+            hint = _REBUILT.format(without_root(name)) if name else found[0].hint
             per_batch = (size - known.bytes) / max(1, batches)
             grown.append(
                 replace(
@@ -94,11 +97,6 @@ def _rebuilt(
                 )
             )
     return grown
-
-
-def _name_of(holding: Holding) -> str:
-    """Return how users call what holds it."""
-    return f"`{without_root(holding.held_by)}`" if holding.held_by else "it"
 
 
 def _line_of(frames: Sequence[str], code: str | None) -> object:
