@@ -21,6 +21,9 @@ from pytest_cka_memory.meters.autograd_nodes import grad_fn_of
 _FEWEST = 5
 """Batches that a graph must have nodes of."""
 _MOST_NODES = 200_000
+_DEEPEST = 10_000
+"""Nodes in a row that are looked at. In torch 2.14, to free a row of 60,000 nodes that have had a
+Python object overflows the stack."""
 
 
 def growing_graph(boundaries: Sequence[int]) -> str | None:
@@ -70,17 +73,17 @@ def _batches_of(node: Any, boundaries: Sequence[int], seen: set[Any]) -> int:
 
     batches = set()
     seen.add(node)
-    todo = [node]
+    todo = [(node, 1)]
     while todo and len(seen) < _MOST_NODES:
-        node = todo.pop()
+        node, depth = todo.pop()
         number = number_of_node(node)
         if number < boundaries[-1]:  # that of a parameter's node is the highest there is
             batches.add(bisect_right(boundaries, number))
         for following, _ in node.next_functions:
             if following is not None and following not in seen:
                 seen.add(following)
-                if number_of_node(following) >= boundaries[0]:
-                    todo.append(following)
+                if number_of_node(following) >= boundaries[0] and depth < _DEEPEST:
+                    todo.append((following, depth + 1))
     return len(batches - {0})
 
 

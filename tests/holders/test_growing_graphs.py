@@ -1,5 +1,7 @@
 """The tensor whose autograd graph has nodes of every batch, also if torch counts no byte of it."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -102,6 +104,28 @@ def test_graph_of_an_episode_that_began_later_is_none() -> None:
         STATE["total"] = loss if next(batch) < 3 else STATE["total"] + loss
 
     assert found_after(step) is None
+
+
+DEEP = """
+import torch
+from pytest_cka_memory.holders.growing_graphs import growing_graph
+from pytest_cka_memory.meters import torch_private
+
+weight, state, boundaries = torch.ones(1, requires_grad=True), torch.ones(1), []
+for _ in range(6):
+    for _ in range(20_000):
+        state = state + weight
+    boundaries.append(torch_private.sequence_number())
+growing_graph(boundaries)
+del state
+print("freed")
+"""
+
+
+def test_deep_graph_can_be_freed_after_the_search() -> None:
+    """In torch 2.14, to free many nodes in a row that have Python objects overflows the stack."""
+    run = subprocess.run([sys.executable, "-c", DEEP], capture_output=True, text=True, check=False)
+    assert run.stdout == "freed\n", run.stderr
 
 
 def test_custom_functions_and_graphs_that_are_freed_are_no_error() -> None:
