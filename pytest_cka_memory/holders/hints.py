@@ -57,7 +57,10 @@ _NUMBER_PART = (
     "losses do: keep the number, its item(), instead"
 )
 _HOOK = "a hook was never removed: keep its handle and call handle.remove()"
-_CACHE = "a cache keeps its results alive: call cache_clear(), or do not cache tensors"
+_CACHE = (
+    "a cache keeps arguments (such as `self`) and results alive: call cache_clear(), or cache a "
+    "function that neither takes nor returns tensors or modules"
+)
 _GENERATOR = "a suspended generator keeps its local variables alive: exhaust it, or close() it"
 _COROUTINE = "a suspended coroutine keeps its local variables alive: await it, or close() it"
 _ASYNC = "a suspended generator keeps its local variables alive: exhaust it, or aclose() it"
@@ -81,6 +84,21 @@ _OPTIMIZERS = (
 )
 _GROWS = "{} keeps more in every batch: empty it, or bound its length"
 _KEEPS = "{} keeps {} of them: empty it in the block"
+# To keep less of each does not stop a container that grows, so these advise only against growth.
+_EACH_SAVED = (
+    "each is kept by the autograd graph of a tensor: keeping that tensor's detach() frees only the "
+    "graph; keeping a number computed from it, such as its mean().item(), frees both"
+)
+_EACH_ATTACHED_PART = (
+    "each is attached to its autograd graph, and it uses only part of its storage: keeping "
+    "detach().clone() of it frees only the graph and the rest of the storage"
+)
+_EACH_PART = (
+    "each uses only part of its storage and keeps all of it alive, as views and the results of "
+    "some losses do: keeping a clone() of it frees only the rest of the storage"
+)
+_REMOVE = "remove each from what holds it; {}"
+_OF_EACH = {_SAVED: _EACH_SAVED, _ATTACHED_PART: _EACH_ATTACHED_PART, _PART: _EACH_PART}
 _EXCEPTION = "a stored exception keeps its frames alive: store its text instead"
 _EXCEPTION_OF = (
     "{} stores an exception, which keeps its frames and their variables alive: run without it "
@@ -124,7 +142,10 @@ def hint_for(
         return advice
     if batches is not None:
         # A local that a loop adds to holds the earlier batches, so to delete it would be too late.
-        return _first((_plain_local, _of_tensor), first)
+        advice = _first((_plain_local, _of_tensor), first)
+        if batches > 1 and advice in _OF_EACH:
+            return _REMOVE.format(_OF_EACH[advice])
+        return advice
     return _first((_local_tensor, _of_tensor, _local_object), first)
 
 
@@ -158,8 +179,12 @@ def _of_several(paths: Paths, batches: int | None) -> str | None:
     named = (_GROWS if grows else _KEEPS).format(container.name, container.entries)
     if own is None:
         return named
-    each = own.replace("the tensor", "each", 1) if own == _PART else f"each is {own}"
-    return f"{named}; {each}"
+    return f"{named}; {_of_each(own)}"
+
+
+def _of_each(own: str) -> str:
+    """Return advice about one tensor as advice about each entry of a container."""
+    return _OF_EACH.get(own, f"each is {own}")
 
 
 def _has(path: ReferencePath, *kinds: type) -> bool:

@@ -27,7 +27,7 @@ _CREATE_GRAPH = (
 )
 _PACKED = (
     "a hook of saved_tensors_hooks keeps the saved tensor itself, which references the graph that "
-    "it is saved in: let the pack hook return x.detach() or a copy"
+    "it is saved in: let the pack hook return x.detach() or x.clone()"
 )
 _SAVED_VIEW = (
     "an autograd Function saves a view of its own output, which references the graph that it is "

@@ -13,12 +13,18 @@ def weight_on(device):
     return nn.Parameter(torch.ones(250, device=device))
 
 
-@advice(
+LOSSES = (
+    "add loss.item() to it instead of the loss; if backward() is called on the sum, call it on the "
+    "loss of each batch instead"
+)
+SUM_OF_LOSSES = (
     "the autograd graph of `total` reaches back through several batches, because each of them "
     "computes it from its last value by `total + weight.exp().sum()` at advice_of_graphs.py:N: "
-    "add loss.item() to it instead of the loss",
-    limit=FLAT,
+    f"{LOSSES}"
 )
+
+
+@advice(SUM_OF_LOSSES, limit=FLAT)
 def sum_of_losses(cka_memory):
     weight, total = weight_on(cka_memory.device), 0.0
     with cka_memory.measure() as region:
@@ -32,6 +38,108 @@ def sum_of_numbers(cka_memory):
     with cka_memory.measure() as region:
         for _ in region.batches(range(8)):
             total = total + weight.exp().sum().item()
+
+
+@advice(SUM_OF_LOSSES, limit=FLAT)
+def backward_on_the_sum(cka_memory):
+    weight, total = weight_on(cka_memory.device), 0.0
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            total = total + weight.exp().sum()
+        total.backward()
+
+
+@follows(backward_on_the_sum)
+def backward_on_each_loss(cka_memory):
+    weight, total = weight_on(cka_memory.device), 0.0
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            loss = weight.exp().sum()
+            loss.backward()
+            total = total + loss.item()
+
+
+@advice(
+    "the autograd graph of `total` reaches back through several batches, because each of them "
+    "computes it from its last value by `total + weight.sum().exp()` at advice_of_graphs.py:N: "
+    "add loss.item() to it instead of the loss",
+    limit=FLAT,
+)
+def sum_of_losses_that_save_numbers(cka_memory):
+    weight, total = weight_on(cka_memory.device), 0.0
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            total = total + weight.sum().exp()
+
+
+@follows(sum_of_losses_that_save_numbers)
+def sum_of_numbers_of_losses(cka_memory):
+    weight, total = weight_on(cka_memory.device), 0.0
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            total = total + weight.sum().exp().item()
+
+
+@advice(
+    "C or C++ code, such as a running sum(), references a tensor, made by `sum(weight.exp().sum() "
+    "for _ in region.batches(range(8)))` at advice_of_graphs.py:N, whose autograd graph reaches "
+    f"back through several batches: {LOSSES}",
+    limit=FLAT,
+    skip=NATIVE,
+)
+def running_sum(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure() as region:
+        sum(weight.exp().sum() for _ in region.batches(range(8))).backward()
+
+
+@follows(running_sum)
+def running_sum_of_numbers(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure() as region:
+        sum(weight.exp().sum().item() for _ in region.batches(range(8)))
+
+
+def number_after_backward(loss):
+    loss.backward()
+    return loss.item()
+
+
+@follows(running_sum)
+def running_sum_after_backward(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure() as region:
+        sum(number_after_backward(weight.exp().sum()) for _ in region.batches(range(8)))
+
+
+@advice(
+    "C or C++ code, such as a running sum(), references a tensor, made by `hidden * "
+    "weight` at advice_of_graphs.py:N, whose autograd graph reaches back through several "
+    "batches: compute it from a detach() of its last value, or in torch.no_grad()",
+    limit=FLAT,
+    skip=NATIVE,
+)
+def reduced_state(cka_memory):
+    weight, first = weight_on(cka_memory.device), torch.ones(250, device=cka_memory.device)
+    with cka_memory.measure() as region:
+        batches = region.batches(range(8))
+        functools.reduce(lambda hidden, _: hidden * weight, batches, first)
+
+
+@follows(reduced_state)
+def reduced_state_detached(cka_memory):
+    weight, first = weight_on(cka_memory.device), torch.ones(250, device=cka_memory.device)
+    with cka_memory.measure() as region:
+        batches = region.batches(range(8))
+        functools.reduce(lambda hidden, _: hidden.detach() * weight, batches, first)
+
+
+@follows(reduced_state)
+def reduced_state_without_a_graph(cka_memory):
+    weight, first = weight_on(cka_memory.device), torch.ones(250, device=cka_memory.device)
+    with cka_memory.measure() as region, torch.no_grad():
+        batches = region.batches(range(8))
+        functools.reduce(lambda hidden, _: hidden * weight, batches, first)
 
 
 @advice(
@@ -97,7 +205,7 @@ def gradient_with_a_graph_that_sets_no_grad(cka_memory):
 
 @advice(
     "a hook of saved_tensors_hooks keeps the saved tensor itself, which references the graph that "
-    "it is saved in: let the pack hook return x.detach() or a copy",
+    "it is saved in: let the pack hook return x.detach() or x.clone()",
     skip=NATIVE,
 )
 def hooks_that_pack_the_tensor(cka_memory):
@@ -113,7 +221,7 @@ def hooks_that_pack_the_detached_tensor(cka_memory):
 
 @follows(hooks_that_pack_the_tensor)
 def hooks_that_pack_a_copy(cka_memory):
-    with cka_memory.measure(), saved_tensors_hooks(lambda x: x.detach().clone(), lambda x: x):
+    with cka_memory.measure(), saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
         weight_on(cka_memory.device).exp()
 
 

@@ -239,7 +239,13 @@ def cached_ones(device):
     return torch.ones(250, device=device)
 
 
-@advice("a cache keeps its results alive: call cache_clear(), or do not cache tensors")
+CACHE = (
+    "a cache keeps arguments (such as `self`) and results alive: call cache_clear(), or cache a "
+    "function that neither takes nor returns tensors or modules"
+)
+
+
+@advice(CACHE)
 def cache(cka_memory):
     with cka_memory.measure():
         cached_ones(cka_memory.device)
@@ -252,10 +258,60 @@ def cache_cleared(cka_memory):
         cached_ones.cache_clear()
 
 
+@functools.lru_cache
+def cached_size(device):
+    return 250 if str(device) else 0
+
+
 @follows(cache)
-def not_cached(cka_memory):
+def cached_number(cka_memory):
     with cka_memory.measure():
-        cached_ones.__wrapped__(cka_memory.device)
+        torch.ones(cached_size(cka_memory.device), device=cka_memory.device)
+
+
+@functools.lru_cache
+def cached_length(word):
+    return len(word)
+
+
+class Encoder(nn.Module):
+    """Scores words, and has a cache of the scores or of their lengths."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.table = weight_on(device)
+
+    @functools.lru_cache  # noqa: B019
+    def score_of(self, word):
+        return self.table.sum().item() * len(word)
+
+    def score_by_length(self, word):
+        return self.table.sum().item() * cached_length(word)
+
+
+@advice(CACHE)
+def cache_of_a_method(cka_memory):
+    with cka_memory.measure():
+        encoder = Encoder(cka_memory.device)
+        encoder.score_of("word")
+        del encoder
+
+
+@follows(cache_of_a_method)
+def cache_of_a_method_cleared(cka_memory):
+    with cka_memory.measure():
+        encoder = Encoder(cka_memory.device)
+        encoder.score_of("word")
+        encoder.score_of.cache_clear()
+        del encoder
+
+
+@follows(cache_of_a_method)
+def cache_of_lengths(cka_memory):
+    with cka_memory.measure():
+        encoder = Encoder(cka_memory.device)
+        encoder.score_by_length("word")
+        del encoder
 
 
 def rows_on(device):
@@ -545,6 +601,165 @@ def outputs_bounded(cka_memory):
         for _ in region.batches(range(8)):
             KEEP.append(torch.ones(250, device=cka_memory.device))
             del KEEP[:-2]
+
+
+@advice(
+    "`advice_table.KEEP` keeps more in every batch: empty it, or bound its length; each is kept by "
+    "the autograd graph of a tensor: keeping that tensor's detach() frees only the graph; keeping "
+    "a number computed from it, such as its mean().item(), frees both",
+    limit=FLAT,
+)
+def outputs_with_graphs(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            KEEP.append(weight.exp() * 2)
+
+
+@follows(outputs_with_graphs)
+def outputs_with_graphs_emptied(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            KEEP.append(weight.exp() * 2)
+            KEEP.clear()
+
+
+@follows(outputs_with_graphs)
+def outputs_with_graphs_bounded(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            KEEP.append(weight.exp() * 2)
+            del KEEP[:-2]
+
+
+@follows(outputs_with_graphs)
+def outputs_as_numbers(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            KEEP.append((weight.exp() * 2).mean().item())
+
+
+@advice(
+    "`advice_table.KEEP` keeps more in every batch: empty it, or bound its length; each is "
+    "attached to its autograd graph, and it uses only part of its storage: keeping "
+    "detach().clone() of it frees only the graph and the rest of the storage",
+    limit=FLAT,
+)
+def parts_of_outputs(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            KEEP.append((weight * 2)[:5])
+
+
+@follows(parts_of_outputs)
+def parts_of_outputs_emptied(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            KEEP.append((weight * 2)[:5])
+            KEEP.clear()
+
+
+@follows(parts_of_outputs)
+def parts_of_outputs_bounded(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            KEEP.append((weight * 2)[:5])
+            del KEEP[:-2]
+
+
+@advice(
+    "`advice_table.KEEP` keeps more in every batch: empty it, or bound its length; each uses only "
+    "part of its storage and keeps all of it alive, as views and the results of some losses do: "
+    "keeping a clone() of it frees only the rest of the storage",
+    limit=FLAT,
+)
+def views(cka_memory):
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            KEEP.append(torch.ones(1000, device=cka_memory.device)[:5])
+
+
+@follows(views)
+def views_emptied(cka_memory):
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            KEEP.append(torch.ones(1000, device=cka_memory.device)[:5])
+            KEEP.clear()
+
+
+@follows(views)
+def views_bounded(cka_memory):
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            KEEP.append(torch.ones(1000, device=cka_memory.device)[:5])
+            del KEEP[:-2]
+
+
+@advice(
+    "remove each from what holds it; each uses only part of its storage and keeps all of it "
+    "alive, as views and the results of some losses do: keeping a clone() of it frees only the "
+    "rest of the storage",
+    limit=FLAT,
+)
+def linked_views(cka_memory):
+    seen = None
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            seen = torch.ones(1000, device=cka_memory.device)[:5], seen
+
+
+@follows(linked_views)
+def linked_views_removed(cka_memory):
+    seen = None
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            seen = torch.ones(1000, device=cka_memory.device)[:5], seen
+            seen = None
+
+
+@advice(
+    "`advice_table.KEEP` keeps more in every batch: empty it, or bound its length; each is kept by "
+    "a node of an autograd graph (a grad_fn, or the ctx of a Function): keep what you need of the "
+    "node, such as its name(), instead of the node",
+    limit=FLAT,
+)
+def nodes_of_graphs(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            KEEP.append((weight.exp() * 2).grad_fn)
+
+
+@follows(nodes_of_graphs)
+def nodes_of_graphs_emptied(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            KEEP.append((weight.exp() * 2).grad_fn)
+            KEEP.clear()
+
+
+@follows(nodes_of_graphs)
+def nodes_of_graphs_bounded(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            KEEP.append((weight.exp() * 2).grad_fn)
+            del KEEP[:-2]
+
+
+@follows(nodes_of_graphs)
+def names_of_nodes(cka_memory):
+    weight = weight_on(cka_memory.device)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(8)):
+            KEEP.append((weight.exp() * 2).grad_fn.name())
 
 
 class Attention(nn.Module):

@@ -426,3 +426,67 @@ def array_in_workers(cka_memory):
 
     names = np.array([f"{number:032d}" for number in range(320_000)], dtype="S32")
     read_by_workers(cka_memory, Names(names), 500)
+
+
+@advice(
+    "the autograd graph of `total` in sum_of_losses_after_backward (advice_of_peaks.py:N) has "
+    "nodes of every batch, which take memory of the host that no tensor has: add loss.item() to it "
+    "instead of the loss",
+    devices=(CPU,),
+    limit=pytest.mark.flat_process_per_batch("64 KiB"),
+    skip=LINUX or NATIVE,
+)
+def sum_of_losses_after_backward(cka_memory):
+    weight, total = torch.ones(250, requires_grad=True), 0.0
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(12)):
+            for _ in range(800):
+                loss = weight.exp().sum()
+                loss.backward()
+                total = total + loss
+
+
+@follows(sum_of_losses_after_backward)
+def sum_of_numbers_after_backward(cka_memory):
+    weight, total = torch.ones(250, requires_grad=True), 0.0
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(12)):
+            for _ in range(800):
+                loss = weight.exp().sum()
+                loss.backward()
+                total = total + loss.item()
+
+
+@advice(
+    "the autograd graph of `hidden` in state_of_nodes (advice_of_peaks.py:N) has nodes of every "
+    "batch, which take memory of the host that no tensor has: compute it from a detach() of its "
+    "last value, or in torch.no_grad()",
+    devices=(CPU,),
+    limit=pytest.mark.flat_process_per_batch("64 KiB"),
+    skip=LINUX or NATIVE,
+)
+def state_of_nodes(cka_memory):
+    weight, hidden = torch.ones(250, requires_grad=True), torch.ones(250)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(12)):
+            for _ in range(800):
+                hidden = hidden + weight * 2 * 2 * 2 * 2 * 2
+
+
+@follows(state_of_nodes)
+def state_of_nodes_detached(cka_memory):
+    weight, hidden = torch.ones(250, requires_grad=True), torch.ones(250)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(12)):
+            for _ in range(800):
+                hidden = hidden.detach() + weight * 2 * 2 * 2 * 2 * 2
+
+
+@follows(state_of_nodes)
+def state_without_nodes(cka_memory):
+    weight, hidden = torch.ones(250, requires_grad=True), torch.ones(250)
+    with cka_memory.measure() as region:
+        for _ in region.batches(range(12)):
+            for _ in range(800):
+                with torch.no_grad():
+                    hidden = hidden + weight * 2 * 2 * 2 * 2 * 2

@@ -24,7 +24,7 @@ FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 MODULES = {
     "holders.cycles": {"_PLAIN"},
-    "holders.graphs": {"_GROWS", "_NUMBER", "_STATE"},
+    "holders.graphs": {"_GROWS", "_STATE"},
     "holders.growing": set(),
     "holders.hints": set(),
     "holders.loops": set(),

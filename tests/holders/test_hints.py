@@ -118,7 +118,8 @@ def test_losses_are_told_from_other_tensors_that_grow() -> None:
     )
     (hint,) = {str(holding.hint) for holding in grown if ".grad_fn" in str(holding.held_by)}
     assert hint.startswith(
-        f"{GROWS.format('planted.KEEP')}; each is {saved} of a tensor: keep that"
+        f"{GROWS.format('planted.KEEP')}; each is {saved} of a tensor: keeping "
+        "that tensor's detach() frees only the graph"
     )
     assert "loss.item()" not in text
 

@@ -142,7 +142,7 @@ def linked_list_of_other_classes(region: Region) -> None:
 
 
 def full_cache_and_last(region: Region) -> None:
-    """Fill a cache, then keep the last tensor of the same line and one more number in each batch."""
+    """Fill a cache, then keep the last tensor of the same line and one number in each batch."""
     cache, losses, last = [], [], []
     for number in region.batches(range(12)):
         made = torch.zeros(100 * number + 100)
