@@ -71,8 +71,11 @@ def _is_growing(step: Reference, before: ReferencePath) -> bool:
     parent = step.parent
     if parent is None or not issubclass(type(step.value), dict):
         return True
-    if issubclass(type(parent), torch.nn.Module):
-        return all(step.value is not vars(parent).get(name) for name in _OF_MODULES)
+    # Where Python keeps attributes in a dict, that comes between.
+    owners = [parent, *(each.parent for each in before if each.value is parent)]
+    modules = [it for it in owners if issubclass(type(it), torch.nn.Module)]
+    if any(step.value is vars(module).get(name) for module in modules for name in _OF_MODULES):
+        return False
     return not expressions.is_own_dict(step.value, parent)
 
 

@@ -420,3 +420,12 @@ def test_keeper_of_an_exception_is_the_package_that_stores_it(
         pytest.importorskip("pytest_rerunfailures")
     path = [Reference(value, None, Root(prefix, "", {"STORE": value}, True), "STORE")]
     assert keeper_of(path) == keeper
+
+
+def test_parameters_of_a_module_are_not_to_be_emptied() -> None:
+    """The dict in which a module has its parameters is a part of the module, and no container."""
+    with MemoryProbe("cpu").measure() as region:
+        KEEP.append(nn.ParameterList([nn.Parameter(torch.ones(10)) for _ in range(5)]))
+    (group,) = region.retained
+    assert group.count == 5
+    assert group.hint is None
