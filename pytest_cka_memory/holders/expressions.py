@@ -51,11 +51,15 @@ def expression_of(path: Sequence[Reference]) -> str:
     """Return the references from a root to an object as an expression."""
     first = path[0]
     assert first.root is not None, "a path starts at a root"
-    text = f"{first.root.prefix}{first.text}"
     parts = ["", *(step.text or text_of(step.parent, step.value) for step in path[1:])]
+    # Joined once, because a path may have a million references.
+    written = [f"{first.root.prefix}{first.text}"]
+    lists = 0
     for part in typed(path, parts)[1:]:
-        text = f"list({text}){part}" if isinstance(part, _InList) else f"{text}{part}"
-    return shortened(text) + first.root.suffix
+        is_in_list = isinstance(part, _InList)
+        lists += is_in_list
+        written.append(f"){part}" if is_in_list else part)
+    return shortened("list(" * lists + "".join(written)) + first.root.suffix
 
 
 def without_places(expression: str) -> str:
