@@ -29,7 +29,7 @@ the first one breaks. If nothing is certain to help, the line has a command that
 `KEEP` is a global list. `N` is the number of a line, and other names in backticks are those of the
 program.
 """
-NOTE = "<!-- checked by: tests/advice/test_advice.py -->"
+NOTE = "<!-- checked by: tests/advice/test_followed_hints.py -->"
 
 
 def page() -> str:
