@@ -1,4 +1,4 @@
-"""The session that runs the programs of the table; ``test_followed_hints.py`` starts it on each device."""
+"""The session that runs the programs of the table, on each device: for test_followed_hints.py."""
 
 import ctypes
 import gc
