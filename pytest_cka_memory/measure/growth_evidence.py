@@ -52,7 +52,7 @@ class GrowthEvidence:
         from pytest_cka_memory.holders.growing import explained_bytes, growing
 
         self._next = ended * 5 // 4 + 1
-        is_same = self._growth / 2 <= growth <= 2 * self._growth
+        is_same = self._explains(growth)
         if is_same and 2 * explained_bytes(self._found) >= growth:
             return
         found = growing(holdings(), self._early, ended - _EARLY_BATCHES)
@@ -67,12 +67,14 @@ class GrowthEvidence:
 
         found = growing(holdings, self._early, ended - _EARLY_BATCHES)
         earlier = self._found
-        if (
-            self._growth / 2 <= growth <= 2 * self._growth
-        ):  # the same growth, computed from other batches
+        if self._explains(growth):
             factor = growth / self._growth if self._growth else 0.0
             earlier = tuple(
                 replace(it, bytes_per_batch=(it.bytes_per_batch or 0.0) * factor) for it in earlier
             )
         now, before = (min(growth, explained_bytes(each)) for each in (found, earlier))
         return found if found and now >= before else earlier
+
+    def _explains(self, growth: float) -> bool:
+        """Whether `growth` is the one that was explained, computed from other batches."""
+        return self._growth / 2 <= growth <= 2 * self._growth
