@@ -58,7 +58,7 @@ def named_in(tree: ast.AST) -> set[str]:
     return names | {name.partition(".")[0] for name in names}
 
 
-@pytest.mark.parametrize("package", ["pytest_cka_memory", "cka"])
+@pytest.mark.parametrize("package", ["pytest_cka_memory", "emulated_cuda", "cka"])
 def test_ranks_exchange_no_objects(package: str) -> None:
     """Ranks exchange tensors, and JSON in a store, but no pickled objects."""
     found = {
@@ -89,9 +89,9 @@ def test_an_exchange_of_objects_is_found(code: str) -> None:
     assert exchanges_in(ast.parse(code)) == {"all_gather_object"}
 
 
-@pytest.mark.parametrize("package", ["pytest_cka_memory", "cka"])
+@pytest.mark.parametrize("package", ["pytest_cka_memory", "emulated_cuda", "cka"])
 def test_no_module_evaluates_text_or_unpickles(package: str) -> None:
-    """Neither package uses eval, pickle or a network."""
+    """No package uses eval, pickle or a network."""
     found = {
         name: sorted(FORBIDDEN & named_in(ast.parse(file.read_text("utf-8"))))
         for name, file in modules_of(package).items()
@@ -99,7 +99,7 @@ def test_no_module_evaluates_text_or_unpickles(package: str) -> None:
     assert {name: used for name, used in found.items() if used} == {}
 
 
-@pytest.mark.parametrize("package", ["pytest_cka_memory", "cka"])
+@pytest.mark.parametrize("package", ["pytest_cka_memory", "emulated_cuda", "cka"])
 def test_no_module_starts_a_shell(package: str) -> None:
     """No module starts a shell: processes are started with a list of arguments."""
     shells = [
