@@ -6,16 +6,18 @@ The notes of blocks:
 - ``fails`` on a shell block: its last command ends with status 1;
 - ``not run: WHY`` on a shell block: its commands are only checked (``test_commands_not_run.py``);
 - ``output`` on a text block: what the last command printed; ``output: TITLE`` only the section of
-  pytest's output whose title begins so; ``output, torch 2.15`` is compared without its figures
-  with other versions of torch, whose workspaces have other sizes;
+  pytest's output whose title begins so; ``output, last line`` only that; ``output, torch 2.15`` is
+  compared without its figures with other versions of torch, whose workspaces have other sizes;
 - ``drawn: NAME`` on a text block, ``checked by: TEST`` on any: another test compares it.
 
-A Python block without a note is run as a script, a shell block without a note is run.
+A Python block without a note is run as a script, a shell block without a note is run: ``pytest``,
+``python``, ``mkdir``, ``cd``, and ``git`` as a user without any configuration.
 """
 
 import os
 import re
 import shlex
+import subprocess
 from collections.abc import Iterable, Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -78,6 +80,8 @@ class Session:
                 self._run_all(block, expected=1 if kind == "fails" else 0)
             elif block.language == "text" and kind == "output":
                 yield Shown(block, _section(self._printed, argument))
+            elif block.language == "text" and kind == "output, last line":
+                yield Shown(block, self._printed.splitlines()[-1] + "\n")
             elif block.language == "python" and not kind:
                 self._run_script(block)
             elif not is_checked_elsewhere(block):
@@ -99,6 +103,8 @@ class Session:
         if words[0] == "cd":
             os.chdir(words[1])
             return 0, ""
+        if words[0] == "git":
+            return git(*words[1:])
         assert words[0] in ("pytest", "python"), f"no test can run this command: {command}"
         done = run(words, merged=True, with_children=True)
         return done.returncode, done.stdout.replace(self._home, "/home/you")
@@ -109,6 +115,31 @@ class Session:
         done = run(["python", script.name], merged=True)
         self._printed = done.stdout
         assert done.returncode == 0, f"{block}\n{self._printed}"
+
+
+def git(*words: str, folder: Path | None = None) -> tuple[int, str]:
+    """Run git with a name and without any configuration of this machine; status and output."""
+    given = {
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+        **{
+            f"GIT_{role}_{what}": text
+            for role in ("AUTHOR", "COMMITTER")
+            for what, text in (("NAME", "You"), ("EMAIL", "you@example.org"))
+        },
+    }
+    # Of a commit hook that runs the tests: they would name another repository.
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("GIT_")}
+    done = subprocess.run(
+        ["git", *words],
+        cwd=folder,
+        env={**environment, **given},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
 
 
 def is_checked_elsewhere(block: Block) -> bool:

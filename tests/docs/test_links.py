@@ -33,10 +33,11 @@ def test_links_lead_to_files_and_headings_that_exist(page: Path) -> None:
 @PAGES
 @pytest.mark.sources
 def test_paths_in_backticks_exist(page: Path) -> None:
-    """A path in backticks names a file of the checkout, or one that
+    """A path in backticks names a file or folder of the checkout, or one that
     the page has its reader write.
     """
-    own = {block.note.removeprefix("file: ") for block in blocks(page)}
+    files = [Path(block.note.removeprefix("file: ")) for block in blocks(page)]
+    own = {path.as_posix() for file in files for path in (file, *file.parents)}
     named = set(_PATH.findall(prose(page))) - own
     assert [path for path in named if not (ROOT / path).exists()] == []
 
