@@ -11,7 +11,7 @@ The notes of blocks:
 - ``drawn: NAME`` on a text block, ``checked by: TEST`` on any: another test compares it.
 
 A Python block without a note is run as a script, a shell block without a note is run: ``pytest``,
-``python``, ``mkdir``, ``cd``, and ``git`` as a user without any configuration.
+``python``, ``mkdir``, ``cd``, and ``git`` as a user who has not configured it.
 """
 
 import os
@@ -118,16 +118,8 @@ class Session:
 
 
 def git(*words: str, folder: Path | None = None) -> tuple[int, str]:
-    """Run git with a name and without any configuration of this machine; status and output."""
-    given = {
-        "GIT_CONFIG_GLOBAL": os.devnull,
-        "GIT_CONFIG_NOSYSTEM": "1",
-        **{
-            f"GIT_{role}_{what}": text
-            for role in ("AUTHOR", "COMMITTER")
-            for what, text in (("NAME", "You"), ("EMAIL", "you@example.org"))
-        },
-    }
+    """Run git without any configuration of this machine or its user; status and output."""
+    given = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
     # Of a commit hook that runs the tests: they would name another repository.
     environment = {name: text for name, text in os.environ.items() if not name.startswith("GIT_")}
     done = subprocess.run(

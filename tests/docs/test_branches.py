@@ -90,6 +90,8 @@ def runner(
     repository.mkdir()
     first_commit = next(n for n, block in enumerate(PAGE) if "git init" in block.text)
     done("init", "--initial-branch=main", folder=repository)
+    done("config", "user.name", "You", folder=repository)
+    done("config", "user.email", "you@example.org", folder=repository)
     write(PAGE[:first_commit], repository)
     done("add", ".", folder=repository)
     done("commit", "-m", "one", folder=repository)
@@ -128,7 +130,7 @@ def test_steps_fail_the_pull_request_that_needs_more_memory_and_no_other(
     ended = runner.run(comment, NUMBER="7", GH_TOKEN="")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     *words, file = runner.calls.read_text("utf-8").splitlines()
-    assert words == "pr comment 7 --edit-last --create-if-none --body-file".split()
+    assert words == ["pr", "comment", "7", "--edit-last", "--create-if-none", "--body-file"]
     assert Path(file).read_text("utf-8") == f"### {table}"
 
 
