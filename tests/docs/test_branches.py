@@ -16,8 +16,10 @@ from test_tutorial import steps
 yaml = pytest.importorskip("yaml")
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="the steps need bash")
 PAGE = blocks(ROOT / "docs" / "how-to" / "branches.md")
-WHOLE, WITH_ACTION, COMMENT = (
-    yaml.safe_load(block.text) for block in PAGE if block.language == "yaml"
+FILE = ".github/workflows/branches.yml"
+(WHOLE,) = (yaml.safe_load(block.text) for block in PAGE if block.note == f"file: {FILE}")
+WITH_ACTION, COMMENT = (
+    yaml.safe_load(block.text) for block in PAGE if block.note.startswith("checked by: ")
 )
 (JOB,) = WHOLE["jobs"].values()
 CHECKOUT, *SET_UP, BASE, NEW, COMPARE = JOB["steps"]

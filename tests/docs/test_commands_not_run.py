@@ -37,8 +37,6 @@ OTHERS = {
     "git push --set-upstream origin main",
     "python tests/docs/redraw.py",
     "nox -s lint types tests",
-    """python -c "from pytest_cka_memory import MemoryProbe; """
-    """print(MemoryProbe('emulate:cuda').snapshot())\"""",
 }
 """Commands in which nothing can be checked that is not obvious."""
 

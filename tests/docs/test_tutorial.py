@@ -1,8 +1,13 @@
 """The workflow at the end of the tutorial runs what the page has installed and tried before."""
 
+import re
+
 import pytest
 from docs_pages import ROOT, Block, blocks, commands
 from packaging.requirements import Requirement
+from packaging.utils import parse_wheel_filename
+
+from pytest_cka_memory import __version__
 
 yaml = pytest.importorskip("yaml")
 PAGE = blocks(ROOT / "docs" / "tutorial.md")
@@ -48,6 +53,24 @@ def test_job_of_the_tutorial_installs_what_the_page_has_installed() -> None:
     assert f'python -m pip install "{plugin}"' in installed
     assert Requirement(torch).name == "torch"
     assert str(Requirement(torch).specifier).startswith("==")
+
+
+def test_files_that_are_not_committed_are_those_that_the_page_makes() -> None:
+    """The environment, the report of the job's command and caches are named, and no other file."""
+    named = written(".gitignore").text.splitlines()
+    assert f"{steps()[-1]['with']['path']}" in named  # type: ignore[index]
+    assert {".venv/", "__pycache__/", ".pytest_cache/"} < set(named)
+    files = {block.note.removeprefix("file: ") for block in PAGE}
+    assert not files & set(named)
+
+
+def test_wheel_that_the_tutorial_names_is_one_that_the_build_makes() -> None:
+    """The page's example of a wheel has the project's version, and the tag of setup.py."""
+    (named,) = re.findall(r"`\./wheels/(\S+\.whl)`", (ROOT / "docs" / "tutorial.md").read_text())
+    name, version, *_, platform = parse_wheel_filename(named)
+    assert (name, str(version)) == ("pytest-cka-memory", __version__)
+    assert {(tag.interpreter, tag.abi) for tag in platform} == {("py3", "none")}
+    assert 'return "py3", "none", platform' in (ROOT / "setup.py").read_text("utf-8")
 
 
 def test_workflow_without_a_gpu_differs_from_the_tutorial_in_its_command_alone() -> None:

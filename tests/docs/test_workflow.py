@@ -16,9 +16,11 @@ ACTION = yaml.safe_load((ROOT / FOLDER / "action.yml").read_text("utf-8"))
 def test_gate_shown_uses_inputs_and_outputs_that_exist() -> None:
     """The inputs and outputs that the page's workflow uses are declared by the action."""
     assert set(GATE["with"]) <= set(ACTION["inputs"])
-    used = set(re.findall(r"steps\.gate\.outputs\.([\w-]+)", UPLOAD["with"]["path"]))
-    assert used == {"json", "html"}
-    assert used <= set(ACTION["outputs"])
+    lines = UPLOAD["with"]["path"].splitlines()
+    used = [re.fullmatch(r"\$\{\{ steps\.gate\.outputs\.([\w-]+) \}\}", line) for line in lines]
+    assert [found and found[1] for found in used] == ["json", "html"]
+    assert {"json", "html"} <= set(ACTION["outputs"])
+    assert UPLOAD["uses"] in (ROOT / ".github" / "workflows" / "gpu.yml").read_text("utf-8")
 
 
 def test_page_describes_every_input_and_output() -> None:
