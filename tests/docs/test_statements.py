@@ -1,6 +1,9 @@
 """Statements in the text of the pages, which no block shows, are true of the code."""
 
+import argparse
+import importlib
 import os
+import pkgutil
 import re
 import tempfile
 from pathlib import Path
@@ -10,6 +13,11 @@ from docs_pages import ROOT, pages, prose
 
 from emulated_cuda.cards import CARDS
 from emulated_cuda.loading.environment import folder_of_driver
+from emulated_cuda.running import command_line
+from emulated_cuda.values import compiled, equivalents
+from emulated_cuda.values.compiled.table import OPERATIONS
+from emulated_cuda.values.equivalents.table import EQUIVALENTS
+from pytest_cka_memory.cli.main import _parser as cli_parser
 from pytest_cka_memory.core.markers import MARKERS
 from pytest_cka_memory.reports.html import timelines
 from pytest_cka_memory.reports.markdown import COMMENT_CHARACTERS
@@ -52,9 +60,7 @@ def test_folder_of_the_emulated_driver_is_the_one_that_security_describes(
 ) -> None:
     """The page says its name, that it has two links, and that only its user may write there."""
     page = text(ROOT / "SECURITY.md")
-    (described,) = re.findall(
-        r"a folder `([\w-]+)-…` in the temporary folder, with two", page
-    )
+    (described,) = re.findall(r"a folder `([\w-]+)-…` in the temporary folder, with two", page)
     assert "only that user may write into it, and it stays" in page
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = folder_of_driver("/lib/driver.so")
@@ -138,3 +144,42 @@ def test_numbers_that_limit_reports_are_those_of_the_code() -> None:
     assert f"at most {COMMENT_CHARACTERS:,} characters" in text(DOCS / "reference/options.md")
     assert f"at most {COMMENT_CHARACTERS:,} characters" in text(DOCS / "how-to/reports.md")
     assert f"{timelines._MOST_DRAWN} regions are drawn at most" in text(DOCS / "how-to/timeline.md")
+
+
+def test_tables_of_the_emulated_device_have_as_many_rows_as_the_page_says() -> None:
+    """The page counts the operations of Triton and the operators that only CUDA has."""
+    pytest.importorskip("triton")
+    for package in (compiled, equivalents):
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{package.__name__}.{module.name}")
+    page = text(DOCS / "explanation/values.md")
+    assert f"`emulated_cuda/values/compiled` has {len(OPERATIONS)} operations" in page
+    assert f"The table of equivalents has {len(EQUIVALENTS)} operators" in page
+
+
+def _options(parser: argparse.ArgumentParser) -> set[str]:
+    """Return every option of a command and of the commands below it."""
+    found = {option for action in parser._actions for option in action.option_strings}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found |= {option for each in action.choices.values() for option in _options(each)}
+    return found
+
+
+def test_commands_in_the_text_have_the_options_that_they_are_shown_with() -> None:
+    """Each ``python -m ...`` in a sentence has commands and options that exist."""
+    plugin, device = cli_parser(), command_line.parser()
+    (commands,) = [a for a in plugin._actions if isinstance(a, argparse._SubParsersAction)]
+    seen = 0
+    for page in pages():
+        for command in re.findall(
+            r"`python -m (pytest_cka_memory|emulated_cuda)\b([^`]*)`", text(page)
+        ):
+            module, words = command[0], command[1].split()
+            known = _options(plugin if module == "pytest_cka_memory" else device)
+            given = {word for word in words if word.startswith("--")}
+            assert given <= known, (page, command)
+            if module == "pytest_cka_memory" and words and not words[0].startswith("-"):
+                assert words[0] in {*commands.choices, "COMMAND"}, (page, command)
+            seen += 1
+    assert seen > 10
