@@ -13,6 +13,7 @@ from dataclasses import fields, make_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pytest_cka_memory.core.conditions import Conditions, conditions_of
 from pytest_cka_memory.core.decoder import MAX_NUMBER, ShapeError, decode, shown
 from pytest_cka_memory.core.figures import COMPARED
 from pytest_cka_memory.core.fingerprint import Fingerprint
@@ -36,6 +37,8 @@ class BaselineKey(NamedTuple):
     label: str
     """Empty for a whole test; the second region with the same label is ``label #2``."""
     fingerprint: Fingerprint
+    conditions: Conditions | None = None
+    """The facts that figures depend on besides; None in a file of an older version."""
 
 
 Entries = dict[BaselineKey, Figures]
@@ -47,24 +50,39 @@ _TEXTS: list[tuple[str, Any]] = [
 ]
 _Line: Any = make_dataclass(
     "_Line",
-    [*_TEXTS, *((name, int | None if row.optional else int) for name, row in COMPARED.items())],
+    [
+        *_TEXTS,
+        *((name, int | None if row.optional else int) for name, row in COMPARED.items()),
+        ("conditions", dict[str, str] | None),
+    ],
 )
 """One region as the file has it."""
 _KEYS = [field.name for field in fields(_Line)]
+_NOT_IN_ALL = frozenset(
+    {"conditions", *(name for name, row in COMPARED.items() if row.in_place_of)}
+)
+"""Keys that lines lack if the meter does not know them, and all lines of older versions."""
 
 
 def render(entries: Mapping[BaselineKey, Figures]) -> str:
     """Return the text of the file that holds `entries`, sorted."""
     regions = [
-        {"nodeid": key.nodeid, "label": key.label, **key.fingerprint._asdict(), **entries[key]}
-        for key in sorted(entries, key=lambda key: [part or "" for part in _flat(key)])
+        {
+            "nodeid": key.nodeid,
+            "label": key.label,
+            **key.fingerprint._asdict(),
+            **entries[key],
+            **({} if key.conditions is None else {"conditions": dict(key.conditions)}),
+        }
+        for key in sorted(entries, key=_order)
     ]
     lines = [f", {json.dumps(region, ensure_ascii=False)}" for region in regions]
     return "\n".join([f"[ {json.dumps(_HEADER)}", *lines, "]", ""])
 
 
-def _flat(key: BaselineKey) -> tuple[str | None, ...]:
-    return (key.nodeid, key.label, *key.fingerprint)
+def _order(key: BaselineKey) -> tuple[list[str], Conditions]:
+    named = (key.nodeid, key.label, *key.fingerprint)
+    return [part or "" for part in named], key.conditions or ()
 
 
 def read(path: Path) -> Entries:
@@ -199,19 +217,20 @@ def _region(line: int, element: object) -> tuple[BaselineKey, Figures]:
     if not isinstance(element, dict):
         raise _wrong(line, f"{shown(element)} is not a region")
     for name in _KEYS:
-        if name not in element:
+        if name not in element and name not in _NOT_IN_ALL:
             raise _wrong(line, f"{name!r} is missing")
     for name in element:
         if name not in _KEYS:
             raise _wrong(line, f"{shown(name)} is not a key of a region")
     try:
-        region = decode(_Line, element, "")
+        region = decode(_Line, {**dict.fromkeys(_NOT_IN_ALL), **element}, "")
     except ShapeError as error:
         raise _wrong(line, str(error)) from None
     for name in COMPARED:
-        if (element[name] or 0) < 0:
+        if (element.get(name) or 0) < 0:
             size = shown(element[name])
             raise _wrong(line, f"{name} is {size}; expected a whole number of bytes, 0 or more")
     fingerprint = Fingerprint(*(getattr(region, name) for name in Fingerprint._fields))
-    figures = {name: getattr(region, name) for name in COMPARED}
-    return BaselineKey(region.nodeid, region.label, fingerprint), figures
+    figures = {name: getattr(region, name) for name in COMPARED if name in element}
+    conditions = conditions_of({"conditions": region.conditions})
+    return BaselineKey(region.nodeid, region.label, fingerprint, conditions), figures

@@ -1,31 +1,62 @@
 """The limit that a committed baseline sets."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from pytest_cka_memory.baseline.file import Figures
+from pytest_cka_memory.core.conditions import Changed, listed
 from pytest_cka_memory.core.figures import COMPARED, RegionRecord
 from pytest_cka_memory.core.fingerprint import Fingerprint
-from pytest_cka_memory.core.tolerance import Difference, Tolerance, differences, parse_tolerance
+from pytest_cka_memory.core.relations import relations_of
+from pytest_cka_memory.core.tolerance import (
+    Difference,
+    Tolerance,
+    differences,
+    not_comparable,
+    parse_tolerance,
+)
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
-from pytest_cka_memory.errors import LimitError
 from pytest_cka_memory.units import format_exact
 
 REMEDY = "write one with --cka-memory-update-baseline"
+
+
 _NOT_GIVEN = object()
 
 
 def tolerance_of_marker(
-    tolerance: object = _NOT_GIVEN, *, relative_to: object = None
+    tolerance: object = _NOT_GIVEN,
+    *,
+    relative_to: object = None,
+    less_than: object = None,
+    at_most: object = None,
+    saves: object = None,
+    of: object = None,
 ) -> Tolerance | None:
     """Return the tolerance of a ``memory_baseline`` marker; None if it gives none.
 
+    Args:
+        tolerance: how far a figure may rise.
+        relative_to: id of a parameter; see
+            :func:`~pytest_cka_memory.core.relations.relations_of` for this and the next four.
+        less_than: id of a parameter.
+        at_most: a factor and the id of a parameter.
+        saves: a size, with `relative_to`.
+        of: the figure that is compared.
+
     Raises:
-        LimitError: if `tolerance` is not a valid tolerance, or `relative_to` is not a text.
+        LimitError: if one of them cannot be read.
     """
-    if relative_to is not None and not isinstance(relative_to, str):
-        raise LimitError(f"relative_to={relative_to!r}: write the id of a parameter, e.g. 'eager'")
-    return None if tolerance is _NOT_GIVEN else parse_tolerance(tolerance)
+    given = None if tolerance is _NOT_GIVEN else parse_tolerance(tolerance)
+    relations_of(
+        relative_to=relative_to,
+        less_than=less_than,
+        at_most=at_most,
+        saves=saves,
+        of=of,
+        tolerance=given or parse_tolerance("0%"),
+    )
+    return given
 
 
 @dataclass(frozen=True)
@@ -34,43 +65,45 @@ class WithinBaseline(Limit):
 
     tolerance: Tolerance
     known: Mapping[str, Figures]
-    """Label -> figures: the baseline of this test on this device."""
+    """Label -> the baseline of this test on this device."""
     device: Fingerprint | None = None
     """What the test runs on, if the baseline has no entry for it."""
     required: bool = False
     """Whether a region without a baseline breaks this limit."""
-    reference: str = ""
-    """The test whose figures are the baseline; empty if they are those of the file."""
+    changed: Mapping[str, Sequence[Changed]] = field(default_factory=dict)
+    """Label -> facts that its figures depend on, and that are not what they were."""
 
     def judge(self, record: RegionRecord) -> Verdict:
         """Return the first of :meth:`verdicts`."""
         return next(iter(self.verdicts(record)), None)
 
     def verdicts(self, record: RegionRecord) -> list[Verdict]:
-        """Return a breach per figure that is too high, or the reason why nothing was judged."""
-        figures = self.known.get(record.label)
-        if figures is None:
+        """Return a breach per figure that is too high, and what was not judged, with the reason."""
+        old, facts = self.known.get(record.label), self.changed.get(record.label, ())
+        if old is None:
             return [self._without_baseline()]
         now = {name: getattr(record, name) for name in COMPARED}
-        found = differences(figures, now, self.tolerance)
-        return [self._breach(difference) for difference in found if difference.broken]
+        found = differences(old, now, self.tolerance, facts)
+        breaches = [self._breach(difference) for difference in found if difference.broken]
+        return [*breaches, *self._left_out(old, facts)]
 
     def _without_baseline(self) -> Verdict:
         missing = "region" if self.device is None else f"device ({self.device})"
         reason = f"no baseline for this {missing}; {REMEDY}"
-        if self.reference:
-            reason = (
-                f"{self.reference} has no completed region of this name that ran before in this "
-                "process; run both in this order, with pytest-xdist in one group (xdist_group)"
-            )
         if not self.required:
             return Unjudged(self.text, reason)
         message = f"cannot be judged although --cka-memory-require-baseline is given: {reason}"
         return Breach(self.text, 0, None, message, next(iter(COMPARED)))
 
-    @property
-    def _whose(self) -> str:
-        return f"{self.reference}'s" if self.reference else "the baseline's"
+    def _left_out(self, old: Figures, facts: Sequence[Changed]) -> Iterator[Unjudged]:
+        """Yield what is not judged because it depends on facts that have changed."""
+        groups: dict[str, list[str]] = {}
+        for figure, changes, place in not_comparable(old, facts):
+            instead = "; judged without scratch memory of operators" if place else ""
+            groups.setdefault(f"{listed(changes)}{instead}", []).append(COMPARED[figure].noun)
+        for reason, nouns in groups.items():
+            remedy = "record it for this machine with --cka-memory-update-baseline"
+            yield Unjudged(f"{self.text}: {', '.join(nouns)}", f"{reason}; {remedy}")
 
     def _breach(self, difference: Difference) -> Breach:
         old, new, allowed = difference.old_bytes, difference.new_bytes, difference.allowed_bytes
@@ -84,6 +117,6 @@ class WithinBaseline(Limit):
             excess = f"{format_exact(new - allowed)} too much"
             message = (
                 f"{noun} {format_exact(new)}, allowed {format_exact(allowed)} "
-                f"({self.tolerance.text} above {self._whose} {format_exact(old)}): {excess}"
+                f"({self.tolerance.text} above the baseline's {format_exact(old)}): {excess}"
             )
         return Breach(self.text, allowed, new, message, difference.figure)

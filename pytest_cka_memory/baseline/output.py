@@ -10,6 +10,7 @@ from pytest_cka_memory.baseline import file as baseline_file
 from pytest_cka_memory.baseline.file import BaselineKey, Entries, Figures
 from pytest_cka_memory.baseline.plan import BaselinePlan
 from pytest_cka_memory.baseline.update import (
+    Measured,
     Update,
     gone_regions,
     measured_entries,
@@ -17,10 +18,10 @@ from pytest_cka_memory.baseline.update import (
     updated,
 )
 from pytest_cka_memory.core.collection import file_of
-from pytest_cka_memory.core.fingerprint import Fingerprint, fingerprint_of
+from pytest_cka_memory.core.conditions import conditions_of
+from pytest_cka_memory.core.fingerprint import fingerprint_of
 from pytest_cka_memory.core.fixture_names import is_fixture
 from pytest_cka_memory.core.report import Report
-from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports import files
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.units import counted
@@ -94,10 +95,10 @@ class BaselineOutput:
         self,
         entries: Mapping[BaselineKey, Figures],
         report: Report,
-        measured: Sequence[tuple[Fingerprint, Result]],
+        measured: Sequence[Measured],
     ) -> set[BaselineKey]:
         """Return the entries that the session has shown to be gone, for the devices it measured."""
-        devices = {fingerprint for fingerprint, _ in measured}
+        devices = {key.fingerprint for key, _ in measured}
         gone = {
             key
             for key in entries
@@ -118,7 +119,7 @@ class BaselineOutput:
         yield from _named(removed)
 
     def _renamed(
-        self, old: Entries, report: Report, measured: Sequence[tuple[Fingerprint, Result]]
+        self, old: Entries, report: Report, measured: Sequence[Measured]
     ) -> dict[str, str]:
         """Return old name -> new name of tests that were renamed."""
         if self.plan.pruning:
@@ -131,10 +132,10 @@ class BaselineOutput:
         self,
         entries: Mapping[BaselineKey, Figures],
         report: Report,
-        measured: Sequence[tuple[Fingerprint, Result]],
+        measured: Sequence[Measured],
     ) -> list[str]:
         """Name the entries whose tests no longer exist, as far as this session can know."""
-        devices = {fingerprint for fingerprint, _ in measured}
+        devices = {key.fingerprint for key, _ in measured}
         lost = self._lost({key.nodeid for key in entries if key.fingerprint in devices}, report)
         gone = {key for key in entries if key.fingerprint in devices and key.nodeid in lost}
         stale = sorted({key[:2] for key in gone | gone_regions(entries, seen_regions(measured))})
@@ -177,7 +178,14 @@ def _named_renames(renamed: Mapping[str, str]) -> Iterator[str]:
         yield f"baseline: renamed (all figures are equal): {one_line(f'{old} -> {new}')}"
 
 
-def _by_device(report: Report) -> list[tuple[Fingerprint, Result]]:
-    """Return each result with the fingerprint of its worker, because their cards may differ."""
-    prints = {worker: fingerprint_of(facts) for worker, facts in report.facts.items()}
-    return [(prints[result.worker], result) for result in report.results if result.worker in prints]
+def _by_device(report: Report) -> list[Measured]:
+    """Return each result with what identifies its line, because the cards of workers may differ."""
+    on = {
+        worker: (fingerprint_of(facts), conditions_of(facts))
+        for worker, facts in report.facts.items()
+    }
+    return [
+        (BaselineKey(result.nodeid, result.record.label, *on[result.worker]), result)
+        for result in report.results
+        if result.worker in on
+    ]

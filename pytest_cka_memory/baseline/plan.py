@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.errors import BaselineError
 
 if TYPE_CHECKING:
-    from pytest_cka_memory.baseline.file import BaselineKey, Entries
+    from pytest_cka_memory.baseline.file import BaselineKey, Entries, Figures
+    from pytest_cka_memory.core.conditions import Changed
     from pytest_cka_memory.core.fingerprint import Fingerprint
     from pytest_cka_memory.core.tolerance import Tolerance
     from pytest_cka_memory.core.verdicts import Limit
@@ -75,24 +76,40 @@ class BaselinePlan:
 
     def measures(self, nodeid: str) -> bool:
         """Whether a test is measured because the file has it; raises like :attr:`entries`."""
-        return self.asked_for and nodeid in self._by_test
+        return self.asked_for and self.has(nodeid)
+
+    def has(self, nodeid: str) -> bool:
+        """Whether the file has figures of a test; raises like :attr:`entries`."""
+        return nodeid in self._by_test
 
     def limit(
-        self, text: str, nodeid: str, fingerprint: "Fingerprint | None", tolerance: "Tolerance"
+        self, text: str, nodeid: str, facts: "Mapping[str, Any] | None", tolerance: "Tolerance"
     ) -> "Limit":
         """Return the limit on the regions of a test; raises like :attr:`entries`.
 
-        Before the device is known, `fingerprint` is None and the limit has no figures.
+        Args:
+            text: the limit as the user writes it.
+            nodeid: the test.
+            facts: those of the meter; None before the device is known, so that the limit has no
+                figures.
+            tolerance: how far figures may rise.
         """
         from pytest_cka_memory.baseline.limit import WithinBaseline
+        from pytest_cka_memory.core.conditions import changed, conditions_of
+        from pytest_cka_memory.core.fingerprint import fingerprint_of
 
-        known = {
-            key.label: self.entries[key]
-            for key in self._by_test.get(nodeid, ())
-            if key.fingerprint == fingerprint
-        }
+        fingerprint = None if facts is None else fingerprint_of(facts)
+        now = None if facts is None else conditions_of(facts)
+        known: dict[str, Figures] = {}
+        changes: dict[str, Sequence[Changed]] = {}
+        for key in self._by_test.get(nodeid, ()):
+            found = changed(key.conditions, now)
+            # Of the lines of several machines, the one of the most similar machine.
+            best = changes.get(key.label)
+            if key.fingerprint == fingerprint and (best is None or len(found) < len(best)):
+                known[key.label], changes[key.label] = self.entries[key], found
         device = None if fingerprint in self._fingerprints else fingerprint
-        return WithinBaseline(text, tolerance, known, device, self.required)
+        return WithinBaseline(text, tolerance, known, device, self.required, changes)
 
     @cached_property
     def _by_test(self) -> "Mapping[str, Sequence[BaselineKey]]":

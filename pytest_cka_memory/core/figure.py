@@ -46,6 +46,10 @@ class Figure:
     of_device: bool = True
     """Whether it is about memory of the measured device: a test that forgets to use the device
     keeps every limit on it."""
+    depends_on: tuple[str, ...] = ()
+    """The facts it depends on besides the device and versions, as in ``conditions.FACTS``."""
+    in_place_of: str = ""
+    """The figure in whose place it is compared if that one depends on a fact that has changed."""
     includes: str = ""
     """A figure whose bytes it includes, so that it is too high if that one is; empty if none."""
     name: str = ""

@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import Annotated, Any, get_type_hints
 
 from pytest_cka_memory.core.additional_figures import AdditionalFigures
+from pytest_cka_memory.core.conditions import OF_OPERATORS, OF_SCRATCH
 from pytest_cka_memory.core.decoder import decode
 from pytest_cka_memory.core.figure import Figure
 from pytest_cka_memory.core.growth import Sample, growth_bytes_per_batch
@@ -67,6 +68,17 @@ class RegionRecord(AdditionalFigures):
             "and fixtures left there, or use smaller models and data",
         ),
     ]
+    peak_without_scratch_bytes: Annotated[
+        int | None,
+        Figure(
+            "peak without scratch memory",
+            "Highest live level inside the region without what operators of torch allocate and "
+            "free themselves, which depends on the processor and the number of threads; null if "
+            "the meter cannot tell it apart.",
+            never_negative=True,
+            judged_as="increase_without_scratch_bytes",
+        ),
+    ] = None
     retained_bytes: Annotated[
         int,
         Figure(
@@ -194,6 +206,7 @@ class RegionRecord(AdditionalFigures):
             position=4,
             importance=6,
             in_baselines=True,
+            depends_on=OF_SCRATCH,
             explained_by="at_peak",
             above_entry=True,
             advice=_SEE,
@@ -201,6 +214,32 @@ class RegionRecord(AdditionalFigures):
     ]:
         """Peak above the level at entry."""
         return self.peak_bytes - self.start_bytes
+
+    @property
+    def increase_without_scratch_bytes(
+        self,
+    ) -> Annotated[
+        int | None,
+        Figure(
+            "peak increase without scratch memory",
+            "peak_without_scratch_bytes minus start_bytes: the same on every processor and with "
+            "every number of threads.",
+            position=4,
+            in_baselines=True,
+            never_negative=True,
+            depends_on=OF_OPERATORS,
+            in_place_of="peak_increase_bytes",
+            explained_by="at_peak",
+            advice=_SEE,
+        ),
+    ]:
+        """Peak above the level at entry, without what operators allocate and free themselves.
+
+        None if the meter cannot tell it apart.
+        """
+        if self.peak_without_scratch_bytes is None:
+            return None
+        return max(0, self.peak_without_scratch_bytes - self.start_bytes)
 
     @property
     def net_bytes(
@@ -227,6 +266,7 @@ class RegionRecord(AdditionalFigures):
             position=8,
             shown_as="reserved_peak_bytes",
             in_baselines=True,
+            depends_on=OF_SCRATCH,
             explained_by="at_peak",
             advice="the allocator reserved more than was in use at once: "
             "--cka-memory-snapshots=DIR writes its segments, which "
@@ -374,8 +414,13 @@ def _is_shown(row: Figure, records: Sequence[RegionRecord]) -> bool:
 
 
 def rounded_figures(record: RegionRecord) -> dict[str, int | None]:
-    """Return the compared figures in whole bytes; growth is rounded up and never negative."""
+    """Return the compared figures in whole bytes; growth is rounded up and never negative.
+
+    One that stands in the place of another is left out if the meter does not know it.
+    """
     values = {name: getattr(record, name) for name in COMPARED}
     return {
-        name: None if value is None else max(0, math.ceil(value)) for name, value in values.items()
+        name: None if value is None else max(0, math.ceil(value))
+        for name, value in values.items()
+        if value is not None or not COMPARED[name].in_place_of
     }

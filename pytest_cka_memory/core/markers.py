@@ -110,13 +110,16 @@ _ROWS = (
     Marker(
         "memory_baseline",
         'memory_baseline(tolerance="5%")',
-        "no figure may be more than `tolerance` above the committed baseline, or above the test "
-        "with the parameter `relative_to`.",
+        "no figure may be more than `tolerance` above the committed baseline, nor above the test "
+        "with the parameter `relative_to`; `less_than`, `at_most` and `saves` compare the figure `of`.",
         "pytest_cka_memory.baseline.limit:tolerance_of_marker",
     ),
 )
 MARKERS: Mapping[str, Marker] = {marker.name: marker for marker in _ROWS}
 """The registry: name -> row, in the order in which limits are judged."""
+
+RELATIONS = frozenset({"relative_to", "less_than", "at_most", "saves", "of"})
+"""Arguments of ``memory_baseline`` that compare a test with another."""
 
 NO_ALLOCATIONS = "allow_no_allocations"
 """A marker that is no limit: it permits a test to allocate nothing on a measured accelerator."""

@@ -12,14 +12,14 @@ from pytest_cka_memory.units import counted, format_with_unit
 
 if TYPE_CHECKING:
     from pytest_cka_memory.core.report import Report
-    from pytest_cka_memory.core.verdicts import Result
+    from pytest_cka_memory.core.verdicts import Breach, Result
 
 Payload = dict[str, Any]
 """What one test report carries, in builtin types.
 
 ``facts`` about the meter, ``regions`` as :meth:`Result.to_dict` returns them, the reasons why the
-test is ``unmeasured``, whether the session is ``narrowed``, and regions of ``fixtures`` that ended
-meanwhile.
+test is ``unmeasured``, whether the session is ``narrowed``, regions of ``fixtures`` that ended
+meanwhile, and ``relations`` to tests that had not run.
 """
 
 
@@ -55,6 +55,8 @@ class ReportBuilder:
         """Test -> its regions, as :meth:`Result.to_dict` returns them."""
         self._of_fixtures: dict[str, dict[str, list[dict[str, Any]]]] = {}
         """Fixture -> worker -> its regions; each worker sets up a session's fixture of its own."""
+        self._relations: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+        """Test -> worker and relation, of those that wait for another test."""
         self._read: tuple[list[Result], list[Result]] | None = None
         """Results of tests and of fixtures, if nothing has been added since they were read."""
 
@@ -71,6 +73,8 @@ class ReportBuilder:
         self.narrowed = self.narrowed or payload["narrowed"]
         for reason in payload["unmeasured"]:
             self.unmeasured[reason] += 1
+        for relation in payload.get("relations", ()):
+            self._relations.setdefault(nodeid, []).append((worker, relation))
         run = {"worker": worker, "outcome": outcome}
         self._add(nodeid, ({**region, **run} for region in payload["regions"]))
         for region in payload.get("fixtures", ()):
@@ -91,6 +95,8 @@ class ReportBuilder:
     def forget(self, nodeid: str, worker: str) -> None:
         """Drop the results of a run of a test that is run again: the last run counts."""
         self._run_again.add(nodeid)
+        waiting = self._relations.get(nodeid, [])
+        self._relations[nodeid] = [each for each in waiting if each[0] != worker]
         regions = self._regions.get(nodeid, [])
         self._regions[nodeid] = [region for region in regions if region["worker"] != worker]
         self._read = None
@@ -134,6 +140,21 @@ class ReportBuilder:
             ]
             self._read = of_tests, of_fixtures
         return self._read
+
+    def judge_relations(self) -> "list[tuple[Result, Breach]]":
+        """Judge the relations that have waited for other tests; return those that are broken."""
+        waiting, self._relations = self._relations, {}
+        if not any(waiting.values()):
+            return []
+        from pytest_cka_memory.core.late_relations import judged_late
+
+        self._read = None
+        return [
+            found
+            for nodeid, relations in waiting.items()
+            for worker, relation in relations
+            for found in judged_late(self._regions, nodeid, worker, relation, self.facts_of_workers)
+        ]
 
     @property
     def missing(self) -> list[str]:
@@ -187,7 +208,7 @@ class ReportBuilder:
 
     def _description(self) -> Mapping[str, Any]:
         unknown = dict.fromkeys(("device", "device_name", "meter", "torch", "cuda"))
-        facts = self.facts or {**unknown, "notes": []}
+        facts = self.facts or {**unknown, "notes": [], "conditions": {}}
         if any(r.record.garbage_left and r.record.retained_bytes for r in self.results):
             facts = _with_notes(facts, {"notes": _GARBAGE_LEFT})
         if self._run_again:

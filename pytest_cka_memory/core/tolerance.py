@@ -1,10 +1,11 @@
 """How far a figure may rise above an older one: the same rule for baselines and report files."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from pytest_cka_memory.core.conditions import Changed
 from pytest_cka_memory.core.figures import COMPARED
 from pytest_cka_memory.errors import LimitError, SizeError
 from pytest_cka_memory.units import parse_size
@@ -70,11 +71,49 @@ class Difference:
 
 
 def differences(
-    old: Mapping[str, float | None], new: Mapping[str, float | None], tolerance: Tolerance
+    old: Mapping[str, float | None],
+    new: Mapping[str, float | None],
+    tolerance: Tolerance,
+    changed: Sequence[Changed] = (),
 ) -> list[Difference]:
-    """Return every compared figure of `old` that has another value in `new`, higher or lower."""
+    """Return every compared figure of `old` that has another value in `new`, higher or lower.
+
+    Those that depend on one of the facts that have `changed` are left out. A figure that is
+    compared in place of another is left out unless that one is.
+    """
+    undecided = depending_on(changed)
     return [
         Difference(figure, level, new.get(figure), tolerance.allowed_bytes(level))
-        for figure in COMPARED
+        for figure, row in COMPARED.items()
+        if figure not in undecided and (not row.in_place_of or row.in_place_of in undecided)
         if (level := old.get(figure)) is not None and new.get(figure) != level
+    ]
+
+
+def depending_on(changed: Sequence[Changed]) -> dict[str, list[Changed]]:
+    """Return the compared figures that depend on some of these facts, with those facts."""
+    found = {
+        figure: [fact for fact in changed if fact.fact in row.depends_on]
+        for figure, row in COMPARED.items()
+    }
+    return {figure: facts for figure, facts in found.items() if facts}
+
+
+def not_comparable(
+    old: Mapping[str, float | None], changed: Sequence[Changed]
+) -> list[tuple[str, list[Changed], str]]:
+    """Return figures of `old` that are not compared, with the facts, and what is in their place.
+
+    That is the name of another figure, or empty.
+    """
+    undecided = depending_on(changed)
+    places = {
+        row.in_place_of: name
+        for name, row in COMPARED.items()
+        if name not in undecided and old.get(name) is not None
+    }
+    return [
+        (figure, facts, places.get(figure, ""))
+        for figure, facts in undecided.items()
+        if old.get(figure) is not None and not COMPARED[figure].in_place_of
     ]

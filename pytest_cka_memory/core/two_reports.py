@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from pytest_cka_memory.core.conditions import Changed, changed, conditions_of
 from pytest_cka_memory.core.figures import COMPARED, rounded_figures
 from pytest_cka_memory.core.fingerprint import Fingerprint, fingerprint_of
 from pytest_cka_memory.core.report import Report
-from pytest_cka_memory.core.tolerance import Difference, Tolerance, differences
+from pytest_cka_memory.core.tolerance import Difference, Tolerance, differences, not_comparable
 from pytest_cka_memory.core.verdicts import Result
 
 
@@ -52,6 +53,10 @@ class Comparison:
     vanished: tuple[RegionKey, ...]
     devices: tuple[tuple[str, str], ...]
     """Device, meter, torch and CUDA versions that differ, with their names, as (old, new) pairs."""
+    changed: tuple[Changed, ...] = ()
+    """Facts that figures depend on and that differ: what depends on them is not compared."""
+    undecided: tuple[str, ...] = ()
+    """Figures that are not compared, because they depend on those facts."""
     not_on_both: tuple[str, ...] = ()
     """Figures that no region of one report has, because its device has no such memory."""
 
@@ -73,10 +78,11 @@ def compare(old: Report, new: Report, tolerance: Tolerance) -> Comparison:
         for key in judged
     ]
     not_on_both = _figures_of_one(old, new)
+    facts = _changed(old.session, new.session)
     changes = [
         Change(key, difference)
         for key, former, latter in figures
-        for difference in differences(former, latter, tolerance)
+        for difference in differences(former, latter, tolerance, facts)
         if difference.figure not in not_on_both
     ]
     return Comparison(
@@ -87,8 +93,20 @@ def compare(old: Report, new: Report, tolerance: Tolerance) -> Comparison:
         appeared=tuple(key for key in after if key not in before),
         vanished=tuple(key for key in before if key not in after),
         devices=tuple(_differing(old.session, new.session)),
+        changed=facts,
+        undecided=tuple(
+            dict.fromkeys(name for _, old, _ in figures for name, *_ in not_comparable(old, facts))
+        ),
         not_on_both=not_on_both,
     )
+
+
+def _changed(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Changed, ...]:
+    """Return the facts that have changed; none on another device, which has others."""
+    one, other = fingerprint_of(old), fingerprint_of(new)
+    if (one.device, one.meter) != (other.device, other.meter):
+        return ()
+    return changed(conditions_of(old), conditions_of(new))
 
 
 def _figures_of_one(old: Report, new: Report) -> tuple[str, ...]:

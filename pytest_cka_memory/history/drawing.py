@@ -6,7 +6,6 @@ from itertools import groupby
 
 from tabulate import tabulate
 
-from pytest_cka_memory.core.figures import COMPARED
 from pytest_cka_memory.core.tolerance import Tolerance
 from pytest_cka_memory.history.file import HistorySession
 from pytest_cka_memory.history.trend import Series, Step, series_of
@@ -57,7 +56,7 @@ def _table(found: Sequence[Series]) -> Iterator[str]:
 def _cells(series: Series) -> list[str]:
     first, last = series.sizes[0], series.sizes[-1]
     return [
-        COMPARED[series.key.figure].noun,
+        series.key.name,
         sparkline(series.sizes, _BARS),
         format_with_unit(first),
         "->",
@@ -82,7 +81,7 @@ def _sentence(series: Series, step: Step) -> str:
     share = f" ({share_of_change(old, new)})" if old else ""
     stayed = "and stayed" if step.confirmed else "in the newest session"
     return (
-        f"{series.key.region}: {COMPARED[series.key.figure].noun} "
+        f"{series.key.region}: {series.key.name} "
         f"{format_with_unit(old)} -> {format_with_unit(new)}{share} {stayed}"
     )
 
@@ -142,7 +141,7 @@ def _row(number: int, series: Series, tolerance: Tolerance) -> Iterator[str]:
     name = one_line(key.region)
     shown = name if len(name) <= 56 else f"…{name[-55:]}"
     yield f'<text x="{_LEFT}" y="{top + 14}">{escape(shown)}</text>'
-    device = f"{COMPARED[key.figure].noun} on {key.device}"
+    device = f"{key.name} on {key.device}"
     yield f'<text class="small" x="{_LEFT}" y="{top + 29}">{escape(one_line(device))}</text>'
     yield f'<polyline points="{" ".join(f"{x:.1f},{y:.1f}" for x, y in places)}"/>'
     for step in series.steps(tolerance):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pytest_cka_memory.core.conditions import Conditions, conditions_of
 from pytest_cka_memory.core.decoder import ShapeError, decode, shown
 from pytest_cka_memory.core.figures import rounded_figures
 from pytest_cka_memory.core.fingerprint import Fingerprint, fingerprint_of
@@ -36,6 +37,8 @@ class HistoryDevice:
     torch: str | None
     cuda: str | None
     regions: tuple[HistoryRegion, ...]
+    conditions: dict[str, str] | None = None
+    """The facts that figures depend on besides; None in lines of older versions."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +72,20 @@ class HistorySession:
 
 def session_of(report: Report, commit: str | None, uncommitted: bool) -> HistorySession:
     """Return what the history keeps of a session: every region that ran to its end."""
-    regions: dict[Fingerprint, list[HistoryRegion]] = {}
-    prints = {worker: fingerprint_of(facts) for worker, facts in report.facts.items()}
+    regions: dict[tuple[Fingerprint, Conditions | None], list[HistoryRegion]] = {}
+    prints = {
+        worker: (fingerprint_of(facts), conditions_of(facts))
+        for worker, facts in report.facts.items()
+    }
     for result in report.results:
         if result.record.completed and result.worker in prints:
             figures = rounded_figures(result.record)
             region = HistoryRegion(result.nodeid, result.record.label, figures)
             regions.setdefault(prints[result.worker], []).append(region)
-    devices = tuple(HistoryDevice(*on, tuple(found)) for on, found in regions.items())
+    devices = tuple(
+        HistoryDevice(*on, tuple(found), dict(conditions) if conditions else None)
+        for (on, conditions), found in regions.items()
+    )
     return HistorySession(commit, uncommitted, report.session["started"], devices)
 
 

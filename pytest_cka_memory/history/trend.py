@@ -1,13 +1,15 @@
 """How the figures of a history developed, and at which commits they rose and stayed."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
+from pytest_cka_memory.core.conditions import FACTS, USUAL, Conditions
 from pytest_cka_memory.core.figures import COMPARED
 from pytest_cka_memory.core.tolerance import Tolerance
-from pytest_cka_memory.history.file import HistorySession
+from pytest_cka_memory.history.file import HistoryDevice, HistorySession
 
 
 class SeriesKey(NamedTuple):
@@ -18,6 +20,17 @@ class SeriesKey(NamedTuple):
     nodeid: str
     label: str
     figure: str
+    conditions: Conditions = ()
+    """The facts that the figure depends on: figures of other machines are other series."""
+
+    varying: Conditions = ()
+    """Those of them that are not the same in all sessions."""
+
+    @property
+    def name(self) -> str:
+        """The figure as messages call it, and where it was measured if that varies."""
+        on = ", ".join(f"{FACTS.get(fact, fact)} {value}" for fact, value in self.varying)
+        return f"{COMPARED[self.figure].noun}{f' ({on})' if on else ''}"
 
     @property
     def region(self) -> str:
@@ -77,9 +90,10 @@ class Series:
         return Step(self.points[first - 1], self.points[first], confirmed=len(above) > 1)
 
 
-def series_of(sessions: Iterable[HistorySession]) -> list[Series]:
+def series_of(found: Iterable[HistorySession]) -> list[Series]:
     """Return every series with a known figure, by device and region, in the order of figures."""
-    points: dict[SeriesKey, list[Point]] = {}
+    sessions, points = list(found), dict[SeriesKey, list[Point]]()
+    varying = _varying(sessions)
     for session in sessions:
         for device in session.devices:
             for region in device.regions:
@@ -87,12 +101,42 @@ def series_of(sessions: Iterable[HistorySession]) -> list[Series]:
                     size = region.figures.get(figure)
                     if size is not None:
                         key = SeriesKey(
-                            device.device, device.meter, region.nodeid, region.label, figure
+                            device.device,
+                            device.meter,
+                            region.nodeid,
+                            region.label,
+                            figure,
+                            on := _conditions(device, figure),
+                            tuple(fact for fact in on if fact[0] in varying),
                         )
                         points.setdefault(key, []).append(Point(session, size, device.torch))
     order = {figure: number for number, figure in enumerate(COMPARED)}
-    keys = sorted(points, key=lambda key: (key[:4], order[key.figure]))
-    return [Series(key, tuple(points[key])) for key in keys]
+    keys = sorted(points, key=lambda key: (key[:4], order[key.figure], key.conditions))
+    alone = Counter(key._replace(conditions=(), varying=()) for key in keys)
+    return [
+        Series(key, tuple(points[key]))
+        for key in keys
+        # What stands in the place of another figure says nothing new on a single machine.
+        if not (place := COMPARED[key.figure].in_place_of)
+        or alone[key._replace(figure=place, conditions=(), varying=())] > 1
+    ]
+
+
+def _varying(sessions: Iterable[HistorySession]) -> set[str]:
+    """Return the facts that are not the same in all sessions."""
+    values: dict[str, set[str]] = {}
+    known = [it.conditions for session in sessions for it in session.devices if it.conditions]
+    for conditions in known:
+        for fact in FACTS:
+            values.setdefault(fact, set()).add(conditions.get(fact, USUAL))
+    return {fact for fact, found in values.items() if len(found) > 1}
+
+
+def _conditions(device: HistoryDevice, figure: str) -> Conditions:
+    facts = COMPARED[figure].depends_on
+    return tuple(
+        (name, value) for name, value in (device.conditions or {}).items() if name in facts
+    )
 
 
 def _without_outliers(sizes: Sequence[int]) -> list[int]:

@@ -13,6 +13,8 @@ class FigureAttributes:
     end_mb: float
     peak_bytes: int
     peak_mb: float
+    peak_without_scratch_bytes: int | None
+    peak_without_scratch_mb: float | None
     retained_bytes: int
     retained_mb: float
     reserved_start_bytes: int | None
@@ -33,6 +35,8 @@ class FigureAttributes:
     host_retained_mb: float | None
     peak_increase_bytes: int
     peak_increase_mb: float
+    increase_without_scratch_bytes: int | None
+    increase_without_scratch_mb: float | None
     net_bytes: int
     net_mb: float
     reserved_increase_bytes: int | None

@@ -30,6 +30,7 @@ def record_at(
         start_bytes=start.allocated_bytes,
         end_bytes=end.allocated_bytes,
         peak_bytes=end.peak_bytes,
+        peak_without_scratch_bytes=end.peak_without_scratch_bytes,
         retained_bytes=retained_bytes,
         one_time_bytes=one_time_bytes,
         garbage_left=garbage_left,

@@ -2,7 +2,7 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,9 @@ class Reading:
     """Held by the allocator, in use or not; None if the device has no reserve."""
     peak_reserved_bytes: int | None = None
     """Highest ``reserved_bytes`` since the last ``reset_peak``."""
+    peak_without_scratch_bytes: int | None = None
+    """Highest ``allocated_bytes`` of a region without what operators allocate and free themselves;
+    None if that is not told apart."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +251,25 @@ class Meter(AllocationCounts):
             "notes": list(self.notes),
             "torch": str(torch.__version__) if torch else None,
             "cuda": torch.version.cuda if torch and self.device.startswith("cuda") else None,
+            "conditions": dict(self.note_conditions() if self._noted is None else self._noted),
         }
+
+    _noted: Mapping[str, str] | None = None
+    """The facts that its figures depend on, when they were last read."""
+
+    def note_conditions(self) -> Mapping[str, str]:
+        """Read the facts that its figures depend on: those of a session are read when it begins.
+
+        What a test sets itself is part of what is measured.
+        """
+        self._noted = self.conditions()
+        return self._noted
+
+    def conditions(self) -> Mapping[str, str]:
+        """Return the facts of :data:`pytest_cka_memory.core.conditions.FACTS` that its figures
+        depend on, without those that have their usual value.
+        """
+        return {}
 
     @abstractmethod
     def start(self) -> None:

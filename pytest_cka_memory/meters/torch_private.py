@@ -58,6 +58,9 @@ def _found(path: str, instead: Any, lost: str = "") -> Any:
         return instead
 
 
+has_amx: Callable[[], bool] = _found("torch.cpu._is_amx_tile_supported", lambda: False)
+"""Whether the processor multiplies tiles; kernels that use it need other scratch memory."""
+
 # Contexts in which neither the user's tensor subclasses nor the user's modes see the meter's calls.
 _Hidden = Callable[[], AbstractContextManager[object]]
 no_torch_function: _Hidden = _found(

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+from pytest_cka_memory.core.conditions import listed
 from pytest_cka_memory.core.figures import COMPARED
 from pytest_cka_memory.core.two_reports import Change, Comparison, RegionKey
 from pytest_cka_memory.reports import markdown
@@ -87,6 +88,8 @@ def as_json(found: Comparison) -> str:
         "appeared": [key._asdict() for key in found.appeared],
         "vanished": [key._asdict() for key in found.vanished],
         "figures_not_compared": list(found.not_on_both),
+        "figures_undecided": list(found.undecided),
+        "conditions": [fact._asdict() for fact in found.changed],
         "differing": [{"old": old, "new": new} for old, new in found.devices],
     }
     return json.dumps(plain, indent=1) + "\n"
@@ -116,6 +119,12 @@ def remarks(found: Comparison) -> Iterator[str]:
     """Yield what differs besides figures, and what was not compared."""
     for old, new in found.devices:
         yield f"warning: the reports differ in more than the code: measured on {old}, now on {new}"
+    if found.undecided:
+        nouns = ", ".join(COMPARED[figure].noun for figure in found.undecided)
+        yield (
+            f"not compared, because of {listed(found.changed)}: {nouns}; what does not depend on "
+            "it is. To compare all figures, measure both reports on one machine"
+        )
     if found.not_on_both:
         nouns = ", ".join(COMPARED[figure].noun for figure in found.not_on_both)
         yield f"not compared, because only one of the devices has it: {nouns}"

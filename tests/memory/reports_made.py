@@ -18,6 +18,7 @@ SESSION = {
     "device_name": "A100",
     "meter": "PyTorch's caching allocator",
     "notes": ["memory outside the allocator is not seen"],
+    "conditions": {},
     "torch": "2.15.0",
     "cuda": "13.2",
     "python": "3.11.7",

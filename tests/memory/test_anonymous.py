@@ -195,7 +195,7 @@ def test_no_report_names_user_host_or_folder(name):
     """No report names user, host or folder; the same text without
     :func:`anonymous` has all three.
     """
-    words = ("alice", "gpu-7", "corp", "/home", "Users", "scratch")
+    words = ("alice", "gpu-7", "corp", "/home", "Users", "/scratch")
     raw = RENDERERS[name](secret_report())
     assert all(word in raw for word in words[:3])
     text = RENDERERS[name](anonymous(secret_report(), ROOT))

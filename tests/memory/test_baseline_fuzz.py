@@ -50,7 +50,10 @@ figures = st.fixed_dictionaries(
         "reserved_increase_bytes": st.none() | sizes,
     }
 )
-baselines = st.dictionaries(st.builds(BaselineKey, names, names, fingerprints), figures, max_size=4)
+facts = st.dictionaries(names, names, min_size=1, max_size=3)
+conditions = st.none() | facts.map(lambda found: tuple(sorted(found.items())))
+keys = st.builds(BaselineKey, names, names, fingerprints, conditions)
+baselines = st.dictionaries(keys, figures, max_size=4)
 
 GOOD = baseline_file.render(
     {

@@ -1,6 +1,6 @@
 """Fingerprints of devices, judging against a baseline, and updating a baseline."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 
@@ -13,6 +13,7 @@ from pytest_cka_memory.baseline.file import BaselineKey
 from pytest_cka_memory.baseline.limit import WithinBaseline, tolerance_of_marker
 from pytest_cka_memory.baseline.update import Update, updated
 from pytest_cka_memory.core import fingerprint
+from pytest_cka_memory.core.conditions import Changed
 from pytest_cka_memory.core.figures import rounded_figures
 from pytest_cka_memory.core.fingerprint import Fingerprint, fingerprint_of
 from pytest_cka_memory.core.tolerance import parse_tolerance
@@ -39,6 +40,11 @@ def limit(tolerance: str = "5%", required: bool = False, **figures: int | None) 
     """A limit with a baseline for one region; figures that are not given are 0."""
     known = {"": {**ZEROS, **figures}}
     return WithinBaseline("memory_baseline", parse_tolerance(tolerance), known, required=required)
+
+
+def on_cpu(results: Sequence[Result]) -> list[tuple[BaselineKey, Result]]:
+    """Results with the keys of their lines."""
+    return [(BaselineKey(it.nodeid, it.record.label, CPU), it) for it in results]
 
 
 @pytest.mark.parametrize(
@@ -220,20 +226,46 @@ def test_limit_of_a_baseline_requires_no_entry_and_names_no_device_by_default(
     assert verdict.reason.startswith("no baseline for this region;")
 
 
-def test_baseline_of_another_test_is_named_in_its_messages(record: MakeRecord) -> None:
-    """Both messages name the test whose figures are the baseline."""
-    relative = replace(limit(retained_bytes=100), reference="t[eager]")
-    breach = relative.judge(record(retained_bytes=200))
+CHANGED = (Changed("threads", "1", "2"), Changed("allocator", "default", "X=1"))
+
+
+def test_figure_that_depends_on_a_changed_fact_is_judged_without_scratch_memory(
+    record: MakeRecord,
+) -> None:
+    """The peak is left out with the fact and both values; what is the same everywhere is judged."""
+    old = limit(peak_increase_bytes=100, increase_without_scratch_bytes=50, retained_bytes=5)
+    here = replace(old, changed={"": CHANGED[:1]})
+    higher = {"peak_bytes": 500, "retained_bytes": 5, "peak_without_scratch_bytes": 50}
+    assert old.verdicts(record(**higher)) != here.verdicts(record(**higher))
+    (unjudged,) = here.verdicts(record(**higher))
+    assert unjudged == Unjudged(
+        "memory_baseline: peak increase",
+        "threads 1 -> 2; judged without scratch memory of operators; record it for this machine "
+        "with --cka-memory-update-baseline",
+    )
+    breach, _ = here.verdicts(record(**{**higher, "peak_without_scratch_bytes": 53}))
     assert isinstance(breach, Breach)
-    assert breach.message == (
-        "retained 200 bytes, allowed 105 bytes (5% above t[eager]'s 100 bytes): 95 bytes too much"
-    )
-    unknown = replace(relative, known={}).judge(record())
-    assert isinstance(unknown, Unjudged)
-    assert unknown.reason == (
-        "t[eager] has no completed region of this name that ran before in this process; run both "
-        "in this order, with pytest-xdist in one group (xdist_group)"
-    )
+    assert breach.figure == "increase_without_scratch_bytes"
+    leak, _ = here.verdicts(record(**{**higher, "retained_bytes": 6}))
+    assert isinstance(leak, Breach)
+    assert leak.figure == "retained_bytes"
+
+
+def test_figures_without_a_substitute_are_left_out(record: MakeRecord) -> None:
+    """A line of an older version has no peak without scratch memory, nor has a line of a GPU."""
+    here = replace(limit(peak_increase_bytes=100, reserved_increase_bytes=7), changed={"": CHANGED})
+    (unjudged,) = here.verdicts(record(peak_bytes=500, peak_without_scratch_bytes=400))
+    assert isinstance(unjudged, Unjudged)
+    assert unjudged.limit == "memory_baseline: peak increase, reserve increase"
+    assert unjudged.reason.startswith("threads 1 -> 2, allocator settings default -> X=1; record")
+
+
+def test_figure_in_place_of_another_is_not_judged_beside_it(record: MakeRecord) -> None:
+    """One cause gives one breach."""
+    old = limit(peak_increase_bytes=100, increase_without_scratch_bytes=50)
+    (breach,) = old.verdicts(record(peak_bytes=500, peak_without_scratch_bytes=500))
+    assert isinstance(breach, Breach)
+    assert breach.figure == "peak_increase_bytes"
 
 
 def test_other_test_is_named_by_a_text() -> None:
@@ -287,7 +319,7 @@ def test_update_adds_regions_that_passed(record: MakeRecord) -> None:
         Result("new", record(label="a")),
         Result("left by an exception", record(completed=False)),
     ]
-    update = updated(old, [(CPU, result) for result in results])
+    update = updated(old, on_cpu(results))
     assert update == Update(
         {
             **old,
@@ -310,7 +342,7 @@ def test_update_drops_regions_that_a_test_no_longer_opens(record: MakeRecord) ->
         BaselineKey("other", "gone", CPU): ZEROS,
     }
     results = [Result("t", record()), Result("t", record(label="early", completed=False))]
-    update = updated(old, [(CPU, result) for result in results])
+    update = updated(old, on_cpu(results))
     assert update.entries.keys() == {*old, BaselineKey("t", "", CPU)} - {
         BaselineKey("t", "gone", CPU)
     }
@@ -326,10 +358,39 @@ def test_update_takes_the_highest_figures_of_a_region_measured_twice(record: Mak
         Result("t", record(retained_bytes=5, levels=flat)),
         Result("t", record(peak_bytes=7)),
     ]
-    (figures,) = updated({}, [(CPU, result) for result in results]).entries.values()
+    (figures,) = updated({}, on_cpu(results)).entries.values()
     assert figures == {
         "peak_increase_bytes": 7,
         "retained_bytes": 5,
         "growth_bytes_per_batch": 0,
         "reserved_increase_bytes": None,
     }
+
+
+ONE, TWO = (("threads", "1"),), (("threads", "2"),)
+
+
+def test_update_on_another_machine_adds_a_line(record: MakeRecord) -> None:
+    """The line of the first machine stays if both agree in what is the same on every machine."""
+    old = {BaselineKey("t", "", CPU, ONE): {**ZEROS, "peak_increase_bytes": 9}}
+    update = updated(old, [(BaselineKey("t", "", CPU, TWO), Result("t", record()))])
+    assert update.entries == {**old, BaselineKey("t", "", CPU, TWO): ZEROS}
+    assert (update.added, update.dropped) == (1, 0)
+
+
+def test_update_drops_the_line_of_another_machine_if_the_code_has_changed(
+    record: MakeRecord,
+) -> None:
+    """What does not depend on the machine differs, so the other line is of other code."""
+    old = {BaselineKey("t", "", CPU, ONE): ZEROS}
+    update = updated(old, [(BaselineKey("t", "", CPU, TWO), Result("t", record(retained_bytes=3)))])
+    assert list(update.entries) == [BaselineKey("t", "", CPU, TWO)]
+    assert (update.added, update.dropped) == (1, 1)
+
+
+def test_update_gives_a_line_of_an_older_version_its_conditions(record: MakeRecord) -> None:
+    """It stays one line, so that nothing is judged by figures of an unknown machine."""
+    old = {BaselineKey("t", "", CPU): ZEROS}
+    update = updated(old, [(BaselineKey("t", "", CPU, TWO), Result("t", record()))])
+    assert update.entries == {BaselineKey("t", "", CPU, TWO): ZEROS}
+    assert (update.added, update.unchanged, update.dropped) == (0, 1, 0)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from pytest_cka_memory import MemoryProbe, measure_memory_retention
-from pytest_cka_memory.meters.cpu.processor import processor_name
+from pytest_cka_memory.meters.conditions import processor_name
 
 
 class Cycle:

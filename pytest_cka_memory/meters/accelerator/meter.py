@@ -17,6 +17,7 @@ from pytest_cka_memory.meters.accelerator.counting import Counting
 from pytest_cka_memory.meters.accelerator.graph_pools import Captures
 from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, device_name
 from pytest_cka_memory.meters.base import Cleaned, DriverReading, Meter, Peaks, Reading
+from pytest_cka_memory.meters.conditions import of_accelerator
 
 
 class AcceleratorMeter(Meter):
@@ -61,6 +62,9 @@ class AcceleratorMeter(Meter):
 
     def facts(self) -> dict[str, Any]:
         return {**super().facts(), "notes": [*self.notes, *self._counting.seen_notes()]}
+
+    def conditions(self) -> dict[str, str]:
+        return of_accelerator(self.device)
 
     def start(self) -> None:
         self.start_for(self)

@@ -261,6 +261,12 @@ class RegionCounter:
         """Return the bytes that were allocated in it and freed in noted collections."""
         return cast(int, self._read(sample=False).collected)
 
+    def peak_without_scratch(self) -> int | None:
+        """Return its highest level without what operators have allocated and freed themselves."""
+        if not knows_scratch():
+            return None
+        return cast(int, self._functions.counter_without_scratch(self._handle))
+
     def at_peak(self) -> Sequence[AllocationGroup]:
         """Return what was live at its peak: by stack, and all that is older as one group."""
         blocks = WrittenBlocks(
@@ -385,6 +391,12 @@ def counts_pinned() -> bool:
 def counts_collected() -> bool:
     """Whether what the garbage collector frees can be counted."""
     return hasattr(prepared_functions(), "counter_collects")
+
+
+def knows_scratch() -> bool:
+    """Whether what operators allocate and free themselves is told apart, on the CPU only."""
+    functions = prepared_functions()
+    return hasattr(functions, "counter_knows_scratch") and bool(functions.counter_knows_scratch())
 
 
 def counts_cpu() -> bool:

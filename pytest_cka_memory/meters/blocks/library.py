@@ -133,6 +133,8 @@ _OPTIONAL: dict[str, tuple[Any, list[Any]]] = {
     "counter_counts_pinned": (c_int, []),
     "counter_block_at": (c_int64, [c_uint64, c_int, POINTER(c_uint64)]),
     "counter_collects": (None, [c_int]),
+    "counter_knows_scratch": (c_int, []),
+    "counter_without_scratch": (c_int64, [c_void_p]),
     "modules_path": (c_int, [c_uint64, c_char_p, c_int]),
     "counter_record": (c_int, [c_void_p, c_uint32]),
     "counter_recorded": (c_int, [c_void_p, POINTER(Recorded)]),
@@ -158,8 +160,9 @@ _OPTIONAL: dict[str, tuple[Any, list[Any]]] = {
     "walk_unmet_referents": (py_object, [c_void_p, c_void_p]),
 }
 """Functions that a library from an older checkout lacks; without them modules and kinds of memory
-are not noted, pinned memory and what the garbage collector frees are not counted, nothing is
-recorded, holders are searched for in Python, and garbage at batch boundaries is collected."""
+are not noted, pinned memory, scratch memory of kernels and what the garbage collector frees are not
+counted, nothing is recorded, holders are searched for in Python, and garbage at batch boundaries is
+collected."""
 
 
 def objects_of_types(types: set[type]) -> list[Any]:

@@ -1,6 +1,7 @@
 """The meter for the CPU where torch's allocator can be counted."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -20,7 +21,7 @@ from pytest_cka_memory.meters.blocks.counter import (
 )
 from pytest_cka_memory.meters.blocks.library import objects_of_types
 from pytest_cka_memory.meters.blocks.other_memory import OtherMemory
-from pytest_cka_memory.meters.cpu.processor import processor_name
+from pytest_cka_memory.meters.conditions import of_kernels, processor_name
 from pytest_cka_memory.meters.garbage import Garbage
 from pytest_cka_memory.meters.pinned import is_pinned
 from pytest_cka_memory.meters.storages.live_objects import live_storages
@@ -50,6 +51,9 @@ class BlockMeter(Meter):
         self._collected = CollectedBlocks(self._counter)
         cpp_counts.prepare()
         self._add_live()
+
+    def conditions(self) -> dict[str, str]:
+        return of_kernels()
 
     def start(self) -> None:
         """Do nothing: counting never stops, and memory of other libraries counts in regions."""
@@ -151,7 +155,10 @@ class _RegionPeaks(Peaks):
 
     def read(self) -> Reading:
         levels = self._region.read()
-        return _reading(levels.level, levels.peak)
+        without_scratch_bytes = self._region.peak_without_scratch()
+        return replace(
+            _reading(levels.level, levels.peak), peak_without_scratch_bytes=without_scratch_bytes
+        )
 
     def sample(self) -> tuple[Reading, int, int]:
         levels = self._region.read(sample=True)

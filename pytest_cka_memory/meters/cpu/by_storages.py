@@ -11,7 +11,7 @@ import torch
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.base import Meter, Reading
-from pytest_cka_memory.meters.cpu.processor import processor_name
+from pytest_cka_memory.meters.conditions import of_operators, processor_name
 from pytest_cka_memory.meters.storages import live_objects
 from pytest_cka_memory.meters.storages.dispatch import StorageTracker
 
@@ -51,6 +51,9 @@ class StorageMeter(Meter):
     def facts(self) -> dict[str, Any]:
         threads = [_OLDER_THREADS] if self._older_threads else []
         return {**super().facts(), "notes": [*self.notes, *threads, *live_objects.notes()]}
+
+    def conditions(self) -> dict[str, str]:
+        return of_operators()
 
     def start(self) -> None:
         self.start_for(self)

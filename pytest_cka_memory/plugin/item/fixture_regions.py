@@ -219,11 +219,9 @@ class FixtureRegions:
         plan = self._config.stash[settings_key].baseline
         if not plan.named or plan.updating:
             return []
-        from pytest_cka_memory.core.fingerprint import fingerprint_of
-
-        fingerprint = fingerprint_of(meter_of(self._config).facts())
+        facts = meter_of(self._config).facts()
         try:
-            limit = plan.limit("--cka-memory-baseline", nodeid, fingerprint, plan.tolerance)
+            limit = plan.limit("--cka-memory-baseline", nodeid, facts, plan.tolerance)
         except BaselineError:  # every measured test fails with it
             return []
         return [replace(limit, warns=self._config.stash[settings_key].only_warns)]

@@ -17,7 +17,7 @@ from pytest_cka_memory.errors import LimitWarning
 from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_context import never_closed
-from pytest_cka_memory.plugin.item import kept_tracebacks, relative_baselines, repeats
+from pytest_cka_memory.plugin.item import kept_tracebacks, relations, repeats
 from pytest_cka_memory.plugin.item.kinds import (
     is_testcase,
     keeps_failed_subtests,
@@ -49,6 +49,8 @@ class ItemMeasurement:
         self._results: list[Result] = []
         self.properties: list[junit.Property] = []
         """What was added to the item's own, for JUnit XML and similar reports."""
+        self._pending: list[dict[str, Any]] = []
+        """The relations to tests that have not run yet, in builtin types."""
         self._judged = 0
         self._wrong: list[str] = []
         """What other plugins returned that cannot be reported."""
@@ -150,7 +152,7 @@ class ItemMeasurement:
         of_limits = {limit.addition for limit in plan_of(self._item).limits} - {""}
         settings = self._item.config.stash[settings_key]
         drawn = [TIMELINE] if settings.draws(self._item.nodeid) else []
-        return of_limits.union(settings.also, drawn)
+        return of_limits.union(settings.also, drawn, relations.additions_for_others(self._item))
 
     def named_values(self) -> Mapping[str, Any]:
         """Return the test's fixtures by name, and ``self`` if it is a method."""
@@ -201,7 +203,12 @@ class ItemMeasurement:
             "regions": [result.to_dict() for result in results],
             "unmeasured": unmeasured,
             "narrowed": is_narrowed(self._item.config),
+            **self._take_pending(),
         }
+
+    def _take_pending(self) -> Mapping[str, Any]:
+        pending, self._pending = self._pending, []
+        return {"relations": pending} if pending else {}
 
     def add_compared_figures(self, report: pytest.TestReport) -> None:
         """Add to the text of a failed test what explains the figures that it has compared."""
@@ -223,7 +230,8 @@ class ItemMeasurement:
     def _collect(self) -> list[Result]:
         limits = limits_or_fail(self._item)
         records: list[RegionRecord] = self.probe.records[self._judged :]
-        relative_baselines.note(self._item, records)
+        relations.note(self._item, records, self.probe.meter.facts())
+        self._pending += relations.pending(limits, records)
         judged = [judge(self._item.nodeid, record, limits) for record in records]
         over_runs, self._over_runs = self._over_runs, []
         judged += [judge(self._item.nodeid, it, self._limits_over_runs()) for it in over_runs]

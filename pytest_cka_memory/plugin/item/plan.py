@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_cka_memory.baseline.plan import MARKER as BASELINE_MARKER
-from pytest_cka_memory.core.markers import FIXTURE, MARKERS, NO_ALLOCATIONS
+from pytest_cka_memory.core.markers import FIXTURE, MARKERS, NO_ALLOCATIONS, RELATIONS
 from pytest_cka_memory.errors import BaselineError, LimitError
 from pytest_cka_memory.plugin.session.meter import known_meter
 from pytest_cka_memory.plugin.session.options import given_by
@@ -194,9 +194,13 @@ def _marker_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
 
 
 def _baseline_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
-    """Return what the baseline allows on this device; nothing while baselines are updated."""
+    """Return the relations to other tests, and what the baseline allows on this device.
+
+    While baselines are updated, nothing is compared with them.
+    """
     plan = settings.baseline
     text, tolerance, warns = "--cka-memory-baseline", plan.tolerance, False
+    found: list[Limit] = []
     mark = _closest(item, BASELINE_MARKER)
     if mark is not None:
         from pytest_cka_memory.core.marker_arguments import call_text, only_warns, with_argument
@@ -205,23 +209,17 @@ def _baseline_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
         text = mark.name if given is None else f"{mark.name}({given.text!r})"
         text = with_argument(text, "warn=True") if warns else text
         tolerance = given or tolerance
-        relative_to = mark.kwargs.get("relative_to")
-        if relative_to is not None:
-            from pytest_cka_memory.plugin.item import relative_baselines
+        if RELATIONS.intersection(mark.kwargs):
+            from pytest_cka_memory.plugin.item import relations
 
-            text = call_text(mark.name, mark.args, mark.kwargs)
-            found = relative_baselines.limits_relative_to(
-                item, relative_to, text, tolerance, required=plan.required
-            )
-            return [replace(limit, warns=warns) for limit in found]
-    if plan.updating:
-        return []
-    from pytest_cka_memory.core.fingerprint import fingerprint_of
-
+            as_written = call_text(mark.name, mark.args, mark.kwargs)
+            found += relations.limits_of(item, mark.kwargs, as_written, tolerance)
     meter = known_meter(item.config)
-    fingerprint = None if meter is None else fingerprint_of(meter.facts())
-    limit = plan.limit(text, item.nodeid, fingerprint, tolerance)
-    return [replace(limit, warns=warns)]
+    # Who compares a test with another may have no committed figures of it.
+    if not plan.updating and (not found or plan.required or plan.has(item.nodeid)):
+        facts = None if meter is None else meter.facts()
+        found.append(plan.limit(text, item.nodeid, facts, tolerance))
+    return [replace(limit, warns=warns) for limit in found]
 
 
 def _closest_of_scopes(item: pytest.Item, name: str) -> list[pytest.Mark]:

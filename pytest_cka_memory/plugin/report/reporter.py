@@ -44,6 +44,8 @@ class Reporter:
         """A line for each report that was written."""
         self.problems: list[str] = []
         """Reasons why the session failed that belong to no test."""
+        self.warned: list[str] = []
+        """Broken relations between tests that do not fail the session."""
         self._reruns: set[tuple[str, str]] = set()
         """Tests that will be run again, each with its worker."""
         self._warnings_in_header: Sequence[str] = ()
@@ -170,6 +172,7 @@ class Reporter:
         for warning in self._late_warnings(report) if report.results else ():
             yield from terminal.sentence(warning, width, "yellow")
         yield from map(terminal.Line, self.written)
+        yield from (terminal.Line(text, "yellow") for text in self.warned)
         for problem in self.problems:
             yield terminal.Line(
                 f"FAILED: {problem}", "red"
@@ -185,6 +188,12 @@ class Reporter:
         )
 
     def _gate(self, session: pytest.Session) -> None:
+        for result, breach in self.builder.judge_relations():
+            text = f"{result.name}: {breach.limit}: {breach.message}"
+            if result.verdict_of(breach) == "BREACH":
+                self._fail(session, text)
+            else:
+                self.warned.append(f"{result.verdict_of(breach)}: {text}")
         measured, wanted = self.builder.measured, self.settings.min_regions
         if self._ran and measured < wanted:
             self._fail(

@@ -28,6 +28,7 @@ def meter_of(config: pytest.Config) -> "Meter":
             )
         except DeviceError as error:
             raise pytest.UsageError(f"{given_by(config, 'device')}: {error}") from None
+        config.stash[meter_key].note_conditions()
     return config.stash[meter_key]
 
 

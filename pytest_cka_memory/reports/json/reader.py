@@ -23,6 +23,7 @@ _SESSION: Mapping[str, Any] = {
     **dict.fromkeys(("python", "plugin", "started"), str | None),
     "workers": int | None,
     "notes": tuple[str, ...] | None,
+    "conditions": dict[str, str] | None,
 }
 """Key of the session -> its type; other keys are kept unchecked."""
 
@@ -124,4 +125,5 @@ def _session(data: dict[str, Any]) -> dict[str, Any]:
     read = {
         name: decode(kind, data.get(name), f"session.{name}") for name, kind in _SESSION.items()
     }
-    return {**data, **read, "notes": list(read["notes"] or ())}
+    lists = {"notes": list(read["notes"] or ()), "conditions": read["conditions"] or {}}
+    return {**data, **read, **lists}

@@ -38,7 +38,7 @@ Device *device_of(int number) {
     if (device_count == MAX_DEVICES) return NULL;
     Device *device = &devices[device_count++];
     int64_t reserved = number == CPU_DEVICE ? UNKNOWN : 0;
-    *device = (Device){number, 0, reserved, 0, reserved, NONE, NONE, NULL};
+    *device = (Device){number, 0, reserved, 0, reserved, NONE, NONE, NULL, 0};
     return device;
 }
 
@@ -139,7 +139,7 @@ static Node *add_node(uintptr_t address, int64_t bytes, Device *device, uint64_t
     }
     uint32_t at = unused;
     unused = nodes[at].older;
-    nodes[at] = (Node){address, bytes, number, 0, 0, stack, NONE, NONE, device->number, 0};
+    nodes[at] = (Node){address, bytes, number, 0, 0, stack, NONE, NONE, device->number, 0, 0};
     link_node(device, at);
     slots[slot] = at;
     used++;
@@ -154,7 +154,8 @@ void block_allocated(const void *address, int64_t bytes, int number, int64_t lev
     lock_blocks();
     Device *device = device_of(number);
     if (device) {
-        add_node((uintptr_t)address, bytes, device, ++allocation_count, stack);
+        Node *node = add_node((uintptr_t)address, bytes, device, ++allocation_count, stack);
+        if (node && number == CPU_DEVICE) block_is_pending(node, device);
         set_level(device, level == UNKNOWN ? device->level + bytes : level, reserved);
     }
     unlock_blocks();
@@ -206,6 +207,7 @@ static int64_t free_node(uint32_t slot, Device *device) {
     const Node *node = &nodes[slots[slot]];
     int64_t bytes = node->bytes;
     if (moving.active) moving.serial = origin_of(node, &moving.bytes);
+    block_was_pending(node, device);
     uint32_t how = way_of_freeing(node, device);
     if (collects) note_collected(node, device);
     remove_node(slot, device, how);

@@ -1,4 +1,4 @@
-/* What blocks.c, lent.c, regions.c and recordings.c share. It is used only while the lock of blocks is held. */
+/* What blocks.c, lent.c, operators.c, regions.c and recordings.c share. It is used only while the lock of blocks is held. */
 #ifndef CKA_MEMORY_BLOCKS_H
 #define CKA_MEMORY_BLOCKS_H
 
@@ -16,6 +16,7 @@ typedef struct {
     uint32_t stack;
     uint32_t newer, older; /* of the same device; `older` also links unused nodes */
     int device;
+    uint64_t operator_call; /* during which it was allocated, see operators.c; 0 outside of operators */
     int is_lent; /* whether it is a piece of memory that other libraries lend, see lent.c */
 } Node;
 
@@ -25,6 +26,7 @@ typedef struct {
     int64_t peak, peak_reserved; /* since a region last began or ended */
     uint32_t newest, oldest;
     Region *regions;
+    int64_t pending; /* bytes of blocks that may turn out to be scratch memory, see operators.c */
 } Device;
 
 /* blocks.c */
@@ -42,6 +44,10 @@ int split_lent(uintptr_t address, uintptr_t at);
 
 /* lent.c */
 void forget_index(void);
+
+/* operators.c */
+void block_is_pending(Node *node, Device *device);
+void block_was_pending(const Node *node, Device *device);
 
 /* recordings.c */
 typedef struct Recording Recording;

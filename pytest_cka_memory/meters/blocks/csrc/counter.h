@@ -4,6 +4,7 @@
    blocks.c   live blocks by address and in the order of their allocation, levels of devices
    lent.c     memory that other libraries lend to tensors, which may overlap; intervals.c: its index
    regions.c  open regions: their peaks, and what was live at them
+   operators.c  which operator allocates a block, for a peak without scratch memory
    recordings.c  when blocks were allocated and freed, for regions that record it
    pinned.c   the blocks of the allocator for pinned memory of the host
    stacks.c   the Python frames of allocations
@@ -91,6 +92,10 @@ int any_region_open(void);
 
 /* recordings.c */
 int any_recording(void);
+
+/* operators.c */
+void find_operators(const char *path);
+void watch_operators(int on);
 
 /* pinned.c */
 extern PinnedAllocate real_pinned_allocate;

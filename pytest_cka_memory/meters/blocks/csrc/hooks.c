@@ -355,6 +355,7 @@ EXPORT int counter_install(void) {
     void **entry = pinned_entry();
     find_emulated_device();
     find_graph_task(torch_path);
+    find_operators(torch_path);
     if (entry && *entry != pinned_hook.ours) counts_pinned = dl_iterate_phdr(hook_pinned, entry);
     return count + counts_pinned;
 }

@@ -18,12 +18,14 @@ struct Region {
     int64_t start_level, start_reserved;
     int64_t peak, peak_reserved, sample_peak;
     int64_t collected;
+    int64_t without_scratch; /* highest level without the scratch memory of operators */
     Freed *freed; /* by the number of the stack, without its generation, and by how it was freed */
     uint32_t freed_size;
     Recording *recording; /* NULL unless it was asked for */
 };
 
 static volatile int open_regions;
+static int open_on_cpu;
 
 int any_region_open(void) { return open_regions > 0; }
 EXPORT int counter_open_regions(void) { return open_regions; }
@@ -36,6 +38,8 @@ void raise_peaks(const Device *device) {
             region->peak_serial = allocation_count;
             if (region->recording) note_peak(region->recording);
         }
+        int64_t without_scratch = device->level - device->pending;
+        if (without_scratch > region->without_scratch) region->without_scratch = without_scratch;
         if (device->level > region->sample_peak) region->sample_peak = device->level;
         if (device->reserved > region->peak_reserved) region->peak_reserved = device->reserved;
     }
@@ -113,6 +117,7 @@ EXPORT int counter_open(int number, Region **opened) {
         region->start_level = region->device->level;
         region->start_reserved = region->device->reserved;
         region->peak = region->sample_peak = region->device->level;
+        region->without_scratch = region->device->level - region->device->pending;
         region->peak_reserved = region->device->reserved;
         region->next = region->device->regions;
         region->device->regions = region;
@@ -122,6 +127,7 @@ EXPORT int counter_open(int number, Region **opened) {
     }
     unlock_blocks();
     if (!*opened) free(region);
+    else if (number == CPU_DEVICE && !open_on_cpu++) watch_operators(1);
     return *opened != NULL;
 }
 
@@ -139,9 +145,18 @@ EXPORT void counter_close(Region **opened) {
     if (region->recording) stop_recording(region->recording);
     *opened = NULL;
     unlock_blocks();
+    if (region->device->number == CPU_DEVICE && !--open_on_cpu) watch_operators(0);
     free_recording(region->recording);
     free(region->freed);
     free(region);
+}
+
+/* Return the highest level of a region of the CPU without the scratch memory of operators. */
+EXPORT int64_t counter_without_scratch(const Region *region) {
+    lock_blocks();
+    int64_t level = region->without_scratch;
+    unlock_blocks();
+    return level;
 }
 
 /* Record from now on when blocks are allocated and freed, `most` blocks at most. */
