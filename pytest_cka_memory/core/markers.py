@@ -111,7 +111,8 @@ _ROWS = (
         "memory_baseline",
         'memory_baseline(tolerance="5%")',
         "no figure may be more than `tolerance` above the committed baseline, nor above the test "
-        "with the parameter `relative_to`; `less_than`, `at_most` and `saves` compare the figure `of`.",
+        "with the parameter `relative_to`; `less_than`, `at_most` and `saves` compare the figure "
+        "`of`.",
         "pytest_cka_memory.baseline.limit:tolerance_of_marker",
     ),
 )

@@ -201,6 +201,7 @@ def _baseline_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
     plan = settings.baseline
     text, tolerance, warns = "--cka-memory-baseline", plan.tolerance, False
     found: list[Limit] = []
+    is_compared = False
     mark = _closest(item, BASELINE_MARKER)
     if mark is not None:
         from pytest_cka_memory.core.marker_arguments import call_text, only_warns, with_argument
@@ -209,14 +210,15 @@ def _baseline_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
         text = mark.name if given is None else f"{mark.name}({given.text!r})"
         text = with_argument(text, "warn=True") if warns else text
         tolerance = given or tolerance
-        if RELATIONS.intersection(mark.kwargs):
+        is_compared = not RELATIONS.isdisjoint(mark.kwargs)
+        if is_compared:
             from pytest_cka_memory.plugin.item import relations
 
             as_written = call_text(mark.name, mark.args, mark.kwargs)
             found += relations.limits_of(item, mark.kwargs, as_written, tolerance)
     meter = known_meter(item.config)
     # Who compares a test with another may have no committed figures of it.
-    if not plan.updating and (not found or plan.required or plan.has(item.nodeid)):
+    if not plan.updating and (not is_compared or plan.required or plan.has(item.nodeid)):
         facts = None if meter is None else meter.facts()
         found.append(plan.limit(text, item.nodeid, facts, tolerance))
     return [replace(limit, warns=warns) for limit in found]
