@@ -290,6 +290,32 @@ def test_compare_leaves_out_a_figure_that_only_one_device_has(write, capsys, kep
     assert main(["compare", files[0], write("same", [region("n")])]) == REGRESSION
 
 
+@pytest.mark.parametrize(
+    ("without_scratch", "status"), [(50 * MB, OK), (53 * MB, REGRESSION), (None, OK)]
+)
+def test_compare_leaves_out_what_depends_on_a_fact_that_differs(
+    write, capsys, without_scratch, status
+):
+    """A peak with scratch memory is not compared; that without it, if both have it, is."""
+    cpu = {**SESSION, "device": "cpu", "meter": "m", "cuda": None}
+    found = []
+    old_bytes = without_scratch and 50 * MB  # reports of older versions have none
+    for name, threads, peak, less in (
+        ("old", "1", 60, old_bytes),
+        ("new", "2", 90, without_scratch),
+    ):
+        record = region("n", peak_bytes=peak * MB, peak_without_scratch_bytes=less)
+        found.append(write(name, Report({**cpu, "conditions": {"threads": threads}}, (record,))))
+    assert main(["compare", *found]) == status
+    shown = capsys.readouterr().out
+    assert "not compared, because of threads 1 -> 2: peak increase; what does not depend" in shown
+    assert ("peak increase without scratch memory" in shown) == (status == REGRESSION)
+    assert main(["compare", *found, "--format", "json"]) == status
+    plain = json.loads(capsys.readouterr().out)
+    assert plain["figures_undecided"] == ["peak_increase_bytes"]
+    assert plain["conditions"] == [{"fact": "threads", "old": "1", "new": "2"}]
+
+
 def test_compare_does_not_warn_about_a_patch_release(write, capsys):
     """``compare`` does not warn of another patch release of torch,
     which allocates in the same way.

@@ -23,14 +23,18 @@ def session(
     device: tuple[str, str] = CPU,
     torch: str = "2.15",
     commit: str | None = "",
+    threads: str = "",
+    without_scratch: int | None = None,
 ) -> HistorySession:
     """The session of one day, with a region per test."""
+    more = {} if without_scratch is None else {"increase_without_scratch_bytes": without_scratch}
     regions = tuple(
-        HistoryRegion(f"t.py::{test}", "", {"peak_increase_bytes": size, "unknown": 1})
+        HistoryRegion(f"t.py::{test}", "", {"peak_increase_bytes": size, "unknown": 1, **more})
         for test, size in peaks.items()
     )
     name = f"{number:010x}" + "0" * 30 if commit == "" else commit
-    devices = (HistoryDevice(*device, torch, None, regions),)
+    on = {"threads": threads} if threads else None
+    devices = (HistoryDevice(*device, torch, None, regions, on),)
     return HistorySession(name, False, f"2026-01-{number + 1:02}T00:00:00+00:00", devices)
 
 
@@ -177,3 +181,31 @@ def test_trend_draws_a_line_per_figure_and_a_dot_per_rise(written: str, tmp_path
     titles = [dot.findtext(f"{tag}title") or "" for dot in root.findall(f"{tag}circle")]
     assert [title[:10] for title in titles] == ["0000000002", "0000000003"]
     assert re.search("<text[^>]*>t.py::test_falls</text>", picture.read_text("utf-8"))
+
+
+def test_figures_of_other_machines_are_other_series() -> None:
+    """A peak that differs with the number of threads is no rise; one without scratch memory is."""
+    threads = ["1", "2", "1", "2", "1", "2"]
+    sizes = [5, 9, 5, 9, 5, 9]
+    found = [
+        session(number, {"t": size}, threads=count, without_scratch=3 if number < 4 else 4)
+        for number, (size, count) in enumerate(zip(sizes, threads, strict=True))
+    ]
+    one, two, everywhere = series_of(found)
+    assert one.sizes == [5] * 3
+    assert two.sizes == [9] * 3
+    assert [one.key.name, two.key.name] == [
+        "peak increase (threads 1)",
+        "peak increase (threads 2)",
+    ]
+    assert everywhere.key.name == "peak increase without scratch memory"
+    (step,) = everywhere.steps(ONE_PERCENT)
+    assert step.after.session.date == "2026-01-05T00:00:00+00:00"
+    assert not [*one.steps(ONE_PERCENT), *two.steps(ONE_PERCENT)]
+
+
+def test_peak_without_scratch_memory_is_no_series_of_its_own_on_one_machine() -> None:
+    """It would say again what the peak says."""
+    found = [session(number, {"t": 5}, threads="1", without_scratch=3) for number in range(3)]
+    (series,) = series_of(found)
+    assert series.key.figure == "peak_increase_bytes"
