@@ -139,6 +139,48 @@ def explanations() -> str:
     return _markdown(cost_tables.explanation_head(), cost_tables.explanation_rows(found))
 
 
+def programs_on_machines() -> str:
+    """How many programs each comparison finds worse on another machine."""
+    found = _results("machines-programs-*.json")
+    total = {
+        kind: sum(row["programs"] for row in found if row["planted"] == kind) for kind in _BOTH
+    }
+    return _markdown(
+        ("judged by", "unchanged programs found worse", "programs that need 10 % more found"),
+        [
+            (name, *(f"{_sum(found, name, kind):,} of {total[kind]:,}" for kind in _BOTH))
+            for name in ("baseline", "compare", "trend", "relation")
+        ],
+    )
+
+
+_BOTH = (False, True)
+
+
+def _sum(found: list[Row], name: str, planted: bool) -> int:
+    return sum(row[name] for row in found if row["planted"] == planted)
+
+
+def networks_on_machines() -> str:
+    """How many peaks of networks differ from those with one thread."""
+    first, *others = _results("machines-networks-*.json")
+    rows = []
+    for row in others:
+        pairs = [(first["peaks"][name], peaks) for name, peaks in row["peaks"].items()]
+        differ = (sum(old[at] != new[at] for old, new in pairs) for at in (0, 1))
+        most = max(abs(new[1] - old[1]) for old, new in pairs)
+        counts = (f"{count} of {len(pairs)}" for count in differ)
+        rows.append((str(row["threads"]), row["instructions"], *counts, f"{most:,} bytes"))
+    head = (
+        "threads",
+        "instruction set",
+        "peaks that differ",
+        "without scratch memory",
+        "at most by",
+    )
+    return _markdown(head, rows)
+
+
 def _results(pattern: str) -> list[Row]:
     return [
         row
@@ -161,7 +203,11 @@ TABLES: dict[Path, dict[str, Callable[[], str]]] = {
         "passes": cka_tables.passes,
     },
     DOCS / "explanation" / "cost.md": {"tensors": tensors, "explanations": explanations},
-    DOCS / "explanation" / "figures.md": {"gates": gates},
+    DOCS / "explanation" / "figures.md": {
+        "gates": gates,
+        "programs on machines": programs_on_machines,
+        "networks on machines": networks_on_machines,
+    },
     DOCS / "explanation" / "compiled.md": {
         "functions": compiled_tables.functions,
         "suites": compiled_tables.suites,

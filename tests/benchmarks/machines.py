@@ -61,7 +61,14 @@ def programs() -> list[dict[str, Any]]:
         run(folder, first, *PYTEST, "--cka-memory-update-baseline", "--cka-memory-json=old.json")
         # Three sessions, because a single high session would be an outlier.
         for _ in range(3):
-            run(folder, first, *PYTEST, "--cka-memory-history=start.jsonl", "-k", "baseline")
+            run(
+                folder,
+                first,
+                *PYTEST,
+                "--cka-memory-history=start.jsonl",
+                "-k",
+                "against_the_baseline",
+            )
         rows = []
         for threads in THREADS:
             for instructions in SETS:
@@ -77,7 +84,9 @@ def judged(folder: Path, threads: int, instructions: str, *, planted: bool) -> d
     shutil.copy(folder / "start.jsonl", folder / "history.jsonl")
     session = run(folder, env, *PYTEST, "--cka-memory-json=new.json")
     for _ in range(2):
-        run(folder, env, *PYTEST, "--cka-memory-history=history.jsonl", "-k", "baseline")
+        run(
+            folder, env, *PYTEST, "--cka-memory-history=history.jsonl", "-k", "against_the_baseline"
+        )
     tool = ("-m", "pytest_cka_memory")
     compared = run(folder, env, *tool, "compare", "old.json", "new.json", "--format", "json")
     trend = run(folder, env, *tool, "trend", "history.jsonl").stdout
