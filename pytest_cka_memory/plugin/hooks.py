@@ -9,6 +9,7 @@ import pytest
 from pytest_cka_memory.core.markers import SESSION_FIXTURE
 from pytest_cka_memory.integrations import xdist
 from pytest_cka_memory.integrations.ranks import this_rank
+from pytest_cka_memory.plugin.failures import show_headline
 from pytest_cka_memory.plugin.item import kept_tracebacks
 from pytest_cka_memory.plugin.item.kinds import (
     has_class_fixture,
@@ -196,6 +197,7 @@ def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
+    show_headline(call, report)
     if call.when == "call" and call.excinfo is not None:
         kept_tracebacks.note_exception(item, call.excinfo.value)
     if call.when == "call" and report.failed:

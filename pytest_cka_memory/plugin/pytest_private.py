@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from _pytest.outcomes import Failed as Failed  # pytest.fail.Exception, as a type
 
 if TYPE_CHECKING:
     from _pytest.nodes import Node as Node  # pytest exports only its subclasses

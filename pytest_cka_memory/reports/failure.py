@@ -11,6 +11,7 @@ from pytest_cka_memory.core.fixture_names import is_scope
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Breach, Result
 from pytest_cka_memory.reports import region_differences
+from pytest_cka_memory.reports.escapes import shorten
 from pytest_cka_memory.reports.kinds import kinds_lines
 from pytest_cka_memory.reports.legend import provenance_of
 from pytest_cka_memory.reports.terminal import sparkline
@@ -20,6 +21,8 @@ from pytest_cka_memory.units import MB, counted, format_exact, format_with_unit
 WIDTH = 100
 """Longer lines are hard to read, however wide the terminal is."""
 _BARS = 40
+_MOST_LIMIT = 36
+_MOST_LABEL = 20
 _MOST_GROUPS = 4
 _MOST_COMPARED = 3
 _MOST_FRAMES = 4
@@ -51,6 +54,31 @@ def render(
             if is_explained(breach, earlier):
                 lines += explanation(breach, result.record, width, earlier)
     return "\n".join(lines)
+
+
+def headline(results: Sequence[Result]) -> str:
+    """Return one line about the first broken limit of a test, and how many more there are.
+
+    Empty if none is broken, or all that are only warn.
+    """
+    broken = [(each, result) for result in results for each in result.breaches if not each.warns]
+    if not broken:
+        return ""
+    breach, result = broken[0]
+    where = shorten(result.record.label, _MOST_LABEL)
+    place = f" in {where!r}" if where and not is_scope(result.nodeid) else ""
+    more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+    return f"{shorten(breach.limit, _MOST_LIMIT)} broken{place}{more}: {_excess(breach)}"
+
+
+def _excess(breach: Breach) -> str:
+    """Return the figure and how much of it is too much; the message if that is not known."""
+    if breach.measured_bytes is None:
+        return breach.message
+    figure = FIGURES.get(breach.figure)
+    noun = f"{breach.figure if figure is None else figure.noun} "
+    excess = format_with_unit(breach.measured_bytes - breach.allowed_bytes)
+    return f"{noun}{format_with_unit(breach.measured_bytes)}, {excess} too much"
 
 
 def is_explained(breach: Breach, earlier: Sequence[Breach]) -> bool:

@@ -108,7 +108,9 @@ def test_any_label_gives_valid_xml(junit):
 def test_breach_is_a_failure_in_the_call_and_an_error_in_teardown(
     junit, body, outcome, status, worker
 ):
-    """A breach in the call is a failure and one in teardown an error, with limit and figure."""
+    """A breach in the call is a failure and one in teardown an error, with a message of one line
+    and the whole text.
+    """
     session, cases = junit(
         f"""
         import pytest
@@ -127,7 +129,11 @@ def test_breach_is_a_failure_in_the_call_and_an_error_in_teardown(
     found = [(kind, case) for kind in ("failure", "error") for case in cases["test_it"].iter(kind)]
     assert [kind for kind, _ in found] == ([outcome] if outcome else [])
     for _, element in found:
-        assert "zero_retention broken: retained 1 byte, allowed 0 bytes" in element.get("message")
+        where = " in 'late'" if outcome == "error" else ""
+        headline = f"zero_retention broken{where}: retained 1 B, 1 B too much"
+        assert element.get("message").strip('"').endswith(f"Failed: {headline}")
+        assert "zero_retention broken: retained 1 byte, allowed 0 bytes" in element.text
+        assert "\n" not in element.get("message")
     assert session.result.ret == status
 
 

@@ -11,6 +11,7 @@ from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.verdicts import Breach, Limit, Result, Unjudged, Verdict
 from pytest_cka_memory.errors import LimitError
 from pytest_cka_memory.limits import FlatPerBatch, Maximum
+from pytest_cka_memory.plugin.failures import fail
 
 LIMITS = "pytest_cka_memory_limits"
 REGION = "pytest_cka_memory_region"
@@ -56,7 +57,7 @@ class PluginLimit(Limit):
 
     def _fail(self, wrong: str) -> None:
         # Fails the test at once, because no caller at the end of a region handles an exception.
-        pytest.fail(f"{self.plugin_name}: {LIMITS}: limit {self.text} {wrong}", pytrace=False)
+        fail(f"{self.plugin_name}: {LIMITS}: limit {self.text} {wrong}")
 
 
 def _is_verdict(value: object) -> bool:

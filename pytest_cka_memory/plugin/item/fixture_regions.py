@@ -17,6 +17,7 @@ import pytest
 from pytest_cka_memory.core.fixture_names import fixture_nodeid
 from pytest_cka_memory.errors import BaselineError
 from pytest_cka_memory.measure.observers import observe_regions
+from pytest_cka_memory.plugin.failures import fail
 from pytest_cka_memory.plugin.session.meter import known_meter, meter_of
 from pytest_cka_memory.plugin.session.options import is_narrowed
 from pytest_cka_memory.plugin.session.settings import settings_key
@@ -72,7 +73,7 @@ class FixtureRegions:
             mistakes = [*unused, *([never_closed(left_open)] if left_open else [])]
             self._probe = None
             if mistakes:
-                pytest.fail("\n".join(mistakes), pytrace=False)
+                fail("\n".join(mistakes))
 
     def add_result(self, result: "Result") -> None:
         """Let the next report of this process take a result along that belongs to no test."""

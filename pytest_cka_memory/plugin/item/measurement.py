@@ -17,6 +17,7 @@ from pytest_cka_memory.errors import LimitWarning
 from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_context import never_closed
+from pytest_cka_memory.plugin.failures import fail
 from pytest_cka_memory.plugin.item import kept_tracebacks, relations, repeats
 from pytest_cka_memory.plugin.item.kinds import (
     is_testcase,
@@ -179,7 +180,7 @@ class ItemMeasurement:
         left_open = self.probe.end_open()
         self._fail_on_breach(self._collect())
         if left_open and self._returned:
-            pytest.fail(never_closed(left_open), pytrace=False)
+            fail(never_closed(left_open))
 
     def _complete_none(self, first: int) -> None:
         """Mark the regions from the number `first` on as not completed, so that none is judged."""
@@ -263,11 +264,13 @@ class ItemMeasurement:
 
     def _fail_on_breach(self, results: Sequence[Result]) -> None:
         messages: list[str] = []
+        headline = ""
         if any(result.breaches for result in results):
             from pytest_cka_memory.reports import failure
 
             facts = self.probe.meter.facts()
             messages += filter(None, [failure.render(results, facts, self._width)])
+            headline = failure.headline(results)
             warning = failure.render(results, facts, self._width, warns=True)
             if warning:
                 self._item.warn(LimitWarning(warning))
@@ -275,7 +278,7 @@ class ItemMeasurement:
         self.probe.unused.clear()
         messages, self._wrong = [*messages, *self._wrong, *unused], []
         if messages:
-            pytest.fail("\n".join(messages), pytrace=False)
+            fail("\n".join(messages), headline)
 
 
 measurement_key = pytest.StashKey[ItemMeasurement]()
@@ -332,11 +335,10 @@ def end_unmeasured(item: pytest.Item) -> None:
     """Fail a test that got a marker while it ran; judge one that requested the fixture then."""
     limits = limits_or_fail(item)
     if limits:
-        pytest.fail(
+        fail(
             f"{', '.join(limit.text for limit in limits)}: not checked, because the test was "
             "already running when this marker was added; add it in a fixture, or write it on the "
             "test",
-            pytrace=False,
         )
     if measurement_key in item.stash:
         item.stash[measurement_key].judge_without_limits()
@@ -352,9 +354,8 @@ def refuse_unseen(item: pytest.Item, measurement: ItemMeasurement) -> None:
         limits_or_fail(item)
     if plan.own_limits and not measurement.called:
         reason = unseen_reason(item)
-        pytest.fail(
+        fail(
             f"{', '.join(limit.text for limit in plan.own_limits)}: not checked. "
             f"{reason[0].upper()}{reason[1:]}; write it as a plain or async test function, or "
             "remove the marker",
-            pytrace=False,
         )

@@ -14,6 +14,7 @@ import pytest
 from pytest_cka_memory.core.fixture_names import scope_nodeid
 from pytest_cka_memory.core.verdicts import Limit, Result, judge
 from pytest_cka_memory.measure.probe import MemoryProbe
+from pytest_cka_memory.plugin.failures import fail
 from pytest_cka_memory.plugin.item.fixture_regions import regions_of
 from pytest_cka_memory.plugin.item.plan import plan_of
 from pytest_cka_memory.plugin.pytest_private import drop_instance, terminal_width
@@ -106,13 +107,17 @@ def end(item: pytest.Item, nextitem: pytest.Item | None) -> None:
         return
     _drop_values(item)
     texts: list[str] = []
+    results: list[Result] = []
     for key in sorted(ended):  # the class before the module
         region = still_open.pop(key)
         result = region.end()
+        results.append(result)
         regions_of(item.config).add_result(result)
         texts += filter(None, [region.failure_of(result)])
     if texts:
-        pytest.fail("\n".join(texts), pytrace=False)
+        from pytest_cka_memory.reports import failure
+
+        fail("\n".join(texts), failure.headline(results))
 
 
 def _drop_values(item: pytest.Item) -> None:

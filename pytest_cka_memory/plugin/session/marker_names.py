@@ -7,6 +7,7 @@ import pytest
 
 from pytest_cka_memory.core.markers import MARKERS, NO_ALLOCATIONS
 from pytest_cka_memory.integrations import xdist
+from pytest_cka_memory.plugin.failures import fail
 
 _SIMILARITY = 0.8
 """From 0 to 1, as difflib counts it: ``max_peak`` and ``max_peak_mb`` have 0.84."""
@@ -60,4 +61,5 @@ class _Refusal:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         for name, meant in self._meant.items():
             if item.get_closest_marker(name) is not None:
-                pytest.fail(f"{item.nodeid}: {_message(name, meant)}", pytrace=False)
+                message = _message(name, meant)
+                fail(f"{item.nodeid}: {message}", message)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_cka_memory.errors import DeviceError
+from pytest_cka_memory.plugin.failures import fail
 from pytest_cka_memory.plugin.session.options import given_by
 from pytest_cka_memory.plugin.session.settings import settings_key
 
@@ -43,6 +44,6 @@ def fail_without_meter(item: pytest.Item) -> None:
         meter_of(item.config)
         return
     except pytest.UsageError as error:
-        wrong = f"{item.nodeid}: {error}"
+        wrong = str(error)
     # Outside the except block, otherwise pytest would print both errors.
-    pytest.fail(wrong, pytrace=False)
+    fail(f"{item.nodeid}: {wrong}", wrong)
