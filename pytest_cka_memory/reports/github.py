@@ -33,6 +33,8 @@ def job_summary(report: Report) -> str:
 def annotations(report: Report, path_of: PathOf) -> list[str]:
     """Return one command per line: errors for failures, worst first, then warnings.
 
+    Every test that failed has one before any test has a second.
+
     Args:
         report: the session.
         path_of: returns the path in the repository of a test's file, or None.
@@ -70,7 +72,8 @@ def _breaches(report: Report, path_of: PathOf, verdict: str, kind: str) -> Itera
     ]
     adjective = provenance_of(report.session).adjective
     source = f" ({adjective})" if adjective else ""
-    for problem in sorted(broken, key=_excess_bytes, reverse=True):
+    broken.sort(key=_excess_bytes, reverse=True)
+    for problem in summary.first_of_each(broken, lambda problem: problem.result.nodeid):
         alone = problem._replace(earlier=())  # each annotation is read without the others
         lines = [f"{problem.result.name}: {problem.sentence}", *_cut(alone.holders)]
         message = "\n".join(shorten(one_line(line), _MOST_LINE) for line in lines)

@@ -39,13 +39,25 @@ def render(report: Report, most_characters: int = COMMENT_CHARACTERS) -> str:
     return "\n".join([*blocks, facts]).rstrip() + "\n"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]], room: int, *, left: int) -> list[str]:
+def table(
+    head: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    room: int,
+    *,
+    left: int,
+    tests: Sequence[str] = (),
+) -> list[str]:
     """Return the rows that fit in `room` characters, and how many did not.
 
-    The first `left` columns are aligned to the left, the others to the right.
+    The first `left` columns are aligned to the left, the others to the right. With `tests`, the
+    test of each row, a table that is cut has one row of each test before any has a second.
     """
-    lines = [_row(head), _row([*[":---"] * left, *["---:"] * (len(head) - left)])]
-    return [*lines, *_fitting(map(_row, rows), room), ""]
+    top = [_row(head), _row([*[":---"] * left, *["---:"] * (len(head) - left)])]
+    lines = list(map(_row, rows))
+    if tests and sum(len(line) + 1 for line in lines) > room:
+        pairs = summary.first_of_each(zip(tests, lines, strict=True), lambda pair: pair[0])
+        lines = [line for _, line in pairs]
+    return [*top, *_fitting(lines, room), ""]
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -75,11 +87,13 @@ def _problems(problems: Sequence[Problem], room: int) -> list[str]:
         )
         for problem in problems
     )
-    return table(("verdict", "region", "why"), rows, room, left=3) if problems else []
+    tests = [problem.result.nodeid for problem in problems]
+    return table(("verdict", "region", "why"), rows, room, left=3, tests=tests) if problems else []
 
 
 def _holders(problems: Sequence[Problem], room: int) -> Iterator[str]:
     explained = [problem for problem in problems if problem.explains]
+    explained = summary.first_of_each(explained, lambda problem: problem.result.nodeid)
     for number, problem in enumerate(explained):
         block = "\n".join(_explanation(problem))
         room -= len(block)

@@ -1,8 +1,8 @@
 """Counts, problems and facts of a whole report, for Markdown and the HTML page alike."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Breach, Result
@@ -13,6 +13,7 @@ from pytest_cka_memory.units import counted
 VERDICTS = ("BREACH", WARNED, "not judged", KNOWN, "no limit", "ok")
 """As in :attr:`Result.verdict`, the most urgent first."""
 _MOST_LISTED = 10
+_T = TypeVar("_T")
 
 
 class Problem(NamedTuple):
@@ -79,6 +80,24 @@ def problems(results: Sequence[Result]) -> Iterator[Problem]:
             yield Problem("not judged", result, unjudged.limit, unjudged.reason)
         if not result.record.completed:
             yield Problem("not judged", result, "", why_incomplete(result))
+
+
+def first_of_each(items: Iterable[_T], key: Callable[[_T], Hashable]) -> list[_T]:
+    """Return `items` with the first one of each key before any second one, and so on.
+
+    A list that is cut then leaves out no test while it has two entries of another.
+    """
+    turns: Counter[Hashable] = Counter()
+    found = []
+    for item in items:
+        found.append((turns[key(item)], item))
+        turns[key(item)] += 1
+    return [item for _, item in sorted(found, key=lambda pair: pair[0])]
+
+
+def cut(items: Sequence[_T], most: int, key: Callable[[_T], Hashable]) -> Sequence[_T]:
+    """Return `items`, or `most` of them as :func:`first_of_each` orders them if there are more."""
+    return items if len(items) <= most else first_of_each(items, key)[:most]
 
 
 def facts(report: Report) -> Iterator[tuple[str, str]]:

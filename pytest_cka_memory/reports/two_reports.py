@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pytest_cka_memory.core.conditions import listed
 from pytest_cka_memory.core.figures import COMPARED
 from pytest_cka_memory.core.two_reports import Change, Comparison, RegionKey
-from pytest_cka_memory.reports import markdown
+from pytest_cka_memory.reports import markdown, summary
 from pytest_cka_memory.reports.escapes import code, one_line, sentence
 from pytest_cka_memory.reports.names import fitted
 from pytest_cka_memory.units import counted, format_size
@@ -38,7 +38,7 @@ def as_table(found: Comparison, width: int = 100) -> str:
     """
     from tabulate import tabulate  # takes 20 ms, and every session imports this module
 
-    changes = found.changes[:_MOST_ROWS]
+    changes = cut(found.changes, _MOST_ROWS)
     figures = [cells(change) for change in changes]
     lines = []
     if changes:
@@ -58,9 +58,11 @@ def as_table(found: Comparison, width: int = 100) -> str:
 def as_markdown(found: Comparison) -> str:
     """Return GitHub-flavoured Markdown, short enough for a comment."""
     room = markdown.COMMENT_CHARACTERS * 2 // 3
+    is_long = len(found.changes) > _MOST_ROWS
+    changes = _one_of_each_first(found.changes) if is_long else found.changes
     rows = [
         (code(change.key.name), COMPARED[change.difference.figure].noun, *cells(change)[1:])
-        for change in found.changes
+        for change in changes
     ]
     words = [(name, result, figure, *rest) for name, figure, *rest, result in rows]
     head = ("region", "verdict", *_HEAD[:-1])
@@ -93,6 +95,16 @@ def as_json(found: Comparison) -> str:
         "differing": [{"old": old, "new": new} for old, new in found.devices],
     }
     return json.dumps(plain, indent=1) + "\n"
+
+
+def cut(changes: Sequence[Change], most: int) -> Sequence[Change]:
+    """Return at most so many changes, regressions first: one of each test before any second."""
+    return changes if len(changes) <= most else _one_of_each_first(changes)[:most]
+
+
+def _one_of_each_first(changes: Sequence[Change]) -> list[Change]:
+    ordered = summary.first_of_each(changes, lambda change: change.key.nodeid)
+    return sorted(ordered, key=lambda change: not change.difference.broken)
 
 
 def share_of_change(old: float, new: float) -> str:

@@ -205,6 +205,27 @@ def test_compare_lists_ten_new_regions_and_counts_the_rest(write, capsys):
     assert "only in the new report: 2 more\n" in output
 
 
+def test_cut_comparison_has_every_test_before_a_second_row_of_one(write, capsys):
+    """Of more than 200 regressions, the one of the last test is shown, and the rest is counted."""
+    labels = [str(number) for number in range(300)]
+    files = [
+        write(
+            name,
+            [
+                *(region("t.py::test_many", label=label, retained_bytes=size) for label in labels),
+                region("t.py::test_last", retained_bytes=size),
+            ],
+        )
+        for name, size in (("old", 0), ("new", 8))
+    ]
+    assert main(["compare", *files]) == REGRESSION
+    output = capsys.readouterr().out
+    assert "and 101 more; --format json prints all" in output
+    assert "t.py::test_last" in output
+    assert main(["compare", *files, "--format", "markdown"]) == REGRESSION
+    assert "t.py::test_last" in capsys.readouterr().out
+
+
 def test_compare_prints_json(write, capsys):
     """``compare`` prints JSON with everything that a script needs."""
     files = write("old", BEFORE), write("new", AFTER)

@@ -92,6 +92,18 @@ def test_largest_breaches_come_first_and_the_rest_are_counted():
     assert found[9] == "::error title=memory::and 21 more, in the job's summary"
 
 
+def test_every_failing_test_has_an_annotation_before_any_has_a_second():
+    """Of 13 breaches in 5 tests, all tests have an annotation, though one has the largest nine."""
+    large = tuple(result("t.py::test_large", 100 + n) for n in range(9))
+    small = tuple(result(f"t.py::test_{n}", n + 1) for n in range(4))
+    found = commands(Report({}, (*large, *small)))
+    assert len(found) == github.MOST_PER_KIND
+    assert [command.split("::")[3].split()[0] for command in found[:5]] == [
+        *("test_large", "test_3", "test_2", "test_1", "test_0")
+    ]
+    assert found[9] == "::error title=memory::and 4 more, in the job's summary"
+
+
 @pytest.mark.parametrize(("count", "shown"), [(10, 10), (11, 10)], ids=["ten", "eleven"])
 def test_ten_breaches_are_all_shown(count, shown):
     """Ten breaches have an annotation each; of more, nine have one

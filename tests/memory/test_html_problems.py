@@ -251,6 +251,21 @@ def test_page_names_two_hundred_of_many_equal_regions():
     assert len(problems) < 60_000
 
 
+def test_page_shows_a_problem_of_every_test_before_a_second_of_one():
+    """Of 60 groups the page shows 50, and the only one of the last test is among them."""
+    groups = [
+        judge(
+            "t.py::test_many",
+            record(str(n), retained_bytes=36, retained=(replace(LOSSES, code=f"f({n})"),)),
+            [ZERO],
+        )
+        for n in range(59)
+    ]
+    problems = rendered(*groups, broken("t.py::test_last"))
+    assert "And 10 more, in the table above." in problems
+    assert "test_<wbr>last" in problems
+
+
 @pytest.mark.parametrize(("warmup", "first", "start"), [(1, 1, 4), (3, 5, 6)])
 def test_chart_shows_how_growth_is_judged(warmup: int, first: int, start: int) -> None:
     """A chart has the warm-up of the limit, the reference level and the growth from there."""

@@ -5,7 +5,17 @@ import re
 from dataclasses import replace
 
 import pytest
-from reports_made import HOSTILE, SESSION, broken, hostile, kept, many, one_of_each, record
+from reports_made import (
+    HOSTILE,
+    SESSION,
+    ZERO,
+    broken,
+    hostile,
+    kept,
+    many,
+    one_of_each,
+    record,
+)
 
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import judge
@@ -181,6 +191,19 @@ def test_a_report_of_ten_thousand_regions_keeps_to_the_limit_on_length(limit):
     assert counted[1] == f"| and {10_000 - len(rows):,} more, in the JSON report |"
     assert "The holders of " in text
     assert text.endswith(LEGEND)
+
+
+def test_cut_table_has_every_test_before_a_second_row_of_one():
+    """A test with hundreds of broken limits leaves room for the one that follows it."""
+    regions = [
+        judge("t.py::test_many", record(str(number), retained_bytes=4), [ZERO])
+        for number in range(900)
+    ]
+    text = markdown.render(Report(SESSION, (*regions, broken("t.py::test_last"))))
+    assert "more, in the JSON report" in text
+    (first, second, *_) = [row for row in text.splitlines() if row.startswith("| **BREACH**")]
+    assert "t.py::test_many 0" in first
+    assert "t.py::test_last" in second
 
 
 def test_long_names_are_cut_in_their_middle():

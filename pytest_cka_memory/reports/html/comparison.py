@@ -35,7 +35,7 @@ def render(found: Comparison, peaks: Sequence[PeakDifference], unknown: int) -> 
 
 
 def _figures(changes: Sequence[Change]) -> Iterator[str]:
-    for change in changes[:_MOST_ROWS]:
+    for change in two_reports.cut(changes, _MOST_ROWS):
         noun, old, new, step, verdict = two_reports.cells(change)
         style = {"REGRESSION": "breach", "less": "ok"}.get(verdict, "no-limit")
         cells = (("old", old), ("new", new), ("change", step))

@@ -8,6 +8,7 @@ from html import escape
 
 from pytest_cka_memory.core.holdings import Holding, Link
 from pytest_cka_memory.core.verdicts import Result
+from pytest_cka_memory.reports import summary
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.units import counted, format_with_unit
 
@@ -30,7 +31,7 @@ def section(results: Sequence[Result]) -> Iterator[str]:
         return
     yield "<section id='holders' aria-labelledby='holders-title'>"
     yield "<h2 id='holders-title'>What keeps memory</h2>"
-    for result, groups in known[:_MOST_REGIONS]:
+    for result, groups in summary.cut(known, _MOST_REGIONS, lambda each: each[0].nodeid):
         yield f"<h3><code class='name'>{_text(result.name)}</code></h3>"
         for title, holding in groups[:_MOST_GROUPS]:
             yield from figure(holding, title)

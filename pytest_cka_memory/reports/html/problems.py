@@ -6,6 +6,7 @@ from html import escape
 
 from pytest_cka_memory.core.figures import FIGURES
 from pytest_cka_memory.core.verdicts import Breach
+from pytest_cka_memory.reports import summary
 from pytest_cka_memory.reports.causes import Cause, ProblemGroup
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.html.charts import chart_of, owners, timeline
@@ -22,7 +23,7 @@ def section(groups: Sequence[ProblemGroup]) -> Iterator[str]:
         return
     yield "<section aria-labelledby='look'><h2 id='look'>Problems</h2>"
     yield "<ul class='problems'>"
-    for group in groups[:_MOST_GROUPS]:
+    for group in summary.cut(groups, _MOST_GROUPS, lambda group: group.result.nodeid):
         yield from _group(group)
     yield "</ul>"
     if len(groups) > _MOST_GROUPS:
@@ -71,7 +72,8 @@ def _details(group: ProblemGroup) -> Iterator[str]:
         yield f"<details><summary>Everything that is known</summary><pre>{text}</pre></details>"
     others = [result for result in group.results if result is not group.result]
     if others:
-        names = [f"<li><code>{_name(result.name)}</code></li>" for result in others[:_MOST_NAMED]]
+        named = summary.cut(others, _MOST_NAMED, lambda result: result.nodeid)
+        names = [f"<li><code>{_name(result.name)}</code></li>" for result in named]
         more = len(others) - _MOST_NAMED
         yield f"<details><summary>{counted(len(others), 'other region')}</summary>"
         yield "<ul class='equal'>"

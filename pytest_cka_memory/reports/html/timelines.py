@@ -5,6 +5,7 @@ from typing import Any
 
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
+from pytest_cka_memory.reports import summary
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.html import template
 from pytest_cka_memory.units import counted
@@ -24,7 +25,8 @@ def section(report: Report) -> str:
     if not drawn:
         asked_for = any(result.record.memory_timeline is not None for result in report.results)
         return _NOT_RECORDED if asked_for else ""
-    chosen = sorted(drawn, key=lambda result: -result.record.peak_increase_bytes)[:_MOST_DRAWN]
+    by_peak = sorted(drawn, key=lambda result: -result.record.peak_increase_bytes)
+    chosen = summary.cut(by_peak, _MOST_DRAWN, lambda result: result.nodeid)
     device = str(report.session.get("device") or "the device")
     data = [_data(result, device) for result in chosen]
     left = len(drawn) - len(chosen)
