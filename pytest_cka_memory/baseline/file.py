@@ -11,10 +11,18 @@ from bisect import bisect
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, make_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pytest_cka_memory.core.conditions import Conditions, conditions_of
-from pytest_cka_memory.core.decoder import MAX_NUMBER, ShapeError, decode, shown
+from pytest_cka_memory.core.decoder import (
+    MAX_NUMBER,
+    RepeatedKeyError,
+    ShapeError,
+    decode,
+    shown,
+    unique_keys,
+)
+from pytest_cka_memory.core.figure import Figure
 from pytest_cka_memory.core.figures import COMPARED
 from pytest_cka_memory.core.fingerprint import Fingerprint
 from pytest_cka_memory.errors import BaselineError
@@ -48,11 +56,15 @@ _TEXTS: list[tuple[str, Any]] = [
     ("label", str),
     *Fingerprint.__annotations__.items(),
 ]
+_NOT_NEGATIVE = Figure("", "", never_negative=True)
 _Line: Any = make_dataclass(
     "_Line",
     [
         *_TEXTS,
-        *((name, int | None if row.optional else int) for name, row in COMPARED.items()),
+        *(
+            (name, Annotated[int | None if row.optional else int, _NOT_NEGATIVE])
+            for name, row in COMPARED.items()
+        ),
         ("conditions", dict[str, str] | None),
     ],
 )
@@ -157,7 +169,7 @@ def _elements(content: str) -> Iterator[tuple[int, Any]]:
             element, position = _DECODER.raw_decode(content, start)
         except json.JSONDecodeError as error:
             raise _wrong(line_at(error.pos), f"not valid JSON: {error.msg}") from None
-        except BaselineError as error:
+        except (BaselineError, RepeatedKeyError) as error:
             raise _wrong(line_at(start), str(error)) from None
         except RecursionError:
             raise _wrong(line_at(start), "nested too deeply for a region") from None
@@ -178,15 +190,6 @@ def _after_space(content: str, position: int) -> int:
     return position if space is None else space.end()
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise BaselineError(f"{shown(twice)} is given twice")
-    return found
-
-
 def _integer(digits: str) -> int:
     if len(digits) > len(str(MAX_NUMBER)):
         raise BaselineError(f"{digits[:12]}... is not a number of bytes")
@@ -198,7 +201,7 @@ def _refuse_constant(name: str) -> None:
 
 
 _DECODER = json.JSONDecoder(
-    object_pairs_hook=_unique, parse_int=_integer, parse_constant=_refuse_constant
+    object_pairs_hook=unique_keys, parse_int=_integer, parse_constant=_refuse_constant
 )
 _NOT_OURS = f"not a baseline file, which begins with [ {json.dumps(_HEADER)}"
 _NAME_ANOTHER = "name another file, or restore this one from version control"
@@ -226,10 +229,6 @@ def _region(line: int, element: object) -> tuple[BaselineKey, Figures]:
         region = decode(_Line, {**dict.fromkeys(_NOT_IN_ALL), **element}, "")
     except ShapeError as error:
         raise _wrong(line, str(error)) from None
-    for name in COMPARED:
-        if (element.get(name) or 0) < 0:
-            size = shown(element[name])
-            raise _wrong(line, f"{name} is {size}; expected a whole number of bytes, 0 or more")
     fingerprint = Fingerprint(*(getattr(region, name) for name in Fingerprint._fields))
     figures = {name: getattr(region, name) for name in COMPARED if name in element}
     conditions = conditions_of({"conditions": region.conditions})

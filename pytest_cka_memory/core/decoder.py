@@ -11,7 +11,7 @@ from itertools import product
 from math import prod
 from operator import itemgetter
 from reprlib import repr as shortened
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 _MOST_COMBINATIONS = 16
 _LONGEST_VALUE = 40
@@ -58,6 +58,25 @@ class ShapeError(ValueError):
         return f"{self.path.lstrip('.')} {given}; expected {self.expected}"
 
 
+class RepeatedKeyError(ValueError):
+    """A key that an object of a JSON file has twice, so that one of its values would be lost."""
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the pairs of a JSON object as a dict: an ``object_pairs_hook`` for ``json``.
+
+    Raises:
+        RepeatedKeyError: if a key is given twice; names the key, and the test of a region.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        test = f" in the region of {shown(found['nodeid'])}" if "nodeid" in found else ""
+        raise RepeatedKeyError(f"{shown(twice)} is given twice{test}")
+    return found
+
+
 def shown(value: object) -> str:
     """Return the repr of a value for a message, shortened to at most 40 characters."""
     text = shortened(value)
@@ -66,6 +85,8 @@ def shown(value: object) -> str:
 
 def decode(kind: Any, data: Any, where: str, *, flat: tuple[str, ...] = ()) -> Any:
     """Build a `kind` from `data`: a dataclass, ``tuple[X, ...]``, ``X | None`` or a plain type.
+
+    A number whose annotation has a note with ``never_negative`` must be 0 or more.
 
     Args:
         kind: the type to build.
@@ -95,6 +116,10 @@ def _builder(kind: Any) -> _Build:
     if is_dataclass(kind):
         return _numbers_first(kind, _dataclass(kind))
     origin, inner = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        never_negative = any(getattr(note, "never_negative", False) for note in inner[1:])
+        build = _builder(inner[0])
+        return _not_negative(build) if never_negative else build
     if origin in (Union, types.UnionType):
         return _optional(_builder(next(part for part in inner if part is not type(None))))
     if origin is tuple:
@@ -111,6 +136,16 @@ def _plain(kind: type) -> _Build:
         if type(value) not in accepted or (is_number and not -MAX_NUMBER < value < MAX_NUMBER):
             raise ShapeError(_EXPECTED[kind], value)
         return value
+
+    return build
+
+
+def _not_negative(build_inner: _Build) -> _Build:
+    def build(value: Any) -> Any:
+        built = build_inner(value)
+        if built is not None and built < 0:
+            raise ShapeError("a whole number of bytes, 0 or more", value)
+        return built
 
     return build
 
@@ -152,7 +187,7 @@ def _dict(build_inner: _Build) -> _Build:
 
 
 def _dataclass(kind: Any) -> _Build:
-    hints: Mapping[str, Any] = get_type_hints(kind)
+    hints: Mapping[str, Any] = get_type_hints(kind, include_extras=True)
     plan = [
         (field.name, _builder(hints[field.name]), _is_required(field)) for field in fields(kind)
     ]

@@ -1,6 +1,7 @@
 """JSON reports are read back unchanged, or refused with the file's name and the place in it."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -111,6 +112,22 @@ WHOLE = json_writer.render(one_of_each()).encode()
             "regions[1].peak_bytes is 9223372036854775808; expected a whole number",
         ),
         (
+            damaged(["regions", 1, "peak_bytes"], -1),
+            "regions[1].peak_bytes is -1; expected a whole number of bytes, 0 or more",
+        ),
+        (
+            damaged(["regions", 1, "garbage_end_bytes"], -1),
+            "regions[1].garbage_end_bytes is -1; expected a whole number of bytes, 0 or more",
+        ),
+        (
+            WHOLE.replace(b'"peak_bytes": ', b'"peak_bytes": 1, "peak_bytes": ', 1),
+            "'peak_bytes' is given twice in the region of 't.py::test_kept'; write a report",
+        ),
+        (
+            WHOLE.replace(b'"regions": ', b'"regions": [], "regions": ', 1),
+            "'regions' is given twice; write a report",
+        ),
+        (
             damaged(["regions", 1, "timeline", 2, "size"], "64"),
             "regions[1].timeline[2].size is '64'; expected a whole number",
         ),
@@ -141,6 +158,7 @@ WHOLE = json_writer.render(one_of_each()).encode()
     ids=[
         *("empty", "blank", "cut-off", "latin-1", "deep", "long-number", "list", "no-schema"),
         *("newer", "schema-alone", "nan", "regions", "region", "missing", "bool", "too-large"),
+        *("negative", "negative-optional", "key-twice", "key-of-the-report-twice"),
         *("size", "no-sample", "no-size", "sample", "frame", "measured", "notes", "count"),
         "no-counts",
     ],
@@ -157,7 +175,7 @@ def test_a_file_that_is_not_a_report_is_refused(file, content, problem):
 
 def test_a_number_that_overflows_is_refused(file):
     """JSON allows 1e999, which Python reads as infinity; such a number is refused."""
-    file.write_bytes(WHOLE.replace(b'"growth_bytes_per_batch": 0.0', b'"start_bytes": 1e999', 1))
+    file.write_bytes(re.sub(rb'"start_bytes": \d+', b'"start_bytes": 1e999', WHOLE, count=1))
     with pytest.raises(
         ReportError, match=r"regions\[0\]\.start_bytes is inf; expected a whole number"
     ):

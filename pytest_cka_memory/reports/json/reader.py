@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from pytest_cka_memory.core.decoder import ShapeError, decode
+from pytest_cka_memory.core.decoder import RepeatedKeyError, ShapeError, decode, unique_keys
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.errors import ReportError
@@ -65,10 +65,12 @@ def _decoded(content: bytes) -> str:
 
 def _parse(text: str) -> Any:
     try:
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, object_pairs_hook=unique_keys, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
         place = f"line {error.lineno}, column {error.colno}"
         raise ReportError(f"{place}: {error.msg}; {_AGAIN}") from None
+    except RepeatedKeyError as error:
+        raise ReportError(f"{error}; {_AGAIN}") from None
     except RecursionError:
         raise ReportError(f"nested more deeply than any report; {_AGAIN}") from None
     except ValueError:
