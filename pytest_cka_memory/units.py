@@ -1,5 +1,6 @@
 """Read and write memory sizes and counts. MB means 2**20 bytes everywhere."""
 
+import math
 import re
 
 from pytest_cka_memory.errors import SizeError
@@ -63,11 +64,11 @@ def format_size(size: float | None) -> str:
     if abs(size) < 2**10:
         return f"{_number(size).replace(',', '')} B"
     if abs(size) < 10 * 2**10:
-        return f"{size / 2**10:.1f} KB"
+        return f"{_rounded(size / 2**10, 1)} KB"
     # At most seven characters up to a terabyte, so that tables do not become too wide.
     megabytes = size / MB
     digits = 2 if abs(megabytes) < 9_999.995 else 1 if abs(megabytes) < 99_999.95 else 0
-    return f"{megabytes:.{digits}f}"
+    return _rounded(megabytes, digits)
 
 
 def format_with_unit(size: float | None) -> str:
@@ -79,12 +80,27 @@ def format_with_unit(size: float | None) -> str:
 def format_exact(size: float) -> str:
     """Format bytes for a sentence: ``1,048,577 bytes (1.00 MB)``, a mean as ``4.5 bytes``."""
     noun = "byte" if size == 1 else "bytes"
-    approximate = f" ({size / MB:.2f} MB)" if abs(size) >= 10 * 2**10 else ""
+    approximate = f" ({_rounded(size / MB, 2)} MB)" if abs(size) >= 10 * 2**10 else ""
     return f"{_number(size)} {noun}{approximate}"
+
+
+def _rounded(figure: float, digits: int) -> str:
+    """Round halves up, in the same steps as ``sizes.js`` of the HTML page.
+
+    Format specifications round them to the even digit, and JavaScript's ``toFixed()`` up.
+    """
+    scale = 10**digits
+    return f"{math.copysign(math.floor(abs(figure) * scale + 0.5) / scale, figure):.{digits}f}"
 
 
 def _number(size: float) -> str:
     """Format whole numbers as such, others with one decimal, or one digit if they are small."""
     if size == int(size):
         return f"{int(size):,}"
-    return f"{size:,.1f}" if abs(size) >= 0.05 else f"{size:.1g}"
+    return (
+        f"{size:,.1f}"
+        if abs(size) >= 1000
+        else _rounded(size, 1)
+        if abs(size) >= 0.05
+        else f"{size:.1g}"
+    )

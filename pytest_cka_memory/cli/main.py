@@ -19,6 +19,7 @@ from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.html import page as html_page
 from pytest_cka_memory.reports.json.reader import read
 from pytest_cka_memory.reports.json.schema import report_schema
+from pytest_cka_memory.reports.rows import choice_of
 from pytest_cka_memory.units import counted
 
 OK, REGRESSION, UNUSABLE = 0, 1, 2
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     show = commands.add_parser("show", help="print a report as a table or as Markdown")
     show.add_argument("file", type=Path, metavar="FILE")
     show.add_argument("--format", choices=("table", "markdown"), default="table")
+    show.add_argument("--rows", help="20, retained, 20:retained or all; default 100")
     show.set_defaults(run=_show)
 
     versus = commands.add_parser(
@@ -112,7 +114,9 @@ def _show(args: argparse.Namespace) -> int:
         sys.stdout.write(markdown.render(report))
     else:
         width = shutil.get_terminal_size().columns
-        sys.stdout.write("".join(f"{line.text}\n" for line in terminal.section(report, width)))
+        choice = choice_of(args.rows) if args.rows else terminal.DEFAULT
+        lines = terminal.section(report, width, choice)
+        sys.stdout.write("".join(f"{line.text}\n" for line in lines))
     return OK
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.errors import MissingPackageError
-from pytest_cka_memory.units import MB, megabytes
+from pytest_cka_memory.units import MB, format_with_unit, megabytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,9 +40,16 @@ def plot_timeline(
             ) from error
         _, ax = plt.subplots(figsize=(7, 3.5), layout="constrained")
     _draw_levels(record, ax)
-    ax.axhline(record.peak_bytes / MB, ls=":", color="C1", label=f"peak {_text(record.peak_bytes)}")
+    ax.axhline(
+        record.peak_bytes / MB,
+        ls=":",
+        color="C1",
+        label=f"peak {format_with_unit(record.peak_bytes)}",
+    )
     if limit_bytes is not None:
-        ax.axhline(limit_bytes / MB, ls="--", color="C3", label=f"limit {_text(limit_bytes)}")
+        ax.axhline(
+            limit_bytes / MB, ls="--", color="C3", label=f"limit {format_with_unit(limit_bytes)}"
+        )
     ax.set_ylabel(f"live on {device} (MB)")
     ax.set_title(record.label or "the whole test")
     ax.legend()
@@ -62,7 +69,3 @@ def _draw_levels(record: RegionRecord, ax: Any) -> None:
     highest = [sample.peak_bytes / MB for sample in samples]
     ax.plot(batches, highest, marker=".", label="highest in the batch")
     ax.set_xlabel("batch")
-
-
-def _text(size_bytes: int) -> str:
-    return f"{size_bytes / MB:.2f} MB"

@@ -24,8 +24,9 @@ def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(hookspecs)
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    options.add_options(parser)
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
+    config: pytest.Config | None = pluginmanager.get_plugin("pytestconfig")
+    options.add_options(parser, options.written_reports(config) if config else ())
 
 
 # Before conftest files, because they may import torch, which looks for a device only once.

@@ -47,6 +47,12 @@ def terminal_width(config: pytest.Config) -> int:
     return width
 
 
+def ini_as_written(config: pytest.Config, key: str) -> Any:
+    """Return the value of an ini key whose type in a TOML file is not the one that is declared."""
+    written: Any = getattr(config, "_inicfg", {}).get(key)  # since pytest 9, as are TOML types
+    return getattr(written, "value", None)
+
+
 def without_capture(config: pytest.Config) -> AbstractContextManager[None]:
     """Return a context in which pytest captures no output, also if it is entered within a test."""
     captures = config.pluginmanager.get_plugin("capturemanager")

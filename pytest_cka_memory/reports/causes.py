@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.holdings import Holding
-from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Breach, Result
+from pytest_cka_memory.core.verdicts import KNOWN, Breach, Result
 from pytest_cka_memory.reports.failure import holdings_of, is_traced
+from pytest_cka_memory.reports.rows import VERDICTS
 from pytest_cka_memory.reports.summary import Problem, problems
 from pytest_cka_memory.units import format_with_unit
 
@@ -85,12 +86,17 @@ def first_cause(result: Result) -> Cause | None:
 def problem_groups(results: Sequence[Result]) -> list[ProblemGroup]:
     """Return what is to be looked at, broken limits first; equal regions are one entry."""
     groups: dict[tuple[object, ...], list[tuple[Problem, ...]]] = {}
-    for verdict in ("BREACH", WARNED, KNOWN, "not judged"):
+    for verdict in VERDICTS[: VERDICTS.index(KNOWN) + 1]:
         for result in results:
             found = tuple(p for p in problems([result]) if p.verdict == verdict)
             if found:
                 groups.setdefault(_key(found), []).append(found)
-    return [_group(members) for members in groups.values()]
+    return sorted(map(_group, groups.values()), key=_place)
+
+
+def _place(group: ProblemGroup) -> tuple[int, int]:
+    """Return what sorts groups by how urgent they are, then by the peak of their worst region."""
+    return VERDICTS.index(group.problems[0].verdict), -group.result.record.peak_bytes
 
 
 def _key(found: Sequence[Problem]) -> tuple[object, ...]:

@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from pytest_cka_memory.core.figures import RegionRecord, shown_columns
+from pytest_cka_memory.core.figure import Figure
 
 
-def legend_of(records: Iterable[RegionRecord]) -> str:
-    """Return the unit and the meaning of the columns in a table of `records`."""
-    meanings = [f"{row.column}: {row.legend}" for row in shown_columns(records) if row.legend]
-    return f"Sizes are in MB (2**20 bytes) unless a unit is given. {'; '.join(meanings)}."
+def legend_of(columns: Iterable[Figure]) -> str:
+    """Return the unit and the meaning of the columns of a table."""
+    unit = "Sizes are in MB (2**20 bytes) unless a unit is given."
+    meanings = [f"{row.column}: {row.legend}" for row in columns if row.legend]
+    return f"{unit} {'; '.join(meanings)}." if meanings else unit
 
 
 class Provenance(NamedTuple):

@@ -8,6 +8,7 @@ from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.reports import summary, terminal
 from pytest_cka_memory.reports.escapes import cell, code, fence, one_line, sentence, shorten
 from pytest_cka_memory.reports.legend import heading, legend_of, provenance_of
+from pytest_cka_memory.reports.rows import by_alarm
 from pytest_cka_memory.reports.summary import Problem
 
 COMMENT_CHARACTERS = 65_000
@@ -121,7 +122,7 @@ def _regions(report: Report, room: int) -> list[str]:
     columns = terminal.known_columns(report.results)
     rows = [
         {"region": code(result.name), **terminal.cells(result, columns)}
-        for result in report.results
+        for result in by_alarm(report.results)
     ]
     # Words come first, because figures are aligned to the right.
     words = ["region", "verdict", "timeline"]
@@ -138,4 +139,4 @@ def _regions(report: Report, room: int) -> list[str]:
 def _facts(report: Report) -> Iterator[str]:
     for name, fact in summary.facts(report):
         yield f"- {name}: {sentence(fact, _MOST_NAME)}"
-    yield f"\n{legend_of(result.record for result in report.results)}"
+    yield f"\n{legend_of(terminal.known_columns(report.results))}"

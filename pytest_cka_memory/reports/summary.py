@@ -7,11 +7,10 @@ from typing import NamedTuple, TypeVar
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Breach, Result
 from pytest_cka_memory.reports.failure import explanation, is_explained
+from pytest_cka_memory.reports.rows import VERDICTS
 from pytest_cka_memory.reports.terminal import garbage_at_peaks, highest, why_incomplete
 from pytest_cka_memory.units import counted
 
-VERDICTS = ("BREACH", WARNED, "not judged", KNOWN, "no limit", "ok")
-"""As in :attr:`Result.verdict`, the most urgent first."""
 _MOST_LISTED = 10
 _T = TypeVar("_T")
 

@@ -1,7 +1,7 @@
 """The section of the terminal summary, as lines with a colour each."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
@@ -13,8 +13,9 @@ from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Result
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.kinds import kinds_lines
 from pytest_cka_memory.reports.legend import legend_of
-from pytest_cka_memory.reports.names import fitted, row_name
+from pytest_cka_memory.reports.names import RowName, fitted, row_name
 from pytest_cka_memory.reports.ranks import differences
+from pytest_cka_memory.reports.rows import RowChoice, chosen
 from pytest_cka_memory.reports.wrapping import wrapped
 from pytest_cka_memory.units import counted, format_size, format_with_unit
 
@@ -27,6 +28,8 @@ _MAX_NAMED = 10
 _BETWEEN = "  "
 _LEFT = ("region", "timeline", "verdict")
 _NOTHING = "nothing was measured"
+_SHOW_ALL = "--rows=all shows all"
+DEFAULT = RowChoice()
 _COLOURS = {
     "ok": "green",
     "BREACH": "red",
@@ -43,8 +46,10 @@ class Line(NamedTuple):
     colour: str | None = None
 
 
-def table(results: Sequence[Result], width: int = 100) -> list[Line]:
+def table(results: Sequence[Result], width: int = 100, *, by_file: bool = True) -> list[Line]:
     """Return one row per region below the name of its file, in at most `width` columns.
+
+    With `by_file` false, for rows that are sorted by a figure, each has its whole name.
 
     What does not fit is left out and named below: first columns without a value, then the least
     important ones, but never a figure that broke a limit. Then names are shortened. The last lines
@@ -52,11 +57,10 @@ def table(results: Sequence[Result], width: int = 100) -> list[Line]:
     """
     columns = known_columns(results)
     rows = [cells(result, columns) for result in results]
-    names = [row_name(result) for result in results]
+    names = [_name(result, by_file) for result in results]
     indent = "  " if any(name.heading for name in names) else ""
     room = width - len(indent)
-    longest = max(len(name.row) for name in names)
-    left_out = _left_out(rows, _dispensable(results, columns), room - min(_NAME_WIDTH, longest) - 2)
+    left_out = _left_out_of(results, rows, names, width)
     lost = [key for key in left_out if any(_has_value(row[key]) for row in rows)]
     rows = [{key: row[key] for key in row if key not in left_out} for row in rows]
     shown = fitted(
@@ -75,6 +79,33 @@ def table(results: Sequence[Result], width: int = 100) -> list[Line]:
     missing_columns = f"(no room for: {', '.join(lost)})" if lost else ""
     lines += [Line(text) for text in wrapped(missing_columns, width)]
     return lines + [line for text in differences(results) for line in sentence(text, width)]
+
+
+def _name(result: Result, by_file: bool) -> RowName:
+    return row_name(result) if by_file else RowName("", one_line(result.name))
+
+
+def _left_out_of(
+    results: Sequence[Result],
+    rows: Sequence[dict[str, str]],
+    names: Sequence[RowName],
+    width: int,
+) -> list[str]:
+    """Return the columns that a table leaves out, because names need room."""
+    indent = 2 if any(name.heading for name in names) else 0
+    longest = max(len(name.row) for name in names)
+    room = width - indent - min(_NAME_WIDTH, longest) - 2
+    return _left_out(rows, _dispensable(results, known_columns(results)), room)
+
+
+def printed_columns(results: Sequence[Result], width: int, *, by_file: bool = True) -> list[Figure]:
+    """Return the figures that :func:`table` prints of these results in this width."""
+    if not results:
+        return []
+    columns = known_columns(results)
+    rows = [cells(result, columns) for result in results]
+    left_out = _left_out_of(results, rows, [_name(it, by_file) for it in results], width)
+    return [figure for figure in columns if figure.column not in left_out]
 
 
 def _dispensable(results: Sequence[Result], columns: Sequence[Figure]) -> list[str]:
@@ -108,15 +139,40 @@ def known_columns(results: Sequence[Result]) -> list[Figure]:
     return list(shown_columns(result.record for result in results))
 
 
-def section(report: Report, width: int = 100) -> list[Line]:
+def figures(
+    report: Report, width: int = 100, choice: RowChoice = DEFAULT, elsewhere: str = ""
+) -> list[Line]:
+    """Return the table with its legend, and what was found.
+
+    Args:
+        report: the session.
+        width: characters of a line.
+        choice: which rows to show.
+        elsewhere: where the other rows are.
+    """
+    rows, is_sorted, left_out = chosen(report.results, choice, elsewhere)
+    columns = printed_columns(rows, width, by_file=not is_sorted)
+    return [
+        *table(rows, width, by_file=not is_sorted),
+        *sentence(left_out, width, "yellow"),
+        Line(""),
+        *legend(report.session, report.results, width, columns),
+        *findings(report.results, width),
+    ]
+
+
+def shown_rows(report: Report, choice: RowChoice) -> list[Result]:
+    """Return the regions that :func:`figures` shows."""
+    return chosen(report.results, choice, "").results
+
+
+def section(report: Report, width: int = 100, choice: RowChoice = DEFAULT) -> list[Line]:
     """Return table, legend and findings, and what is not in the table."""
-    rows = [*table(report.results, width), Line("")] if report.results else [Line(_NOTHING)]
+    nothing = [Line(_NOTHING), *legend(report.session, (), width, ())]
     counts = report.unmeasured.items()
     return [
-        *rows,
-        *legend(report.session, report.results, width),
-        *findings(report.results, width),
-        *kinds_at_peaks(report.results, width),
+        *(figures(report, width, choice, _SHOW_ALL) if report.results else nothing),
+        *kinds_at_peaks(shown_rows(report, choice), width),
         *(
             line
             for why, count in counts
@@ -189,11 +245,17 @@ def _colour(result: Result) -> str | None:
 
 
 def legend(
-    session: Mapping[str, Any], results: Sequence[Result] = (), width: int = 100
+    session: Mapping[str, Any],
+    results: Sequence[Result] = (),
+    width: int = 100,
+    columns: Iterable[Figure] | None = None,
 ) -> list[Line]:
-    """Return device, meter, what the figures leave out, and the meaning of the table's columns."""
+    """Return device, meter, what the figures leave out, and what the columns mean.
+
+    By default these are all columns of `results`.
+    """
     versions = [f"torch {session['torch'] or 'not imported'}"]
-    meanings = legend_of(result.record for result in results)
+    meanings = legend_of(known_columns(results) if columns is None else columns)
     versions += [f"CUDA {session['cuda']}"] if session["cuda"] else []
     device = f"device: {session['device']} ({session['device_name']}), {', '.join(versions)}"
     return [
@@ -228,14 +290,18 @@ def garbage_at_peaks(results: Sequence[Result]) -> list[str]:
 def findings(results: Sequence[Result], width: int = 100) -> list[Line]:
     """Return every broken limit, and what was not judged and why.
 
-    A sentence that is the same for several regions follows the names of all of them. Names are not
-    wrapped, so that they can be copied.
+    A sentence that is the same for several regions follows their names: of all of them if a limit
+    broke, and of the first ten if it was not judged. Names are not wrapped, so that they can be
+    copied.
     """
     width = min(width, _PROSE_WIDTH)
     lines = []
     for (verdict, text), group in groupby(_found(results), key=lambda found: found[:2]):
-        colour = _COLOURS[verdict]
-        lines += [Line(f"{verdict} {one_line(name)}", colour) for *_, name in group]
+        colour, names = _COLOURS[verdict], [name for *_, name in group]
+        more = len(names) - _MAX_NAMED if verdict == "not judged" else 0
+        named = names[:_MAX_NAMED] if more > 0 else names
+        lines += [Line(f"{verdict} {one_line(name)}", colour) for name in named]
+        lines += [Line(f"{verdict} in {more:,} more regions", colour)] if more > 0 else []
         lines += [Line(line, colour) for line in wrapped(one_line(text), width, "  ", hanging="  ")]
     return lines
 

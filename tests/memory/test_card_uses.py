@@ -115,7 +115,7 @@ def test_largest_sizes_have_a_column_if_a_test_has_found_one():
         "| `t.py::test_b` | t4 | fits | 1.00 | 2.00 | 98.00 | - |",
     ]
     assert lines[-1].endswith("largest: what cka_memory.largest has found.")
-    assert "<td data-label='largest'>169, 8</td>" in card_page.render(uses)
+    assert "<td data-label='Largest'>169, 8</td>" in card_page.render(uses)
     assert "largest" not in cards.as_markdown([use("t", "t4", 100, 60)])
 
 
@@ -150,7 +150,7 @@ def test_page_has_a_row_for_each_test_and_card():
     rows = [line for line in page.splitlines() if line.startswith("<tr><td")]
     assert [row.count("t.py::test_a") for row in rows] == [1, 1, 0]
     assert "<i style='width:30.00%'></i><i class='base' style='width:10.00%'></i>" in rows[0]
-    assert "<td data-label='head room'>60.00</td>" in rows[0]
+    assert "<td data-label='Head room'>60.00</td>" in rows[0]
     assert "<i style='width:25.00%'></i><i class='base' style='width:0.00%'></i>" in rows[1]
     assert "does not fit</span> at least 20.00 MB missing" in rows[2]
     assert "class='bar'" not in rows[2]

@@ -15,7 +15,8 @@ from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports.html import page as html_page
-from pytest_cka_memory.units import MB
+from pytest_cka_memory.reports.html import template
+from pytest_cka_memory.units import MB, format_size
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = (
@@ -225,6 +226,26 @@ def test_first_causes_are_visible_without_a_click(seen, width):
     assert causes[0] == (
         "36 B, held by train.LOSSES[0], made at train.py:12 in step, by (weight * batch).sum()"
     )
+
+
+def test_page_formats_sizes_as_the_terminal_does(tmp_path):
+    """A page and a terminal have the same text for the same bytes, also for halves."""
+    if BROWSER is None:
+        pytest.skip("Chromium is not installed")
+    sizes = [
+        sign * n * 2**k / 8 for k in range(0, 44, 2) for n in (1, 5, 77, 641) for sign in (1, -1)
+    ]
+    sizes += [0, 0.04, 0.15, 3.04, 1023.96, 1280, 1331.2, 10239, 9_999.995 * MB, 1_048_524]
+    body = f"<script>document.body.textContent = JSON.stringify({sizes}.map(size));</script>"
+    script = f"<script>{template.text_of('sizes.js')}</script>"
+    (tmp_path / "sizes.html").write_text(f"<body>{script}{body}</body>", "utf-8")
+    done = subprocess.run(
+        [BROWSER, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}",
+         (tmp_path / "sizes.html").as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    (found,) = re.findall(r"<body>(.*?)</body>", done.stdout, re.DOTALL)
+    assert json.loads(found) == list(map(format_size, sizes))
 
 
 def test_table_is_first_and_short(seen):

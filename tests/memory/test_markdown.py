@@ -74,11 +74,11 @@ it</summary>
 
 | region | verdict | timeline | batches | start | peak | increase | retained | growth/b |
 | :--- | :--- | :--- | ---: | ---: | ---: | ---: | ---: | ---: |
-| `t.py::test_kept` | ok | ▁▁▁▁▁▁▁▁ | 9 | 42.00 | 100.00 | 58.00 | 0 | 0 |
 | `t.py::test_leak[64] train` | BREACH | ▁▂▃▄▅▅▆█ | 9 | 42.00 | 100.00 | 58.00 | 36 B | 4 B |
-| `t.py::test_free` | no limit | ▁▁▁▁▁▁▁▁ | 9 | 42.00 | 100.00 | 58.00 | 0 | 0 |
 | `t.py::test_cpu` | not judged | ▁▁▁▁▁▁▁▁ | 9 | 42.00 | 100.00 | 58.00 | 0 | 0 |
 | `t.py::test_fails` | not judged | ▁▁▁▁▁▁▁▁ | 9 | 42.00 | 100.00 | 58.00 | 0 | 0 |
+| `t.py::test_free` | no limit | ▁▁▁▁▁▁▁▁ | 9 | 42.00 | 100.00 | 58.00 | 0 | 0 |
+| `t.py::test_kept` | ok | ▁▁▁▁▁▁▁▁ | 9 | 42.00 | 100.00 | 58.00 | 0 | 0 |
 
 </details>
 

@@ -129,8 +129,8 @@ def seen(look):
 def test_picture_opens_at_the_peak(seen):
     """The page opens with the peak marked and selected, and the bytes of each band there."""
     opened = seen["opened"]
-    assert opened["moment"] == "1.60 KB live at event 6, the peak"
-    assert opened["peak"] == "peak 1.60 KB"
+    assert opened["moment"] == "1.6 KB live at event 6, the peak"
+    assert opened["peak"] == "peak 1.6 KB"
     assert opened["live"] == ["100 B", "900 B", "600 B", "40 B"]
     assert (opened["first"], opened["last"], opened["bands"]) == ("event 0", "8", 4)
 

@@ -139,7 +139,11 @@ def test_invalid_value_is_refused_and_names_its_option(scripted, option, message
         ("min_regions = many", "cka_memory_min_regions in tox.ini: cannot read 'many' as a number"),
         ("max_peak_mb = 2KBanana", "cka_memory_max_peak_mb in tox.ini: cannot read '2KBanana'"),
         ("report = maybe", "cka_memory_report in "),
-        ("report = maybe", "tox.ini: invalid truth value 'maybe'; write true or false"),
+        (
+            "report = maybe",
+            "tox.ini: cannot use 'maybe'; write a number of rows, a column, or both",
+        ),
+        ("explain = maybe", "tox.ini: invalid truth value 'maybe'; write true or false"),
         ("device = gpu", "cka_memory_device in tox.ini: unknown device 'gpu'; write one of"),
         ("json = .", "cka_memory_json in tox.ini: "),
         ("baseline = gone.json", "cka_memory_baseline in tox.ini: "),

@@ -180,3 +180,71 @@ def test_negative_and_undetermined_growth_are_reported(scripted):
     assert shrinks["growth_bytes_per_batch"] == -10.0
     assert shrinks["net_bytes"] == -100
     assert one["growth_bytes_per_batch"] is None
+
+
+MANY = """
+import pytest
+
+@pytest.mark.parametrize("number", range(6))
+def test_many(number, meter):
+    meter.allocate(number)
+"""
+
+
+@pytest.mark.parametrize("by", ["option", "ini", "addopts", "environment"])
+def test_report_prints_the_largest_rows_by_a_column(scripted, pytester, monkeypatch, by):
+    """A number and a column choose the rows, wherever the option is written."""
+    value = "2:retained"
+    lines = {
+        "ini": f"cka_memory_report = {value}",
+        "addopts": f"addopts=--cka-memory-report={value}",
+    }
+    pytester.makeini(f"[pytest]\n{lines.get(by, '')}\n")
+    if by == "environment":
+        monkeypatch.setenv("PYTEST_ADDOPTS", f"--cka-memory-report={value}")
+    run = scripted(MANY, *([f"--cka-memory-report={value}"] if by == "option" else []))
+    run.assert_outcomes(passed=6)
+    assert len(run.regions) == 6
+    run.result.stdout.fnmatch_lines(
+        [
+            "region *",
+            "-*",
+            "test_it.py::test_many[[]5] *",
+            "test_it.py::test_many[[]4] *",
+            "4 of 6 regions are left out, with a lower retained: all are in r.json",
+        ]
+    )
+
+
+def test_bare_report_takes_no_file_for_its_value(scripted, pytester):
+    """A file behind the bare option is a file, also if its name could be a value."""
+    (pytester.path / "20").mkdir()
+    (pytester.path / "20" / "test_inner.py").write_text("def test_inner(meter): pass\n")
+    run = scripted("def test_outer(meter): pass", "--cka-memory-report", "20")
+    run.assert_outcomes(passed=1)
+    assert [region["nodeid"] for region in run.regions] == ["20/test_inner.py::test_inner"]
+
+
+def test_value_of_report_reaches_workers(scripted):
+    """The rows are chosen for the tests of all workers."""
+    pytest.importorskip("xdist")
+    run = scripted(MANY, "--cka-memory-report=1", "-n1")
+    run.assert_outcomes(passed=6)
+    run.result.stdout.fnmatch_lines(["5 of 6 regions are left out, with a lower peak: *"])
+
+
+def test_value_that_chooses_no_rows_is_refused(scripted):
+    """The error names the option and what to write."""
+    scripted(MANY, "--cka-memory-report=size").assert_refused(
+        "--cka-memory-report: cannot use 'size'; write a number of rows, a column, or both"
+    )
+
+
+@pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest 9 reads pytest.toml")
+@pytest.mark.parametrize(("value", "rows"), [("true", 6), ('"2"', 2), ("false", 0)])
+def test_report_can_be_a_boolean_or_a_text_in_toml(scripted, pytester, value, rows):
+    """In pytest.toml the key takes true and false, and a text that chooses rows."""
+    (pytester.path / "pytest.toml").write_text(f"[pytest]\ncka_memory_report = {value}\n")
+    run = scripted(MANY)
+    run.assert_outcomes(passed=6)
+    assert len(re.findall(r"(?m)^.*test_many\[\d\] .*no limit$", run.text)) == rows

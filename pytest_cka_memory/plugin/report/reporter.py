@@ -155,14 +155,13 @@ class Reporter:
 
         settings, report = self.settings, self.builder.report()
         if settings.report and report.results:
-            yield from terminal.table(report.results, width)
-            yield terminal.Line("")
-            yield from terminal.legend(report.session, report.results, width)
-            yield from terminal.findings(report.results, width)
+            choice = settings.rows or terminal.DEFAULT
+            yield from terminal.figures(report, width, choice, self._elsewhere())
         else:
             yield from terminal.unjudged(report.results, width)
         if settings.explain:
-            yield from terminal.kinds_at_peaks(report.results, width)
+            shown = terminal.shown_rows(report, settings.rows or terminal.DEFAULT)
+            yield from terminal.kinds_at_peaks(shown, width)
         if settings.reports_something:
             if not report.results:
                 yield from terminal.sentence(_NOTHING, width, "yellow")
@@ -177,6 +176,13 @@ class Reporter:
             yield terminal.Line(
                 f"FAILED: {problem}", "red"
             )  # in one piece, because it may name a path
+
+    def _elsewhere(self) -> str:
+        """Return where the regions are that the table leaves out."""
+        files = [path.name for name, path in self.settings.files.items() if name != "markdown"]
+        if files:
+            return f"all are in {' and '.join(files)}"
+        return "--cka-memory-report=all prints all, --cka-memory-html=PATH writes all"
 
     def _late_warnings(self, report: "Report") -> Iterator[str]:
         """Yield the warnings, also those of workers, that neither header nor table has shown."""

@@ -1,7 +1,10 @@
 """Declare the options and ini keys, and find out whether a session uses one."""
 
 import argparse
-from collections.abc import Sequence
+import os
+import shlex
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,7 +15,6 @@ BASELINE_FILE = "cka-memory-baseline.json"
 """Name of the baseline file, in pytest's root folder, if no option names another."""
 
 _FLAGS = (
-    ("report", "measure every test and print a table of memory figures"),
     ("update-baseline", "write the figures of every measured test that passes as its baseline"),
     (
         "allow-no-allocations",
@@ -67,6 +69,10 @@ _VALUED = (
         "under torchrun: treat a rank that finishes no test for this long as hung; default 300",
     ),
 )
+_REPORT = (
+    "measure every test and print a table of memory figures, at most of the 100 regions with the "
+    "highest peaks; with =20, =retained, =20:retained or =all, of so many, sorted by this column"
+)
 _TIMELINE = (
     "draw memory over time in the page of --cka-memory-html: of every measured test, or of those "
     "whose name contains PATTERN or matches it"
@@ -86,8 +92,12 @@ GRAPH = "graph"
 """The value of ``--cka-memory-explain`` with which paths of references are drawn."""
 
 
-class _Explain(argparse.Action):
-    """Stores whether ``--cka-memory-explain`` is given, or ``graph``."""
+class _Valued(argparse.Action):
+    """Stores whether an option is given, or the value behind its ``=``.
+
+    Each value is a name of the option, so that argparse never takes a file behind the option for
+    its value.
+    """
 
     def __init__(self, option_strings: Sequence[str], dest: str, **kwargs: Any) -> None:
         super().__init__(option_strings, dest, nargs=0, **kwargs)
@@ -99,13 +109,26 @@ class _Explain(argparse.Action):
         values: object,
         option_string: str | None = None,
     ) -> None:
-        # With both, in addopts and on the command line, the picture is drawn.
-        given = GRAPH if str(option_string).endswith(f"={GRAPH}") else True
-        setattr(namespace, self.dest, getattr(namespace, self.dest) or given)
+        # With both, in addopts and on the command line, a value counts.
+        value = str(option_string).partition("=")[2]
+        setattr(namespace, self.dest, value or getattr(namespace, self.dest) or True)
 
 
-def add_options(parser: pytest.Parser) -> None:
-    """Declare every option, with an ini key of the same name."""
+def written_reports(config: pytest.Config) -> list[str]:
+    """Return every ``--cka-memory-report=VALUE`` that this session is called with."""
+    written = [*config.invocation_params.args, *shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))]
+    with suppress(ValueError):  # the ini file is not read yet
+        written += config.getini("addopts")
+    return [text for text in map(str, written) if text.startswith(f"{option_of('report')}=")]
+
+
+def add_options(parser: pytest.Parser, reports: Iterable[str] = ()) -> None:
+    """Declare every option, with an ini key of the same name.
+
+    Args:
+        parser: pytest's.
+        reports: what :func:`written_reports` returns.
+    """
     group = parser.getgroup("cka-memory", "memory regression tests for PyTorch")
     for name, text in _FLAGS:
         group.addoption(option_of(name), action="store_true", default=None, help=text)
@@ -115,10 +138,12 @@ def add_options(parser: pytest.Parser) -> None:
         # argparse formats the help of an option; pytest does not format that of an ini key.
         group.addoption(option, metavar=metavar, default=None, help=text.replace("%", "%%"))
         parser.addini(ini_key(name), text, default=None)
+    report = dict.fromkeys((option_of("report"), *reports))
+    group.addoption(*report, action=_Valued, default=None, help=_REPORT)
+    parser.addini(ini_key("report"), _REPORT, default=None)
     explain = option_of("explain")
-    # One name for each value, so that argparse never takes a file behind the option for its value.
     names = explain, f"{explain}={GRAPH}"
-    group.addoption(*names, action=_Explain, default=None, help=_EXPLAIN + _GRAPH)
+    group.addoption(*names, action=_Valued, default=None, help=_EXPLAIN + _GRAPH)
     parser.addini(ini_key("explain"), _EXPLAIN, type="bool", default=None)
     timeline = option_of("timeline")
     group.addoption(timeline, nargs="?", const="*", metavar="PATTERN", default=None, help=_TIMELINE)
@@ -167,6 +192,10 @@ def value_of(config: pytest.Config, name: str) -> Any:
     try:
         return config.getini(ini_key(name))
     except (ValueError, TypeError, pytest.UsageError) as error:
+        from pytest_cka_memory.plugin.pytest_private import ini_as_written
+
+        if name == "report" and isinstance(written := ini_as_written(config, ini_key(name)), bool):
+            return written
         wrong = f"{_key_and_file(config, name)}: {error}; write true or false"
     # Outside the except block, otherwise pytest would print both errors.
     raise pytest.UsageError(wrong)
@@ -188,7 +217,7 @@ def are_given(config: pytest.Config) -> bool:
     """Whether any option is set, on the command line or in the ini file."""
     return any(
         config.getoption(option_of(name)) is not None or value_of(config, name) not in (None, "")
-        for name, *_ in (*_FLAGS, *_VALUED, ("explain",), ("timeline",))
+        for name, *_ in (*_FLAGS, *_VALUED, ("report",), ("explain",), ("timeline",))
     )
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_cka_memory.baseline.plan import DEFAULT_TOLERANCE, BaselinePlan
-from pytest_cka_memory.errors import LimitError, SizeError
+from pytest_cka_memory.errors import LimitError, ReportError, SizeError
 from pytest_cka_memory.plugin.session.options import (
     BASELINE_FILE,
     GRAPH,
@@ -25,6 +25,7 @@ from pytest_cka_memory.units import counted, format_exact, parse_megabytes
 
 if TYPE_CHECKING:
     from pytest_cka_memory.integrations.github import JobStep
+    from pytest_cka_memory.reports.rows import RowChoice
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Settings:
 
     report: bool
     """Measure every test and print the table."""
+    rows: "RowChoice | None"
+    """Which rows of the table; None if the user has not chosen."""
     explain: bool
     """Find what references retained memory in every region, not only if a limit broke."""
     draws_paths: bool
@@ -110,8 +113,10 @@ def resolve(config: pytest.Config) -> Settings:
         pytest.UsageError: if a value cannot be used; it names the option and says what to write
             instead.
     """
+    report, rows = _report(config)
     return Settings(
-        report=_flag(config, "report"),
+        report=report,
+        rows=rows,
         explain=_flag(config, "explain"),
         draws_paths=_draws_paths(config),
         allow_no_allocations=_flag(config, "allow-no-allocations"),
@@ -135,6 +140,26 @@ def resolve(config: pytest.Config) -> Settings:
 
 def _flag(config: pytest.Config, name: str) -> bool:
     return bool(value_of(config, name))
+
+
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "")
+
+
+def _report(config: pytest.Config) -> "tuple[bool, RowChoice | None]":
+    """Return whether the table is printed, and its rows if the user has chosen them."""
+    given = value_of(config, "report")
+    is_option = config.getoption(option_of("report")) is not None
+    if not isinstance(given, str):
+        return bool(given), None
+    if not is_option and given.lower() in (*_TRUE, *_FALSE):
+        return given.lower() in _TRUE, None
+    from pytest_cka_memory.reports.rows import choice_of
+
+    try:
+        return True, choice_of(given)
+    except ReportError as error:
+        hint = "" if is_option else "; or true or false"
+        raise pytest.UsageError(f"{given_by(config, 'report')}: {error}{hint}") from None
 
 
 def _valued(config: pytest.Config, name: str) -> str | None:

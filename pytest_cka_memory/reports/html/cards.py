@@ -29,16 +29,16 @@ def render(uses: Sequence[CardUse]) -> str:
 
 def _head(titles: Sequence[str]) -> Iterator[str]:
     for place, title in enumerate(titles):
-        yield f"<th scope='col'{' class=word' if place < _WORDS else ''}>{title}</th>"
+        yield f"<th scope='col'{' class=word' if place < _WORDS else ''}>{title.capitalize()}</th>"
 
 
 def _row(use: CardUse, titles: Sequence[str]) -> str:
     cells = [
         f"<td class='name'><code>{_text(use.test)}</code></td>",
-        f"<td class='word' data-label='card'>{_text(use.card)}</td>",
-        f"<td class='result' data-label='result'>{_result(use)}{_bar(use)}</td>",
+        f"<td class='word' data-label='Card'>{_text(use.card)}</td>",
+        f"<td class='result' data-label='Result'>{_result(use)}{_bar(use)}</td>",
         *(
-            f"<td data-label='{title}'>{figure}</td>"
+            f"<td data-label='{title.capitalize()}'>{figure}</td>"
             for title, figure in zip(titles[_WORDS:], cards.figures(use, titles), strict=True)
         ),
     ]

@@ -12,7 +12,7 @@ from pytest_cka_memory.units import counted, format_size, format_with_unit
 
 _MOST_ROWS = 1000
 """Of changed figures, and of lines for one region."""
-_HEAD = ("kind", "old", "new", "change")
+_HEAD = ("Old", "New", "Change")
 
 
 def render(found: Comparison, peaks: Sequence[PeakDifference], unknown: int) -> str:
@@ -38,12 +38,12 @@ def _figures(changes: Sequence[Change]) -> Iterator[str]:
     for change in two_reports.cut(changes, _MOST_ROWS):
         noun, old, new, step, verdict = two_reports.cells(change)
         style = {"REGRESSION": "breach", "less": "ok"}.get(verdict, "no-limit")
-        cells = (("old", old), ("new", new), ("change", step))
+        cells = zip(_HEAD, (old, new, step), strict=True)
         yield (
             f"<tr><td class='name'><code>{_text(change.key.name)}</code></td>"
-            f"<td class='word' data-label='figure'>{_text(noun)}</td>"
+            f"<td class='word' data-label='Figure'>{_text(noun)}</td>"
             f"{''.join(f'<td data-label={name}>{_text(value)}</td>' for name, value in cells)}"
-            f"<td class='word' data-label='verdict'><span class='verdict {style}'>"
+            f"<td class='word' data-label='Verdict'><span class='verdict {style}'>"
             f"{_text(verdict)}</span></td></tr>"
         )
     if not changes:
@@ -55,10 +55,10 @@ def _figures(changes: Sequence[Change]) -> Iterator[str]:
 def _peak(peak: PeakDifference) -> Iterator[str]:
     old, new = format_with_unit(peak.old_bytes), format_with_unit(peak.new_bytes)
     yield f"<h3><code>{_text(peak.key.name)}</code></h3><p>peak {old}, now {new}</p>"
-    heads = "".join(f"<th scope='col'>{name}</th>" for name in _HEAD[1:])
+    heads = "".join(f"<th scope='col'>{name}</th>" for name in _HEAD)
     yield (
         "<div class='scroll'><table class='cards'><thead><tr>"
-        f"<th scope='col' class='word'>line and module</th><th scope='col' class='word'>kind</th>"
+        f"<th scope='col' class='word'>Line and module</th><th scope='col' class='word'>Kind</th>"
         f"{heads}</tr></thead><tbody>"
     )
     yield from map(_row, peak.changes[:_MOST_ROWS])
@@ -76,10 +76,10 @@ def _row(change: PeakChange) -> str:
     word = f" <span class='verdict {style}'>{step}</span>" if step else ""
     return (
         f"<tr><td class='name'><code>{_text(change.line)}</code>{code}{module}</td>"
-        f"<td class='word' data-label='kind'>{_text(origin.kind or '-')}</td>"
-        f"<td data-label='old'>{format_size(change.old_bytes)}</td>"
-        f"<td data-label='new'>{format_size(change.new_bytes)}</td>"
-        f"<td data-label='change'>{rise}{word}</td></tr>"
+        f"<td class='word' data-label='Kind'>{_text(origin.kind or '-')}</td>"
+        f"<td data-label='Old'>{format_size(change.old_bytes)}</td>"
+        f"<td data-label='New'>{format_size(change.new_bytes)}</td>"
+        f"<td data-label='Change'>{rise}{word}</td></tr>"
     )
 
 

@@ -3,7 +3,7 @@
 // Text is inserted as textContent, never as markup, because test names may hold anything.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const MB = 1048576, FIRST = innerWidth < 960 ? 4 : 10, PAGE = 200, SVG = "http://www.w3.org/2000/svg";
+  const FIRST = innerWidth < 960 ? 4 : 10, PAGE = 200, SVG = "http://www.w3.org/2000/svg";
   const rows = data.rows.map((row, index) =>
     Object.fromEntries([["index", index], ...data.columns.map((name, i) => [name, row[i]])]));
   if (!rows.length) return;
@@ -35,15 +35,6 @@
   function breakable(name) {
     const parts = name.split(/(?<=\/|::|_|\[)/);
     return make("code", {}, ...parts.flatMap((part) => [part, document.createElement("wbr")]));
-  }
-
-  function size(bytes) {
-    if (bytes === null) return "-";
-    if (bytes === 0) return "0";
-    if (Math.abs(bytes) < 1024) return `${Math.round(bytes * 10) / 10 || bytes.toPrecision(1)} B`;
-    if (Math.abs(bytes) < 10240) return `${(bytes / 1024).toFixed(1)} KB`;
-    const figure = bytes / MB;
-    return figure.toFixed(Math.abs(figure) < 10000 ? 2 : 1);
   }
 
   function line(values, low, high, name) {
@@ -196,7 +187,9 @@
     const found = rows.filter((row) =>
       (!state.verdict || row.verdict === state.verdict) && row.name.toLowerCase().includes(wanted));
     const sign = state.down ? -1 : 1;
-    found.sort((a, b) => sign * compared(a, b) || a.index - b.index);
+    // Of the regions with one verdict, those with the highest peaks are first.
+    const byPeak = (a, b) => (state.sort === "verdict" ? b.peak_bytes - a.peak_bytes : 0);
+    found.sort((a, b) => sign * compared(a, b) || byPeak(a, b) || a.index - b.index);
     const first = new Map();
     for (const row of found) {
       row.equal = 1;
@@ -241,9 +234,9 @@
     byId("head").append(th);
   }
   const option = (value, textContent) => make("option", { value, textContent });
-  byId("verdict").append(option("", `all (${rows.length.toLocaleString("en")})`), ...VERDICTS
+  byId("verdict").append(option("", `All (${rows.length.toLocaleString("en")})`), ...VERDICTS
     .filter((name) => data.verdicts[name]).map((name) => option(name, `${name} (${data.verdicts[name].toLocaleString("en")})`)));
-  byId("sort").append(option("", "order of collection"));
+  byId("sort").append(option("", "Order of collection"));
   for (const column of COLUMNS.filter((c) => !c.unsorted))
     for (const way of column.word ? ["up", "down"] : ["down", "up"])
       byId("sort").append(option(`${column.key} ${way}`, `${column.title}, ${way === "up" ? "ascending" : "descending"}`));

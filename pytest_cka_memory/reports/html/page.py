@@ -11,6 +11,7 @@ from html import escape
 from typing import Any
 
 from pytest_cka_memory.core import kinds, shares
+from pytest_cka_memory.core.figure import Figure
 from pytest_cka_memory.core.figures import COLUMNS, FIGURES, RegionRecord, shown_columns
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
@@ -28,6 +29,7 @@ _MOST_EXTRA = 400
 def render(report: Report) -> str:
     """Return the page as HTML."""
     provenance = provenance_of(report.session)
+    columns = shown_columns(result.record for result in report.results)
     found = causes.problem_groups(report.results)
     timeline = timelines.section(report)
     holders = "\n".join(paths.section(report.results))
@@ -42,9 +44,10 @@ def render(report: Report) -> str:
         "PROBLEMS": "\n".join(problems.section(found)),
         "HOLDERS": holders,
         "FACTS": "\n".join(_facts(report)),
-        "LEGEND": escape(legend_of(result.record for result in report.results)),
+        "LEGEND": escape(legend_of(columns)),
         "STYLE": "".join(map(template.text_of, styles)),
-        "DATA": template.embedded(_data(report, found)),
+        "DATA": template.embedded(_data(report, found, columns)),
+        "SIZES": template.text_of("sizes.js"),
         "SCRIPT": template.text_of("page.js"),
     }
     return template.fill("page.html", parts)
@@ -71,7 +74,9 @@ def _facts(report: Report) -> Iterator[str]:
         yield f"<dt>{escape(name)}</dt><dd>{escape(one_line(fact))}</dd>"
 
 
-def _data(report: Report, found: Sequence[ProblemGroup]) -> dict[str, Any]:
+def _data(
+    report: Report, found: Sequence[ProblemGroup], columns: Sequence[Figure]
+) -> dict[str, Any]:
     # By identity, because a test may have measured the same region twice.
     groups = {
         id(result): number
@@ -81,10 +86,7 @@ def _data(report: Report, found: Sequence[ProblemGroup]) -> dict[str, Any]:
     }
     return {
         "verdicts": summary.counts(report.results),
-        "figures": [
-            {"key": row.name, "title": row.column.capitalize()}
-            for row in shown_columns(result.record for result in report.results)
-        ],
+        "figures": [{"key": row.name, "title": row.column.capitalize()} for row in columns],
         "columns": _FIELDS,
         "rows": [_row(result, groups.get(id(result))) for result in report.results],
     }

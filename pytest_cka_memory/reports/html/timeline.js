@@ -19,12 +19,6 @@
 
   const whole = (number) => number.toLocaleString("en");
 
-  function size(bytes) {
-    const [unit, factor] = UNITS.find((row) => Math.abs(bytes) >= row[1]) ?? UNITS[3];
-    const figure = bytes / factor;
-    return bytes === 0 ? "0" : `${factor === 1 ? figure : figure.toFixed(figure < 100 ? 2 : 1)} ${unit}`;
-  }
-
   function spread(runs, length) {
     const levels = new Float64Array(length);
     for (let i = 0; i < runs.length; i += 2)
@@ -89,7 +83,7 @@
       : make("span", { className: "tl-plain" }, swatch, make("span", { textContent: band.label }));
     if (number) name.addEventListener("click", () => { choose(number); byId("blocks-title").focus(); });
     band.cell = make("td", {});
-    band.row = make("tr", {}, band.cell, make("td", { textContent: size(band.atPeak) }), make("td", { className: "word" }, name));
+    band.row = make("tr", {}, band.cell, make("td", { textContent: sizeWithUnit(band.atPeak) }), make("td", { className: "word" }, name));
     return band.row;
   }
 
@@ -148,7 +142,7 @@
     const peak = drawn.moments[drawn.peak];
     if (peak >= from && peak <= to) {
       const side = share(peak) > 0.8 ? "right" : share(peak) < 0.2 ? "left" : "";
-      plot.append(mark(`peak ${side}`, peak, make("span", { textContent: `peak ${size(total(drawn.peak))}` })));
+      plot.append(mark(`peak ${side}`, peak, make("span", { textContent: `peak ${sizeWithUnit(total(drawn.peak))}` })));
     }
     byId("unit").textContent = `${unit} live on ${drawn.name}`;
     byId("first").textContent = `event ${whole(Math.ceil(from))}`;
@@ -164,9 +158,9 @@
     const region = data[byId("region").value], events = Math.floor(to) - Math.ceil(from) + 1;
     const some = moments < events ? ": all of those around the peak, elsewhere the highest of every few" : "";
     const notes = [`Exact to the byte at ${whole(Math.min(moments, events))} of ${whole(events)} moments${some}.`];
-    if (region.merged) notes.push(`There were so many blocks that ${whole(region.merged)} small ones of at most ${size(region.merged_bytes)} were merged with others from the same line; they are drawn as their average.`);
+    if (region.merged) notes.push(`There were so many blocks that ${whole(region.merged)} small ones of at most ${sizeWithUnit(region.merged_bytes)} were merged with others from the same line; they are drawn as their average.`);
     if (region.lost) notes.push(`${whole(region.lost)} allocations are missing, because there were too many.`);
-    if (drawn.unknown) notes.push(`At the peak ${size(drawn.unknown)} more were live that no allocation shows.`);
+    if (drawn.unknown) notes.push(`At the peak ${sizeWithUnit(drawn.unknown)} more were live that no allocation shows.`);
     return notes.join(" ");
   }
 
@@ -182,13 +176,13 @@
     const event = drawn.moments[at];
     if (event >= from && event <= to) plot.append(mark("cursor", event));
     const when = at === drawn.peak ? ", the peak" : event === 0 ? ", the start" : "";
-    const text = `${size(total(at))} live at event ${whole(event)}${when}`;
+    const text = `${sizeWithUnit(total(at))} live at event ${whole(event)}${when}`;
     byId("moment").textContent = text;
     plot.setAttribute("aria-valuenow", event);
     const most = [...bands].sort((a, b) => b.levels[at] - a.levels[at]).slice(0, 3);
-    plot.setAttribute("aria-valuetext", `${text}. ${most.map((band) => `${band.label}: ${size(band.levels[at])}`).join("; ")}`);
+    plot.setAttribute("aria-valuetext", `${text}. ${most.map((band) => `${band.label}: ${sizeWithUnit(band.levels[at])}`).join("; ")}`);
     for (const band of bands) {
-      band.cell.textContent = size(band.levels[at]);
+      band.cell.textContent = sizeWithUnit(band.levels[at]);
       band.row.className = band.levels[at] ? "" : "none";
     }
   }
@@ -232,10 +226,10 @@
     const which = Object.keys(drawn.views).indexOf(byId("view").value), band = bands[chosen];
     const groups = drawn.groups.filter((group) => group[8][which] === chosen - 1);
     const listed = groups.reduce((sum, group) => sum + group[4], 0), rest = band.atPeak - listed;
-    byId("blocks-title").textContent = `Blocks of ${band.label}: ${size(band.atPeak)} at the peak`;
+    byId("blocks-title").textContent = `Blocks of ${band.label}: ${sizeWithUnit(band.atPeak)} at the peak`;
     byId("rows").replaceChildren(...groups.map((group) => blockRow(group, drawn.places[group[0]])));
     byId("rest").textContent = groups.length && rest <= 0 ? ""
-      : `${groups.length ? `${size(rest)} at the peak is in smaller blocks` : "Its blocks are too small to be listed"}.`;
+      : `${groups.length ? `${sizeWithUnit(rest)} at the peak is in smaller blocks` : "Its blocks are too small to be listed"}.`;
   }
 
   function blockRow([, each, count, atPeak, bytes, live, first, last], [line, code, module, inside, callers, holders]) {
@@ -247,8 +241,8 @@
     if (callers.length)
       where.append(make("details", {}, make("summary", { textContent: "called from" }), ...callers.map((caller) => make("code", { textContent: caller }))));
     const cell = (textContent) => make("td", { textContent });
-    return make("tr", {}, cell(atPeak ? `${whole(atPeak)}: ${size(bytes)}` : "none"),
-      cell(`${whole(count)} of ${each ? size(each) : "other sizes"}`), cell(live ? whole(live) : "none"), cell(events), where);
+    return make("tr", {}, cell(atPeak ? `${whole(atPeak)}: ${sizeWithUnit(bytes)}` : "none"),
+      cell(`${whole(count)} of ${each ? sizeWithUnit(each) : "other sizes"}`), cell(live ? whole(live) : "none"), cell(events), where);
   }
 
   const eventAt = (pointer) => {
@@ -288,8 +282,8 @@
     }
     const number = bandAt(pointer, at);
     tip ??= plot.appendChild(make("div", { className: "tl-tip" }));
-    const here = number < 0 ? [] : [make("b", { textContent: `${size(bands[number].levels[at])}: ${bands[number].label}` })];
-    tip.replaceChildren(...here, `${size(total(at))} live at event ${whole(drawn.moments[at])}`);
+    const here = number < 0 ? [] : [make("b", { textContent: `${sizeWithUnit(bands[number].levels[at])}: ${bands[number].label}` })];
+    tip.replaceChildren(...here, `${sizeWithUnit(total(at))} live at event ${whole(drawn.moments[at])}`);
     const right = share(event) > 0.5;
     tip.style.left = right ? "" : `calc(${100 * share(event)}% + 12px)`;
     tip.style.right = right ? `calc(${100 * (1 - share(event))}% + 12px)` : "";
