@@ -33,6 +33,8 @@ autodoc_mock_imports = ["accelerate", "lightning", "pytorch_lightning", "transfo
 
 html_theme = "furo"
 html_title = f"pytest-cka-memory {version}"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 html_copy_source = False
 html_show_sourcelink = False
 
