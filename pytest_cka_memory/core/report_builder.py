@@ -76,13 +76,13 @@ class ReportBuilder:
         for relation in payload.get("relations", ()):
             self._relations.setdefault(nodeid, []).append((worker, relation))
         run = {"worker": worker, "outcome": outcome}
-        self._add(nodeid, ({**region, **run} for region in payload["regions"]))
+        self._add(nodeid, ({**_filled(region), **run} for region in payload["regions"]))
         for region in payload.get("fixtures", ()):
             if region["nodeid"] == nodeid:  # a fixture of this test alone
-                self._add(nodeid, [{**region, **run}])
+                self._add(nodeid, [{**_filled(region), **run}])
             else:
                 of_workers = self._of_fixtures.setdefault(region["nodeid"], {})
-                of_workers.setdefault(worker, []).append({**region, "worker": worker})
+                of_workers.setdefault(worker, []).append({**_filled(region), "worker": worker})
 
     def _add(self, nodeid: str, regions: Iterable[dict[str, Any]]) -> None:
         self._regions.setdefault(nodeid, []).extend(regions)
@@ -225,6 +225,19 @@ class ReportBuilder:
             "workers": len(self.workers),
             "started": self.started,
         }
+
+
+def _filled(region: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a region without the fields that have nothing, which is most of them.
+
+    Reading it fills them in again. A session of 20,000 tests keeps all regions until its end, and
+    each full garbage collection looks at their lists.
+    """
+    return {
+        name: value
+        for name, value in region.items()
+        if name == "completed" or not (value is None or value is False or value == [])
+    }
 
 
 def _outside_note(results: "Iterable[Result]") -> str:

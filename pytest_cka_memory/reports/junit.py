@@ -1,6 +1,7 @@
 """A region's figures as properties of its test, for JUnit XML and similar reports."""
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,17 @@ def of_results(
 
 
 def _of_record(record: RegionRecord, label: str) -> list[Property]:
+    numbers = zip(_names(label), _figures_of(record), strict=True)
+    return [(name, number) for name, number in numbers if number is not None]
+
+
+@lru_cache(maxsize=256)
+def _names(label: str) -> tuple[str, ...]:
+    """Return the names of all figures of a region, made once because pytest keeps each."""
     # XML cannot hold control characters, and pytest does not escape those in a name.
     label = "".join(char if char.isprintable() else "?" for char in label)
     start = f"{_PREFIX}{label}." if label else _PREFIX
-    numbers = zip(FIGURES, _figures_of(record), strict=True)
-    return [(f"{start}{name}", number) for name, number in numbers if number is not None]
+    return tuple(f"{start}{name}" for name in FIGURES)
 
 
 _figures_of = attrgetter(*FIGURES)

@@ -108,6 +108,7 @@ class Reporter:
         if payload is not None:
             self.builder.locate(report.nodeid, *report.location[:2])
             self.builder.add(report.nodeid, worker, _outcome(report), payload)
+            report.cka_memory = None  # type: ignore[attr-defined]  # pytest keeps every report
         if report.when == "teardown":
             self.builder.finish(report.nodeid, teardown_failed=report.failed)
 
