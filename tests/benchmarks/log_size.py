@@ -1,6 +1,6 @@
 """Print how long the log of a session with failures is, as a CI system keeps it.
 
-    python tests/benchmarks/log_size.py [--out FILE]
+    python tests/benchmarks/log_size.py [--json FILE]
 
 40 tests, of which 8 fail in different ways, with ``CI`` and ``GITHUB_ACTIONS`` set and the options
 of a gate, in terminals of 80 and 120 columns. ``PYTHONPATH`` names another checkout to measure.
@@ -120,9 +120,9 @@ def measured() -> dict[str, Any]:
 def main() -> None:
     """Measure, print, and write the result if a file is named."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    out = None if options.out is None else options.out.resolve()
+    out = None if options.json is None else options.json.resolve()
     text = json.dumps(measured(), indent=1)
     print(text, json.dumps(conditions(("torch", "pytest")), indent=1), sep="\n")
     if out is not None:

@@ -1,6 +1,6 @@
 """Print what a session of 20,000 tests costs with a report, a JSON file and a page.
 
-    python tests/benchmarks/many_tests.py [--rounds 3] [--tests 20000] [--out FILE]
+    python tests/benchmarks/many_tests.py [--rounds 3] [--tests 20000] [--json FILE]
 
 Each test makes a tensor and drops it. Sessions without the plugin alternate with ones that print a
 table and write both files. Times are medians of user CPU time of whole processes, memory is their
@@ -67,9 +67,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tests", type=int, default=20_000)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    out = None if options.out is None else options.out.resolve()
+    out = None if options.json is None else options.json.resolve()
     text = json.dumps(measured(options.tests, options.rounds), indent=1)
     print(text, json.dumps(conditions(("torch", "pytest")), indent=1), sep="\n")
     if out is not None:

@@ -51,6 +51,15 @@ TABLES = {
         ("pytest_cka_memory/holders", "pytest_cka_memory/plugin", *COUNTER), "unit_cost.py",
         minutes=6, needs="little else running",
     ),
+    "large sessions": Table(
+        "many-tests-torch-{torch}.json",
+        ("pytest_cka_memory/plugin", "pytest_cka_memory/reports", *COUNTER), "many_tests.py",
+        minutes=3, needs="little else running",
+    ),
+    "logs": Table(
+        "log-size-torch-{torch}.json",
+        ("pytest_cka_memory/plugin", "pytest_cka_memory/reports"), "log_size.py",
+    ),
     "explanations": Table(
         "explanation-cost-torch-{torch}.json", ("pytest_cka_memory/holders", *COUNTER),
         "explanation_cost.py", minutes=9, needs="little else running; 3 GB of memory",

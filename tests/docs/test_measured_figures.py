@@ -63,3 +63,24 @@ def test_causes_of_outcomes_that_differ_on_the_emulated_device_are_those_that_we
     (other,) = [row for row in rows if row not in using]
     assert other["same"] == other["ran"]
     assert f"{other['allocating']} of {other['ran']:,} allocate on it" in VALUES
+
+
+def test_figures_of_large_sessions_and_of_logs_are_those_that_were_measured():
+    """The page on costs has the time, memory and sizes of the two results."""
+    page = " ".join((ROOT / "docs" / "explanation" / "cost.md").read_text("utf-8").split())
+    (file,) = RESULTS.glob("many-tests-torch-*.json")
+    many = json.loads(file.read_text("utf-8"))
+    extra = round((many["peak_bytes_with"] - many["peak_bytes_without"]) / 2**20)
+    report, site = (many["file_bytes"][name] / 2**20 for name in ("r.json", "r.html"))
+    (file,) = RESULTS.glob("log-size-torch-*.json")
+    narrow, wide, _ = json.loads(file.read_text("utf-8")).values()
+    for text in (
+        f"takes {many['user_seconds_with']} s of user CPU time",
+        f"and {many['user_seconds_without']} s without the plugin",
+        f"memory is {extra} MB higher",
+        f"The JSON report has {report:.1f} MB, the page {site:.1f} MB",
+        f"has {narrow['lines']} lines and {narrow['bytes'] / 1000:.1f} KB in 80 columns",
+        f"{wide['lines']} lines and {wide['bytes'] / 1000:.1f} KB in 120",
+    ):
+        assert text in page
+    assert narrow["tests with an annotation"] == wide["tests with an annotation"] == 8
