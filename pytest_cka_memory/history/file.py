@@ -7,7 +7,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from pytest_cka_memory.core.conditions import Conditions, conditions_of
-from pytest_cka_memory.core.decoder import ShapeError, decode, shown
+from pytest_cka_memory.core.decoder import (
+    RepeatedKeyError,
+    ShapeError,
+    decode,
+    shown,
+    unique_keys,
+)
 from pytest_cka_memory.core.figures import rounded_figures
 from pytest_cka_memory.core.fingerprint import Fingerprint, fingerprint_of
 from pytest_cka_memory.core.report import Report
@@ -119,6 +125,14 @@ def _sessions(content: bytes) -> Iterator[HistorySession]:
                 raise ReportError(f"line {number}: {error}") from None
 
 
+def _refuse_negative(session: HistorySession) -> None:
+    for device in session.devices:
+        for region in device.regions:
+            for name, size in region.figures.items():
+                if (size or 0) < 0:
+                    raise ShapeError("a whole number of bytes, 0 or more", size).within(name)
+
+
 def _session(line: str) -> HistorySession:
     if _CONFLICT.fullmatch(line.strip()):
         raise ReportError(
@@ -126,12 +140,14 @@ def _session(line: str) -> HistorySession:
             "and remove this one"
         )
     try:
-        data = json.loads(line)
+        data = json.loads(line, object_pairs_hook=unique_keys)
     except json.JSONDecodeError as error:
         raise ReportError(
             f"not valid JSON: {error.msg}; if a session was killed while it wrote this line, "
             "remove it"
         ) from None
+    except RepeatedKeyError as error:
+        raise ReportError(f"{error}; remove the line") from None
     except (RecursionError, ValueError):
         raise ReportError("no session has such values; remove the line") from None
     schema = data.get("schema") if isinstance(data, dict) else None
@@ -146,6 +162,7 @@ def _session(line: str) -> HistorySession:
         )
     try:
         session: HistorySession = decode(HistorySession, data, "")
+        _refuse_negative(session)
     except ShapeError as error:
         raise ReportError(f"{error}; remove the line") from None
     return session

@@ -16,8 +16,8 @@ def of_kernels() -> dict[str, str]:
 
 
 def of_accelerator(device: str) -> dict[str, str]:
-    """Return the facts of an accelerator's meter, e.g. of ``cuda``."""
-    return _read({**_COMMON, **(_OF_CUDA if device.startswith("cuda") else {})})
+    """Return the facts of an accelerator's meter, also of an emulated one."""
+    return _read({**_COMMON, **(_OF_CUDA if "cuda" in device else {})})
 
 
 def of_operators() -> dict[str, str]:
@@ -83,7 +83,9 @@ def _variables(pattern: str) -> str:
 
 _COMMON: Mapping[str, Callable[[], str]] = {
     "deterministic": _deterministic,
-    "compile": lambda: _variables(r"(TORCHINDUCTOR|TORCHDYNAMO|TORCH_COMPILE)_(?!.*(CACHE|DIR)).*"),
+    "compile": lambda: _variables(
+        r"(TORCHINDUCTOR|TORCHDYNAMO|TORCH_COMPILE)_(?!.*(CACHE|DIR|PATH)).*"
+    ),
 }
 _OF_CPU: Mapping[str, Callable[[], str]] = {
     "threads": lambda: str(torch.get_num_threads()),

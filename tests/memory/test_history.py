@@ -81,6 +81,15 @@ WRONG = {
         GOOD.replace('"devices": []', '"devices": [{"device": 5}]'),
         "devices[0].device is 5; expected a text",
     ),
+    "negative figure": (
+        GOOD.replace(
+            '"devices": []',
+            '"devices": [{"device": "cpu", "meter": "m", "torch": null, "cuda": null, "regions": '
+            '[{"nodeid": "t", "label": "", "figures": {"retained_bytes": -1}}]}]',
+        ),
+        "retained_bytes is -1; expected a whole number of bytes, 0 or more",
+    ),
+    "key given twice": (GOOD.replace('"devices"', '"date": "2026", "devices"'), "given twice"),
     "merge": ("<<<<<<< HEAD", "an unresolved merge conflict ('<<<<<<< HEAD'); keep the lines of"),
     "nested": ("[" * 100_000, "no session has such values"),
 }

@@ -10,6 +10,7 @@ import pytest
 from pytest_cka_memory.baseline.plan import MARKER as BASELINE_MARKER
 from pytest_cka_memory.core.markers import FIXTURE, MARKERS, NO_ALLOCATIONS, RELATIONS
 from pytest_cka_memory.errors import BaselineError, LimitError
+from pytest_cka_memory.plugin.failures import fail
 from pytest_cka_memory.plugin.session.meter import known_meter
 from pytest_cka_memory.plugin.session.options import given_by
 from pytest_cka_memory.plugin.session.settings import Settings, settings_key
@@ -103,7 +104,7 @@ def limits_or_fail(item: pytest.Item) -> "tuple[Limit, ...]":
     """
     plan = plan_of(item)
     if plan.error is not None:
-        pytest.fail(f"{item.nodeid}: {plan.error}", pytrace=False)
+        fail(f"{item.nodeid}: {plan.error}", str(plan.error))
     return plan.limits
 
 
