@@ -95,7 +95,7 @@ int any_recording(void);
 
 /* operators.c */
 void find_operators(const char *path);
-void watch_operators(int on);
+void watch_operators(int by);
 
 /* pinned.c */
 extern PinnedAllocate real_pinned_allocate;

@@ -25,7 +25,6 @@ struct Region {
 };
 
 static volatile int open_regions;
-static int open_on_cpu;
 
 int any_region_open(void) { return open_regions > 0; }
 EXPORT int counter_open_regions(void) { return open_regions; }
@@ -127,7 +126,7 @@ EXPORT int counter_open(int number, Region **opened) {
     }
     unlock_blocks();
     if (!*opened) free(region);
-    else if (number == CPU_DEVICE && !open_on_cpu++) watch_operators(1);
+    else if (number == CPU_DEVICE) watch_operators(1);
     return *opened != NULL;
 }
 
@@ -145,7 +144,7 @@ EXPORT void counter_close(Region **opened) {
     if (region->recording) stop_recording(region->recording);
     *opened = NULL;
     unlock_blocks();
-    if (region->device->number == CPU_DEVICE && !--open_on_cpu) watch_operators(0);
+    if (region->device->number == CPU_DEVICE) watch_operators(-1);
     free_recording(region->recording);
     free(region->freed);
     free(region);
