@@ -58,7 +58,11 @@ def test_groups_of_an_older_version_have_defaults_for_what_it_did_not_write(file
 def test_missing_session_keys_are_read_as_none(file):
     """A missing key of the session is read as None, because the meter may be unknown to us."""
     file.write_text('{"schema": "pytest-cka-memory/1", "session": {}, "regions": []}')
-    assert json_reader.read(file).session == {**dict.fromkeys(SESSION), "notes": []}
+    assert json_reader.read(file).session == {
+        **dict.fromkeys(SESSION),
+        "notes": [],
+        "conditions": {},
+    }
 
 
 def damaged(place, value):
@@ -82,7 +86,7 @@ WHOLE = json_writer.render(one_of_each()).encode()
     [
         (b"", "the file is empty; write a report with pytest --cka-memory-json=PATH"),
         (b" \n", "the file is empty"),
-        (WHOLE[:-3], "line 30, column 3: Expecting ',' delimiter"),
+        (WHOLE[:-3], "line 31, column 3: Expecting ',' delimiter"),
         (b'{\n "a": "\xff"}', "line 2: not UTF-8 (invalid start byte)"),
         (b"[" * 100_000, "nested more deeply than any report"),
         (b"9" * 5_000, "a number with thousands of digits, which no figure has"),
