@@ -34,8 +34,10 @@ def changes(
         BaselineChange(key, figure, old[key].get(figure), figures.get(figure))
         for key, figures in new.items()
         if key in old
-        for figure in COMPARED
+        for figure, row in COMPARED.items()
         if old[key].get(figure) != figures.get(figure)
+        # What stands in the place of a figure that has changed as well says nothing new.
+        if not row.in_place_of or old[key].get(row.in_place_of) == figures.get(row.in_place_of)
     ]
     return tuple(sorted(found, key=lambda change: -change.rise_bytes))
 

@@ -393,10 +393,16 @@ def counts_collected() -> bool:
     return hasattr(prepared_functions(), "counter_collects")
 
 
+@cache
 def knows_scratch() -> bool:
-    """Whether what operators allocate and free themselves is told apart, on the CPU only."""
+    """Whether what operators allocate and free themselves is told apart: tried, not assumed."""
     functions = prepared_functions()
-    return hasattr(functions, "counter_knows_scratch") and bool(functions.counter_knows_scratch())
+    if not hasattr(functions, "counter_knows_scratch"):
+        return False
+    region = Counter().open()
+    torch.empty(0, device="cpu").sum()
+    region.close()
+    return bool(functions.counter_knows_scratch())
 
 
 def counts_cpu() -> bool:

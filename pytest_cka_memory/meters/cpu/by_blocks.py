@@ -17,6 +17,7 @@ from pytest_cka_memory.meters.blocks.counter import (
     counts_collected,
     counts_pinned,
     is_intact,
+    knows_scratch,
     repair,
 )
 from pytest_cka_memory.meters.blocks.library import objects_of_types
@@ -50,6 +51,7 @@ class BlockMeter(Meter):
         self._other_memory = OtherMemory(self._counter)
         self._collected = CollectedBlocks(self._counter)
         cpp_counts.prepare()
+        knows_scratch()  # runs an operator, now rather than in a region
         self._add_live()
 
     def conditions(self) -> dict[str, str]:
