@@ -25,9 +25,16 @@ def renames(
         measured: what this session measured.
     """
     known = {key.nodeid for key in old}
-    devices = {key.fingerprint for key in measured}
+    # Lines of other machines move with those of this one, but cannot be compared.
+    on = {
+        (key.fingerprint, conditions) for key in measured for conditions in (key.conditions, None)
+    }
     before = _by_signature(
-        {k: f for k, f in old.items() if k.nodeid in gone and k.fingerprint in devices}
+        {
+            key: figures
+            for key, figures in old.items()
+            if key.nodeid in gone and (key.fingerprint, key.conditions) in on
+        }
     )
     after = _by_signature({k: f for k, f in measured.items() if k.nodeid not in known})
     found: dict[str, str] = {}
@@ -48,7 +55,7 @@ def moved(entries: Mapping[BaselineKey, Figures], renamed: Mapping[str, str]) ->
 def _by_signature(entries: Mapping[BaselineKey, Figures]) -> dict[_Signature, list[str]]:
     regions: dict[str, set[tuple[BaselineKey, tuple[tuple[str, int | None], ...]]]] = {}
     for key, figures in entries.items():
-        unnamed = key._replace(nodeid="")
+        unnamed = key._replace(nodeid="", conditions=None)
         regions.setdefault(key.nodeid, set()).add((unnamed, tuple(sorted(figures.items()))))
     found: dict[_Signature, list[str]] = {}
     for nodeid, signature in regions.items():

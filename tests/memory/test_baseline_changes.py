@@ -154,3 +154,30 @@ def test_test_that_had_a_baseline_is_not_a_new_name() -> None:
     old = {BaselineKey("a.py::test_old", "", CPU): A, BaselineKey("a.py::test_new", "", CPU): B}
     measured = {BaselineKey("a.py::test_new", "", CPU): A}
     assert renames.renames(old, {"a.py::test_old"}, measured) == {}
+
+
+def test_renamed_test_is_recognised_beside_lines_of_other_machines() -> None:
+    """Its figures of this machine are compared, and the lines of all machines move."""
+    one, two = (("threads", "1"),), (("threads", "2"),)
+    figures = {"peak_increase_bytes": 5, "retained_bytes": 1}
+    other = {**figures, "peak_increase_bytes": 9}
+    before, after = "a.py::test_old", "a.py::test_new"
+    old = {BaselineKey(before, "", CPU, one): figures, BaselineKey(before, "", CPU, two): other}
+    found = renames.renames(old, {before}, {BaselineKey(after, "", CPU, one): figures})
+    assert found == {before: after}
+    assert renames.moved(old, found) == {
+        BaselineKey(after, "", CPU, one): figures,
+        BaselineKey(after, "", CPU, two): other,
+    }
+    of_older_version = {BaselineKey(before, "", CPU): figures}
+    assert renames.renames(of_older_version, {before}, {BaselineKey(after, "", CPU, one): figures})
+
+
+def test_peak_without_scratch_memory_is_shown_only_if_the_peak_is_the_same() -> None:
+    """One cause is one line."""
+    key = BaselineKey("t", "", CPU)
+    old = {key: {"peak_increase_bytes": 5, "increase_without_scratch_bytes": 3}}
+    both = {key: {"peak_increase_bytes": 6, "increase_without_scratch_bytes": 4}}
+    alone = {key: {"peak_increase_bytes": 5, "increase_without_scratch_bytes": 4}}
+    assert [change.figure for change in changes(old, both)] == ["peak_increase_bytes"]
+    assert [change.figure for change in changes(old, alone)] == ["increase_without_scratch_bytes"]
