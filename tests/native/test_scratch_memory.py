@@ -96,6 +96,18 @@ def test_custom_operator_keeps_the_tensors_of_its_code():
     assert peaks(lambda: twice(values))[1] >= 8000
 
 
+def test_buffers_of_compiled_code_are_no_scratch_memory():
+    """torch marks a call of compiled code as a range, which is not an operator."""
+
+    def call() -> None:
+        with torch._C._profiler._RecordFunctionFast("## Call CompiledFxGraph ##"):
+            buffer = torch.empty(1000)
+            result = buffer + 1
+            del buffer, result
+
+    assert peaks(call)[1] >= 8000
+
+
 def test_nested_regions_have_their_own_peaks():
     """The inner region begins at the level then."""
     probe = MemoryProbe("cpu")

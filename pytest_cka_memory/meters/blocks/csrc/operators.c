@@ -4,7 +4,7 @@
    (at::RecordFunction). What an operator allocates is pending until it ends; what it frees before was
    scratch memory. How much of that a kernel needs depends on the number of threads and on the
    instruction set. Factories such as aten::empty only allocate for the operator that calls them, and
-   what they allocate for the caller of all operators is not pending. */
+   what they allocate for the caller of all operators is not pending. Nor is a buffer of compiled code. */
 #define _GNU_SOURCE
 #include "blocks.h"
 
@@ -23,7 +23,7 @@ typedef struct {
 typedef struct {
     uint64_t number; /* of this call of an operator */
     int64_t pending; /* bytes that it has allocated and not freed */
-    int is_factory;
+    int passes_on;
 } Running;
 
 #define MOST_NESTED 64
@@ -44,7 +44,10 @@ static const char *const factories[] = {
     "new_full", "arange", "resize_", "to", "_to_copy", "clone", "contiguous",
 };
 
-static int is_factory(const char *name) {
+/* Whether what is allocated belongs to the operator around this call, if there is one. A name without a
+   namespace is no operator's, but that of compiled code or of another range. */
+static int passes_on(const char *name) {
+    if (!strstr(name, "::")) return 1;
     if (strncmp(name, "aten::", 6)) return 0;
     for (size_t i = 0; i < sizeof factories / sizeof *factories; i++)
         if (!strcmp(name + 6, factories[i])) return 1;
@@ -54,7 +57,7 @@ static int is_factory(const char *name) {
 static void operator_begins(const void *record) {
     if (depth < MOST_NESTED)
         running[depth] = (Running){__atomic_add_fetch(&calls, 1, __ATOMIC_RELAXED), 0,
-                                   is_factory(name_of(record))};
+                                   passes_on(name_of(record))};
     depth++;
 }
 
@@ -125,7 +128,7 @@ void watch_operators(int by) {
 /* Note which operator allocates a block. The lock of blocks is held here and below. */
 void block_is_pending(Node *node, Device *device) {
     for (int at = depth < MOST_NESTED ? depth : MOST_NESTED; at-- > 0;) {
-        if (running[at].is_factory) continue;
+        if (running[at].passes_on) continue;
         node->operator_call = running[at].number;
         running[at].pending += node->bytes;
         device->pending += node->bytes;
