@@ -97,7 +97,7 @@ def test_custom_operator_keeps_the_tensors_of_its_code():
 
 
 def test_buffers_of_compiled_code_are_no_scratch_memory():
-    """torch marks a call of compiled code as a range, which is not an operator."""
+    """A call of compiled code is marked as a range, which is not an operator."""
 
     def call() -> None:
         with torch._C._profiler._RecordFunctionFast("## Call CompiledFxGraph ##"):
