@@ -60,6 +60,15 @@ TABLES = {
         "log-size-torch-{torch}.json",
         ("pytest_cka_memory/plugin", "pytest_cka_memory/reports"), "log_size.py",
     ),
+    "programs on machines": Table(
+        "machines-programs-torch-{torch}.json",
+        ("pytest_cka_memory/baseline", "pytest_cka_memory/core", *COUNTER), "machines.py",
+        ("programs",), minutes=11,
+    ),
+    "networks on machines": Table(
+        "machines-networks-torch-{torch}.json", COUNTER, "machines.py",
+        ("networks", "--every=8"), minutes=9,
+    ),
     "explanations": Table(
         "explanation-cost-torch-{torch}.json", ("pytest_cka_memory/holders", *COUNTER),
         "explanation_cost.py", minutes=9, needs="little else running; 3 GB of memory",
