@@ -12,6 +12,7 @@ from pytest_cka_memory.core.tolerance import (
     Difference,
     Tolerance,
     differences,
+    excess,
     not_comparable,
     parse_tolerance,
 )
@@ -114,9 +115,5 @@ class WithinBaseline(Limit):
                 "now; run 5 full batches or more, or update the baseline"
             )
         else:
-            excess = f"{format_exact(new - allowed)} too much"
-            message = (
-                f"{noun} {format_exact(new)}, allowed {format_exact(allowed)} "
-                f"({self.tolerance.text} above the baseline's {format_exact(old)}): {excess}"
-            )
+            message = excess(difference, self.tolerance, "the baseline")
         return Breach(self.text, allowed, new, message, difference.figure)

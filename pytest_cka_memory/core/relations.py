@@ -13,6 +13,7 @@ from pytest_cka_memory.core.tolerance import (
     Tolerance,
     depending_on,
     differences,
+    excess,
     not_comparable,
     parse_tolerance,
 )
@@ -208,12 +209,12 @@ class RelationLimit(Limit):
         allowed = relation.allowed_bytes(old)
         if new <= allowed:
             return None
-        excess = new - max(0, allowed) - int(relation.strictly)
+        above = new - max(0, allowed) - int(relation.strictly)
         return self._breach(
             new,
             max(0, int(allowed)),
             f"{FIGURES[name].noun} {format_exact(new)}, {self._wanted(old)}: "
-            f"{f'{format_exact(excess)} too much' if excess else 'it is equal'}",
+            f"{f'{format_exact(above)} too much' if above else 'it is equal'}",
         )
 
     def _wanted(self, old: float) -> str:
@@ -236,12 +237,7 @@ class RelationLimit(Limit):
                 text = f"{noun} is not known, {format_exact(it.old_bytes)} in {self.reference}"
                 found.append(self._breach(None, 0, text, it.figure))
             elif it.broken:
-                allowed = format_exact(it.allowed_bytes)
-                text = (
-                    f"{noun} {format_exact(it.new_bytes)}, allowed {allowed} "
-                    f"({tolerance.text} above {self.reference}'s {format_exact(it.old_bytes)}): "
-                    f"{format_exact(it.new_bytes - it.allowed_bytes)} too much"
-                )
+                text = excess(it, tolerance, self.reference)
                 found.append(self._breach(it.new_bytes, it.allowed_bytes, text, it.figure))
         for figure, changes, _ in not_comparable(old, facts):
             text = f"{self.text}: {COMPARED[figure].noun}"

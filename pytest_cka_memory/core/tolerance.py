@@ -8,7 +8,7 @@ from fractions import Fraction
 from pytest_cka_memory.core.conditions import Changed
 from pytest_cka_memory.core.figures import COMPARED
 from pytest_cka_memory.errors import LimitError, SizeError
-from pytest_cka_memory.units import parse_size
+from pytest_cka_memory.units import format_exact, parse_size
 
 _PERCENT = re.compile(r"\s*(\d{1,6}(?:\.\d{1,6})?)\s*%\s*")
 
@@ -68,6 +68,16 @@ class Difference:
     def broken(self) -> bool:
         """Whether it rose by more than the tolerance, or is not known."""
         return self.new_bytes is None or not self.new_bytes <= self.allowed_bytes
+
+
+def excess(found: Difference, tolerance: Tolerance, whose: str) -> str:
+    """Return by how much a known figure is above that of the baseline or of another test."""
+    new, allowed = found.new_bytes or 0, found.allowed_bytes
+    return (
+        f"{COMPARED[found.figure].noun} {format_exact(new)}, allowed {format_exact(allowed)} "
+        f"({tolerance.text} above {whose}'s {format_exact(found.old_bytes)}): "
+        f"{format_exact(new - allowed)} too much"
+    )
 
 
 def differences(
