@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-BENCHMARKS = Path(__file__).parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 ROWS = [
     {"part": "sizes", "batch_size": 64, "samples": 128, "peak_bytes": 3 * 2**20},
     {"part": "sizes", "batch_size": 128, "samples": 128, "peak_bytes": 5 * 2**20},

@@ -12,7 +12,7 @@ import pytest
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 
-NOTEBOOK = Path(__file__).parent / "benchmarks" / "side_by_side.ipynb"
+NOTEBOOK = Path(__file__).parents[1] / "benchmarks" / "side_by_side.ipynb"
 
 
 def printed(notebook: nbformat.NotebookNode) -> str:

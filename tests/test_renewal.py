@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 ROOT = Path(__file__).parents[1]
 
 

@@ -1,6 +1,6 @@
 """The CPU meter agrees with a counter that replaces the allocator, on real networks.
 
-``tests/benchmarks/crosscheck.py`` checks every network of torchvision that fits in memory.
+``benchmarks/crosscheck.py`` checks every network of torchvision that fits in memory.
 """
 
 import json
@@ -15,7 +15,7 @@ import pytest
 from pytest_cka_memory.meters.blocks import library
 
 TESTS = Path(__file__).parents[1]
-BENCHMARKS = TESTS / "benchmarks"
+BENCHMARKS = TESTS.parent / "benchmarks"
 TRUST = (TESTS.parent / "docs" / "explanation" / "trust.md").read_text("utf-8")
 NETWORKS = (
     "resnet18",

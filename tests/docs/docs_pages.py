@@ -40,7 +40,7 @@ class Block:
 
 def pages() -> list[Path]:
     """Every page that users and contributors read."""
-    top = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")
+    top = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/README.md")
     below = (page for page in (ROOT / "docs").rglob("*.md") if page.parent != CHANGES)
     return [*(ROOT / name for name in top), *sorted(below)]
 

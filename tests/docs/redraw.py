@@ -26,7 +26,7 @@ def redraw_comparison() -> None:
 
 def redraw_tables() -> None:
     """Draw the tables of the committed results, whose report has the legend of today."""
-    sys.path.insert(0, str(ROOT / "tests" / "benchmarks"))
+    sys.path.insert(0, str(ROOT / "benchmarks"))
     from draw_tables import main
 
     main()

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 from docs_pages import ROOT, Block, blocks, commands, name_of, pages
 
-sys.path.append(str(ROOT / "tests" / "benchmarks"))
+sys.path.append(str(ROOT / "benchmarks"))
 _VERSION = r"(, torch \d+\.\d+)?"
 NOTES = {  # of a language: what the note of a block may be; "" is no note
     "sh": r"|fails|not run: \S.{5,}",

@@ -22,7 +22,7 @@ NOT_RUN = [
     for command in commands(block)
 ]
 PIP = [command for command in NOT_RUN if "pip install" in command]
-BENCHMARKS = [command for command in NOT_RUN if command.startswith("python tests/benchmarks/")]
+BENCHMARKS = [command for command in NOT_RUN if command.startswith("python benchmarks/")]
 SCRIPTS = [command for command in NOT_RUN if command.startswith("bash ")]
 _PYTEST = re.compile(r"(\S+=\S+ )?(torchrun .*)?(\S+ -m )?pytest")
 EMULATED = [command for command in NOT_RUN if command.startswith("python -m emulated_cuda ")]

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "tests" / "benchmarks" / "results"
+RESULTS = ROOT / "benchmarks" / "results"
 PAGE = " ".join((ROOT / "docs" / "explanation" / "trust.md").read_text("utf-8").split())
 VALUES = " ".join((ROOT / "docs" / "explanation" / "values.md").read_text("utf-8").split())
 

@@ -4,7 +4,7 @@ import json
 
 from docs_pages import ROOT, prose
 
-RESULTS = ROOT / "tests" / "benchmarks" / "results"
+RESULTS = ROOT / "benchmarks" / "results"
 README = prose(ROOT / "README.md")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def test_every_reported_leak_is_found_and_repaired_by_an_edit_that_the_message_advises(

@@ -1,0 +1,279 @@
+"""Say which results are older than the code they speak of, and measure them again.
+
+    python benchmarks/renew.py              # each table: its date, and what changed since
+    python benchmarks/renew.py soak leaks   # measure these again, and draw the docs' tables
+
+What a result was measured on stands in ``results/conditions.json``, with the commit. It is as old
+as that commit or the one that wrote its file, whichever is newer: a result that was measured again
+can be the same. A table is measured as a whole, so that a file never has rows from different
+machines. The rows of versions are made by ``.ci/against``.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from conditions import ROOT, conditions
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+CONDITIONS = RESULTS / "conditions.json"
+COUNTER = ("pytest_cka_memory/meters", "pytest_cka_memory/measure")
+DEVICE = ("emulated_cuda",)
+
+
+class Table(NamedTuple):
+    """A table of README or docs, and how it is made."""
+
+    file: str
+    """Name of the result's file, with a place for the version of torch."""
+    code: tuple[str, ...]
+    """Folders of the code that the table speaks of."""
+    script: str
+    arguments: tuple[str, ...] = ()
+    minutes: int = 1
+    """About how long it takes on two cores."""
+    needs: str = ""
+    """What has to be installed beside the extra test."""
+
+
+TABLES = {
+    "leaks": Table(
+        "leaks-torch-{torch}.json", ("docs/gallery.md", *COUNTER), "leaks.py",
+        minutes=10, needs="pytest-memray; Python 3.13.3 for limit_leaked_objects",
+    ),
+    "tests and tensors": Table(
+        "unit-cost-torch-{torch}.json",
+        ("pytest_cka_memory/holders", "pytest_cka_memory/plugin", *COUNTER), "unit_cost.py",
+        minutes=6, needs="little else running",
+    ),
+    "large sessions": Table(
+        "many-tests-torch-{torch}.json",
+        ("pytest_cka_memory/plugin", "pytest_cka_memory/reports", *COUNTER), "many_tests.py",
+        minutes=3, needs="little else running",
+    ),
+    "logs": Table(
+        "log-size-torch-{torch}.json",
+        ("pytest_cka_memory/plugin", "pytest_cka_memory/reports"), "log_size.py",
+    ),
+    "programs on machines": Table(
+        "machines-programs-torch-{torch}.json",
+        ("pytest_cka_memory/baseline", "pytest_cka_memory/core", *COUNTER), "machines.py",
+        ("programs",), minutes=11,
+    ),
+    "networks on machines": Table(
+        "machines-networks-torch-{torch}.json", COUNTER, "machines.py",
+        ("networks", "--every=8"), minutes=9,
+    ),
+    "explanations": Table(
+        "explanation-cost-torch-{torch}.json", ("pytest_cka_memory/holders", *COUNTER),
+        "explanation_cost.py", minutes=9, needs="little else running; 3 GB of memory",
+    ),
+    "cross-check": Table(
+        "crosscheck-amd-epyc-torch-{torch}.json", COUNTER, "crosscheck.py", minutes=15
+    ),
+    "cross-check, ledger": Table(
+        "ledger-crosscheck-amd-epyc-torch-{torch}.json",
+        ("pytest_cka_memory/meters/storages", "pytest_cka_memory/meters/cpu"),
+        "crosscheck.py", minutes=15, needs="CKA_MEMORY_NATIVE=0 in the environment",
+    ),
+    "suites": Table(
+        "other-suites-amd-epyc-torch-{torch}.json",
+        ("pytest_cka_memory/plugin", *COUNTER), "other_suites.py",
+        minutes=15, needs="--repeat N and the suites; caches that an earlier run has filled",
+    ),
+    "soak": Table(
+        "soak-torch-{torch}.json", COUNTER, "soak.py", needs="OMP_NUM_THREADS=1 on a busy machine"
+    ),
+    "gates": Table(
+        "gates-amd-epyc-torch-{torch}.json", ("cka", "tests/gates"), "", minutes=4,
+        needs="pytest tests/gates --cka-memory-json=FILE",
+    ),
+    "cka by chance": Table(
+        "calibration-amd-epyc-1-thread-torch-{torch}.json", ("cka",), "calibration.py",
+        ("false-positives",), minutes=20,
+    ),
+    "cost of resamples": Table(
+        "calibration-cost-amd-epyc-1-thread-torch-{torch}.json", ("cka",), "calibration.py",
+        ("cost",), minutes=15,
+    ),
+    "intervals": Table(
+        "confidence-amd-epyc-1-thread-torch-{torch}.json", ("cka",), "confidence.py", minutes=3
+    ),
+    "passes": Table(
+        "gram-passes-amd-epyc-1-thread-torch-{torch}.json", ("cka",), "gram_passes.py"
+    ),
+    "libraries": Table(
+        "libraries-amd-epyc-1-thread-torch-{torch}.json", ("cka", *COUNTER), "compare.py",
+        minutes=20, needs="--peers",
+    ),
+    "side by side": Table(
+        "side-by-side-emulated-a100-torch-{torch}.json", ("cka", *DEVICE), "side_by_side.py",
+        ("--device", "emulate:cuda:a100,values=off"), minutes=15, needs="--peers",
+    ),
+    "notebook": Table(
+        "notebook-emulated-a100-torch-{torch}.json", DEVICE, "side_by_side_published.py",
+        minutes=10, needs="--peers",
+    ),
+    "OpInfo": Table(
+        "opinfo-emulated-h100-torch-{torch}.json", DEVICE, "opinfo.py",
+        minutes=60, needs="expecttest, scipy",
+    ),
+    "emulated suites": Table(
+        "emulated-suites-torch-{torch}.json", DEVICE, "emulated_suites.py",
+        minutes=120, needs="clones of the projects, and what their tests import",
+    ),
+    "fine-tuning": Table(
+        "finetuning-torch-{torch}.json", DEVICE, "published_finetuning.py", minutes=8, needs="peft"
+    ),
+    "tracker": Table("fsdp2-tracker-torch-{torch}.json", DEVICE, "fsdp2_tracker.py", minutes=3),
+    "accelerate": Table(
+        "accelerate-peaks-torch-{torch}.json", DEVICE, "accelerate_peaks.py",
+        needs="accelerate, transformers, datasets",
+    ),
+    "losses": Table("ranks-losses-torch-{torch}.json", DEVICE, "ranks_losses.py", minutes=3),
+    "what goes wrong": Table(
+        "ranks-hostile-torch-{torch}.json", DEVICE, "ranks_hostile.py", minutes=6
+    ),
+    "compiled functions": Table(
+        "compiled-functions-torch-{torch}.json", DEVICE, "compiled_functions.py", minutes=15
+    ),
+    "compiled code that goes wrong": Table(
+        "compiled-hostile-torch-{torch}.json", DEVICE, "compiled_hostile.py", minutes=10
+    ),
+    "launches": Table("compiled-cost-torch-{torch}.json", DEVICE, "compiled_cost.py", minutes=2),
+    "suites of Triton": Table(
+        "triton-suites-torch-{torch}.json", DEVICE, "triton_suites.py",
+        minutes=60, needs="checkouts of the suites, and what they import",
+    ),
+    "Inductor's operators": Table(
+        "inductor-operators-torch-{torch}.json", DEVICE, "inductor_operators.py",
+        minutes=60, needs="expecttest, scipy",
+    ),
+    "published leaks": Table(
+        "published-leaks-torch-{torch}.json", ("pytest_cka_memory/holders", *COUNTER),
+        "published_leaks.py", minutes=2,
+        needs="--folder FOLDER, and what the libraries require; see the script",
+    ),
+    "reported leaks": Table(
+        "reported-leaks-torch-{torch}.json",
+        ("pytest_cka_memory/holders", "benchmarks/reported_programs.py", *COUNTER),
+        "reported_leaks.py", needs="torchmetrics",
+    ),
+    "holders": Table(
+        "holders-torch-{torch}.json", ("pytest_cka_memory/holders", "tests/holders"),
+        "holders_table.py", minutes=2, needs="safetensors",
+    ),
+    "PyTorch's tests": Table(
+        "torch-distributed-torch-{torch}.json", DEVICE, "torch_distributed.py",
+        minutes=10, needs="expecttest",
+    ),
+    "PyTorch's test files": Table(
+        "torch-distributed-files-torch-{torch}.json", DEVICE, "torch_distributed_files.py",
+        minutes=60, needs="test/distributed of a checkout of PyTorch, expecttest",
+    ),
+}  # fmt: skip
+
+
+def commits_since(
+    file: Path, code: Sequence[str], root: Path = ROOT, measured: object = None
+) -> list[str] | None:
+    """Return the commits that changed the code after a result was measured, newest first.
+
+    None if its file is in no commit.
+
+    Args:
+        file: the result.
+        code: files and folders that it speaks of.
+        root: the checkout.
+        measured: the commit at which it was measured. It counts if the file is older.
+    """
+    written = _git(root, "log", "-1", "--format=%H", "--", str(file))
+    if not written:
+        return None
+    newer = isinstance(measured, str) and _is_between(root, written[0], measured)
+    start = measured if newer else written[0]
+    return _git(root, "log", "--format=%h %s", f"{start}..HEAD", "--", *code)
+
+
+def _is_between(root: Path, older: str, commit: str) -> bool:
+    """Return whether a commit is a descendant of an older one, and in the history of HEAD."""
+    test = ["git", "-C", str(root), "merge-base", "--is-ancestor"]
+    pairs = ((older, commit), (commit, "HEAD"))
+    return all(
+        subprocess.run([*test, *pair], capture_output=True, check=False).returncode == 0
+        for pair in pairs
+    )
+
+
+def _git(root: Path, *arguments: str) -> list[str]:
+    done = subprocess.run(
+        ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines()
+
+
+def show() -> None:
+    """Print the state of every table."""
+    known = json.loads(CONDITIONS.read_text("utf-8"))
+    for name, table in TABLES.items():
+        for file in sorted(RESULTS.glob(table.file.format(torch="*"))):
+            given = known.get(file.name, {})
+            changed = commits_since(file, table.code, measured=given.get("commit"))
+            age = "not committed" if changed is None else _counted(len(changed))
+            measured = ", ".join(str(given[key]) for key in ("date", "processor") if key in given)
+            print(f"{name} ({file.name}): {measured or 'conditions unknown'}; {age}")
+
+
+def _counted(commits: int) -> str:
+    if not commits:
+        return "as new as its code"
+    return f"older than {commits} commit{'s' * (commits != 1)} to its code"
+
+
+def renew(names: Sequence[str], more: Sequence[str]) -> None:
+    """Measure tables again, note the conditions, and draw the tables of the docs."""
+    for name in names:
+        table = TABLES[name]
+        if not table.script:
+            sys.exit(f"{name} has no script of its own: {table.needs}")
+        given = conditions(("torch", "pytest"))
+        file = RESULTS / table.file.format(torch=str(given["torch"]).partition("+")[0])
+        print(
+            f"{name}: about {table.minutes} minutes; needs {table.needs or 'nothing'}", flush=True
+        )
+        command = [sys.executable, str(HERE / table.script), *table.arguments, *more]
+        before = _written(file)
+        ended = subprocess.run([*command, "--json", str(file)], check=False)
+        if _written(file) == before:  # a script exits with 1 after a result that is not as expected
+            sys.exit(f"{name}: {table.script} exited with {ended.returncode} and wrote no result")
+        known = json.loads(CONDITIONS.read_text("utf-8"))
+        known[file.name] = given
+        CONDITIONS.write_text(json.dumps(dict(sorted(known.items())), indent=1) + "\n", "utf-8")
+    subprocess.run([sys.executable, str(HERE / "draw_tables.py")], check=True)
+
+
+def _written(file: Path) -> int | None:
+    return file.stat().st_mtime_ns if file.exists() else None
+
+
+def main() -> None:
+    """Show the tables, or renew those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=f"of {', '.join(TABLES)}")
+    arguments, more = parser.parse_known_args()
+    unknown = set(arguments.tables) - set(TABLES)
+    if unknown:
+        parser.error(f"unknown tables: {', '.join(sorted(unknown))}. Known: {', '.join(TABLES)}")
+    if arguments.tables:
+        renew(arguments.tables, more)
+    else:
+        show()
+
+
+if __name__ == "__main__":
+    main()
