@@ -17,13 +17,7 @@ from pytest_cka_memory.meters.blocks import library
 TESTS = Path(__file__).parents[1]
 BENCHMARKS = TESTS.parent / "benchmarks"
 TRUST = (TESTS.parent / "docs" / "explanation" / "trust.md").read_text("utf-8")
-NETWORKS = (
-    "resnet18",
-    "mobilenet_v3_small",
-    "squeezenet1_1",
-    "swin_t",
-    "ssdlite320_mobilenet_v3_large",
-)
+NETWORKS = ("mobilenet_v3_small", "swin_t")  # convolutions, and what a transformer has
 STAGES = ("build", "evaluate", "forward", "backward", "step", "release")
 
 
@@ -45,7 +39,7 @@ def counts_of_ledger(
 ) -> Counts:
     """The same for the meter that measures where the allocator is not counted."""
     environment = {**builder_environment, "CKA_MEMORY_NATIVE": "0"}
-    return counted(NETWORKS[:2], environment, tmp_path_factory)
+    return counted(NETWORKS[:1], environment, tmp_path_factory)
 
 
 def counted(
@@ -84,7 +78,7 @@ def test_the_peak_is_what_was_asked_of_the_allocator_at_once(counts, network) ->
         assert stage["peak_bytes"] == stage["counted_peak_bytes"], stage
 
 
-@pytest.mark.parametrize("network", NETWORKS[:2])
+@pytest.mark.parametrize("network", NETWORKS[:1])
 def test_the_peak_of_the_ledger_is_a_lower_bound(counts_of_ledger, network) -> None:
     """Counting storages misses what operators allocate inside, so its peak is at most the
     counter's.
