@@ -136,6 +136,7 @@ class BatchSamples:
         levels.count += 1
         self._most_of_a_size = max(self._most_of_a_size, levels.count)
         if len(self._boundaries) >= self._more_allowed_at:
+            # Later and later: so all checks together take time in proportion to the batches.
             self._allowed_checks += 1
             self._more_allowed_at = len(self._boundaries) * 5 // 3
         if not levels.are_below(level):
@@ -243,6 +244,7 @@ class BatchSamples:
             return None
         garbage_bytes = max(0, garbage.requested_bytes - last.garbage_bytes)
         last.take_for_garbage(garbage_bytes)
+        # While there is no garbage, no collection lowers a level: nothing to listen for.
         if garbage.requested_bytes and self._callback is None:
             self._callback = listen_to_collections(self)
         missed_since = self._census.missed_since()
@@ -253,7 +255,7 @@ class BatchSamples:
 
     def _collect(self, last: "_Boundary") -> int:
         """Free the garbage; return how much of the level at the last boundary it was."""
-        before, *_ = self._peaks.sample()
+        before, *_ = self._peaks.sample()  # also keeps the peak that the garbage was part of
         self._before_collection()
         collect()
         after, peak_bytes, _ = self._peaks.sample()
@@ -352,8 +354,8 @@ def _rhythm(levels: Sequence[int]) -> tuple[int, int]:
     for period in range(1, _LONGEST_PERIOD + 1):
         compared = range(max(period, count - 2 * _LONGEST_PERIOD), count)
         rises = Counter(levels[place] - levels[place - period] for place in compared)
-        for rise, count in rises.most_common(1):
-            if 4 * count >= 3 * len(compared):
+        for rise, times in rises.most_common(1):
+            if 4 * times >= 3 * len(compared):
                 last = range(count - period, count)
                 highest = max(last, key=lambda place: levels[place] * period - place * rise)
                 return period, highest + 1

@@ -93,7 +93,7 @@ class Region(FigureAttributes):
         """Returns what was allocated in the region and is live."""
         self._growth = GrowthEvidence(self._allocations)
         self._additions: Sequence[Addition] = ()
-        if also:
+        if also:  # most regions ask for none, so these are not imported with this module
             from pytest_cka_memory.measure import additions
 
             self._additions = additions.begin(also, peaks, meter)
@@ -234,7 +234,7 @@ class Region(FigureAttributes):
             self._samples.loop_ended()
 
     def _close(self, completed: bool, first_run_retained_bytes: int | None = None) -> None:
-        self._samples.finish()
+        self._samples.finish()  # first: cleaning frees what its last census counts
         self._before_reading()
         thorough = self._is_thorough()
         finish = partial(self._finish_additions, completed)
@@ -263,7 +263,7 @@ class Region(FigureAttributes):
                 if self._explainer is not None and thorough:
                     self._live_at_peak = self._open_region.peaks.allocations()
                 self._record = self._with_explanations(record)
-            except BaseException:
+            except BaseException:  # an interrupt too: its figures are not to be taken for whole
                 self._record = replace(record, completed=False)
                 raise
 
