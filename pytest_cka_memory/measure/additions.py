@@ -1,15 +1,50 @@
 """What a region measures in addition to its device's memory, if it is asked for."""
 
 from collections.abc import Callable, Collection, Iterable
+from importlib import import_module
+from typing import Any
 
 from pytest_cka_memory.core.additional_figures import ADDITIONS, CYCLES, DRIVER, PROCESS, TIMELINE
 from pytest_cka_memory.errors import MissingPackageError
-from pytest_cka_memory.measure.addition import Addition
 from pytest_cka_memory.meters.base import Meter, Peaks
-from pytest_cka_memory.meters.process import memory
 
 Additions = Collection[str] | Callable[[], Collection[str]]
 """Names of additions, or a function that returns them when a region begins."""
+
+# As text, because most sessions use none of them, and some take long to import.
+_CLASSES = {
+    CYCLES: ("pytest_cka_memory.measure.cycles", "Cycles"),
+    PROCESS: ("pytest_cka_memory.measure.system", "ProcessMemory"),
+    DRIVER: ("pytest_cka_memory.measure.system", "DriverMemory"),
+    TIMELINE: ("pytest_cka_memory.measure.timeline", "Timeline"),
+}
+"""Name of an addition -> module and name of the subclass of :class:`Addition` that measures it."""
+
+
+class Addition:
+    """One addition, for one region; it does nothing. It must not keep a tensor alive."""
+
+    def boundary(self) -> None:
+        """Measure at a batch boundary."""
+
+    def look(self, garbage: list[Any] | None, serials: Collection[int] = ()) -> None:
+        """Look at objects that are garbage at a batch boundary.
+
+        Args:
+            garbage: the objects; None if they are not known: then all garbage is about to be
+                collected.
+            serials: the numbers of the allocations that only they keep alive.
+        """
+
+    def finish(self) -> None:
+        """Measure when the region's code has ended without an exception, before cleaning."""
+
+    def close(self) -> None:
+        """Stop measuring; called once, also after an exception."""
+
+    def fields(self) -> dict[str, Any]:
+        """Return fields of the region's record, after cleaning."""
+        return {}
 
 
 def checked(names: Iterable[str]) -> Collection[str]:
@@ -19,35 +54,25 @@ def checked(names: Iterable[str]) -> Collection[str]:
         MissingPackageError: if psutil is not installed and the process is to be measured.
         ValueError: if one is not the name of an addition.
     """
-    given = [names] if isinstance(names, str) else list(names)
+    asked_for = [names] if isinstance(names, str) else list(names)
     known = (*ADDITIONS, TIMELINE)
-    unknown = [name for name in given if name not in known]
+    unknown = [name for name in asked_for if name not in known]
     if unknown:
         raise ValueError(f"cannot measure {unknown[0]!r}; write one of {', '.join(known)}")
-    if PROCESS in given and not memory.is_available():
-        raise MissingPackageError(memory.INSTALL)
-    return [name for name in known if name in given]
+    if PROCESS in asked_for:
+        from pytest_cka_memory.meters.process import memory
+
+        if not memory.is_available():
+            raise MissingPackageError(memory.INSTALL)
+    return [name for name in known if name in asked_for]
 
 
 def begin(names: Iterable[str], peaks: Peaks, meter: Meter) -> list[Addition]:
-    """Begin to measure the additions of these names, for the region that `peaks` belongs to."""
-    return [_begun(name, peaks, meter) for name in checked(names)]
+    """Begin to measure the additions of these names, for the region that `peaks` belongs to.
 
-
-def _begun(name: str, peaks: Peaks, meter: Meter) -> Addition:
-    if name == CYCLES:
-        from pytest_cka_memory.measure.cycles import Cycles
-
-        return Cycles(peaks, meter)
-    if name == PROCESS:
-        from pytest_cka_memory.measure.process import ProcessMemory
-
-        return ProcessMemory(peaks, meter)
-    if name == TIMELINE:
-        from pytest_cka_memory.measure.timeline import Timeline
-
-        return Timeline(peaks, meter)
-    assert name == DRIVER, "the names were checked"
-    from pytest_cka_memory.measure.driver import DriverMemory
-
-    return DriverMemory(peaks, meter)
+    Raises:
+        MissingPackageError: if psutil is not installed and the process is to be measured.
+        ValueError: if one of `names` is not the name of an addition.
+    """
+    classes = [_CLASSES[name] for name in checked(names)]
+    return [getattr(import_module(module), name)(peaks, meter) for module, name in classes]

@@ -1,17 +1,45 @@
-"""The samples of a region at its batch boundaries, and how much of each level is garbage."""
+"""Samples at batch boundaries, and the garbage that is freed at them."""
 
+import gc
+import weakref
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from gc import collect  # at import, because a test may patch gc.collect
+from typing import Protocol
 
 from pytest_cka_memory.core.growth import Sample, middle
-from pytest_cka_memory.measure.collection_listeners import (
-    listen_no_longer,
-    listen_to_collections,
-)
 from pytest_cka_memory.meters.base import Garbage, GarbageCounter, Peaks, Reading
+
+
+class Listener(Protocol):
+    """What can listen to collections."""
+
+    def note(self, phase: str) -> None:
+        """Take note that a collection begins or has ended, as ``gc.callbacks`` describes."""
+
+
+def listen_to_collections(listener: Listener) -> Callable[[str, Mapping[str, int]], None]:
+    """Let an object listen while it lives; return what :func:`listen_no_longer` ends."""
+    weak = weakref.ref(listener)
+
+    def callback(phase: str, info: Mapping[str, int]) -> None:
+        live_listener = weak()
+        if live_listener is not None:
+            live_listener.note(phase)
+        elif callback in gc.callbacks:  # an exception has ended the region
+            gc.callbacks.remove(callback)
+
+    gc.callbacks.append(callback)
+    return callback
+
+
+def listen_no_longer(callback: Callable[[str, Mapping[str, int]], None]) -> None:
+    """Undo :func:`listen_to_collections`."""
+    if callback in gc.callbacks:
+        gc.callbacks.remove(callback)
+
 
 _CHECKED_EACH = 40
 """Up to this number of samples each rise is checked at once, later at fewer and fewer samples."""
@@ -108,6 +136,7 @@ class BatchSamples:
         levels.count += 1
         self._most_of_a_size = max(self._most_of_a_size, levels.count)
         if len(self._boundaries) >= self._more_allowed_at:
+            # Later and later: so all checks together take time in proportion to the batches.
             self._allowed_checks += 1
             self._more_allowed_at = len(self._boundaries) * 5 // 3
         if not levels.are_below(level):
@@ -210,12 +239,13 @@ class BatchSamples:
 
     def _count(self, last: "_Boundary") -> int | None:
         """Count the garbage; return how much is new at the last boundary, None if it is unknown."""
-        found = None if self._census is None else self._census.count(len(self._boundaries))
-        if found is None or self._census is None:
+        garbage = None if self._census is None else self._census.count(len(self._boundaries))
+        if garbage is None or self._census is None:
             return None
-        garbage_bytes = max(0, found.requested_bytes - last.garbage_bytes)
+        garbage_bytes = max(0, garbage.requested_bytes - last.garbage_bytes)
         last.take_for_garbage(garbage_bytes)
-        if found.requested_bytes and self._callback is None:
+        # While there is no garbage, no collection lowers a level: nothing to listen for.
+        if garbage.requested_bytes and self._callback is None:
             self._callback = listen_to_collections(self)
         missed_since = self._census.missed_since()
         if missed_since is not None:
@@ -225,7 +255,7 @@ class BatchSamples:
 
     def _collect(self, last: "_Boundary") -> int:
         """Free the garbage; return how much of the level at the last boundary it was."""
-        before, *_ = self._peaks.sample()
+        before, *_ = self._peaks.sample()  # also keeps the peak that the garbage was part of
         self._before_collection()
         collect()
         after, peak_bytes, _ = self._peaks.sample()
@@ -324,8 +354,8 @@ def _rhythm(levels: Sequence[int]) -> tuple[int, int]:
     for period in range(1, _LONGEST_PERIOD + 1):
         compared = range(max(period, count - 2 * _LONGEST_PERIOD), count)
         rises = Counter(levels[place] - levels[place - period] for place in compared)
-        for rise, found in rises.most_common(1):
-            if 4 * found >= 3 * len(compared):
+        for rise, times in rises.most_common(1):
+            if 4 * times >= 3 * len(compared):
                 last = range(count - period, count)
                 highest = max(last, key=lambda place: levels[place] * period - place * rise)
                 return period, highest + 1

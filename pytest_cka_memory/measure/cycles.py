@@ -1,16 +1,54 @@
 """What only the garbage collector frees: how many bytes, and the cycles that kept them alive."""
 
 import gc
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from gc import collect  # at import, because a test may patch gc.collect
 from typing import Any
 
+from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.holders import cycles
-from pytest_cka_memory.measure.addition import Addition
-from pytest_cka_memory.measure.freed_by_collections import FreedByCollections
+from pytest_cka_memory.measure.additions import Addition
+from pytest_cka_memory.measure.batches import listen_no_longer, listen_to_collections
 from pytest_cka_memory.meters.base import Meter, Peaks
+
+_MOST_LISTED = 20_000
+"""If more allocations are live, listing them before every collection would take too long."""
+
+
+class FreedByCollections:
+    """Lists the live allocations before each collection, to see which of them it frees.
+
+    The list is read only after a collection that has freed memory of the region.
+
+    Args:
+        peaks: those of the region; they count what collections free.
+        meter: lists the allocations.
+    """
+
+    def __init__(self, peaks: Peaks, meter: Meter) -> None:
+        self._peaks, self._meter = peaks, meter
+        self._live: Sequence[Allocation] = ()
+        self._bytes_before = 0
+        self._is_listing = True
+        self.collected: list[Allocation] = []
+        self._callback = listen_to_collections(self)
+
+    def note(self, phase: str) -> None:
+        """Take note that a collection begins or has ended, as ``gc.callbacks`` describes."""
+        if phase == "start" and self._is_listing:
+            self._bytes_before = self._peaks.collected()
+            self._live = self._meter.allocations_since(self._peaks.mark)
+            self._is_listing = len(self._live) <= _MOST_LISTED
+            return
+        live, self._live = self._live, ()
+        if live and self._peaks.collected() > self._bytes_before:
+            self.collected += (allocation for allocation in live if not allocation.is_live())
+
+    def stop(self) -> None:
+        """Stop listening."""
+        listen_no_longer(self._callback)
 
 
 class Cycles(Addition):
@@ -18,7 +56,7 @@ class Cycles(Addition):
 
     def __init__(self, peaks: Peaks, meter: Meter) -> None:
         self._peaks, self._meter = peaks, meter
-        self._found: cycles.Found = []
+        self._described: cycles.Found = []
         self._is_counted = peaks.count_collected()
         self._freed = FreedByCollections(peaks, meter) if self._is_counted else None
         if self._is_counted:
@@ -28,13 +66,13 @@ class Cycles(Addition):
 
     def look(self, garbage: list[Any] | None, serials: Collection[int] = ()) -> None:
         """Describe the cycles that are garbage, the first time that there are any."""
-        if not self._is_counted or self._found:
+        if not self._is_counted or self._described:
             return
         if garbage is None:
             self._describe()
         else:
             allocations = self._meter.allocations_since(self._peaks.mark)
-            self._found += cycles.described_garbage(garbage, allocations)
+            self._described += cycles.described_garbage(garbage, allocations)
 
     def finish(self) -> None:
         """Find the cycles that are garbage now, then free them.
@@ -52,10 +90,10 @@ class Cycles(Addition):
         if self._freed is None:
             return {"cycle_bytes": None}
         cycle_bytes = self._peaks.collected()
-        found: tuple[Holding, ...] = ()
-        if cycle_bytes or self._found:
-            found = cycles.freed(self._found, self._freed.found, cycle_bytes)
-        return {"cycle_bytes": cycle_bytes, "cycles": found}
+        holdings: tuple[Holding, ...] = ()
+        if cycle_bytes or self._described:
+            holdings = cycles.freed(self._described, self._freed.collected, cycle_bytes)
+        return {"cycle_bytes": cycle_bytes, "cycles": holdings}
 
     def _describe(self) -> bool:
         """Describe what is garbage; return whether anything of the region was live before."""
@@ -64,7 +102,7 @@ class Cycles(Addition):
             return False
         with _kept_garbage() as garbage:
             collect()
-            self._found += cycles.described_garbage(garbage, allocations)
+            self._described += cycles.described_garbage(garbage, allocations)
         return True
 
 
@@ -76,11 +114,11 @@ def _kept_garbage() -> Iterator[list[Any]]:
     by the next collection after the block.
     """
     flags, others = gc.get_debug(), gc.garbage[:]
-    found = gc.garbage
+    kept = gc.garbage
     try:
-        found.clear()
+        kept.clear()
         gc.set_debug(flags | gc.DEBUG_SAVEALL)
-        yield found
+        yield kept
     finally:
         gc.set_debug(flags)
-        found[:] = others
+        kept[:] = others

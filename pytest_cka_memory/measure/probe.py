@@ -9,9 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.core.figures import RegionRecord
-from pytest_cka_memory.measure.observers import note_end
 from pytest_cka_memory.measure.region import Explainer, Region
-from pytest_cka_memory.measure.region_context import RegionContext
+from pytest_cka_memory.measure.region_context import RegionContext, note_end
 from pytest_cka_memory.measure.region_stack import region_stack_for
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.meters.selection import meter_for
@@ -243,7 +242,7 @@ class MemoryProbe:
             SizeError: if `limit_mb` is not a valid size.
             ValueError: if `at_most` is not a whole number, 1 or more.
         """
-        from pytest_cka_memory.measure.largest import largest
+        from pytest_cka_memory.measure.sweeps import largest
 
         self.largest_sizes.append(largest(self._stack, step, at_most, limit_mb))
         return self.largest_sizes[-1]
@@ -276,7 +275,7 @@ class MemoryProbe:
             TimeoutError: if it is not free in time; says how much is, and what this process has.
             ValueError: if the card is smaller than that.
         """
-        from pytest_cka_memory.measure.waiting import wait_until_free
+        from pytest_cka_memory.measure.system import wait_until_free
 
         return wait_until_free(self.meter, mb, timeout)
 

@@ -13,19 +13,16 @@ from pytest_cka_memory.core.figures import EXPLAINED, FIGURES, READABLE, RegionR
 from pytest_cka_memory.core.growth import GROWTH_ON_HOST, Sample
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.errors import RegionError
-from pytest_cka_memory.measure import records
 from pytest_cka_memory.measure.batches import BatchSamples
-from pytest_cka_memory.measure.census import census_of
+from pytest_cka_memory.measure.evidence import FoundGarbage, GrowthEvidence, census_of
 from pytest_cka_memory.measure.figure_attributes import FigureAttributes
-from pytest_cka_memory.measure.found_garbage import FoundGarbage
-from pytest_cka_memory.measure.growth_evidence import GrowthEvidence
 from pytest_cka_memory.measure.optimizer_steps import StepBoundaries
-from pytest_cka_memory.measure.region_stack import RegionStack
+from pytest_cka_memory.measure.region_stack import RegionStack, record_at, record_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from pytest_cka_memory.measure.addition import Addition
+    from pytest_cka_memory.measure.additions import Addition
 
 _IN_MB = {row.mb_name: row.name for row in FIGURES.values() if row.mb_name != row.name}
 """Name of a figure in MB -> its name in bytes."""
@@ -96,7 +93,7 @@ class Region(FigureAttributes):
         """Returns what was allocated in the region and is live."""
         self._growth = GrowthEvidence(self._allocations)
         self._additions: Sequence[Addition] = ()
-        if also:
+        if also:  # most regions ask for none, so these are not imported with this module
             from pytest_cka_memory.measure import additions
 
             self._additions = additions.begin(also, peaks, meter)
@@ -224,7 +221,7 @@ class Region(FigureAttributes):
         self._growth.boundary(ended)
         if reading is not None and self._growth.may_look(ended):
             start = self._open_region.start
-            so_far = records.record_at(self.label, start, reading, self.timeline)
+            so_far = record_at(self.label, start, reading, self.timeline)
             if "growth_bytes_per_batch" in self._figures_to_explain(so_far):
                 growth = so_far.growth_bytes_per_batch or 0.0
                 self._growth.look(self._live_holdings, ended, growth)
@@ -237,14 +234,14 @@ class Region(FigureAttributes):
             self._samples.loop_ended()
 
     def _close(self, completed: bool, first_run_retained_bytes: int | None = None) -> None:
-        self._samples.finish()
+        self._samples.finish()  # first: cleaning frees what its last census counts
         self._before_reading()
         thorough = self._is_thorough()
         finish = partial(self._finish_additions, completed)
         with self._stack.closing(
             self._open_region, thorough=thorough, before_cleaning=finish
         ) as closed:
-            record = records.record_of(
+            record = record_of(
                 self.label,
                 self._open_region.start,
                 closed,
@@ -266,7 +263,7 @@ class Region(FigureAttributes):
                 if self._explainer is not None and thorough:
                     self._live_at_peak = self._open_region.peaks.allocations()
                 self._record = self._with_explanations(record)
-            except BaseException:
+            except BaseException:  # an interrupt too: its figures are not to be taken for whole
                 self._record = replace(record, completed=False)
                 raise
 
@@ -275,7 +272,7 @@ class Region(FigureAttributes):
         if self._census is None or self._explainer is None or self._samples.serials:
             return
         start, end = self._open_region.start, self._open_region.peaks.read()
-        so_far = records.record_at(self.label, start, end, self.timeline)
+        so_far = record_at(self.label, start, end, self.timeline)
         names = self._figures_to_explain(so_far)
         if any(FIGURES[name].explained_by == "at_peak" for name in names if name in FIGURES):
             self._census.count(0)
@@ -386,7 +383,7 @@ class Region(FigureAttributes):
             MissingPackageError: if matplotlib is not installed.
             RegionError: while the region is open.
         """
-        from pytest_cka_memory.measure.plots import plot_timeline
+        from pytest_cka_memory.measure.display import plot_timeline
 
         return plot_timeline(self.record, self._stack.meter.device, ax=ax, limit_mb=limit_mb)
 

@@ -1,4 +1,4 @@
-"""Open regions over one meter."""
+"""Open regions over one meter, and the record of one that has ended."""
 
 import threading
 import weakref
@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
+from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.meters.base import Meter, Peaks, Reading
 
 
@@ -180,7 +182,7 @@ T = TypeVar("T")
 
 
 def _still_live(references: list[weakref.ref[T]]) -> list[T]:
-    return [found for reference in references if (found := reference()) is not None]
+    return [live for reference in references if (live := reference()) is not None]
 
 
 def _without(ended: T, references: list[weakref.ref[T]]) -> list[weakref.ref[T]]:
@@ -259,3 +261,85 @@ def region_stack_for(meter: Meter) -> RegionStack:
         stack = RegionStack(meter)
         setattr(meter, _ATTRIBUTE, stack)
     return stack
+
+
+def record_at(
+    label: str,
+    start: Reading,
+    end: Reading,
+    timeline: Sequence[Sample],
+    *,
+    retained_bytes: int = 0,
+    one_time_bytes: int | None = None,
+    garbage_left: bool = False,
+    garbage_at_peak_bytes: int | None = None,
+    garbage_end_bytes: int | None = None,
+    garbage_freed: bool = False,
+    host_retained_bytes: int | None = None,
+    reserved_end_bytes: int | None = None,
+) -> RegionRecord:
+    """Return the record of a region as if it ended at `end`; the rest is known after cleaning."""
+    return RegionRecord(
+        label=label,
+        completed=True,
+        start_bytes=start.allocated_bytes,
+        end_bytes=end.allocated_bytes,
+        peak_bytes=end.peak_bytes,
+        peak_without_scratch_bytes=end.peak_without_scratch_bytes,
+        retained_bytes=retained_bytes,
+        one_time_bytes=one_time_bytes,
+        garbage_left=garbage_left,
+        garbage_at_peak_bytes=garbage_at_peak_bytes,
+        garbage_end_bytes=garbage_end_bytes,
+        garbage_freed=garbage_freed,
+        host_retained_bytes=host_retained_bytes,
+        reserved_start_bytes=start.reserved_bytes,
+        reserved_peak_bytes=end.peak_reserved_bytes,
+        reserved_end_bytes=reserved_end_bytes,
+        reserved_after_cleaning_bytes=end.reserved_bytes,
+        timeline=tuple(timeline),
+    )
+
+
+def record_of(
+    label: str,
+    start: Reading,
+    closed: ClosedRegion,
+    timeline: Sequence[Sample],
+    *,
+    workspace_bytes: int | None,
+    first_run_retained_bytes: int | None,
+    garbage_at_peak_bytes: int | None,
+    garbage_freed: bool,
+) -> RegionRecord:
+    """Return the record of a region that has ended.
+
+    Args:
+        label: its label.
+        start: the levels when it began.
+        closed: its figures after cleaning.
+        timeline: its samples.
+        workspace_bytes: bytes of library workspaces that cleaning has dropped; None if unknown.
+        first_run_retained_bytes: what an earlier run of the same code has retained, if there was
+            one; what this run retained less is one-time memory.
+        garbage_at_peak_bytes: how much of the peak was garbage; None if that is not known.
+        garbage_freed: whether garbage was freed at batch boundaries.
+    """
+    one_time_bytes = workspace_bytes
+    if first_run_retained_bytes is not None:
+        kept_once = max(0, first_run_retained_bytes - closed.retained_bytes)
+        one_time_bytes = (one_time_bytes or 0) + kept_once
+    return record_at(
+        label,
+        start,
+        closed.end,
+        timeline,
+        retained_bytes=closed.retained_bytes,
+        one_time_bytes=one_time_bytes,
+        garbage_left=closed.garbage_left,
+        garbage_at_peak_bytes=garbage_at_peak_bytes,
+        garbage_end_bytes=closed.garbage_bytes,
+        garbage_freed=garbage_freed,
+        host_retained_bytes=closed.host_retained_bytes,
+        reserved_end_bytes=closed.reserved_bytes,
+    )

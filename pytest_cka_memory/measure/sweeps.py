@@ -1,12 +1,118 @@
-"""The result of a sweep: one region per batch count."""
+"""Code that runs at several sizes: over batch counts, and up to the largest size that fits."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from pytest_cka_memory.core.figures import shown_columns
-from pytest_cka_memory.errors import RegionError
+from pytest_cka_memory.errors import LimitError, RegionError
 from pytest_cka_memory.measure import display
 from pytest_cka_memory.measure.region import Region
-from pytest_cka_memory.units import MB, format_size, format_with_unit
+from pytest_cka_memory.measure.region_stack import RegionStack
+from pytest_cka_memory.meters.out_of_memory import is_out_of_memory
+from pytest_cka_memory.units import MB, counted, format_size, format_with_unit, megabytes
+
+
+def largest(
+    stack: RegionStack, step: Callable[[int], Any], at_most: int, limit_mb: object = None
+) -> int:
+    """Do what :meth:`MemoryProbe.largest` says, for the device of `stack`."""
+    if isinstance(at_most, bool) or not isinstance(at_most, int) or at_most < 1:
+        raise ValueError(
+            f"at_most must be a whole number, 1 or more, not {at_most!r}; write e.g. at_most=4096"
+        )
+    limit_bytes = None if limit_mb is None else megabytes(limit_mb)
+    if limit_bytes is None and _is_cpu(stack):
+        raise LimitError(
+            "largest() needs a limit on the CPU, because the memory of the machine is shared with "
+            "other programs; write e.g. largest(step, limit_mb=1024), or measure a GPU or "
+            "emulate:cuda"
+        )
+    return _Search(stack, step, limit_bytes).largest(at_most)
+
+
+def _is_cpu(stack: RegionStack) -> bool:
+    return stack.meter.torch_device.partition(":")[0] == "cpu"
+
+
+class _Search:
+    """Calls of one function. Between two of them it keeps only numbers, never a tensor."""
+
+    def __init__(
+        self, stack: RegionStack, step: Callable[[int], Any], limit_bytes: int | None
+    ) -> None:
+        self._stack = stack
+        self._step = step
+        self._limit_bytes = limit_bytes
+        self._tries = 0
+        self._first_end_bytes = 0
+        """Bytes that were live after the first call and cleaning."""
+        self._last_end_bytes = 0
+        """The same after the last call."""
+
+    def largest(self, at_most: int) -> int:
+        """Return the largest size up to `at_most` that fits; 0 if 1 does not."""
+        fitting, size = 0, 1
+        # Sizes are doubled first: calls with sizes far above the result would take longest.
+        while self._fits(size):
+            fitting = size
+            if size == at_most:
+                break
+            size = min(2 * size, at_most)
+        too_large = size if size > fitting else size + 1
+        while too_large - fitting > 1:
+            middle = (fitting + too_large) // 2
+            if self._fits(middle):
+                fitting = middle
+            else:
+                too_large = middle
+        self._verify(fitting, at_most)
+        return fitting
+
+    def _verify(self, size: int, at_most: int) -> None:
+        """Call the function again with `size` and `size + 1`, because it may have a state."""
+        if size and not self._fits(size):
+            raise RegionError(
+                f"largest(): size {size} ran out of memory when it was tried again, after "
+                f"{counted(self._tries, 'call')}{self._kept()}; let each call free what it "
+                "allocates, or keep the same memory for every size"
+            )
+        if size < at_most and self._fits(size + 1):
+            raise RegionError(
+                f"largest(): size {size + 1} ran out of memory, and fitted when it was tried "
+                f"again{self._kept()}; each call must need the same memory for the same size, "
+                "and no other program may use the device"
+            )
+
+    def _kept(self) -> str:
+        kept_bytes = self._last_end_bytes - self._first_end_bytes
+        if kept_bytes <= 0:
+            return ""
+        return f", which left {format_with_unit(kept_bytes)} more in use than the first call"
+
+    def _fits(self, size: int) -> bool:
+        """Call the function, which starts and ends with a clean device; return whether it fits."""
+        self._tries += 1
+        region = self._stack.open(thorough=True)
+        try:
+            fits = self._runs(size)
+        finally:
+            with self._stack.closing(region, thorough=True) as closed:
+                peak_bytes = closed.end.peak_bytes - region.start.allocated_bytes
+                self._last_end_bytes = closed.end.allocated_bytes
+        if self._tries == 1:
+            self._first_end_bytes = self._last_end_bytes
+        return fits and (self._limit_bytes is None or peak_bytes <= self._limit_bytes)
+
+    def _runs(self, size: int) -> bool:
+        """Return whether the function runs; what it returns or raises is freed here."""
+        try:
+            self._step(size)
+        except Exception as error:
+            if not is_out_of_memory(error, self._stack.meter.torch_device):
+                raise
+            return False
+        return True
 
 
 @dataclass(frozen=True, repr=False)

@@ -9,7 +9,7 @@ from pytest_cka_memory.core.recordings import Recording
 from pytest_cka_memory.core.timeline_bands import Place
 from pytest_cka_memory.core.timeline_picture import picture_of
 from pytest_cka_memory.holders import module_paths
-from pytest_cka_memory.measure.addition import Addition
+from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.meters.base import Meter, Peaks
 
 

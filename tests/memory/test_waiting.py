@@ -3,7 +3,7 @@
 import pytest
 
 from pytest_cka_memory import MemoryProbe, SizeError
-from pytest_cka_memory.measure import waiting
+from pytest_cka_memory.measure import system
 from pytest_cka_memory.testing import ScriptedMeter
 
 MB = 2**20
@@ -16,7 +16,7 @@ def card() -> ScriptedMeter:
 
 def test_reserve_of_this_process_is_returned_first(card, monkeypatch):
     """What is only reserved counts as free after cleaning, without waiting."""
-    monkeypatch.setattr(waiting.time, "sleep", lambda seconds: pytest.fail("it waits"))
+    monkeypatch.setattr(system.time, "sleep", lambda seconds: pytest.fail("it waits"))
     card.free(card.allocate(90 * MB))
     assert MemoryProbe(meter=card).wait_until_free(50) == 100
 
@@ -28,7 +28,7 @@ def test_it_waits_until_others_have_returned_their_memory(card, monkeypatch):
     def sleep(seconds: float) -> None:
         card.outside_bytes -= 30 * MB
 
-    monkeypatch.setattr(waiting.time, "sleep", sleep)
+    monkeypatch.setattr(system.time, "sleep", sleep)
     assert MemoryProbe(meter=card).wait_until_free("50 MB", timeout=1e6) == 70
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from pytest_cka_memory.core.fixture_names import fixture_nodeid
 from pytest_cka_memory.errors import BaselineError
-from pytest_cka_memory.measure.observers import observe_regions
+from pytest_cka_memory.measure.region_context import observe_regions
 from pytest_cka_memory.plugin.failures import fail
 from pytest_cka_memory.plugin.session.meter import known_meter, meter_of
 from pytest_cka_memory.plugin.session.options import is_narrowed

@@ -1,12 +1,46 @@
-"""The memory of the process and its children while a region runs."""
+"""Memory as the system counts it: of the process and its children, and of a card by its driver."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from pytest_cka_memory.core.processes import ProcessSample, ProcessUse, steady_growth
-from pytest_cka_memory.measure.addition import Addition
+from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.meters.base import Meter, Peaks
 from pytest_cka_memory.meters.process.memory import ProcessReading, ProcessTree
+from pytest_cka_memory.units import format_with_unit, megabytes
+
+_INTERVAL_S = 0.2
+
+
+def wait_until_free(meter: Meter, mb: object, timeout: float) -> float | None:
+    """Do what :meth:`MemoryProbe.wait_until_free` says, for the device of `meter`."""
+    wanted_bytes = megabytes(mb)
+    now = meter.driver()
+    if now is None:
+        return None
+    if wanted_bytes > now.total_bytes:
+        raise ValueError(
+            f"{meter.device} has {format_with_unit(now.total_bytes)} in total, so that "
+            f"{format_with_unit(wanted_bytes)} can never be free; write a smaller size"
+        )
+    if now.free_bytes < wanted_bytes:
+        meter.clean()  # what this process only keeps in reserve
+        now = meter.driver() or now
+    deadline = time.monotonic() + timeout
+    while now.free_bytes < wanted_bytes:
+        if time.monotonic() >= deadline:
+            own_bytes = meter.read().reserved_bytes or 0
+            raise TimeoutError(
+                f"{meter.device} has {format_with_unit(now.free_bytes)} free after {timeout:g} s, "
+                f"not {format_with_unit(wanted_bytes)}: of {format_with_unit(now.used_bytes)} in "
+                f"use, torch's allocator in this process has {format_with_unit(own_bytes)}; the "
+                "rest is outside it, or belongs to other processes"
+            )
+        time.sleep(_INTERVAL_S)
+        now = meter.driver() or now
+    return now.free_bytes / 2**20
+
 
 _MOST_SAMPLES = 128
 """A reading takes a millisecond, so that of long loops only some boundaries are sampled."""
@@ -130,3 +164,41 @@ def _torch_bytes(peaks: Peaks, meter: Meter) -> Callable[[], int | None]:
     if meter.device == "cpu":
         return lambda: peaks.read().allocated_bytes
     return lambda: meter.host_retained_since(peaks.mark)
+
+
+class DriverMemory(Addition):
+    """Reads the driver at the start, at batch boundaries and when the region's code has ended."""
+
+    def __init__(self, peaks: Peaks, meter: Meter) -> None:
+        self._peaks, self._meter = peaks, meter
+        now = self._read()
+        self._is_known = now is not None
+        self._start = self._end = self._highest = now or (0, 0)
+
+    def boundary(self) -> None:
+        now = self._read()
+        if now is not None:
+            self._highest = max(self._highest[0], now[0]), max(self._highest[1], now[1])
+            self._end = now
+
+    def finish(self) -> None:
+        self.boundary()
+
+    def fields(self) -> dict[str, Any]:
+        if not self._is_known:
+            return {}
+        return {
+            "driver_start_bytes": self._start[0],
+            "driver_peak_bytes": self._highest[0],
+            "driver_end_bytes": self._end[0],
+            "outside_start_bytes": self._start[1],
+            "outside_peak_bytes": self._highest[1],
+        }
+
+    def _read(self) -> tuple[int, int] | None:
+        """Return the bytes that are in use on the card, and those outside torch's allocator."""
+        driver = self._meter.driver()
+        if driver is None:
+            return None
+        used_bytes = driver.used_bytes
+        return used_bytes, used_bytes - (self._peaks.read().reserved_bytes or 0)

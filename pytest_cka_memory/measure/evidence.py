@@ -1,22 +1,24 @@
-"""Garbage in reference cycles while a region runs, counted without collecting it.
+"""What is found while a region runs, because at its end it may be gone.
 
-Only objects that were created in the region are looked at: older ones count as in use. Each is
-looked at in the first two counts after its creation, which costs less than to create it. An object
-that was in use in both may be garbage later: so all are looked at again now and then, as often as
-a time allows that is proportional to the batch boundaries.
+Garbage in reference cycles is counted without collecting it (`Census`) and described as code
+(`FoundGarbage`); what grows is traced to its holders while it is there (`GrowthEvidence`).
 """
 
 import gc
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_cka_memory.meters.base import Garbage, GarbageCounter, Meter, OlderGarbage
+from pytest_cka_memory.core.allocations import Allocation
+from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.measure.additions import Addition
+from pytest_cka_memory.meters.base import Garbage, GarbageCounter, Meter, OlderGarbage, Peaks
 from pytest_cka_memory.meters.blocks.census import ALL, BEGIN, LATER, CompiledCensus
 from pytest_cka_memory.meters.storages.generations import without_collections
 
 if TYPE_CHECKING:
     from pytest_cka_memory.meters.release import Freed
+
 
 _AT_FIRST = 60_000
 """What counts of all objects may cost in a region before its first boundary, in objects that are
@@ -44,7 +46,12 @@ class _Block:
 
 
 class Census(GarbageCounter):
-    """The garbage of one region. Keeps no object alive.
+    """The garbage of one region, counted without collecting it. Keeps no object alive.
+
+    Only objects that were created in the region are looked at: older ones count as in use. Each is
+    looked at in the first two counts after its creation, which costs less than to create it. An
+    object that was in use in both may be garbage later: so all are looked at again now and then, as
+    often as a time allows that is proportional to the batch boundaries.
 
     Args:
         meter: one that knows its blocks.
@@ -101,19 +108,19 @@ class Census(GarbageCounter):
         """Add what garbage keeps alive to what is known; return whether that is all."""
         allowed = _AT_FIRST + _PER_BOUNDARY * boundaries - self._cost
         is_all = not self._is_later or self._cost_of_all <= allowed
-        garbage, found = self._found(BEGIN if is_all else LATER)
+        garbage, blocks = self._unreachable(BEGIN if is_all else LATER)
         self._census.advance()
         self._is_later = True
-        if found is None:
+        if blocks is None:
             return False
         self.known()  # forgets what was freed since
-        new = [block for block in found if block.serial not in self._blocks]
+        new = [block for block in blocks if block.serial not in self._blocks]
         has_missed = is_all and any(it.serial <= self._serial_before for it in new)
         self._missed_since = self._all_until if has_missed else None
         self._serial_before = 0 if is_all else self._meter.serial()
         self._all_until = boundaries if is_all else self._all_until
         self._set_blocks([*self._blocks.values(), *new])
-        if found:
+        if blocks:
             self._look(garbage, self._blocks.keys())
         return True
 
@@ -145,7 +152,7 @@ class Census(GarbageCounter):
     def missed_since(self) -> int | None:
         return self._missed_since
 
-    def _found(self, since: int) -> tuple[list[Any], list[_Block] | None]:
+    def _unreachable(self, since: int) -> tuple[list[Any], list[_Block] | None]:
         """Return the garbage, and blocks that it keeps alive; None if they are not all known.
 
         Of the garbage, only what is new is followed, unless more of it references the same objects.
@@ -169,7 +176,7 @@ class Census(GarbageCounter):
 
     def _blocks_of(self, storages: Iterable[Any]) -> list[_Block]:
         device = self._meter.torch_device
-        found = []
+        blocks = []
         for storage in storages:
             if str(storage.device) != device or not storage.nbytes():
                 continue
@@ -178,8 +185,8 @@ class Census(GarbageCounter):
             if block is not None:
                 # Of lent memory, a block is the part that no older window covers.
                 size = min(storage.nbytes(), block[0])
-                found.append(_Block(address, block[1], block[0], size))
-        return found
+                blocks.append(_Block(address, block[1], block[0], size))
+        return blocks
 
     def _set_blocks(self, blocks: Iterable[_Block]) -> None:
         self._blocks = {block.serial: block for block in blocks}
@@ -189,8 +196,8 @@ class Census(GarbageCounter):
         )
 
     def _is_live(self, block: _Block) -> bool:
-        found = self._meter.block_at(block.address)
-        return found is not None and found[1] == block.serial
+        block_there = self._meter.block_at(block.address)
+        return block_there is not None and block_there[1] == block.serial
 
 
 def census_of(meter: Meter, look: Look) -> GarbageCounter | None:
@@ -209,9 +216,9 @@ def _connected(objects: list[Any]) -> list[list[Any]]:
     group = {id(value): [value] for value in objects}
     for value in objects:
         for referenced in gc.get_referents(value):
-            one, other = group[id(value)], group.get(id(referenced))
-            if other is not None and other is not one:
-                small, large = sorted((one, other), key=len)
+            own, other = group[id(value)], group.get(id(referenced))
+            if other is not None and other is not own:
+                small, large = sorted((own, other), key=len)
                 large += small
                 group.update((id(member), large) for member in small)
     return list({id(members): members for members in group.values()}.values())
@@ -219,3 +226,107 @@ def _connected(objects: list[Any]) -> list[list[Any]]:
 
 def _collected_objects() -> int:
     return sum(int(generation["collected"]) for generation in gc.get_stats())
+
+
+class FoundGarbage(Addition):
+    """Describes garbage that a census has found.
+
+    To describe all of it each time would take longer than the batches, so it is done whenever there
+    is twice as much as before. What was described last is therefore at least half of the most.
+    """
+
+    def __init__(self, peaks: Peaks, meter: Meter) -> None:
+        self._peaks, self._meter = peaks, meter
+        self._most = 0
+        self._holdings: tuple[Holding, ...] = ()
+
+    def look(self, garbage: list[Any] | None, serials: Collection[int] = ()) -> None:
+        if garbage is None or len(serials) < 2 * self._most:
+            return
+        allocations = self._meter.allocations_since(self._peaks.mark)
+        kept = [each for each in allocations if each.serial in serials]
+        if kept:
+            from pytest_cka_memory.holders import (
+                cycles,
+            )  # not imported for a region without garbage
+
+            self._most = len(serials)
+            self._holdings = cycles.live(cycles.described_garbage(garbage, kept))
+
+    def fields(self) -> dict[str, Any]:
+        return {"garbage": self._holdings}
+
+
+_EARLY_BATCHES = 2
+"""After so many batches it is noted what is live, to find later what is rebuilt larger."""
+
+
+class GrowthEvidence:
+    """The storages that explain most of the growth of one region.
+
+    A loop often frees everything when its function returns. So it is searched for while the loop
+    runs, again and again until at least half of the growth is explained: what is kept at every
+    tenth step only may not be there at the first search.
+
+    Args:
+        allocations: returns what was allocated in the region and is live.
+    """
+
+    def __init__(self, allocations: Callable[[], Sequence[Allocation]]) -> None:
+        self._allocations = allocations
+        self._early: list[Allocation] = []
+        """What was live after the second batch, without references to it."""
+        self._explanation: tuple[Holding, ...] = ()
+        self._growth = 0.0
+        """The growth that it explained."""
+        self._next = 0
+        """The number of batches before which it is not searched again."""
+
+    def boundary(self, ended: int) -> None:
+        """Take note of what is live early in the loop; `ended` is the number of batches."""
+        if ended == _EARLY_BATCHES:
+            self._early = list(self._allocations())
+
+    def may_look(self, ended: int) -> bool:
+        """Whether to search now: so seldom that all searches take the time of the last few."""
+        return ended >= self._next
+
+    def look(self, holdings: Callable[[], Iterable[Holding]], ended: int, growth: float) -> None:
+        """Search if less than half of the growth is explained, and keep what explains more.
+
+        Args:
+            holdings: returns what is live now.
+            ended: the number of batches that have ended.
+            growth: the growth so far, in bytes per batch.
+        """
+        from pytest_cka_memory.holders.growing import explained_bytes, growing
+
+        self._next = ended * 5 // 4 + 1
+        is_same = self._explains(growth)
+        if is_same and 2 * explained_bytes(self._explanation) >= growth:
+            return
+        growing_now = growing(holdings(), self._early, ended - _EARLY_BATCHES)
+        explained, before = explained_bytes(growing_now), explained_bytes(self._explanation)
+        if (2 * explained >= growth and not is_same) or explained > before or not self._explanation:
+            self._explanation = tuple(
+                replace(holding, first_batches=ended) for holding in growing_now
+            )
+            self._growth = growth
+
+    def at_end(self, holdings: Iterable[Holding], ended: int, growth: float) -> tuple[Holding, ...]:
+        """Return what explains the growth: of what is live now, or of what was found before."""
+        from pytest_cka_memory.holders.growing import explained_bytes, growing
+
+        now = growing(holdings, self._early, ended - _EARLY_BATCHES)
+        earlier = self._explanation
+        if self._explains(growth):
+            factor = growth / self._growth if self._growth else 0.0
+            earlier = tuple(
+                replace(it, bytes_per_batch=(it.bytes_per_batch or 0.0) * factor) for it in earlier
+            )
+        now_bytes, earlier_bytes = (min(growth, explained_bytes(it)) for it in (now, earlier))
+        return now if now and now_bytes >= earlier_bytes else earlier
+
+    def _explains(self, growth: float) -> bool:
+        """Whether `growth` is the one that was explained, computed from other batches."""
+        return self._growth / 2 <= growth <= 2 * self._growth
