@@ -16,15 +16,13 @@ from cka.errors import (
     MissingExtraError,
     SettingError,
 )
-from cka.functional.calibration import Calibration
-from cka.functional.confidence import Confidence
 from cka.functional.features import cka_from_features
 from cka.functional.hsic import hsic
 from cka.functional.kernels import RBF
 from cka.functional.null import NullDistribution, null_distribution
-from cka.many import compare_many
+from cka.functional.resamples import Calibration, Confidence
+from cka.many import CKAResults, compare_many
 from cka.result import CKAResult, Match
-from cka.result_mapping import CKAResults
 
 __all__ = [
     "CKA",

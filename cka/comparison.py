@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -10,20 +11,18 @@ from typing import Any
 
 import torch
 from torch import nn
+from tqdm.auto import tqdm
 
 from cka.capture.layers import Layers, select
 from cka.capture.outputs import OutputReader, Pick, Pooling
-from cka.data.loaders import batch_count, batch_tuples, sample_count
-from cka.data.masks import Mask, check_masks
+from cka.data import Mask, batch_count, batch_tuples, check_masks, sample_count
 from cka.errors import CKAError, CKAWarning, SettingError
 from cka.functional.kernels import RBF, Kernel, check_linear, linear_gram, resolve_kernel
-from cka.progress import Progress
 from cka.result import CKAResult
-from cka.running import distributed
-from cka.running.advice import SmallerParts
+from cka.running import placement
 from cka.running.estimators import Estimator
 from cka.running.exact import Exact
-from cka.running.minibatch import Minibatch
+from cka.running.minibatch import Minibatch, SmallerParts
 from cka.running.model_runner import Feed, ModelRunner
 from cka.running.placement import (
     device_for,
@@ -34,8 +33,7 @@ from cka.running.placement import (
     unwrap,
 )
 from cka.running.resamplings import Resamples, Resampling
-from cka.running.run import Outcome, Run
-from cka.running.simultaneous import SimultaneousRuns
+from cka.running.run import Outcome, Run, SimultaneousRuns
 from cka.settings import (
     ComparedModel,
     EstimatorName,
@@ -44,6 +42,33 @@ from cka.settings import (
     kernel_name,
     model_names,
 )
+
+
+class Progress:
+    """A tqdm bar that counts batches. It never gets the batches, so it keeps none alive."""
+
+    def __init__(self, total: int | None, *, shown: bool) -> None:
+        self._bar = tqdm(total=total, desc="CKA", unit="batch", disable=not shown)
+        self._start = time.perf_counter()
+
+    def batch_done(self, samples: int) -> None:
+        """Count one batch; ``samples`` is the number of samples in all batches so far."""
+        if self._bar.disable:
+            return
+        rate = samples / max(time.perf_counter() - self._start, 1e-9)
+        self._bar.set_postfix_str(f"{samples} samples, {rate:.0f} samples/s", refresh=False)
+        self._bar.update()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._bar.close()
 
 
 class CKA:
@@ -263,7 +288,7 @@ class CKA:
         ``stacklevel`` is that of a warning for the caller's line.
         """
         advice = self._advice()
-        rank = distributed.rank() if self._over_ranks else 0
+        rank = placement.rank() if self._over_ranks else 0
         resamplings = [resamples.of_pair(rank) for _ in pairs]
         estimators = [self._make_estimator(loaders[0], one.each(), advice) for one in resamplings]
         modules = list(dict.fromkeys(model.module for model in models))
@@ -332,7 +357,7 @@ class CKA:
         advice: SmallerParts | None,
     ) -> Estimator:
         if self._estimator == "exact":
-            if self._over_ranks and distributed.is_active():
+            if self._over_ranks and placement.is_active():
                 raise SettingError(
                     "the exact estimator needs all samples in one process, but torch.distributed "
                     "has several ranks; run it on one rank with distributed=False, or use "

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from cka.functional.calibration import Calibration
+    from cka.functional.resamples import Calibration
 
 SavePath = str | os.PathLike[str]
 

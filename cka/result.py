@@ -2,22 +2,158 @@
 
 from __future__ import annotations
 
+import difflib
+import json
 import math
 import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar, overload
 
+import torch
 from torch import Tensor
 
-from cka import plots, result_file
-from cka.functional.calibration import Calibration
-from cka.functional.confidence import Confidence
-from cka.result_index import Index, part, positions
+from cka import plots
+from cka.capture.layers import format_labels
+from cka.errors import InputError, LayerError
+from cka.functional.resamples import Calibration, Confidence
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+
+
+Index: TypeAlias = int | str | slice | Sequence[int | str]
+"""Rows or columns: a label, a position, a slice of labels or positions, or a list of these."""
+
+Figures = TypeVar("Figures", Calibration, Confidence)
+
+
+def positions(index: Any, labels: Sequence[str], kind: str) -> list[int]:
+    """Return the positions of the rows or columns that an index selects."""
+    if isinstance(index, slice):
+        start, stop = index.start, index.stop
+        if isinstance(start, str):
+            start = _position(start, labels, kind)
+        if isinstance(stop, str):
+            stop = _position(stop, labels, kind) + 1
+        return list(range(len(labels)))[start : stop : index.step]
+    if isinstance(index, list):
+        return [_position(one, labels, kind) for one in index]
+    return [_position(index, labels, kind)]
+
+
+def _position(index: Any, labels: Sequence[str], kind: str) -> int:
+    """Return the position of one row or column, from 0."""
+    if isinstance(index, str):
+        if index in labels:
+            return labels.index(index)
+        close = difflib.get_close_matches(index, labels, n=3)
+        raise LayerError(
+            f"the result has no {kind} {index!r}; "
+            + (
+                f"did you mean {' or '.join(map(repr, close))}?"
+                if close
+                else f"it has {format_labels(labels)}"
+            )
+        )
+    if not isinstance(index, int) or isinstance(index, bool):
+        raise InputError(
+            f"cannot select {kind}s by {index!r}; write a label, a position, a slice or a list, "
+            'e.g. result["conv1", "fc"] or result[:, 2:5]'
+        )
+    if not -len(labels) <= index < len(labels):
+        raise LayerError(
+            f"{kind} {index} is out of range for a result with {len(labels)} {kind}s; "
+            f"write a position from {-len(labels)} to {len(labels) - 1}"
+        )
+    return index % len(labels)
+
+
+def part(figures: Figures | None, rows: list[int], columns: list[int]) -> Figures | None:
+    """Return the calibration or confidence of some rows and columns."""
+    if figures is None:
+        return None
+    matrices: dict[str, Any] = {
+        name: one[rows][:, columns]
+        for name, one in vars(figures).items()
+        if isinstance(one, Tensor)
+    }
+    return replace(figures, **matrices)
+
+
+Result = TypeVar("Result")
+
+_SCHEMA = "cka-result/1"
+_MATRICES = ("matrix", "standard_error")
+_FIGURES = {"calibration": Calibration, "confidence": Confidence}
+
+
+def write(path: Path, fields: Mapping[str, Any]) -> None:
+    """Write the fields of a result under a temporary name, and then rename the file.
+
+    Raises:
+        OSError: if the file cannot be written.
+    """
+    text = json.dumps({"schema": _SCHEMA, **_to_json(fields)}, allow_nan=False, indent=1)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read(path: Path, build: Callable[..., Result]) -> Result:
+    """Return the result in a file, which ``build`` makes of its fields.
+
+    Raises:
+        InputError: if the file is not a saved result.
+        OSError: if the file cannot be read.
+    """
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if found.pop("schema") != _SCHEMA:
+            raise KeyError("schema")
+        dtype = {"float32": torch.float32, "float64": torch.float64}[found.pop("dtype")]
+        for name in _MATRICES:
+            found[name] = _tensor(found[name], dtype)
+        for name, kind in _FIGURES.items():
+            if found.get(name) is not None:
+                given: dict[str, Any] = {
+                    key: _tensor(value, torch.float64) if isinstance(value, list) else value
+                    for key, value in found[name].items()
+                }
+                found[name] = kind(**given)
+        return build(**found)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path} is not a result in the format {_SCHEMA!r}; "
+            "pass a file written by CKAResult.save"
+        ) from error
+
+
+def _to_json(given: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {name: value for name, value in given.items() if value is not None}
+    for name in _MATRICES:
+        fields[name] = _lists(fields[name])
+    for name in _FIGURES.keys() & fields.keys():
+        fields[name] = {
+            key: _lists(value) if isinstance(value, Tensor) else value
+            for key, value in vars(fields[name]).items()
+        }
+    return {"dtype": str(given["matrix"].dtype).removeprefix("torch."), **fields}
+
+
+def _lists(values: Tensor) -> list[list[float | None]]:
+    """Return the rows of a matrix, with None for NaN and infinity, which JSON does not have."""
+    return [[one if math.isfinite(one) else None for one in row] for row in values.tolist()]
+
+
+def _tensor(rows: list[list[float | None]], dtype: torch.dtype) -> Tensor:
+    filled = [[math.nan if value is None else value for value in row] for row in rows]
+    return torch.tensor(filled, dtype=dtype, device="cpu")
 
 
 class Match(NamedTuple):
@@ -268,9 +404,7 @@ class CKAResult:
         Raises:
             OSError: if the file cannot be written.
         """
-        result_file.write(
-            Path(path), {name: getattr(self, name) for name in self.__dataclass_fields__}
-        )
+        write(Path(path), {name: getattr(self, name) for name in self.__dataclass_fields__})
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CKAResult:
@@ -280,4 +414,4 @@ class CKAResult:
             InputError: if the file is not a saved result.
             OSError: if the file cannot be read.
         """
-        return result_file.read(Path(path), cls)
+        return read(Path(path), cls)

@@ -35,11 +35,10 @@ PICTURES = {
     """,
     "cka": """
         many
-        comparison     result_mapping
+        comparison
         settings
         running        result
-        result_file    result_index
-        data           plots        progress
+        data           plots
         capture        functional  layer_ticks
         errors
     """,

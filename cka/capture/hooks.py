@@ -18,9 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from cka.capture.layers import Call
-from cka.capture.outputs import LeftOut, OutputReader, Pooling
-from cka.capture.tokens import (
+from cka.capture.outputs import (
     BatchMasks,
+    LeftOut,
+    OutputReader,
+    Pooling,
     TokenTracker,
     first_of_tokens,
     mean_of_tokens,

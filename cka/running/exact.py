@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cka.capture.tokens import without_padding
+from cka.capture.outputs import without_padding
 from cka.errors import DoesNotFitError
 from cka.functional.hsic import hsic_products, min_samples
 from cka.functional.kernels import Kernel, flattened, scaled_gram

@@ -1,23 +1,91 @@
-"""Run one model batch by batch and measure the outputs of its selected layers."""
+"""Run one model batch by batch, and measure the outputs of the layers that become rows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from cka.capture.hooks import Capture, PassRecord
-from cka.capture.layers import Selection, format_labels
-from cka.capture.outputs import OutputReader
-from cka.capture.tokens import TokenTracker
-from cka.data.batches import model_input, run_model, samples_in, to_device
-from cka.data.masks import Mask, find_masks, mask_keywords
-from cka.errors import LayerError
+from cka.capture.layers import Call, Selection, format_labels
+from cka.capture.outputs import LeftOut, OutputReader, TokenTracker
+from cka.data import Mask, find_masks, mask_keywords, model_input, run_model, samples_in, to_device
+from cka.errors import InputError, LayerError
 from cka.running.estimators import Estimator, Measurement
 from cka.running.placement import input_dtype
-from cka.running.rows import Rows
+
+
+@dataclass
+class Rows:
+    """The calls of the first batch, and those that some batch does not measure."""
+
+    calls: list[Call] = field(default_factory=list)
+    """Calls of the first batch, in order of execution."""
+    left_out: dict[Call, LeftOut] = field(default_factory=dict)
+    """Calls that cannot be rows, and why: what they returned, or that some batch lacks them."""
+
+    other_tokens: set[Call] = field(default_factory=set)
+    """Calls to which the mask of a batch with padding did not apply."""
+
+    def positions(self, record: PassRecord[Any]) -> list[int | None]:
+        """Return the position of each row's measurement in ``record``; None if a row is missing.
+
+        A row that is missing from a batch is left out of the result.
+        """
+        self.left_out.update(record.left_out)
+        self.other_tokens.update(record.other_tokens)
+        if not self.calls:
+            self.calls = list(record.rows)
+        for call in set(self.calls).symmetric_difference(record.rows):
+            self.left_out.setdefault(call, LeftOut.NOT_IN_EVERY_BATCH)
+        return [record.rows.get(call) for call in self.calls]
+
+    def labels_left_out(self, reason: LeftOut) -> list[str]:
+        """Return the labels of the calls that are left out for this reason."""
+        return [call.label for call in sorted(self.left_out) if self.left_out[call] is reason]
+
+    def to_builtin(self) -> dict[str, Any]:
+        """Return the rows as builtin types, for other ranks."""
+        return {
+            "calls": [list(call) for call in self.calls],
+            "left_out": [[*call, self.left_out[call].name] for call in sorted(self.left_out)],
+            "other_tokens": [list(call) for call in sorted(self.other_tokens)],
+        }
+
+    @classmethod
+    def from_builtin(cls, data: dict[str, Any]) -> Rows:
+        """Rebuild rows from :meth:`to_builtin`."""
+        return cls(
+            [Call(*call) for call in data["calls"]],
+            {Call(name, number): LeftOut[why] for name, number, why in data["left_out"]},
+            {Call(*call) for call in data["other_tokens"]},
+        )
+
+
+def merge_rows(rows_of_ranks: Sequence[Rows]) -> Rows:
+    """Return the rows of all ranks together.
+
+    Raises:
+        InputError: if the calls of two ranks differ.
+    """
+    first = rows_of_ranks[0]
+    for one in rows_of_ranks:
+        if one.calls != first.calls:
+            differing = sorted(set(one.calls).symmetric_difference(first.calls))
+            labels = format_labels([call.label for call in differing])
+            raise InputError(
+                f"the ranks ran different layers, or in another order ({labels or 'same layers'}); "
+                "compare the same models and layers on every rank"
+            )
+    return Rows(
+        first.calls,
+        {call: why for one in rows_of_ranks for call, why in one.left_out.items()},
+        set().union(*(one.other_tokens for one in rows_of_ranks)),
+    )
+
 
 Feed: TypeAlias = Callable[[nn.Module, Any], Any]
 """A user's function ``feed(model, batch)`` that runs the model."""

@@ -1,4 +1,4 @@
-"""One comparison: add measurements of batches, then compute the result and its warnings."""
+"""A comparison, and several at once: add measurements of batches, then compute the results."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from torch import Tensor
 
 from cka.capture.hooks import PassRecord
 from cka.capture.layers import Selection, format_labels
-from cka.capture.outputs import LeftOut
-from cka.data.batches import samples_in
+from cka.capture.outputs import LeftOut, tensors_in
+from cka.data import samples_in
 from cka.errors import InputError, LayerError
-from cka.functional.calibration import Calibration, calibrate
-from cka.functional.confidence import Confidence, confidence
 from cka.functional.precision import sum_dtype
+from cka.functional.resamples import Calibration, Confidence, calibrate, confidence
 from cka.functional.sums import (
     Exponents,
     Sums,
@@ -29,12 +28,10 @@ from cka.functional.sums import (
     with_exponents,
     zero_sums,
 )
-from cka.running import distributed
+from cka.running import placement
 from cka.running.estimators import BatchMeasurements, Estimator, Measurement
-from cka.running.model_runner import ModelRunner
-from cka.running.resampled_sums import Resampled, factors
-from cka.running.resamplings import Resampling, ResamplingsOfPair
-from cka.running.rows import Rows, merge_rows
+from cka.running.model_runner import ModelRunner, Rows, merge_rows
+from cka.running.resamplings import Resampled, Resampling, ResamplingsOfPair, factors
 
 
 @dataclass(frozen=True)
@@ -138,7 +135,7 @@ class Run:
             for row in uneven:
                 runner.rows.left_out.setdefault(runner.rows.calls[row], LeftOut.WIDTH_VARIES)
         resampled = [None if one is None else one.sums() for one in self._resamplings]
-        if self._over_ranks and distributed.is_active():
+        if self._over_ranks and placement.is_active():
             own = None if sums is None else sums.exponents
             sums = self._sum_over_ranks(sums)
             if sums is not None:
@@ -163,7 +160,7 @@ class Run:
             "dtype": dtype,
             "exponents": None if sums is None else sums.exponents,
         }
-        used = [rank for rank in distributed.gather(own) if rank["batches"]]
+        used = [rank for rank in placement.gather(own) if rank["batches"]]
         if not used:
             return None
         # A rank without batches does not know in which dtype the models compute.
@@ -178,7 +175,7 @@ class Run:
             sums = zero_sums(*shape, sum_dtype(self._device), self._device)
             sums = replace(sums, exponents=exponents)
         sums = with_exponents(sums, exponents)
-        return vector_to_sums(distributed.sum_over_ranks(sums_to_vector(sums)), sums)
+        return vector_to_sums(placement.sum_over_ranks(sums_to_vector(sums)), sums)
 
     def _outcome_of(
         self, sums: Sums, permuted: Resampled | None, bootstrapped: Resampled | None
@@ -262,7 +259,7 @@ def _resampled_over_ranks(own: Resampling, before: Exponents | None, sums: Sums)
         values = sums.cross.new_zeros(own.count, pairs)
     else:
         values = found.expanded().values * factors(before, sums, pairs)
-    return Resampled.of_each_pair(distributed.sum_over_ranks(values))
+    return Resampled.of_each_pair(placement.sum_over_ranks(values))
 
 
 def _nan_warnings(labels: Sequence[Sequence[str]], self_terms: Sequence[Tensor]) -> list[str]:
@@ -298,3 +295,62 @@ def _named(texts: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
     return [
         f"{text}: {format_labels(list(dict.fromkeys(names)))}" for text, names in texts if names
     ]
+
+
+class SimultaneousRuns:
+    """Runs the models on each batch and adds the measurements of each pair to its run.
+
+    If there is only one runner, its model is compared with itself. The measurements of a model are
+    kept until all models that it is compared with have run.
+    """
+
+    def __init__(
+        self, runners: Sequence[ModelRunner], pairs: Sequence[tuple[int, int]], runs: Sequence[Run]
+    ) -> None:
+        self._runners = runners
+        self._pairs = pairs
+        self._runs = runs
+
+    def add(self, batches: Sequence[Any]) -> None:
+        """Run one batch, or one for each model; skip it if it has too few samples.
+
+        Raises:
+            InputError: if the models get different inputs, or different numbers of samples.
+            LayerError: if no selected layer returned a tensor with the batch in its first
+                dimension.
+        """
+        skipped = [run.skips(batches[0]) for run in self._runs]
+        if any(skipped):
+            return
+        if len(self._runners) == 1:
+            self._runs[0].add([self._runners[0].run(batches[0])])
+            return
+        before = _versions(batches[0])
+        records: dict[int, PassRecord[Measurement]] = {}
+        for number, runner in enumerate(self._runners):
+            if number > 0 and batches[0] is batches[-1] and _versions(batches[0]) != before:
+                raise InputError(
+                    f"model{number} changes its input in place, so model{number + 1} would get a "
+                    "different input; pass a second data loader, or feed= with a copy of the batch"
+                )
+            records[number] = runner.run(batches[min(number, len(batches) - 1)])
+            self._add_pairs(records, number)
+
+    def _add_pairs(self, records: dict[int, PassRecord[Measurement]], newest: int) -> None:
+        """Add the pairs whose second model is the newest, and drop what is no longer needed."""
+        for (one, other), run in zip(self._pairs, self._runs, strict=True):
+            if other == newest:
+                run.add([records[one], records[other]])
+        needed = {one for one, other in self._pairs if other > newest}
+        for number in set(records) - needed:
+            del records[number]
+
+    def close(self) -> None:
+        """Release all tensors, so that a traceback that references this object keeps none alive."""
+        for run in self._runs:
+            run.close()
+
+
+def _versions(batch: Any) -> int:
+    """Return a number that grows when a tensor of the batch is changed in place."""
+    return sum(tensor._version for tensor in tensors_in(batch) if not tensor.is_inference())

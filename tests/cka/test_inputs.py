@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from cka import CKA, CKAWarning, InputError
-from cka.data.batches import concatenate_batches, first_samples, map_tensors, samples_in
-from cka.data.loaders import batch_tuples
+from cka.data import batch_tuples, concatenate_batches, first_samples, map_tensors, samples_in
 
 
 def matrix(model, loader, **settings):

@@ -1,1 +1,0 @@
-"""Batches of any structure, and the data loaders that yield them."""
