@@ -67,7 +67,7 @@ def compare(operator: Any, dtype: Any, samples: int, values: bool) -> dict[str, 
     """Run one operator on both devices; return differences and bytes."""
     import torch
 
-    from emulated_cuda.loading import shutdown
+    from emulated_cuda.loading import loaded
 
     problems: list[str] = []
     sizes: list[list[int]] = []
@@ -89,7 +89,7 @@ def compare(operator: Any, dtype: Any, samples: int, values: bool) -> dict[str, 
             except Exception:
                 skipped += 1
                 continue
-        shutdown.wait_for_backward_threads()
+        loaded.wait_for_backward_threads()
         gc.collect()  # so that every sample starts without memory of the one before
         torch.cuda.empty_cache()
         start = torch.cuda.memory_allocated()
@@ -103,7 +103,7 @@ def compare(operator: Any, dtype: Any, samples: int, values: bool) -> dict[str, 
             moved = None
             continue
         finally:
-            shutdown.wait_for_backward_threads()
+            loaded.wait_for_backward_threads()
             peak = torch.cuda.max_memory_allocated() - start
         sizes.append([number, before - start, torch.cuda.memory_allocated() - before, peak])
         if values and not is_uninitialized(operator) and not sample.kwargs.get("dropout_p"):

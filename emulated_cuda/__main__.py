@@ -2,7 +2,7 @@
 
 import sys
 
-from emulated_cuda.running.command_line import main
+from emulated_cuda.running import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

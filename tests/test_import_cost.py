@@ -88,7 +88,7 @@ def test_emulated_device_imports_neither_the_plugin_nor_torch() -> None:
     ``as_child``, so that must import little.
     """
     unwanted = {"pytest_cka_memory", "pytest", "torch", "numpy", "ctypes"}
-    for module in ("emulated_cuda", "emulated_cuda.loading.as_child"):
+    for module in ("emulated_cuda", "emulated_cuda.loading.children"):
         assert not loaded_by(f"import {module}") & unwanted
 
 

@@ -1,16 +1,43 @@
-"""What this process emulates, and how it begins to."""
+"""What this process emulates, how it begins to, and how it ends."""
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import hashlib
+import os
+import stat
+import sys
+import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-from emulated_cuda import cudnn_attention, imports, measurements
+from emulated_cuda import imports, preparation, threads
 from emulated_cuda.cards import DEFAULT_CARD, Card, card_of
 from emulated_cuda.errors import DeviceError
-from emulated_cuda.loading import checks, children, environment, records, shutdown
+from emulated_cuda.loading import checks, children, records
 from emulated_cuda.loading.library import Library
+from emulated_cuda.torch_versions import BACKWARD_THREAD, INDUCTOR_SETTINGS
 from emulated_cuda.values import activation
+
+_kept: list[object] = []
+
+
+def wait_for_backward_threads() -> None:
+    """Return when the backward thread of each device holds nothing of earlier passes."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return
+    if not threads.may_exist(BACKWARD_THREAD.value):
+        return
+    for index in range(torch.cuda.device_count()):
+        # A pass over nothing goes through the queue of the device's thread, behind earlier passes.
+        with suppress(RuntimeError):
+            leaf = torch.empty(0, device=f"cuda:{index}", requires_grad=True)
+            tensors = (leaf, leaf.view(0), torch.empty(0, device=f"cuda:{index}"))
+            _kept.append(tensors)  # so that the thread is never the last to release them
+            _kept.append(torch.autograd.grad(tensors[1], leaf, tensors[2]))
 
 
 @dataclass(frozen=True)
@@ -91,11 +118,11 @@ def load(
         return
     _library = Library(found, devices, total)
     _loaded = wanted
-    environment.prepare(_library.path)
+    prepare(_library.path)
     imports.call_after("torch", _prepare_torch)
     children.load_in_children(card, devices, total, values)
     records.write_at_exit(_library, found, total)
-    atexit.register(shutdown.wait_for_backward_threads)
+    atexit.register(wait_for_backward_threads)
 
 
 def _check_same(existing: Loaded, wanted: Loaded) -> None:
@@ -120,11 +147,51 @@ def _prepare_torch() -> None:
     """Change what torch, which is imported now, does with the emulated device."""
     assert _loaded is not None
     assert _library is not None
-    cudnn_attention.switch_off()
-    measurements.leave_out(_library.path)
+    preparation.switch_off()
+    preparation.leave_out(_library.path)
     values = _loaded.values
     if values is False or not activation.turn_on(_library.path, required=values is True):
         from emulated_cuda import objects
 
-        cudnn_attention.refuse_calls()
+        preparation.refuse_calls()
         objects.send_over_gloo()
+
+
+def prepare(library: str) -> None:
+    """Set the variables of this process and its children.
+
+    Args:
+        library: path of the emulated driver.
+    """
+    os.environ.setdefault("NUMBA_DISABLE_CUDA", "1")  # Numba would crash with this driver
+    for name, value in INDUCTOR_SETTINGS.value.items():
+        os.environ.setdefault(name, value)
+    if "TRITON_LIBCUDA_PATH" not in os.environ:
+        os.environ["TRITON_LIBCUDA_PATH"] = str(folder_of_driver(library))
+
+
+def folder_of_driver(library: str) -> Path:
+    """Return a folder in which the library has the names of the driver that Triton links against.
+
+    All processes of a user share one folder per library, and none removes it: a process that is
+    killed could not, and others may be linking. A folder in a place where everybody may write is
+    used only if nobody else can write into it; otherwise this process gets a new one.
+    """
+    digest = hashlib.sha256(os.fsencode(library)).hexdigest()[:12]
+    folder = Path(tempfile.gettempdir(), f"emulated-cuda-{os.getuid()}-{digest}")
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    if not _is_private(folder):
+        folder = Path(tempfile.mkdtemp(prefix="emulated-cuda-"))
+    for name in ("libcuda.so", "libcuda.so.1"):  # which one depends on the version of Triton
+        # The target never differs: the name of the folder depends on it.
+        with contextlib.suppress(FileExistsError):
+            (folder / name).symlink_to(library)
+    return folder
+
+
+def _is_private(folder: Path) -> bool:
+    """Whether `folder` is a folder of this user, no link, that nobody else can write into."""
+    found = folder.lstat()
+    others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not others_write

@@ -60,8 +60,8 @@ def turn_on(path: str, *, required: bool) -> bool:
         if required:
             raise DeviceError(_reason)
         return False
+    from emulated_cuda.triton import following
     from emulated_cuda.values import collectives, graphs, operators, registration
-    from emulated_cuda.values.compiled import following
 
     functions = operators.Library(path)
     operators.use_library(functions)

@@ -1,15 +1,68 @@
-"""CPU tensors at the addresses of tensors on the emulated device."""
+"""CPU tensors at the addresses of tensors on the emulated device, and tensors by their addresses.
+
+What the device itself keeps, such as the constants of a kernel, is in memory that no figure of a
+region counts: a card has it in its machine code.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import gc
+from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import frombuffer  # at import, because a region counts what torch.frombuffer returns
 
 from emulated_cuda import torch_private
-from emulated_cuda.values.uncounted import hide_from_searches
+
+
+def uncounted(tensor: torch.Tensor) -> torch.Tensor:
+    """Return an equal tensor with the same strides, whose memory is not from torch's allocator."""
+    source = tensor.untyped_storage()
+    block = (ctypes.c_char * max(source.nbytes(), 1))()
+    ctypes.memmove(block, source.data_ptr(), source.nbytes())
+    storage = frombuffer(block, dtype=torch.uint8).untyped_storage()
+    place = tensor.storage_offset(), tensor.size(), tensor.stride()
+    found = torch.empty(0, dtype=tensor.dtype).set_(storage, *place)
+    hide_from_searches(found, storage)
+    return found
+
+
+def hide_from_searches(*kept: Any) -> None:
+    """Let searches for live storages, such as those of the CPU meter, not find these."""
+    for one in kept:
+        ctypes.pythonapi.PyObject_GC_UnTrack(ctypes.py_object(one))
+
+
+def tensors_at(addresses: Collection[int]) -> list[torch.Tensor] | None:
+    """Return live tensors in whose storages the addresses lie; None if one is of no tensor.
+
+    It looks at every object of the program, so it is slow.
+    """
+    missing, found = set(addresses) - {0}, []
+    for value in gc.get_objects():
+        if not missing:
+            break
+        if not issubclass(type(value), torch.Tensor):
+            continue
+        for address in list(missing):
+            if _contains(value, address):
+                missing.discard(address)
+                found.append(value)
+    return None if missing else found
+
+
+def _contains(tensor: torch.Tensor, address: int) -> bool:
+    try:
+        if not tensor.is_cuda or tensor.layout is not torch.strided:
+            return False
+        storage = tensor.untyped_storage()
+        start = storage.data_ptr()
+        return start <= address < start + storage.nbytes()
+    except (RuntimeError, NotImplementedError):  # it has no memory, such as a fake one
+        return False
+
 
 # One CPU storage covers every address of the process. An alias is a view of it, which takes one
 # call to create; a storage of its own would take three, and aliases of one storage overlap as far

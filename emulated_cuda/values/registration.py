@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from emulated_cuda import cudnn_attention, torch_private
-from emulated_cuda.values import copies, integers, quantized, sizes, sparse
+from emulated_cuda import preparation, torch_private
+from emulated_cuda.values import copies, sizes, special
 from emulated_cuda.values.computing import (
     compute_after,
     compute_first,
@@ -19,19 +19,19 @@ from emulated_cuda.values.computing import (
     not_computed,
 )
 from emulated_cuda.values.equivalents import EQUIVALENTS, by_name, recurrent
-from emulated_cuda.values.numbers_as_tensors import (
+from emulated_cuda.values.operators import Kernel
+from emulated_cuda.values.special import (
     accepting_numbers,
     if_refused,
     power_of_number,
     power_of_number_out,
 )
-from emulated_cuda.values.operators import Kernel
 
 _KEY = "CUDA"
 _QUANTIZED = "QuantizedCUDA"
 _NESTED = "NestedTensorCUDA"
 _PARTS = {
-    **dict.fromkeys(sparse.KEYS, torch_private.SPARSE_PARTS),
+    **dict.fromkeys(special.KEYS, torch_private.SPARSE_PARTS),
     _QUANTIZED: torch_private.QUANTIZED_PARTS,
     _NESTED: torch_private.NESTED_PARTS,
 }
@@ -120,7 +120,7 @@ def register_all() -> None:
 def _other_kernel(key: str, name: str) -> Kernel | None:
     """Return the kernel for sparse, quantized or nested tensors."""
     if name.startswith("quantized::"):
-        return quantized.refusing(name)
+        return special.refusing(name)
     operator = torch_private.operator_of(name)
     if operator is None or name.partition("::")[0] in _OTHER_PACKAGES or _returns_views(operator):
         return None
@@ -128,8 +128,8 @@ def _other_kernel(key: str, name: str) -> Kernel | None:
     if base in _PARTS[key] or name in _LEFT_ALONE:
         return None
     original = accepting_numbers(operator, torch.library.get_kernel(name, key).call_boxed)
-    if key in sparse.KEYS:
-        return sparse.computing(name, operator, original)
+    if key in special.KEYS:
+        return special.computing(name, operator, original)
     if name == "aten::copy_":
         return accepting_numbers(operator, copies.copying(original))
     return compute_after(name, operator, original, _compute_of(name, operator))
@@ -139,8 +139,8 @@ def _compute_of(name: str, operator: Any) -> Kernel:
     """Return what computes an operator: its equivalent if it has one, or else the CPU's kernel."""
     if name in EQUIVALENTS:
         return by_name(operator, EQUIVALENTS[name].function)
-    if name.removeprefix("aten::") in integers.ROUNDED_DOWN:
-        return integers.zero_by_zero(if_refused(operator))
+    if name.removeprefix("aten::") in special.ROUNDED_DOWN:
+        return special.zero_by_zero(if_refused(operator))
     return if_refused(operator)
 
 
@@ -160,8 +160,8 @@ def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
     if _is_in_python(name, cuda_kernel):
         return None
     original = accepting_numbers(operator, cuda_kernel.call_boxed)
-    if name in cudnn_attention.OPERATORS:
-        original = cudnn_attention.refuse
+    if name in preparation.OPERATORS:
+        original = preparation.refuse
     if name in _SUBSTITUTES:
         original = _SUBSTITUTES[name](original)
     if name == "aten::copy_":

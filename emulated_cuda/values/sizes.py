@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from emulated_cuda import torch_private
-from emulated_cuda.values import errors_on_device, graphs, operators, staleness
+from emulated_cuda.values import graphs, operators, staleness
+from emulated_cuda.values import results as errors_on_device
 from emulated_cuda.values.aliases import on_cpu
 from emulated_cuda.values.computing import compute_after, names_of_outs, on_the_cpu
 from emulated_cuda.values.operators import Kernel, Unavailable, tensors_in, thread

@@ -12,7 +12,7 @@ import pytest
 from docs_pages import ROOT, blocks, commands, pages
 from packaging.requirements import Requirement
 
-from emulated_cuda.running import command_line
+from emulated_cuda import running
 
 NOT_RUN = [
     command
@@ -46,7 +46,7 @@ def test_programs_are_run_on_devices_by_arguments_that_exist() -> None:
     assert EMULATED
     for command in EMULATED:
         _, _, _, *arguments = shlex.split(command)
-        options = command_line.parser().parse_args(arguments)
+        options = running.parser().parse_args(arguments)
         program = options.program[0]
         assert importlib.util.find_spec(program) if options.module else program == "train.py"
 

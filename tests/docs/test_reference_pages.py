@@ -8,9 +8,9 @@ from test_links import options
 
 import cka
 import emulated_cuda
+from emulated_cuda import running
 from emulated_cuda.cards import CARDS
 from emulated_cuda.loading.records import DeviceUse, ProcessUse
-from emulated_cuda.running import command_line, summary
 from pytest_cka_memory import MemoryProbe, Region
 from pytest_cka_memory.__main__ import main
 from pytest_cka_memory.cli.main import _parser
@@ -82,7 +82,7 @@ def test_commands_and_their_options_are_all_described() -> None:
 def test_command_line_of_the_emulated_device_is_described() -> None:
     """The page has every option, field, function, error and card of the command, and no others."""
     text = (REFERENCE / "emulated_cuda.md").read_text("utf-8")
-    parser = command_line.parser()
+    parser = running.parser()
     usage = parser.format_usage().removeprefix("usage: ").strip()
     assert f"```text\n{usage}\n```" in text
     given = {option for action in parser._actions for option in action.option_strings}
@@ -90,7 +90,7 @@ def test_command_line_of_the_emulated_device_is_described() -> None:
     described = {name for name in names if name.startswith("-")}
     assert described == given - {"-h", "--help", "-m"}
     process = ProcessUse(1, "train.py", 0, CARDS["t4"], 2**30, True, (DeviceUse(0, 1, 0, 1, None),))
-    fields = set(summary.rows([process])[0])
+    fields = set(running.rows([process])[0])
     names -= described | {"RuntimeError", "IndexError"}
     assert names == {*fields, *CARDS, *emulated_cuda.__all__}
     for name, card in CARDS.items():

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from docs_pages import ROOT, pages, prose
 
+from emulated_cuda import running, triton
 from emulated_cuda.cards import CARDS
-from emulated_cuda.loading.environment import folder_of_driver
-from emulated_cuda.running import command_line
-from emulated_cuda.values import compiled, equivalents
-from emulated_cuda.values.compiled.table import OPERATIONS
+from emulated_cuda.loading.loaded import folder_of_driver
+from emulated_cuda.triton.table import OPERATIONS
+from emulated_cuda.values import equivalents
 from emulated_cuda.values.equivalents.table import EQUIVALENTS
 from pytest_cka_memory.cli.main import _parser as cli_parser
 from pytest_cka_memory.core.markers import MARKERS
@@ -149,7 +149,7 @@ def test_numbers_that_limit_reports_are_those_of_the_code() -> None:
 def test_tables_of_the_emulated_device_have_as_many_rows_as_the_page_says() -> None:
     """The page counts the operations of Triton and the operators that only CUDA has."""
     pytest.importorskip("triton")
-    for package in (compiled, equivalents):
+    for package in (triton, equivalents):
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{package.__name__}.{module.name}")
     page = text(DOCS / "explanation/values.md")
@@ -168,7 +168,7 @@ def _options(parser: argparse.ArgumentParser) -> set[str]:
 
 def test_commands_in_the_text_have_the_options_that_they_are_shown_with() -> None:
     """Each ``python -m ...`` in a sentence has commands and options that exist."""
-    plugin, device = cli_parser(), command_line.parser()
+    plugin, device = cli_parser(), running.parser()
     (commands,) = [a for a in plugin._actions if isinstance(a, argparse._SubParsersAction)]
     seen = 0
     for page in pages():

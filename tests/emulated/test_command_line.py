@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from emulated_cuda.running import command_line
+from emulated_cuda import running
 
 TRAIN = """
 import subprocess, sys
@@ -279,7 +279,7 @@ def test_process_that_outlives_the_program_ends_without_an_error(emulated):
 def test_wrong_argument_is_refused_with_what_to_write(emulation, arguments, message, capsys):
     """The error for a wrong argument says what to write, with the usual exit status."""
     with pytest.raises(SystemExit) as raised:
-        command_line.main(arguments)
+        running.main(arguments)
     assert raised.value.code == 2
     assert message in capsys.readouterr().err
 
@@ -289,7 +289,7 @@ def test_option_that_would_hide_the_device_is_refused(emulation, monkeypatch, ca
     """With some options Python ignores variables, by which a program finds the device: an error."""
     monkeypatch.setattr(sys, "orig_argv", ["python", option, "-m", "emulated_cuda", __file__])
     with pytest.raises(SystemExit):
-        command_line.main([__file__])
+        running.main([__file__])
     assert f"python {option}: the program is given the device by" in capsys.readouterr().err
 
 

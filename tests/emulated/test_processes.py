@@ -6,7 +6,7 @@ import tempfile
 
 import pytest
 
-from emulated_cuda.loading.environment import folder_of_driver
+from emulated_cuda.loading.loaded import folder_of_driver
 
 ALLOCATOR = """
 import emulated_cuda

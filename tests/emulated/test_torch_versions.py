@@ -11,7 +11,7 @@ import torch
 import emulated_cuda
 from emulated_cuda import torch_private, torch_versions, tried_torch, triton_private
 from emulated_cuda.torch_versions import Row
-from emulated_cuda.values import errors_on_device
+from emulated_cuda.values import results
 
 ROWS = {name: row for name, row in vars(torch_versions).items() if isinstance(row, Row)}
 FOLDER = Path(emulated_cuda.__file__).parent
@@ -92,15 +92,15 @@ def _error_of(call) -> Exception:
 @pytest.mark.parametrize("name", REFUSED_TYPES)
 def test_error_about_types_is_recognized_by_its_text(name):
     """An error about types is recognized by the text of the installed version."""
-    assert errors_on_device.is_unsupported(_error_of(REFUSED_TYPES[name]))
+    assert results.is_unsupported(_error_of(REFUSED_TYPES[name]))
 
 
 @pytest.mark.parametrize("name", REFUSED_VALUES)
 def test_error_about_a_value_is_recognized_by_its_text(name):
     """An error about a value is recognized by the text of the installed version."""
     error = _error_of(REFUSED_VALUES[name])
-    assert errors_on_device.is_assert(error)
-    assert not errors_on_device.is_unsupported(error)
+    assert results.is_assert(error)
+    assert not results.is_unsupported(error)
 
 
 def test_refused_number_is_recognized_by_its_text():

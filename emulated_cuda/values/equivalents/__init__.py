@@ -7,14 +7,10 @@ returns what the operator would have written. :func:`.table.equivalent` names th
 from emulated_cuda.values.equivalents import (
     attention,
     attention_sequences,
-    convolution,
-    half,
-    nested,
     normalization,
     others,
     products,
     recurrent,
-    sampling,
 )
 from emulated_cuda.values.equivalents.table import EQUIVALENTS, by_name
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from emulated_cuda.values.equivalents.softmax_attention import (
+from emulated_cuda.values.equivalents.attention import (
     BOTTOM_RIGHT,
     Options,
     backward,

@@ -1,4 +1,9 @@
-"""Fused dropout, log sigmoid, softmax and its gradient, bags of embeddings and the CTC loss."""
+"""Operators that belong to no family.
+
+Fused dropout, log sigmoid, softmax and its gradient, bags of embeddings and the CTC loss; operators
+of half precision that CUDA computes in single precision and rounds once; parts of attention on
+strided nested tensors, whose results CUDA pads and the CPU does not; grid samplers of cuDNN.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,115 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from emulated_cuda.torch_private import operator_of
 from emulated_cuda.values.equivalents.table import equivalent
 from emulated_cuda.values.results import Fitted
+
+HALF = (torch.bfloat16, torch.float16)
+_PRODUCT = "aten/src/ATen/native/cuda/ReduceSumProdKernel.cu: reduce_dispatch"
+_log_softmax = operator_of("aten::_log_softmax")
+
+
+@equivalent(
+    "aten::_log_softmax",
+    source="aten/src/ATen/native/cuda/SoftMax.cu: accscalar_t; half_to_float asks for a float",
+)
+def log_softmax(self: Tensor, dim: int, half_to_float: bool) -> Any:
+    return _log_softmax(_widened(self), dim, False)
+
+
+@equivalent("aten::prod", source=_PRODUCT)
+def product(self: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    factors, options = _factors(self, dtype)
+    return torch.prod(factors, **options)
+
+
+@equivalent("aten::prod.dim_int", source=_PRODUCT)
+def product_along(self: Tensor, dim: int, keepdim: bool, dtype: torch.dtype | None) -> Tensor:
+    factors, options = _factors(self, dtype)
+    return torch.prod(factors, dim, keepdim, **options)
+
+
+@equivalent("aten::prod.int_out", source=_PRODUCT)
+def product_into(
+    self: Tensor, dim: int, keepdim: bool, dtype: torch.dtype | None, out: Tensor
+) -> Tensor:
+    return out.copy_(product_along(self, dim, keepdim, dtype or out.dtype))
+
+
+def _factors(self: Tensor, dtype: torch.dtype | None) -> tuple[Tensor, dict[str, Any]]:
+    """Return what is multiplied, and options for it: a card first converts to `dtype`."""
+    if dtype in HALF:
+        return self.to(dtype).float(), {}
+    return (_widened(self), {}) if dtype is None else (self, {"dtype": dtype})
+
+
+def _widened(value: Tensor) -> Tensor:
+    return value.float() if value.dtype in HALF else value
+
+
+_split_heads = operator_of("aten::_transform_bias_rescale_qkv")
+_MULTIPLE = 8  # of positions, so that products can use tensor cores
+
+
+@equivalent(
+    "aten::_transform_bias_rescale_qkv",
+    source="aten/src/ATen/native/transformers/cuda/attention.cu: transform_bias_rescale_qkv_cuda",
+)
+def split_heads(qkv: Tensor, qkv_bias: Tensor, num_heads: int) -> tuple[Tensor, ...]:
+    """Queries, keys and values, (batch, heads, positions, size); positions beyond a sequence are 0.
+
+    If `qkv` is nested, the number of positions is a multiple of 8.
+    """
+    if not qkv.is_nested:
+        return tuple(_split_heads(qkv, qkv_bias, num_heads))
+    sequences = qkv.unbind()
+    longest = max((sequence.shape[0] for sequence in sequences), default=0)
+    positions = -(-longest // _MULTIPLE) * _MULTIPLE
+    parts = [_split_heads(sequence[None], qkv_bias, num_heads) for sequence in sequences]
+    return tuple(
+        torch.cat([pad(part, (0, 0, 0, positions - part.shape[2])) for part in kind])
+        for kind in zip(*parts, strict=True)
+    )
+
+
+_BILINEAR, _ZEROS = 0, 0
+_SAMPLER = "aten/src/ATen/native/cudnn/GridSampler.cpp: bilinear, zeros around, aligned corners"
+_AFFINE = "aten/src/ATen/native/cudnn/AffineGridGenerator.cpp: aligned corners"
+_sampler = operator_of("aten::grid_sampler_2d")
+_sampler_backward = operator_of("aten::grid_sampler_2d_backward")
+_affine = operator_of("aten::affine_grid_generator")
+_affine_backward = operator_of("aten::affine_grid_generator_backward")
+
+
+@equivalent("aten::cudnn_grid_sampler", source=_SAMPLER)
+def grid_sampler(self: Tensor, grid: Tensor) -> Tensor:
+    result: Tensor = _sampler(self, grid, _BILINEAR, _ZEROS, True)
+    return result
+
+
+@equivalent("aten::cudnn_grid_sampler_backward", source=_SAMPLER)
+def grid_sampler_backward(self: Tensor, grid: Tensor, grad_output: Tensor) -> tuple[Tensor, Tensor]:
+    both = [True, True]
+    result: tuple[Tensor, Tensor] = _sampler_backward(
+        grad_output, self, grid, _BILINEAR, _ZEROS, True, both
+    )
+    return result
+
+
+@equivalent("aten::cudnn_affine_grid_generator", source=_AFFINE)
+def affine_grid(theta: Tensor, N: int, C: int, H: int, W: int) -> Tensor:
+    result: Tensor = _affine(theta, [N, C, H, W], True)
+    return result
+
+
+@equivalent("aten::cudnn_affine_grid_generator_backward", source=_AFFINE)
+def affine_grid_backward(grad: Tensor, N: int, C: int, H: int, W: int) -> Tensor:
+    result: Tensor = _affine_backward(grad, [N, C, H, W], True)
+    return result
+
 
 _DROPOUT = "aten/src/ATen/native/cuda/Dropout.cu"
 # CUDA converts half precision inside the kernel if a result in single precision is asked for, and

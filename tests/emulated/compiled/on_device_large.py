@@ -4,9 +4,9 @@ import pytest
 import torch
 from ttir import function, launch, loaded, stored
 
-from emulated_cuda.values.compiled import integers
-from emulated_cuda.values.compiled.choices import chosen
-from emulated_cuda.values.compiled.errors import KernelError
+from emulated_cuda.triton import numbers as integers
+from emulated_cuda.triton.operations import KernelError
+from emulated_cuda.triton.programs import chosen
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 TYPES = (

@@ -5,8 +5,8 @@ import torch
 from lines_of_eight import POINTER, compare, compared, load_at, number, outcome, store
 from ttir import function, launch
 
-from emulated_cuda.values.compiled import blocks
-from emulated_cuda.values.compiled.progressions import Progression
+from emulated_cuda.triton import memory
+from emulated_cuda.triton.progressions import Progression
 
 CASES = {
     "whole block": [load_at("v", "%at"), store("%v")],
@@ -237,7 +237,9 @@ def test_launch_of_whole_blocks_writes_no_addresses(monkeypatch):
     monkeypatch.setattr(Progression, "compact", lambda self: pytest.fail("elements were written"))
     calls = []
     monkeypatch.setattr(
-        blocks, "load", lambda *given, load=blocks.load: calls.append("load") or load(*given)
+        memory,
+        "read_block",
+        lambda *given, read=memory.read_block: calls.append("load") or read(*given),
     )
     lines = [
         number("bound", 32),

@@ -4,7 +4,7 @@ import pytest
 import torch
 from lines_of_eight import POINTER, load_at, number, outcome, store
 
-from emulated_cuda.values.compiled import programs
+from emulated_cuda.triton import programs
 
 LOADED = load_at("v", "%at")
 TWO = number("two", "2.0", "f32")

@@ -9,8 +9,8 @@ import torch
 import triton
 
 from emulated_cuda.errors import StaleValueError
+from emulated_cuda.triton.table import NOT_COMPUTED, OPERATIONS, TERMINATORS
 from emulated_cuda.values import staleness
-from emulated_cuda.values.compiled.table import NOT_COMPUTED, OPERATIONS, TERMINATORS
 
 MB = 2**20
 

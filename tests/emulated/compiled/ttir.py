@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from emulated_cuda.values.compiled import accesses, table
-from emulated_cuda.values.compiled.kernel import Kernel
-from emulated_cuda.values.compiled.operations import DTYPES
+from emulated_cuda.triton import memory, table
+from emulated_cuda.triton.launches import Kernel
+from emulated_cuda.triton.operations import DTYPES
 
-accesses.use_library("libcuda.so.1")
+memory.use_library("libcuda.so.1")
 
 
 def launch(text: str, arguments: Sequence[Any], grid: tuple[int, int, int] = (1, 1, 1)) -> None:

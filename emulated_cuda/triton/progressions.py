@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from emulated_cuda.values.uncounted import uncounted
+from emulated_cuda.values.aliases import uncounted
 
 
 class Progression:

@@ -30,7 +30,7 @@ def start(path: str) -> None:
         return
     # Not when the program imports Triton: that may be inside a region, which would count the
     # constants of these modules, or inside a transform of torch.func, which would wrap them.
-    from emulated_cuda.values.compiled import launches
+    from emulated_cuda.triton import launches
 
     def prepare() -> None:
         launches.start(path)

@@ -1,6 +1,7 @@
-"""Tensors in memory that a descriptor describes, which cards from compute capability 9.0 load by.
+"""Atomic operations, and tensors in memory that a descriptor describes.
 
-For older cards Triton itself writes addresses in place of descriptors.
+Atomic operations of each program, and of each element, come one after the other. By descriptors
+cards from compute capability 9.0 load and store tiles.
 """
 
 from __future__ import annotations
@@ -12,11 +13,96 @@ from typing import Any
 
 import torch
 
-from emulated_cuda.values.compiled import accesses, atomics
-from emulated_cuda.values.compiled.errors import NotComputed
-from emulated_cuda.values.compiled.operations import Operation, Type
-from emulated_cuda.values.compiled.programs import Programs, choose
-from emulated_cuda.values.compiled.table import Compute, operation
+from emulated_cuda.triton import memory
+from emulated_cuda.triton.memory import pointee_of
+from emulated_cuda.triton.operations import KernelError, NotComputed, Operation, Type
+from emulated_cuda.triton.programs import Programs, choose
+from emulated_cuda.triton.table import Compute, operation
+
+_KINDS = {
+    "add": 0,
+    "fadd": 0,
+    "inc_wrap": -1,
+    "dec_wrap": -1,
+    "max": 1,
+    "umax": 1,
+    "min": 2,
+    "umin": 2,
+    "and": 3,
+    "or": 4,
+    "xor": 5,
+    "exch": 6,
+}
+"""Name -> number in csrc/accesses.cpp; -1 for those that are not computed."""
+_LETTERS = {
+    torch.float64: "d",
+    torch.float32: "f",
+    torch.float16: "e",
+    torch.bfloat16: "b",
+    torch.int16: "h",
+    torch.int32: "i",
+    torch.int64: "q",
+}
+
+
+def kind_of(name: str, element: Type) -> tuple[int, str]:
+    """Return an atomic operation as :func:`accesses.atomic` takes it.
+
+    Raises:
+        NotComputed: if it is not known for elements of this type.
+    """
+    letter = _LETTERS.get(element.dtype)
+    if _KINDS.get(name, -1) < 0 or letter is None:
+        raise NotComputed(f"the atomic operation {name} on {element.element}")
+    return _KINDS[name], letter.upper() if name in ("umax", "umin") else letter
+
+
+@operation("tt.atomic_rmw")
+def change(one: Operation) -> Compute:
+    """Change elements in memory; the results are what was there before."""
+    kind = kind_of(one.keyword, pointee_of(one))
+
+    def compute(
+        programs: Programs, addresses: torch.Tensor, value: torch.Tensor, mask: Any = None
+    ) -> torch.Tensor:
+        return memory.atomic(programs, kind, addresses, value, mask)
+
+    return compute
+
+
+@operation("tt.atomic_cas")
+def compare_and_swap(one: Operation) -> Compute:
+    """Store a value where the expected one is; the results are what was there before."""
+    pointee_of(one)
+
+    def compute(
+        programs: Programs, addresses: torch.Tensor, expected: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        return memory.compare_and_swap(programs, addresses, expected, value)
+
+    return compute
+
+
+@operation("tt.atomic_poll")
+def wait_for_value(one: Operation) -> Compute:
+    """Whether elements in memory are those that are waited for; with a time limit it may be no."""
+    dtype = pointee_of(one).dtype
+
+    def compute(
+        programs: Programs, addresses: torch.Tensor, expected: torch.Tensor, limit: Any = None
+    ) -> torch.Tensor:
+        is_there = memory.read_elements(programs, addresses, None, dtype) == expected
+        mask = memory.active_mask(programs, None, addresses.dim())
+        if limit is None and not (is_there if mask is None else is_there | ~mask).all():
+            raise KernelError(
+                KernelError.TIMEOUT,
+                f"the launch timed out and was terminated: the kernel {programs.name} waits for a "
+                f"value that no earlier program has written. On the emulated device, programs run "
+                f"one after the other",
+            )
+        return is_there
+
+    return compute
 
 
 class TensorMap(ctypes.Structure):
@@ -138,7 +224,7 @@ def load(one: Operation) -> Compute:
     def compute(programs: Programs, descriptor: Descriptor, *starts: torch.Tensor) -> torch.Tensor:
         descriptor = _with_element_size(descriptor, dtype.itemsize)
         addresses, inside = descriptor.addresses(_positions(descriptor, block, starts))
-        found = accesses.load(programs, addresses, inside, dtype)
+        found = memory.read_elements(programs, addresses, inside, dtype)
         return _fill(descriptor, found, inside).reshape(-1, *shape)
 
     return compute
@@ -152,7 +238,7 @@ def store(one: Operation) -> Compute:
     name = "" if one.name == "tt.descriptor_store" else one.keyword
     if name == "add" and element.dtype.is_floating_point:
         name = "fadd"
-    kind = atomics.kind_of(name, element) if name else None
+    kind = kind_of(name, element) if name else None
 
     def compute(programs: Programs, descriptor: Descriptor, *given: torch.Tensor) -> None:
         *starts, value = given
@@ -160,9 +246,9 @@ def store(one: Operation) -> Compute:
         addresses, inside = descriptor.addresses(_positions(descriptor, block, starts))
         value = value.reshape(-1, *addresses.shape[1:])
         if kind is None:
-            accesses.store(programs, addresses, value, inside)
+            memory.write_elements(programs, addresses, value, inside)
         else:
-            accesses.atomic(programs, kind, addresses, value, inside)
+            memory.atomic(programs, kind, addresses, value, inside)
 
     return compute
 
@@ -185,7 +271,7 @@ def gather(one: Operation) -> Compute:
     ) -> torch.Tensor:
         descriptor = _with_element_size(descriptor, dtype.itemsize)
         addresses, inside = _rows(descriptor, rows, start, columns)
-        return _fill(descriptor, accesses.load(programs, addresses, inside, dtype), inside)
+        return _fill(descriptor, memory.read_elements(programs, addresses, inside, dtype), inside)
 
     return compute
 
@@ -203,6 +289,6 @@ def scatter(one: Operation) -> Compute:
     ) -> None:
         descriptor = _with_element_size(descriptor, value.element_size())
         addresses, inside = _rows(descriptor, rows, start, value.shape[2])
-        accesses.store(programs, addresses, value, inside)
+        memory.write_elements(programs, addresses, value, inside)
 
     return compute

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from emulated_cuda.values.compiled import integers
-from emulated_cuda.values.compiled.memory import pointee_of
-from emulated_cuda.values.compiled.operations import Operation
-from emulated_cuda.values.compiled.progressions import Progression
-from emulated_cuda.values.compiled.table import Compute, on_progressions
+from emulated_cuda.triton import numbers
+from emulated_cuda.triton.memory import pointee_of
+from emulated_cuda.triton.operations import Operation
+from emulated_cuda.triton.progressions import Progression
+from emulated_cuda.triton.table import Compute, on_progressions
 
 
 def _both(function: Callable[[Progression, Progression], Any]) -> Compute:
@@ -144,7 +144,7 @@ _BITS = {bit: torch.tensor([bit]) for bit in (False, True)}
 def compare(one: Operation) -> Compute:
     """Compare numbers with a bound; often all are below it, or none."""
     name = one.keyword
-    function = integers.COMPARISONS[name]
+    function = numbers.COMPARISONS[name]
 
     def compute(a: Progression, b: Progression) -> Any:
         if a.is_one_number and b.is_one_number:

@@ -1,11 +1,4 @@
-"""What each operation of TTIR does: one row per operation, added by the modules that compute them.
-
-A row is a function that gets an :class:`Operation` once, when the kernel is read, and returns what
-computes it at each run. That gets the :class:`Programs` and a value for each operand, and returns a
-value for each result. A value is a CPU tensor; its first dimension is the program, of length 1 if
-all programs have the same value, and the others are those of its type. Tensors of integers may be
-:class:`Progression` in its place, which rows of their own take.
-"""
+"""What each operation of TTIR does: a row per operation, added by the modules that compute them."""
 
 from __future__ import annotations
 
@@ -15,8 +8,7 @@ from typing import Any
 
 import torch
 
-from emulated_cuda.values.compiled.errors import NotComputed
-from emulated_cuda.values.compiled.operations import FLOAT8, HALF, Operation
+from emulated_cuda.triton.operations import FLOAT8, HALF, NotComputed, Operation
 
 Compute = Callable[..., Any]
 Prepare = Callable[[Operation], Compute]

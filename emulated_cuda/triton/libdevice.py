@@ -13,11 +13,9 @@ from typing import Any
 
 import torch
 
-from emulated_cuda.values.compiled.errors import NotComputed
-from emulated_cuda.values.compiled.floats import fused
-from emulated_cuda.values.compiled.integers import high_bits, signed_high_bits, unsigned
-from emulated_cuda.values.compiled.operations import Operation, Type
-from emulated_cuda.values.compiled.table import OPERATIONS, Compute, operation
+from emulated_cuda.triton.numbers import fused, high_bits, signed_high_bits, unsigned
+from emulated_cuda.triton.operations import NotComputed, Operation, Type
+from emulated_cuda.triton.table import OPERATIONS, Compute, operation
 
 Function = Callable[..., torch.Tensor]
 

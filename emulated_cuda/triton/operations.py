@@ -1,4 +1,7 @@
-"""A kernel in Triton's intermediate code: types, operations, blocks and functions."""
+"""A kernel in Triton's intermediate code: types, operations, blocks and functions.
+
+Also the two errors: a kernel that is not computed, and one that ends as it would on a card.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,28 @@ from dataclasses import dataclass, field
 
 import torch
 
-from emulated_cuda.values.compiled.errors import NotComputed
+
+class NotComputed(Exception):  # noqa: N818  never leaves this package
+    """The kernel uses something that has no meaning here; the text says what."""
+
+
+class KernelError(Exception):
+    """The kernel fails as it would on a card.
+
+    Args:
+        code: of the error, as CUDA's driver numbers it.
+        problem: what happened.
+    """
+
+    ILLEGAL_ADDRESS = 700
+    TIMEOUT = 702
+    ASSERT = 710
+    MISALIGNED_ADDRESS = 716
+
+    def __init__(self, code: int, problem: str) -> None:
+        super().__init__(problem)
+        self.code = code
+
 
 DTYPES = {
     "f64": torch.float64,

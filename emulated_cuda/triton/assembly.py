@@ -12,19 +12,18 @@ from typing import Any
 
 import torch
 
-from emulated_cuda.values.compiled.errors import NotComputed
-from emulated_cuda.values.compiled.floats import fused
-from emulated_cuda.values.compiled.integers import (
+from emulated_cuda.triton.libdevice import function_of
+from emulated_cuda.triton.numbers import (
     bits_of,
+    fused,
     high_bits,
     ordered,
     signed_high_bits,
     unsigned,
 )
-from emulated_cuda.values.compiled.libdevice import function_of
-from emulated_cuda.values.compiled.operations import HALF, Operation
-from emulated_cuda.values.compiled.programs import same_length
-from emulated_cuda.values.compiled.table import OPERATIONS, Compute, operation, rounded
+from emulated_cuda.triton.operations import HALF, NotComputed, Operation
+from emulated_cuda.triton.programs import same_length
+from emulated_cuda.triton.table import OPERATIONS, Compute, operation, rounded
 
 _TYPES = {
     **{f"{letter}{size}": dtype for letter in "bsu" for size, dtype in (

@@ -1,9 +1,4 @@
-"""Runs the operations of a kernel for many programs of a launch at once.
-
-If programs take different branches, each branch runs for all of them, and
-:attr:`Programs.active` says which programs are meant: only those load and store, and only their
-results are kept.
-"""
+"""Runs the operations of a kernel for many programs of a launch at once."""
 
 from __future__ import annotations
 
@@ -14,12 +9,72 @@ from typing import Any
 
 import torch
 
-from emulated_cuda.values.compiled import table
-from emulated_cuda.values.compiled.choices import chosen
-from emulated_cuda.values.compiled.errors import NotComputed
-from emulated_cuda.values.compiled.operations import Block, Function, Operation, uses
-from emulated_cuda.values.compiled.progressions import Progression, as_tensor
-from emulated_cuda.values.compiled.reuse import spare_operands
+from emulated_cuda.triton import table
+from emulated_cuda.triton.operations import HALF, Block, Function, NotComputed, Operation, uses
+from emulated_cuda.triton.progressions import Progression, as_tensor
+from emulated_cuda.triton.table import INTO_OPERANDS
+
+_FEW = 2**12
+"""For so few elements one operator of torch is faster than three."""
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def chosen(mask: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Return elements of the first tensor where the mask is true, and of the second elsewhere.
+
+    Args:
+        mask: booleans; all three may have any shapes that broadcast.
+        first: any dtype.
+        second: of the same dtype.
+    """
+    dtype = first.dtype
+    if max(first.numel(), second.numel(), mask.numel()) < _FEW or second.dtype is not dtype:
+        return torch.where(mask, first, second)
+    bits = _BITS[dtype.itemsize]
+    base = second.view(bits)
+    found = (first.view(bits) ^ base) * mask
+    return found.bitwise_xor_(base).view(dtype)
+
+
+_TAKES_NEW_MEMORY = {"tt.load"}
+"""Others whose result shares memory with no other value."""
+_KEEPS_NO_VIEW = {"tt.load", "tt.store", "arith.cmpf", "arith.cmpi"}
+"""Others whose results do not share the memory of an operand."""
+
+
+def spare_operands(operations: list[Operation], released: list[list[str]]) -> list[tuple[int, ...]]:
+    """Return for each operation of a block the positions of operands that its result may replace.
+
+    Args:
+        operations: of the block, without its end.
+        released: for each operation the values of the block that nothing after it needs.
+    """
+    own = {
+        name
+        for one in operations
+        if one.name in INTO_OPERANDS or one.name in _TAKES_NEW_MEMORY
+        for name in one.results
+    }
+    for one in operations:
+        if one.name not in INTO_OPERANDS and one.name not in _KEEPS_NO_VIEW:
+            own.difference_update(uses(one))  # a region may give a value as it is
+    return [
+        tuple(at for at, name in enumerate(one.operands) if name in own.intersection(names))
+        if _writes_into_operands(one)
+        else ()
+        for one, names in zip(operations, released, strict=True)
+    ]
+
+
+def _writes_into_operands(one: Operation) -> bool:
+    """Whether an operation is computed without a rounding or a conversion after it."""
+    return (
+        one.name in INTO_OPERANDS
+        and bool(one.type().shape)
+        and one.type().dtype not in HALF
+        and one.type().element != "i1"
+    )
+
 
 Environment = dict[str, Any]
 """The values of a function by name."""

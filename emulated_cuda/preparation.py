@@ -1,0 +1,89 @@
+"""What torch and Triton are told to leave out with an emulated device, because it cannot be here.
+
+Measurements by which compilers choose kernels: times say nothing here, and they would allocate
+memory that is in the user's figures as long as the compilers' caches on disk are cold. In their
+place the first choice that this card can run is taken. And attention of cuDNN, which cuDNN cannot
+plan without a GPU, and which torch prefers on an H100 and newer cards: with it switched off, torch
+uses flash attention.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from emulated_cuda import imports, torch_versions, triton_private
+
+_OPERATOR = 1  # Phase in csrc/emulated.hpp: kernels that are launched now have no effect
+
+
+def leave_out(path: str) -> None:
+    """Let Triton and Inductor choose without measuring, as soon as the program imports them.
+
+    Args:
+        path: of the library of the emulated device, which is loaded.
+    """
+    from emulated_cuda import torch_private  # not before torch is imported
+
+    set_phase = ctypes.PyDLL(path).emulated_set_phase
+
+    @contextlib.contextmanager
+    def without_effect() -> Iterator[None]:
+        before = set_phase(_OPERATOR)
+        try:
+            yield
+        finally:
+            set_phase(before)
+
+    imports.call_after(
+        triton_private.MODULE, partial(triton_private.choose_first_valid, without_effect)
+    )
+    for module in torch_versions.MEASURING.value:
+        imports.call_after(module, partial(torch_private.measure_no_kernels, module))
+
+
+OPERATORS = (
+    "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_scaled_dot_product_cudnn_attention_backward",
+    "aten::_cudnn_attention_forward",
+    "aten::_cudnn_attention_backward",
+)
+_libraries: list[Any] = []  # torch removes the kernels of one that is not referenced
+
+
+def switch_off() -> None:
+    """Let torch choose another implementation."""
+    import torch
+
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def refuse_calls() -> None:
+    """Let the operators of cuDNN's attention raise an error that says what to do."""
+    import torch
+
+    from emulated_cuda import torch_private
+
+    with torch_private.unreported_overrides():
+        for name in OPERATORS:
+            namespace, _, rest = name.partition("::")
+            if hasattr(getattr(torch.ops, namespace), rest):
+                library = torch.library.Library(namespace, "IMPL")
+                library.impl(rest, refuse, "CUDA", with_keyset=True, allow_override=True)
+                _libraries.append(library)
+
+
+def refuse(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    """Raise in place of an operator of cuDNN's attention.
+
+    Raises:
+        RuntimeError: says what to do.
+    """
+    raise RuntimeError(
+        "cuDNN's attention is not supported by the emulated device, because cuDNN cannot plan it "
+        "without a GPU. Leave out SDPBackend.CUDNN_ATTENTION and enable_cudnn_sdp(True): PyTorch "
+        "then uses flash attention"
+    )

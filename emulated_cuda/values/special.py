@@ -1,0 +1,250 @@
+"""Operators that are computed in another way than on the CPU: by layout, type or argument.
+
+- Sparse tensors (COO, CSR, CSC, BSR and BSC): how many elements a result has depends on values, so
+  results are computed on the CPU and put into memory of the device.
+- Division of integers by zero: the CPU raises an error, a card does not. A quotient that is rounded
+  down is 0 then (`div_floor_integer` of PyTorch; before torch 2.12 it was not defined). Other
+  roundings and remainders by zero are not defined there.
+- Products of quantized tensors, for which cuDNN finds no plan without a GPU.
+- Numbers in place of tensors, as in ``x * 2``: torch wraps the number in a tensor of the lowest
+  priority for the type of the result, and gives the number to kernels in Python, but its own
+  kernels then refuse it. They get a tensor of the type that leads to the same result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from emulated_cuda import torch_private
+from emulated_cuda.torch_versions import NOT_A_TENSOR
+from emulated_cuda.values import graphs, operators, staleness
+from emulated_cuda.values.aliases import alias, on_cpu
+from emulated_cuda.values.computing import on_the_cpu
+from emulated_cuda.values.operators import Kernel, Unavailable, tensors_in, thread
+from emulated_cuda.values.results import upload
+
+ROUNDED_DOWN = (
+    *("floor_divide", "floor_divide.out", "floor_divide_.Tensor"),
+    *("div.Tensor_mode", "div.out_mode", "div_.Tensor_mode"),
+)
+"""Operators that divide, with rounding down as the only or one possible mode."""
+
+
+def zero_by_zero(divide: Kernel) -> Kernel:
+    """Return a kernel for the CPU that divides; quotients of integers by 0 are 0."""
+
+    def call(self: Any, other: Any, **kwargs: Any) -> Any:
+        is_down = kwargs.get("rounding_mode", "floor") == "floor"
+        if not is_down or torch.result_type(self, other).is_floating_point:
+            return divide(self, other, **kwargs)
+        if not isinstance(other, torch.Tensor):
+            quotient = divide(self, other or 1, **kwargs)
+            return quotient if other else quotient.zero_()
+        zero = other == 0
+        if not zero.any():
+            return divide(self, other, **kwargs)
+        return divide(self, torch.where(zero, 1, other), **kwargs).masked_fill_(zero, 0)
+
+    return call
+
+
+def refusing(name: str) -> Kernel | None:
+    """Return the kernel for an operator on quantized tensors and packed weights.
+
+    None for one that only packs or unpacks a weight: torch's own kernel does that on the CPU.
+    """
+    if "pack" in name:
+        return None
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError(
+            f"{name} is not supported by the emulated device, because cuDNN cannot plan it without "
+            f"a GPU. Compute it on the CPU, with the packed weight and the input there, or "
+            f"dequantize() both and use the floating-point form, or use a GPU"
+        )
+
+    return kernel
+
+
+KEYS = ("SparseCUDA", "SparseCsrCUDA")
+
+
+def computing(name: str, operator: Any, original: Kernel) -> Kernel:
+    """Return a kernel that computes an operator with sparse arguments."""
+    schema = torch_private.schema_of(operator)
+    written = [
+        argument.name
+        for argument in schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    names = [argument.name for argument in schema.arguments]
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        if thread.arguments is not None:
+            return original(keyset, *args, **kwargs)
+        graphs.refuse(name)
+        if staleness.is_possible():
+            staleness.check((args, kwargs))
+        results = None
+        # What it reads back in between was not computed, so it may fail for no fault of the user.
+        with contextlib.suppress(Unavailable, RuntimeError, IndexError, ValueError):
+            if not written:
+                results = operators.run(original, keyset, args, kwargs)
+        named = {**dict(zip(names, args, strict=False)), **kwargs}
+        with on_the_cpu():
+            on_host = {key: on_cpu(value) for key, value in named.items()}
+            computed = operator(
+                *[on_host[key] for key in names[: len(args)]],
+                **{key: on_host[key] for key in kwargs},
+            )
+            if not written and _is_written(results, computed):
+                return _known(results, named)
+            results = None  # it has another size than the values ask for
+            if not written and not any(True for _ in tensors_in(computed)):
+                return computed  # a number
+            for key in written:
+                if named.get(key) is not None:
+                    _copy_back(named[key], on_host[key])
+        if written:
+            return named[written[0]] if len(written) == 1 else tuple(named[key] for key in written)
+        return _uploaded(computed, named)
+
+    return kernel
+
+
+def _uploaded(computed: Any, named: Any) -> Any:
+    device = next(tensor.device for tensor in tensors_in(named) if tensor.is_cuda)
+    with on_the_cpu():
+        return _known(upload(computed, device), named)
+
+
+def _known(results: Any, named: Any) -> Any:
+    """Return new results, of which a kernel that ran earlier has written nothing."""
+    if staleness.is_possible():  # of the arguments it was checked before
+        staleness.propagate((), results, given=named)
+    return results
+
+
+def _is_written(results: Any, computed: Any) -> bool:
+    """Write into the parts of the operator's own result, if they have the sizes to be computed."""
+    if not isinstance(results, torch.Tensor) or not isinstance(computed, torch.Tensor):
+        return False
+    if results.layout is not computed.layout or results.shape != computed.shape:
+        return False
+    pairs = list(zip(_parts(results), _parts(computed), strict=True))
+    if any(one.shape != other.shape or one.dtype != other.dtype for one, other in pairs):
+        return False
+    if results.layout is torch.sparse_coo and results.is_coalesced() != computed.is_coalesced():
+        return False
+    for target, value in pairs:
+        alias(target).copy_(value)
+    return True
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    if tensor.layout is torch.sparse_coo:
+        return torch_private.sparse_parts(tensor)
+    return (*torch_private.compressed_parts(tensor), tensor.values())
+
+
+def _copy_back(target: torch.Tensor, computed: torch.Tensor) -> None:
+    """Give an argument on the device what the operator has written into its CPU form."""
+    if target.layout is torch.strided and target.shape == computed.shape:
+        return  # it is an alias
+    target.copy_(upload(computed, target.device))
+
+
+_NUMBERS = (int, float, bool, complex)
+_NOT_OPERANDS = ("condition", "mask", "out")
+
+
+def accepting_numbers(operator: Any, kernel: Kernel) -> Kernel:
+    """Return torch's kernel of an operator so that it also accepts numbers for tensors."""
+    arguments = torch_private.schema_of(operator).arguments
+    positions = [
+        index
+        for index, argument in enumerate(arguments)
+        if str(argument.type) in ("Tensor", "Optional[Tensor]") and not argument.kwarg_only
+    ]
+    operands = [index for index in positions if arguments[index].name not in _NOT_OPERANDS]
+    if len(positions) < 2:
+        return kernel
+
+    def call(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        for index in positions:
+            if index < len(args) and type(args[index]) in _NUMBERS:
+                others = [args[i] for i in operands if i < len(args)]
+                args = tuple(
+                    _tensor_for(value, others) if position in positions else value
+                    for position, value in enumerate(args)
+                )
+                break
+        return kernel(keyset, *args, **kwargs)
+
+    return call
+
+
+def if_refused(operator: Any) -> Kernel:
+    """Return an operator for the CPU that accepts numbers for tensors, as precise as torch's."""
+    with_tensors = accepting_numbers(operator, lambda _, *args, **kwargs: operator(*args, **kwargs))
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return operator(*args, **kwargs)
+        except RuntimeError as error:
+            if NOT_A_TENSOR.value not in str(error):
+                raise
+            return with_tensors(None, *args, **kwargs)
+
+    return call
+
+
+# ---- Numbers in tensors on the device: torch cannot pass them to a kernel in Python ----
+
+
+def power_of_number(original: Kernel) -> Kernel:
+    """Return the kernel of a number's power, by way of that for two tensors."""
+    of_tensors = torch.library.get_kernel("aten::pow.Tensor_Tensor", "CUDA").call_boxed
+
+    def call(keyset: Any, base: Any, exponent: torch.Tensor) -> Any:
+        if base == 1:
+            return original(keyset, base, exponent)
+        dtype = torch.result_type(exponent, base)
+        with torch_private.without_torch_function():
+            number = torch.empty((), dtype=dtype, device=exponent.device)
+        return of_tensors(keyset, number, exponent)
+
+    return call
+
+
+def power_of_number_out(original: Kernel) -> Kernel:
+    """Return the same for a kernel with ``out``."""
+    of_tensors = torch.library.get_kernel("aten::pow.Tensor_Tensor_out", "CUDA").call_boxed
+
+    def call(keyset: Any, base: Any, exponent: torch.Tensor, *, out: torch.Tensor) -> Any:
+        if base == 1:
+            return original(keyset, base, exponent, out=out)
+        dtype = torch.result_type(exponent, base)
+        with torch_private.without_torch_function():
+            number = torch.empty((), dtype=dtype, device=exponent.device)
+        return of_tensors(keyset, number, exponent, out=out)
+
+    return call
+
+
+def _tensor_for(value: Any, others: list[Any]) -> Any:
+    if type(value) not in _NUMBERS:
+        return value
+    tensor = next((other for other in others if isinstance(other, torch.Tensor)), None)
+    if tensor is None:
+        return torch.tensor(value)
+    dtype = torch.result_type(tensor, value)
+    try:
+        return torch.scalar_tensor(value, dtype=dtype, device="cpu")  # faster than torch.tensor
+    except (RuntimeError, OverflowError, TypeError):  # the number does not fit; it is not used
+        return torch.tensor(1, dtype=dtype)
