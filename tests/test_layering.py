@@ -27,8 +27,10 @@ PICTURES = {
         __main__
         running        site
         loading
-        values         measurements
-        cudnn_attention objects
+        activation
+        triton
+        values         objects
+        preparation
         torch_private  triton_private tried_torch
         torch_versions cards          threads        imports
         errors

@@ -42,7 +42,7 @@ int64_t store(const T* from, const int64_t* addresses, const uint8_t* mask, int6
   return each(addresses, mask, count, sizeof(T), [&](int64_t i, char* to) { memcpy(to, from + i, sizeof(T)); });
 }
 
-// The numbers of `_KINDS` in values/compiled/atomics.py.
+// The numbers of `_KINDS` in triton/descriptors.py.
 enum Kind : int { kAdd, kMax, kMin, kAnd, kOr, kXor, kExchange };
 
 template <class W>

@@ -9,7 +9,7 @@
 namespace {
 constexpr int kMostDims = 16;
 
-// `Block` in values/compiled/blocks.py. Steps are in bytes.
+// `Block` in triton/memory.py. Steps are in bytes.
 struct Block {
   const int64_t* bases;  // the address of each program's first element
   int64_t programs, base_step;  // base_step is 0 if all programs have the first base, else 1

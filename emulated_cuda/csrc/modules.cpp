@@ -147,7 +147,7 @@ API int cuLaunchKernelEx(const DriverLaunch* wanted, void* function, void** argu
 
 // ---- Descriptors of tensors ----
 
-// `TensorMap` in values/compiled/descriptors.py. CUDA's structure has 128 bytes and is opaque.
+// `TensorMap` in triton/descriptors.py. CUDA's structure has 128 bytes and is opaque.
 struct TensorMap {
   uint64_t address;
   int32_t type, rank;

@@ -14,11 +14,11 @@ from functools import wraps
 from importlib.machinery import ExtensionFileLoader
 from typing import Any
 
+from emulated_cuda import activation
 from emulated_cuda import torch_versions as versions
 from emulated_cuda.cards import CONTEXT_BYTES, Card
 from emulated_cuda.errors import DeviceError, TooLateError
 from emulated_cuda.loading import checks
-from emulated_cuda.values import activation
 
 _LEAST_ADDRESSES = 2**38
 """So many addresses are reserved for a device at least; they take no memory."""

@@ -13,13 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from emulated_cuda import imports, preparation, threads
+from emulated_cuda import activation, imports, preparation, threads
 from emulated_cuda.cards import DEFAULT_CARD, Card, card_of
 from emulated_cuda.errors import DeviceError
 from emulated_cuda.loading import checks, children, records
 from emulated_cuda.loading.library import Library
 from emulated_cuda.torch_versions import BACKWARD_THREAD, INDUCTOR_SETTINGS
-from emulated_cuda.values import activation
 
 _kept: list[object] = []
 

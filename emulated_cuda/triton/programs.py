@@ -88,7 +88,7 @@ class Step:
     on_progressions: table.Compute | None
     """What is tried first if an operand is a progression."""
     into_operand: table.Compute | None
-    """The same with a tensor for the result, see :mod:`reuse`."""
+    """The same with a tensor for the result, see :func:`spare_operands`."""
     spare: tuple[int, ...]
     """Positions of operands whose memory the result may take."""
     dtype: torch.dtype | None

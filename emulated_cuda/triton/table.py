@@ -19,7 +19,8 @@ ON_PROGRESSIONS: dict[str, Prepare] = {}
 """Name -> what returns a computation that also takes progressions, see :mod:`regular`."""
 INTO_OPERANDS: dict[str, Prepare] = {}
 """Name -> what returns the same computation with a parameter `out`, a tensor for the result, which
-may be an operand; for types that need no rounding. See :mod:`reuse`."""
+may be an operand; for types that need no rounding. See
+``programs.spare_operands``."""
 CONTROL: set[str] = set()
 """Operations with regions of their own: they get all values by name in place of their operands."""
 TERMINATORS = {

@@ -15,10 +15,18 @@ import torch
 from emulated_cuda import torch_private
 from emulated_cuda.errors import WITHOUT_VALUES
 from emulated_cuda.values import graphs, operators, randomness, staleness
-from emulated_cuda.values import results as errors_on_device
 from emulated_cuda.values.aliases import alias, on_cpu
 from emulated_cuda.values.operators import Kernel, Unavailable, tensors_in, thread
-from emulated_cuda.values.results import FormError, ShapeError, replace, upload, write
+from emulated_cuda.values.results import (
+    FormError,
+    ShapeError,
+    device_assert,
+    is_assert,
+    is_unsupported,
+    replace,
+    upload,
+    write,
+)
 
 LOW = (
     torch.float16,
@@ -74,7 +82,7 @@ def _call_on_cpu(call: Kernel, args: Any, kwargs: Any) -> Any:
         return call(*args, **kwargs)
     except RuntimeError as error:
         low = next((t.dtype for t in tensors_in((args, kwargs)) if t.dtype in LOW), None)
-        if low is None or not errors_on_device.is_unsupported(error):
+        if low is None or not is_unsupported(error):
             raise
         return _cast(call(*_cast(args, LOW, torch.float32), **kwargs), (torch.float32,), low)
 
@@ -185,7 +193,7 @@ class _Computation:
             except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
                 if results is _NOT_RUN or has_checked or torch_private.is_singular(error):
                     raise
-                if may_be_stale and errors_on_device.is_assert(error):
+                if may_be_stale and is_assert(error):
                     staleness.check((args, kwargs))
                 unknown = _after_error(self._name, self._schema, call, args, kwargs, results, error)
             if computed is not _WRITTEN:
@@ -310,10 +318,10 @@ def _after_error(
         The tensors that have no value, and why; None if all have been computed.
     """
     why = str(error)
-    if not errors_on_device.is_unsupported(error):
+    if not is_unsupported(error):
         # Raised without a name for it here: that would keep this frame, and so the arguments.
-        if errors_on_device.is_assert(error):
-            raise errors_on_device.device_assert(name, error) from error
+        if is_assert(error):
+            raise device_assert(name, error) from error
     elif any(tensor.dtype in LOW for tensor in tensors_in((args, kwargs))):
         try:
             _compute_in_single_precision(schema, call, args, kwargs, results)
@@ -323,7 +331,7 @@ def _after_error(
             return None
     unknown = results, _mutated(schema, args, kwargs)
     if not any(True for _ in tensors_in(unknown)):  # no later read could raise
-        raise errors_on_device.device_assert(name, error) from error
+        raise device_assert(name, error) from error
     return unknown, reason(name, why)
 
 

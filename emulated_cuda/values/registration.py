@@ -6,6 +6,7 @@ A kernel is found by the dispatcher after autograd, autocast, the user's modes, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -74,11 +75,32 @@ _OTHER_PACKAGES = {
 }
 """Namespaces whose operators are distributed or compiled, or refused for quantized tensors."""
 
-_SUBSTITUTES = {
+_SUBSTITUTES: dict[str, Callable[[Kernel], Kernel]] = {
     "aten::pow.Scalar": power_of_number,
     "aten::pow.Scalar_out": power_of_number_out,
+    **dict.fromkeys(preparation.OPERATORS, lambda original: preparation.refuse),
 }
-"""Operators whose CUDA kernel passes another one a number in a tensor on the device."""
+"""What runs in place of torch's CUDA kernel: one that passes another a number in a tensor on the
+device, or that cuDNN cannot plan."""
+
+_OWN_KERNELS: dict[str, Callable[[str, Any, Kernel], Kernel]] = {
+    "aten::copy_": lambda name, operator, original: accepting_numbers(
+        operator, copies.copying(original)
+    ),
+    "aten::_local_scalar_dense": lambda name, operator, original: copies.reading_a_number(
+        original, operator
+    ),
+    "aten::zero_": lambda name, operator, original: copies.zeroing(original, operator),
+    "aten::equal": lambda name, operator, original: compute_first(original, operator),
+    "aten::_cudnn_rnn_flatten_weight": lambda name, operator, original: recurrent.flatten_weights(
+        original
+    ),
+    **dict.fromkeys(sizes.GUIDED, sizes.guided),
+    **dict.fromkeys(sizes.BY_VALUES, sizes.sized),
+}
+"""Operators for which it is not enough to run torch's kernel and compute its result afterwards ->
+what makes their kernel of name, operator and torch's kernel. All others are rows of ``EQUIVALENTS``
+(:mod:`.equivalents`), or have the CPU's kernel of the same name."""
 
 _libraries: dict[str, torch.library.Library] = {}
 _known: set[tuple[str, str]] = set()
@@ -89,10 +111,10 @@ def register_all() -> None:
     for_all_devices = {*torch_private.registered("CompositeExplicitAutograd")}
     on_cpu = {*torch_private.registered("CPU"), *for_all_devices}
     launching = for_all_devices.intersection(_WITHOUT_CUDA_KERNEL)
-    found = [(_KEY, name) for name in (*torch_private.registered(_KEY), *sorted(launching))]
-    found += [(key, name) for key in _PARTS for name in torch_private.registered(key)]
-    found.append((_QUANTIZED, "aten::copy_"))
-    new = [entry for entry in found if entry not in _known]
+    registered = [(_KEY, name) for name in (*torch_private.registered(_KEY), *sorted(launching))]
+    registered += [(key, name) for key in _PARTS for name in torch_private.registered(key)]
+    registered.append((_QUANTIZED, "aten::copy_"))
+    new = [entry for entry in registered if entry not in _known]
     _known.update(new)
     # All kernels are made before the first is registered: some call torch's kernel of another.
     kernels = [
@@ -160,24 +182,10 @@ def _kernel_of(name: str, has_cpu_kernel: bool) -> Kernel | None:
     if _is_in_python(name, cuda_kernel):
         return None
     original = accepting_numbers(operator, cuda_kernel.call_boxed)
-    if name in preparation.OPERATORS:
-        original = preparation.refuse
     if name in _SUBSTITUTES:
         original = _SUBSTITUTES[name](original)
-    if name == "aten::copy_":
-        return accepting_numbers(operator, copies.copying(original))
-    if name == "aten::_local_scalar_dense":
-        return copies.reading_a_number(original, operator)
-    if name == "aten::zero_":
-        return copies.zeroing(original, operator)
-    if name == "aten::equal":
-        return compute_first(original, operator)
-    if name == "aten::_cudnn_rnn_flatten_weight":
-        return recurrent.flatten_weights(original)
-    if name in sizes.GUIDED:
-        return sizes.guided(name, operator, original)
-    if name in sizes.BY_VALUES:
-        return sizes.sized(name, operator, original)
+    if name in _OWN_KERNELS:
+        return _OWN_KERNELS[name](name, operator, original)
     functional = _functional_name(name)
     if name not in EQUIVALENTS and functional in EQUIVALENTS:
         compute = into_out(operator, by_name(operator, EQUIVALENTS[functional].function))

@@ -14,11 +14,10 @@ import torch
 
 from emulated_cuda import torch_private
 from emulated_cuda.values import graphs, operators, staleness
-from emulated_cuda.values import results as errors_on_device
 from emulated_cuda.values.aliases import on_cpu
 from emulated_cuda.values.computing import compute_after, names_of_outs, on_the_cpu
 from emulated_cuda.values.operators import Kernel, Unavailable, tensors_in, thread
-from emulated_cuda.values.results import replace, upload, write
+from emulated_cuda.values.results import device_assert, is_assert, replace, upload, write
 
 Answers = Callable[[Any, Any], list[int]]
 """Arguments on the CPU and the computed result -> the numbers that the operator reads back."""
@@ -122,9 +121,9 @@ def sized(name: str, operator: Any, original: Kernel) -> Kernel:
                 try:
                     computed = compute(*on_host, **options)
                 except (RuntimeError, IndexError) as error:
-                    if not errors_on_device.is_assert(error):
+                    if not is_assert(error):
                         raise
-                    raise errors_on_device.device_assert(name, error) from error
+                    raise device_assert(name, error) from error
             else:
                 computed = None
             announced = answers(on_host, computed)

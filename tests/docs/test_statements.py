@@ -153,7 +153,7 @@ def test_tables_of_the_emulated_device_have_as_many_rows_as_the_page_says() -> N
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{package.__name__}.{module.name}")
     page = text(DOCS / "explanation/values.md")
-    assert f"`emulated_cuda/values/compiled` has {len(OPERATIONS)} operations" in page
+    assert f"`emulated_cuda/triton` has {len(OPERATIONS)} operations" in page
     assert f"The table of equivalents has {len(EQUIVALENTS)} operators" in page
 
 

@@ -13,7 +13,8 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 from values_on_both import MB, on_both
 
-from emulated_cuda.values import activation, operators
+from emulated_cuda import activation
+from emulated_cuda.values import operators
 from pytest_cka_memory import MemoryProbe
 
 # ---- Random numbers ----

@@ -36,7 +36,7 @@ def test_row_was_seen_in_versions_that_were_tried(name):
 def test_texts_of_errors_are_matched_by_rows_only():
     """Texts of errors are matched in ``torch_versions.py`` only, not in any other module.
 
-    The modules of ``values/compiled`` match the text of kernels, which is Triton's.
+    The modules of ``triton`` match the text of kernels, which is Triton's.
     """
     found = []
     for path in OTHERS:

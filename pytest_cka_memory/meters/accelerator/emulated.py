@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from emulated_cuda import activation
 from emulated_cuda.loading.loaded import Loaded
-from emulated_cuda.values import activation
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 from pytest_cka_memory.meters.device_names import EMULATED
 

@@ -85,7 +85,7 @@ class Reporter:
         """Return what is known in this process so far; some needs torch, which may come later."""
         texts = [tried_torch.warning_about(fingerprint.installed_torch())]
         if is_emulated(self.settings.device):
-            from emulated_cuda.values import activation
+            from emulated_cuda import activation
 
             texts += activation.warnings()
         return [f"{_WARNING}{text}" for text in texts if text]
