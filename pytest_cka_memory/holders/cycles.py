@@ -12,9 +12,10 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.places import shown
 from pytest_cka_memory.holders.expressions import shortened, text_of
 from pytest_cka_memory.holders.groups import Entry, described, grouped, site_key
-from pytest_cka_memory.holders.roots import locals_of
+from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.search import TypeRules
-from pytest_cka_memory.holders.torch_references import class_name, dtype_and_shape_of, tensor_rules
+from pytest_cka_memory.holders.tensors import class_name, dtype_and_shape_of
+from pytest_cka_memory.holders.tree import locals_of
 
 _MOST_SEARCHED = 20_000
 """Objects that one search for a cycle looks at; a longer cycle would not be readable either."""

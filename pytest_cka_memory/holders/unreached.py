@@ -13,10 +13,8 @@ from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
-from pytest_cka_memory.holders.by_type import ByType
-from pytest_cka_memory.holders.search import RulesForType
+from pytest_cka_memory.holders.search import LEAVES, ByType, RulesForType, Walk
 from pytest_cka_memory.holders.tree import Reference, ReferenceTree
-from pytest_cka_memory.holders.walk import LEAVES, Walk
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
 

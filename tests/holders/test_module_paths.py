@@ -10,7 +10,7 @@ from planted import KEEP, cleaned_up
 from torch import nn
 
 from pytest_cka_memory import MemoryProbe, RegionRecord
-from pytest_cka_memory.holders.module_paths import largest, paths_of
+from pytest_cka_memory.holders.tensors import largest, paths_of
 from pytest_cka_memory.reports.failure import holding_lines
 
 
