@@ -16,7 +16,7 @@ from pytest_cka_memory.holders.tensors import (
     dtype_and_shape_of,
     is_hooks,
     label,
-    module_of,
+    module_name_of,
 )
 from pytest_cka_memory.holders.tree import Reference
 from pytest_cka_memory.holders.unreached import Unreached
@@ -32,7 +32,7 @@ _MOST_CHARACTERS = 120
 _OF_CPP = "C or C++ code"
 
 
-def of_path(path: Sequence[Reference]) -> tuple[Link, ...]:
+def links_of_path(path: Sequence[Reference]) -> tuple[Link, ...]:
     """Return the links from a root to the holder at the end of `path`."""
     first = path[0]
     assert first.root is not None, "a path starts at a root"
@@ -40,7 +40,7 @@ def of_path(path: Sequence[Reference]) -> tuple[Link, ...]:
     return _bounded([Link("", first.root.label), start, *_following(path)])
 
 
-def of_unreached(found: Unreached) -> tuple[Link, ...]:
+def links_of_unreached(found: Unreached) -> tuple[Link, ...]:
     """Return the links from C or C++ code to a holder, or around a loop and from there to it."""
     first = found.path[0]
     if not found.loop:
@@ -86,7 +86,7 @@ def _cut(text: str) -> str:
 
 _PARTS = (dict, OrderedDict, list, tuple, set, frozenset, deque, types.CellType, types.MethodType)
 """Types whose objects are a part of the text about others, and have no name of their own."""
-CHECKPOINTS = "torch.utils.checkpoint"
+CHECKPOINT_MODULE = "torch.utils.checkpoint"
 _MOST_NODES = 3
 """Nodes of a graph in a row that are all written; of more, the first and the last."""
 
@@ -123,7 +123,7 @@ _ATTRIBUTE = (
     "an object keeps a tensor whose graph references the object again: keep its detach() instead, "
     "or delete the attribute after its last use"
 )
-CHECKPOINT = (
+CHECKPOINT_ADVICE = (
     "a checkpointed graph keeps the inputs and the random state that its backward pass needs: call "
     "backward(), delete the result, or do not let the function reference its own result"
 )
@@ -133,7 +133,7 @@ _ANY = (
 )
 
 
-def chain(loop: Sequence[Reference]) -> str:
+def loop_text(loop: Sequence[Reference]) -> str:
     """Return a loop as text; it begins at a tensor if there is one.
 
     Args:
@@ -144,15 +144,15 @@ def chain(loop: Sequence[Reference]) -> str:
     return shortened(" -> ".join([*stations[:-1], f"the same {class_name(type(turned[0].value))}"]))
 
 
-def advice(loop: Sequence[Reference]) -> str:
+def loop_advice(loop: Sequence[Reference]) -> str:
     """Return how to break a loop."""
     values = [step.value for step in loop]
     if any(_is_flat(step.value) for step in loop):
         return _FLAT
     if any(_is_of_hooks(step) for step in loop):
         return _HOOK
-    if any(module_of(value) == CHECKPOINTS for value in values):
-        return CHECKPOINT
+    if any(module_name_of(value) == CHECKPOINT_MODULE for value in values):
+        return CHECKPOINT_ADVICE
     for number, step in enumerate(loop[1:], 1):
         text, following = step.text or "", loop[number % (len(loop) - 1) + 1]
         if is_node(type(step.parent)) and following.text == "._base":

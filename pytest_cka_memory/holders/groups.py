@@ -282,7 +282,7 @@ def grouped(entries: Iterable[Entry]) -> tuple[Holding, ...]:
     groups: dict[object, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(entry.group, []).append(entry)
-    modules = tensors.paths_of(
+    modules = tensors.module_paths(
         {entry.module for members in groups.values() for entry in members if entry.module}
     )
     merged = []
@@ -294,7 +294,7 @@ def grouped(entries: Iterable[Entry]) -> tuple[Holding, ...]:
                 largest.holding,
                 bytes=sum(entry.holding.bytes for entry in members),
                 count=sum(entry.holding.count for entry in members),
-                module=tensors.largest(sizes, modules),
+                module=tensors.largest_modules(sizes, modules),
             )
         )
     return tuple(sorted(merged, key=lambda holding: -holding.bytes))
@@ -303,16 +303,16 @@ def grouped(entries: Iterable[Entry]) -> tuple[Holding, ...]:
 def _entry_of(group: AllocationGroup, kind: str | None, hint: str | None = None) -> Entry:
     site = None if group.recorded is None else group.recorded.readable()
     count = group.count if group.inside is None else 0
-    holding = described(group.bytes, count, site)
+    holding = holding_of(group.bytes, count, site)
     holding = replace(holding, inside=group.inside, kind=kind, hint=hint)
-    return Entry(holding, (site_key(site), group.inside, kind), module_of(site))
+    return Entry(holding, (site_key(site), group.inside, kind), module_id_of(site))
 
 
-def module_of(site: AllocationSite | None) -> int:
+def module_id_of(site: AllocationSite | None) -> int:
     return 0 if site is None else site.module
 
 
-def described(size: int, count: int, site: AllocationSite | None) -> Holding:
+def holding_of(size: int, count: int, site: AllocationSite | None) -> Holding:
     if site is None:
         return Holding(bytes=size, count=count)
     return Holding(

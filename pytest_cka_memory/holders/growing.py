@@ -195,7 +195,7 @@ def _text(path: ReferencePath) -> str:
 _REBUILT = "each batch replaces `{}` by a larger one: limit its length, or empty it between batches"
 
 
-def growing(
+def growing_holdings(
     holdings: Iterable[Holding], early: Iterable[Allocation], batches: int
 ) -> tuple[Holding, ...]:
     """Return what was allocated in several batches, or is rebuilt larger in each.

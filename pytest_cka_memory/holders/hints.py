@@ -307,11 +307,11 @@ def _compiled(path: ReferencePath) -> str | None:
 
 
 def _packed(path: ReferencePath) -> str | None:
-    return references.ADVICE if references.leads_through(path) else None
+    return references.PACKED_ADVICE if references.leads_through_packed(path) else None
 
 
 def _optimized(path: ReferencePath) -> str | None:
-    return _SCRIPT if path[-1].text == references.CONSTANT else None
+    return _SCRIPT if path[-1].text == references.SCRIPT_CONSTANT else None
 
 
 _RAREST: Sequence[Rule] = (_logged, _compiled, _optimized, _packed, _hook, _exception, _suspended)

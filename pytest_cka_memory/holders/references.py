@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 _MODULES = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
-ADVICE = (
+PACKED_ADVICE = (
     "a quantized module keeps its weight and bias packed in C++, in its attribute _packed_params: "
     "delete the module, and each container or hook that references it"
 )
-POSSIBLE = (
+PACKED_OWNER = (
     "the packed parameters of a quantized module (its attribute _packed_params; they are freed "
     "with the module)"
 )
 
 
-def unpacked(value: Any) -> Iterator[tuple[str, Any]]:
+def _unpacked_parameters(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the tensors that packed parameters keep as they are.
 
     Unpacking copies the others, and such a copy is dropped here.
@@ -40,13 +40,13 @@ def unpacked(value: Any) -> Iterator[tuple[str, Any]]:
             yield f".unpack()[{index}]", tensor
 
 
-def leads_through(path: Sequence[Reference]) -> bool:
+def leads_through_packed(path: Sequence[Reference]) -> bool:
     """Whether a path leads through packed parameters."""
     return any((step.text or "").startswith(".unpack()") for step in path)
 
 
 @functools.cache
-def are_live() -> bool:
+def has_packed_parameters() -> bool:
     """Whether a quantized module exists; it is asked for each storage, and looks at all objects.
 
     What is known is forgotten with ``are_live.cache_clear()`` at the end of a search.
@@ -59,11 +59,11 @@ def _module_of(kind: type) -> Any:
     return type.__dict__["__module__"].__get__(kind)
 
 
-CONSTANT = ".get_debug_state() -> a constant of an optimized graph"
+SCRIPT_CONSTANT = ".get_debug_state() -> a constant of an optimized graph"
 """How to write the reference to such a constant: the graph has no short expression."""
 
 
-def constants(function: Any) -> Iterator[tuple[str, Any]]:
+def _script_constants(function: Any) -> Iterator[tuple[str, Any]]:
     """Yield the tensors in the graphs that `function`, or a module's method, has been run with.
 
     Args:
@@ -76,7 +76,7 @@ def constants(function: Any) -> Iterator[tuple[str, Any]]:
     for plan in plans:
         for node in _nodes(plan.graph):
             if node.kind() == "prim::Constant" and _kind_of(node, "value") == "t":
-                yield CONSTANT, node.t("value")
+                yield SCRIPT_CONSTANT, node.t("value")
 
 
 def _nodes(block: Any) -> Iterator[Any]:
@@ -100,7 +100,7 @@ Source: ``dlpack.h`` 1.0, ``DLManagedTensor`` and ``DLManagedTensorVersioned`` w
 """
 
 
-def cpp_rules() -> RulesForType:
+def _cpp_rules() -> RulesForType:
     """Return the rules for the types of such objects; None for others."""
     import torch
 
@@ -116,7 +116,7 @@ def cpp_rules() -> RulesForType:
         if kind in script:
             return TypeRules(extra_references=_references_of_script)
         if kind is torch.ScriptObject:
-            return TypeRules(extra_references=unpacked)
+            return TypeRules(extra_references=_unpacked_parameters)
         if type(kind) is type and kind.__name__ == "PyCapsule":
             return TypeRules(_keys_of_capsule)
         return None
@@ -128,7 +128,7 @@ def _references_of_script(value: Any) -> Iterator[tuple[str, Any]]:
     from pytest_cka_memory.meters import torch_keepers
 
     yield from torch_keepers.script_references(value)
-    yield from constants(value)
+    yield from _script_constants(value)
 
 
 def _result_of_future(future: Any) -> Iterator[tuple[str, Any]]:
@@ -180,7 +180,7 @@ def tensor_rules(blocks: Mapping[int, int] | None = None) -> RulesForType:
     references_of_plain = _plain_references()
     tensor_types = with_subclasses(torch.Tensor)
     array = getattr(sys.modules.get("numpy"), "ndarray", None)
-    of_cpp = cpp_rules()
+    of_cpp = _cpp_rules()
     plain = {
         torch.UntypedStorage: TypeRules(keys_of_storage),
         contextvars.Context: TypeRules(extra_references=_references_of_context),

@@ -219,7 +219,7 @@ RulesForType = Callable[[type], TypeRules | None]
 """Returns the rules for a type; None if what the garbage collector sees is all."""
 
 
-class Found(NamedTuple):
+class SearchResult(NamedTuple):
     """What a search has found."""
 
     tree: ReferenceTree
@@ -235,7 +235,7 @@ def search(
     late_roots: Collection[Root],
     avoided: Iterable[Any] = (),
     step: Callable[[], None] = lambda: None,
-) -> Found:
+) -> SearchResult:
     """Find a short path to each wanted key.
 
     Args:
@@ -257,7 +257,7 @@ def search(
         depth += 1
         if depth == _LATE_ROOTS_DEPTH:
             levels.enter_roots(late_roots)
-    return Found(levels.tree(), levels.walk)
+    return SearchResult(levels.tree(), levels.walk)
 
 
 class _Levels:

@@ -25,7 +25,7 @@ from pytest_cka_memory.holders import (
     tensors,
 )
 from pytest_cka_memory.holders.expressions import is_own_dict, text_of, without_places
-from pytest_cka_memory.holders.groups import described, module_of, site_key
+from pytest_cka_memory.holders.groups import holding_of, module_id_of, site_key
 from pytest_cka_memory.holders.proof import Proofs
 from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.search import search
@@ -41,7 +41,7 @@ from pytest_cka_memory.holders.tree import (
     signal_root,
     traceback_roots,
 )
-from pytest_cka_memory.holders.unreached import UnreachedTree, unreached
+from pytest_cka_memory.holders.unreached import UnreachedTree, find_unreached
 
 _MANY = 100_000
 """Storages that are explained without a word."""
@@ -222,7 +222,7 @@ def holdings(
             progress = Progress(len(live), write)
             return _Description(live, roots, boundaries, progress, with_paths).holdings()
     finally:
-        references.are_live.cache_clear()
+        references.has_packed_parameters.cache_clear()
         if was_enabled:
             gc.enable()
 
@@ -252,7 +252,7 @@ class _Description:
     def holdings(self) -> tuple[Holding, ...]:
         """Return the groups, largest first."""
         groups = self._groups()
-        modules = tensors.paths_of({module for _, module in self._sites.values() if module})
+        modules = tensors.module_paths({module for _, module in self._sites.values() if module})
         found = [
             self._described(group, pinned, owner, modules)
             for (*_, pinned), (group, owner) in groups.items()
@@ -313,7 +313,7 @@ class _Description:
         known = self._sites.get(identity)
         if known is None:
             site = allocation.site
-            known = self._sites[identity] = site_key(site), module_of(site)
+            known = self._sites[identity] = site_key(site), module_id_of(site)
         return known
 
     def _described(
@@ -328,10 +328,10 @@ class _Description:
         sizes = ((self._site_of(each)[1], each.bytes) for each in members)
         count = len(members) if group.tree else sum(not each.may_be_unowned for each in members)
         holding = replace(
-            described(sum(each.bytes for each in members), count, largest.site),
+            holding_of(sum(each.bytes for each in members), count, largest.site),
             batches=batches,
             bytes_per_batch=bytes_per_batch,
-            module=tensors.largest(sizes, modules),
+            module=tensors.largest_modules(sizes, modules),
             pinned=bool(pinned),
         )
         if last is None:
@@ -342,7 +342,7 @@ class _Description:
         if owner is not None:
             found = self._unnamed.found(largest.key)
             of_graph = growing.graph_advice_of_c_code(found.path, batches, self._made_in_loop)
-            paths = (chains.of_unreached(found),) if self._with_paths else ()
+            paths = (chains.links_of_unreached(found),) if self._with_paths else ()
             advice = of_graph or owner.advice
             return replace(holding, held_by=owner.text, hint=advice, paths=paths)
         every = Paths(self._named, [last, *group.ends])
@@ -391,7 +391,7 @@ class _Description:
             holding = replace(holding, also_held_by=tuple(map(expressions.expression_of, others)))
         if not self._with_paths:
             return holding
-        return replace(holding, paths=tuple(map(chains.of_path, [path, *others])))
+        return replace(holding, paths=tuple(map(chains.links_of_path, [path, *others])))
 
     def _made_in_loop(self, value: Any) -> str:
         """Return the code and the place that made the storage of a tensor after the first batch."""
@@ -432,7 +432,7 @@ def _search(
     # The roots are not kept, because all that is not reached is searched next.
     found = search(rules, sizes, *roots(), step=step)
     missing = sizes.keys() - found.tree.keys
-    return found.tree, unreached(rules, missing, found.walk) if missing else UnreachedTree()
+    return found.tree, find_unreached(rules, missing, found.walk) if missing else UnreachedTree()
 
 
 def _roots(

@@ -21,7 +21,7 @@ def class_name(kind: type) -> str:
     return found
 
 
-def module_of(value: Any) -> str:
+def module_name_of(value: Any) -> str:
     """Return the module of a function or of the class of another object."""
     if type(value) is types.FunctionType:
         name = value.__globals__.get("__name__")
@@ -128,7 +128,7 @@ def _field(tensor: "torch.Tensor", name: str) -> Any:
 _MOST_NAMED = 2
 
 
-def paths_of(identities: Collection[int]) -> dict[int, str]:
+def module_paths(identities: Collection[int]) -> dict[int, str]:
     """Return the paths of the live modules with these identities; empty without identities.
 
     The path starts inside the outermost module, which is named by its class if the path would start
@@ -171,7 +171,7 @@ def _path(module: "nn.Module", parents: Mapping[int, tuple["nn.Module", str]]) -
     return ".".join(reversed(names))
 
 
-def largest(modules: Iterable[tuple[int, int]], paths: Mapping[int, str]) -> str | None:
+def largest_modules(modules: Iterable[tuple[int, int]], paths: Mapping[int, str]) -> str | None:
     """Return the paths of the modules that allocated most bytes, and how many more there are.
 
     Of modules that differ only in numbers, such as the layers of a network, one is named.

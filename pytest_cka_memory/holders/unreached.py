@@ -62,7 +62,9 @@ class UnreachedTree(ReferenceTree):
         return Unreached(path, self.loop_of(path[0]))
 
 
-def unreached(rules_for: RulesForType, wanted: Collection[int], reached: Walk) -> UnreachedTree:
+def find_unreached(
+    rules_for: RulesForType, wanted: Collection[int], reached: Walk
+) -> UnreachedTree:
     """Return how the objects that have the wanted keys are kept alive.
 
     Args:

@@ -18,7 +18,7 @@ class Cycles(Addition):
 
     def __init__(self, peaks: Peaks, meter: Meter) -> None:
         self._peaks, self._meter = peaks, meter
-        self._found: cycles.Found = []
+        self._found: cycles.DescribedGarbage = []
         self._is_counted = peaks.count_collected()
         self._freed = FreedByCollections(peaks, meter) if self._is_counted else None
         if self._is_counted:
@@ -54,7 +54,7 @@ class Cycles(Addition):
         cycle_bytes = self._peaks.collected()
         found: tuple[Holding, ...] = ()
         if cycle_bytes or self._found:
-            found = cycles.freed(self._found, self._freed.found, cycle_bytes)
+            found = cycles.freed_holdings(self._found, self._freed.found, cycle_bytes)
         return {"cycle_bytes": cycle_bytes, "cycles": found}
 
     def _describe(self) -> bool:

@@ -26,12 +26,10 @@ class FoundGarbage(Addition):
         allocations = self._meter.allocations_since(self._peaks.mark)
         kept = [each for each in allocations if each.serial in serials]
         if kept:
-            from pytest_cka_memory.holders import (
-                cycles,
-            )  # not imported for a region without garbage
+            from pytest_cka_memory.holders import cycles
 
             self._most = len(serials)
-            self._holdings = cycles.live(cycles.described_garbage(garbage, kept))
+            self._holdings = cycles.live_holdings(cycles.described_garbage(garbage, kept))
 
     def fields(self) -> dict[str, Any]:
         return {"garbage": self._holdings}

@@ -49,13 +49,13 @@ class GrowthEvidence:
             ended: the number of batches that have ended.
             growth: the growth so far, in bytes per batch.
         """
-        from pytest_cka_memory.holders.growing import explained_bytes, growing
+        from pytest_cka_memory.holders.growing import explained_bytes, growing_holdings
 
         self._next = ended * 5 // 4 + 1
         is_same = self._explains(growth)
         if is_same and 2 * explained_bytes(self._found) >= growth:
             return
-        found = growing(holdings(), self._early, ended - _EARLY_BATCHES)
+        found = growing_holdings(holdings(), self._early, ended - _EARLY_BATCHES)
         explained, before = explained_bytes(found), explained_bytes(self._found)
         if (2 * explained >= growth and not is_same) or explained > before or not self._found:
             self._found = tuple(replace(holding, first_batches=ended) for holding in found)
@@ -63,9 +63,9 @@ class GrowthEvidence:
 
     def at_end(self, holdings: Iterable[Holding], ended: int, growth: float) -> tuple[Holding, ...]:
         """Return what explains the growth: of what is live now, or of what was found before."""
-        from pytest_cka_memory.holders.growing import explained_bytes, growing
+        from pytest_cka_memory.holders.growing import explained_bytes, growing_holdings
 
-        found = growing(holdings, self._early, ended - _EARLY_BATCHES)
+        found = growing_holdings(holdings, self._early, ended - _EARLY_BATCHES)
         earlier = self._found
         if self._explains(growth):
             factor = growth / self._growth if self._growth else 0.0

@@ -36,7 +36,7 @@ def _places(recording: Recording, keys: Sequence[tuple[int, int]]) -> list[Place
     modules = {site.module for site in sites.values() if site and site.module}
     paths = {module: recording.module_path(module) for module in modules}
     # A stack that was known before the recording has no path; its module may be live.
-    paths |= tensors.paths_of({module for module, path in paths.items() if not path})
+    paths |= tensors.module_paths({module for module, path in paths.items() if not path})
     return [_place(sites[stack], paths, recording.insides[inside]) for stack, inside in keys]
 
 
