@@ -11,10 +11,11 @@ from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.places import shown
 from pytest_cka_memory.holders.expressions import shortened, text_of
-from pytest_cka_memory.holders.groups import Entry, described, grouped, site_key
-from pytest_cka_memory.holders.roots import locals_of
+from pytest_cka_memory.holders.groups import Entry, grouped, holding_of, site_key
+from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.search import TypeRules
-from pytest_cka_memory.holders.torch_references import class_name, dtype_and_shape_of, tensor_rules
+from pytest_cka_memory.holders.tensors import class_name, dtype_and_shape_of
+from pytest_cka_memory.holders.tree import locals_of
 
 _MOST_SEARCHED = 20_000
 """Objects that one search for a cycle looks at; a longer cycle would not be readable either."""
@@ -36,7 +37,7 @@ _CLOSURE = (
 )
 _OBJECTS = "make one of these references weak, with weakref.ref, or delete it when it is not needed"
 
-Found = list[tuple[Allocation, Holding]]
+DescribedGarbage = list[tuple[Allocation, Holding]]
 
 
 class _Path(NamedTuple):
@@ -48,7 +49,9 @@ class _Path(NamedTuple):
     value: Any
 
 
-def described_garbage(garbage: Sequence[Any], allocations: Iterable[Allocation]) -> Found:
+def described_garbage(
+    garbage: Sequence[Any], allocations: Iterable[Allocation]
+) -> DescribedGarbage:
     """Return those of `allocations` that garbage references, with the cycles that hold them.
 
     Some of them may be referenced by live objects too; :func:`freed` leaves these out later.
@@ -60,14 +63,14 @@ def described_garbage(garbage: Sequence[Any], allocations: Iterable[Allocation])
         holders = _holders_of(garbage, wanted)
         cycles = _Cycles(garbage)
         texts: dict[object, tuple[str, str]] = {}
-        found: Found = []
+        found: DescribedGarbage = []
         for key, path in holders.items():
             allocation = wanted[key]
             place = site_key(allocation.site), type(path.garbage)
             if place not in texts:
                 texts[place] = cycles.text_about(path)
             held_by, hint = texts[place]
-            holding = described(allocation.bytes, 1, allocation.site)
+            holding = holding_of(allocation.bytes, 1, allocation.site)
             dtype, shape = dtype_and_shape_of(path.value)
             if holding.shape is None:
                 holding = replace(holding, dtype=dtype, shape=shape)
@@ -75,14 +78,16 @@ def described_garbage(garbage: Sequence[Any], allocations: Iterable[Allocation])
     return found
 
 
-def live(found: Found) -> tuple[Holding, ...]:
+def live_holdings(found: DescribedGarbage) -> tuple[Holding, ...]:
     """Group what :func:`described_garbage` has returned, largest first."""
     return grouped(
         [Entry(holding, (site_key(each.site), holding.held_by)) for each, holding in found]
     )
 
 
-def freed(found: Found, collected: Iterable[Allocation], cycle_bytes: int) -> tuple[Holding, ...]:
+def freed_holdings(
+    found: DescribedGarbage, collected: Iterable[Allocation], cycle_bytes: int
+) -> tuple[Holding, ...]:
     """Group what is no longer live, largest first.
 
     Args:
@@ -101,7 +106,7 @@ def freed(found: Found, collected: Iterable[Allocation], cycle_bytes: int) -> tu
     for each, size in _with_requested_bytes([*others.values()], cycle_bytes - known_bytes):
         key = site_key(each.site)
         hint = None if key in cycles else _NOT_DESCRIBED
-        holding = replace(described(size, 1, each.site), held_by=cycles.get(key), hint=hint)
+        holding = replace(holding_of(size, 1, each.site), held_by=cycles.get(key), hint=hint)
         entries.append(Entry(holding, (key, holding.held_by)))
     holdings = grouped(entries)
     rest_bytes = cycle_bytes - sum(holding.bytes for holding in holdings)

@@ -1,13 +1,238 @@
 """Memory in groups, by where it was allocated and what it was for."""
 
-from collections.abc import Iterable, Sequence
+import ast
+import gc
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pytest_cka_memory.core.allocations import AllocationGroup, AllocationSite
+from pytest_cka_memory.core.allocations import AllocationGroup, AllocationSite, Context, Freed
 from pytest_cka_memory.core.holdings import Holding
-from pytest_cka_memory.core.kinds import ACTIVATIONS
-from pytest_cka_memory.holders import module_paths, peaks
+from pytest_cka_memory.core.kinds import (
+    ACTIVATIONS,
+    GRADIENTS,
+    INPUTS,
+    OPTIMISER,
+    OTHER,
+    PARAMETERS,
+    TEMPORARIES,
+    WORKSPACES,
+)
+from pytest_cka_memory.holders import tensors
+from pytest_cka_memory.holders.references import tensor_rules
+from pytest_cka_memory.holders.search import RulesForType
+from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
+
+if TYPE_CHECKING:
+    import torch
+
+
+_CREATES = frozenset(
+    {"arange", "as_tensor", "asarray", "empty", "eye", "from_dlpack", "from_numpy", "frombuffer"}
+    | {"full", "linspace", "normal", "ones", "rand", "randint", "randn", "randperm", "tensor"}
+    | {"zeros", "empty_like", "full_like", "ones_like", "rand_like", "randint_like", "randn_like"}
+    | {"zeros_like", "cpu", "cuda", "next", "pin_memory", "to", "xpu"}
+)
+"""Functions and methods that compute nothing: they create a tensor, or copy one to a device."""
+_OF_CONTEXT = {
+    Context.BACKWARD: GRADIENTS,
+    Context.STATE: OPTIMISER,
+    Context.LOADER: INPUTS,
+    Context.MODULE: PARAMETERS,
+}
+_KEPT = (Freed.IN_BACKWARD, Freed.WITH_GRAPH)
+
+
+class KindsNow:
+    """The kinds of memory that is still live, by what references it when this is made."""
+
+    def __init__(self, blocks: Mapping[int, int]) -> None:
+        """Look at all tensors, modules and optimizers.
+
+        Args:
+            blocks: the addresses of blocks that are live, and how many bytes each has.
+        """
+        import torch
+
+        self.known: dict[int, str] = {}
+        """Address of a tensor's data -> its kind."""
+        self.saved: set[int] = set()
+        """Addresses of the data that graphs of autograd have kept."""
+        tensors, modules, optimizers = _objects()
+        rules = tensor_rules(blocks)
+        # A graph keeps parameters whose module is gone.
+        parameters = (it for it in tensors if issubclass(type(it), torch.nn.Parameter))
+        self._note(PARAMETERS, parameters, rules)
+        for module in modules:
+            self._note(PARAMETERS, _tensors_of_module(module), rules)
+        for optimizer in optimizers:
+            groups = (group["params"] for group in optimizer.param_groups)
+            self._note(PARAMETERS, (tensor for group in groups for tensor in group), rules)
+        gradients = (it for it in map(_gradient_of, tensors) if it is not None)
+        self._note(GRADIENTS, gradients, rules)
+        for optimizer in optimizers:
+            self._note(OPTIMISER, _tensors_in(optimizer.state), rules)
+        self.saved = set(_saved_in_graphs(tensors, rules))
+
+    def _note(self, kind: str, tensors: Iterable[Any], rules: RulesForType) -> None:
+        for tensor in tensors:
+            for key in _keys_of(tensor, rules):
+                self.known.setdefault(key, kind)
+
+    def kind_of(self, group: AllocationGroup) -> str:
+        """Return the kind of memory that was allocated in the region and live at its peak."""
+        if group.freed == Freed.WORKSPACE:
+            return WORKSPACES
+        if group.freed == Freed.IN_OPERATOR:
+            return TEMPORARIES
+        if group.address:
+            return self._kind_of_live(group)
+        if group.context == Context.BACKWARD and group.freed == Freed.IN_BACKWARD:
+            return TEMPORARIES
+        if group.context in _OF_CONTEXT:
+            return _OF_CONTEXT[group.context]
+        if group.context == Context.UNKNOWN and _is_created(group):
+            return INPUTS
+        return ACTIVATIONS if group.freed in _KEPT else TEMPORARIES
+
+    def _kind_of_live(self, group: AllocationGroup) -> str:
+        if group.address in self.known:
+            return self.known[group.address]
+        if group.context == Context.LOADER:
+            return INPUTS
+        if group.context == Context.UNKNOWN and _is_created(group):
+            return INPUTS
+        if group.address in self.saved:
+            return ACTIVATIONS
+        return _OF_CONTEXT.get(group.context or Context.UNKNOWN, OTHER)
+
+    def kinds_of_older(self, peak_bytes: int, blocks: Mapping[int, int]) -> Mapping[str, int]:
+        """Return the bytes of each kind of what is older than the region, largest first.
+
+        Args:
+            peak_bytes: what of it was live at the peak.
+            blocks: address and bytes of what is still live; the rest counts as other.
+        """
+        found: Counter[str] = Counter()
+        for address, size in blocks.items():
+            kept = ACTIVATIONS if address in self.saved else OTHER
+            found[self.known.get(address, kept)] += size
+        found[OTHER] += peak_bytes - sum(blocks.values())
+        return {kind: size for kind, size in found.most_common() if size}
+
+
+def _is_created(group: AllocationGroup) -> bool:
+    """Whether the code of the innermost frame only creates a tensor, or copies one."""
+    site: AllocationSite | None = None if group.recorded is None else group.recorded.readable()
+    return site is not None and site.code is not None and _only_creates(site.code)
+
+
+@lru_cache
+def _only_creates(code: str) -> bool:
+    try:
+        statement = ast.parse(code).body[0]
+    except (SyntaxError, IndexError):  # in Python 3.10, the first line of a longer statement
+        return False
+    value = getattr(statement, "value", None)
+    called = value.func if isinstance(value, ast.Call) else None
+    return getattr(called, "attr", getattr(called, "id", None)) in _CREATES
+
+
+def _objects() -> tuple[list["torch.Tensor"], list[Any], list[Any]]:
+    """Return all tensors, modules and optimizers that the garbage collector knows."""
+    import torch
+
+    tensors, modules, optimizers = [], [], []
+    for value in gc.get_objects():
+        kind = type(value)
+        if issubclass(kind, torch.Tensor):
+            tensors.append(value)
+        elif issubclass(kind, torch.nn.Module):
+            modules.append(value)
+        elif issubclass(kind, torch.optim.Optimizer):
+            optimizers.append(value)
+    return tensors, modules, optimizers
+
+
+def _tensors_of_module(module: Any) -> Iterator["torch.Tensor"]:
+    import torch
+
+    try:  # as nn.Module defines them: the user's class may override it
+        yield from torch.nn.Module.parameters(module, recurse=False)
+        yield from torch.nn.Module.buffers(module, recurse=False)
+    except AttributeError:  # its __init__ has not run
+        return
+
+
+def _gradient_of(tensor: "torch.Tensor") -> "torch.Tensor | None":
+    from pytest_cka_memory.meters.storages.live_objects import gradient_of
+
+    return gradient_of(tensor)
+
+
+def _tensors_in(value: Any) -> Iterator["torch.Tensor"]:
+    """Yield the tensors in nested dicts, lists and tuples."""
+    import torch
+
+    if issubclass(type(value), torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple, set)):
+        for part in value:
+            yield from _tensors_in(part)
+    elif isinstance(value, dict):
+        for part in value.values():
+            yield from _tensors_in(part)
+
+
+def _keys_of(value: Any, rules: RulesForType) -> Collection[int]:
+    """Return what identifies the storages of a tensor: the addresses of their data are among it."""
+    found = rules(type(value))
+    return () if found is None else found.keys(value)
+
+
+def _saved_in_graphs(tensors: Iterable["torch.Tensor"], rules: RulesForType) -> Iterator[int]:
+    """Yield what identifies the storages that the graphs of these tensors have kept."""
+    todo = [node for tensor in tensors if (node := grad_fn_of(tensor)) is not None]
+    seen: set[Any] = set(todo)
+    while todo:
+        node = todo.pop()
+        of_node = rules(type(node))
+        for name, value in of_node.extra_references(node) if of_node is not None else ():
+            if is_node(type(value)):
+                if value not in seen:
+                    seen.add(value)
+                    todo.append(value)
+            elif name != ".variable":
+                for tensor in _tensors_in(value):
+                    yield from _keys_of(tensor, rules)
+
+
+_NO_GRAD = (
+    "an autograd graph keeps it for a backward pass, and none was seen to free it: if none "
+    "follows, compute it in torch.no_grad()"
+)
+
+
+def peak_advice(groups: Sequence[AllocationGroup], kinds: Sequence[str]) -> str | None:
+    """Return how to free what autograd graphs kept at a peak; None if that is not certain.
+
+    It is not if a backward pass ran, which needs the graphs, or if they kept less than half.
+
+    Args:
+        groups: what was allocated in the region.
+        kinds: the kind of memory of each group.
+    """
+    if GRADIENTS in kinds or any(_is_of_backward(group) for group in groups):
+        return None
+    sizes = [(group.bytes, kind) for group, kind in zip(groups, kinds, strict=True)]
+    kept_bytes = sum(size for size, kind in sizes if kind == ACTIVATIONS)
+    return _NO_GRAD if kept_bytes and 2 * kept_bytes >= sum(size for size, _ in sizes) else None
+
+
+def _is_of_backward(group: AllocationGroup) -> bool:
+    return group.context == Context.BACKWARD or group.freed == Freed.IN_BACKWARD
 
 
 class Entry(NamedTuple):
@@ -35,13 +260,11 @@ def group_by_site(groups: Sequence[AllocationGroup]) -> tuple[Holding, ...]:
             counts = (Holding(bytes=group.bytes, count=group.count) for group in early)
             before = grouped(Entry(holding, ()) for holding in counts)
         else:
-            from pytest_cka_memory.holders.kinds import KindsNow
-
             older = [{} if group.older is None else group.older() for group in early]
             blocks = {group.address: group.bytes for group in inside if group.address}
             kinds = KindsNow({key: size for known in older for key, size in known.items()} | blocks)
             found = [kinds.kind_of(group) for group in inside]
-            hint = peaks.advice(inside, found)
+            hint = peak_advice(inside, found)
             entries = [
                 _entry_of(group, kind, hint if kind == ACTIVATIONS else None)
                 for group, kind in zip(inside, found, strict=True)
@@ -59,7 +282,7 @@ def grouped(entries: Iterable[Entry]) -> tuple[Holding, ...]:
     groups: dict[object, list[Entry]] = {}
     for entry in entries:
         groups.setdefault(entry.group, []).append(entry)
-    modules = module_paths.paths_of(
+    modules = tensors.module_paths(
         {entry.module for members in groups.values() for entry in members if entry.module}
     )
     merged = []
@@ -71,7 +294,7 @@ def grouped(entries: Iterable[Entry]) -> tuple[Holding, ...]:
                 largest.holding,
                 bytes=sum(entry.holding.bytes for entry in members),
                 count=sum(entry.holding.count for entry in members),
-                module=module_paths.largest(sizes, modules),
+                module=tensors.largest_modules(sizes, modules),
             )
         )
     return tuple(sorted(merged, key=lambda holding: -holding.bytes))
@@ -80,16 +303,16 @@ def grouped(entries: Iterable[Entry]) -> tuple[Holding, ...]:
 def _entry_of(group: AllocationGroup, kind: str | None, hint: str | None = None) -> Entry:
     site = None if group.recorded is None else group.recorded.readable()
     count = group.count if group.inside is None else 0
-    holding = described(group.bytes, count, site)
+    holding = holding_of(group.bytes, count, site)
     holding = replace(holding, inside=group.inside, kind=kind, hint=hint)
-    return Entry(holding, (site_key(site), group.inside, kind), module_of(site))
+    return Entry(holding, (site_key(site), group.inside, kind), module_id_of(site))
 
 
-def module_of(site: AllocationSite | None) -> int:
+def module_id_of(site: AllocationSite | None) -> int:
     return 0 if site is None else site.module
 
 
-def described(size: int, count: int, site: AllocationSite | None) -> Holding:
+def holding_of(size: int, count: int, site: AllocationSite | None) -> Holding:
     if site is None:
         return Holding(bytes=size, count=count)
     return Holding(

@@ -1,17 +1,201 @@
 """Which of the storages that are live explain that a level rises from batch to batch."""
 
-from collections.abc import Iterable, Sequence
+import gc
+import math
+import types
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from itertools import pairwise, takewhile
+from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.libraries import OWN_FOLDERS
+from pytest_cka_memory.holders import expressions
 from pytest_cka_memory.holders.expressions import without_root
+from pytest_cka_memory.holders.references import tensor_rules
+from pytest_cka_memory.holders.search import RulesForType, TypeRules, search
+from pytest_cka_memory.holders.tensors import dtype_and_shape_of, label
+from pytest_cka_memory.holders.tree import Paths, Reference, frame_roots, module_roots
+from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
+
+_GROWS = (
+    "the autograd graph of `{}` reaches back through several batches, because each of them "
+    "computes it from its last value{}: {}"
+)
+_OF_C_CODE = (
+    "C or C++ code, such as a running sum(), references a tensor{} whose autograd graph reaches "
+    "back through several batches: {}"
+)
+_NUMBER = "add loss.item() to it instead of the loss"
+_NODES = (
+    "the autograd graph of {} has nodes of every batch, which take memory of the host that no "
+    "tensor has: {}"
+)
+_LOSSES = (
+    f"{_NUMBER}; if backward() is called on the sum, call it on the loss of each batch instead"
+)
+_EACH_STATE = "compute it from a detach() of its last value, or in torch.no_grad()"
+_STATE = "detach it in each batch, as in `{0} = {0}.detach()`, or compute it in torch.no_grad()"
+
+
+def graph_advice(
+    paths: Paths | None, batches: int | None, made: Callable[[Any], str]
+) -> str | None:
+    """Return what to do if the graph of one tensor holds storages of several batches, or None.
+
+    Args:
+        paths: those to the holders of the storages; None if none were found.
+        batches: in how many batches they were allocated; None if the region has no batches.
+        made: returns which code made a tensor, as `` by `total + loss` at net.py:3``, or nothing.
+    """
+    if paths is None or (batches or 0) < 2:
+        return None
+    path = paths.first
+    head = next((number for number, step in enumerate(path) if is_node(type(step.value))), 0)
+    if head == 0 or dtype_and_shape_of(path[head - 1].value)[0] is None:
+        return None
+    if not paths.all_lead_through(path[head - 1].value, is_node):
+        return None
+    made_by = made(path[head - 1].value)
+    root = path[0].root
+    name = expressions.expression_of(path[:head]).removesuffix("" if root is None else root.suffix)
+    if not _is_number(path[head - 1].value):
+        what = _STATE.format(name)
+    elif _is_number(path[-1].value):
+        what = _NUMBER
+    else:  # backward() frees activations, so perhaps it is called on the sum
+        what = _LOSSES
+    return _GROWS.format(name, made_by, what)
+
+
+def head_in_c_code(path: Sequence[Reference]) -> Any:
+    """Return the tensor through whose graph `path` leads from C code to its end, otherwise None.
+
+    C code may reference it as one of the arguments of a call, which are a tuple.
+    """
+    head = next((number for number, step in enumerate(path) if is_node(type(step.value))), 0) - 1
+    if head < 0 or any(type(step.value) not in (tuple, list) for step in path[:head]):
+        return None
+    return path[head].value if _is_of_graph(path, path[head]) else None
+
+
+def graph_advice_of_c_code(
+    path: Sequence[Reference], batches: int | None, made: Callable[[Any], str]
+) -> str | None:
+    """Return what to do if such a graph holds storages of several batches, otherwise None."""
+    head = head_in_c_code(path)
+    if (batches or 0) < 2 or head is None:
+        return None
+    made_by = made(head)
+    what = _LOSSES if _is_number(head) else _EACH_STATE
+    return _OF_C_CODE.format(made_by and f", made{made_by},", what)
+
+
+def advice_of_nodes(tensor: Any, name: str) -> str:
+    """Return what to do about a tensor whose graph has nodes of every batch."""
+    return _NODES.format(name, _NUMBER if _is_number(tensor) else _EACH_STATE)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a tensor has one element."""
+    _, shape = dtype_and_shape_of(value)
+    return shape is not None and math.prod(shape) == 1
+
+
+def _is_of_graph(path: Sequence[Reference], head: Reference) -> bool:
+    """Whether a path ends at a tensor, or leads from it to its end through nodes alone."""
+    numbers = [number for number, step in enumerate(path) if step.value is head.value]
+    if not numbers or dtype_and_shape_of(head.value)[0] is None:
+        return False
+    return all(is_node(type(step.value)) for step in path[numbers[0] + 1 : -1])
+
+
+_GROWING = (list, dict, deque, set)
+ReferencePath = Sequence[Reference]
+
+
+class Container(NamedTuple):
+    """A container that can grow, and how many of its entries lead to the storages of a group."""
+
+    path: ReferencePath
+    """From a root to the container."""
+    entries: int
+
+    @property
+    def name(self) -> str:
+        """How users call it: an expression, or the name of a variable that a closure keeps."""
+        if len(self.path) > 3 and type(self.path[-2].value) is types.CellType:
+            function, cell = self.path[-4].value, self.path[-2].value
+            if type(function) is types.FunctionType and cell in (function.__closure__ or ()):
+                number = [id(each) for each in function.__closure__ or ()].index(id(cell))
+                variable = function.__code__.co_freevars[number]
+                return f"`{variable}`, a variable of the closure `{_text(self.path[:-3])}`,"
+        return f"`{_text(self.path)}`"
+
+    @property
+    def is_a_local(self) -> bool:
+        """Whether it is itself a variable, of a function that runs."""
+        return len(self.path) == 1
+
+
+def shared_container(paths: Paths) -> Container | None:
+    """Return the container in which the paths of a group part; None if they do not part in one."""
+    shared = paths.shared
+    if len(shared) == 0 or not _is_growing(shared[-1], shared[:-1]):
+        return None
+    return Container(shared, paths.branches)
+
+
+def container_before(paths: Paths, kind: type) -> Container | None:
+    """Return the innermost container on the way to an object of a class; None if there is none.
+
+    Args:
+        paths: those of a group; the first decides.
+        kind: the class. The entries of the container are counted by these objects.
+    """
+    before = list(takewhile(lambda step: not issubclass(type(step.value), kind), paths.first))
+    while before and not _is_growing(before[-1], before[:-1]):
+        before.pop()
+    if not before or len(before) == len(paths.first):
+        return None
+    return Container(before, paths.objects_of(kind))
+
+
+def _is_growing(step: Reference, before: ReferencePath) -> bool:
+    """Whether an object is a container of the user's: not a part of another object of torch."""
+    import torch
+
+    if not issubclass(type(step.value), _GROWING):
+        return False
+    if any(issubclass(type(each.value), torch.optim.Optimizer) for each in before):
+        return False
+    parent = step.parent
+    if parent is None or not issubclass(type(step.value), dict):
+        return True
+    # Where Python keeps attributes in a dict, that comes between.
+    owners = [parent, *(each.parent for each in before if each.value is parent)]
+    modules = [it for it in owners if issubclass(type(it), torch.nn.Module)]
+    if any(step.value is vars(module).get(name) for module in modules for name in _OF_MODULES):
+        return False
+    return not expressions.is_own_dict(step.value, parent)
+
+
+_OF_MODULES = ("_parameters", "_buffers", "_modules")
+
+
+def _text(path: ReferencePath) -> str:
+    """Return a path as an expression, without the function whose variable it begins with."""
+    root: Any = path[0].root
+    return expressions.expression_of(path).removesuffix(root.suffix)
+
 
 _REBUILT = "each batch replaces `{}` by a larger one: limit its length, or empty it between batches"
 
 
-def growing(
+def growing_holdings(
     holdings: Iterable[Holding], early: Iterable[Allocation], batches: int
 ) -> tuple[Holding, ...]:
     """Return what was allocated in several batches, or is rebuilt larger in each.
@@ -101,3 +285,98 @@ def _rebuilt(
 
 def _line_of(frames: Sequence[str], code: str | None) -> object:
     return tuple(frames[:1]), code
+
+
+_FEWEST = 5
+"""Batches that a graph must have nodes of."""
+_MOST_NODES = 200_000
+_DEEPEST = 10_000
+"""Nodes in a row that are looked at. In torch 2.14, to free a row of 60,000 nodes that have had a
+Python object overflows the stack."""
+
+
+def growing_graph(boundaries: Sequence[int]) -> str | None:
+    """Return which graph has nodes of every batch after the first, and what to do, or None.
+
+    Args:
+        boundaries: what :data:`.torch_private.sequence_number` has returned at each boundary.
+    """
+    from pytest_cka_memory.meters.torch_private import no_torch_function
+
+    if len(boundaries) <= _FEWEST or any(
+        later <= earlier for earlier, later in pairwise(boundaries)
+    ):
+        return None
+    was_enabled = gc.isenabled()
+    gc.disable()  # a collection during the search would only cost time
+    try:
+        with no_torch_function(), expressions.remembering_places():
+            tensor = _newest_with_every_batch(boundaries)
+            return None if tensor is None else advice_of_nodes(tensor, _name_of_tensor(tensor))
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _newest_with_every_batch(boundaries: Sequence[int]) -> Any:
+    """Return the tensor, of several the one that was computed last."""
+    import torch
+
+    from pytest_cka_memory.meters.torch_private import number_of_node
+
+    known = [value for value in gc.get_objects() if issubclass(type(value), torch.Tensor)]
+    computed = [(node, tensor) for tensor in known if (node := grad_fn_of(tensor)) is not None]
+    seen: set[Any] = set()
+    for node, tensor in sorted(computed, key=lambda each: -number_of_node(each[0])):
+        if node not in seen and _batches_of(node, boundaries, seen) >= len(boundaries) - 1:
+            return tensor
+    return None
+
+
+def _batches_of(node: Any, boundaries: Sequence[int], seen: set[Any]) -> int:
+    """Return of how many batches a graph has nodes, and add its nodes to `seen`.
+
+    A node that is older than the first boundary leads to none that is newer.
+    """
+    from pytest_cka_memory.meters.torch_private import number_of_node
+
+    batches = set()
+    seen.add(node)
+    todo = [(node, 1)]
+    while todo and len(seen) < _MOST_NODES:
+        node, depth = todo.pop()
+        number = number_of_node(node)
+        if number < boundaries[-1]:  # that of a parameter's node is the highest there is
+            batches.add(bisect_right(boundaries, number))
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                if number_of_node(following) >= boundaries[0] and depth < _DEEPEST:
+                    todo.append((following, depth + 1))
+    return len(batches - {0})
+
+
+def _name_of_tensor(tensor: Any) -> str:
+    """Return an expression for a tensor; its class and shape if no name leads to it."""
+    roots = [*frame_roots(lambda file: file.startswith(OWN_FOLDERS)), *module_roots()]
+    early, late = ([root for root in roots if root.is_library == it] for it in (False, True))
+    tree = search(_rules_for(tensor), [id(tensor)], early, late).tree
+    if id(tensor) not in tree:
+        return f"`{label(tensor)}`, which no name leads to,"
+    path = tree.path(id(tensor))
+    suffix = "" if path[0].root is None else path[0].root.suffix
+    return f"`{expressions.expression_of(path).removesuffix(suffix)}`{suffix}"
+
+
+def _rules_for(tensor: Any) -> RulesForType:
+    """Return rules by which a search finds this tensor itself instead of its storage."""
+    of_tensors = tensor_rules({})
+
+    def rules(kind: type) -> TypeRules | None:
+        known = of_tensors(kind)
+        if kind is not type(tensor):
+            return known
+        references = TypeRules().extra_references if known is None else known.extra_references
+        return TypeRules(lambda value: (id(value),) if value is tensor else (), references)
+
+    return rules

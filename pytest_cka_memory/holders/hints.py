@@ -7,16 +7,19 @@ user has called ``grad`` or ``my_hooks`` is no gradient and no hook.
 import functools
 import logging
 import math
+import sys
 import types
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import takewhile
+from types import TracebackType
+from typing import Any
 
 from pytest_cka_memory.core.allocations import Allocation
-from pytest_cka_memory.core.libraries import OWN_FOLDERS
-from pytest_cka_memory.holders import expressions, owners, packed_parameters, script_plans
-from pytest_cka_memory.holders.containers import ReferencePath, container_before, shared_container
-from pytest_cka_memory.holders.keepers import keeper_of
-from pytest_cka_memory.holders.torch_references import (
+from pytest_cka_memory.core.libraries import OWN_FOLDERS, is_of_package
+from pytest_cka_memory.holders import expressions, owners, references
+from pytest_cka_memory.holders.growing import ReferencePath, container_before, shared_container
+from pytest_cka_memory.holders.tensors import (
     dtype_and_shape_of,
     is_gradient,
     is_hooks,
@@ -25,6 +28,59 @@ from pytest_cka_memory.holders.torch_references import (
 from pytest_cka_memory.holders.tree import Paths, Reference
 from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
 from pytest_cka_memory.units import counted
+
+_NOT_KEEPERS = frozenset(
+    {"_pytest", "pytest", "pluggy", "torch", "numpy", "pytest_cka_memory", "emulated_cuda"}
+)
+
+
+def keeper_of(path: Sequence[Reference]) -> str | None:
+    """Return who stores the exception on a path of references; None if it is the user's own code.
+
+    That is a package that was installed, by a global or an object of one of its classes, or an
+    attribute of a test item, which only plugins of pytest set. What the frames of the traceback
+    reference does not count, because it did not store the exception.
+    """
+    root = path[0].root
+    modules = [] if root is None else [root.prefix.rstrip(".")]
+    storing = _before_exception(path)
+    modules += [str(_module_of(step.value)) for step in storing]
+    for name in modules:
+        package = name.partition(".")[0]
+        if package not in _NOT_KEEPERS and _is_installed(package):
+            return f"the package {package}"
+    for number, step in enumerate(storing):
+        if _is_test_item(step.value):
+            return f"a plugin that sets {_attribute(step.value, path[number + 1 :])} of a test"
+    return None
+
+
+def _before_exception(path: Sequence[Reference]) -> Sequence[Reference]:
+    """Return the steps before the first exception or traceback; all if there is none."""
+    kinds = (BaseException, TracebackType)
+    return list(takewhile(lambda step: not issubclass(type(step.value), kinds), path))
+
+
+def _module_of(value: Any) -> Any:
+    return type.__dict__["__module__"].__get__(type(value))
+
+
+def _is_installed(package: str) -> bool:
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return isinstance(file, str) and is_of_package(file)
+
+
+def _is_test_item(value: Any) -> bool:
+    pytest = sys.modules.get("pytest")  # not imported outside of its sessions
+    return pytest is not None and issubclass(type(value), pytest.Item)
+
+
+def _attribute(item: Any, path: Sequence[Reference]) -> str:
+    """Return the attribute of `item` with which the rest of the path begins."""
+    values = {id(found.value) for found in path[:2]}  # the first may be its __dict__
+    names = [name for name, value in vars(item).items() if id(value) in values]
+    return f"the attribute {names[0]}" if names else "an attribute"
+
 
 # A list of losses that are detached still grows with every batch, so only item() is advised.
 _LOSS = "attached to its autograd graph: keep loss.item() instead"
@@ -251,11 +307,11 @@ def _compiled(path: ReferencePath) -> str | None:
 
 
 def _packed(path: ReferencePath) -> str | None:
-    return packed_parameters.ADVICE if packed_parameters.leads_through(path) else None
+    return references.PACKED_ADVICE if references.leads_through_packed(path) else None
 
 
 def _optimized(path: ReferencePath) -> str | None:
-    return _SCRIPT if path[-1].text == script_plans.CONSTANT else None
+    return _SCRIPT if path[-1].text == references.SCRIPT_CONSTANT else None
 
 
 _RAREST: Sequence[Rule] = (_logged, _compiled, _optimized, _packed, _hook, _exception, _suspended)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.allocations import Allocation
-from pytest_cka_memory.holders import graphs, loops, packed_parameters
+from pytest_cka_memory.holders import chains, growing, references, tensors
 from pytest_cka_memory.holders.expressions import without_places
-from pytest_cka_memory.holders.torch_references import class_name
+from pytest_cka_memory.holders.tensors import class_name
 from pytest_cka_memory.holders.tree import Reference
 from pytest_cka_memory.holders.unreached import Unreached
 from pytest_cka_memory.meters.autograd_nodes import is_node, mro
@@ -108,18 +108,18 @@ class Owner(NamedTuple):
 
 def owner_of(found: Unreached, allocation: Allocation) -> Owner:
     """Return the owner of what an object holds that no name leads to."""
-    path = loops.path_text(found.path)
+    path = chains.path_text(found.path)
     if found.loop:
-        loop = f"the loop {loops.chain(found.loop)}"
+        loop = f"the loop {chains.loop_text(found.loop)}"
         rest = f"; from there {path}" if len(found.path) > 1 else ""
-        return Owner(f"{loop}{rest}", loops.advice(found.loop), without_places(loop))
+        return Owner(f"{loop}{rest}", chains.loop_advice(found.loop), without_places(loop))
     if is_cast_by_autocast(allocation):
         return Owner(None, _AUTOCAST, "")
     for words, advice, fits in _KINDS:
         if fits(found.path):
             return Owner(f"{words}: {path}", advice or compiled(), words)
     # The tensors of earlier batches are farther away in one graph, which is one owner.
-    head = graphs.head_in_c_code(found.path)
+    head = growing.head_in_c_code(found.path)
     pattern = without_places(path) if head is None else f"graph {id(head)}"
     return Owner(
         f"C or C++ code, which references {path}",
@@ -219,11 +219,11 @@ def is_compiled(path: Sequence[Reference]) -> bool:
     """Whether a path leads through an object of ``torch.compile``."""
     from pytest_cka_memory.meters.torch_keepers import COMPILER_PACKAGES
 
-    return any(loops.module_of(step.value).startswith(COMPILER_PACKAGES) for step in path)
+    return any(tensors.module_name_of(step.value).startswith(COMPILER_PACKAGES) for step in path)
 
 
 def _checkpoint(path: Sequence[Reference]) -> bool:
-    return any(loops.module_of(step.value) == loops.CHECKPOINTS for step in path)
+    return any(tensors.module_name_of(step.value) == chains.CHECKPOINT_MODULE for step in path)
 
 
 def _mode(path: Sequence[Reference]) -> bool:
@@ -254,7 +254,7 @@ def _node(path: Sequence[Reference]) -> bool:
 _KINDS: Sequence[tuple[str, str, Callable[[Sequence[Reference]], bool]]] = (
     ("code that torch.compile made", "", is_compiled),
     ("a mode that is active", _MODE, _mode),
-    ("torch.utils.checkpoint", loops.CHECKPOINT, _checkpoint),
+    ("torch.utils.checkpoint", chains.CHECKPOINT_ADVICE, _checkpoint),
     ("the hooks of an autograd node", _NODE_HOOK, _hooks_of_node),
     ("a dict of C++ code", _METADATA, _metadata),
     ("a function that C code will call", _CALLBACK, _callback),
@@ -285,8 +285,8 @@ def _possible(allocation: Allocation, holder: Any = None) -> str:
         kinds.append(
             f"a constant of code that torch.compile made ({torch_keepers.RESET_COMPILER} frees it)"
         )
-    if packed_parameters.are_live():
-        kinds.append(packed_parameters.POSSIBLE)
+    if references.has_packed_parameters():
+        kinds.append(references.PACKED_OWNER)
     if _is_distributed():
         kinds.append(f"the buckets of DistributedDataParallel ({_FREED_WITH_MODEL})")
     return f"this may be {', or '.join(kinds)}; {_FIND_OUT}"

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pytest_cka_memory.holders.roots import Root
 from pytest_cka_memory.holders.search import RulesForType, TypeRules, search
-from pytest_cka_memory.holders.tree import Reference, ReferenceTree
+from pytest_cka_memory.holders.tree import Reference, ReferenceTree, Root
 
 Path = Sequence[Reference]
 Roots = Callable[[], tuple[list[Root], list[Root]]]

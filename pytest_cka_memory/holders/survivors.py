@@ -1,8 +1,10 @@
 """Group the storages that a region retained by where they were allocated and what holds them."""
 
 import gc
+import sys
+import time
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,19 +16,24 @@ from pytest_cka_memory.core.growth import middle
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
 from pytest_cka_memory.holders import (
+    chains,
     expressions,
-    graphs,
+    growing,
     hints,
-    links,
-    module_paths,
     owners,
-    packed_parameters,
+    references,
+    tensors,
 )
-from pytest_cka_memory.holders.groups import described, module_of, site_key
-from pytest_cka_memory.holders.patterns import Patterns
-from pytest_cka_memory.holders.progress import Progress, Write, to_stderr
+from pytest_cka_memory.holders.expressions import is_own_dict, text_of, without_places
+from pytest_cka_memory.holders.groups import holding_of, module_id_of, site_key
 from pytest_cka_memory.holders.proof import Proofs
-from pytest_cka_memory.holders.roots import (
+from pytest_cka_memory.holders.references import tensor_rules
+from pytest_cka_memory.holders.search import search
+from pytest_cka_memory.holders.tensors import dtype_and_shape_of, is_pinned_tensor
+from pytest_cka_memory.holders.tree import (
+    Paths,
+    Reference,
+    ReferenceTree,
     Root,
     context_root,
     frame_roots,
@@ -34,14 +41,132 @@ from pytest_cka_memory.holders.roots import (
     signal_root,
     traceback_roots,
 )
-from pytest_cka_memory.holders.search import search
-from pytest_cka_memory.holders.torch_references import (
-    dtype_and_shape_of,
-    is_pinned_tensor,
-    tensor_rules,
-)
-from pytest_cka_memory.holders.tree import Paths, Reference, ReferenceTree
-from pytest_cka_memory.holders.unreached import UnreachedTree, unreached
+from pytest_cka_memory.holders.unreached import UnreachedTree, find_unreached
+
+_MANY = 100_000
+"""Storages that are explained without a word."""
+_AFTER_SECONDS = 2
+
+Write = Callable[[str], None]
+"""Shows one line to the user."""
+
+
+def to_stderr(line: str) -> None:
+    """Write a line to standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+class Progress:
+    """Writes one line if the explanation of `count` storages takes more than 2 s.
+
+    Args:
+        count: how many storages there are.
+        write: shows the line.
+    """
+
+    def __init__(self, count: int, write: Write = to_stderr) -> None:
+        self._count, self._write = count, write
+        self._due_at = time.monotonic() + _AFTER_SECONDS if count > _MANY else None
+
+    def step(self) -> None:
+        """Write the line if it is time; called several times in a second."""
+        if self._due_at is not None and time.monotonic() >= self._due_at:
+            self._due_at = None
+            self._write(
+                f"cka-memory: finding what holds {self._count:,} tensors; each 100,000 take "
+                "1 to 2 s"
+            )
+
+
+_ENTRY = "[]"
+_OF_GRAPH = ".grad_fn"
+_OF_MODULES = {"._parameters", "._buffers", "._modules"}
+"""Attributes of a module whose keys are names of attributes, too."""
+_CONTAINERS = (list, tuple, deque, set, frozenset)
+
+
+class Patterns:
+    """Numbers the ways in which the objects of a tree are held.
+
+    Keys and indices do not count, nor how often the same step follows itself, as in a linked list.
+    Everything that the graph of one tensor holds is equal: each batch may make a part of the graph.
+    """
+
+    def __init__(self, tree: ReferenceTree) -> None:
+        self._tree = tree
+        self._known: dict[int, int] = {}
+        """By the identity of an object that leads to others, its number."""
+        self._numbers: dict[tuple[int, object], int] = {}
+        """By the number of what leads to it and the last step."""
+        self._steps: list[object] = [None]
+        """By number, the last step."""
+        self._of_entries: dict[int, int] = {}
+        """By the identity of a container, the number of what is an entry of it."""
+        self._are_entries: dict[int, bool] = {}
+        """By the identity of a dict, whether its keys are no names of attributes."""
+
+    def of(self, last: Reference) -> int:
+        """Return a number that is equal for objects that are held in the same way."""
+        number = self._of_entries.get(id(last.parent), 0)
+        if number:
+            return number
+        inner = []
+        step = self._tree.before(last)
+        while step is not None:
+            known = self._known.get(id(step.value))
+            if known is not None:
+                number = known
+                break
+            inner.append(step)
+            step = self._tree.before(step)
+        for step in reversed(inner):
+            number = self._known[id(step.value)] = self._then(number, step)
+        found = self._then(number, last)
+        if last.text is None and self._is_entry(last):
+            self._of_entries[id(last.parent)] = found
+        return found
+
+    def _then(self, number: int, step: Reference) -> int:
+        """Return the number for what `step` leads to, if `number` is that of its parent."""
+        part = self._part(step)
+        before = self._steps[number]
+        if not part or (before == part and part is not None) or before == _OF_GRAPH:
+            return number
+        found = self._numbers.setdefault((number, part), len(self._steps))
+        if found == len(self._steps):
+            self._steps.append(part)
+        return found
+
+    def _part(self, step: Reference) -> object:
+        if step.parent is None:
+            return self._tree.start(step)
+        if step.text is not None:
+            return without_places(step.text)
+        if self._is_entry(step):
+            return _ENTRY
+        if is_own_dict(step.value, step.parent):
+            return ""
+        if type(step.parent) is dict:  # the attributes of an object
+            return "." + without_places(text_of(step.parent, step.value)[2:-2])
+        return without_places(text_of(step.parent, step.value))
+
+    def _is_entry(self, step: Reference) -> bool:
+        """Whether a step leads from a container to an entry: not to an attribute of an object."""
+        kind = type(step.parent)
+        return kind in _CONTAINERS or (kind is dict and self._has_entries(step))
+
+    def _has_entries(self, step: Reference) -> bool:
+        known = self._are_entries.get(id(step.parent))
+        if known is None:
+            before = self._tree.before(step)
+            owner = None if before is None else before.parent
+            known = owner is None or not (
+                is_own_dict(step.parent, owner)
+                or (before is not None and self._part(before) in _OF_MODULES)
+            )
+            self._are_entries[id(step.parent)] = known
+        return known
+
 
 _AT_ONCE = 10_000
 """Storages after which it is looked whether the user should be told what takes so long."""
@@ -97,7 +222,7 @@ def holdings(
             progress = Progress(len(live), write)
             return _Description(live, roots, boundaries, progress, with_paths).holdings()
     finally:
-        packed_parameters.are_live.cache_clear()
+        references.has_packed_parameters.cache_clear()
         if was_enabled:
             gc.enable()
 
@@ -127,7 +252,7 @@ class _Description:
     def holdings(self) -> tuple[Holding, ...]:
         """Return the groups, largest first."""
         groups = self._groups()
-        modules = module_paths.paths_of({module for _, module in self._sites.values() if module})
+        modules = tensors.module_paths({module for _, module in self._sites.values() if module})
         found = [
             self._described(group, pinned, owner, modules)
             for (*_, pinned), (group, owner) in groups.items()
@@ -188,7 +313,7 @@ class _Description:
         known = self._sites.get(identity)
         if known is None:
             site = allocation.site
-            known = self._sites[identity] = site_key(site), module_of(site)
+            known = self._sites[identity] = site_key(site), module_id_of(site)
         return known
 
     def _described(
@@ -203,10 +328,10 @@ class _Description:
         sizes = ((self._site_of(each)[1], each.bytes) for each in members)
         count = len(members) if group.tree else sum(not each.may_be_unowned for each in members)
         holding = replace(
-            described(sum(each.bytes for each in members), count, largest.site),
+            holding_of(sum(each.bytes for each in members), count, largest.site),
             batches=batches,
             bytes_per_batch=bytes_per_batch,
-            module=module_paths.largest(sizes, modules),
+            module=tensors.largest_modules(sizes, modules),
             pinned=bool(pinned),
         )
         if last is None:
@@ -216,12 +341,12 @@ class _Description:
             holding = replace(holding, dtype=dtype, shape=shape)
         if owner is not None:
             found = self._unnamed.found(largest.key)
-            of_graph = graphs.advice_of_c_code(found.path, batches, self._made_in_loop)
-            paths = (links.of_unreached(found),) if self._with_paths else ()
+            of_graph = growing.graph_advice_of_c_code(found.path, batches, self._made_in_loop)
+            paths = (chains.links_of_unreached(found),) if self._with_paths else ()
             advice = of_graph or owner.advice
             return replace(holding, held_by=owner.text, hint=advice, paths=paths)
         every = Paths(self._named, [last, *group.ends])
-        hint = graphs.advice(every, batches, self._made_in_loop)
+        hint = growing.graph_advice(every, batches, self._made_in_loop)
         hint = hint or hints.hint_for(largest, every, batches)
         held_by = expressions.expression_of(every.first)
         return self._proved(replace(holding, held_by=held_by, hint=hint), group, every.first)
@@ -266,7 +391,7 @@ class _Description:
             holding = replace(holding, also_held_by=tuple(map(expressions.expression_of, others)))
         if not self._with_paths:
             return holding
-        return replace(holding, paths=tuple(map(links.of_path, [path, *others])))
+        return replace(holding, paths=tuple(map(chains.links_of_path, [path, *others])))
 
     def _made_in_loop(self, value: Any) -> str:
         """Return the code and the place that made the storage of a tensor after the first batch."""
@@ -307,7 +432,7 @@ def _search(
     # The roots are not kept, because all that is not reached is searched next.
     found = search(rules, sizes, *roots(), step=step)
     missing = sizes.keys() - found.tree.keys
-    return found.tree, unreached(rules, missing, found.walk) if missing else UnreachedTree()
+    return found.tree, find_unreached(rules, missing, found.walk) if missing else UnreachedTree()
 
 
 def _roots(

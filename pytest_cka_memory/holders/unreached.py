@@ -13,10 +13,8 @@ from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.libraries import OWN_FOLDERS
-from pytest_cka_memory.holders.by_type import ByType
-from pytest_cka_memory.holders.search import RulesForType
+from pytest_cka_memory.holders.search import LEAVES, ByType, RulesForType, Walk
 from pytest_cka_memory.holders.tree import Reference, ReferenceTree
-from pytest_cka_memory.holders.walk import LEAVES, Walk
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node
 
@@ -64,7 +62,9 @@ class UnreachedTree(ReferenceTree):
         return Unreached(path, self.loop_of(path[0]))
 
 
-def unreached(rules_for: RulesForType, wanted: Collection[int], reached: Walk) -> UnreachedTree:
+def find_unreached(
+    rules_for: RulesForType, wanted: Collection[int], reached: Walk
+) -> UnreachedTree:
     """Return how the objects that have the wanted keys are kept alive.
 
     Args:

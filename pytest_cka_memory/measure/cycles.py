@@ -56,7 +56,7 @@ class Cycles(Addition):
 
     def __init__(self, peaks: Peaks, meter: Meter) -> None:
         self._peaks, self._meter = peaks, meter
-        self._described: cycles.Found = []
+        self._described: cycles.DescribedGarbage = []
         self._is_counted = peaks.count_collected()
         self._freed = FreedByCollections(peaks, meter) if self._is_counted else None
         if self._is_counted:
@@ -92,7 +92,7 @@ class Cycles(Addition):
         cycle_bytes = self._peaks.collected()
         holdings: tuple[Holding, ...] = ()
         if cycle_bytes or self._described:
-            holdings = cycles.freed(self._described, self._freed.collected, cycle_bytes)
+            holdings = cycles.freed_holdings(self._described, self._freed.collected, cycle_bytes)
         return {"cycle_bytes": cycle_bytes, "cycles": holdings}
 
     def _describe(self) -> bool:

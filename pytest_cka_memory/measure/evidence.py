@@ -246,12 +246,11 @@ class FoundGarbage(Addition):
         allocations = self._meter.allocations_since(self._peaks.mark)
         kept = [each for each in allocations if each.serial in serials]
         if kept:
-            from pytest_cka_memory.holders import (
-                cycles,
-            )  # not imported for a region without garbage
+            # Here, because a region without garbage needs none of it.
+            from pytest_cka_memory.holders import cycles
 
             self._most = len(serials)
-            self._holdings = cycles.live(cycles.described_garbage(garbage, kept))
+            self._holdings = cycles.live_holdings(cycles.described_garbage(garbage, kept))
 
     def fields(self) -> dict[str, Any]:
         return {"garbage": self._holdings}
@@ -299,13 +298,13 @@ class GrowthEvidence:
             ended: the number of batches that have ended.
             growth: the growth so far, in bytes per batch.
         """
-        from pytest_cka_memory.holders.growing import explained_bytes, growing
+        from pytest_cka_memory.holders.growing import explained_bytes, growing_holdings
 
         self._next = ended * 5 // 4 + 1
         is_same = self._explains(growth)
         if is_same and 2 * explained_bytes(self._explanation) >= growth:
             return
-        growing_now = growing(holdings(), self._early, ended - _EARLY_BATCHES)
+        growing_now = growing_holdings(holdings(), self._early, ended - _EARLY_BATCHES)
         explained, before = explained_bytes(growing_now), explained_bytes(self._explanation)
         if (2 * explained >= growth and not is_same) or explained > before or not self._explanation:
             self._explanation = tuple(
@@ -315,9 +314,9 @@ class GrowthEvidence:
 
     def at_end(self, holdings: Iterable[Holding], ended: int, growth: float) -> tuple[Holding, ...]:
         """Return what explains the growth: of what is live now, or of what was found before."""
-        from pytest_cka_memory.holders.growing import explained_bytes, growing
+        from pytest_cka_memory.holders.growing import explained_bytes, growing_holdings
 
-        now = growing(holdings, self._early, ended - _EARLY_BATCHES)
+        now = growing_holdings(holdings, self._early, ended - _EARLY_BATCHES)
         earlier = self._explanation
         if self._explains(growth):
             factor = growth / self._growth if self._growth else 0.0

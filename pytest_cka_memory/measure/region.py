@@ -359,10 +359,10 @@ class Region(FigureAttributes):
         self, allocations: Iterable[Allocation], error: BaseException | None = None
     ) -> tuple[Holding, ...]:
         named_values = {} if self._explainer is None else self._explainer.named_values()
-        from pytest_cka_memory.holders import progress, survivors
+        from pytest_cka_memory.holders import survivors
 
         explainer = self._explainer
-        write = explainer.notify if isinstance(explainer, Notifier) else progress.to_stderr
+        write = explainer.notify if isinstance(explainer, Notifier) else survivors.to_stderr
         return survivors.holdings(
             allocations,
             named_values,

@@ -106,7 +106,7 @@ class ProcessMemory(Addition):
             return
         self._numbers.append(torch_private.sequence_number())
         if self._batches in _SEARCHES:
-            from pytest_cka_memory.holders.growing_graphs import growing_graph
+            from pytest_cka_memory.holders.growing import growing_graph
 
             self._growing_graph = growing_graph(self._numbers)
 

@@ -8,7 +8,7 @@ from pytest_cka_memory.core.allocations import AllocationSite
 from pytest_cka_memory.core.recordings import Recording
 from pytest_cka_memory.core.timeline_bands import Place
 from pytest_cka_memory.core.timeline_picture import picture_of
-from pytest_cka_memory.holders import module_paths
+from pytest_cka_memory.holders import tensors
 from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.meters.base import Meter, Peaks
 
@@ -36,7 +36,7 @@ def _places(recording: Recording, keys: Sequence[tuple[int, int]]) -> list[Place
     modules = {site.module for site in sites.values() if site and site.module}
     paths = {module: recording.module_path(module) for module in modules}
     # A stack that was known before the recording has no path; its module may be live.
-    paths |= module_paths.paths_of({module for module, path in paths.items() if not path})
+    paths |= tensors.module_paths({module for module, path in paths.items() if not path})
     return [_place(sites[stack], paths, recording.insides[inside]) for stack, inside in keys]
 
 

@@ -23,14 +23,13 @@ from pytest_cka_memory.meters.torch_versions import KEEPS_WORKSPACES
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
 MODULES = {
+    "holders.chains": set(),
     "holders.cycles": {"_PLAIN"},
-    "holders.graphs": {"_GROWS", "_STATE"},
-    "holders.growing": set(),
+    "holders.groups": set(),
+    "holders.growing": {"_GROWS", "_STATE"},
     "holders.hints": set(),
-    "holders.loops": set(),
     "holders.owners": set(),
-    "holders.packed_parameters": set(),
-    "holders.peaks": set(),
+    "holders.references": {"CONSTANT"},
     "holders.survivors": set(),
     "core.process_limits": {"WORKER", "_FIGURE"},
     "meters.accelerator.graph_pools": set(),

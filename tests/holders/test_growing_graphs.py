@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from pytest_cka_memory.holders.growing_graphs import growing_graph
+from pytest_cka_memory.holders.growing import growing_graph
 from pytest_cka_memory.meters import torch_private
 
 BATCHES = 6
@@ -108,7 +108,7 @@ def test_graph_of_an_episode_that_began_later_is_none() -> None:
 
 DEEP = """
 import torch
-from pytest_cka_memory.holders.growing_graphs import growing_graph
+from pytest_cka_memory.holders.growing import growing_graph
 from pytest_cka_memory.meters import torch_private
 
 weight, state, boundaries = torch.ones(1, requires_grad=True), torch.ones(1), []

@@ -10,7 +10,7 @@ from planted import KEEP, cleaned_up
 from torch import nn
 
 from pytest_cka_memory import MemoryProbe, RegionRecord
-from pytest_cka_memory.holders.module_paths import largest, paths_of
+from pytest_cka_memory.holders.tensors import largest_modules, module_paths
 from pytest_cka_memory.reports.failure import holding_lines
 
 
@@ -49,19 +49,19 @@ def test_paths_lead_from_the_outermost_module() -> None:
     identities = {id(module) for module in net.modules()}
     lone = nn.Linear(2, 2)
     gc.collect()
-    assert paths_of({*identities, id(lone), id(identities)}) == {
+    assert module_paths({*identities, id(lone), id(identities)}) == {
         id(net): "Sequential",
         id(lone): "Linear",
         **{id(module): name for name, module in net.named_modules() if name},
     }
-    assert paths_of(()) == {}
+    assert module_paths(()) == {}
 
 
 def test_a_module_that_contains_itself_has_a_path() -> None:
     """A module that contains itself, which torch allows, has a path."""
     module = nn.Sequential(nn.Sequential())
     module[0].outer = module
-    assert paths_of({id(module[0])}) == {id(module[0]): "Sequential.0"}
+    assert module_paths({id(module[0])}) == {id(module[0]): "Sequential.0"}
     module[0].outer = None
 
 
@@ -71,12 +71,17 @@ def test_of_layers_that_differ_in_their_number_one_is_named() -> None:
     """
     paths = {number: f"layers.{number}.linear1" for number in range(3)}
     paths |= {3: "head", 4: "stem.conv", 5: "layers.0.norm"}
-    assert largest([(0, 8), (0, 8)], paths) == "layers.0.linear1"
-    assert largest([(0, 8), (1, 8), (2, 4)], paths) == "layers.0.linear1 (and 2 like it)"
-    assert largest([(0, 8), (1, 9), (3, 99)], paths) == "head and layers.1.linear1 (and 1 like it)"
+    assert largest_modules([(0, 8), (0, 8)], paths) == "layers.0.linear1"
+    assert largest_modules([(0, 8), (1, 8), (2, 4)], paths) == "layers.0.linear1 (and 2 like it)"
+    assert (
+        largest_modules([(0, 8), (1, 9), (3, 99)], paths)
+        == "head and layers.1.linear1 (and 1 like it)"
+    )
     sizes = [(0, 8), (1, 8), (3, 99), (4, 1), (5, 2), (7, 1000)]
-    assert largest(sizes, paths) == "head, layers.0.linear1 (and 1 like it) and 2 more modules"
-    assert largest([(7, 1000)], paths) is None
+    assert (
+        largest_modules(sizes, paths) == "head, layers.0.linear1 (and 1 like it) and 2 more modules"
+    )
+    assert largest_modules([(7, 1000)], paths) is None
 
 
 @pytest.mark.native
@@ -91,10 +96,10 @@ def test_failure_names_the_layer_beside_the_line_that_runs_the_network() -> None
     net, values = network(), torch.ones(100, 8)
     with MemoryProbe("cpu", explainer=PeakExplainer()).measure() as region:
         KEEP.append(net(values))
-    largest = region.retained[0]
+    largest_modules = region.retained[0]
     # What the graph has saved of two layers is one group.
-    assert largest.module == "encoder.layers.1.1 (and 1 like it)"
-    lines = [line.strip() for line in holding_lines(largest)]
+    assert largest_modules.module == "encoder.layers.1.1 (and 1 like it)"
+    lines = [line.strip() for line in holding_lines(largest_modules)]
     assert lines.index("in encoder.layers.1.1 (and 1 like it)") > 0
     assert "head" in {holding.module for holding in region.retained}
     at_peak = [holding for holding in region.record.at_peak if not holding.before_region]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from pytest_cka_memory.holders import progress
-from pytest_cka_memory.holders.progress import Progress
+from pytest_cka_memory.holders import survivors
+from pytest_cka_memory.holders.survivors import Progress
 
 
 class Clock:
@@ -19,7 +19,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Return a clock that the line waits for."""
     found = Clock()
-    monkeypatch.setattr(progress, "time", found)
+    monkeypatch.setattr(survivors, "time", found)
     return found
 
 
@@ -47,5 +47,5 @@ def test_few_storages_are_explained_without_a_line(clock: Clock) -> None:
 
 def test_a_line_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     """Reports that tools read from standard output stay as they are."""
-    progress.to_stderr("a line")
+    survivors.to_stderr("a line")
     assert capsys.readouterr() == ("", "a line\n")

@@ -5,7 +5,8 @@ import sys
 import pytest
 import torch
 
-from pytest_cka_memory.holders import expressions, torch_references
+from pytest_cka_memory.holders import expressions
+from pytest_cka_memory.holders import references as torch_references
 
 OBJECTS = 300
 

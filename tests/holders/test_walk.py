@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import refusing_objects
 
-from pytest_cka_memory.holders.walk import LEAVES, PythonWalk, Walk, new_walk
+from pytest_cka_memory.holders.search import LEAVES, PythonWalk, Walk, new_walk
 from pytest_cka_memory.meters.blocks.walk import CompiledWalk
 from pytest_cka_memory.meters.cpu.choice import SWITCH
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from pytest_cka_memory import DeviceError, MemoryProbe, RegionRecord
+from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.survivors import holdings
-from pytest_cka_memory.holders.torch_references import tensor_rules
 from pytest_cka_memory.meters import torch_private
 from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
 from pytest_cka_memory.meters.storages import ledger

@@ -163,7 +163,7 @@ class ItemMeasurement:
 
     def notify(self, line: str) -> None:
         """Write a line to standard error, which pytest captures otherwise."""
-        from pytest_cka_memory.holders.progress import to_stderr
+        from pytest_cka_memory.holders.survivors import to_stderr
 
         with without_capture(self._item.config):
             to_stderr(line)

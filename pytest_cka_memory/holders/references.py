@@ -1,23 +1,160 @@
-"""References that the garbage collector does not see: of tensors, autograd nodes and NumPy arrays.
-
-Also references that it sees but cannot name, such as those of a ``threading.local``, and the keys
-by which meters identify storages.
-"""
+"""TODO"""
 
 import contextvars
+import ctypes
+import functools
 import gc
 import sys
 import threading
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pytest_cka_memory.holders.cpp_references import cpp_rules
 from pytest_cka_memory.holders.search import RulesForType, TypeRules
+from pytest_cka_memory.holders.tree import Reference
+from pytest_cka_memory.meters import torch_keepers, torch_private
 from pytest_cka_memory.meters.autograd_nodes import grad_fn_of, is_node, mro
 
 if TYPE_CHECKING:
     import torch
+
+
+_MODULES = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized")
+PACKED_ADVICE = (
+    "a quantized module keeps its weight and bias packed in C++, in its attribute _packed_params: "
+    "delete the module, and each container or hook that references it"
+)
+PACKED_OWNER = (
+    "the packed parameters of a quantized module (its attribute _packed_params; they are freed "
+    "with the module)"
+)
+
+
+def _unpacked_parameters(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors that packed parameters keep as they are.
+
+    Unpacking copies the others, and such a copy is dropped here.
+    """
+    for index, tensor in enumerate(torch_keepers.packed_tensors(value)):
+        if tensor is not None and torch_private.use_count(tensor) > 1:
+            yield f".unpack()[{index}]", tensor
+
+
+def leads_through_packed(path: Sequence[Reference]) -> bool:
+    """Whether a path leads through packed parameters."""
+    return any((step.text or "").startswith(".unpack()") for step in path)
+
+
+@functools.cache
+def has_packed_parameters() -> bool:
+    """Whether a quantized module exists; it is asked for each storage, and looks at all objects.
+
+    What is known is forgotten with ``are_live.cache_clear()`` at the end of a search.
+    """
+    names = map(_module_of, set(map(type, gc.get_objects())))
+    return any(type(name) is str and name.startswith(_MODULES) for name in names)
+
+
+def _module_of(kind: type) -> Any:
+    return type.__dict__["__module__"].__get__(kind)
+
+
+SCRIPT_CONSTANT = ".get_debug_state() -> a constant of an optimized graph"
+"""How to write the reference to such a constant: the graph has no short expression."""
+
+
+def _script_constants(function: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors in the graphs that `function`, or a module's method, has been run with.
+
+    Args:
+        function: a function or module of TorchScript.
+    """
+    try:
+        plans = list(function.get_debug_state().execution_plans.values())
+    except (RuntimeError, AttributeError):  # it has no graph, or was never called
+        return
+    for plan in plans:
+        for node in _nodes(plan.graph):
+            if node.kind() == "prim::Constant" and _kind_of(node, "value") == "t":
+                yield SCRIPT_CONSTANT, node.t("value")
+
+
+def _nodes(block: Any) -> Iterator[Any]:
+    """Yield the nodes of a graph or block, and of the graphs and blocks in them."""
+    for node in block.nodes():
+        yield node
+        for inner in node.blocks():
+            yield from _nodes(inner)
+        if _kind_of(node, "Subgraph") == "g":
+            yield from _nodes(node.g("Subgraph"))
+
+
+def _kind_of(node: Any, attribute: str) -> str:
+    return str(node.kindOf(attribute)) if node.hasAttribute(attribute) else ""
+
+
+_DATA_AT = {b"dltensor": 0, b"dltensor_versioned": 32}
+"""Name of a DLPack capsule -> where the address of the data is in what it points to.
+
+Source: ``dlpack.h`` 1.0, ``DLManagedTensor`` and ``DLManagedTensorVersioned`` with 8-byte pointers.
+"""
+
+
+def _cpp_rules() -> RulesForType:
+    """Return the rules for the types of such objects; None for others."""
+    import torch
+
+    from pytest_cka_memory.meters import torch_private
+    from pytest_cka_memory.meters.storages.live_objects import with_subclasses
+
+    futures = with_subclasses(torch.futures.Future)
+    script = {*with_subclasses(torch.jit.ScriptModule), *torch_private.SCRIPT_TYPES}
+
+    def rules_for(kind: type) -> TypeRules | None:
+        if kind in futures:
+            return TypeRules(extra_references=_result_of_future)
+        if kind in script:
+            return TypeRules(extra_references=_references_of_script)
+        if kind is torch.ScriptObject:
+            return TypeRules(extra_references=_unpacked_parameters)
+        if type(kind) is type and kind.__name__ == "PyCapsule":
+            return TypeRules(_keys_of_capsule)
+        return None
+
+    return rules_for
+
+
+def _references_of_script(value: Any) -> Iterator[tuple[str, Any]]:
+    from pytest_cka_memory.meters import torch_keepers
+
+    yield from torch_keepers.script_references(value)
+    yield from _script_constants(value)
+
+
+def _result_of_future(future: Any) -> Iterator[tuple[str, Any]]:
+    if future.done():
+        try:
+            yield ".value()", future.value()
+        except Exception:  # it has an error instead of a value, which may be any exception
+            return
+
+
+def _keys_of_capsule(capsule: Any) -> Collection[int]:
+    """Return the address of the tensor in a capsule of DLPack that nobody has used yet."""
+    name = _name_of_capsule(capsule)
+    if name not in _DATA_AT:
+        return ()
+    managed = _pointer_in_capsule(capsule, name)
+    address = ctypes.c_void_p.from_address(managed + _DATA_AT[name]).value if managed else None
+    return () if address is None else (address,)
+
+
+_name_of_capsule: Any = ctypes.PYFUNCTYPE(ctypes.c_char_p, ctypes.py_object)(
+    ("PyCapsule_GetName", ctypes.pythonapi)
+)
+_pointer_in_capsule: Any = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
 
 
 _EVERY_ADDRESS = 2**46
@@ -43,7 +180,7 @@ def tensor_rules(blocks: Mapping[int, int] | None = None) -> RulesForType:
     references_of_plain = _plain_references()
     tensor_types = with_subclasses(torch.Tensor)
     array = getattr(sys.modules.get("numpy"), "ndarray", None)
-    of_cpp = cpp_rules()
+    of_cpp = _cpp_rules()
     plain = {
         torch.UntypedStorage: TypeRules(keys_of_storage),
         contextvars.Context: TypeRules(extra_references=_references_of_context),
@@ -121,66 +258,6 @@ def _key_functions(
     return of_tensor, of_storage
 
 
-def dtype_and_shape_of(value: Any) -> tuple[str | None, tuple[int, ...] | None]:
-    """Return the dtype, such as ``float32``, and the shape of a tensor; None each if unknown."""
-    import torch
-
-    from pytest_cka_memory.meters import torch_private
-
-    if not issubclass(type(value), torch.Tensor) or torch_private.is_tracing():
-        return None, None  # while torch.jit traces, sizes are tensors and become part of the trace
-    with torch_private.no_subclass_function(), torch_private.no_dispatch():
-        dtype = str(_field(value, "dtype")).removeprefix("torch.")
-        try:
-            shape = tuple(_field(value, "shape"))
-        except Exception:  # a strided nested tensor has no shape, a subclass may raise anything
-            return dtype, None
-    return dtype, shape if all(type(size) is int for size in shape) else None
-
-
-def _field(tensor: "torch.Tensor", name: str) -> Any:
-    """Return an attribute as torch defines it, even if the tensor's class overrides it."""
-    import torch
-
-    return getattr(torch.Tensor, name).__get__(tensor)
-
-
-def is_part_of_its_storage(tensor: "torch.Tensor") -> bool:
-    """Whether a tensor is smaller than its storage; False if it has none or several."""
-    from pytest_cka_memory.meters import torch_private
-    from pytest_cka_memory.meters.storages.live_objects import storages_of
-
-    with torch_private.no_subclass_function(), torch_private.no_dispatch():
-        storages = storages_of(tensor)
-        inner = torch_private.unwrapped(tensor)  # has all elements, and not those of one example
-        tensor = tensor if inner is None else inner
-        try:
-            return len(storages) == 1 and _field(tensor, "nbytes") < storages[0].nbytes()
-        except Exception:  # as in dtype_and_shape_of
-            return False
-
-
-def is_pinned_tensor(value: Any) -> bool:
-    """Whether a value is a tensor or storage in pinned memory of the host, as far as is known."""
-    import torch
-
-    from pytest_cka_memory.meters import torch_private
-    from pytest_cka_memory.meters.pinned import is_pinned
-
-    if torch_private.is_tracing() or not issubclass(
-        type(value), (torch.Tensor, torch.UntypedStorage)
-    ):
-        return False
-    with torch_private.no_subclass_function(), torch_private.no_dispatch():
-        return is_pinned(value)
-
-
-def class_name(kind: type) -> str:
-    """Return the name of a class, even if its metaclass overrides ``__name__``."""
-    found: str = type.__dict__["__name__"].__get__(kind)
-    return found
-
-
 def _plain_references() -> Callable[["torch.Tensor"], Iterable[tuple[str, Any]]]:
     """Return a function that does what :func:`_references_of_tensor` does, in a fifth of the time.
 
@@ -222,36 +299,6 @@ def _references_of_tensor(tensor: "torch.Tensor") -> Iterator[tuple[str, Any]]:
                 yield f".{name}", hooks
         if (base := torch_private.base_of(tensor)) is not None:
             yield "._base", base
-
-
-def is_gradient(value: Any, tensor: Any) -> bool:
-    """Whether `value` is the ``.grad`` of `tensor`, if that is a tensor."""
-    import torch
-
-    from pytest_cka_memory.meters import torch_private
-    from pytest_cka_memory.meters.storages.live_objects import gradient_of
-
-    if not issubclass(type(tensor), torch.Tensor):
-        return False
-    with torch_private.no_subclass_function():
-        return gradient_of(tensor) is value
-
-
-def is_hooks(value: Any, tensor: Any) -> bool:
-    """Whether `value`, a dict, has the hooks of `tensor`, if that is a tensor.
-
-    Any dict of a tensor counts in a torch version that does not tell them.
-    """
-    import torch
-
-    from pytest_cka_memory.meters import torch_private
-
-    if not issubclass(type(tensor), torch.Tensor):
-        return False
-    if not torch_private.KNOWS_TENSOR_HOOKS:
-        return True
-    with torch_private.no_subclass_function():
-        return any(getattr(tensor, name) is value for name in torch_private.TENSOR_HOOKS)
 
 
 def _node_rules(kind: type) -> TypeRules:

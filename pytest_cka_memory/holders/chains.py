@@ -8,15 +8,85 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pytest_cka_memory.core.places import shown
-from pytest_cka_memory.holders.expressions import shortened, text_of
-from pytest_cka_memory.holders.torch_references import class_name, dtype_and_shape_of, is_hooks
+from pytest_cka_memory.core.holdings import Link
+from pytest_cka_memory.holders import tensors
+from pytest_cka_memory.holders.expressions import is_own_dict, shortened, text_of
+from pytest_cka_memory.holders.tensors import (
+    class_name,
+    dtype_and_shape_of,
+    is_hooks,
+    label,
+    module_name_of,
+)
 from pytest_cka_memory.holders.tree import Reference
+from pytest_cka_memory.holders.unreached import Unreached
 from pytest_cka_memory.meters.autograd_nodes import is_node
+
+_NAMES = ("_modules", "_parameters", "_buffers")
+_OF_MODULES = {text for name in _NAMES for text in (f"['{name}']", f".{name}")}
+"""References to the dicts of a module, which users do not write. An object refers to them itself,
+not its dict, where Python keeps attributes in the object (from 3.13 on)."""
+_MOST_LINKS = 12
+"""Links of a path; of a longer one, the first and the last."""
+_MOST_CHARACTERS = 120
+_OF_CPP = "C or C++ code"
+
+
+def links_of_path(path: Sequence[Reference]) -> tuple[Link, ...]:
+    """Return the links from a root to the holder at the end of `path`."""
+    first = path[0]
+    assert first.root is not None, "a path starts at a root"
+    start = Link(str(first.text), tensors.label(first.value))
+    return _bounded([Link("", first.root.label), start, *_following(path)])
+
+
+def links_of_unreached(found: Unreached) -> tuple[Link, ...]:
+    """Return the links from C or C++ code to a holder, or around a loop and from there to it."""
+    first = found.path[0]
+    if not found.loop:
+        start = Link("references", tensors.label(first.value))
+        return _bounded([Link("", _OF_CPP), start, *_following(found.path)])
+    # A loop begins and ends with the same object; the path begins at any object of it.
+    ring = list(found.loop[1:])
+    at = next(number for number, step in enumerate(ring) if step.value is first.value)
+    turned = [Reference(first.value, None), *ring[at + 1 :], *ring[: at + 1]]
+    around = list(_following(turned))
+    back = Link(around[-1].reference, f"the same {around[-1].object}")
+    return _bounded(
+        [Link("", tensors.label(first.value)), *around[:-1], back, *_following(found.path)]
+    )
+
+
+def _following(path: Sequence[Reference]) -> Iterator[Link]:
+    """Yield a link for each object after the first, except dicts that users do not write."""
+    before = ""
+    for number, step in enumerate(path[1:], 1):
+        text = step.text or text_of(step.parent, step.value)
+        is_last = number == len(path) - 1
+        if not is_last and (text in _OF_MODULES or is_own_dict(step.value, step.parent)):
+            before += text
+            continue
+        reference = shortened(before + text).removeprefix(" -> ")
+        yield Link(reference, tensors.label(step.value))
+        before = ""
+
+
+def _bounded(path: Sequence[Link]) -> tuple[Link, ...]:
+    """Return a path without its middle if it is long, and with texts of a bounded length."""
+    left = len(path) - _MOST_LINKS
+    if left > 0:
+        half = _MOST_LINKS // 2
+        path = [*path[:half], Link("", f"… {left} more …"), *path[half + left :]]
+    return tuple(Link(_cut(link.reference), _cut(link.object)) for link in path)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[: _MOST_CHARACTERS - 1]}…"
+
 
 _PARTS = (dict, OrderedDict, list, tuple, set, frozenset, deque, types.CellType, types.MethodType)
 """Types whose objects are a part of the text about others, and have no name of their own."""
-CHECKPOINTS = "torch.utils.checkpoint"
+CHECKPOINT_MODULE = "torch.utils.checkpoint"
 _MOST_NODES = 3
 """Nodes of a graph in a row that are all written; of more, the first and the last."""
 
@@ -53,7 +123,7 @@ _ATTRIBUTE = (
     "an object keeps a tensor whose graph references the object again: keep its detach() instead, "
     "or delete the attribute after its last use"
 )
-CHECKPOINT = (
+CHECKPOINT_ADVICE = (
     "a checkpointed graph keeps the inputs and the random state that its backward pass needs: call "
     "backward(), delete the result, or do not let the function reference its own result"
 )
@@ -63,7 +133,7 @@ _ANY = (
 )
 
 
-def chain(loop: Sequence[Reference]) -> str:
+def loop_text(loop: Sequence[Reference]) -> str:
     """Return a loop as text; it begins at a tensor if there is one.
 
     Args:
@@ -74,15 +144,15 @@ def chain(loop: Sequence[Reference]) -> str:
     return shortened(" -> ".join([*stations[:-1], f"the same {class_name(type(turned[0].value))}"]))
 
 
-def advice(loop: Sequence[Reference]) -> str:
+def loop_advice(loop: Sequence[Reference]) -> str:
     """Return how to break a loop."""
     values = [step.value for step in loop]
     if any(_is_flat(step.value) for step in loop):
         return _FLAT
     if any(_is_of_hooks(step) for step in loop):
         return _HOOK
-    if any(module_of(value) == CHECKPOINTS for value in values):
-        return CHECKPOINT
+    if any(module_name_of(value) == CHECKPOINT_MODULE for value in values):
+        return CHECKPOINT_ADVICE
     for number, step in enumerate(loop[1:], 1):
         text, following = step.text or "", loop[number % (len(loop) - 1) + 1]
         if is_node(type(step.parent)) and following.text == "._base":
@@ -105,26 +175,6 @@ def advice(loop: Sequence[Reference]) -> str:
 def path_text(path: Sequence[Reference]) -> str:
     """Return a path as text whose first object has no name in the program."""
     return shortened(" -> ".join(_stations(path)))
-
-
-def label(value: Any) -> str:
-    """Return what an object is: its class, and the shape of a tensor or the line of a function."""
-    kind = type(value)
-    if kind is types.FunctionType:
-        code = value.__code__
-        return f"{value.__qualname__} ({shown(code.co_filename)}:{code.co_firstlineno})"
-    dtype, shape = dtype_and_shape_of(value)
-    name = class_name(kind)
-    return name if dtype is None else f"{name} {shape}"
-
-
-def module_of(value: Any) -> str:
-    """Return the module of a function or of the class of another object."""
-    if type(value) is types.FunctionType:
-        name = value.__globals__.get("__name__")
-    else:
-        name = type.__dict__["__module__"].__get__(type(value))
-    return name if type(name) is str else ""
 
 
 def _is_flat(value: Any) -> bool:
