@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_cka_memory.core.markers import FIXTURE, MARKERS, SESSION_FIXTURE
-from pytest_cka_memory.plugin.session import options
+from pytest_cka_memory.plugin import options
 
 if TYPE_CHECKING:
     from pytest_cka_memory.plugin.pytest_private import Node
-    from pytest_cka_memory.plugin.report.reporter import Reporter
+    from pytest_cka_memory.plugin.reporter import Reporter
 
 _HOOKS = "cka_memory_hooks"
 
@@ -86,8 +86,7 @@ def start(config: pytest.Config) -> "Reporter | None":
     with plain_imports():
         from pytest_cka_memory.core import places
         from pytest_cka_memory.integrations import xdist
-        from pytest_cka_memory.plugin import hooks
-        from pytest_cka_memory.plugin.session import settings
+        from pytest_cka_memory.plugin import hooks, settings
 
     named_from_root = ExitStack()
     named_from_root.enter_context(places.root(config.rootpath))
@@ -95,13 +94,13 @@ def start(config: pytest.Config) -> "Reporter | None":
     config.stash[settings.settings_key] = settings.resolve(config)
     config.pluginmanager.register(hooks, _HOOKS)
     if config.stash[settings.settings_key].baseline.pruning:
-        from pytest_cka_memory.plugin.session import collecting
-
-        collecting.record(config)
+        with plain_imports():
+            from pytest_cka_memory.plugin.reporter import record
+        record(config)
     if not xdist.is_controller(config):
         with plain_imports():
-            from pytest_cka_memory.plugin.item import fixture_regions
-        fixture_regions.collect(config)
+            from pytest_cka_memory.plugin import shared_regions
+        shared_regions.collect(config)
     if xdist.is_worker(config):
         return None
     reporter = _reporter(config)
@@ -111,13 +110,13 @@ def start(config: pytest.Config) -> "Reporter | None":
 
 def _reporter(config: pytest.Config) -> "Reporter":
     if _is_torchrun():
-        from pytest_cka_memory.plugin.report import torchrun
+        from pytest_cka_memory.plugin import rank_reporter
 
-        return torchrun.reporter(config)
+        return rank_reporter.reporter(config)
     from pytest_cka_memory.plugin.pytest_private import plain_imports
 
     with plain_imports():
-        from pytest_cka_memory.plugin.report.reporter import Reporter
+        from pytest_cka_memory.plugin.reporter import Reporter
     return Reporter(config)
 
 

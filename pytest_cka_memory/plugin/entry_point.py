@@ -12,9 +12,8 @@ import pytest
 from pytest_cka_memory import hookspecs
 from pytest_cka_memory.core.markers import MARKERS, NO_ALLOCATIONS, NO_ALLOCATIONS_HELP
 from pytest_cka_memory.integrations import xdist
-from pytest_cka_memory.plugin import activation
-from pytest_cka_memory.plugin.session import options
-from pytest_cka_memory.plugin.session.options import narrowed_key
+from pytest_cka_memory.plugin import activation, options
+from pytest_cka_memory.plugin.options import narrowed_key
 
 if TYPE_CHECKING:
     from pytest_cka_memory.measure.probe import MemoryProbe
@@ -33,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginMa
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     if activation.is_emulated(early_config):
-        from pytest_cka_memory.plugin.session.emulation import load_emulated_device
+        from pytest_cka_memory.plugin.device import load_emulated_device
 
         load_emulated_device(early_config)
 
@@ -57,7 +56,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.option.collectonly:
         return
     if unregistered := activation.unregistered_markers(session):
-        from pytest_cka_memory.plugin.session import marker_names
+        from pytest_cka_memory.plugin import marker_names
 
         marker_names.check(session, unregistered)
     if not activation.is_started(session.config) and any(map(activation.asks, session.items)):
@@ -69,7 +68,7 @@ def cka_memory(request: pytest.FixtureRequest) -> "Iterator[MemoryProbe]":
     """Measure regions of the test: ``with cka_memory.measure() as region: ...``."""
     if not activation.is_started(request.config):  # by request.getfixturevalue()
         activation.start_late(request.config, [request.node.nodeid])
-    from pytest_cka_memory.plugin.item.measurement import measurement_for_fixture
+    from pytest_cka_memory.plugin.measurement import measurement_for_fixture
 
     measurement = measurement_for_fixture(request.node)
     yield measurement.probe
@@ -81,7 +80,7 @@ def cka_memory_session(request: pytest.FixtureRequest) -> "Iterator[MemoryProbe]
     """Measure regions in fixtures of any scope, such as one that builds a model."""
     if not activation.is_started(request.config):  # by request.getfixturevalue()
         activation.start_late(request.config, [])
-    from pytest_cka_memory.plugin.item.fixture_regions import regions_of
+    from pytest_cka_memory.plugin.shared_regions import regions_of
 
     regions = regions_of(request.config)
     yield regions.session_probe()
@@ -102,7 +101,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     if len(item.own_markers) != marks and not activation.is_started(item.config):
         activation.start_late(item.config, [item.nodeid])
     if activation.is_started(item.config):
-        from pytest_cka_memory.plugin.item.measurement import end_unmeasured
+        from pytest_cka_memory.plugin.measurement import end_unmeasured
 
         end_unmeasured(item)
     return result

@@ -9,22 +9,18 @@ import pytest
 from pytest_cka_memory.core.markers import SESSION_FIXTURE
 from pytest_cka_memory.integrations import xdist
 from pytest_cka_memory.integrations.ranks import this_rank
-from pytest_cka_memory.plugin.failures import show_headline
-from pytest_cka_memory.plugin.item import kept_tracebacks
-from pytest_cka_memory.plugin.item.kinds import (
-    has_class_fixture,
-    is_testcase,
-    wrapped_method,
-)
-from pytest_cka_memory.plugin.item.plan import check, plan_of
+from pytest_cka_memory.plugin import kept_tracebacks, shared_regions
+from pytest_cka_memory.plugin.device import fail_without_meter, known_meter, meter_of
+from pytest_cka_memory.plugin.options import given_by
+from pytest_cka_memory.plugin.plan import check, plan_of
 from pytest_cka_memory.plugin.pytest_private import (
+    has_class_fixture,
     is_set_up,
     is_set_up_of_testcase,
     plain_imports,
+    show_headline,
 )
-from pytest_cka_memory.plugin.session.meter import fail_without_meter, known_meter, meter_of
-from pytest_cka_memory.plugin.session.options import given_by
-from pytest_cka_memory.plugin.session.settings import settings_key
+from pytest_cka_memory.plugin.settings import settings_key
 
 if TYPE_CHECKING:
     from pytest_cka_memory.meters.base import Meter
@@ -39,21 +35,9 @@ def _measuring(config: pytest.Config) -> ModuleType:
     """
     if _measuring_key not in config.stash:
         with plain_imports():
-            from pytest_cka_memory.plugin.item import measurement
+            from pytest_cka_memory.plugin import measurement
         config.stash[_measuring_key] = measurement
     return config.stash[_measuring_key]
-
-
-_scopes_key = pytest.StashKey[ModuleType]()
-
-
-def _scopes(config: pytest.Config) -> ModuleType:
-    """Return what measures whole classes and modules; imported with the first limit on one."""
-    if _scopes_key not in config.stash:
-        with plain_imports():
-            from pytest_cka_memory.plugin.item import scopes
-        config.stash[_scopes_key] = scopes
-    return config.stash[_scopes_key]
 
 
 _serials_key = pytest.StashKey[dict[pytest.FixtureDef[Any], int | None]]()
@@ -145,34 +129,33 @@ def pytest_runtest_setup_after_skips(item: pytest.Item) -> None:
     if plan.is_measured:
         fail_without_meter(item)
     if plan.scoped_limits:
-        _scopes(item.config).begin(item)
+        shared_regions.begin_scopes(item)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown(
     item: pytest.Item, nextitem: pytest.Item | None
 ) -> Generator[None, Any, Any]:
-    if _scopes_key not in item.config.stash:
-        return (yield)
     try:
         result = yield
     except BaseException:
-        _scopes(item.config).note_failure(item)
+        shared_regions.note_failure_in_scopes(item)
         raise
     finally:
-        _scopes(item.config).end(item, nextitem)
+        shared_regions.end_scopes(item, nextitem)
     return result
 
 
 @pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
-    measurement = _measuring(item.config).measurement_of(item)
+    measuring = _measuring(item.config)
+    measurement = measuring.measurement_of(item)
     if measurement is None:
         return (yield)
-    if is_testcase(item):
+    if measuring.is_testcase(item):
         with (
             measurement.repeated_call(),
-            wrapped_method(item, measurement.measured_call),
+            measuring.wrapped_method(item, measurement.measured_call),
         ):
             return (yield)
     result = yield
@@ -202,8 +185,8 @@ def pytest_runtest_makereport(
         kept_tracebacks.note_exception(item, call.excinfo.value)
     if call.when == "call" and report.failed:
         kept_tracebacks.note_failure(item)
-    if report.failed and _scopes_key in item.config.stash:
-        _scopes(item.config).note_failure(item)
+    if report.failed:
+        shared_regions.note_failure_in_scopes(item)
     measurement = item.stash.get(_measuring(item.config).measurement_key, None)
     if measurement is not None and call.when == "call":
         measurement.add_compared_figures(report)

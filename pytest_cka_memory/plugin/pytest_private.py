@@ -4,10 +4,11 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from textwrap import shorten
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
-from _pytest.outcomes import Failed as Failed  # pytest.fail.Exception, as a type
+from _pytest.outcomes import Failed as PytestFailed  # pytest.fail.Exception, as a type
 
 if TYPE_CHECKING:
     from _pytest.nodes import Node as Node  # pytest exports only its subclasses
@@ -72,6 +73,16 @@ def is_set_up_of_testcase(fixture: pytest.FixtureDef[Any]) -> bool:
     return fixture.argname.startswith(_SET_UP_OF_CLASS)
 
 
+def has_class_fixture(cls: type) -> bool:
+    """Whether a ``unittest.TestCase`` has a ``setUpClass`` or ``tearDownClass`` of its own."""
+    import unittest
+
+    names = ("setUpClass", "tearDownClass")
+    own = (getattr(getattr(cls, name, None), "__func__", None) for name in names)
+    inherited = (getattr(unittest.TestCase, name).__func__ for name in names)
+    return any(one is not other for one, other in zip(own, inherited, strict=True))
+
+
 def parameter_ids(item: pytest.Item) -> tuple[str, ...]:
     """Return the ids of a test's parameters, one for each ``parametrize``; empty without them."""
     callspec = getattr(item, "callspec", None)
@@ -87,3 +98,40 @@ def drop_instance(item: pytest.Item) -> None:
     """
     for name in _OBJECTS:
         vars(item).pop(name, None)
+
+
+_WIDTH = 100
+
+
+class Failed(PytestFailed):
+    """As ``pytest.fail(text, pytrace=False)`` raises it, with a line for summaries."""
+
+    __module__ = "builtins"  # as pytest's own, because summaries show the name with its module
+
+    def __init__(self, text: str, headline: str) -> None:
+        super().__init__(text, pytrace=False)
+        self.headline = headline
+
+
+def fail(text: str, headline: str = "") -> NoReturn:
+    """Fail the test with `text`.
+
+    Args:
+        text: everything that is known, for the section of the failure.
+        headline: one line for summaries; by default the beginning of `text`.
+    """
+    __tracebackhide__ = True
+    first = headline or text.partition("\n")[0]
+    raise Failed(text, shorten(first, _WIDTH, placeholder=" ..."))
+
+
+def show_headline(call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+    """Leave the headline of a failure as its message; its section keeps the whole text.
+
+    With ``CI`` set, pytest's summary does not cut messages, and JUnit XML never does: each would
+    repeat the whole text.
+    """
+    error = None if call.excinfo is None else call.excinfo.value
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if isinstance(error, Failed) and crash is not None:
+        crash.message = f"{type(error).__name__}: {error.headline}"

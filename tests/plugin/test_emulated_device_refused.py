@@ -12,7 +12,7 @@ from emulated_cuda.errors import TooLateError
 from pytest_cka_memory.errors import DeviceError
 
 # Sessions in this process must not import it again: tests replace its functions.
-from pytest_cka_memory.plugin.session import emulation  # noqa: F401
+from pytest_cka_memory.plugin import device as session_device  # noqa: F401
 
 UNMARKED = "def test_it(): pass\n"
 

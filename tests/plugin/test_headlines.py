@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_cka_memory.plugin import failures
+from pytest_cka_memory.plugin import pytest_private
 
 WHOLE = "broken: retained 4 bytes, allowed 0 bytes"
 HEADLINE = "Failed: zero_retention broken: retained 4 B, 4 B too much"
@@ -61,8 +61,8 @@ def test_testcase_and_class_have_headlines(scripted, monkeypatch):
 def test_headline_is_one_short_line():
     """A long sentence is cut, and several lines become one."""
     for text in ("word " * 100, "first\nsecond"):
-        with pytest.raises(failures.Failed) as error:
-            failures.fail("whole\ntext", text)
+        with pytest.raises(pytest_private.Failed) as error:
+            pytest_private.fail("whole\ntext", text)
         assert len(error.value.headline) <= 100
         assert "\n" not in error.value.headline
         assert str(error.value) == "whole\ntext"
@@ -70,6 +70,6 @@ def test_headline_is_one_short_line():
 
 def test_first_line_is_the_headline_if_none_is_given():
     """A text of several lines without a headline of its own is cut to its first one."""
-    with pytest.raises(failures.Failed) as error:
-        failures.fail("first line\nsecond line")
+    with pytest.raises(pytest_private.Failed) as error:
+        pytest_private.fail("first line\nsecond line")
     assert error.value.headline == "first line"

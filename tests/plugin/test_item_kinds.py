@@ -4,7 +4,7 @@ import unittest
 
 import pytest
 
-from pytest_cka_memory.plugin.item.kinds import has_class_fixture
+from pytest_cka_memory.plugin.pytest_private import has_class_fixture
 
 ASYNC_PLUGIN = """
 import asyncio

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pytest_cka_memory.plugin.item import kept_tracebacks
+from pytest_cka_memory.plugin import kept_tracebacks
 
 pytest.importorskip("pytest_rerunfailures")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_cka_memory.plugin.session.marker_names import _nearest
+from pytest_cka_memory.plugin.marker_names import _nearest
 
 NEARLY_OURS = {
     "max_peak": "max_peak_mb(512)",

@@ -11,7 +11,7 @@ import torch
 from pytest_cka_memory.core.fingerprint import fingerprint_of
 
 # Sessions in this process must not import it again: tests replace its functions.
-from pytest_cka_memory.plugin.session import emulation  # noqa: F401
+from pytest_cka_memory.plugin import device as session_device  # noqa: F401
 
 NAME = "emulated NVIDIA T4 (no GPU)"
 USERS_TESTS = """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_cka_memory.plugin.report.reporter import owners_of_cka
+from pytest_cka_memory.plugin.reporter import owners_of_cka
 
 NO_TORCH = """
 import sys

@@ -9,7 +9,7 @@ from pytest_cka_memory.integrations import torchrun as ranks
 from pytest_cka_memory.integrations.ranks import Rank
 from pytest_cka_memory.integrations.torchrun import RankSync
 from pytest_cka_memory.meters import selection
-from pytest_cka_memory.plugin.report import torchrun as reporting
+from pytest_cka_memory.plugin import rank_reporter as reporting
 
 
 @pytest.fixture

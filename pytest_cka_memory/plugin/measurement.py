@@ -1,10 +1,16 @@
 """The measurement of one test: its regions, their verdicts, and what travels on its report."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+from zlib import crc32
 
 import pytest
 
@@ -14,24 +20,197 @@ from pytest_cka_memory.core.growth import GROWTH_ON_HOST
 from pytest_cka_memory.core.report_builder import Payload
 from pytest_cka_memory.core.verdicts import Limit, Result, judge
 from pytest_cka_memory.errors import LimitWarning
+from pytest_cka_memory.integrations.ranks import this_rank
 from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_context import never_closed
-from pytest_cka_memory.plugin.failures import fail
-from pytest_cka_memory.plugin.item import kept_tracebacks, relations, repeats
-from pytest_cka_memory.plugin.item.kinds import (
-    is_testcase,
-    keeps_failed_subtests,
-    unseen_reason,
-)
-from pytest_cka_memory.plugin.item.plan import limits_or_fail, plan_of
-from pytest_cka_memory.plugin.item.snapshots import history_recorded, write_snapshot
-from pytest_cka_memory.plugin.item.untouched_device import is_untouched, without_kept_limits
-from pytest_cka_memory.plugin.pytest_private import terminal_width, without_capture
-from pytest_cka_memory.plugin.session.meter import meter_of
-from pytest_cka_memory.plugin.session.options import is_narrowed
-from pytest_cka_memory.plugin.session.settings import settings_key
+from pytest_cka_memory.meters.base import Meter
+from pytest_cka_memory.plugin import item_limits, kept_tracebacks
+from pytest_cka_memory.plugin.device import meter_of
+from pytest_cka_memory.plugin.judging import is_untouched, were_compared, without_kept_limits
+from pytest_cka_memory.plugin.options import is_narrowed
+from pytest_cka_memory.plugin.plan import limits_or_fail, plan_of
+from pytest_cka_memory.plugin.pytest_private import fail, terminal_width, without_capture
+from pytest_cka_memory.plugin.settings import settings_key
 from pytest_cka_memory.reports import junit
+
+if TYPE_CHECKING:
+    from pytest_cka_memory.limits import FlatPerBatch
+
+
+_KINDS = {
+    "DoctestItem": "doctests",
+    "TestCaseFunction": "async methods of a unittest.TestCase that is not IsolatedAsyncioTestCase",
+}
+"""Name of a class of pytest's -> what users call its items."""
+
+
+def unseen_reason(item: pytest.Item) -> str:
+    """Return why the code of an item of this kind cannot be measured."""
+    name = type(item).__name__
+    return f"{_KINDS.get(name, f'{name} items')} run their code in a way that cannot be measured"
+
+
+def is_testcase(item: pytest.Item) -> bool:
+    """Whether `item` is a method of a ``unittest.TestCase`` that pytest or unittest calls."""
+    if type(item) is pytest.Function:  # a test of such a class is of a subclass
+        return False
+    unittest = sys.modules.get("unittest")  # not imported for a session that has no such test
+    cls = getattr(item, "cls", None)
+    if unittest is None or cls is None or not issubclass(cls, unittest.TestCase):
+        return False
+    # Only IsolatedAsyncioTestCase awaits an async method; other classes may call it in any way.
+    return not _is_async(item) or issubclass(cls, unittest.IsolatedAsyncioTestCase)
+
+
+def keeps_failed_subtests(item: pytest.Item) -> bool:
+    """Whether unittest keeps the tracebacks of failed subtests while a test runs.
+
+    Up to Python 3.10 it reports them when the test has ended, so nothing of them can be released.
+    """
+    outcome = getattr(getattr(item, "instance", None), "_outcome", None)
+    return any(error for _, error in getattr(outcome, "errors", ()))
+
+
+@contextmanager
+def wrapped_method(
+    item: pytest.Item, around: Callable[[], AbstractContextManager[None]]
+) -> Iterator[None]:
+    """Run a ``unittest.TestCase`` method inside `around`, between its setUp and its tearDown."""
+    function = cast("pytest.Function", item)
+    if _is_async(item):
+        with _wrapped_async_method(function, around):
+            yield
+        return
+    method = function.obj
+
+    @functools.wraps(method)
+    def measured(*args: object, **kwargs: object) -> object:
+        with around():
+            return method(*args, **kwargs)
+
+    function.obj = measured
+    try:
+        yield
+    finally:
+        function.obj = method
+
+
+def _is_async(item: pytest.Item) -> bool:
+    return inspect.iscoroutinefunction(getattr(item, "obj", None))
+
+
+@contextmanager
+def _wrapped_async_method(
+    function: pytest.Function, around: Callable[[], AbstractContextManager[None]]
+) -> Iterator[None]:
+    """Wrap a method that unittest, and not pytest, looks up by its name and awaits."""
+    method = function.obj
+
+    @functools.wraps(method)
+    async def measured(*args: object, **kwargs: object) -> object:
+        with around():
+            return await method(*args, **kwargs)
+
+    instance = function.instance
+    setattr(instance, function.name, measured)
+    try:
+        yield
+    finally:
+        delattr(instance, function.name)
+
+
+LABEL = "repeated runs"
+"""The label of the region over all runs."""
+
+
+def runs_of(item: pytest.Item) -> int:
+    """Return how often the code of a test runs: once if it is not a plain function."""
+    function = getattr(item, "obj", None)
+    if function is None or inspect.iscoroutinefunction(function):
+        return 1
+    return item.config.stash[settings_key].repeat
+
+
+def limit(runs: int) -> "FlatPerBatch":
+    """Return the limit on growth over the runs: each is a batch, the first is the warm-up."""
+    from pytest_cka_memory.limits import FlatPerBatch
+
+    return FlatPerBatch(f"--cka-memory-repeat={runs}", 0, 1, unit="run")
+
+
+@contextmanager
+def repeated(item: pytest.Item, runs: int, ended: Callable[[int], None]) -> Iterator[None]:
+    """Run the function of `item` several times when it is called in the block.
+
+    The values of fixtures are the same in all runs. An exception ends the runs.
+
+    Args:
+        item: the test.
+        runs: how often.
+        ended: called with the number of a run, from 1, when it has ended.
+    """
+    if runs == 1:
+        yield
+        return
+    function = cast("pytest.Function", item)
+    method = function.obj
+
+    @functools.wraps(method)
+    def all_runs(*args: object, **kwargs: object) -> None:
+        __tracebackhide__ = True
+        for number in range(1, runs + 1):
+            try:
+                method(*args, **kwargs)
+            except Exception:
+                item.add_report_section("call", "cka-memory", f"run {number} of {runs} has failed")
+                raise
+            ended(number)
+
+    function.obj = all_runs
+    try:
+        yield
+    finally:
+        function.obj = method
+
+
+_LONGEST_NAME = 120
+
+
+@contextmanager
+def history_recorded(folder: Path | None, meter: Meter) -> Iterator[None]:
+    """Record the allocator's history in the block, if there is a folder for snapshots of it."""
+    if folder is not None:
+        meter.record_history()
+    try:
+        yield
+    finally:
+        if folder is not None:
+            meter.stop_history()
+
+
+def write_snapshot(folder: Path, nodeid: str, meter: Meter) -> str:
+    """Write the allocator's history of a test to a file in `folder`; return a line about it.
+
+    It does not raise if the file cannot be written: a full disk must not hide why the test failed.
+    """
+    path = _path(folder, nodeid)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not meter.dump_history(path):
+            return f"no memory snapshot: {meter.device} records no allocation history"
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        return f"no memory snapshot: cannot write {path}: {error.strerror or error}"
+    return f"{path}: open it in PyTorch's memory viewer"
+
+
+def _path(folder: Path, nodeid: str) -> Path:
+    # With a checksum, because two tests may differ only in characters that file names cannot have.
+    checksum = crc32(nodeid.encode(errors="backslashreplace"))
+    name = f"{re.sub(r'[^-.A-Za-z0-9]+', '_', nodeid)[-_LONGEST_NAME:]}-{checksum:08x}"
+    rank = this_rank()
+    return folder / (f"{name}-rank{rank.number}.pickle" if rank else f"{name}.pickle")
 
 
 class ItemMeasurement:
@@ -59,7 +238,7 @@ class ItemMeasurement:
         """Whether the call has ended without an exception."""
         self._compared: list[tuple[str, RegionRecord]] = []
         """The figures that the failed test has compared itself, each with its region."""
-        self._runs = repeats.runs_of(item)
+        self._runs = runs_of(item)
         self._in_fixtures = 0
         """How many regions had ended before the call."""
         self._whole_region: Region | None = None
@@ -71,7 +250,7 @@ class ItemMeasurement:
 
     def repeated_call(self) -> AbstractContextManager[None]:
         """Return a context in which a call of the test runs it as often as the session asks for."""
-        return repeats.repeated(self._item, self._runs, self._run_ended)
+        return repeated(self._item, self._runs, self._run_ended)
 
     def _run_ended(self, number: int) -> None:
         if self._whole_region is not None:
@@ -100,15 +279,13 @@ class ItemMeasurement:
                     yield
                 self._returned = True
             except AssertionError as error:
-                from pytest_cka_memory.plugin.item import compared_figures
-
-                if compared_figures.were_compared(error):
+                if were_compared(error):
                     self._compared = self.probe.explain_compared(error)
                 raise
             finally:
                 self._whole_region = None  # it references the meter's peaks
                 if self._runs > 1:
-                    self._over_runs = [replace(r, label=repeats.LABEL) for r in whole.records]
+                    self._over_runs = [replace(r, label=LABEL) for r in whole.records]
                 if len(self.probe.records) == self._in_fixtures:
                     self.probe.records.extend(whole.records)
                 if is_testcase(self._item) and keeps_failed_subtests(self._item):
@@ -146,14 +323,14 @@ class ItemMeasurement:
 
     def _limits_over_runs(self) -> Sequence[Limit]:
         warns = self._item.config.stash[settings_key].only_warns
-        return [replace(repeats.limit(self._runs), warns=warns)] if self._runs > 1 else []
+        return [replace(limit(self._runs), warns=warns)] if self._runs > 1 else []
 
     def _also(self) -> Collection[str]:
         """Return what the regions of this test measure in addition."""
         of_limits = {limit.addition for limit in plan_of(self._item).limits} - {""}
         settings = self._item.config.stash[settings_key]
         drawn = [TIMELINE] if settings.draws(self._item.nodeid) else []
-        return of_limits.union(settings.also, drawn, relations.additions_for_others(self._item))
+        return of_limits.union(settings.also, drawn, item_limits.additions_for_others(self._item))
 
     def named_values(self) -> Mapping[str, Any]:
         """Return the test's fixtures by name, and ``self`` if it is a method."""
@@ -231,8 +408,8 @@ class ItemMeasurement:
     def _collect(self) -> list[Result]:
         limits = limits_or_fail(self._item)
         records: list[RegionRecord] = self.probe.records[self._judged :]
-        relations.note(self._item, records, self.probe.meter.facts())
-        self._pending += relations.pending(limits, records)
+        item_limits.note(self._item, records, self.probe.meter.facts())
+        self._pending += item_limits.pending(limits, records)
         judged = [judge(self._item.nodeid, record, limits) for record in records]
         over_runs, self._over_runs = self._over_runs, []
         judged += [judge(self._item.nodeid, it, self._limits_over_runs()) for it in over_runs]
@@ -252,12 +429,12 @@ class ItemMeasurement:
     def _extended(self, result: Result) -> Result:
         if not self._item.ihook.pytest_cka_memory_region.get_hookimpls():
             return result
-        from pytest_cka_memory.plugin.item import extensions
+        from pytest_cka_memory.plugin import item_limits
 
         try:
-            fields = extensions.fields_of(self._item, result)
+            fields = item_limits.fields_of(self._item, result)
             return replace(result, extra=fields) if fields else result
-        except extensions.FieldError as error:
+        except item_limits.FieldError as error:
             if self._returned:  # otherwise the test has failed for its own reason
                 self._wrong.append(str(error))
             return result

@@ -1,9 +1,14 @@
-"""Load the emulated CUDA device of a session, before anything imports torch."""
+"""The device of a session, and the meter that reads its memory.
+
+An emulated device is loaded before conftest files and torch are imported, so this module imports
+little. The meter is made on first use: this is where torch is imported.
+"""
 
 import os
 import sys
 from collections.abc import Iterator
 from types import FunctionType, ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -11,7 +16,11 @@ import emulated_cuda
 from emulated_cuda.errors import TooLateError
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import device_names
-from pytest_cka_memory.plugin.session.options import early_device, early_device_given_by
+from pytest_cka_memory.plugin.options import early_device, early_device_given_by, given_by
+from pytest_cka_memory.plugin.pytest_private import fail
+
+if TYPE_CHECKING:
+    from pytest_cka_memory.meters.base import Meter
 
 
 def load_emulated_device(early_config: pytest.Config) -> None:
@@ -76,3 +85,43 @@ def _uses_torch(module: ModuleType) -> bool:
         if isinstance(value, (ModuleType, FunctionType, type))
     )
     return any(str(name).partition(".")[0] == "torch" for name in names)
+
+
+meter_key = pytest.StashKey["Meter"]()
+
+
+def meter_of(config: pytest.Config) -> "Meter":
+    """Return the session's meter.
+
+    Raises:
+        pytest.UsageError: if the device is not available.
+    """
+    if meter_key not in config.stash:
+        # Known by now, but not when an emulated device is loaded.
+        from pytest_cka_memory.plugin.settings import settings_key
+
+        device = config.stash[settings_key].device
+        try:
+            config.stash[meter_key] = config.hook.pytest_cka_memory_meter(
+                config=config, device=device
+            )
+        except DeviceError as error:
+            raise pytest.UsageError(f"{given_by(config, 'device')}: {error}") from None
+        config.stash[meter_key].note_conditions()
+    return config.stash[meter_key]
+
+
+def known_meter(config: pytest.Config) -> "Meter | None":
+    """Return the session's meter if it has been made already, otherwise None."""
+    return config.stash.get(meter_key, None)
+
+
+def fail_without_meter(item: pytest.Item) -> None:
+    """Make the meter for a test that will be measured; fail the test if there is no device."""
+    try:
+        meter_of(item.config)
+        return
+    except pytest.UsageError as error:
+        wrong = str(error)
+    # Outside the except block, otherwise pytest would print both errors.
+    fail(f"{item.nodeid}: {wrong}", wrong)

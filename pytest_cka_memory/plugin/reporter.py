@@ -1,33 +1,195 @@
-"""The reporter: collects the results of a session, writes reports and prints the summary.
-
-What reads the results and writes them is imported after the tests.
-"""
+"""The reporter: collects the results of a session, writes reports and prints the summary."""
 
 import sys
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
+from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pytest
 
 import pytest_cka_memory
 from emulated_cuda import tried_torch
 from pytest_cka_memory.core import fingerprint
+from pytest_cka_memory.core.collection import Collection, file_of, merged
 from pytest_cka_memory.core.fixture_names import is_scope
 from pytest_cka_memory.core.places import anonymizer
 from pytest_cka_memory.core.report_builder import ReportBuilder
 from pytest_cka_memory.errors import ReportError
+from pytest_cka_memory.integrations import xdist
 from pytest_cka_memory.meters.device_names import is_emulated
+from pytest_cka_memory.plugin.options import given_by, name_of
 from pytest_cka_memory.plugin.pytest_private import terminal_width
-from pytest_cka_memory.plugin.report import outputs
-from pytest_cka_memory.plugin.session.options import given_by, name_of
-from pytest_cka_memory.plugin.session.settings import describe, settings_key
+from pytest_cka_memory.plugin.settings import Settings, describe, settings_key
 from pytest_cka_memory.units import counted
 
 if TYPE_CHECKING:
     from pytest_cka_memory.core.report import Report
     from pytest_cka_memory.reports.terminal import Line
+
+
+class Output(Protocol):
+    """Something that is written from the report after the tests have run."""
+
+    @property
+    def option(self) -> str:
+        """The option that asks for it, for messages."""
+
+    @property
+    def path(self) -> Path | None:
+        """The file that it replaces; None if it replaces none."""
+
+    @property
+    def is_public(self) -> bool:
+        """Whether others read it, so that it must name no user, host or folder of this machine."""
+
+    def check(self) -> None:
+        """Raise ReportError if it cannot be written; called before any test has run."""
+
+    def write(self, report: "Report") -> str:
+        """Write `report` and return a line that says so; raise ReportError if it fails."""
+
+
+class FileOutput(NamedTuple):
+    """A report file; an error while writing leaves an old file as it was."""
+
+    option: str
+    path: Path
+    renderer: str
+    """The module that renders it; imported when it is written."""
+    is_public: bool = True
+
+    def check(self) -> None:
+        from pytest_cka_memory.reports import files
+
+        files.check_writable(self.path)
+
+    def write(self, report: "Report") -> str:
+        from pytest_cka_memory.reports import files
+
+        files.write_whole(self.path, import_module(self.renderer).render(report))
+        return f"figures written to {self.path}"
+
+
+_RENDERERS: Mapping[str, str] = {
+    "json": "pytest_cka_memory.reports.json.writer",
+    "markdown": "pytest_cka_memory.reports.markdown",
+    "html": "pytest_cka_memory.reports.html.page",
+}
+
+
+def outputs_of(settings: Settings) -> list[Output]:
+    """Return every output that `settings` ask for."""
+    reports = [
+        FileOutput(f"--cka-memory-{name}", settings.files[name], renderer)
+        for name, renderer in _RENDERERS.items()
+        if name in settings.files
+    ]
+    others: list[Output] = []
+    baseline = settings.baseline
+    # A report may be given the path at which later sessions look for baselines.
+    if baseline.asked_for or reports or baseline.path.exists():
+        from pytest_cka_memory.baseline.output import BaselineOutput
+
+        others.append(BaselineOutput(baseline))
+    if settings.history is not None:
+        from pytest_cka_memory.history.output import HistoryOutput
+
+        others.append(HistoryOutput(settings.history, settings.root))
+    if settings.github is not None:
+        from pytest_cka_memory.integrations.github import GitHubOutput
+
+        # The last, because its annotations name the outputs that could not be written.
+        others.append(GitHubOutput(settings.github))
+    return [*reports, *others]
+
+
+def check(outputs: Sequence[Output], given_by: Callable[[str], str] = str) -> None:
+    """Check all outputs before any test has run.
+
+    Args:
+        outputs: what the session will write.
+        given_by: returns the ini key instead of an option if the path comes from there.
+
+    Raises:
+        ReportError: if one cannot be written, or two would write the same file; names the option.
+    """
+    for output in outputs:
+        try:
+            output.check()
+        except ReportError as error:
+            raise ReportError(f"{given_by(output.option)}: {error}") from None
+    if len(outputs) < 2:
+        return
+    from pytest_cka_memory.reports import files
+
+    for first, second in combinations(outputs, 2):
+        if first.path and second.path and files.same_file(first.path, second.path):
+            raise ReportError(
+                f"{given_by(first.option)} and {given_by(second.option)}: both name the file "
+                f"{first.path}, so one would overwrite the other; give each a path of its own"
+            )
+
+
+_OUTPUT = "cka_memory_collection"
+"""The key under which a worker of pytest-xdist sends its record to the controller."""
+
+
+class CollectionRecorder:
+    """Records the collection of this process or, on a controller, of all workers."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._tests: set[str] = set()
+        self._passed: set[str] = set()
+        self._incomplete: set[str] = set()
+        self._of_workers: list[Collection] = []
+
+    def pytest_itemcollected(self, item: pytest.Item) -> None:
+        self._tests.add(item.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.passed:
+            self._passed.add(report.nodeid)
+        else:  # a class of the file, or all of it
+            self._incomplete.add(file_of(report.nodeid))
+
+    def pytest_sessionfinish(self) -> None:
+        if xdist.is_worker(self._config):
+            own = self.collection()
+            output: dict[str, Any] = self._config.workeroutput  # type: ignore[attr-defined]
+            output[_OUTPUT] = sorted(own.tests), sorted(own.complete)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        sent = getattr(node, "workeroutput", {}).get(_OUTPUT)
+        if sent is not None:  # None if the worker has died
+            self._of_workers.append(Collection(*map(frozenset, sent)))
+
+    def collection(self) -> Collection:
+        """Return what has been recorded so far."""
+        if xdist.is_controller(self._config):
+            return merged(self._of_workers)
+        # --last-failed leaves tests out while it collects, without a word.
+        complete = set() if self._config.getoption("lf", False) else self._passed - self._incomplete
+        return Collection(frozenset(self._tests), frozenset(complete))
+
+
+_recorder_key = pytest.StashKey[CollectionRecorder]()
+
+
+def record(config: pytest.Config) -> None:
+    """Record the collection of this session from now on."""
+    recorder = config.stash[_recorder_key] = CollectionRecorder(config)
+    config.pluginmanager.register(recorder, "cka_memory_collection")
+
+
+def collection_of(config: pytest.Config) -> Collection:
+    """Return what was recorded; nothing if nobody asked for it."""
+    recorder = config.stash.get(_recorder_key, None)
+    return Collection() if recorder is None else recorder.collection()
 
 
 class Reporter:
@@ -39,7 +201,7 @@ class Reporter:
     def __init__(self, config: pytest.Config) -> None:
         self.settings = config.stash[settings_key]
         self.builder = ReportBuilder()
-        self.outputs = outputs.outputs_of(self.settings)
+        self.outputs = outputs_of(self.settings)
         self.written: list[str] = []
         """A line for each report that was written."""
         self.problems: list[str] = []
@@ -63,7 +225,7 @@ class Reporter:
         if session.config.option.collectonly:
             return
         try:
-            outputs.check(self.outputs, lambda option: given_by(session.config, name_of(option)))
+            check(self.outputs, lambda option: given_by(session.config, name_of(option)))
         except ReportError as error:
             raise pytest.UsageError(str(error)) from None
 
@@ -129,10 +291,9 @@ class Reporter:
             self._write(session, self.builder.report())
 
     def _write(self, session: pytest.Session, report: "Report") -> None:
-        from pytest_cka_memory.plugin.session import collecting
         from pytest_cka_memory.reports.anonymous import anonymous
 
-        report = replace(report, collection=collecting.collection_of(session.config))
+        report = replace(report, collection=collection_of(session.config))
         root = session.config.rootpath
         public = anonymous(report, root)
         for output in self.outputs:

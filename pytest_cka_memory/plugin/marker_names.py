@@ -7,7 +7,7 @@ import pytest
 
 from pytest_cka_memory.core.markers import MARKERS, NO_ALLOCATIONS
 from pytest_cka_memory.integrations import xdist
-from pytest_cka_memory.plugin.failures import fail
+from pytest_cka_memory.plugin.pytest_private import fail
 
 _SIMILARITY = 0.8
 """From 0 to 1, as difflib counts it: ``max_peak`` and ``max_peak_mb`` have 0.84."""

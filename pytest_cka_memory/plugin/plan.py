@@ -10,10 +10,10 @@ import pytest
 from pytest_cka_memory.baseline.plan import MARKER as BASELINE_MARKER
 from pytest_cka_memory.core.markers import FIXTURE, MARKERS, NO_ALLOCATIONS, RELATIONS
 from pytest_cka_memory.errors import BaselineError, LimitError
-from pytest_cka_memory.plugin.failures import fail
-from pytest_cka_memory.plugin.session.meter import known_meter
-from pytest_cka_memory.plugin.session.options import given_by
-from pytest_cka_memory.plugin.session.settings import Settings, settings_key
+from pytest_cka_memory.plugin.device import known_meter
+from pytest_cka_memory.plugin.options import given_by
+from pytest_cka_memory.plugin.pytest_private import fail
+from pytest_cka_memory.plugin.settings import Settings, settings_key
 
 if TYPE_CHECKING:
     from pytest_cka_memory.limits import Limit
@@ -158,9 +158,9 @@ def _is_measured(item: pytest.Item, settings: Settings) -> bool:
 def _limits_of_plugins(item: pytest.Item) -> "list[Limit]":
     if not item.config.hook.pytest_cka_memory_limits.get_hookimpls():
         return []
-    from pytest_cka_memory.plugin.item import extensions
+    from pytest_cka_memory.plugin import item_limits
 
-    return extensions.limits_of(item)
+    return item_limits.limits_of_plugins(item)
 
 
 def _default_limits(own: "list[Limit]", settings: Settings) -> "list[Limit]":
@@ -213,10 +213,10 @@ def _baseline_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
         tolerance = given or tolerance
         is_compared = not RELATIONS.isdisjoint(mark.kwargs)
         if is_compared:
-            from pytest_cka_memory.plugin.item import relations
+            from pytest_cka_memory.plugin import item_limits
 
             as_written = call_text(mark.name, mark.args, mark.kwargs)
-            found += relations.limits_of(item, mark.kwargs, as_written, tolerance)
+            found += item_limits.limits_of_relations(item, mark.kwargs, as_written, tolerance)
     meter = known_meter(item.config)
     # Who compares a test with another may have no committed figures of it.
     if not plan.updating and (not is_compared or plan.required or plan.has(item.nodeid)):

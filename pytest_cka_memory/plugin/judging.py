@@ -1,22 +1,19 @@
-"""Refuse limits that hold only because the test allocated nothing on the measured accelerator.
+"""Judge the regions of one test."""
 
-A test with a forgotten ``.to(device)`` would otherwise keep every limit. On the CPU nothing can be
-forgotten, and many tests with ``zero_retention`` allocate nothing there, so only accelerators are
-treated so. Limits on something else than memory of the device, such as that of the process, are
-judged as in every test.
-"""
-
+import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
+from types import FrameType
 
 import pytest
 
-from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.markers import NO_ALLOCATIONS
 from pytest_cka_memory.core.verdicts import Breach, Limit, Result, Unjudged
 from pytest_cka_memory.meters.base import Meter
-from pytest_cka_memory.plugin.item.plan import plan_of
-from pytest_cka_memory.plugin.session.settings import settings_key
+from pytest_cka_memory.plugin.plan import plan_of
+from pytest_cka_memory.plugin.settings import settings_key
 
 
 def is_untouched(record: RegionRecord, meter: Meter) -> bool:
@@ -67,3 +64,23 @@ def _rejudged(
         breaches=(*result.breaches, *breaches),
         unjudged=(*result.unjudged, *unjudged),
     )
+
+
+def were_compared(error: AssertionError) -> bool:
+    """Whether `error` comes from code that reads figures: ``assert region.retained_mb == 0``.
+
+    The frame that raised it counts, or the one that called a method such as ``assertEqual``.
+    """
+    from pytest_cka_memory.measure.sweeps import Sweep
+
+    names = {name for row in FIGURES.values() for name in (row.name, row.mb_name)}
+    names.update(name for name in vars(Sweep) if "_mb" in name)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    while frames and _is_of_unittest(frames[-1]):
+        frames.pop()
+    return bool(frames) and not names.isdisjoint(frames[-1].f_code.co_names)
+
+
+def _is_of_unittest(frame: FrameType) -> bool:
+    unittest = sys.modules.get("unittest.case")  # not imported for a session that has no such test
+    return unittest is not None and frame.f_globals is vars(unittest)

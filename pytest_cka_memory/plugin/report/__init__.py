@@ -1,1 +1,0 @@
-"""What a session prints and writes, alone or as a rank of torchrun."""

@@ -1,1 +1,0 @@
-"""The session: options, settings, the start of the hooks that measure, the meter."""
