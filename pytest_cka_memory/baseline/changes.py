@@ -73,7 +73,7 @@ def _cells(change: BaselineChange) -> Iterator[str]:
     if old is None or new is None:
         yield from ("", "known now" if old is None else "not known now")
     else:
-        from pytest_cka_memory.reports.two_reports import share_of_change  # few sessions need it
+        from pytest_cka_memory.reports.tables import share_of_change  # few sessions need it
 
         share = share_of_change(old, new) if old else ""
         yield from (share, "up" if new > old else "down")

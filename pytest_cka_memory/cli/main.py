@@ -14,21 +14,21 @@ from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.tolerance import parse_tolerance
 from pytest_cka_memory.core.two_reports import Comparison, compare
 from pytest_cka_memory.errors import CkaMemoryError, ReportError
-from pytest_cka_memory.reports import files, markdown, terminal, two_reports
+from pytest_cka_memory.reports import comparison, files, markdown, terminal
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.html import page as html_page
 from pytest_cka_memory.reports.json.reader import read
 from pytest_cka_memory.reports.json.schema import report_schema
-from pytest_cka_memory.reports.rows import choice_of
+from pytest_cka_memory.reports.tables import choice_of
 from pytest_cka_memory.units import counted
 
 OK, REGRESSION, UNUSABLE = 0, 1, 2
 """Exit statuses; argparse also exits with 2 if the command line is wrong."""
 
 _COMPARISONS = {
-    "table": lambda found: two_reports.as_table(found, shutil.get_terminal_size().columns),
-    "markdown": two_reports.as_markdown,
-    "json": two_reports.as_json,
+    "table": lambda found: comparison.as_table(found, shutil.get_terminal_size().columns),
+    "markdown": comparison.as_markdown,
+    "json": comparison.as_json,
 }
 
 
@@ -140,12 +140,12 @@ def _write_comparison(
     args: argparse.Namespace, old: Report, new: Report, found: Comparison
 ) -> None:
     from pytest_cka_memory.core.peak_differences import peak_differences
-    from pytest_cka_memory.reports.html import comparison
+    from pytest_cka_memory.reports import comparison
 
     for source in (args.old, args.new):
         _refuse_same(source, args.html, "--html")
     peaks, unknown = peak_differences(old, new, found)
-    files.write_whole(args.html, comparison.render(found, peaks, unknown))
+    files.write_whole(args.html, comparison.as_html(found, peaks, unknown))
 
 
 def _html(args: argparse.Namespace) -> int:

@@ -10,8 +10,7 @@ from pytest_cka_memory.core.tolerance import Tolerance
 from pytest_cka_memory.history.file import HistorySession
 from pytest_cka_memory.history.trend import Series, Step, series_of
 from pytest_cka_memory.reports.escapes import one_line
-from pytest_cka_memory.reports.terminal import sparkline
-from pytest_cka_memory.reports.two_reports import share_of_change
+from pytest_cka_memory.reports.tables import share_of_change, sparkline
 from pytest_cka_memory.units import counted, format_with_unit
 
 _BARS = 24

@@ -19,7 +19,7 @@ from pytest_cka_memory.units import counted, format_exact, parse_megabytes
 
 if TYPE_CHECKING:
     from pytest_cka_memory.integrations.github import JobStep
-    from pytest_cka_memory.reports.rows import RowChoice
+    from pytest_cka_memory.reports.tables import RowChoice
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _report(config: pytest.Config) -> "tuple[bool, RowChoice | None]":
         return bool(given), None
     if not is_option and given.lower() in (*_TRUE, *_FALSE):
         return given.lower() in _TRUE, None
-    from pytest_cka_memory.reports.rows import choice_of
+    from pytest_cka_memory.reports.tables import choice_of
 
     try:
         return True, choice_of(given)

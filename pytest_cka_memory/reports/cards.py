@@ -1,15 +1,18 @@
-"""The table of tests and cards as Markdown and as JSON."""
+"""The table of tests and cards as Markdown, as JSON and as an HTML page without scripts."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
-from pytest_cka_memory.core.card_uses import FITS, OUT_OF_MEMORY, CardUse
+from pytest_cka_memory.core.card_uses import FITS, OUT_OF_MEMORY, SKIPPED, CardUse
 from pytest_cka_memory.reports import markdown
 from pytest_cka_memory.reports.escapes import code, sentence
+from pytest_cka_memory.reports.html import template
 from pytest_cka_memory.units import format_size, format_with_unit
 
 _HEAD = ("test", "card", "result", "peak", "reserved", "head room")
+_WORDS = 3
+"""Columns of text; figures follow."""
 _LARGEST = "largest"
 LEGEND = (
     "Sizes are in MB (2**20 bytes) unless a unit is given, from torch's CUDA allocator on emulated "
@@ -21,14 +24,24 @@ _LEGEND_OF_LARGEST = " largest: what cka_memory.largest has found."
 
 def as_markdown(uses: Sequence[CardUse]) -> str:
     """Return a table with one row for each test and card, then the errors of failed tests."""
-    ordered = by_test(uses)
-    titles = head(uses)
-    rows = [(code(use.test), use.card, _result(use), *figures(use, titles)) for use in ordered]
-    lines = [f"### Memory on emulated cards: {verdict(uses)}", ""]
-    lines += markdown.table(titles, rows, markdown.COMMENT_CHARACTERS // 2, left=3) if rows else []
-    failed = [use for use in ordered if use.result not in (FITS, OUT_OF_MEMORY)]
-    lines += [f"- {use.card}, {code(use.test)}: {sentence(use.message)}" for use in failed]
-    return "\n".join([*lines, *([""] if failed else []), legend(uses), ""])
+    ordered, titles = _by_test(uses), _titles(uses)
+    rows = []
+    for use in ordered:
+        result = use.result
+        if result == OUT_OF_MEMORY:
+            result = ": ".join(filter(None, ("**does not fit**", _missing(use))))
+        rows.append((code(use.test), use.card, result, *_figures(use, titles)))
+    room = markdown.COMMENT_CHARACTERS // 2
+    errors = [
+        f"- {use.card}, {code(use.test)}: {sentence(use.message)}" for use in _failed(ordered)
+    ]
+    lines = [
+        *(f"### Memory on emulated cards: {verdict(uses)}", ""),
+        *(markdown.table(titles, rows, room, left=_WORDS) if rows else []),
+        *([*errors, ""] if errors else []),
+        *(_legend(titles), ""),
+    ]
+    return "\n".join(lines)
 
 
 def as_json(uses: Sequence[CardUse]) -> str:
@@ -37,20 +50,59 @@ def as_json(uses: Sequence[CardUse]) -> str:
     return json.dumps(rows, indent=1) + "\n"
 
 
-def head(uses: Sequence[CardUse]) -> tuple[str, ...]:
-    """Return the titles of the columns; the last one only if a test has searched a largest size."""
-    return (*_HEAD, _LARGEST) if any(use.largest for use in uses) else _HEAD
+def as_html(uses: Sequence[CardUse]) -> str:
+    """Return the page as HTML, with one row for each test and card."""
+    ordered, titles = _by_test(uses), _titles(uses)
+    heads = [
+        f"<th scope='col'{' class=word' if place < _WORDS else ''}>{title.capitalize()}</th>"
+        for place, title in enumerate(titles)
+    ]
+    parts = {
+        "VERDICT": template.text(verdict(uses)),
+        "STYLE": template.text_of("page.css"),
+        "HEAD": "".join(heads),
+        "ROWS": "\n".join(_html_row(use, titles) for use in ordered),
+        "FAILED": "\n".join(_html_errors(_failed(ordered))),
+        "LEGEND": template.text(_legend(titles)),
+    }
+    return template.fill("cards.html", parts)
 
 
-def legend(uses: Sequence[CardUse]) -> str:
-    """Return what the columns mean."""
-    return LEGEND + (_LEGEND_OF_LARGEST if _LARGEST in head(uses) else "")
+def _html_row(use: CardUse, titles: Sequence[str]) -> str:
+    style = {FITS: "ok", SKIPPED: "no-limit"}.get(use.result, "breach")
+    result = f"<span class='verdict {style}'>{use.result}</span>"
+    if use.result == OUT_OF_MEMORY:
+        result = f"<span class='verdict breach'>does not fit</span> {_missing(use)}"
+    pairs = zip(titles[_WORDS:], _figures(use, titles), strict=True)
+    cells = (f"<td data-label='{title.capitalize()}'>{figure}</td>" for title, figure in pairs)
+    return (
+        f"<tr><td class='name'><code>{template.text(use.test)}</code></td>"
+        f"<td class='word' data-label='Card'>{template.text(use.card)}</td>"
+        f"<td class='result' data-label='Result'>{result}{_bar(use)}</td>"
+        f"{''.join(cells)}</tr>"
+    )
 
 
-def by_test(uses: Sequence[CardUse]) -> list[CardUse]:
-    """Return `uses` with those of one test together; tests and cards keep their order."""
-    order = {test: place for place, test in enumerate(dict.fromkeys(use.test for use in uses))}
-    return sorted(uses, key=lambda use: order[use.test])
+def _bar(use: CardUse) -> str:
+    """Return the shares of the card's memory that were live and in reserve; empty if unknown."""
+    if use.result != FITS:
+        return ""
+    live = 100 * use.peak_bytes / use.usable_bytes
+    reserve = 100 * max(0, use.reserved_bytes - use.peak_bytes) / use.usable_bytes
+    return (
+        f"<span class='bar' aria-hidden='true'><i style='width:{live:.2f}%'></i>"
+        f"<i class='base' style='width:{reserve:.2f}%'></i></span>"
+    )
+
+
+def _html_errors(failed: Sequence[CardUse]) -> Iterator[str]:
+    if not failed:
+        return
+    yield "<h2>Tests that failed or were skipped</h2><ul>"
+    for use in failed:
+        card, test, message = map(template.text, (use.card, use.test, use.message))
+        yield f"<li>{card}, <code>{test}</code>: {message}</li>"
+    yield "</ul>"
 
 
 def verdict(uses: Sequence[CardUse]) -> str:
@@ -64,32 +116,36 @@ def verdict(uses: Sequence[CardUse]) -> str:
     return ", ".join(parts) or "no test ran"
 
 
-def missing(use: CardUse) -> str:
+def _titles(uses: Sequence[CardUse]) -> tuple[str, ...]:
+    """Return the titles of the columns; the last one only if a test has searched a largest size."""
+    return (*_HEAD, _LARGEST) if any(use.largest for use in uses) else _HEAD
+
+
+def _legend(titles: Sequence[str]) -> str:
+    return LEGEND + (_LEGEND_OF_LARGEST if _LARGEST in titles else "")
+
+
+def _by_test(uses: Sequence[CardUse]) -> list[CardUse]:
+    """Return `uses` with those of one test together; tests and cards keep their order."""
+    order = {test: place for place, test in enumerate(dict.fromkeys(use.test for use in uses))}
+    return sorted(uses, key=lambda use: order[use.test])
+
+
+def _failed(uses: Sequence[CardUse]) -> list[CardUse]:
+    return [use for use in uses if use.result not in (FITS, OUT_OF_MEMORY)]
+
+
+def _missing(use: CardUse) -> str:
     """Return how much memory is missing at least, as text; empty if that is not known."""
     if use.missing_bytes is None:
         return ""
     return f"at least {format_with_unit(use.missing_bytes)} missing"
 
 
-def _result(use: CardUse) -> str:
-    if use.result != OUT_OF_MEMORY:
-        return use.result
-    return ": ".join(filter(None, ("**does not fit**", missing(use))))
-
-
-def figures(use: CardUse, titles: Sequence[str]) -> tuple[str, ...]:
-    """Return the figures of the columns after the result as text; dashes if the test did not fit.
-
-    Args:
-        use: a test on a card.
-        titles: those that :func:`head` returned for the whole table.
-    """
+def _figures(use: CardUse, titles: Sequence[str]) -> tuple[str, ...]:
+    """Return the cells after the result, one for each of `titles` that is left."""
     largest = (", ".join(map(str, use.largest)) or "-",) if _LARGEST in titles else ()
     if use.result != FITS:  # the figures of a test that did not run to its end mislead
         return ("-", "-", "-", *largest)
-    return (
-        format_size(use.peak_bytes),
-        format_size(use.reserved_bytes),
-        format_size(use.headroom_bytes),
-        *largest,
-    )
+    sizes = (use.peak_bytes, use.reserved_bytes, use.headroom_bytes)
+    return (*map(format_size, sizes), *largest)

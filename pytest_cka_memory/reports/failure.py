@@ -1,5 +1,6 @@
 """The text of a failing test: the limits it broke, what holds the memory, and what to do."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -10,13 +11,65 @@ from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.fixture_names import is_scope
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Breach, Result
-from pytest_cka_memory.reports import region_differences
 from pytest_cka_memory.reports.escapes import shorten
-from pytest_cka_memory.reports.kinds import kinds_lines
-from pytest_cka_memory.reports.legend import provenance_of
-from pytest_cka_memory.reports.terminal import sparkline
-from pytest_cka_memory.reports.wrapping import wrapped
+from pytest_cka_memory.reports.fitting import kinds_lines, wrapped
+from pytest_cka_memory.reports.tables import provenance_of, sparkline
 from pytest_cka_memory.units import MB, counted, format_exact, format_with_unit
+
+_MOST_DIFFERENCES = 6
+_BEFORE = "allocated before the region"
+
+
+def difference_lines(figure: str, records: Sequence[RegionRecord], width: int) -> Iterator[str]:
+    """Yield lines about the regions whose `figure` a failed assertion has compared.
+
+    The region with the highest figure is compared with each other one, largest difference first.
+    Nothing is yielded for a single region, or for a figure that no storages explain.
+
+    Args:
+        figure: its name.
+        records: the regions, with what explains the figure.
+        width: characters of a line.
+    """
+    field = FIGURES[figure].explained_by
+    highest, *others = sorted(records, key=lambda record: -getattr(record, figure))
+    for other in others if field else ():
+        more = getattr(highest, figure) - getattr(other, figure)
+        names = f"region {highest.label!r} has {_signed(more)} of {FIGURES[figure].noun}"
+        yield from wrapped(f"{names} compared with region {other.label!r}:", width)
+        counts_all = not FIGURES[figure].above_entry
+        now, before = (_by_place(getattr(it, field), counts_all) for it in (highest, other))
+        changes = Counter(now)
+        changes.subtract(before)
+        changed = [place for place in changes if changes[place]]
+        changed.sort(key=lambda place: -abs(changes[place]))
+        for place in changed[:_MOST_DIFFERENCES]:
+            sizes = f"{format_with_unit(before[place])} -> {format_with_unit(now[place])}"
+            at = "" if place == _BEFORE else "at "
+            yield from wrapped(f"{_signed(changes[place])} ({sizes}) {at}{place}", width, "  ")
+        if len(changed) > _MOST_DIFFERENCES:
+            yield f"  and {counted(len(changed) - _MOST_DIFFERENCES, 'smaller difference')}"
+
+
+def _by_place(holdings: Sequence[Holding], counts_all: bool) -> Counter[str]:
+    """Return the bytes of each place; without `counts_all`, only what the region has allocated."""
+    sizes: Counter[str] = Counter()
+    for holding in holdings:
+        if counts_all or not holding.before_region:
+            sizes[_place_of(holding)] += holding.bytes
+    return sizes
+
+
+def _place_of(holding: Holding) -> str:
+    if holding.before_region:
+        return _BEFORE
+    module = f", in {holding.module}" if holding.module else ""
+    return f"{holding.made_at or holding.inside or 'unknown code'}{module}"
+
+
+def _signed(size: float) -> str:
+    return f"{'+' if size > 0 else ''}{format_with_unit(size)}"
+
 
 WIDTH = 100
 """Longer lines are hard to read, however wide the terminal is."""
@@ -110,7 +163,7 @@ def compared(
         yield from explanation(Breach("", 0, value, "", name), record, width)
     for figure in dict.fromkeys(name for name, _ in largest_first):
         records = [record for name, record in explained if name == figure]
-        yield from region_differences.lines(figure, records, width)
+        yield from difference_lines(figure, records, width)
     if len(explained) > _MOST_COMPARED:
         yield f"and {counted(len(explained) - _MOST_COMPARED, 'smaller figure')} of other regions"
 

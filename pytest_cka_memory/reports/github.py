@@ -11,8 +11,8 @@ from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import WARNED, Result
 from pytest_cka_memory.reports import markdown, summary
 from pytest_cka_memory.reports.escapes import one_line, shorten
-from pytest_cka_memory.reports.legend import provenance_of
 from pytest_cka_memory.reports.summary import Problem
+from pytest_cka_memory.reports.tables import provenance_of
 from pytest_cka_memory.reports.terminal import why_incomplete
 from pytest_cka_memory.units import counted
 

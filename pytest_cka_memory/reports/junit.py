@@ -9,7 +9,7 @@ from typing import Any
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.places import anonymizer
 from pytest_cka_memory.core.verdicts import Result
-from pytest_cka_memory.reports.legend import provenance_of
+from pytest_cka_memory.reports.tables import provenance_of
 
 Property = tuple[str, float | str]
 """``cka_memory.<label>.<figure>`` and its number; without a label if the region has none.

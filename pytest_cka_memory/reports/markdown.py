@@ -5,11 +5,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from pytest_cka_memory.core.report import Report
-from pytest_cka_memory.reports import summary, terminal
+from pytest_cka_memory.reports import summary
 from pytest_cka_memory.reports.escapes import cell, code, fence, one_line, sentence, shorten
-from pytest_cka_memory.reports.legend import heading, legend_of, provenance_of
-from pytest_cka_memory.reports.rows import by_alarm
 from pytest_cka_memory.reports.summary import Problem
+from pytest_cka_memory.reports.tables import (
+    by_alarm,
+    cells,
+    known_columns,
+    legend_of,
+    provenance_of,
+)
 
 COMMENT_CHARACTERS = 65_000
 """GitHub accepts 65,536 in a comment; the rest is for lines that a workflow adds."""
@@ -30,7 +35,7 @@ def render(report: Report, most_characters: int = COMMENT_CHARACTERS) -> str:
     """
     facts = "\n".join(_facts(report))
     provenance = provenance_of(report.session)
-    blocks = [f"### {heading(provenance)}: {summary.verdict(report)}\n"]
+    blocks = [f"### {provenance.heading}: {summary.verdict(report)}\n"]
     blocks += [f"{provenance.notice}\n"] if provenance.notice else []
     blocks += [f"**FAILED**: {sentence(problem)}\n" for problem in report.problems[:_MOST_FAILED]]
     room = most_characters - len(facts) - _FRAME
@@ -50,8 +55,13 @@ def table(
 ) -> list[str]:
     """Return the rows that fit in `room` characters, and how many did not.
 
-    The first `left` columns are aligned to the left, the others to the right. With `tests`, the
-    test of each row, a table that is cut has one row of each test before any has a second.
+    Args:
+        head: the titles of the columns.
+        rows: Markdown for each cell of each row.
+        room: characters of all rows.
+        left: how many columns are aligned to the left; those after them are figures.
+        tests: the test of each row. A table that is cut then has one row of each test before any
+            has a second.
     """
     top = [_row(head), _row([*[":---"] * left, *["---:"] * (len(head) - left)])]
     lines = list(map(_row, rows))
@@ -119,19 +129,17 @@ def _explanation(problem: Problem) -> Iterator[str]:
 def _regions(report: Report, room: int) -> list[str]:
     if not report.results:
         return []
-    columns = terminal.known_columns(report.results)
+    columns = known_columns(report.results)
     rows = [
-        {"region": code(result.name), **terminal.cells(result, columns)}
+        {"region": code(result.name), **cells(result, columns)}
         for result in by_alarm(report.results)
     ]
     # Words come first, because figures are aligned to the right.
     words = ["region", "verdict", "timeline"]
-    order = words + [column for column in rows[0] if column not in words]
-    cells = ([row[column] for column in order] for row in rows)
-    total = len(report.results)
+    head = words + [column for column in rows[0] if column not in words]
     return [
-        f"<details><summary>All regions: {total:,}</summary>\n",
-        *table(order, cells, room, left=len(words)),
+        f"<details><summary>All regions: {len(rows):,}</summary>\n",
+        *table(head, ([row[column] for column in head] for row in rows), room, left=len(words)),
         "</details>\n",
     ]
 
@@ -139,4 +147,4 @@ def _regions(report: Report, room: int) -> list[str]:
 def _facts(report: Report) -> Iterator[str]:
     for name, fact in summary.facts(report):
         yield f"- {name}: {sentence(fact, _MOST_NAME)}"
-    yield f"\n{legend_of(terminal.known_columns(report.results))}"
+    yield f"\n{legend_of(known_columns(report.results))}"

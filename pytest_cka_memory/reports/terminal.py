@@ -1,31 +1,28 @@
 """The section of the terminal summary, as lines with a colour each."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.core import garbage
 from pytest_cka_memory.core.figure import Figure
-from pytest_cka_memory.core.figures import FIGURES, RegionRecord, shown_columns
+from pytest_cka_memory.core.figures import COMPARED, FIGURES
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Result
 from pytest_cka_memory.reports.escapes import one_line
-from pytest_cka_memory.reports.kinds import kinds_lines
-from pytest_cka_memory.reports.legend import legend_of
-from pytest_cka_memory.reports.names import RowName, fitted, row_name
-from pytest_cka_memory.reports.ranks import differences
-from pytest_cka_memory.reports.rows import RowChoice, chosen
-from pytest_cka_memory.reports.wrapping import wrapped
-from pytest_cka_memory.units import counted, format_size, format_with_unit
+from pytest_cka_memory.reports.fitting import fitted, kinds_lines, laid_out, wrapped
+from pytest_cka_memory.reports.tables import RowChoice, cells, chosen, known_columns, legend_of
+from pytest_cka_memory.units import counted, format_with_unit
 
-_BARS = "▁▂▃▄▅▆▇█"
 _NAME_WIDTH = 24
 """Columns are left out until names have this room."""
 _LEAST_NAME = 12
 _PROSE_WIDTH = 100
 _MAX_NAMED = 10
 _BETWEEN = "  "
+_INDENT = "  "
+"""Before the rows below the name of their file."""
 _LEFT = ("region", "timeline", "verdict")
 _NOTHING = "nothing was measured"
 _SHOW_ALL = "--rows=all shows all"
@@ -46,97 +43,30 @@ class Line(NamedTuple):
     colour: str | None = None
 
 
-def table(results: Sequence[Result], width: int = 100, *, by_file: bool = True) -> list[Line]:
-    """Return one row per region below the name of its file, in at most `width` columns.
+class RowName(NamedTuple):
+    """The name of a region in two parts, of which tables show the first once for several rows."""
 
-    With `by_file` false, for rows that are sorted by a figure, each has its whole name.
+    heading: str
+    """File and class of the test: ``tests/test_net.py::TestNet``."""
+    row: str
+    """Test, label and rank: ``test_step[64] train``."""
 
-    What does not fit is left out and named below: first columns without a value, then the least
-    important ones, but never a figure that broke a limit. Then names are shortened. The last lines
-    say which figures are not the same on all ranks.
+
+def section(report: Report, width: int = 100, choice: RowChoice = DEFAULT) -> list[Line]:
+    """Return table, legend and findings, and what is not in the table.
+
+    Args:
+        report: the session.
+        width: characters of a line.
+        choice: which rows to show.
     """
-    columns = known_columns(results)
-    rows = [cells(result, columns) for result in results]
-    names = [_name(result, by_file) for result in results]
-    indent = "  " if any(name.heading for name in names) else ""
-    room = width - len(indent)
-    left_out = _left_out_of(results, rows, names, width)
-    lost = [key for key in left_out if any(_has_value(row[key]) for row in rows)]
-    rows = [{key: row[key] for key in row if key not in left_out} for row in rows]
-    shown = fitted(
-        [name.row for name in names], max(_LEAST_NAME, room - _width(_widths(rows).values()) - 2)
-    )
-    head, *body = _lay_out([{"region": name, **row} for name, row in zip(shown, rows, strict=True)])
-    head = f"{head[: len('region')]}{indent}{head[len('region') :]}"
-    body = [f"{indent}{row}" for row in body]
-    lines = [Line(head), Line("-" * max(map(len, [head, *body])))]
-    headings = fitted([name.heading for name in names], width)
-    for heading, group in groupby(
-        zip(headings, body, results, strict=True), key=lambda row: row[0]
-    ):
-        lines += [Line(heading)] if heading else []
-        lines += [Line(row, _colour(result)) for _, row, result in group]
-    missing_columns = f"(no room for: {', '.join(lost)})" if lost else ""
-    lines += [Line(text) for text in wrapped(missing_columns, width)]
-    return lines + [line for text in differences(results) for line in sentence(text, width)]
-
-
-def _name(result: Result, by_file: bool) -> RowName:
-    return row_name(result) if by_file else RowName("", one_line(result.name))
-
-
-def _left_out_of(
-    results: Sequence[Result],
-    rows: Sequence[dict[str, str]],
-    names: Sequence[RowName],
-    width: int,
-) -> list[str]:
-    """Return the columns that a table leaves out, because names need room."""
-    indent = 2 if any(name.heading for name in names) else 0
-    longest = max(len(name.row) for name in names)
-    room = width - indent - min(_NAME_WIDTH, longest) - 2
-    return _left_out(rows, _dispensable(results, known_columns(results)), room)
-
-
-def printed_columns(results: Sequence[Result], width: int, *, by_file: bool = True) -> list[Figure]:
-    """Return the figures that :func:`table` prints of these results in this width."""
-    if not results:
-        return []
-    columns = known_columns(results)
-    rows = [cells(result, columns) for result in results]
-    left_out = _left_out_of(results, rows, [_name(it, by_file) for it in results], width)
-    return [figure for figure in columns if figure.column not in left_out]
-
-
-def _dispensable(results: Sequence[Result], columns: Sequence[Figure]) -> list[str]:
-    """Return the columns that may be left out, the least important first."""
-    broken = {breach.figure for result in results for breach in result.breaches}
-    broken |= {FIGURES[name].shown_as for name in broken if name in FIGURES}
-    others = [figure for figure in columns if figure.name not in broken]
-    others.sort(key=lambda figure: figure.importance)
-    return ["timeline", *(figure.column for figure in others)]
-
-
-def _has_value(cell: str) -> bool:
-    return cell not in ("", "-")
-
-
-def _left_out(rows: Sequence[dict[str, str]], dispensable: Sequence[str], room: int) -> list[str]:
-    """Return the columns without which `rows` fit in `room` characters."""
-    empty = [key for key in dispensable if not any(_has_value(row[key]) for row in rows)]
-    widths = _widths(rows)
-    found: list[str] = []
-    for key in dict.fromkeys([*empty, *dispensable]):
-        if _width(widths.values()) <= room:
-            break
-        found.append(key)
-        del widths[key]
-    return found
-
-
-def known_columns(results: Sequence[Result]) -> list[Figure]:
-    """Return the figures to show; some are left out if no region has a value."""
-    return list(shown_columns(result.record for result in results))
+    nothing = [Line(_NOTHING), *legend(report.session, (), width, ())]
+    lines = figures(report, width, choice, _SHOW_ALL) if report.results else nothing
+    lines += kinds_at_peaks(shown_rows(report, choice), width)
+    for reason, count in report.unmeasured.items():
+        lines += sentence(f"{count} not measured: {reason}", width, "yellow")
+    lines += missing(report.missing)
+    return lines + [Line(one_line(f"FAILED: {text}"), "red") for text in report.problems]
 
 
 def figures(
@@ -166,36 +96,95 @@ def shown_rows(report: Report, choice: RowChoice) -> list[Result]:
     return chosen(report.results, choice, "").results
 
 
-def section(report: Report, width: int = 100, choice: RowChoice = DEFAULT) -> list[Line]:
-    """Return table, legend and findings, and what is not in the table."""
-    nothing = [Line(_NOTHING), *legend(report.session, (), width, ())]
-    counts = report.unmeasured.items()
-    return [
-        *(figures(report, width, choice, _SHOW_ALL) if report.results else nothing),
-        *kinds_at_peaks(shown_rows(report, choice), width),
-        *(
-            line
-            for why, count in counts
-            for line in sentence(f"{count} not measured: {why}", width, "yellow")
-        ),
-        *missing(report.missing),
-        *(Line(one_line(f"FAILED: {problem}"), "red") for problem in report.problems),
-    ]
+def table(results: Sequence[Result], width: int = 100, *, by_file: bool = True) -> list[Line]:
+    """Return one row per region below the name of its file.
+
+    What does not fit is left out and named below: first columns without a value, then the least
+    important ones, but never a figure that broke a limit. Then names are shortened. The last lines
+    say which figures are not the same on all ranks.
+
+    Args:
+        results: the regions.
+        width: characters of a line.
+        by_file: whether rows stand below the name of their file. If they are sorted by a figure,
+            each has its whole name instead.
+    """
+    names = _names(results, by_file)
+    all_rows, left_out = _fit_columns(results, names, width)
+    rows = [{key: row[key] for key in row if key not in left_out} for row in all_rows]
+    indent = _indent(names)
+    room = width - len(indent) - _width(_widths(rows).values()) - len(_BETWEEN)
+    shown = fitted([name.row for name in names], max(_LEAST_NAME, room))
+    texts = [[name, *row.values()] for name, row in zip(shown, rows, strict=True)]
+    head, *body = laid_out([["region", *rows[0]], *texts], _LEFT)
+    # The head is not indented, but its columns stand above those of the rows.
+    head = head.replace("region", f"region{indent}", 1)
+    body = [f"{indent}{row}" for row in body]
+    lines = [Line(head), Line("-" * max(map(len, [head, *body])))]
+    headings = fitted([name.heading for name in names], width)
+    for heading, group in groupby(zip(headings, body, results, strict=True), lambda row: row[0]):
+        lines += [Line(heading)] if heading else []
+        lines += [Line(row, _COLOURS.get(result.verdict)) for _, row, result in group]
+    lost = [key for key in left_out if any(_has_value(row[key]) for row in all_rows)]
+    if lost:
+        lines += map(Line, wrapped(f"(no room for: {', '.join(lost)})", width))
+    return lines + [line for text in differences(results) for line in sentence(text, width)]
 
 
-def sentence(text: str, width: int, colour: str | None = None, indent: str = "") -> list[Line]:
-    """Return a text as lines of at most `width` characters, and of at most 100."""
-    width = min(width, _PROSE_WIDTH)
-    return [Line(line, colour) for line in wrapped(one_line(text), width, indent)]
+def printed_columns(results: Sequence[Result], width: int, *, by_file: bool = True) -> list[Figure]:
+    """Return the figures that :func:`table` prints with the same arguments."""
+    if not results:
+        return []
+    _, left_out = _fit_columns(results, _names(results, by_file), width)
+    return [figure for figure in known_columns(results) if figure.column not in left_out]
 
 
-def _lay_out(rows: Sequence[dict[str, str]]) -> list[str]:
-    from tabulate import tabulate  # takes 20 ms, so only for a table
+def _fit_columns(
+    results: Sequence[Result], names: Sequence[RowName], width: int
+) -> tuple[list[dict[str, str]], list[str]]:
+    """Return all cells of each region, and the columns to leave out because names need room."""
+    columns = known_columns(results)
+    rows = [cells(result, columns) for result in results]
+    broken = {breach.figure for result in results for breach in result.breaches}
+    broken |= {FIGURES[name].shown_as for name in broken if name in FIGURES}
+    others = [figure for figure in columns if figure.name not in broken]
+    others.sort(key=lambda figure: figure.importance)
+    dispensable = ["timeline", *(figure.column for figure in others)]
+    empty = [key for key in dispensable if not any(_has_value(row[key]) for row in rows)]
+    longest = max(len(name.row) for name in names)
+    room = width - len(_indent(names)) - min(_NAME_WIDTH, longest) - len(_BETWEEN)
+    widths = _widths(rows)
+    left_out: list[str] = []
+    for key in dict.fromkeys([*empty, *dispensable]):
+        if _width(widths.values()) <= room:
+            break
+        left_out.append(key)
+        del widths[key]
+    return rows, left_out
 
-    # The header is passed as an ordinary row, because tabulate widens columns for a header.
-    cells = [list(rows[0]), *(list(row.values()) for row in rows)]
-    align = ["left" if name in _LEFT else "right" for name in rows[0]]
-    return tabulate(cells, tablefmt="plain", disable_numparse=True, colalign=align).splitlines()
+
+def _names(results: Sequence[Result], by_file: bool) -> list[RowName]:
+    if by_file:
+        return [row_name(result) for result in results]
+    return [RowName("", one_line(result.name)) for result in results]
+
+
+def row_name(result: Result) -> RowName:
+    """Return the name of a region, on one line, split before the name of the test's function."""
+    file, colons, test = result.nodeid.partition("::")
+    if not colons:
+        return RowName("", one_line(result.name))
+    classes, colons, _ = test.partition("[")[0].rpartition("::")
+    heading = f"{file}::{classes}" if colons else file
+    return RowName(one_line(heading), one_line(result.name[len(heading) + 2 :]))
+
+
+def _indent(names: Sequence[RowName]) -> str:
+    return _INDENT if any(name.heading for name in names) else ""
+
+
+def _has_value(cell: str) -> bool:
+    return cell not in ("", "-")
 
 
 def _widths(rows: Sequence[dict[str, str]]) -> dict[str, int]:
@@ -209,39 +198,36 @@ def _width(widths: Collection[int]) -> int:
     return sum(widths) + len(_BETWEEN) * (len(widths) - 1)
 
 
-def cells(result: Result, columns: Sequence[Figure]) -> dict[str, str]:
-    """Return heading and text of every column of a region but its name."""
-    record = result.record
-    levels = [sample.allocated_bytes for sample in record.timeline]
-    return {
-        **{figure.column: _cell(record, figure) for figure in columns},
-        "timeline": sparkline(levels),
-        "verdict": result.verdict,
-    }
+def differences(results: Sequence[Result]) -> Iterator[str]:
+    """Yield a sentence for each region that is not the same on all ranks; none without ranks."""
+    of_region = defaultdict(list)
+    for result in results:
+        if result.rank:
+            of_region[result.nodeid, result.record.label].append(result)
+    for measured in of_region.values():
+        parts = [part for figure in COMPARED.values() if (part := _spread(figure, measured))]
+        if parts:
+            name = row_name(measured[0]).row.removesuffix(f" {measured[0].rank}")
+            yield f"the ranks differ in {name}: {'; '.join(parts)}"
 
 
-def _cell(record: RegionRecord, figure: Figure) -> str:
-    value = figure.shown_value(record)
-    if figure.name == "batches":
-        return str(value or "-")
-    at_most = "≤ " if figure.name == "retained_bytes" and record.garbage_left and value else ""
-    return at_most + format_size(value)
-
-
-def sparkline(levels: Sequence[int], width: int = 8) -> str:
-    """Return levels as a line of at most `width` bars, evenly sampled."""
-    if not levels:
+def _spread(figure: Figure, measured: Sequence[Result]) -> str:
+    """Return lowest and highest value with their ranks; empty if all are equal or unknown."""
+    values = [(getattr(result.record, figure.name), result.rank) for result in measured]
+    known = [(value, rank) for value, rank in values if value is not None]
+    if len({value for value, _ in known}) < 2:
         return ""
-    step = max(1, len(levels) / width)
-    taken = [levels[min(len(levels) - 1, int(i * step))] for i in range(min(width, len(levels)))]
-    taken[-1] = levels[-1]
-    low, high = min(taken), max(taken)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((level - low) * scale)] for level in taken)
+    low, high = (choose(known, key=lambda entry: entry[0]) for choose in (min, max))
+    return (
+        f"{figure.noun} from {format_with_unit(low[0])} ({low[1]}) "
+        f"to {format_with_unit(high[0])} ({high[1]})"
+    )
 
 
-def _colour(result: Result) -> str | None:
-    return _COLOURS.get(result.verdict)
+def sentence(text: str, width: int, colour: str | None = None, indent: str = "") -> list[Line]:
+    """Return a text as lines of at most `width` characters, and of at most 100."""
+    width = min(width, _PROSE_WIDTH)
+    return [Line(line, colour) for line in wrapped(one_line(text), width, indent)]
 
 
 def legend(

@@ -19,7 +19,7 @@ from emulated_cuda.values import equivalents
 from emulated_cuda.values.equivalents.table import EQUIVALENTS
 from pytest_cka_memory.cli.main import _parser as cli_parser
 from pytest_cka_memory.core.markers import MARKERS
-from pytest_cka_memory.reports.html import timelines
+from pytest_cka_memory.reports.html import page as html_page
 from pytest_cka_memory.reports.markdown import COMMENT_CHARACTERS
 
 PROJECT = (ROOT / "pyproject.toml").read_text("utf-8")
@@ -143,7 +143,7 @@ def test_numbers_that_limit_reports_are_those_of_the_code() -> None:
     """Pages say how much of a session each report has at most."""
     assert f"at most {COMMENT_CHARACTERS:,} characters" in text(DOCS / "reference/options.md")
     assert f"at most {COMMENT_CHARACTERS:,} characters" in text(DOCS / "how-to/reports.md")
-    assert f"{timelines._MOST_DRAWN} regions are drawn at most" in text(DOCS / "how-to/timeline.md")
+    assert f"{html_page._MOST_DRAWN} regions are drawn at most" in text(DOCS / "how-to/timeline.md")
 
 
 def test_tables_of_the_emulated_device_have_as_many_rows_as_the_page_says() -> None:

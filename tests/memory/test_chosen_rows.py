@@ -8,7 +8,7 @@ from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports import terminal
-from pytest_cka_memory.reports.rows import MOST, RowChoice, by_alarm, choice_of, chosen
+from pytest_cka_memory.reports.tables import MOST, RowChoice, by_alarm, choice_of, chosen
 from pytest_cka_memory.units import MB
 
 WARNS = limit_from_marker("zero_retention", (), {"warn": True})

@@ -10,8 +10,8 @@ from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.holdings import Link
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import judge
+from pytest_cka_memory.reports.html import charts
 from pytest_cka_memory.reports.html import page as html_page
-from pytest_cka_memory.reports.html import paths
 
 PATH = (Link("", "module net"), Link("CACHE", "dict"), Link("['x']", "Tensor (250,)"))
 OTHER = (Link("", "a variable in train (loop.py:12)"), Link("x", "Tensor (250,)"))
@@ -24,7 +24,7 @@ def page_of(*holdings):
 
 def test_picture_has_a_box_for_each_object_and_an_arrow_for_each_reference():
     """Names are in boxes, references beside arrows, and all of it is in the text alternative."""
-    svg = "".join(paths.picture(PATH))
+    svg = "".join(charts.picture(PATH))
     assert svg.count("<rect") == 3
     assert svg.count("class='head'") == 2
     assert re.findall(r"<text[^>]*>([^<]*)<", svg) == [
@@ -38,7 +38,7 @@ def test_picture_has_a_box_for_each_object_and_an_arrow_for_each_reference():
 
 def test_long_text_is_written_in_lines_that_fit_a_phone():
     """No line is wider than the picture, which is 336 pixels wide."""
-    svg = "".join(paths.picture([Link("", "module " + "m" * 100), Link("k" * 100, "list")]))
+    svg = "".join(charts.picture([Link("", "module " + "m" * 100), Link("k" * 100, "list")]))
     lines = re.findall(r"<text[^>]* x='(\d+)'[^>]*>([^<]*)<", svg)
     assert len(lines) == 3 + 3 + 1
     assert all(int(left) + 7.9 * len(text) < 336 for left, text in lines)

@@ -12,9 +12,9 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.limits import limit_from_marker
-from pytest_cka_memory.reports.causes import first_cause, problem_groups
 from pytest_cka_memory.reports.html import charts
 from pytest_cka_memory.reports.html import page as html_page
+from pytest_cka_memory.reports.summary import first_cause, problem_groups
 from pytest_cka_memory.units import MB
 
 PEAK = limit_from_marker("max_peak_mb", (40,), {})

@@ -10,9 +10,9 @@ from pytest_cka_memory.core.tolerance import parse_tolerance
 from pytest_cka_memory.core.two_reports import compare
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.limits import limit_from_marker
-from pytest_cka_memory.reports import failure, terminal, two_reports
-from pytest_cka_memory.reports.names import fitted, row_name
-from pytest_cka_memory.reports.wrapping import wrapped
+from pytest_cka_memory.reports import comparison, failure, terminal
+from pytest_cka_memory.reports.fitting import fitted, wrapped
+from pytest_cka_memory.reports.terminal import row_name
 from pytest_cka_memory.testing import ScriptedMeter
 from pytest_cka_memory.units import MB
 
@@ -156,7 +156,7 @@ def test_comparison_fits_80_columns():
     """A comparison shortens the names of regions, so that it fits 80 columns."""
     old = [kept(f"tests/test_net.py::{LONG}[{n}]") for n in range(3)]
     new = [kept(result.nodeid, retained_bytes=900) for result in old]
-    text = two_reports.as_table(_compared(old, new), 80)
+    text = comparison.as_table(_compared(old, new), 80)
     assert max(map(len, text.splitlines())) <= 80
     assert len({line.split("  ")[0] for line in text.splitlines() if "retained" in line}) == 3
 

@@ -14,7 +14,7 @@ from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.tolerance import parse_tolerance
 from pytest_cka_memory.core.two_reports import compare
 from pytest_cka_memory.core.verdicts import Result
-from pytest_cka_memory.reports.html import comparison
+from pytest_cka_memory.reports import comparison
 from pytest_cka_memory.reports.json import writer
 from pytest_cka_memory.units import MB
 
@@ -108,6 +108,6 @@ def test_page_escapes_what_tests_and_code_say() -> None:
     bad = replace(NEW, created_at=(HOSTILE,), code=HOSTILE, module=HOSTILE)
     old, new = report_of(HIDDEN), report_of(bad)
     found = compare(old, new, parse_tolerance("5%"))
-    page = comparison.render(found, *peak_differences(old, new, found))
+    page = comparison.as_html(found, *peak_differences(old, new, found))
     assert "<img" not in page
     assert "&lt;img" in page

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.reports import terminal
-from pytest_cka_memory.reports.ranks import differences
+from pytest_cka_memory.reports.terminal import differences
 from pytest_cka_memory.units import MB
 
 

@@ -11,7 +11,7 @@ from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Result, judge
 from pytest_cka_memory.limits import limit_from_marker
-from pytest_cka_memory.reports import failure, terminal
+from pytest_cka_memory.reports import failure, tables, terminal
 from pytest_cka_memory.reports.summary import problems
 from pytest_cka_memory.testing import ScriptedMeter
 from pytest_cka_memory.units import MB
@@ -134,7 +134,7 @@ def test_a_spark_line_is_scaled_from_the_lowest_to_the_highest_level(
     levels: list[int], bars: str
 ) -> None:
     """A spark line has at most eight bars, of which the last one is the last level."""
-    assert terminal.sparkline(levels) == bars
+    assert tables.sparkline(levels) == bars
 
 
 def test_findings_name_breaches_and_what_was_not_judged(results: list[Result]) -> None:

@@ -1,21 +1,22 @@
-"""Charts as HTML and SVG: a timeline with axes and limits, and bytes by their owners.
+"""Charts as HTML and SVG: timelines with axes and limits, bytes by owner, and what keeps memory.
 
-Labels are HTML beside the SVG, so that they keep their size on a narrow page.
+Labels of timelines are HTML beside the SVG, so that they keep their size on a narrow page. A
+picture of what keeps memory is as wide as a narrow phone and grows downward for the same reason.
 """
 
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from html import escape
 from itertools import cycle
 from typing import Any, NamedTuple
 
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.growth import Sample, judged_growth
-from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.holdings import Holding, Link
 from pytest_cka_memory.core.verdicts import Breach
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.failure import holdings_of
+from pytest_cka_memory.reports.html import template
 from pytest_cka_memory.units import MB, counted, format_with_unit
 
 _MOST_POINTS = 200
@@ -24,6 +25,14 @@ _TICKS = 4
 _MOST_OWNERS = 6
 _WARMUP = re.compile(r"^flat_per_batch\(.*warmup=(\d+)")
 _UNITS = (("GB", 2**30), ("MB", MB), ("KB", 2**10), ("B", 1))
+_WIDTH = 336
+_LINE = 18
+"""Height of a line of text."""
+_PADDING = 8
+_ARROW = 14
+"""Height of the line below the text of a reference, with its head."""
+_BOX_CHARACTERS = 38
+_REFERENCE_CHARACTERS = 36
 
 
 class Points(NamedTuple):
@@ -253,11 +262,11 @@ def timeline(chart: Chart) -> Iterator[str]:
     yield f"<figcaption><span class='key level'>live after each batch{every}</span> "
     yield "<span class='key peak'>peak within it</span> "
     for line, style in zip(chart.limits, _limit_styles(), strict=False):
-        yield f"<span class='key {style}'>{escape(one_line(line.text))}</span> "
+        yield f"<span class='key {style}'>{template.text(line.text)}</span> "
     if growth is not None:
         yield "<span class='key warmup'>not judged, with the warm-up</span> "
         yield "<span class='key reference'>reference level</span> "
-        yield f"<span class='key {growth[-2]}'>{escape(growth[-1])}</span> "
+        yield f"<span class='key {growth[-2]}'>{template.text(growth[-1])}</span> "
     yield "</figcaption></figure>"
 
 
@@ -292,12 +301,12 @@ def owners(breach: Breach, record: RegionRecord) -> Iterator[str]:
     for number, (size, text, name) in enumerate(rows):
         yield (
             f"<li><i class='{name or f'c{number}'}'></i><span>{format_with_unit(size)}</span>"
-            f"<code>{escape(one_line(text))}</code></li>"
+            f"<code>{template.text(text)}</code></li>"
         )
     on_entry = f", {format_with_unit(start)} of them live at entry" if start else ""
     yield (
         f"<li><i class='limit'></i><span>{format_with_unit(limit)}</span>"
-        f"<span>allowed by <code>{escape(one_line(breach.limit))}</code>{on_entry}</span></li>"
+        f"<span>allowed by <code>{template.text(breach.limit)}</code>{on_entry}</span></li>"
     )
     yield "</ul></figure>"
 
@@ -325,3 +334,77 @@ def owner(holding: Holding) -> str:
     by = f" ({holding.operator})" if holding.operator else ""
     inside = f", in {holding.module}" if holding.module else ""
     return f"{site}{code}{by}{inside}"
+
+
+def paths_of(holding: Holding, title: str) -> Iterator[str]:
+    """Yield the paths to the largest tensor of a group, with what must go to free it."""
+    made = f", made at <code>{template.text(holding.made_at)}</code>" if holding.created_at else ""
+    yield "<figure class='paths'><figcaption>"
+    yield f"<b>{format_with_unit(holding.bytes)}</b> {title}{made}"
+    if len(holding.paths) > 1:
+        count = "Two" if len(holding.paths) == 2 else f"{len(holding.paths)}"
+        every = "both" if len(holding.paths) == 2 else "all"
+        yield f"<br>{count} things keep it: {every} must go to free it."
+    yield "</figcaption>"
+    for path in holding.paths:
+        yield f"<div class='path'>{''.join(picture(path))}</div>"
+    yield "</figure>"
+
+
+def picture(path: Sequence[Link]) -> Iterator[str]:
+    """Yield the SVG of a path: a box for each object, an arrow for each reference."""
+    parts: list[str] = []
+    top = 1
+    for number, link in enumerate(path):
+        if number:
+            drawn, top = _arrow(link.reference, top)
+            parts += drawn
+        style = "root" if number == 0 else "held" if number == len(path) - 1 else "object"
+        drawn, top = _box(link.object, top, style)
+        parts += drawn
+    label = template.text(path_in_words(path))
+    yield f"<svg viewBox='0 0 {_WIDTH} {top + 1}' role='img' aria-label='{label}'>"
+    yield from parts
+    yield "</svg>"
+
+
+def path_in_words(path: Sequence[Link]) -> str:
+    """Return a path as text, for those who do not see the picture."""
+    first, *rest = path
+    steps = (f"{link.reference or 'on'} to {link.object}" for link in rest)
+    return ", then ".join([f"From {first.object}", *steps])
+
+
+def _box(text: str, top: int, style: str) -> tuple[list[str], int]:
+    lines = _lines(text, _BOX_CHARACTERS)
+    height = len(lines) * _LINE + 2 * _PADDING
+    drawn = [
+        f"<g class='{style}'><rect x='1' y='{top}' width='{_WIDTH - 2}' height='{height}' rx='5'/>",
+        *_written(lines, 12, top + _PADDING),
+        "</g>",
+    ]
+    return drawn, top + height
+
+
+def _arrow(text: str, top: int) -> tuple[list[str], int]:
+    lines = _lines(text, _REFERENCE_CHARACTERS) if text else []
+    bottom = top + max(len(lines), 1) * _LINE + _ARROW
+    drawn = [
+        f"<path d='M18,{top}V{bottom - 6}'/>",
+        f"<path class='head' d='M13,{bottom - 8}L18,{bottom}L23,{bottom - 8}z'/>",
+        *_written(lines, 32, top + _ARROW // 2, "link"),
+    ]
+    return drawn, bottom
+
+
+def _written(lines: Sequence[str], left: int, top: int, style: str = "") -> Iterator[str]:
+    named = f" class='{style}'" if style else ""
+    for number, line in enumerate(lines):
+        baseline = top + number * _LINE + 13
+        yield f"<text{named} x='{left}' y='{baseline}'>{template.text(line)}</text>"
+
+
+def _lines(text: str, width: int) -> list[str]:
+    """Return `text` in lines; code has few spaces, so that a line may end after any character."""
+    text = one_line(text)
+    return [text[start : start + width] for start in range(0, len(text), width)] or [""]

@@ -1,11 +1,22 @@
-"""The files beside this module, and how placeholders such as ``{{TITLE}}`` are filled."""
+"""Texts and data in HTML, and how placeholders such as ``{{TITLE}}`` of a template are filled.
+
+Templates, styles and scripts are files beside this module.
+"""
 
 import json
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path
 from typing import Any
 
+from pytest_cka_memory.reports.escapes import one_line
+
 _FOLDER = Path(__file__).parent
+
+
+def text(plain: str) -> str:
+    """Return any text as HTML on one line, for content and for attributes."""
+    return escape(one_line(plain))
 
 
 def text_of(name: str) -> str:

@@ -1,0 +1,241 @@
+"""The comparison of two reports for a terminal, as Markdown, as JSON and as an HTML page.
+
+The page, which has no script, also lists what is new at the peaks.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import NamedTuple
+
+from pytest_cka_memory.core.conditions import listed
+from pytest_cka_memory.core.figures import COMPARED
+from pytest_cka_memory.core.peak_differences import PeakChange, PeakDifference
+from pytest_cka_memory.core.two_reports import Change, Comparison, RegionKey
+from pytest_cka_memory.reports import markdown, summary
+from pytest_cka_memory.reports.escapes import code, one_line, sentence
+from pytest_cka_memory.reports.fitting import fitted, laid_out
+from pytest_cka_memory.reports.html import template
+from pytest_cka_memory.reports.tables import share_of_change
+from pytest_cka_memory.units import counted, format_size, format_with_unit
+
+_MOST_ROWS = 200
+"""Rows in a terminal; Markdown is limited by its characters."""
+_MOST_PAGE_ROWS = 1000
+"""Rows of a page: of changed figures, and of lines for one region."""
+_MOST_NAMED = 10
+_LEAST_NAME = 16
+
+
+class ChangeCells(NamedTuple):
+    """The cells of a changed figure, in the order of their columns."""
+
+    figure: str
+    old: str
+    new: str
+    change: str
+    verdict: str
+
+
+def verdict(found: Comparison) -> str:
+    """Return the outcome in one line."""
+    worse = len({change.key for change in found.regressions})
+    regions = counted(found.compared, "region")
+    outcome = (
+        f"{worse:,} of {regions} rose by more than {found.tolerance.text}"
+        if worse
+        else f"none of {regions} rose by more than {found.tolerance.text}"
+    )
+    lists = {"new": found.appeared, "gone": found.vanished, "not judged": found.incomplete}
+    return ", ".join([outcome, *(f"{len(keys):,} {what}" for what, keys in lists.items() if keys)])
+
+
+def as_table(found: Comparison, width: int = 100) -> str:
+    """Return lines for a terminal: every change, regressions first.
+
+    Names of regions are shortened if the table would be wider than `width` characters.
+    """
+    changes = _one_of_each_test(found.changes, _MOST_ROWS)
+    rows = [ChangeCells._fields, *map(cells, changes)]
+    lines = []
+    if changes:
+        others = sum(2 + max(map(len, column)) for column in zip(*rows, strict=True))
+        room = max(_LEAST_NAME, width - others)
+        names = fitted([one_line(change.key.name) for change in changes], room)
+        lines = laid_out(
+            [(name, *row) for name, row in zip(["region", *names], rows, strict=True)],
+            left=("region", "figure", "verdict"),
+        )
+        more = len(found.changes) - _MOST_ROWS
+        lines += [f"and {more:,} more; --format json prints all", ""] if more > 0 else [""]
+    lines += [one_line(remark) for remark in remarks(found)]
+    return "\n".join([*lines, f"compared: {verdict(found)}", ""])
+
+
+def as_markdown(found: Comparison) -> str:
+    """Return GitHub-flavoured Markdown, short enough for a comment."""
+    is_long = len(found.changes) > _MOST_ROWS
+    changes = _one_of_each_test(found.changes) if is_long else found.changes
+    rows = [(code(change.key.name), cells(change)) for change in changes]
+    lines = [f"### Memory compared: {sentence(verdict(found))}", ""]
+    if rows:
+        # Words come first, because figures are aligned to the right.
+        lines += markdown.table(
+            ("region", "verdict", "figure", "old", "new", "change"),
+            [(name, row.verdict, row.figure, row.old, row.new, row.change) for name, row in rows],
+            markdown.COMMENT_CHARACTERS * 2 // 3,
+            left=3,
+        )
+    lines += [f"- {sentence(remark)}" for remark in remarks(found)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def as_json(found: Comparison) -> str:
+    """Return all of it as JSON."""
+    plain = {
+        "tolerance": found.tolerance.text,
+        "compared": found.compared,
+        "regressions": len(found.regressions),
+        "changes": [
+            {
+                **change.key._asdict(),
+                **asdict(change.difference),
+                "regression": change.difference.broken,
+            }
+            for change in found.changes
+        ],
+        "not_judged": [key._asdict() for key in found.incomplete],
+        "appeared": [key._asdict() for key in found.appeared],
+        "vanished": [key._asdict() for key in found.vanished],
+        "figures_not_compared": list(found.not_on_both),
+        "figures_undecided": list(found.undecided),
+        "conditions": [fact._asdict() for fact in found.changed],
+        "differing": [{"old": old, "new": new} for old, new in found.devices],
+    }
+    return json.dumps(plain, indent=1) + "\n"
+
+
+def as_html(found: Comparison, peaks: Sequence[PeakDifference], unknown: int) -> str:
+    """Return the page as HTML.
+
+    Args:
+        found: the comparison of figures.
+        peaks: what is new at the peaks.
+        unknown: number of regions of which a report does not list what was live at the peak.
+    """
+    parts = {
+        "VERDICT": template.text(verdict(found)),
+        "STYLE": template.text_of("page.css"),
+        "REMARKS": "".join(f"<li>{template.text(remark)}</li>" for remark in remarks(found)),
+        "FIGURES": "\n".join(_figure_rows(found.changes)),
+        "PEAKS": "\n".join(part for peak in peaks for part in _peak_table(peak)),
+        "UNKNOWN": _unknown_peaks(unknown, found.compared),
+    }
+    return template.fill("comparison.html", parts)
+
+
+def _figure_rows(changes: Sequence[Change]) -> Iterator[str]:
+    for change in _one_of_each_test(changes, _MOST_PAGE_ROWS):
+        row = cells(change)
+        style = {"REGRESSION": "breach", "less": "ok"}.get(row.verdict, "no-limit")
+        yield (
+            f"<tr><td class='name'><code>{template.text(change.key.name)}</code></td>"
+            f"<td class='word' data-label='Figure'>{template.text(row.figure)}</td>"
+            f"<td data-label=Old>{row.old}</td><td data-label=New>{row.new}</td>"
+            f"<td data-label=Change>{row.change}</td><td class='word' data-label='Verdict'>"
+            f"<span class='verdict {style}'>{row.verdict}</span></td></tr>"
+        )
+    more = len(changes) - _MOST_PAGE_ROWS
+    if not changes or more > 0:
+        note = f"and {more:,} more" if changes else "No figure has changed."
+        yield f"<tr><td class='name' colspan='6'>{note}</td></tr>"
+
+
+def _peak_table(peak: PeakDifference) -> Iterator[str]:
+    old, new = format_with_unit(peak.old_bytes), format_with_unit(peak.new_bytes)
+    yield f"<h3><code>{template.text(peak.key.name)}</code></h3><p>peak {old}, now {new}</p>"
+    yield (
+        "<div class='scroll'><table class='cards'><thead><tr>"
+        "<th scope='col' class='word'>Line and module</th><th scope='col' class='word'>Kind</th>"
+        "<th scope='col'>Old</th><th scope='col'>New</th><th scope='col'>Change</th>"
+        "</tr></thead><tbody>"
+    )
+    yield from map(_peak_row, peak.changes[:_MOST_PAGE_ROWS])
+    yield "</tbody></table></div>"
+
+
+def _peak_row(change: PeakChange) -> str:
+    origin = change.origin
+    source = f"<br><code>{template.text(origin.code)}</code>" if origin.code else ""
+    module = f"<br>in <code>{template.text(origin.module)}</code>" if origin.module else ""
+    sign, style = ("+", "breach") if change.rise_bytes > 0 else ("-", "ok")
+    word = "new" if not change.old_bytes else "gone" if not change.new_bytes else ""
+    mark = f" <span class='verdict {style}'>{word}</span>" if word else ""
+    return (
+        f"<tr><td class='name'><code>{template.text(change.line)}</code>{source}{module}</td>"
+        f"<td class='word' data-label='Kind'>{template.text(origin.kind or '-')}</td>"
+        f"<td data-label='Old'>{format_size(change.old_bytes)}</td>"
+        f"<td data-label='New'>{format_size(change.new_bytes)}</td>"
+        f"<td data-label='Change'>{sign}{format_size(abs(change.rise_bytes))}{mark}</td></tr>"
+    )
+
+
+def _unknown_peaks(unknown: int, compared: int) -> str:
+    if not unknown:
+        return ""
+    return (
+        f"<p class='legend'>Not known for {unknown:,} of {counted(compared, 'region')}: reports "
+        "list what was live at the peak for broken peak limits only; for every region if pytest "
+        "ran with <code>--cka-memory-explain</code>.</p>"
+    )
+
+
+def cells(change: Change) -> ChangeCells:
+    """Return the cells of one change."""
+    old, new = change.difference.old_bytes, change.difference.new_bytes
+    is_broken, rose = change.difference.broken, new is None or new > old
+    return ChangeCells(
+        figure=COMPARED[change.difference.figure].noun,
+        old=format_size(old),
+        new=format_size(new),
+        change="-" if new is None else share_of_change(old, new),
+        verdict="REGRESSION" if is_broken else "within" if rose else "less",
+    )
+
+
+def _one_of_each_test(changes: Sequence[Change], most: int = 0) -> Sequence[Change]:
+    """Return regressions first, then one change of each test before any second.
+
+    Args:
+        changes: all changes.
+        most: how many to return; if there are no more changes, their order is kept. 0 means all.
+    """
+    if len(changes) <= most:
+        return changes
+    ordered = summary.first_of_each(changes, lambda change: change.key.nodeid)
+    ordered.sort(key=lambda change: not change.difference.broken)
+    return ordered[: most or None]
+
+
+def remarks(found: Comparison) -> Iterator[str]:
+    """Yield what differs besides figures, and what was not compared."""
+    for old, new in found.devices:
+        yield f"warning: the reports differ in more than the code: measured on {old}, now on {new}"
+    if found.undecided:
+        nouns = ", ".join(COMPARED[figure].noun for figure in found.undecided)
+        yield (
+            f"not compared, because of {listed(found.changed)}: {nouns}; what does not depend on "
+            "it is. To compare all figures, measure both reports on one machine"
+        )
+    if found.not_on_both:
+        nouns = ", ".join(COMPARED[figure].noun for figure in found.not_on_both)
+        yield f"not compared, because only one of the devices has it: {nouns}"
+    yield from _named("only in the new report", found.appeared)
+    yield from _named("only in the old report", found.vanished)
+    yield from _named("not compared, because an exception ended it", found.incomplete)
+
+
+def _named(what: str, keys: Sequence[RegionKey]) -> Iterator[str]:
+    yield from (f"{what}: {key.name}" for key in keys[:_MOST_NAMED])
+    if len(keys) > _MOST_NAMED:
+        yield f"{what}: {len(keys) - _MOST_NAMED:,} more"

@@ -1,0 +1,120 @@
+"""Fit sentences, names and tables into the width of a terminal.
+
+Names stay different if they are shortened; code and places in files stay whole if there is room.
+"""
+
+import re
+import textwrap
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from pytest_cka_memory.core import kinds
+from pytest_cka_memory.core.figures import RegionRecord
+
+_LEAST = 40
+_TOGETHER = re.compile(r"`[^`]*`|\S+:\d+ in \S+")
+"""A code span, or a line of a file and its function."""
+_JOINT = re.compile(r"(?=[.[])|(?<=/)|(?<=::)")
+_GLUE = "\ue000"
+"""A character in place of a space at which a line does not end."""
+_BREAK = "\v"
+"""A character that textwrap takes for a space and that no name has."""
+_WORD_START = re.compile(r"(?<=[\[\]\-_:/. ,])")
+
+
+def wrapped(text: str, width: int, indent: str = "", hanging: str | None = None) -> list[str]:
+    """Return `text` as lines of at most `width` characters; at least 40 are used.
+
+    A word that is longer than a line is broken at dots, brackets, slashes and colons.
+
+    Args:
+        text: one line.
+        width: characters of a line, with its indentation.
+        indent: start of the first line.
+        hanging: start of the other lines; by default two spaces more than the first.
+    """
+    hanging = f"{indent}  " if hanging is None else hanging
+    width = max(_LEAST, width)
+    room = width - max(len(indent), len(hanging))
+
+    def glued(part: re.Match[str]) -> str:
+        return part[0].replace(" ", _GLUE) if len(part[0]) < room else part[0]
+
+    long_word = re.compile(rf"\S{{{room},}}")
+    marked = long_word.sub(lambda word: _JOINT.sub(_BREAK, word[0]), _TOGETHER.sub(glued, text))
+    lines = textwrap.wrap(
+        marked,
+        width,
+        initial_indent=indent,
+        subsequent_indent=hanging,
+        break_on_hyphens=False,
+        replace_whitespace=False,
+    )
+    return [line.replace(_BREAK, "").replace(_GLUE, " ") for line in lines]
+
+
+def kinds_lines(record: RegionRecord, figure: str, width: int, indent: str = "  ") -> Iterator[str]:
+    """Yield the shares of the kinds of memory at the peak, as lines that end after a percentage."""
+    joined = kinds.line(record, figure).replace(" %", "\N{NO-BREAK SPACE}%")
+    for text in wrapped(joined, width, indent):
+        yield text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def laid_out(rows: Sequence[Sequence[str]], left: Collection[str]) -> list[str]:
+    """Return a table as lines, with two spaces between its columns.
+
+    Args:
+        rows: the names of the columns, then the cells of each row.
+        left: names of the columns that are aligned to the left; the others are figures.
+    """
+    from tabulate import tabulate  # takes 20 ms, so only for a table
+
+    # The header is passed as an ordinary row, because tabulate widens columns for a header.
+    align = ["left" if name in left else "right" for name in rows[0]]
+    return tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=align).splitlines()
+
+
+def fitted(names: Sequence[str], room: int) -> list[str]:
+    """Shorten names to `room` characters, at least 8; names that differ stay different."""
+    room = max(8, room)
+    shown = {name: name for name in names if len(name) <= room}
+    used = set(shown.values())
+    for name, text in _cut([name for name in dict.fromkeys(names) if len(name) > room], room):
+        number, unique = 1, text
+        while unique in used:
+            number += 1
+            unique = f"{text[: room - len(str(number)) - 1]}~{number}"
+        shown[name] = unique
+        used.add(unique)
+    return [shown[name] for name in names]
+
+
+def _cut(names: Iterable[str], room: int, start: int = 0) -> list[tuple[str, str]]:
+    """Return each name with its text from `start` on, without a part of its middle.
+
+    If several texts are equal, the part in which their names begin to differ is shown instead.
+    """
+    names_of_text = defaultdict(list)
+    for name in names:
+        names_of_text[_shortened(name if start == 0 else f"…{name[start:]}", room)].append(name)
+    pairs = []
+    for text, equal in names_of_text.items():
+        if len(equal) == 1:
+            pairs.append((equal[0], text))
+            continue
+        first, last = min(equal), max(equal)
+        letters = enumerate(zip(first, last, strict=False))
+        differs = next((n for n, (one, other) in letters if one != other), len(first))
+        # Begin with a word, if one begins shortly before the difference.
+        words = (match.start() for match in _WORD_START.finditer(equal[0], 0, differs))
+        pairs += _cut(equal, room, max(1, differs - (room // 3 - 2), *words))
+    return pairs
+
+
+def _shortened(name: str, room: int) -> str:
+    """Leave out a part in the middle, if possible before the parameters of a test."""
+    if len(name) <= room:
+        return name
+    bracket = name.find("[")
+    end = max(room // 2, min(len(name) - bracket, room * 2 // 3)) if bracket > 0 else room // 2
+    return f"{name[: room - end - 1]}…{name[-end:]}"

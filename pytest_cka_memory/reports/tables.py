@@ -1,0 +1,171 @@
+"""What tables of regions show: which rows, their cells, and what the columns mean."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pytest_cka_memory.core.figure import Figure
+from pytest_cka_memory.core.figures import COLUMNS, FIGURES, shown_columns
+from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Result
+from pytest_cka_memory.errors import ReportError
+from pytest_cka_memory.units import format_size
+
+VERDICTS = ("BREACH", WARNED, "not judged", KNOWN, "no limit", "ok")
+"""As in :attr:`Result.verdict`, the most urgent first."""
+MOST = 100
+"""Rows of a table if the user has named no other number."""
+
+_ALWAYS = ("BREACH", WARNED)
+_ALL = "all"
+_NAMES = {row.column: row for row in COLUMNS} | {row.name: row for row in COLUMNS}
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class RowChoice:
+    """How many rows a table has, and the figure by which they are sorted."""
+
+    most: int | None = MOST
+    """None for all of them."""
+    figure: Figure = FIGURES["peak_bytes"]
+    is_sorted: bool = False
+    """Whether they are sorted even if all are shown; otherwise by collection, below their files."""
+
+
+class ChosenRows(NamedTuple):
+    """The rows that a table shows."""
+
+    results: list[Result]
+    is_sorted: bool
+    left_out: str
+    """A sentence about the others; empty if there are none."""
+
+
+def choice_of(text: str) -> RowChoice:
+    """Read ``20``, ``retained``, ``20:retained``, ``all`` or ``all:retained``.
+
+    Raises:
+        ReportError: for any other text; says what to write.
+    """
+    number, colon, name = text.partition(":")
+    if not colon and not number.isdecimal() and number != _ALL:
+        number, name = "", number
+    figure = _NAMES.get(name or "peak")
+    is_number = number in ("", _ALL) or (number.isdecimal() and int(number) > 0)
+    if figure is None or not is_number or (colon and not name):
+        columns = ", ".join(row.column for row in COLUMNS)
+        raise ReportError(
+            f"cannot use {text!r}; write a number of rows, a column, or both: 20, retained, "
+            f"20:retained or all; the columns are {columns}"
+        )
+    most = None if number == _ALL else int(number or MOST)
+    return RowChoice(most, figure, is_sorted=number != _ALL or bool(name))
+
+
+def chosen(results: Sequence[Result], choice: RowChoice, elsewhere: str) -> ChosenRows:
+    """Return the rows to show: broken limits and warnings always, then the largest.
+
+    Args:
+        results: every region.
+        choice: how many, sorted by what.
+        elsewhere: where the others are, for the sentence about them.
+    """
+    total = len(results)
+    if choice.most is None or total <= choice.most:
+        ordered = by_alarm(results, choice.figure) if choice.is_sorted else list(results)
+        return ChosenRows(ordered, choice.is_sorted, "")
+    urgent = sum(result.verdict in _ALWAYS for result in results)
+    shown = by_alarm(results, choice.figure)[: max(urgent, choice.most)]
+    left = total - len(shown)
+    text = f"{left:,} of {total:,} regions are left out, with a lower {choice.figure.noun}"
+    return ChosenRows(shown, True, f"{text}: {elsewhere}" if left else "")
+
+
+def by_alarm(results: Sequence[Result], figure: Figure = FIGURES["peak_bytes"]) -> list[Result]:
+    """Return results by how urgent their verdict is, then by a figure, the largest first."""
+
+    def place(result: Result) -> tuple[int, float]:
+        value = getattr(result.record, figure.name)
+        return VERDICTS.index(result.verdict), math.inf if value is None else -value
+
+    return sorted(results, key=place)
+
+
+def known_columns(results: Sequence[Result]) -> list[Figure]:
+    """Return the figures to show; some are left out if no region has a value."""
+    return list(shown_columns(result.record for result in results))
+
+
+def cells(result: Result, columns: Sequence[Figure]) -> dict[str, str]:
+    """Return heading and text of every column of a region but its name."""
+    record = result.record
+    texts = {figure.column: format_size(figure.shown_value(record)) for figure in columns}
+    if "batches" in texts:  # a number, not a size
+        texts["batches"] = str(record.batches or "-")
+    # Garbage that was left to Python's collector may be in it.
+    if "retained" in texts and record.garbage_left and record.retained_bytes:
+        texts["retained"] = f"≤ {texts['retained']}"
+    levels = [sample.allocated_bytes for sample in record.timeline]
+    return {**texts, "timeline": sparkline(levels), "verdict": result.verdict}
+
+
+def sparkline(levels: Sequence[float], width: int = 8) -> str:
+    """Return levels as a line of at most `width` bars, evenly sampled."""
+    if not levels:
+        return ""
+    step = max(1, len(levels) / width)
+    shown = [levels[min(len(levels) - 1, int(i * step))] for i in range(min(width, len(levels)))]
+    shown[-1] = levels[-1]
+    low, high = min(shown), max(shown)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BARS[round((level - low) * scale)] for level in shown)
+
+
+def share_of_change(old: float, new: float) -> str:
+    """Return ``+6.9%``; if there is nothing to compare with, the new size: ``+900 B``."""
+    return f"{(new - old) / abs(old):+.1%}" if old else f"+{format_size(new)}"
+
+
+def legend_of(columns: Iterable[Figure]) -> str:
+    """Return the unit and the meaning of the columns of a table."""
+    unit = "Sizes are in MB (2**20 bytes) unless a unit is given."
+    meanings = [f"{row.column}: {row.legend}" for row in columns if row.legend]
+    return f"{unit} {'; '.join(meanings)}." if meanings else unit
+
+
+class Provenance(NamedTuple):
+    """Where figures come from that were not measured on the device that they are for."""
+
+    adjective: str
+    """``predicted`` or ``emulated``."""
+    notice: str
+    """One sentence for the top of a report."""
+    verb: str
+    """How a failure message leads to the device."""
+
+    @property
+    def heading(self) -> str:
+        """The heading of a report: ``Memory``, ``Predicted memory`` or ``Emulated memory``."""
+        return f"{self.adjective} memory".strip().capitalize()
+
+
+_MEASURED = Provenance("", "", "measured on")
+_NOT_MEASURED = (
+    Provenance(  # only in reports of earlier versions, which had predict:cuda
+        "predicted",
+        "These figures are predicted for the device; they were not measured on it.",
+        "predicted for",
+    ),
+    Provenance(
+        "emulated",
+        "These figures come from torch's CUDA allocator on an emulated device; no GPU was used.",
+        "emulated as",
+    ),
+)
+
+
+def provenance_of(session: Mapping[str, Any]) -> Provenance:
+    """Return where the figures of a session come from."""
+    meter = str(session.get("meter")).lower()
+    return next((source for source in _NOT_MEASURED if source.adjective in meter), _MEASURED)
