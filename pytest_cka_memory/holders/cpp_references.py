@@ -19,7 +19,7 @@ def cpp_rules() -> RulesForType:
     import torch
 
     from pytest_cka_memory.meters import torch_private
-    from pytest_cka_memory.meters.storages.live_objects import with_subclasses
+    from pytest_cka_memory.meters.objects import with_subclasses
 
     futures = with_subclasses(torch.futures.Future)
     script = {*with_subclasses(torch.jit.ScriptModule), *torch_private.SCRIPT_TYPES}

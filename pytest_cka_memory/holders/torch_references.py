@@ -37,7 +37,7 @@ def tensor_rules(blocks: Mapping[int, int] | None = None) -> RulesForType:
     """
     import torch
 
-    from pytest_cka_memory.meters.storages.live_objects import PLAIN_TENSORS, with_subclasses
+    from pytest_cka_memory.meters.objects import PLAIN_TENSORS, with_subclasses
 
     keys_of_tensor, keys_of_storage = _key_functions(blocks or {})
     references_of_plain = _plain_references()
@@ -75,7 +75,7 @@ def _key_functions(
     """
     import torch
 
-    from pytest_cka_memory.meters.storages.live_objects import PLAIN_TENSORS, storages_of
+    from pytest_cka_memory.meters.objects import PLAIN_TENSORS, storages_of
     from pytest_cka_memory.meters.torch_private import is_lazy_clone, storage_key
 
     meta = torch.device("meta")
@@ -148,7 +148,7 @@ def _field(tensor: "torch.Tensor", name: str) -> Any:
 def is_part_of_its_storage(tensor: "torch.Tensor") -> bool:
     """Whether a tensor is smaller than its storage; False if it has none or several."""
     from pytest_cka_memory.meters import torch_private
-    from pytest_cka_memory.meters.storages.live_objects import storages_of
+    from pytest_cka_memory.meters.objects import storages_of
 
     with torch_private.no_subclass_function(), torch_private.no_dispatch():
         storages = storages_of(tensor)
@@ -165,7 +165,7 @@ def is_pinned_tensor(value: Any) -> bool:
     import torch
 
     from pytest_cka_memory.meters import torch_private
-    from pytest_cka_memory.meters.pinned import is_pinned
+    from pytest_cka_memory.meters.objects import is_pinned
 
     if torch_private.is_tracing() or not issubclass(
         type(value), (torch.Tensor, torch.UntypedStorage)
@@ -210,7 +210,7 @@ def _plain_references() -> Callable[["torch.Tensor"], Iterable[tuple[str, Any]]]
 
 def _references_of_tensor(tensor: "torch.Tensor") -> Iterator[tuple[str, Any]]:
     from pytest_cka_memory.meters import torch_private
-    from pytest_cka_memory.meters.storages.live_objects import gradient_of
+    from pytest_cka_memory.meters.objects import gradient_of
 
     with torch_private.no_subclass_function():
         if (node := grad_fn_of(tensor)) is not None:
@@ -229,7 +229,7 @@ def is_gradient(value: Any, tensor: Any) -> bool:
     import torch
 
     from pytest_cka_memory.meters import torch_private
-    from pytest_cka_memory.meters.storages.live_objects import gradient_of
+    from pytest_cka_memory.meters.objects import gradient_of
 
     if not issubclass(type(tensor), torch.Tensor):
         return False

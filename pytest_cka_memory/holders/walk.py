@@ -12,8 +12,8 @@ from operator import not_
 from typing import Any, Protocol
 
 from pytest_cka_memory.holders.by_type import ByType
-from pytest_cka_memory.meters.blocks.walk import CompiledWalk
-from pytest_cka_memory.meters.cpu.choice import SWITCH
+from pytest_cka_memory.meters.blocks.library import SWITCH
+from pytest_cka_memory.meters.blocks.python_objects import CompiledWalk
 
 LEAVES = frozenset(
     {str, bytes, bytearray, int, float, complex, bool, type(None), type(...), range}

@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Iterable
 from pytest_cka_memory.core.additional_figures import ADDITIONS, CYCLES, DRIVER, PROCESS, TIMELINE
 from pytest_cka_memory.errors import MissingPackageError
 from pytest_cka_memory.measure.addition import Addition
+from pytest_cka_memory.meters import process
 from pytest_cka_memory.meters.base import Meter, Peaks
-from pytest_cka_memory.meters.process import memory
 
 Additions = Collection[str] | Callable[[], Collection[str]]
 """Names of additions, or a function that returns them when a region begins."""
@@ -24,8 +24,8 @@ def checked(names: Iterable[str]) -> Collection[str]:
     unknown = [name for name in given if name not in known]
     if unknown:
         raise ValueError(f"cannot measure {unknown[0]!r}; write one of {', '.join(known)}")
-    if PROCESS in given and not memory.is_available():
-        raise MissingPackageError(memory.INSTALL)
+    if PROCESS in given and not process.is_available():
+        raise MissingPackageError(process.INSTALL)
     return [name for name in known if name in given]
 
 

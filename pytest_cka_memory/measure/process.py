@@ -6,7 +6,7 @@ from typing import Any
 from pytest_cka_memory.core.processes import ProcessSample, ProcessUse, steady_growth
 from pytest_cka_memory.measure.addition import Addition
 from pytest_cka_memory.meters.base import Meter, Peaks
-from pytest_cka_memory.meters.process.memory import ProcessReading, ProcessTree
+from pytest_cka_memory.meters.process import ProcessReading, ProcessTree
 
 _MOST_SAMPLES = 128
 """A reading takes a millisecond, so that of long loops only some boundaries are sampled."""

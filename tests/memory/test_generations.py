@@ -7,8 +7,9 @@ import threading
 import forked_processes
 import pytest
 
+from pytest_cka_memory.meters.garbage import PROMOTED_TOGETHER
+from pytest_cka_memory.meters.objects import Generations
 from pytest_cka_memory.meters.storages import generations
-from pytest_cka_memory.meters.storages.generations import PROMOTED_TOGETHER, Generations
 
 
 class Thing:

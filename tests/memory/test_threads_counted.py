@@ -9,7 +9,7 @@ import torch
 
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.meters import Meter
-from pytest_cka_memory.meters.storages.dispatch import StorageTracker
+from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
 
 
 class Overriding(threading.Thread):
