@@ -23,8 +23,8 @@ from tabulate import tabulate
 
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.core.additional_figures import ADDITIONS
-from pytest_cka_memory.meters.cpu.by_blocks import BlockMeter
-from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
+from pytest_cka_memory.meters.cpu import BlockMeter
+from pytest_cka_memory.meters.ledger.meter import StorageMeter
 
 _BATCHES = (100, 1_000, 10_000, 100_000)
 _OPERATORS = 20_000

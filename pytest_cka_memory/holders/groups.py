@@ -167,7 +167,7 @@ def _tensors_of_module(module: Any) -> Iterator["torch.Tensor"]:
 
 
 def _gradient_of(tensor: "torch.Tensor") -> "torch.Tensor | None":
-    from pytest_cka_memory.meters.storages.live_objects import gradient_of
+    from pytest_cka_memory.meters.objects import gradient_of
 
     return gradient_of(tensor)
 

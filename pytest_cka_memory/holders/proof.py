@@ -112,7 +112,7 @@ def _only_tensor_function() -> Callable[[Any], bool]:
     """
     import torch
 
-    from pytest_cka_memory.meters.storages.live_objects import storages_of
+    from pytest_cka_memory.meters.objects import storages_of
     from pytest_cka_memory.meters.torch_private import storage_key, storage_use_count, use_count
 
     def is_only_tensor(value: Any) -> bool:

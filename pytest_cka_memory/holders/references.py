@@ -105,7 +105,7 @@ def _cpp_rules() -> RulesForType:
     import torch
 
     from pytest_cka_memory.meters import torch_private
-    from pytest_cka_memory.meters.storages.live_objects import with_subclasses
+    from pytest_cka_memory.meters.objects import with_subclasses
 
     futures = with_subclasses(torch.futures.Future)
     script = {*with_subclasses(torch.jit.ScriptModule), *torch_private.SCRIPT_TYPES}
@@ -174,7 +174,7 @@ def tensor_rules(blocks: Mapping[int, int] | None = None) -> RulesForType:
     """
     import torch
 
-    from pytest_cka_memory.meters.storages.live_objects import PLAIN_TENSORS, with_subclasses
+    from pytest_cka_memory.meters.objects import PLAIN_TENSORS, with_subclasses
 
     keys_of_tensor, keys_of_storage = _key_functions(blocks or {})
     references_of_plain = _plain_references()
@@ -212,7 +212,7 @@ def _key_functions(
     """
     import torch
 
-    from pytest_cka_memory.meters.storages.live_objects import PLAIN_TENSORS, storages_of
+    from pytest_cka_memory.meters.objects import PLAIN_TENSORS, storages_of
     from pytest_cka_memory.meters.torch_private import is_lazy_clone, storage_key
 
     meta = torch.device("meta")
@@ -287,7 +287,7 @@ def _plain_references() -> Callable[["torch.Tensor"], Iterable[tuple[str, Any]]]
 
 def _references_of_tensor(tensor: "torch.Tensor") -> Iterator[tuple[str, Any]]:
     from pytest_cka_memory.meters import torch_private
-    from pytest_cka_memory.meters.storages.live_objects import gradient_of
+    from pytest_cka_memory.meters.objects import gradient_of
 
     with torch_private.no_subclass_function():
         if (node := grad_fn_of(tensor)) is not None:

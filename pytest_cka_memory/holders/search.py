@@ -23,8 +23,8 @@ from pytest_cka_memory.holders.tree import (
     modules,
     without_broken,
 )
-from pytest_cka_memory.meters.blocks.walk import CompiledWalk
-from pytest_cka_memory.meters.cpu.choice import SWITCH
+from pytest_cka_memory.meters.blocks.library import SWITCH
+from pytest_cka_memory.meters.blocks.python_objects import CompiledWalk
 
 Value = TypeVar("Value")
 

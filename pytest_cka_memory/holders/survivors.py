@@ -261,7 +261,7 @@ class _Description:
 
     def _groups(self) -> dict[tuple[object, ...], tuple[_Group, owners.Owner | None]]:
         """Return the groups by site, pattern and whether they are pinned, with their owners."""
-        from pytest_cka_memory.meters.pinned import may_be_pinned
+        from pytest_cka_memory.meters.objects import may_be_pinned
 
         is_pinned = is_pinned_tensor if may_be_pinned() else lambda _: False
         named, unnamed = Patterns(self._named), Patterns(self._unnamed)

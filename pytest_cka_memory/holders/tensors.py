@@ -61,7 +61,7 @@ def dtype_and_shape_of(value: Any) -> tuple[str | None, tuple[int, ...] | None]:
 def is_part_of_its_storage(tensor: "torch.Tensor") -> bool:
     """Whether a tensor is smaller than its storage; False if it has none or several."""
     from pytest_cka_memory.meters import torch_private
-    from pytest_cka_memory.meters.storages.live_objects import storages_of
+    from pytest_cka_memory.meters.objects import storages_of
 
     with torch_private.no_subclass_function(), torch_private.no_dispatch():
         storages = storages_of(tensor)
@@ -78,7 +78,7 @@ def is_pinned_tensor(value: Any) -> bool:
     import torch
 
     from pytest_cka_memory.meters import torch_private
-    from pytest_cka_memory.meters.pinned import is_pinned
+    from pytest_cka_memory.meters.objects import is_pinned
 
     if torch_private.is_tracing() or not issubclass(
         type(value), (torch.Tensor, torch.UntypedStorage)
@@ -93,7 +93,7 @@ def is_gradient(value: Any, tensor: Any) -> bool:
     import torch
 
     from pytest_cka_memory.meters import torch_private
-    from pytest_cka_memory.meters.storages.live_objects import gradient_of
+    from pytest_cka_memory.meters.objects import gradient_of
 
     if not issubclass(type(tensor), torch.Tensor):
         return False

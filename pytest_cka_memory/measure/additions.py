@@ -60,10 +60,10 @@ def checked(names: Iterable[str]) -> Collection[str]:
     if unknown:
         raise ValueError(f"cannot measure {unknown[0]!r}; write one of {', '.join(known)}")
     if PROCESS in asked_for:
-        from pytest_cka_memory.meters.process import memory
+        from pytest_cka_memory.meters import process
 
-        if not memory.is_available():
-            raise MissingPackageError(memory.INSTALL)
+        if not process.is_available():
+            raise MissingPackageError(process.INSTALL)
     return [name for name in known if name in asked_for]
 
 

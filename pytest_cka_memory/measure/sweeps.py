@@ -9,7 +9,7 @@ from pytest_cka_memory.errors import LimitError, RegionError
 from pytest_cka_memory.measure import display
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_stack import RegionStack
-from pytest_cka_memory.meters.out_of_memory import is_out_of_memory
+from pytest_cka_memory.meters.torch_versions import is_out_of_memory
 from pytest_cka_memory.units import MB, counted, format_size, format_with_unit, megabytes
 
 

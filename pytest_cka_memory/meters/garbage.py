@@ -1,9 +1,18 @@
-"""When a region needs a garbage collection: rarely, because a full one takes up to a second."""
+"""When a region needs a garbage collection: rarely, because a full one takes up to a second.
+
+And when the collector must not run: :func:`without_collections`. This module needs no torch.
+"""
 
 import gc
+import sys
+import sysconfig
+import threading
 import time
 from collections.abc import Callable
 from gc import collect  # at import, because a test may patch gc.collect
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _SHARE = 0.05
 """The share of a process's time that full collections may take for regions without limits."""
@@ -11,6 +20,14 @@ _SMALL_BYTES = 64 * 2**20
 """Only up to this level may garbage be left, so that the next test does not run out of memory."""
 _SLOW_S = 0.02
 """A full collection that takes longer is worth avoiding; a collection of young objects is not."""
+
+PROMOTED_TOGETHER = (
+    sys.implementation.name == "cpython"
+    and (sys.version_info < (3, 14) or (3, 14, 5) <= sys.version_info < (3, 15))
+    and not sysconfig.get_config_var("Py_GIL_DISABLED")
+)
+"""Whether the garbage collector promotes all objects of both young generations together. That of
+Python 3.14.0 to 3.14.4 is incremental, and that without the GIL has one generation."""
 
 
 class Garbage:
@@ -171,3 +188,27 @@ class Garbage:
 def _promotions() -> int:
     """Return how often the garbage collector has moved objects into its oldest generation."""
     return sum(int(generation["collections"]) for generation in gc.get_stats()[1:])
+
+
+_off_in: int | None = None
+"""The number of the thread in which :func:`without_collections` has disabled the collector."""
+
+
+def without_collections(call: Callable[[], T]) -> T:
+    """Call a function while the garbage collector does not run by itself."""
+    global _off_in
+    if not gc.isenabled():
+        return call()
+    try:
+        _off_in = threading.get_ident()
+        gc.disable()
+        return call()
+    finally:
+        gc.enable()
+        _off_in = None
+
+
+def repair() -> None:
+    """Enable the collector if an exception has kept an earlier search in this thread from it."""
+    if _off_in == threading.get_ident():
+        gc.enable()

@@ -1,12 +1,86 @@
-"""Replace attributes of modules and classes, and restore them without harm to other patches."""
+"""Replace functions of modules and classes, and restore them without harm to other patches.
 
+Whatever a region has changed in the process ends with the last object that uses it, also if an
+exception of a signal handler comes at any line. Such an exception may also come in a callback of
+the garbage collector, where Python drops it: :func:`collection_callbacks` raises it again.
+"""
+
+import functools
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
 import weakref
+from _thread import interrupt_main, start_new_thread
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_cka_memory.meters.child_locks import Locking
-from pytest_cka_memory.meters.users import Users
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
+
+_Collection = Callable[[str, Mapping[str, int]], None]
+"""What ``gc.callbacks`` takes: called with the phase and facts of a collection."""
+_MOMENT_SECONDS = 0.001
+
+
+class Users:
+    """Objects that use something, held weakly: one that was freed no longer uses it.
+
+    So nothing stays on for ever if an exception, which a signal handler may raise at any line,
+    keeps an object from ending its use. Each change is one assignment, which is done or not.
+    """
+
+    def __init__(self) -> None:
+        self._known: list[tuple[weakref.ref[object], int]] = []
+        """With the number of the thread that added it."""
+
+    def __bool__(self) -> bool:
+        return any(user() is not None for user, _ in self._known)
+
+    def add(self, user: object) -> None:
+        """Add `user`, also if it is known already."""
+        live = [known for known in self._known if known[0]() is not None]
+        self._known = [*live, (weakref.ref(user), threading.get_ident())]
+
+    def remove(self, user: object) -> None:
+        """Undo the last :meth:`add` of `user`; do nothing if there was none."""
+        for index in reversed(range(len(known := self._known))):
+            if known[index][0]() is user:
+                self._known = [*known[:index], *known[index + 1 :]]
+                return
+
+    def in_this_thread(self) -> bool:
+        """Whether this thread has added one that is still there."""
+        thread = threading.get_ident()
+        return any(added_by == thread and user() is not None for user, added_by in self._known)
+
+
+class Locking:
+    """Base class of objects with a lock, which a forked child process replaces by a free one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        _with_locks.add(self)
+
+    def replace_lock(self) -> None:
+        """Take a free lock."""
+        self._lock = threading.RLock()
+
+
+_with_locks: weakref.WeakSet[Locking] = weakref.WeakSet()
+
+
+def _replace_locks() -> None:
+    for owner in list(_with_locks):
+        owner.replace_lock()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_replace_locks)
 
 
 class Undoable(Protocol):
@@ -148,3 +222,91 @@ def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Callable[[]
     patch = Patch(owner, name, function)
     patch.apply()
     return patch.undo
+
+
+class CollectionCallback(Undoable):
+    """A callback of the garbage collector."""
+
+    def __init__(self, callback: _Collection) -> None:
+        self._callback = callback
+
+    def apply(self) -> None:
+        gc.callbacks.append(self._callback)
+
+    def undo(self) -> bool:
+        if self._callback in gc.callbacks:  # a test may clear or restore the list
+            gc.callbacks.remove(self._callback)
+        return True
+
+
+def collection_callbacks(on_collection: _Collection) -> Iterator[Undoable]:
+    """Call `on_collection` as ``gc.callbacks`` describes; signals' exceptions in it are raised."""
+    yield Patch(sys, "unraisablehook", hook_for(on_collection))
+    yield CollectionCallback(on_collection)
+
+
+def hook_for(callback: object) -> "Callable[[UnraisableHookArgs], Any]":
+    """Return a ``sys.unraisablehook`` that raises a signal's exception from `callback` again.
+
+    Ctrl-C and a timeout's alarm raise in the code that the main thread runs at that time. If that
+    is a callback of the garbage collector, Python passes the exception to ``sys.unraisablehook``
+    and continues, so a test that hangs would never end. Other exceptions go to the hook that is
+    installed now.
+    """
+    before = sys.unraisablehook
+
+    def hook(dropped: "UnraisableHookArgs") -> None:
+        error = dropped.exc_value
+        # Raised again, it may be dropped in another library's callback of the same collection.
+        if error is not None and (
+            (_came_from(callback, dropped) and _was_signalled(error)) or _ran(error, [_deliver])
+        ):
+            _raise_later(error)
+        else:
+            before(dropped)
+
+    return hook
+
+
+def _came_from(callback: object, dropped: "UnraisableHookArgs") -> bool:
+    """Whether Python called `callback`; since 3.14, only the message names a collector callback."""
+    if dropped.object is not None or not dropped.err_msg:
+        return dropped.object == callback
+    return dropped.err_msg.endswith(f"GC callback {callback!r}")
+
+
+def _was_signalled(error: BaseException) -> bool:
+    """Whether a signal handler raised it; handlers run in the main thread only."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    handlers = [_deliver, *map(signal.getsignal, signal.valid_signals())]
+    return isinstance(error, KeyboardInterrupt) or _ran(error, handlers)
+
+
+def _ran(error: BaseException, handlers: Iterable[Any]) -> bool:
+    """Whether one of `handlers` raised `error`."""
+    run = {frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)}
+    return any(_code_of(handler) in run for handler in handlers)
+
+
+def _code_of(handler: Any) -> object:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    return getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
+
+
+def _raise_later(error: BaseException) -> None:
+    """Raise `error` in the main thread by means of a SIGINT."""
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, functools.partial(_deliver, error, before))
+    start_new_thread(_interrupt, ())  # Thread.start waits, and tests patch it
+
+
+def _deliver(error: BaseException, before: Any, _signal: int, _frame: object) -> None:
+    signal.signal(signal.SIGINT, before)
+    raise error.with_traceback(None)
+
+
+def _interrupt() -> None:
+    time.sleep(_MOMENT_SECONDS)  # otherwise it may be raised in the same callback
+    interrupt_main()

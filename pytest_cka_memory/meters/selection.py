@@ -7,7 +7,6 @@ from functools import cache
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import device_names
 from pytest_cka_memory.meters.base import Meter
-from pytest_cka_memory.meters.cpu.choice import cpu_meter
 from pytest_cka_memory.meters.device_names import KNOWN_DEVICES
 
 
@@ -69,6 +68,34 @@ def meter_for(name: str = "auto", preferred: int | None = None) -> Meter:
         # Measuring initializes CUDA, and then a DeviceMesh does not choose the rank's device.
         torch.accelerator.set_device_index(index)
     return _accelerator_meter(kind, index)
+
+
+@cache
+def cpu_meter() -> Meter:
+    """Return the meter, the same one at every call."""
+    reason = _why_not_native()
+    if reason is None:
+        from pytest_cka_memory.meters.cpu import BlockMeter
+
+        return BlockMeter()
+    from pytest_cka_memory.meters.ledger.meter import StorageMeter
+
+    return StorageMeter(reason)
+
+
+def _why_not_native() -> str | None:
+    """Return why torch's allocator cannot be counted here; None if it can."""
+    from pytest_cka_memory.meters.blocks import library
+
+    if library.is_switched_off():
+        return f"{library.SWITCH} is 0"
+    if library.functions() is None:
+        return "the native counter was not compiled for this system"
+    from pytest_cka_memory.meters.blocks import counter  # starts no counting if it is switched off
+
+    if not counter.counts_cpu():
+        return "this build of torch allocates memory in a way that is not known"
+    return None
 
 
 def _refuse_predicted(name: str) -> None:
@@ -154,6 +181,6 @@ def _accelerator_meter(kind: str, index: int) -> Meter:
         reason = str(error)
     import torch
 
-    from pytest_cka_memory.meters.accelerator.tensor_meter import TensorMeter
+    from pytest_cka_memory.meters.accelerator.by_storages import TensorMeter
 
     return TensorMeter(torch.device(kind, index), reason)

@@ -8,7 +8,7 @@ import torch
 from torch.autograd.grad_mode import _force_original_view_tracking
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from pytest_cka_memory.meters.storages.live_objects import live_storages
+from pytest_cka_memory.meters.objects import live_storages
 
 
 class Recorder(TorchDispatchMode):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters.accelerator.allocator_history import AllocatorHistory
+from pytest_cka_memory.meters.accelerator.meter import AllocatorHistory
 from pytest_cka_memory.plugin.measurement import history_recorded
 from pytest_cka_memory.units import MB
 

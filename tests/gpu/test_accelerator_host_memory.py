@@ -10,11 +10,11 @@ import torch
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.limits import max_retained_mb
+from pytest_cka_memory.meters import cpu as cpu_module
+from pytest_cka_memory.meters.accelerator import by_blocks
 from pytest_cka_memory.meters.accelerator import by_blocks as native_module
-from pytest_cka_memory.meters.accelerator import host_memory
 from pytest_cka_memory.meters.blocks.counter import Counter, counts_pinned
 from pytest_cka_memory.meters.blocks.library import NOT_LIVE
-from pytest_cka_memory.meters.cpu import by_blocks as cpu_module
 from pytest_cka_memory.reports import failure
 
 pytestmark = pytest.mark.gpu
@@ -124,7 +124,7 @@ def test_host_that_is_no_longer_counted_is_unknown(native, monkeypatch):
     """
     with native.measure() as region:
         KEEP.append(torch.ones(1000))
-        monkeypatch.setattr(host_memory, "is_intact", lambda: False)
+        monkeypatch.setattr(by_blocks, "is_intact", lambda: False)
     assert (region.host_retained_bytes, region.retained_bytes) == (None, 0)
     assert region.host_retained == ()
 

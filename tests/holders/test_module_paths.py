@@ -89,7 +89,7 @@ def test_failure_names_the_layer_beside_the_line_that_runs_the_network() -> None
     """Beside the line that runs the network, the layer is named for
     what is kept and for the peak.
     """
-    from pytest_cka_memory.meters.blocks.stacks import notes_modules
+    from pytest_cka_memory.meters.blocks.written import notes_modules
 
     if not notes_modules():
         pytest.skip("the layout of frames is not known in this version of Python")

@@ -10,8 +10,8 @@ import pytest
 import refusing_objects
 
 from pytest_cka_memory.holders.search import LEAVES, PythonWalk, Walk, new_walk
-from pytest_cka_memory.meters.blocks.walk import CompiledWalk
-from pytest_cka_memory.meters.cpu.choice import SWITCH
+from pytest_cka_memory.meters.blocks.library import SWITCH
+from pytest_cka_memory.meters.blocks.python_objects import CompiledWalk
 
 
 def compiled() -> Walk:

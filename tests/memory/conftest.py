@@ -15,10 +15,10 @@ from pytest_cka_memory.meters import Meter
 from pytest_cka_memory.meters.accelerator.by_storages import StorageCounting
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 from pytest_cka_memory.meters.blocks import library
-from pytest_cka_memory.meters.cpu.by_blocks import BlockMeter
-from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
-from pytest_cka_memory.meters.cpu.choice import cpu_meter
-from pytest_cka_memory.meters.storages.dispatch import StorageTracker
+from pytest_cka_memory.meters.cpu import BlockMeter
+from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
+from pytest_cka_memory.meters.ledger.meter import StorageMeter
+from pytest_cka_memory.meters.selection import cpu_meter
 from pytest_cka_memory.testing import ScriptedMeter
 
 

@@ -12,8 +12,8 @@ import torch
 from scripted_allocator import Allocator
 
 from pytest_cka_memory import DeviceError, MemoryProbe
+from pytest_cka_memory.meters.accelerator.by_storages import TensorMeter
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
-from pytest_cka_memory.meters.accelerator.tensor_meter import TensorMeter
 from pytest_cka_memory.meters.base import Reading
 from pytest_cka_memory.meters.selection import _accelerator_meter, check_device_name, meter_for
 

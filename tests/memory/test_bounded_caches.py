@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pytest_cka_memory.core import libraries
-from pytest_cka_memory.meters.storages.ledger import Ledger
+from pytest_cka_memory.meters.ledger.storages import Ledger
 
 
 def entries_of(ledger: Ledger) -> list[int]:

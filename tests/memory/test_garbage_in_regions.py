@@ -12,7 +12,7 @@ from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.core.garbage import note_on_growth, note_on_peak, part_of_message
 from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.core.maximum_limits import Maximum
-from pytest_cka_memory.meters.blocks.census import CompiledCensus
+from pytest_cka_memory.meters.blocks.python_objects import CompiledCensus
 
 BYTES = 4 * SIZE
 

@@ -22,11 +22,10 @@ from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.measure.region_stack import region_stack_for
 from pytest_cka_memory.meters import Meter, torch_private
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
-from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
+from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
+from pytest_cka_memory.meters.ledger.meter import StorageMeter
+from pytest_cka_memory.meters.ledger.storages import Ledger
 from pytest_cka_memory.meters.patching import Patch, SharedPatches
-from pytest_cka_memory.meters.storages import generations
-from pytest_cka_memory.meters.storages.dispatch import StorageTracker
-from pytest_cka_memory.meters.storages.ledger import Ledger
 
 FUNCTIONS = (
     (torch.UntypedStorage, "resize_"),
@@ -148,7 +147,7 @@ def test_the_collector_is_enabled_again_by_the_next_region(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If an exception leaves the garbage collector disabled, the next region enables it."""
-    monkeypatch.setattr(generations, "_off_in", threading.get_ident())
+    monkeypatch.setattr(garbage, "_off_in", threading.get_ident())
     gc.disable()
     try:
         with MemoryProbe(meter=StorageMeter()).measure():

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
-from pytest_cka_memory.meters.storages.dispatch import StorageTracker
-from pytest_cka_memory.meters.storages.interrupts import hook_for
-from pytest_cka_memory.meters.storages.ledger import Ledger
+from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
+from pytest_cka_memory.meters.ledger.meter import StorageMeter
+from pytest_cka_memory.meters.ledger.storages import Ledger
+from pytest_cka_memory.meters.patching import hook_for
 
 LONGEST_WAIT_SECONDS = 120
 

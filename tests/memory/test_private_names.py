@@ -15,8 +15,8 @@ from pytest_cka_memory import DeviceError, MemoryProbe, RegionRecord
 from pytest_cka_memory.holders.references import tensor_rules
 from pytest_cka_memory.holders.survivors import holdings
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
-from pytest_cka_memory.meters.storages import ledger
+from pytest_cka_memory.meters.ledger import storages
+from pytest_cka_memory.meters.ledger.meter import StorageMeter
 
 MODES = "has no list of the active dispatch modes"
 EXPECTED_NOTES = {
@@ -75,7 +75,7 @@ def without(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]
 
         monkeypatch.setattr(pkgutil, "resolve_name", resolve)
         importlib.reload(torch_private)
-        monkeypatch.setattr(ledger, "storage_key", torch_private.storage_key)
+        monkeypatch.setattr(storages, "storage_key", torch_private.storage_key)
         return looked_up
 
     yield without
@@ -183,16 +183,16 @@ def test_only_coalesced_sparse_tensors_are_counted_by_public_methods(
     without, monkeypatch: pytest.MonkeyPatch, coalesced: bool, counted: bool
 ) -> None:
     """By public methods only coalesced sparse tensors count, because others are refused."""
-    from pytest_cka_memory.meters.storages import live_objects
+    from pytest_cka_memory.meters import objects
 
     without("torch.Tensor._values")
-    monkeypatch.setitem(live_objects._SPARSE_PARTS, torch.sparse_coo, torch_private.SPARSE_PARTS)
+    monkeypatch.setitem(objects._SPARSE_PARTS, torch.sparse_coo, torch_private.SPARSE_PARTS)
     sparse = torch.ones(4).to_sparse()
     if not coalesced:
         sparse = torch.sparse_coo_tensor(
             sparse.indices(), sparse.values(), (4,), check_invariants=True
         )
-    assert bool(live_objects.storages_of(sparse)) is counted
+    assert bool(objects.storages_of(sparse)) is counted
 
 
 def test_regions_close_without_access_to_the_mode_stack(without) -> None:

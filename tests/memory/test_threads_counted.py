@@ -9,7 +9,9 @@ import torch
 
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.meters import Meter
-from pytest_cka_memory.meters.storages.dispatch import StorageTracker
+
+pytestmark = pytest.mark.parametrize("both_meters", ["native"], indirect=True)
+"""Where torch's allocator cannot be counted, figures of this are lower bounds."""
 
 
 class Overriding(threading.Thread):
@@ -92,11 +94,8 @@ def test_a_temporary_in_a_thread_counts_in_the_peak(counting: Meter) -> None:
     assert counting.read().peak_bytes - before == 400
 
 
-def test_a_failing_thread_leaves_no_mode_behind(counting: Meter, is_native: bool) -> None:
-    """The exception of a thread reaches ``threading.excepthook``, and no mode is left behind.
-
-    Only the ledger enters a mode in it.
-    """
+def test_a_failing_thread_is_left_alone(counting: Meter) -> None:
+    """The exception of a thread reaches ``threading.excepthook``, and no mode is entered in it."""
     depths: list[int] = []
 
     def work() -> None:
@@ -111,7 +110,7 @@ def test_a_failing_thread_leaves_no_mode_behind(counting: Meter, is_native: bool
         thread.join()
     finally:
         threading.excepthook = hook
-    assert depths == [0 if is_native else 1]
+    assert depths == [0]
     assert [repr(error) for error in caught] == ["ValueError('no')"]
 
 
@@ -168,8 +167,8 @@ def test_a_thread_started_before_a_region_is_counted_at_its_end(cpu: MemoryProbe
     assert region.retained_bytes == 400
 
 
-def test_regions_of_two_threads_may_overlap(cpu: MemoryProbe, is_native: bool) -> None:
-    """Regions of two threads may overlap, and each thread's mode stack is restored."""
+def test_regions_of_two_threads_may_overlap(cpu: MemoryProbe) -> None:
+    """Regions of two threads may overlap, and each thread's mode stack stays as it is."""
     opened, over = threading.Event(), threading.Event()
     figures: list[int] = []
 
@@ -190,23 +189,5 @@ def test_regions_of_two_threads_may_overlap(cpu: MemoryProbe, is_native: bool) -
     assert torch._C._len_torch_dispatch_stack() == depth
     over.set()
     thread.join()
-    # The mode that the ledger entered in this thread with the first region stays until it ends.
-    assert figures == [40, 0 if is_native else 1]
+    assert figures == [40, 0]
     assert cpu.run(torch.zeros, 5).retained_bytes == 20
-
-
-def test_a_thread_may_start_while_two_devices_are_measured() -> None:
-    """While two devices are measured, a new thread's ``run`` is wrapped twice, and works."""
-    trackers = [StorageTracker(torch.device(name)) for name in ("cpu", "meta")]
-    ran = []
-    for tracker in trackers:
-        tracker.start(tracker)
-    try:
-        thread = threading.Thread(target=ran.append, args=(1,))
-        thread.start()
-        thread.join()
-    finally:
-        for tracker in reversed(trackers):
-            tracker.stop(tracker)
-    assert ran == [1]
-    assert "run" not in vars(thread)

@@ -7,9 +7,9 @@ import torch
 
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.core.report_builder import ReportBuilder
+from pytest_cka_memory.meters import objects
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
-from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
-from pytest_cka_memory.meters.storages import live_objects
+from pytest_cka_memory.meters.ledger.meter import StorageMeter
 
 
 class Refusing(torch.Tensor):
@@ -38,7 +38,7 @@ class Refusing(torch.Tensor):
 @pytest.fixture
 def no_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the notes of earlier tests."""
-    monkeypatch.setattr(live_objects, "_incomplete", {})
+    monkeypatch.setattr(objects, "_incomplete", {})
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_ordinary_tensors_add_no_note(probe: MemoryProbe) -> None:
         nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
         compressed = torch.eye(4).to_sparse_csr()
         strided = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
-    assert live_objects.notes() == ()
+    assert objects.notes() == ()
     del sparse, nested, compressed, strided
 
 

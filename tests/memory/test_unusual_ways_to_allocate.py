@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters.cpu.by_storages import StorageMeter
+from pytest_cka_memory.meters.ledger.meter import StorageMeter
 
 SIZE = 2**16
 BYTES = 4 * SIZE

@@ -12,8 +12,8 @@ import pytest
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.meters.blocks import library
 from pytest_cka_memory.meters.blocks.counter import Counter
-from pytest_cka_memory.meters.cpu.by_blocks import BlockMeter
-from pytest_cka_memory.meters.cpu.choice import cpu_meter
+from pytest_cka_memory.meters.cpu import BlockMeter
+from pytest_cka_memory.meters.selection import cpu_meter
 
 
 @pytest.fixture(scope="session", autouse=True)

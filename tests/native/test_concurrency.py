@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters.cpu.by_blocks import BlockMeter
+from pytest_cka_memory.meters.cpu import BlockMeter
 
 MB_4 = 4 * 2**20
 REGIONS = 100

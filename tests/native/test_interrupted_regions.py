@@ -14,7 +14,7 @@ import torch
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.measure.region_stack import region_stack_for
 from pytest_cka_memory.meters.blocks.other_memory import _LENDERS
-from pytest_cka_memory.meters.cpu.by_blocks import BlockMeter
+from pytest_cka_memory.meters.cpu import BlockMeter
 from pytest_cka_memory.meters.torch_private import LOADER_ITERATOR, SHARING
 
 FUNCTIONS = (

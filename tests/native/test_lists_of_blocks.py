@@ -8,9 +8,9 @@ import torch
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.core.allocations import FramesSite
 from pytest_cka_memory.meters.blocks import counter as counter_module
-from pytest_cka_memory.meters.blocks import peak_groups
+from pytest_cka_memory.meters.blocks import written
 from pytest_cka_memory.meters.blocks.counter import BlockAllocations, Counter
-from pytest_cka_memory.meters.blocks.peak_groups import PeakGroups
+from pytest_cka_memory.meters.blocks.written import PeakGroups
 
 LIVE = 500
 
@@ -47,7 +47,7 @@ def calls(monkeypatch):
     for kind in (BlockAllocations, PeakGroups):
         count(kind, "described")
     count(BlockAllocations, "__iter__")
-    for module in (counter_module, peak_groups):
+    for module in (counter_module, written):
         count(module, "site_of")
     return counts
 

@@ -8,7 +8,7 @@ import torch
 
 from pytest_cka_memory.core.recordings import RecordedBlock, Recording
 from pytest_cka_memory.meters.blocks.counter import Counter
-from pytest_cka_memory.meters.blocks.stacks import notes_modules
+from pytest_cka_memory.meters.blocks.written import notes_modules
 
 
 def levels(blocks: Iterable[RecordedBlock], start: int, events: int) -> list[int]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from pytest_cka_memory.core.allocations import Context, FramesSite
 from pytest_cka_memory.meters.blocks.counter import Counter, RegionCounter
-from pytest_cka_memory.meters.blocks.stacks import notes_modules
+from pytest_cka_memory.meters.blocks.written import notes_modules
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ snapshot also has the frames of allocations.
 
 import inspect
 from collections import Counter
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,15 +15,57 @@ import torch
 from pytest_cka_memory.core.allocations import (
     Allocation,
     AllocationSite,
+    RawFrames,
     format_frame,
+    format_frames,
+    user_frames,
     users_first,
 )
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.libraries import is_foreign
-from pytest_cka_memory.meters.accelerator.graph_pools import ADVICE, NO_POOL, PoolId, owner_of
 from pytest_cka_memory.meters.blocks.counter import BlockAllocations
-from pytest_cka_memory.meters.lazy_sequence import LazySequence
-from pytest_cka_memory.meters.storages.generations import without_collections
+from pytest_cka_memory.meters.blocks.written import LazySequence
+from pytest_cka_memory.meters.garbage import without_collections
+from pytest_cka_memory.meters.patching import Patch, SharedPatches
+
+PoolId = tuple[int, ...]
+"""Of one of the allocator's pools, as ``torch.cuda.CUDAGraph.pool`` returns it."""
+NO_POOL: PoolId = (0, 0)
+"""What is taken from the pool of no graph."""
+ADVICE = (
+    "a pool keeps what it has reserved until its last graph is deleted: delete the graph, capture "
+    "graphs that never run at once into one pool, or call torch.compiler.reset() if "
+    "torch.compile has captured it"
+)
+_captured_at: dict[PoolId, RawFrames] = {}
+"""Of each pool, the user's frames of its first capture. The allocator uses no number again."""
+
+
+class Captures(SharedPatches):
+    """Notes where graphs are captured, while started. Graphs from before are not known."""
+
+    def make_patches(self) -> Iterator[Patch]:
+        yield self.patch(torch.cuda.CUDAGraph, "capture_end", _noting)
+
+
+def _noting(capture_end: Callable[..., Any]) -> Callable[..., Any]:
+    def end_and_note(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = capture_end(self, *args, **kwargs)
+        _captured_at.setdefault(tuple(self.pool()), user_frames())
+        return result
+
+    return end_and_note
+
+
+def owner_of(pool: PoolId) -> str | None:
+    """Return what holds the memory of a pool, in words; None for that of no graph."""
+    if pool == NO_POOL:
+        return None
+    frames = format_frames(_captured_at.get(pool, ()))
+    return (
+        f"the pool of the graph captured at {frames[0]}" if frames else "the pool of a CUDA graph"
+    )
+
 
 _MAX_FRAMES = 6
 

@@ -1,31 +1,144 @@
 """Count the blocks of an accelerator's allocator natively: it reports each to torch's profiler."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
-from pytest_cka_memory.core.recordings import Recording
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import cpp_counts
-from pytest_cka_memory.meters.accelerator import backward_threads, blocks_in_use
-from pytest_cka_memory.meters.accelerator.collected import CollectedRequests
+from pytest_cka_memory.meters.accelerator import blocks_in_use
 from pytest_cka_memory.meters.accelerator.counting import Counting
-from pytest_cka_memory.meters.accelerator.host_memory import host_memory
-from pytest_cka_memory.meters.accelerator.last_levels import LastLevels
-from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, Levels
+from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, Levels, wait_until_ended
 from pytest_cka_memory.meters.base import Peaks, Reading
 from pytest_cka_memory.meters.blocks import library
-from pytest_cka_memory.meters.blocks.counter import Counter, counts_collected, counts_pinned, repair
-from pytest_cka_memory.meters.blocks.emptied import EmptiedStorages
-from pytest_cka_memory.meters.blocks.library import UNKNOWN
-from pytest_cka_memory.meters.cpu.choice import SWITCH
+from pytest_cka_memory.meters.blocks.counter import (
+    Counter,
+    State,
+    counts_cpu,
+    counts_pinned,
+    is_intact,
+    repair,
+)
+from pytest_cka_memory.meters.blocks.counter import Levels as BlockLevels
+from pytest_cka_memory.meters.blocks.library import SWITCH, UNKNOWN
+from pytest_cka_memory.meters.blocks.other_memory import EmptiedStorages, LentMemory
+from pytest_cka_memory.meters.blocks.region_peaks import BlockPeaks, CollectedBlocks
+from pytest_cka_memory.meters.blocks.written import LazySequence
 from pytest_cka_memory.meters.garbage import Garbage
-from pytest_cka_memory.meters.lazy_sequence import LazySequence
 from pytest_cka_memory.meters.patching import JoinedPatches, SharedPatches
+
+
+class LastLevels:
+    """Reads an allocator's statistics only if a block was allocated or freed since the last time.
+
+    To read them takes longer than all else that an empty region does.
+    """
+
+    def __init__(self, stats: AllocatorStats, counter: Counter) -> None:
+        self._stats, self._counter = stats, counter
+        self._last: tuple[Levels, tuple[int, int]] | None = None
+
+    def read(self) -> Levels:
+        """Return the levels now, with the reserve, which falls if the cache is emptied."""
+        before = self._counter.figures()
+        levels = self._stats.levels()
+        is_one_moment = before == self._counter.figures()  # no other thread has allocated meanwhile
+        self._last = (levels, _moment(before)) if is_one_moment else None
+        return levels
+
+    def known(self) -> Levels:
+        """Return the levels now; the reserve may be that of the last reading."""
+        last = self._last  # another thread may read meanwhile
+        if last is not None and last[1] == _moment(self._counter.figures()):
+            return last[0]
+        return self.read()
+
+
+def _moment(state: State) -> tuple[int, int]:
+    """Return what differs if a block came or went: while none comes, the level only falls."""
+    return state.serial, state.level
+
+
+class HostMemory:
+    """Blocks of torch's CPU allocator, pinned memory, and what other libraries lend to tensors.
+
+    Serial numbers are those of the native counter, which numbers the allocations of all devices
+    together. So a region needs no mark of its own here.
+    """
+
+    def __init__(self) -> None:
+        self._counter = Counter()
+        self._garbage = Garbage(
+            lambda: self._counter.figures().level, self._counter.retained_between
+        )
+        self.lent_memory = LentMemory(self._counter)
+        """Counts memory that is lent to tensors, while it is started."""
+
+    def collect_after(self, serial: int, *, thorough: bool) -> bool:
+        """Free what is garbage if anything on the host that is newer than `serial` is live.
+
+        Returns:
+            False if there may still be garbage: only without `thorough`, to save time.
+        """
+        return self._garbage.collect_after(
+            lambda: self._counter.retained_since(serial), thorough=thorough
+        )
+
+    def retained_since(self, serial: int) -> int | None:
+        """Return the bytes that were allocated after the allocation `serial` and are live.
+
+        None if allocations are no longer counted, because another tool has replaced the functions
+        that count them: the device is still measured.
+        """
+        return self._counter.retained_since(serial) if is_intact() else None
+
+    def allocations_since(self, serial: int) -> Sequence[Allocation]:
+        """Return these allocations, newest first."""
+        return self._counter.allocations_since(serial)
+
+
+def host_memory() -> HostMemory | None:
+    """Return the meter; None if torch's CPU allocator cannot be counted in this process."""
+    return HostMemory() if counts_cpu() else None
+
+
+class CollectedRequests(CollectedBlocks):
+    """Counts for one region. The counter knows blocks; how much was requested, only torch knows.
+
+    Args:
+        counter: the counter of the device.
+        collected_blocks: returns the bytes of the region's blocks that collections have freed.
+        levels: the allocator's levels.
+    """
+
+    def __init__(
+        self, counter: Counter, collected_blocks: Callable[[], int], levels: LastLevels
+    ) -> None:
+        super().__init__(counter)
+        self._collected_blocks, self._levels = collected_blocks, levels
+        self._before: tuple[int, Levels] | None = None
+        self.bytes = 0
+        """Requested bytes of the region that collections have freed."""
+
+    def note_collection(self, phase: str, info: Mapping[str, int]) -> None:
+        super().note_collection(phase, info)
+        if phase == "start":
+            self._before = self._collected_blocks(), self._levels.known()
+            return
+        before, self._before = self._before, None
+        if before is None:  # counting began in this collection
+            return
+        block_bytes = self._collected_blocks() - before[0]
+        if block_bytes:
+            now = self._levels.known()
+            is_all = before[1].allocated - now.allocated == block_bytes
+            # If older blocks were freed too, it is unknown how much was requested of which.
+            self.bytes += before[1].requested - now.requested if is_all else block_bytes
+
 
 _DEVICE_TYPES = {"cuda": 1, "xpu": 12}
 """Of ``c10::DeviceType``; ROCm's devices are ``cuda`` too."""
@@ -64,13 +177,13 @@ class BlockCounting(Counting):
 
     def collect_before(self, *, thorough: bool) -> bool:
         if self._garbage.is_possible():
-            backward_threads.wait_until_ended(self._device)
+            wait_until_ended(self._device)
         return self._garbage.collect_before(thorough=thorough)
 
     def collect_after(self, mark: _Mark, *, thorough: bool) -> bool:
         if not (self._counter.retained_since(mark.serial) or self.host_retained_since(mark)):
             return True
-        backward_threads.wait_until_ended(self._device)
+        wait_until_ended(self._device)
         is_clean = self._garbage.collect_after(
             lambda: self._counter.retained_since(mark.serial), thorough=thorough
         )
@@ -151,13 +264,14 @@ class BlockCounting(Counting):
         return self._counter.figures().level
 
 
-class _RegionPeaks(Peaks):
-    """The peaks that the counter keeps for one region; users' resets of torch's do not matter."""
+class _RegionPeaks(BlockPeaks):
+    """Users' resets of torch's own peaks do not matter."""
+
+    _collected: CollectedRequests
 
     def __init__(self, counter: Counter, patches: SharedPatches, levels: LastLevels) -> None:
-        patches.start(self)
-        self._patches, self._levels = patches, levels
-        self._region = counter.open()
+        super().__init__(counter, patches)
+        self._levels = levels
         self._collected = CollectedRequests(counter, self._region.collected, levels)
         now = levels.known()
         self.mark = _Mark(self._region.serial, now.allocated, now.requested)
@@ -173,8 +287,7 @@ class _RegionPeaks(Peaks):
         )
 
     def read(self) -> Reading:
-        levels = self._region.read()
-        return _reading(self._levels.read(), levels.peak, levels.peak_reserved)
+        return self.sampled(self._region.read())
 
     def end(self) -> Reading:
         levels = self._region.read()
@@ -186,31 +299,14 @@ class _RegionPeaks(Peaks):
             return region.start_reserved  # no block came or went, and the cache was empty before
         return self._levels.read().reserved
 
-    def sample(self) -> tuple[Reading, int, int]:
-        levels = self._region.read(sample=True)
-        reading = _reading(self._levels.read(), levels.peak, levels.peak_reserved)
-        return reading, levels.sample_peak, levels.serial
+    def sampled(self, levels: BlockLevels) -> Reading:
+        return _reading(self._levels.read(), levels.peak, levels.peak_reserved)
 
     def allocations(self) -> Sequence[AllocationGroup]:
         return _GroupsWithoutFrames(self._region.at_peak())
 
-    def record(self) -> bool:
-        return self._region.record()
-
-    def recorded(self) -> Recording | None:
-        return self._region.recorded()
-
-    def count_collected(self) -> bool:
-        self._collected.start(self)
-        return counts_collected()
-
     def collected(self) -> int:
         return self._collected.bytes
-
-    def close(self) -> None:
-        self._collected.stop(self)
-        self._region.close()
-        self._patches.stop(self)
 
 
 class _GroupsWithoutFrames(LazySequence[AllocationGroup, AllocationGroup]):

@@ -1,18 +1,87 @@
 """Count storages on an accelerator in a ledger, where its allocator cannot be counted natively."""
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
-from pytest_cka_memory.meters.accelerator import backward_threads
+from pytest_cka_memory.meters import objects, torch_private
+from pytest_cka_memory.meters.accelerator import stats
+from pytest_cka_memory.meters.accelerator import stats
 from pytest_cka_memory.meters.accelerator.counting import Counting
-from pytest_cka_memory.meters.accelerator.peak_resets import PeaksBeforeResets
-from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, Levels
-from pytest_cka_memory.meters.storages import live_objects
-from pytest_cka_memory.meters.storages.dispatch import StorageTracker
+from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, Levels, device_name
+from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
+from pytest_cka_memory.meters.ledger.meter import StorageMeter
+from pytest_cka_memory.meters.patching import Patch, SharedPatches
+
+_RESET = "reset_peak_memory_stats"
+
+
+class PeaksBeforeResets(SharedPatches):
+    """The highest peaks in bytes that resets have erased since :meth:`forget`, while started.
+
+    It patches the reset functions of ``torch.accelerator`` and of the device's module. Resets by a
+    function that was imported before, or by the allocator directly, are not seen.
+    """
+
+    def __init__(self, device: torch.device, read: Callable[[], tuple[int, int]]) -> None:
+        super().__init__()
+        self.allocated_bytes = self.reserved_bytes = 0
+        module = torch.get_device_module(device)
+        self._modules = torch.accelerator, module, getattr(module, "memory", None)
+        self._read = read
+
+    def make_patches(self) -> Iterator[Patch]:
+        for module in self._modules:
+            if hasattr(module, _RESET):
+                yield Patch(module, _RESET, _saving_before(getattr(module, _RESET), self.save))
+
+    def save(self) -> None:
+        """Keep the current peaks if they are the highest so far."""
+        allocated_bytes, reserved_bytes = self._read()
+        self.allocated_bytes = max(self.allocated_bytes, allocated_bytes)
+        self.reserved_bytes = max(self.reserved_bytes, reserved_bytes)
+
+    def forget(self) -> None:
+        """Drop the kept peaks, because the meter itself has reset the counter."""
+        self.allocated_bytes = self.reserved_bytes = 0
+
+
+def _saving_before(original: Callable[..., Any], save: Callable[[], None]) -> Callable[..., Any]:
+    def reset_peak_memory_stats(*args: Any, **kwargs: Any) -> Any:
+        save()
+        return original(*args, **kwargs)
+
+    return reset_peak_memory_stats
+
+
+class TensorMeter(StorageMeter):
+    """Counts the bytes of the tensor storages on one device exactly, while started.
+
+    Its peak is a lower bound, and there is no reserve: what the allocator has besides tensors,
+    such as workspaces of libraries and unused blocks, cannot be read.
+
+    Args:
+        device: with its index.
+        reason: that the allocator cannot be read; part of the notes.
+    """
+
+    name = "tensors counted, allocator not seen"
+
+    def __init__(self, device: torch.device, reason: str) -> None:
+        self._device = device
+        super().__init__(device=device)
+        self.notes = (reason, *StorageMeter.notes, *torch_private.LOST)
+        self.device_name = device_name(device)
+
+    def clean(self) -> int | None:
+        # Running kernels hold tensors, and objects that a backward pass holds may be in a cycle.
+        torch.accelerator.synchronize(self._device)
+        stats.wait_until_ended(self._device)
+        return super().clean()
 
 
 @dataclass(frozen=True)
@@ -37,7 +106,7 @@ class StorageCounting(Counting):
         self._erased_peaks = PeaksBeforeResets(device, self._allocator_peaks)
 
     def seen_notes(self) -> tuple[str, ...]:
-        return live_objects.notes()
+        return objects.notes()
 
     def start_for(self, user: object) -> None:
         self._tracker.start(user)  # the allocator always counts; the tracker knows the storages
@@ -52,7 +121,7 @@ class StorageCounting(Counting):
 
     def collect_before(self, *, thorough: bool) -> bool:
         # Objects that a backward pass holds may be in a cycle.
-        backward_threads.wait_until_ended(self._device)
+        stats.wait_until_ended(self._device)
         gc.collect()
         self._tracker.record_unseen()
         return True

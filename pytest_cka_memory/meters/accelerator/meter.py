@@ -9,15 +9,61 @@ import torch
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.accelerator import backward_threads, blocks_in_use
-from pytest_cka_memory.meters.accelerator.allocator_history import AllocatorHistory
+from pytest_cka_memory.meters.accelerator import blocks_in_use, stats
+from pytest_cka_memory.meters.accelerator.blocks_in_use import Captures
 from pytest_cka_memory.meters.accelerator.by_blocks import native_counting
 from pytest_cka_memory.meters.accelerator.by_storages import StorageCounting
 from pytest_cka_memory.meters.accelerator.counting import Counting
-from pytest_cka_memory.meters.accelerator.graph_pools import Captures
 from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, device_name
 from pytest_cka_memory.meters.base import Cleaned, DriverReading, Meter, Peaks, Reading
 from pytest_cka_memory.meters.conditions import of_accelerator
+
+_MOST_ENTRIES = 100_000
+
+
+class AllocatorHistory:
+    """Records the history, unless the user does: what the user has started is never changed."""
+
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
+        self._functions = torch_private.allocator_history(device_type)
+        self._is_ours = False
+        self._undo: Callable[[], object] = bool
+
+    def record(self) -> bool:
+        """Start recording; return False if this allocator cannot."""
+        if self._functions is None:
+            return False
+        if self._is_recorded():
+            return True
+        try:
+            self._functions.record(max_entries=_MOST_ENTRIES)
+        except RuntimeError:  # backend:cudaMallocAsync has the functions but cannot record
+            return False
+        self._is_ours = True
+        self._undo = torch_private.on_history_call(self._device_type, self._leave_to_user)
+        return True
+
+    def dump(self, path: Path) -> bool:
+        """Write what is recorded, by whomever; return False if nothing is."""
+        if self._functions is None or not self._is_recorded():
+            return False
+        self._functions.dump(str(path))
+        return True
+
+    def stop(self) -> None:
+        """Stop what :meth:`record` has started, unless the user has started or stopped it since."""
+        self._undo()
+        self._undo = bool
+        if self._is_ours and self._functions is not None:
+            self._is_ours = False
+            self._functions.record(enabled=None)
+
+    def _is_recorded(self) -> bool:
+        return self._is_ours or torch_private.records_history(self._device_type)
+
+    def _leave_to_user(self) -> None:
+        self._is_ours = False
 
 
 class AcceleratorMeter(Meter):
@@ -122,7 +168,7 @@ class AcceleratorMeter(Meter):
         return self._counting.open_peaks()
 
     def wait_for_threads(self) -> None:
-        backward_threads.wait_until_ended(self._device)
+        stats.wait_until_ended(self._device)
 
     def retained_since(self, mark: Any) -> int:
         return self._counting.retained_since(mark)

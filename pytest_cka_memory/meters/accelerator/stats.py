@@ -1,13 +1,42 @@
 """The counters that an accelerator's allocator keeps."""
 
 import os
+import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 
+from emulated_cuda import threads
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import torch_private
+
+_LONGEST_WAIT_SECONDS = 1
+
+
+def wait_until_ended(device: torch.device) -> None:
+    """Wait until `device`'s thread holds nothing of earlier backward passes, for 1 s at most.
+
+    To do so it runs a backward pass over an empty tensor in the queue of that thread. Neither the
+    pass nor its tensors allocate memory.
+    """
+    # Inside a backward pass, waiting for its thread would be a deadlock. The threads must not be
+    # started here: once they run, a forked child process cannot run backward passes.
+    is_inside = torch_private.graph_task_id() != -1
+    if is_inside or not threads.may_exist(torch_private.BACKWARD_THREAD):
+        return
+    # In a new thread: no dispatch mode is active there, and its node is the last in the queue.
+    waiting = threading.Thread(target=_run_empty_pass, args=(device,), daemon=True)
+    waiting.start()
+    waiting.join(_LONGEST_WAIT_SECONDS)
+
+
+def _run_empty_pass(device: torch.device) -> None:
+    with suppress(RuntimeError):  # a device that cannot run this is measured without it
+        leaf = torch.empty(0, device=device, requires_grad=True)
+        torch.autograd.grad(leaf.view(0), leaf, torch.empty(0, device=device))
+
 
 _NO_CACHING = "PYTORCH_NO_CUDA_MEMORY_CACHING"
 _CANNOT = (RuntimeError, AssertionError, ValueError)  # what torch raises about devices

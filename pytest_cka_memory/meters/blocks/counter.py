@@ -20,7 +20,7 @@ from pytest_cka_memory.core.allocations import (
 )
 from pytest_cka_memory.core.libraries import foreign_prefixes, runner_folders
 from pytest_cka_memory.core.recordings import RecordedBlock, Recording
-from pytest_cka_memory.meters.blocks import contexts, library
+from pytest_cka_memory.meters.blocks import library, written
 from pytest_cka_memory.meters.blocks.library import (
     RECORDED_BLOCK,
     Block,
@@ -28,10 +28,14 @@ from pytest_cka_memory.meters.blocks.library import (
     Recorded,
     byref,
 )
-from pytest_cka_memory.meters.blocks.peak_groups import PeakGroups
-from pytest_cka_memory.meters.blocks.stacks import module_path, notes_modules, site_of
-from pytest_cka_memory.meters.blocks.written_blocks import WrittenBlocks
-from pytest_cka_memory.meters.lazy_sequence import LazySequence
+from pytest_cka_memory.meters.blocks.written import (
+    LazySequence,
+    PeakGroups,
+    WrittenBlocks,
+    module_path,
+    notes_modules,
+    site_of,
+)
 
 CPU = 0
 MOST_RECORDED = 2**20
@@ -276,7 +280,7 @@ class RegionCounter:
         older_bytes = self.read().peak - sum(blocks.sizes)
         older = None
         if older_bytes > 0:
-            blocks_then = self._older if contexts.are_noted() else None
+            blocks_then = self._older if written.are_noted() else None
             older = AllocationGroup(
                 older_bytes, 0, recorded=None, before_region=True, older=blocks_then
             )
@@ -366,7 +370,7 @@ def prepared_functions() -> ctypes.PyDLL:
     for folder in runner_folders():
         functions.stacks_leave_out(folder.encode(), True)
     notes_modules()
-    contexts.note()
+    written.note()
     functions.counter_install()
     return cast(ctypes.PyDLL, functions)
 

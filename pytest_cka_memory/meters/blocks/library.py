@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import struct
 from ctypes import (
     POINTER,
@@ -26,6 +27,8 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+SWITCH = "CKA_MEMORY_NATIVE"
+"""Environment variable that turns native counting off if it is 0."""
 MAX_FRAMES = 6
 UNKNOWN = -1
 """A level that is not set, because it may have changed meanwhile."""
@@ -38,14 +41,21 @@ __all__ = [
     "MAX_FRAMES",
     "NOT_LIVE",
     "RECORDED_BLOCK",
+    "SWITCH",
     "UNKNOWN",
     "Block",
     "Figures",
     "Recorded",
     "byref",
     "functions",
+    "is_switched_off",
     "objects_of_types",
 ]
+
+
+def is_switched_off() -> bool:
+    """Whether the user has turned native counting off."""
+    return os.environ.get(SWITCH) == "0"
 
 
 class Block(Structure):

@@ -15,13 +15,93 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.blocks import windows
-from pytest_cka_memory.meters.blocks.counter import Counter, Origin
-from pytest_cka_memory.meters.blocks.emptied import EmptiedStorages
+from pytest_cka_memory.meters.blocks.counter import Counter, Origin, prepared_functions
 from pytest_cka_memory.meters.blocks.library import NOT_LIVE
+from pytest_cka_memory.meters.objects import storages_in, storages_of
 from pytest_cka_memory.meters.patching import Patch, SharedPatches
-from pytest_cka_memory.meters.storages.live_objects import storages_in, storages_of
 from pytest_cka_memory.meters.torch_private import LOADER_ITERATOR
+
+_HOST = torch.device("cpu")
+
+
+class _Window(weakref.ref[torch.UntypedStorage]):
+    """The range of memory that a storage uses."""
+
+    __slots__ = ("address", "identity", "size")
+
+    address: int
+    size: int
+    identity: int
+    """The storage's."""
+
+
+_windows: dict[int, _Window] = {}
+"""By the identity of the storage: one for the process, which has one counter of the CPU."""
+
+
+def add_window(storage: torch.UntypedStorage, *, is_new: bool) -> None:
+    """Count the memory of a storage until it is freed, unless it is of torch's own allocator."""
+    # A fake tensor's storage is on another device and has no address.
+    if id(storage) in _windows or storage.device != _HOST:
+        return
+    address, size = storage.data_ptr(), storage.nbytes()
+    if not address or not size:
+        return
+    window = _Window(storage, _remove)
+    window.address, window.size, window.identity = address, size, id(storage)
+    _windows[id(storage)] = window
+    if not prepared_functions().lent_add(address, size, is_new):
+        del _windows[id(storage)]
+
+
+def has_window(storage: torch.UntypedStorage) -> bool:
+    """Whether the memory of a storage was lent."""
+    return id(storage) in _windows
+
+
+def remove_window(storage: torch.UntypedStorage) -> None:
+    """Count what no other storage uses as freed; do nothing if the memory was not lent."""
+    window = _windows.get(id(storage))
+    if window is not None:
+        _remove(window)
+
+
+def _remove(window: _Window) -> None:
+    if _windows.get(window.identity) is window:
+        del _windows[window.identity]
+        prepared_functions().lent_remove(window.address, window.size)
+
+
+class EmptiedStorages(SharedPatches):
+    """Passes the origin of an emptied storage of one device to its next block."""
+
+    def __init__(self, counter: Counter, device: torch.device) -> None:
+        super().__init__()
+        self._counter, self._device = counter, device
+        self._known: weakref.WeakKeyDictionary[torch.UntypedStorage, Origin] = (
+            weakref.WeakKeyDictionary()
+        )
+        """What was known of a storage before it was emptied."""
+
+    def make_patches(self) -> Iterator[Patch]:
+        yield self.patch(torch.UntypedStorage, "resize_", self.watching)
+
+    def watching(self, resize: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``UntypedStorage.resize_`` so that it takes note of storages it empties."""
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            if storage.device != self._device:
+                return resize(storage, size)
+            known = self._counter.origin_of(storage.data_ptr())
+            result = resize(storage, size)
+            if size == 0 and known is not None:
+                self._known.setdefault(storage, known)
+            elif size and storage in self._known:
+                self._counter.inherit(storage.data_ptr(), self._known.pop(storage))
+            return result
+
+        return resize_
+
 
 _LENDERS = (
     (torch, "from_numpy"),
@@ -81,7 +161,7 @@ class LentMemory(SharedPatches):
                 return result
             storages = storages_of(result) if type(result) is torch.Tensor else storages_in(result)
             for storage in storages:
-                windows.add(storage, is_new=True)
+                add_window(storage, is_new=True)
             return result
 
         # Pickle writes a function as its name, which that of a builtin function is not.
@@ -106,7 +186,7 @@ class LentMemory(SharedPatches):
     def _origin_of(self, storage: torch.UntypedStorage) -> Origin:
         # What is not counted was lent before the region began.
         origin = self._counter.origin_of(self._block_of(storage))
-        if origin is not None and not windows.has(storage):
+        if origin is not None and not has_window(storage):
             return origin
         # Lent memory may be several blocks.
         return Origin(serial=origin.serial if origin else 0, bytes=storage.nbytes())
@@ -116,7 +196,7 @@ class LentMemory(SharedPatches):
         block = self._block_of(storage)
         header_bytes = storage.data_ptr() - block
         self._counter.inherit(block, Origin(origin.serial, origin.bytes + header_bytes))
-        windows.remove(storage)
+        remove_window(storage)
 
     def _block_of(self, storage: torch.UntypedStorage) -> int:
         """Return the address of the counted block that contains the data of a storage."""

@@ -1,32 +1,32 @@
-"""Record in a ledger every storage that operators take and return on one device."""
+"""Record in a ledger every storage that operators of one thread take and return on one device.
 
+A dispatch mode sees the operators of the threads that have opened regions. What no operator shows
+(compiled code, buffers, gradients) is searched for among live objects at each reading.
+"""
+
+import functools
 import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.patching import SharedPatches, Undoable
-from pytest_cka_memory.meters.storages import generations, patches
-from pytest_cka_memory.meters.storages.ledger import Ledger
-from pytest_cka_memory.meters.storages.live_objects import (
-    live_storages,
-    none_after_collecting,
-    storages_of,
+from pytest_cka_memory.meters import garbage, torch_private, torch_versions
+from pytest_cka_memory.meters.ledger.storages import Ledger, is_shared_memory
+from pytest_cka_memory.meters.objects import live_storages, none_after_collecting, storages_of
+from pytest_cka_memory.meters.patching import (
+    Patch,
+    SharedPatches,
+    Undoable,
+    collection_callbacks,
 )
-from pytest_cka_memory.meters.storages.loader_batches import LoaderBatches, may_be_prefetched
-from pytest_cka_memory.meters.storages.tracing import is_refused_number, numbers_as_tensors
 from pytest_cka_memory.meters.torch_private import TorchDispatchMode
-from pytest_cka_memory.meters.torch_versions import FREES_ONLY_OBJECTS
 
 _ALWAYS_NEW = torch.ops.aten.lift_fresh.default  # torch.tensor, torch.from_numpy
 _UNPICKLES = torch.ops.aten.set_.source_Storage_storage_offset
-
-T = TypeVar("T")
-
 _NO_TENSORS = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device))
+_DTYPES = {bool: torch.bool, int: torch.int64, float: torch.float64, complex: torch.complex128}
 
 
 class CountingMode(TorchDispatchMode):
@@ -50,7 +50,7 @@ class CountingMode(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         owner = self.owner
-        if not owner.counting:  # a thread that outlived the region
+        if not owner.counting:  # the region of this thread was never closed
             return func(*args, **kwargs)
         # A backward pass uses tensors that only the graph held, live since before the region.
         counted = func is _ALWAYS_NEW or (
@@ -62,9 +62,10 @@ class CountingMode(TorchDispatchMode):
         try:
             result = func(*args, **kwargs)
         except RuntimeError as error:
-            if not is_refused_number(error):
+            # torch.jit.trace passes numbers for tensors (torch 2.9 to 2.15), which a mode refuses.
+            if torch_versions.REFUSED_NUMBER not in str(error):
                 raise
-            result = func(*numbers_as_tensors(func, args), **kwargs)
+            result = func(*_numbers_as_tensors(func, args), **kwargs)
         owner.record((result,), counted=True, operator=func)
         return result
 
@@ -104,7 +105,11 @@ class _ThreadMode(threading.local):
 
 
 class StorageTracker(SharedPatches):
-    """Keeps a ledger of the storages on one device while any object uses it."""
+    """Keeps a ledger of the storages on one device while any object uses it.
+
+    Args:
+        device: the CPU, or an accelerator with its index.
+    """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
@@ -112,13 +117,12 @@ class StorageTracker(SharedPatches):
         self.counting = False
         self.counts_unknown_storages = True
         self.ledger = Ledger()
-        self._loaders = LoaderBatches()
         self._thread_mode = _ThreadMode(self)
 
     def start(self, user: object) -> None:
         """Record the live storages, and from now on every new one, until `user` stops or is freed.
 
-        Storages of this thread, and of those started from now on, are recorded at once.
+        Storages of operators in this thread are recorded at once.
         """
         super().start(user)
         self._thread_mode.switch(on=self._users.in_this_thread())
@@ -129,19 +133,21 @@ class StorageTracker(SharedPatches):
         self._thread_mode.switch(on=self._users.in_this_thread())
 
     def make_patches(self) -> Iterator[Undoable]:
-        generations.repair()
+        garbage.repair()
         yield _Counting(self)
-        yield from patches.resizing(self.record_storage)
-        yield from patches.mapping(self.record_mapped)
-        yield from patches.threads(self.run_counted)
-        yield from patches.collections(self.note_collection)
-        yield from patches.tracing(CountingMode)
-        yield from patches.loading(self._loaders.add)
+        yield Patch(torch.UntypedStorage, "resize_", self._resizing(torch.UntypedStorage.resize_))
+        yield Patch(
+            torch.UntypedStorage,
+            "from_file",
+            staticmethod(self._mapping(torch.UntypedStorage.from_file)),
+        )
+        yield from collection_callbacks(self.note_collection)
+        for name in torch_private.TRACERS:
+            yield Patch(torch.jit, name, _without_mode(getattr(torch.jit, name)))
 
     def begin(self) -> None:
         """Record the live storages, and then count."""
         self.ledger = Ledger()
-        self._loaders = LoaderBatches()
         self._record_live()
         # That search does not find objects under gc.freeze(), which must not count as new later.
         self.counts_unknown_storages = gc.get_freeze_count() == 0
@@ -152,22 +158,6 @@ class StorageTracker(SharedPatches):
         self.counting = False
         self.ledger = Ledger()
 
-    def run_counted(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
-        """Call `function`, and record the storages of its operators in whichever thread it runs."""
-        __tracebackhide__ = True
-        # A user's patch that is undone after the region puts back a function that calls this.
-        if not self.counting or self._is_active_here():
-            return function(*args, **kwargs)
-        with CountingMode(self):
-            return function(*args, **kwargs)
-
-    def _is_active_here(self) -> bool:
-        """Whether a mode of this tracker is active in this thread."""
-        return torch_private.KNOWS_MODES and any(
-            isinstance(mode, CountingMode) and mode.owner is self
-            for mode in torch_private.active_modes()
-        )
-
     def note_collection(self, phase: str, info: Mapping[str, int]) -> None:
         """Record young objects before the collector promotes them.
 
@@ -176,12 +166,18 @@ class StorageTracker(SharedPatches):
         """
         begins = phase == "start"
         if begins and info["generation"] > 0:
-            self.record_unseen(young=True, collecting=True)
-        if FREES_ONLY_OBJECTS or self.ledger.counts_collected:
+            self.record_unseen(young=True)
+        if torch_versions.FREES_ONLY_OBJECTS or self.ledger.counts_collected:
             self.ledger.note_collection(begins=begins)
 
     def record(self, values: Iterable[Any], *, counted: bool, operator: object = None) -> None:
-        """Record the storages of every tensor in `values`, including nested lists and dicts."""
+        """Record the storages of every tensor in `values`, including nested lists and dicts.
+
+        Args:
+            values: what an operator was called with, or has returned.
+            counted: False if storages that the ledger does not know are older than the region.
+            operator: the operator if it has returned them, for the site of new storages.
+        """
         for value in values:
             if type(value) in _NO_TENSORS:  # isinstance is slow if the answer is no
                 continue
@@ -189,7 +185,8 @@ class StorageTracker(SharedPatches):
                 for storage in storages_of(value):
                     if not self.counting or storage.device != self.device:
                         continue
-                    if operator is not _UNPICKLES or not may_be_prefetched(storage):
+                    # A batch that a loader's worker has sent counts when an operator uses it.
+                    if operator is not _UNPICKLES or not is_shared_memory(storage):
                         self.ledger.record(
                             storage, counted=counted, tensor=value, operator=operator
                         )
@@ -197,16 +194,6 @@ class StorageTracker(SharedPatches):
                 self.record(value, counted=counted, operator=operator)
             elif isinstance(value, dict):
                 self.record(value.values(), counted=counted, operator=operator)
-
-    def record_storage(self, storage: torch.UntypedStorage) -> None:
-        """Record one storage, if it is on this device."""
-        if self.counting and storage.device == self.device:
-            self.ledger.record(storage)
-
-    def record_mapped(self, storage: torch.UntypedStorage) -> None:
-        """Record the storage of a mapped file, if it is on this device."""
-        if self.counting and storage.device == self.device:
-            self.ledger.record_mapped(storage)
 
     def nothing_is_live(self) -> bool:
         """Whether it is proved that no storage is live, so that a collection could free none.
@@ -216,20 +203,47 @@ class StorageTracker(SharedPatches):
         """
         return self.ledger.is_empty() and none_after_collecting() and self.ledger.is_empty()
 
-    def record_unseen(self, *, young: bool = False, collecting: bool = False) -> None:
-        """Record live storages that no operator has shown; with `young`, only recent ones.
-
-        With `collecting`, the garbage collector has interrupted other code.
-        """
+    def record_unseen(self, *, young: bool = False) -> None:
+        """Record live storages that no operator has shown; with `young`, only recent ones."""
         if self.counting and self.counts_unknown_storages:
-            self._record_live(young=young, collecting=collecting)
+            self._record_live(young=young)
 
-    def _record_live(self, *, young: bool = False, collecting: bool = False) -> None:
+    def _record_live(self, *, young: bool = False) -> None:
         with torch_private.no_torch_function():  # the user's modes must not see these calls
-            found = live_storages(self.device, young=young)
-            # At the end of a region all count, because no later search would find them.
-            for storage in self._loaders.yielded(found, collecting=collecting) if young else found:
-                self.ledger.record(storage)
+            for storage in live_storages(self.device, young=young):
+                # How many batches have arrived from a loader's workers before they are asked for
+                # varies by chance and would look like growth, so those that no operator has used
+                # count only at the end of a region.
+                if not (young and is_shared_memory(storage)):
+                    self.ledger.record(storage)
+
+    def _record_resized(self, storage: torch.UntypedStorage) -> None:
+        if self.counting and storage.device == self.device:
+            self.ledger.record(storage)
+
+    def _resizing(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            self._record_resized(storage)
+            result = original(storage, size)
+            self._record_resized(storage)
+            return result
+
+        return resize_
+
+    def _mapping(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``UntypedStorage.from_file`` so that what it returns does not count.
+
+        torch.load(mmap=True) and safetensors map a file, and make a storage of each part of it.
+        These count, so the file must not count again.
+        """
+
+        def from_file(*args: Any, **kwargs: Any) -> torch.UntypedStorage:
+            storage: torch.UntypedStorage = original(*args, **kwargs)
+            if self.counting and storage.device == self.device:
+                self.ledger.record(storage, counted=False)
+            return storage
+
+        return from_file
 
 
 class _Counting(Undoable):
@@ -244,3 +258,34 @@ class _Counting(Undoable):
     def undo(self) -> bool:
         self._tracker.end()
         return True
+
+
+def _without_mode(trace: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function of ``torch.jit`` that traces code, run without the mode of a region.
+
+    Under any mode, even one that does nothing, code is traced wrongly or not at all.
+    """
+
+    @functools.wraps(trace)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        modes = torch_private.active_modes() if torch_private.KNOWS_MODES else []
+        if not modes or type(modes[-1]) is not CountingMode:
+            return trace(*args, **kwargs)
+        mode = torch_private.pop_mode()
+        try:
+            return trace(*args, **kwargs)
+        finally:
+            torch_private.push_mode(mode)
+
+    return run
+
+
+def _numbers_as_tensors(operator: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return `args` with a 0-dimensional tensor for each number that is passed for a tensor."""
+    schema = torch_private.schema_of(operator)
+    wanted = [argument.type.kind() == "TensorType" for argument in schema.arguments]
+    with torch_private.no_dispatch():
+        return tuple(
+            torch.tensor(arg, dtype=_DTYPES[type(arg)]) if tensor and type(arg) in _DTYPES else arg
+            for arg, tensor in zip(args, wanted, strict=False)
+        )

@@ -5,27 +5,24 @@ from dataclasses import replace
 
 import torch
 
-from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
-from pytest_cka_memory.core.recordings import Recording
+from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import cpp_counts, torch_private
 from pytest_cka_memory.meters.base import Cleaned, Meter, Peaks, Reading
-from pytest_cka_memory.meters.blocks import windows
-from pytest_cka_memory.meters.blocks.collected import CollectedBlocks
 from pytest_cka_memory.meters.blocks.counter import (
     Counter,
-    counts_collected,
+    Levels,
     counts_pinned,
     is_intact,
     knows_scratch,
     repair,
 )
 from pytest_cka_memory.meters.blocks.library import objects_of_types
-from pytest_cka_memory.meters.blocks.other_memory import OtherMemory
+from pytest_cka_memory.meters.blocks.other_memory import OtherMemory, add_window
+from pytest_cka_memory.meters.blocks.region_peaks import BlockPeaks, CollectedBlocks
 from pytest_cka_memory.meters.conditions import of_kernels, processor_name
 from pytest_cka_memory.meters.garbage import Garbage
-from pytest_cka_memory.meters.pinned import is_pinned
-from pytest_cka_memory.meters.storages.live_objects import live_storages
+from pytest_cka_memory.meters.objects import is_pinned, live_storages
 
 
 class BlockMeter(Meter):
@@ -132,7 +129,7 @@ class BlockMeter(Meter):
                 else:  # not of torch's allocator, unless it is a part of another storage
                     lent.append(storage)
             for storage in lent:
-                windows.add(storage, is_new=False)
+                add_window(storage, is_new=False)
 
 
 def _not_counted() -> str:
@@ -142,13 +139,12 @@ def _not_counted() -> str:
     return "packed weights of quantised layers and pinned memory are not counted"
 
 
-class _RegionPeaks(Peaks):
+class _RegionPeaks(BlockPeaks):
     def __init__(
         self, counter: Counter, other_memory: OtherMemory, collected: CollectedBlocks
     ) -> None:
-        other_memory.start(self)
+        super().__init__(counter, other_memory)
         self._other_memory, self._collected = other_memory, collected
-        self._region = counter.open()
         self.mark = self._region.serial
 
     def start(self) -> Reading:
@@ -162,32 +158,11 @@ class _RegionPeaks(Peaks):
             _reading(levels.level, levels.peak), peak_without_scratch_bytes=without_scratch_bytes
         )
 
-    def sample(self) -> tuple[Reading, int, int]:
-        levels = self._region.read(sample=True)
-        prefetched_bytes = self._other_memory.prefetched_bytes()
-        reading = _reading(levels.level, levels.peak, prefetched_bytes)
-        return reading, levels.sample_peak, levels.serial
-
-    def allocations(self) -> Sequence[AllocationGroup]:
-        return self._region.at_peak()
-
-    def record(self) -> bool:
-        return self._region.record()
-
-    def recorded(self) -> Recording | None:
-        return self._region.recorded()
-
-    def count_collected(self) -> bool:
-        self._collected.start(self)
-        return counts_collected()
+    def sampled(self, levels: Levels) -> Reading:
+        return _reading(levels.level, levels.peak, self._other_memory.prefetched_bytes())
 
     def collected(self) -> int:
         return self._region.collected()
-
-    def close(self) -> None:
-        self._collected.stop(self)
-        self._region.close()
-        self._other_memory.stop(self)
 
 
 def _reading(level: int, peak: int, prefetched_bytes: int = 0) -> Reading:

@@ -1,7 +1,5 @@
 """The meter for a device whose allocator cannot be counted: it records every storage there."""
 
-import sys
-import threading
 from collections.abc import Callable
 from gc import collect  # at import, because a test may patch gc.collect
 from typing import Any
@@ -9,17 +7,12 @@ from typing import Any
 import torch
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
-from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters import objects, torch_private
 from pytest_cka_memory.meters.base import Meter, Reading
 from pytest_cka_memory.meters.conditions import of_operators, processor_name
-from pytest_cka_memory.meters.storages import live_objects
-from pytest_cka_memory.meters.storages.dispatch import StorageTracker
+from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
 
 _CPU = torch.device("cpu")
-_OLDER_THREADS = (
-    "threads were alive before regions began: tensors that they made and freed are not counted, "
-    "unless a thread pool ran a function that it was given in the region"
-)
 
 
 class StorageMeter(Meter):
@@ -37,6 +30,8 @@ class StorageMeter(Meter):
         "the peak counts tensors, not temporaries inside one operator (a lower bound)",
         "memory of DataLoader workers and temporaries of compiled code are not counted",
         "memory that several storages share (NumPy, DLPack) counts once for each of them",
+        "lower bounds: what other threads allocate, mapped files, and batches that workers of a "
+        "DataLoader have sent and no operator has used",
     )
 
     def __init__(self, reason: str = "chosen by hand", device: torch.device = _CPU) -> None:
@@ -45,12 +40,9 @@ class StorageMeter(Meter):
         self.notes = (*self.notes, *torch_private.LOST)
         self.device_name = processor_name()
         self._tracker = StorageTracker(device)
-        self._older_threads = False
-        """Whether a region began while another thread was alive."""
 
     def facts(self) -> dict[str, Any]:
-        threads = [_OLDER_THREADS] if self._older_threads else []
-        return {**super().facts(), "notes": [*self.notes, *threads, *live_objects.notes()]}
+        return {**super().facts(), "notes": [*self.notes, *objects.notes()]}
 
     def conditions(self) -> dict[str, str]:
         return of_operators()
@@ -62,7 +54,6 @@ class StorageMeter(Meter):
         self.stop_for(self)
 
     def start_for(self, user: object) -> None:
-        self._older_threads |= _are_other_threads_alive()
         self._tracker.start(user)
 
     def stop_for(self, user: object) -> None:
@@ -103,12 +94,3 @@ class StorageMeter(Meter):
 
     def allocations_at_peak(self) -> list[AllocationGroup]:
         return self._tracker.ledger.alive_at_peak()
-
-
-def _are_other_threads_alive() -> bool:
-    """Whether there are threads whose work is not counted: not idle ones of an executor."""
-    if threading.active_count() == 1:
-        return False
-    executors = sys.modules.get("concurrent.futures.thread")
-    counted = {threading.current_thread(), *getattr(executors, "_threads_queues", ())}
-    return not counted.issuperset(threading.enumerate())

@@ -1,29 +1,141 @@
-"""Record the storages of one device: allocated, resized, freed, and the highest level so far."""
+"""Weak references to the storages of one device, and the bytes of those that are live.
+
+:class:`Ledger` knows when each was allocated, resized and freed, and the highest level so far.
+"""
 
 import sys
 import weakref
 from collections import deque
 from collections.abc import Callable
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
-from pytest_cka_memory.meters.child_locks import Locking
-from pytest_cka_memory.meters.storages.entries import (
-    Entry,
-    OperatorSite,
-    is_shared_memory,
-    site_of,
-    site_of_file,
+from pytest_cka_memory.core.allocations import (
+    Allocation,
+    AllocationGroup,
+    AllocationSite,
+    RawFrames,
+    format_frames,
+    innermost_code,
+    user_frames,
 )
-from pytest_cka_memory.meters.storages.mapped_files import MappedFiles
-
-# By name, because it is called often.
+from pytest_cka_memory.meters import torch_private
+from pytest_cka_memory.meters.patching import Locking
 from pytest_cka_memory.meters.torch_private import storage_key
 from pytest_cka_memory.meters.torch_versions import FREES_ONLY_OBJECTS
+
+_OF_DATA = frozenset(("aten.lift_fresh", "aten.set_.source_Storage"))
+"""Operators that take a tensor or storage which no operator has made; its shape may be another."""
+
+
+class OperatorSite(NamedTuple):
+    """What the ledger records at an allocation; made readable only when a report needs it."""
+
+    operator: object
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    frames: RawFrames
+
+    def readable(self) -> AllocationSite:
+        dtype = str(self.dtype).removeprefix("torch.")
+        operator = str(self.operator).removesuffix(".default")
+        frames, code = format_frames(self.frames), innermost_code(self.frames)
+        if operator in _OF_DATA:
+            return AllocationSite(frames, code)
+        return AllocationSite(frames, code, operator, dtype, self.shape)
+
+
+def site_of(tensor: torch.Tensor, operator: object) -> OperatorSite:
+    """Return the code that runs, for a tensor that an operator has returned to it."""
+    return OperatorSite(operator, tensor.dtype, _shape_of(tensor), user_frames())
+
+
+class Entry(weakref.ref[torch.UntypedStorage]):
+    """A storage in the ledger. Weak, because a strong reference would itself be a leak."""
+
+    __slots__ = (
+        "excluded_bytes",
+        "history",
+        "is_shared",
+        "key",
+        "maybe_alive",
+        "site",
+        "size",
+    )
+
+    key: int
+    site: OperatorSite | None
+    size: int
+    excluded_bytes: int
+    """Bytes that it had when the ledger found it too late to count them; they never count."""
+    history: list[tuple[int, int]]
+    """(serial number, weight) of its allocation and of the changes of size since.
+
+    Of several changes without a mark or a peak between them, only the last is here, because a
+    storage may be resized any number of times.
+    """
+    maybe_alive: bool
+    """Whether a collection freed it, or perhaps only its Python object."""
+    is_shared: bool
+    """Whether it was in memory that processes share."""
+
+    def is_like(self, storage: torch.UntypedStorage) -> bool:
+        """Whether it may be `storage`, which has its address: not if only one of them is shared."""
+        return self.size == storage.nbytes() and self.is_shared == is_shared_memory(storage)
+
+    @property
+    def weight(self) -> int:
+        """How many of its bytes count now."""
+        return self.history[-1][1]
+
+    def weight_at(self, serial: int) -> int:
+        """Return how many of its bytes counted at `serial`; 0 before its allocation."""
+        return next((weight for when, weight in reversed(self.history) if when <= serial), 0)
+
+    def allocation(self, size: int) -> Allocation:
+        """Return `size` bytes of it as an allocation."""
+        return Allocation(self.key, size, self.history[-1][0], _OneStorage(self), self.site)
+
+
+class _OneStorage:
+    """Knows whether one storage has been freed."""
+
+    __slots__ = ("_reference",)
+
+    def __init__(self, reference: weakref.ref[torch.UntypedStorage]) -> None:
+        self._reference = reference
+
+    def is_live(self, key: int, serial: int) -> bool:
+        return self._reference() is not None
+
+    def is_shared(self, key: int) -> bool:
+        return False
+
+
+def is_shared_memory(storage: torch.UntypedStorage) -> bool:
+    """Whether a storage is in memory that processes share."""
+    # On CUDA is_shared() is always true.
+    return storage.device.type == "cpu" and storage.is_shared()
+
+
+def _shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return the tensor's sizes; if they cannot be read, the length of its storage.
+
+    While ``torch.jit`` traces, sizes are tensors, which would be kept alive here and become part of
+    the trace. A strided nested tensor has no sizes.
+    """
+    if not torch_private.is_tracing():
+        try:
+            return tuple(tensor.shape)
+        except RuntimeError:
+            pass
+    return (tensor.untyped_storage().nbytes() // tensor.element_size(),)
+
+
+# By name, because it is called often.
 
 T = TypeVar("T")
 
@@ -61,7 +173,6 @@ class Ledger(Locking):
         self._peak_serial = 0
         self._last_mark = 0
         self._freed_since_peak: list[Entry] = []
-        self._mapped = MappedFiles()
         self._freed: deque[Entry | bool] = deque()
         """Freed storages in order, between the start (True) and the end (False) of collections."""
         # In torch 2.9 the Python object of a storage shared between processes outlives it.
@@ -104,14 +215,6 @@ class Ledger(Locking):
                 self._waiting.append((storage, counted, tensor, operator))
             else:
                 self._exclusively(self._record, storage, counted, tensor, operator)
-
-    def record_mapped(self, storage: torch.UntypedStorage) -> None:
-        """Record a file that was mapped, of which other storages are parts and do not count."""
-        self._mapped.add(storage)
-        self.record(storage)
-        known = self._live.get(storage_key(storage))
-        if known is not None and known() is storage:
-            known.site, known.address = site_of_file(), storage.data_ptr()
 
     def _exclusively(self, call: Callable[..., T], *args: Any) -> T:
         """Call a function while other threads wait, as do storages that a collection reports."""
@@ -177,8 +280,7 @@ class Ledger(Locking):
             site = None
             if operator is not None and tensor is not None:
                 site = site_of(tensor, operator)
-            is_part = self._mapped.has(storage, tensor)
-            self._enter(storage, key, size if is_part or not counted else 0, site)
+            self._enter(storage, key, 0 if counted else size, site)
         elif known.size != size:
             self._resize(known, size)
 
@@ -248,7 +350,6 @@ class Ledger(Locking):
         entry = Entry(storage, self._freed.append)
         entry.maybe_alive = False
         entry.key = key
-        entry.address = 0
         entry.site = site
         entry.excluded_bytes = excluded_bytes
         entry.history = [(self.serial, 0)]

@@ -1,1 +1,0 @@
-"""Memory of this process and its children, as the operating system counts it."""

@@ -1,1 +1,0 @@
-"""Counting of tensor storages from Python, for devices without counters."""
