@@ -10,7 +10,6 @@ import torch
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.meters import objects, torch_private
 from pytest_cka_memory.meters.accelerator import stats
-from pytest_cka_memory.meters.accelerator import stats
 from pytest_cka_memory.meters.accelerator.counting import Counting
 from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, Levels, device_name
 from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
