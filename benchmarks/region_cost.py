@@ -22,7 +22,7 @@ import torch
 from tabulate import tabulate
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.core.additional_figures import ADDITIONS
+from pytest_cka_memory.core.figure_rows import ADDITIONS
 from pytest_cka_memory.meters.cpu import BlockMeter
 from pytest_cka_memory.meters.ledger.meter import StorageMeter
 

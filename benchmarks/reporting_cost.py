@@ -17,8 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.core.report import Report
-from pytest_cka_memory.core.report_builder import ReportBuilder
+from pytest_cka_memory.core.report import Report, ReportBuilder
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports import files, markdown

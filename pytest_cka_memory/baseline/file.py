@@ -13,7 +13,7 @@ from dataclasses import fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pytest_cka_memory.core.conditions import Conditions, conditions_of
+from pytest_cka_memory.core.conditions import Conditions, Fingerprint, conditions_of
 from pytest_cka_memory.core.decoder import (
     MAX_NUMBER,
     RepeatedKeyError,
@@ -22,9 +22,8 @@ from pytest_cka_memory.core.decoder import (
     shown,
     unique_keys,
 )
-from pytest_cka_memory.core.figure import Figure
+from pytest_cka_memory.core.figure_rows import Figure
 from pytest_cka_memory.core.figures import COMPARED
-from pytest_cka_memory.core.fingerprint import Fingerprint
 from pytest_cka_memory.errors import BaselineError
 
 SCHEMA = "pytest-cka-memory-baseline/1"

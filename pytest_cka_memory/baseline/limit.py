@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pytest_cka_memory.baseline.file import Figures
-from pytest_cka_memory.core.conditions import Changed, listed
+from pytest_cka_memory.core.conditions import Changed, Fingerprint, listed
 from pytest_cka_memory.core.figures import COMPARED, RegionRecord
-from pytest_cka_memory.core.fingerprint import Fingerprint
 from pytest_cka_memory.core.relations import relations_of
 from pytest_cka_memory.core.tolerance import (
     Difference,

@@ -17,11 +17,9 @@ from pytest_cka_memory.baseline.update import (
     seen_regions,
     updated,
 )
-from pytest_cka_memory.core.collection import file_of
-from pytest_cka_memory.core.conditions import conditions_of
-from pytest_cka_memory.core.fingerprint import fingerprint_of
+from pytest_cka_memory.core.conditions import conditions_of, fingerprint_of
 from pytest_cka_memory.core.fixture_names import is_fixture
-from pytest_cka_memory.core.report import Report
+from pytest_cka_memory.core.report import Report, file_of
 from pytest_cka_memory.reports import files
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.units import counted

@@ -13,8 +13,7 @@ from pytest_cka_memory.errors import BaselineError
 
 if TYPE_CHECKING:
     from pytest_cka_memory.baseline.file import BaselineKey, Entries, Figures
-    from pytest_cka_memory.core.conditions import Changed
-    from pytest_cka_memory.core.fingerprint import Fingerprint
+    from pytest_cka_memory.core.conditions import Changed, Fingerprint
     from pytest_cka_memory.core.tolerance import Tolerance
     from pytest_cka_memory.core.verdicts import Limit
 
@@ -95,8 +94,7 @@ class BaselinePlan:
             tolerance: how far figures may rise.
         """
         from pytest_cka_memory.baseline.limit import WithinBaseline
-        from pytest_cka_memory.core.conditions import changed, conditions_of
-        from pytest_cka_memory.core.fingerprint import fingerprint_of
+        from pytest_cka_memory.core.conditions import changed, conditions_of, fingerprint_of
 
         fingerprint = None if facts is None else fingerprint_of(facts)
         now = None if facts is None else conditions_of(facts)

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from pytest_cka_memory.baseline.file import BaselineKey, Entries, Figures
-from pytest_cka_memory.core.collection import file_of
+from pytest_cka_memory.core.report import file_of
 
 _Signature = frozenset[tuple[BaselineKey, tuple[tuple[str, int | None], ...]]]
 

@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass, fields, replace
 from operator import attrgetter
 from typing import Annotated, Any, get_type_hints
 
-from pytest_cka_memory.core.additional_figures import AdditionalFigures
 from pytest_cka_memory.core.conditions import OF_OPERATORS, OF_SCRATCH
 from pytest_cka_memory.core.decoder import decode
-from pytest_cka_memory.core.figure import Figure
+from pytest_cka_memory.core.figure_rows import AdditionalFigures, Figure
 from pytest_cka_memory.core.growth import Sample, growth_bytes_per_batch
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.units import MB

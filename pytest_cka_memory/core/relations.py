@@ -6,9 +6,14 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from typing import Any
 
-from pytest_cka_memory.core.conditions import Changed, changed, conditions_of, listed
+from pytest_cka_memory.core.conditions import (
+    Changed,
+    changed,
+    conditions_of,
+    fingerprint_of,
+    listed,
+)
 from pytest_cka_memory.core.figures import COMPARED, FIGURES, RegionRecord
-from pytest_cka_memory.core.fingerprint import fingerprint_of
 from pytest_cka_memory.core.tolerance import (
     Tolerance,
     depending_on,

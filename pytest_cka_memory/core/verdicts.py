@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
-from pytest_cka_memory.core.additional_figures import NOT_OF_DEVICE
 from pytest_cka_memory.core.decoder import decode
+from pytest_cka_memory.core.figure_rows import NOT_OF_DEVICE
 from pytest_cka_memory.core.figures import RegionRecord
 
 

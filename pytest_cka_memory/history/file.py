@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pytest_cka_memory.core.conditions import Conditions, conditions_of
+from pytest_cka_memory.core.conditions import Conditions, Fingerprint, conditions_of, fingerprint_of
 from pytest_cka_memory.core.decoder import (
     RepeatedKeyError,
     ShapeError,
@@ -15,7 +15,6 @@ from pytest_cka_memory.core.decoder import (
     unique_keys,
 )
 from pytest_cka_memory.core.figures import rounded_figures
-from pytest_cka_memory.core.fingerprint import Fingerprint, fingerprint_of
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.errors import ReportError
 

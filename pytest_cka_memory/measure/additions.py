@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Iterable
 from importlib import import_module
 from typing import Any
 
-from pytest_cka_memory.core.additional_figures import ADDITIONS, CYCLES, DRIVER, PROCESS, TIMELINE
+from pytest_cka_memory.core.figure_rows import ADDITIONS, CYCLES, DRIVER, PROCESS, TIMELINE
 from pytest_cka_memory.errors import MissingPackageError
 from pytest_cka_memory.meters.base import Meter, Peaks
 

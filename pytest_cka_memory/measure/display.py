@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from pytest_cka_memory.core.figure import Figure
+from pytest_cka_memory.core.figure_rows import Figure
 from pytest_cka_memory.core.figures import RegionRecord, shown_columns
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.errors import MissingPackageError

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pytest_cka_memory.core.processes import ProcessSample, ProcessUse, steady_growth
+from pytest_cka_memory.core.growth import ProcessSample, ProcessUse, steady_growth
 from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.meters.base import Meter, Peaks
 from pytest_cka_memory.meters.process import ProcessReading, ProcessTree

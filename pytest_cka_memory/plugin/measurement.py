@@ -14,10 +14,10 @@ from zlib import crc32
 
 import pytest
 
-from pytest_cka_memory.core.additional_figures import TIMELINE
+from pytest_cka_memory.core.figure_rows import TIMELINE
 from pytest_cka_memory.core.figures import RegionRecord
 from pytest_cka_memory.core.growth import GROWTH_ON_HOST
-from pytest_cka_memory.core.report_builder import Payload
+from pytest_cka_memory.core.report import Payload
 from pytest_cka_memory.core.verdicts import Limit, Result, judge
 from pytest_cka_memory.errors import LimitWarning
 from pytest_cka_memory.integrations.ranks import this_rank

@@ -182,7 +182,7 @@ def _marker_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
     given = {mark.name for mark in item.iter_markers()}
     allowing = _closest(item, NO_ALLOCATIONS) if NO_ALLOCATIONS in given else None
     if allowing is not None and (allowing.args or allowing.kwargs):
-        from pytest_cka_memory.core.marker_arguments import call_text
+        from pytest_cka_memory.limits import call_text
 
         text = call_text(NO_ALLOCATIONS, allowing.args, allowing.kwargs)
         raise LimitError(f"{text}: it takes no arguments; write @pytest.mark.{NO_ALLOCATIONS}")
@@ -205,7 +205,7 @@ def _baseline_limits(item: pytest.Item, settings: Settings) -> "list[Limit]":
     is_compared = False
     mark = _closest(item, BASELINE_MARKER)
     if mark is not None:
-        from pytest_cka_memory.core.marker_arguments import call_text, only_warns, with_argument
+        from pytest_cka_memory.limits import call_text, only_warns, with_argument
 
         given, warns = _limit_from_marker(mark), only_warns(mark.kwargs)
         text = mark.name if given is None else f"{mark.name}({given.text!r})"

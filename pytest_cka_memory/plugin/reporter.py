@@ -12,11 +12,10 @@ import pytest
 
 import pytest_cka_memory
 from emulated_cuda import tried_torch
-from pytest_cka_memory.core import fingerprint
-from pytest_cka_memory.core.collection import Collection, file_of, merged
+from pytest_cka_memory.core import conditions
 from pytest_cka_memory.core.fixture_names import is_scope
 from pytest_cka_memory.core.places import anonymizer
-from pytest_cka_memory.core.report_builder import ReportBuilder
+from pytest_cka_memory.core.report import Collection, ReportBuilder, file_of, merged
 from pytest_cka_memory.errors import ReportError
 from pytest_cka_memory.integrations import xdist
 from pytest_cka_memory.meters.device_names import is_emulated
@@ -245,7 +244,7 @@ class Reporter:
 
     def _warnings(self) -> list[str]:
         """Return what is known in this process so far; some needs torch, which may come later."""
-        texts = [tried_torch.warning_about(fingerprint.installed_torch())]
+        texts = [tried_torch.warning_about(conditions.installed_torch())]
         if is_emulated(self.settings.device):
             from emulated_cuda import activation
 

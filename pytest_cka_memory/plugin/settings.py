@@ -214,7 +214,7 @@ def _also(config: pytest.Config) -> tuple[str, ...]:
     text = _valued(config, "also")
     if text is None:
         return ()
-    from pytest_cka_memory.core.additional_figures import ADDITIONS, PROCESS
+    from pytest_cka_memory.core.figure_rows import ADDITIONS, PROCESS
 
     names = [name.strip() for name in text.split(",")]
     if PROCESS in names and find_spec("psutil") is None:

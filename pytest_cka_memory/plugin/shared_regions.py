@@ -30,7 +30,7 @@ from pytest_cka_memory.plugin.settings import settings_key
 
 if TYPE_CHECKING:
     from pytest_cka_memory.core.figures import RegionRecord
-    from pytest_cka_memory.core.report_builder import Payload
+    from pytest_cka_memory.core.report import Payload
     from pytest_cka_memory.core.verdicts import Limit, Result
     from pytest_cka_memory.measure.probe import MemoryProbe
 
@@ -182,7 +182,7 @@ class FixtureRegions:
                 meter = meter_of(self._config)
             except pytest.UsageError:  # the device of the session is not available
                 return False
-        from pytest_cka_memory.core.fingerprint import fingerprint_of
+        from pytest_cka_memory.core.conditions import fingerprint_of
 
         if fingerprint_of(probe.meter.facts()) == fingerprint_of(meter.facts()):
             return True

@@ -10,8 +10,13 @@ from typing import NamedTuple
 
 from pytest_cka_memory.core.conditions import listed
 from pytest_cka_memory.core.figures import COMPARED
-from pytest_cka_memory.core.peak_differences import PeakChange, PeakDifference
-from pytest_cka_memory.core.two_reports import Change, Comparison, RegionKey
+from pytest_cka_memory.core.two_reports import (
+    Change,
+    Comparison,
+    PeakChange,
+    PeakDifference,
+    RegionKey,
+)
 from pytest_cka_memory.reports import markdown, summary
 from pytest_cka_memory.reports.escapes import code, one_line, sentence
 from pytest_cka_memory.reports.fitting import fitted, laid_out

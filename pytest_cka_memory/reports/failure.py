@@ -5,12 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from pytest_cka_memory.core import garbage, process_limits, shares
-from pytest_cka_memory.core.additional_figures import DRIVER, PROCESS
+from pytest_cka_memory.core import sentences
+from pytest_cka_memory.core.figure_rows import DRIVER, PROCESS
 from pytest_cka_memory.core.figures import FIGURES, RegionRecord
 from pytest_cka_memory.core.fixture_names import is_scope
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import Breach, Result
+from pytest_cka_memory.limits import process
 from pytest_cka_memory.reports.escapes import shorten
 from pytest_cka_memory.reports.fitting import kinds_lines, wrapped
 from pytest_cka_memory.reports.tables import provenance_of, sparkline
@@ -192,9 +193,9 @@ def explanation(
     """
     figure = FIGURES.get(breach.figure)
     if figure is not None and figure.measured_by == PROCESS:
-        for line in process_limits.lines_about(record):
+        for line in process.lines_about(record):
             yield from wrapped(line, width, "  ")
-        if not process_limits.holdings_of(record):
+        if not process.holdings_of(record):
             return
         yield "  tensors that are still live:"
     if figure is not None and figure.measured_by == DRIVER:
@@ -210,7 +211,7 @@ def explanation(
         span = f"{format_with_unit(min(rises))} to {format_with_unit(max(rises))}"
         bars = sparkline(rises, min(_BARS, width - len(span) - 28))
         yield f"  {bars}  {span} above the first batch"
-    if record.garbage and garbage.part_of_message(record, breach.figure):
+    if record.garbage and sentences.part_of_message(record, breach.figure):
         yield "  garbage in reference cycles:"
         for holding in record.garbage[:1]:
             yield from holding_lines(holding, width)
@@ -242,7 +243,7 @@ def explanation(
     )
     if advice:
         yield from wrapped(f"what to do: {advice}", width, "  ")
-    yield from wrapped(shares.sentence(record, breach.figure), width, "  ")
+    yield from wrapped(sentences.sentence(record, breach.figure), width, "  ")
     if breach.figure == "retained_bytes" and record.host_retained_bytes:
         also = f"also retained on the host: {format_exact(record.host_retained_bytes)}, not judged"
         yield from wrapped(also, width, "  ")
@@ -301,7 +302,7 @@ def holdings_of(breach: Breach, record: RegionRecord) -> tuple[Holding, ...]:
     """Return the storages whose bytes the figure of a broken limit counts, largest group first."""
     figure = FIGURES.get(breach.figure)
     if figure is not None and figure.measured_by == PROCESS:
-        return process_limits.holdings_of(record)
+        return process.holdings_of(record)
     found: tuple[Holding, ...] = getattr(record, _explaining_field(breach))
     return found
 

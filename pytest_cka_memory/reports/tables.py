@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pytest_cka_memory.core.figure import Figure
+from pytest_cka_memory.core.figure_rows import Figure
 from pytest_cka_memory.core.figures import COLUMNS, FIGURES, shown_columns
 from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Result
 from pytest_cka_memory.errors import ReportError

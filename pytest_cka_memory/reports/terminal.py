@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from pytest_cka_memory.core import garbage
-from pytest_cka_memory.core.figure import Figure
+from pytest_cka_memory.core import sentences
+from pytest_cka_memory.core.figure_rows import Figure
 from pytest_cka_memory.core.figures import COMPARED, FIGURES
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import KNOWN, WARNED, Result
@@ -265,12 +265,12 @@ def highest(results: Sequence[Result]) -> list[str]:
 
 def garbage_at_peaks(results: Sequence[Result]) -> list[str]:
     """Return a sentence about the region with the most garbage at its peak, if there is one."""
-    found = [result for result in results if garbage.note_on_peak(result.record)]
+    found = [result for result in results if sentences.note_on_peak(result.record)]
     if not found:
         return []
-    most = max(found, key=lambda result: garbage.bytes_at_peak(result.record))
+    most = max(found, key=lambda result: sentences.bytes_at_peak(result.record))
     others = f" (and in {counted(len(found) - 1, 'other region')})" if len(found) > 1 else ""
-    return [f"garbage: {garbage.note_on_peak(most.record)}, in {most.name}{others}"]
+    return [f"garbage: {sentences.note_on_peak(most.record)}, in {most.name}{others}"]
 
 
 def findings(results: Sequence[Result], width: int = 100) -> list[Line]:

@@ -11,7 +11,7 @@ from leaks_in_torch import TORCH
 from planted import NO_HOLDER, Leak, cleaned_up, holder_text
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.core import shares
+from pytest_cka_memory.core import sentences
 
 NEEDS_LIBRARY = [
     "adapted_parameter_as_an_attribute",
@@ -70,7 +70,7 @@ def test_a_planted_leak_is_reported_with_its_bytes_holder_line_and_hint(leak: Le
         assert holding.hint is None or leak.held_by == NO_HOLDER
     else:
         assert leak.hint in (holding.hint or "")
-    said = shares.sentence(region.record, "retained_bytes")
+    said = sentences.sentence(region.record, "retained_bytes")
     explained_bytes = sum(each.bytes for each in region.retained if each.held_by is not None)
     if leak.held_by == NO_HOLDER:
         assert said.endswith("; no reference of a Python object to the rest was found")

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
+from pytest_cka_memory.core.conditions import Fingerprint
 from pytest_cka_memory.core.figures import RegionRecord
-from pytest_cka_memory.core.fingerprint import Fingerprint
 from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report

@@ -20,7 +20,7 @@ from pytest_cka_memory.baseline import file as baseline_file
 from pytest_cka_memory.baseline.file import BaselineKey, Entries
 from pytest_cka_memory.baseline.output import BaselineOutput
 from pytest_cka_memory.baseline.plan import BaselinePlan
-from pytest_cka_memory.core.fingerprint import Fingerprint, fingerprint_of
+from pytest_cka_memory.core.conditions import Fingerprint, fingerprint_of
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.errors import BaselineError

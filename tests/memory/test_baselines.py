@@ -12,10 +12,9 @@ from pytest_cka_memory.baseline.changes import BaselineChange
 from pytest_cka_memory.baseline.file import BaselineKey
 from pytest_cka_memory.baseline.limit import WithinBaseline, tolerance_of_marker
 from pytest_cka_memory.baseline.update import Update, updated
-from pytest_cka_memory.core import fingerprint
-from pytest_cka_memory.core.conditions import Changed
+from pytest_cka_memory.core import conditions
+from pytest_cka_memory.core.conditions import Changed, Fingerprint, fingerprint_of
 from pytest_cka_memory.core.figures import rounded_figures
-from pytest_cka_memory.core.fingerprint import Fingerprint, fingerprint_of
 from pytest_cka_memory.core.tolerance import parse_tolerance
 from pytest_cka_memory.core.verdicts import Result, judge
 from pytest_cka_memory.limits import Breach, Unjudged, limit_from_marker
@@ -96,9 +95,9 @@ def test_torch_without_metadata_has_no_version_in_the_fingerprint(
     def no_metadata(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(fingerprint, "version", no_metadata)
-    installed = fingerprint.installed_torch.__wrapped__
-    monkeypatch.setattr(fingerprint, "installed_torch", installed)
+    monkeypatch.setattr(conditions, "version", no_metadata)
+    installed = conditions.installed_torch.__wrapped__
+    monkeypatch.setattr(conditions, "installed_torch", installed)
     assert fingerprint_of({**FACTS, "torch": None}).torch is None
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_cka_memory.core.collection import Collection, merged
+from pytest_cka_memory.core.report import Collection, merged
 
 FILE = Collection(frozenset({"a/t.py::test_is"}), frozenset({"a/t.py"}))
 FOLDER = Collection(frozenset({"a/t.py::test_is"}), frozenset({"a"}))

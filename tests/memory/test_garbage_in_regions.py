@@ -9,9 +9,9 @@ from garbage_programs import BATCHES, SIZE, STEPS, no_automatic_collections, own
 from growth_programs import Cycle
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.core.garbage import note_on_growth, note_on_peak, part_of_message
 from pytest_cka_memory.core.growth import Sample
-from pytest_cka_memory.core.maximum_limits import Maximum
+from pytest_cka_memory.core.sentences import note_on_growth, note_on_peak, part_of_message
+from pytest_cka_memory.limits.figures import Maximum
 from pytest_cka_memory.meters.blocks.python_objects import CompiledCensus
 
 BYTES = 4 * SIZE

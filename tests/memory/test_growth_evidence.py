@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe, Region, RegionRecord
-from pytest_cka_memory.core import shares
+from pytest_cka_memory.core import sentences
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.limits import flat_per_batch
@@ -58,7 +58,7 @@ def test_what_each_kth_batch_keeps_is_named_beside_a_number_per_batch(
     growth = region.growth_bytes_per_batch
     assert first.bytes_per_batch is not None
     assert 0.8 * growth < first.bytes_per_batch < 1.4 * growth
-    said = shares.sentence(region.record, "growth_bytes_per_batch")
+    said = sentences.sentence(region.record, "growth_bytes_per_batch")
     assert said.startswith("explains ")
     assert said.endswith(" per batch")
 
@@ -75,7 +75,7 @@ def test_the_last_of_a_list_counts_although_a_variable_has_it() -> None:
     """What is found at a variable was made at the same line as the rest of the list."""
     with MemoryProbe("cpu", explainer=Judged()).measure() as region:
         listed(region)
-    said = shares.sentence(region.record, "growth_bytes_per_batch")
+    said = sentences.sentence(region.record, "growth_bytes_per_batch")
     assert said == "explains 4 of 4 B per batch"
 
 
@@ -195,4 +195,4 @@ def shares_of() -> Iterator[tuple[RegionRecord, str, str]]:
 @pytest.mark.parametrize(("found", "figure", "said"), shares_of())
 def test_share_of_what_is_explained(found: RegionRecord, figure: str, said: str) -> None:
     """The sentence says how many bytes are explained, and why the rest is not."""
-    assert shares.sentence(found, figure) == said
+    assert sentences.sentence(found, figure) == said

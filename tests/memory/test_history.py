@@ -10,7 +10,7 @@ import pytest
 from reports_made import SESSION, kept, record
 
 from pytest_cka_memory.cli.main import UNUSABLE, main
-from pytest_cka_memory.core.fingerprint import fingerprint_of
+from pytest_cka_memory.core.conditions import fingerprint_of
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.errors import ReportError

@@ -22,7 +22,7 @@ import sys
 from pathlib import Path
 from pytest_cka_memory.baseline import file as baseline_file
 from pytest_cka_memory.baseline.file import BaselineKey
-from pytest_cka_memory.core.fingerprint import Fingerprint
+from pytest_cka_memory.core.conditions import Fingerprint
 from pytest_cka_memory.reports import files
 from pytest_cka_memory.core.figures import COMPARED
 

@@ -9,10 +9,9 @@ from reports_made import HOSTILE, SESSION, record
 
 from pytest_cka_memory.cli.main import main
 from pytest_cka_memory.core.holdings import Holding
-from pytest_cka_memory.core.peak_differences import PeakDifference, peak_differences
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.tolerance import parse_tolerance
-from pytest_cka_memory.core.two_reports import compare
+from pytest_cka_memory.core.two_reports import PeakDifference, compare, peak_differences
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports import comparison
 from pytest_cka_memory.reports.json import writer

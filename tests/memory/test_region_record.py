@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from pytest_cka_memory import Holding, RegionRecord, Sample
-from pytest_cka_memory.core.additional_figures import AdditionalFigures
+from pytest_cka_memory.core.figure_rows import AdditionalFigures
 from pytest_cka_memory.core.figures import DERIVED, READABLE
 from pytest_cka_memory.units import MB
 

@@ -2,7 +2,7 @@
 
 from reports_made import SESSION, one_of_each
 
-from pytest_cka_memory.core.report_builder import ReportBuilder
+from pytest_cka_memory.core.report import ReportBuilder
 
 
 def test_fields_that_have_nothing_are_not_kept_and_are_read_back():

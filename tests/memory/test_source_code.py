@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_cka_memory.core.source_code import expression_at
+from pytest_cka_memory.core.allocations import expression_at
 
 HAS_COLUMNS = hasattr(CodeType, "co_positions")
 NEEDS_COLUMNS = pytest.mark.skipif(
@@ -117,7 +117,7 @@ def test_without_columns_it_is_the_whole_line(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         "import sys\n"
-        "from pytest_cka_memory.core.source_code import expression_at\n"
+        "from pytest_cka_memory.core.allocations import expression_at\n"
         "def seen():\n"
         "    caller = sys._getframe(1)\n"
         "    return expression_at(caller.f_code, caller.f_lasti)\n"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.core.report_builder import ReportBuilder
+from pytest_cka_memory.core.report import ReportBuilder
 from pytest_cka_memory.meters import objects
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 from pytest_cka_memory.meters.ledger.meter import StorageMeter

@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from pytest_cka_memory.core.fingerprint import fingerprint_of
+from pytest_cka_memory.core.conditions import fingerprint_of
 
 # Sessions in this process must not import it again: tests replace its functions.
 from pytest_cka_memory.plugin import device as session_device  # noqa: F401

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pytest_cka_memory.core import fingerprint
+from pytest_cka_memory.core import conditions
 from pytest_cka_memory.meters.selection import meter_for
 
 TWO = """
@@ -218,7 +218,7 @@ def test_torch_version_that_was_not_tried_is_named_once(scripted, monkeypatch, o
 
     It is the summary if only a marker asks for the plugin.
     """
-    monkeypatch.setattr(fingerprint, "installed_torch", lambda: "2.99.0.dev20270110+cu132")
+    monkeypatch.setattr(conditions, "installed_torch", lambda: "2.99.0.dev20270110+cu132")
     test = "import pytest\n@pytest.mark.zero_retention\ndef test_it(meter): pass"
     run = scripted(test, *options, writes_json=False)
     run.assert_outcomes(passed=1)

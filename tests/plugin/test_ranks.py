@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from pytest_cka_memory.core.report_builder import ReportBuilder
+from pytest_cka_memory.core.report import ReportBuilder
 from pytest_cka_memory.integrations import torchrun as ranks
 from pytest_cka_memory.integrations.ranks import Rank
 from pytest_cka_memory.integrations.torchrun import RankSync

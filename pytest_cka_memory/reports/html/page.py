@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pytest_cka_memory.core import kinds, shares
-from pytest_cka_memory.core.figure import Figure
+from pytest_cka_memory.core import kinds, sentences
+from pytest_cka_memory.core.figure_rows import Figure
 from pytest_cka_memory.core.figures import COLUMNS, FIGURES, RegionRecord
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report
@@ -151,7 +151,7 @@ def _held(record: RegionRecord) -> Iterator[str]:
             yield line
         for holding in holdings:
             yield from map(one_line, holding_lines(holding, traced=not at_peak))
-        if holdings and (line := shares.sentence(record, figure)):
+        if holdings and (line := sentences.sentence(record, figure)):
             yield line
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pytest_cka_memory.core.figure import Figure
+from pytest_cka_memory.core.figure_rows import Figure
 from pytest_cka_memory.core.figures import DERIVED, MEASURED
 
 _TEMPLATE = Path(__file__).with_name("schema.json")

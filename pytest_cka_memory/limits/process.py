@@ -1,11 +1,11 @@
-"""The limit on growth of the process's memory, with the words that say whose it is."""
+"""What messages say of the memory of processes, and the limit on its growth."""
 
 from dataclasses import dataclass
 
-from pytest_cka_memory.core.additional_figures import PROCESS
+from pytest_cka_memory.core.figure_rows import PROCESS
 from pytest_cka_memory.core.figures import RegionRecord
+from pytest_cka_memory.core.growth import MIN_JUDGED_SAMPLES, ProcessUse, steady_growth
 from pytest_cka_memory.core.holdings import Holding
-from pytest_cka_memory.core.processes import MIN_JUDGED_SAMPLES, ProcessUse, steady_growth
 from pytest_cka_memory.core.verdicts import Breach, Limit, Verdict
 from pytest_cka_memory.units import counted, format_exact, format_with_unit
 

@@ -1,7 +1,8 @@
-"""Reduce a recording to what a picture needs: levels at some moments, by module and by line.
+"""Memory over time: what a meter has recorded of a region, reduced to what a picture needs.
 
 A moment is an event at which the picture knows every level exactly. If there are too many events,
-the highest of every few is kept, and all of those around the peak.
+the highest of every few is kept, and all of those around the peak. The places of a timeline are
+divided into bands: few enough to tell apart in a picture.
 """
 
 from __future__ import annotations
@@ -9,12 +10,179 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
-from pytest_cka_memory.core.recordings import RecordedBlock, Recording
-from pytest_cka_memory.core.timeline_bands import Bands, Place, bands_by_line, bands_by_module
+from pytest_cka_memory.core.allocations import RecordedSite
+from pytest_cka_memory.units import counted
+
+_MOST_BANDS = 12
+_MOST_MODULES = 10
+_UNKNOWN = "outside Python code, such as in a backward pass"
+
+
+class Place(NamedTuple):
+    """Where blocks were allocated, in words; what is unknown is empty."""
+
+    line: str
+    """``net.py:11 in Block.forward``."""
+    code: str
+    """The expression there."""
+    module: str
+    """The path of the module that was running."""
+    inside: str
+    """What allocated them if no tensor owned them."""
+    callers: tuple[str, ...]
+    """The lines that called `line`."""
+
+
+Weight = tuple[int, int]
+"""Of a place: bytes at the peak, and the most at any moment."""
+
+
+@dataclass(frozen=True)
+class Bands:
+    """The bands of one view, from the bottom of the picture to its top."""
+
+    labels: Sequence[str]
+    of_place: Mapping[int, int]
+    """Number of a place -> number of its band."""
+
+
+def bands_by_line(places: Sequence[Place], weights: Mapping[int, Weight]) -> Bands:
+    """Return one band for each of the lines that allocated most, and one for all others."""
+    return _largest({place: _line(places[place]) for place in weights}, weights, "line")
+
+
+def bands_by_module(places: Sequence[Place], weights: Mapping[int, Weight]) -> Bands:
+    """Return bands of modules, where large ones are divided; what no module has is in lines."""
+    sizes: dict[str, Weight] = {}
+    for place, weight in weights.items():
+        path = places[place].module
+        if path:
+            sizes[path] = _added(sizes.get(path, (0, 0)), weight)
+    names = _modules(sizes)
+    labels = {
+        place: names.get(places[place].module) or f"no module: {_line(places[place])}"
+        for place in weights
+    }
+    return _largest(labels, weights, "place")
+
+
+def _line(place: Place) -> str:
+    line = place.line or (place.inside or _UNKNOWN)
+    code = f": {place.code}" if place.code else ""
+    inside = f" ({place.inside})" if place.inside and place.line else ""
+    return f"{line}{code}{inside}"
+
+
+def _added(one: Weight, other: Weight) -> Weight:
+    return one[0] + other[0], one[1] + other[1]
+
+
+def _largest(labels: Mapping[int, str], weights: Mapping[int, Weight], noun: str) -> Bands:
+    sizes: dict[str, Weight] = {}
+    for place, label in labels.items():
+        sizes[label] = _added(sizes.get(label, (0, 0)), weights[place])
+    by_need = sorted(sizes, key=lambda label: (-2 * sizes[label][0] - sizes[label][1], label))
+    chosen = by_need if len(by_need) <= _MOST_BANDS else by_need[: _MOST_BANDS - 1]
+    shown = sorted(chosen, key=lambda label: (-sizes[label][0], -sizes[label][1], label))
+    numbers = {label: number for number, label in enumerate(shown)}
+    rest = len(sizes) - len(shown)
+    other = [f"{counted(rest, f'other {noun}')}"] if rest else []
+    of_place = {place: numbers.get(label, len(shown)) for place, label in labels.items()}
+    return Bands([*shown, *other], of_place)
+
+
+def _modules(sizes: Mapping[str, Weight]) -> dict[str, str]:
+    """Return path -> the module whose band it is in.
+
+    It begins with the outermost modules and divides the largest into its children, again and
+    again, as long as the bands are few enough.
+    """
+    bands = _children("", sizes)
+    whole: set[str] = set()
+    while True:
+        open_bands = [name for name in bands if name not in whole and set(bands[name]) != {name}]
+        if not open_bands:
+            break
+        largest = max(open_bands, key=lambda name: _weight(bands[name], sizes))
+        parts = _children(largest, bands[largest])
+        if len(bands) - 1 + len(parts) > _MOST_MODULES:
+            whole.add(largest)
+        else:
+            del bands[largest]
+            bands.update(parts)
+            whole.update({largest} & set(parts))
+    return {path: name for name, paths in bands.items() for path in paths}
+
+
+def _weight(paths: Iterable[str], sizes: Mapping[str, Weight]) -> Weight:
+    total = (0, 0)
+    for path in paths:
+        total = _added(total, sizes[path])
+    return total
+
+
+def _children(name: str, paths: Iterable[str]) -> dict[str, list[str]]:
+    """Return child of a module -> the paths in it; a path that is the module's own stays one."""
+    start = f"{name}." if name else ""
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        part = path.removeprefix(start).partition(".")[0] if path != name else ""
+        found.setdefault(f"{start}{part}" if part else name, []).append(path)
+    return found
+
+
+class RecordedBlock(NamedTuple):
+    """A block, or several that were merged. Events are numbered from 1, in their order."""
+
+    bytes: int
+    """Of merged blocks: what they had on average between their first and last event."""
+    begin: int
+    """The event of its allocation; 0 if it is older than the region."""
+    end: int
+    """The event of its release; 0 if it was live at the region's end."""
+    stack: int
+    """Identifies where it was allocated."""
+    allocations: int
+    """How many were merged into it, or 1."""
+    on_host: bool
+    """Whether it is memory of the host beside the measured device."""
+    inside: int
+    """What allocated it if no tensor owned it: an index into :attr:`Recording.insides`."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a region has recorded. The blocks can be read once, while the region is open."""
+
+    blocks: Iterable[RecordedBlock]
+    events: int
+    """Number of allocations and releases."""
+    peak_event: int
+    """The event at which the device's level was highest; 0 if that was at the region's start."""
+    peak_bytes: int
+    """The level then."""
+    start_bytes: int
+    """The device's level at the start."""
+    host_start_bytes: int
+    """The same of the host, if another device is measured."""
+    site_of: Callable[[int], RecordedSite | None]
+    """Returns where the blocks of a stack were allocated."""
+    module_path: Callable[[int], str]
+    """Returns the path of a module that ran, by its identity; empty if it is unknown."""
+    insides: tuple[str | None, ...]
+    """What can allocate memory that no tensor owns."""
+    merged: int = 0
+    """Number of allocations that were merged with others, because there were too many."""
+    merged_bytes: int = 0
+    """No merged block is larger than this."""
+    lost: int = 0
+    """Number of allocations that are missing because even merging left too many."""
+
 
 _MOST_MOMENTS = 1500
 _ENVELOPE = 500

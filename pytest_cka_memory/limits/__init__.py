@@ -1,33 +1,63 @@
 """Build the limits of the markers from their arguments. Does not import pytest."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 
 from emulated_cuda.cards import CARDS, CONTEXT_BYTES
-from pytest_cka_memory.core.card_limits import CardMemory, FitsCards
-from pytest_cka_memory.core.growth_limits import FlatPerBatch
-from pytest_cka_memory.core.marker_arguments import (
-    SCOPES,
-    call_text,
-    only_warns,
-    scope_of,
-    with_argument,
-)
+from pytest_cka_memory.core.growth import WARMUP
 from pytest_cka_memory.core.markers import MARKERS
-from pytest_cka_memory.core.maximum_limits import (
-    Maximum,
-    MaximumInCycles,
-    MaximumLevel,
-    MaximumOfProcess,
-    MaximumOutside,
-)
-from pytest_cka_memory.core.process_limits import FlatProcess
-from pytest_cka_memory.core.processes import WARMUP
 from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
 from pytest_cka_memory.errors import LimitError, SizeError
+from pytest_cka_memory.limits.figures import (
+    CardMemory,
+    FitsCards,
+    FlatPerBatch,
+    Maximum,
+)
+from pytest_cka_memory.limits.process import FlatProcess
 from pytest_cka_memory.units import MB, megabytes
+
+SCOPES = ("function", "class", "module")
+"""What a limit can be judged over; the first is the default."""
+
+
+def only_warns(kwargs: Mapping[str, Any]) -> bool:
+    """Return the argument ``warn`` of a marker, which is False by default.
+
+    Raises:
+        LimitError: if it is neither True nor False.
+    """
+    warns = kwargs.get("warn", False)
+    if not isinstance(warns, bool):
+        raise LimitError(f"warn={warns!r}: write True or False")
+    return warns
+
+
+def scope_of(kwargs: Mapping[str, Any]) -> str:
+    """Return the argument ``scope`` of a marker, which is ``function`` by default.
+
+    Raises:
+        LimitError: if there is no such scope.
+    """
+    scope = kwargs.get("scope", SCOPES[0])
+    if scope not in SCOPES:
+        raise LimitError(f"scope={scope!r}: write one of {', '.join(map(repr, SCOPES))}")
+    return str(scope)
+
+
+def with_argument(text: str, argument: str) -> str:
+    """Return a limit as its user has written it, with one more argument: ``warn=True``."""
+    start, bracket, arguments = text.partition("(")
+    return f"{start}({arguments[:-1]}, {argument})" if bracket else f"{start}({argument})"
+
+
+def call_text(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return a marker as its user has written it, such as ``max_peak_mb(limit=-1)``."""
+    given = [*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())]
+    return f"{name}({', '.join(given)})"
+
 
 __all__ = [
     "Breach",
@@ -36,10 +66,6 @@ __all__ = [
     "FlatProcess",
     "Limit",
     "Maximum",
-    "MaximumInCycles",
-    "MaximumLevel",
-    "MaximumOfProcess",
-    "MaximumOutside",
     "Unjudged",
     "Verdict",
     "default_limits",
@@ -59,8 +85,25 @@ __all__ = [
 ]
 
 
-def max_retained_mb(limit: object) -> Maximum:
-    """Return a limit on what was allocated in the region and is live at its end.
+def _maximum(
+    marker: str, figure: str, what: str, check: Callable[[], None] | None = None
+) -> Callable[[object], Maximum]:
+    """Return the builder of a marker that limits how high a figure may be.
+
+    Args:
+        marker: its name.
+        figure: the name of the figure in the record.
+        what: the figure in words, for the builder's docstring.
+        check: raises a LimitError if the limit cannot be judged here.
+    """
+
+    def build(limit: object) -> Maximum:
+        if check is not None:
+            check()
+        return Maximum(f"{marker}({limit!r})", figure, megabytes(limit))
+
+    build.__name__ = build.__qualname__ = marker
+    build.__doc__ = f"""Return a limit on {what}.
 
     Args:
         limit: a number of MB (2**20 bytes), or a text such as ``'512 KiB'``.
@@ -68,7 +111,46 @@ def max_retained_mb(limit: object) -> Maximum:
     Raises:
         SizeError: if `limit` is not a valid size.
     """
-    return Maximum(f"max_retained_mb({limit!r})", "retained_bytes", megabytes(limit))
+    return build
+
+
+def _require_psutil() -> None:
+    if find_spec("psutil") is None:
+        raise LimitError("needs psutil: pip install 'pytest-cka-memory[process]'")
+
+
+max_retained_mb = _maximum(
+    "max_retained_mb",
+    "retained_bytes",
+    "what was allocated in the region and is live at its end",
+)
+max_peak_mb = _maximum(
+    "max_peak_mb", "peak_increase_bytes", "the rise of the peak above the level at entry"
+)
+max_level_mb = _maximum(
+    "max_level_mb", "peak_bytes", "the peak, with what was live before the region"
+)
+max_reserved_mb = _maximum(
+    "max_reserved_mb",
+    "reserved_increase_bytes",
+    "the rise of the allocator's reserve above its level at entry",
+)
+max_cycles_mb = _maximum(
+    "max_cycles_mb",
+    "cycle_bytes",
+    "what was allocated in the region and only the garbage collector frees",
+)
+max_process_mb = _maximum(
+    "max_process_mb",
+    "process_increase_bytes",
+    "the rise of the memory of the process and its children; a LimitError without psutil",
+    _require_psutil,
+)
+max_outside_mb = _maximum(
+    "max_outside_mb",
+    "outside_increase_bytes",
+    "the rise of the card's memory outside torch's allocator",
+)
 
 
 def zero_retention() -> Maximum:
@@ -76,57 +158,9 @@ def zero_retention() -> Maximum:
     return Maximum("zero_retention", "retained_bytes", 0)
 
 
-def max_peak_mb(limit: object) -> Maximum:
-    """Return a limit on the rise of the peak above the level at entry.
-
-    Args:
-        limit: a number of MB (2**20 bytes), or a text such as ``'512 KiB'``.
-
-    Raises:
-        SizeError: if `limit` is not a valid size.
-    """
-    return Maximum(f"max_peak_mb({limit!r})", "peak_increase_bytes", megabytes(limit))
-
-
-def max_level_mb(limit: object) -> MaximumLevel:
-    """Return a limit on the peak, with what was live before the region.
-
-    Args:
-        limit: a number of MB (2**20 bytes), or a text such as ``'512 KiB'``.
-
-    Raises:
-        SizeError: if `limit` is not a valid size.
-    """
-    return MaximumLevel(f"max_level_mb({limit!r})", "peak_bytes", megabytes(limit))
-
-
-def max_reserved_mb(limit: object) -> Maximum:
-    """Return a limit on the rise of the allocator's reserve above its level at entry.
-
-    Args:
-        limit: a number of MB (2**20 bytes), or a text such as ``'512 KiB'``.
-
-    Raises:
-        SizeError: if `limit` is not a valid size.
-    """
-    return Maximum(f"max_reserved_mb({limit!r})", "reserved_increase_bytes", megabytes(limit))
-
-
-def no_cycles() -> MaximumInCycles:
+def no_cycles() -> Maximum:
     """Return a limit of 0 bytes on what only the garbage collector frees."""
-    return MaximumInCycles("no_cycles", "cycle_bytes", 0)
-
-
-def max_cycles_mb(limit: object) -> MaximumInCycles:
-    """Return a limit on what was allocated in the region and only the garbage collector frees.
-
-    Args:
-        limit: a number of MB (2**20 bytes), or a text such as ``'512 KiB'``.
-
-    Raises:
-        SizeError: if `limit` is not a valid size.
-    """
-    return MaximumInCycles(f"max_cycles_mb({limit!r})", "cycle_bytes", megabytes(limit))
+    return Maximum("no_cycles", "cycle_bytes", 0)
 
 
 def flat_per_batch(tolerance_mb: object = 0.0, warmup: object = 1) -> FlatPerBatch:
@@ -143,21 +177,6 @@ def flat_per_batch(tolerance_mb: object = 0.0, warmup: object = 1) -> FlatPerBat
     tolerance_bytes, given = _tolerance_and_text(tolerance_mb, warmup, 0, 1)
     assert isinstance(warmup, int), "checked"
     return FlatPerBatch(f"flat_per_batch{given}", tolerance_bytes, warmup)
-
-
-def max_process_mb(limit: object) -> MaximumOfProcess:
-    """Return a limit on the rise of the memory of the process and its children.
-
-    Args:
-        limit: a number of MB (2**20 bytes), or a text such as ``'512 MiB'``.
-
-    Raises:
-        SizeError: if `limit` is not a valid size.
-        LimitError: if psutil is not installed.
-    """
-    _require_psutil()
-    figure = "process_increase_bytes"
-    return MaximumOfProcess(f"max_process_mb({limit!r})", figure, megabytes(limit))
 
 
 def flat_process_per_batch(tolerance_mb: object = 1.0, warmup: object = WARMUP) -> FlatProcess:
@@ -178,19 +197,6 @@ def flat_process_per_batch(tolerance_mb: object = 1.0, warmup: object = WARMUP) 
     return FlatProcess(f"flat_process_per_batch{given}", tolerance_bytes, warmup)
 
 
-def max_outside_mb(limit: object) -> MaximumOutside:
-    """Return a limit on the rise of the card's memory outside torch's allocator.
-
-    Args:
-        limit: a number of MB (2**20 bytes), or a text such as ``'512 MiB'``.
-
-    Raises:
-        SizeError: if `limit` is not a valid size.
-    """
-    figure = "outside_increase_bytes"
-    return MaximumOutside(f"max_outside_mb({limit!r})", figure, megabytes(limit))
-
-
 def fits(*cards: object) -> FitsCards:
     """Return a limit on the peak: it must fit the memory of each card.
 
@@ -209,11 +215,6 @@ def fits(*cards: object) -> FitsCards:
         f"fits({', '.join(repr(card.name) for card in known)})",
         tuple(CardMemory(card.name, card.total_bytes, CONTEXT_BYTES) for card in known),
     )
-
-
-def _require_psutil() -> None:
-    if find_spec("psutil") is None:
-        raise LimitError("needs psutil: pip install 'pytest-cka-memory[process]'")
 
 
 def _tolerance_and_text(

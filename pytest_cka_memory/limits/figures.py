@@ -1,0 +1,196 @@
+"""Limits on one figure: how high it may be, how fast it may grow, which cards it must fit."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from pytest_cka_memory.core.figures import FIGURES, RegionRecord
+from pytest_cka_memory.core.growth import MIN_JUDGED_BATCHES, full_batches, growth_bytes_per_batch
+from pytest_cka_memory.core.holdings import Holding
+from pytest_cka_memory.core.sentences import note_on_growth, part_of_message
+from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
+from pytest_cka_memory.limits.process import whose
+from pytest_cka_memory.units import counted, format_exact, format_with_unit
+
+
+def _parts_of_level(record: RegionRecord) -> str:
+    return (
+        f"; it was {format_exact(record.start_bytes)} at the start of the region, which added "
+        f"{format_exact(record.peak_increase_bytes)}"
+    )
+
+
+def _parts_outside(record: RegionRecord) -> str:
+    start_bytes, peak_bytes = record.outside_start_bytes, record.outside_peak_bytes
+    if start_bytes is None or peak_bytes is None:
+        return ""
+    return (
+        f"; it was {format_with_unit(start_bytes)} at entry and {format_with_unit(peak_bytes)} "
+        "at its highest, and torch's reserve rose by "
+        f"{format_with_unit(record.reserved_increase_bytes or 0)} at most"
+    )
+
+
+_PARTS: Mapping[str, Callable[[RegionRecord], str]] = {
+    "peak_bytes": _parts_of_level,
+    "cycle_bytes": lambda record: "; it stays allocated until the garbage collector runs",
+    "process_increase_bytes": whose,
+    "outside_increase_bytes": _parts_outside,
+}
+"""Figure -> what it consists of, as the end of a message about it."""
+
+
+@dataclass(frozen=True)
+class Maximum(Limit):
+    """A figure of the record may be at most ``allowed_bytes``."""
+
+    figure: str
+    """Its name in the record: ``retained_bytes``."""
+    allowed_bytes: int
+
+    @property
+    def addition(self) -> str:
+        return FIGURES[self.figure].measured_by
+
+    @property
+    def judges_device(self) -> bool:
+        return FIGURES[self.figure].of_device
+
+    def judge(self, record: RegionRecord) -> Verdict:
+        """Return None, a breach, or why the device cannot be judged."""
+        measured = getattr(record, self.figure)
+        if measured is None:
+            return Unjudged(self.text, FIGURES[self.figure].unknown_because)
+        if measured <= self.allowed_bytes:
+            return None
+        parts = _PARTS[self.figure](record) if self.figure in _PARTS else ""
+        message = (
+            f"{FIGURES[self.figure].noun} {format_exact(measured)}, "
+            f"allowed {format_exact(self.allowed_bytes)}: "
+            f"{format_exact(measured - self.allowed_bytes)} too much{parts}"
+            f"{part_of_message(record, self.figure)}"
+        )
+        return Breach(self.text, self.allowed_bytes, measured, message, self.figure)
+
+
+_GROWTH = "growth_bytes_per_batch"
+
+
+@dataclass(frozen=True)
+class FlatPerBatch(Limit):
+    """Live memory may grow by at most ``tolerance_bytes`` per batch, after ``warmup`` batches."""
+
+    tolerance_bytes: int
+    warmup: int
+    unit: str = "batch"
+    """What is judged in its messages: a batch, or a repeated run of the test."""
+    reports_host: ClassVar[bool] = True
+
+    def verdicts(self, record: RegionRecord) -> Sequence[Verdict]:
+        """Return the verdict, and what it leaves out: garbage, and tensors on the host."""
+        garbage = note_on_growth(record, self.warmup, self.tolerance_bytes)
+        left = _left_on_host(record.host_retained)
+        return [
+            self.judge(record),
+            Unjudged(f"{self.text} of garbage", garbage) if garbage else None,
+            Unjudged(f"{self.text} on the host", left) if left else None,
+        ]
+
+    def judge(self, record: RegionRecord) -> Verdict:
+        """Return None or a breach; too few batches are a breach that says how many are missing."""
+        growth = growth_bytes_per_batch(record.timeline, self.warmup)
+        if growth is None:
+            return Breach(self.text, self.tolerance_bytes, None, self._missing(record), _GROWTH)
+        if growth <= self.tolerance_bytes:
+            return None
+        message = (
+            f"grew by {format_exact(growth)} per {self.unit} over "
+            f"{counted(record.batches, self.unit)}, allowed {format_exact(self.tolerance_bytes)} "
+            f"per {self.unit}{part_of_message(record, _GROWTH)}"
+        )
+        return Breach(self.text, self.tolerance_bytes, growth, message, _GROWTH)
+
+    def _missing(self, record: RegionRecord) -> str:
+        if not record.timeline:
+            return (
+                "cannot be judged because no batch was seen: loop over region.batches(loader), "
+                "call region.batch_done() after each batch, or write 'with region.each_step():' "
+                "around code that trains with an optimizer"
+            )
+        needed, seen = self.warmup + MIN_JUDGED_BATCHES, len(full_batches(record.timeline))
+        return (
+            f"cannot be judged because {counted(seen, 'full batch')} "
+            f"{'was' if seen == 1 else 'were'} seen and {needed} are needed "
+            f"({self.warmup} to warm up, {MIN_JUDGED_BATCHES} to judge): "
+            f"add {needed - seen} more of the same size"
+        )
+
+
+def _left_on_host(groups: Sequence[Holding]) -> str:
+    """Return what a line has left in several batches, as a sentence; empty if there is nothing.
+
+    It describes the largest group, with all that the same expression has allocated: the first
+    storages of a graph, for example, are held in another way than the others.
+    """
+    largest = next((group for group in groups if (group.batches or 0) > 1), None)
+    if largest is None:
+        return ""
+    same = [group for group in groups if group.made_at == largest.made_at]
+    count, size = sum(group.count for group in same), sum(group.bytes for group in same)
+    made = f": made at {largest.made_at}" if largest.created_at else ""
+    held = f", held by {largest.held_by}" if largest.held_by else ""
+    advice = f"; what to do: {largest.hint}" if largest.hint else ""
+    return (
+        f"{counted(count, 'tensor')}, {format_exact(size)}, allocated in several batches, are "
+        f"retained and not judged{made}{held}{advice}"
+    )
+
+
+@dataclass(frozen=True)
+class CardMemory:
+    """The memory of one card, in bytes."""
+
+    name: str
+    total_bytes: int
+    context_bytes: int
+    """What the CUDA context takes of it, so that torch's allocator cannot."""
+
+    @property
+    def usable_bytes(self) -> int:
+        """What torch's allocator can have."""
+        return self.total_bytes - self.context_bytes
+
+
+@dataclass(frozen=True)
+class FitsCards(Limit):
+    """The peak may be at most what the allocator can have on each of the cards.
+
+    On one of these cards, emulated or not, a region that needs more ends with torch's error, so a
+    broken limit is always an estimate from the peak on another device.
+    """
+
+    cards: tuple[CardMemory, ...]
+
+    def judge(self, record: RegionRecord) -> Verdict:
+        """Return None if the peak, with what was live before the region, fits every card."""
+        smallest = min(self.cards, key=lambda card: card.usable_bytes)
+        if record.peak_bytes <= smallest.usable_bytes:
+            return None
+        found = "; ".join(_words(card, record.peak_bytes) for card in self.cards)
+        message = (
+            f"peak {format_exact(record.peak_bytes)}, without the CUDA context of "
+            f"{format_with_unit(smallest.context_bytes)}: {found}. This is an estimate from the "
+            "peak on the measured device"
+        )
+        return Breach(self.text, smallest.usable_bytes, record.peak_bytes, message, "peak_bytes")
+
+
+def _words(card: CardMemory, peak_bytes: int) -> str:
+    room = card.usable_bytes - peak_bytes
+    size = format_with_unit(abs(room))
+    of = f"of {format_with_unit(card.total_bytes)}"
+    return (
+        f"fits {card.name} {of}, {size} head room"
+        if room >= 0
+        else (f"does not fit {card.name} {of}, {size} missing")
+    )
