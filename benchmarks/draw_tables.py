@@ -22,7 +22,7 @@ from versions_tables import skips, versions
 
 from pytest_cka_memory.reports import terminal
 from pytest_cka_memory.reports.files import write_whole
-from pytest_cka_memory.reports.json.reader import read
+from pytest_cka_memory.stored.json_report import read
 from pytest_cka_memory.units import MB
 
 ROOT = Path(__file__).parents[1]

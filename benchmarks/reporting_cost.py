@@ -22,7 +22,7 @@ from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports import files, markdown
 from pytest_cka_memory.reports.html import page as html_page
-from pytest_cka_memory.reports.json import writer as json_writer
+from pytest_cka_memory.stored import json_report as json_writer
 from pytest_cka_memory.testing import ScriptedMeter
 
 WRITERS: dict[str, Callable[[Report], str]] = {

@@ -14,7 +14,7 @@ PICTURES = {
     "pytest_cka_memory": """
         __main__
         cli            plugin
-        baseline       history        integrations
+        stored         integrations
         reports        notebook
         measure        testing      hookspecs
         holders

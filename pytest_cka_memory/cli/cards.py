@@ -21,7 +21,7 @@ from pytest_cka_memory.errors import DeviceError, ReportError
 from pytest_cka_memory.meters.device_names import EMULATED
 from pytest_cka_memory.reports import cards as card_page
 from pytest_cka_memory.reports import cards as tables
-from pytest_cka_memory.reports.json.reader import read
+from pytest_cka_memory.stored.json_report import read
 from pytest_cka_memory.units import counted
 
 DEFAULT = "t4,a10,a100,h100"

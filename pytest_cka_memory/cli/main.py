@@ -17,9 +17,8 @@ from pytest_cka_memory.errors import CkaMemoryError, ReportError
 from pytest_cka_memory.reports import comparison, files, markdown, terminal
 from pytest_cka_memory.reports.escapes import one_line
 from pytest_cka_memory.reports.html import page as html_page
-from pytest_cka_memory.reports.json.reader import read
-from pytest_cka_memory.reports.json.schema import report_schema
 from pytest_cka_memory.reports.tables import choice_of
+from pytest_cka_memory.stored.json_report import read, report_schema
 from pytest_cka_memory.units import counted
 
 OK, REGRESSION, UNUSABLE = 0, 1, 2
@@ -156,11 +155,10 @@ def _html(args: argparse.Namespace) -> int:
 
 
 def _trend(args: argparse.Namespace) -> int:
-    from pytest_cka_memory.history import drawing
-    from pytest_cka_memory.history import file as history_file
+    from pytest_cka_memory.stored import history, trend
 
     tolerance = parse_tolerance(args.tolerance)
-    sessions = history_file.read(args.file)
+    sessions = history.read(args.file)
     if not sessions:
         raise ReportError(
             f"cannot use {args.file}: it has no session; add one with pytest "
@@ -168,8 +166,8 @@ def _trend(args: argparse.Namespace) -> int:
         )
     if args.output is not None:
         _refuse_same(args.file, args.output)
-        files.write_whole(args.output, drawing.as_svg(sessions, tolerance))
-    sys.stdout.write(drawing.as_text(sessions, tolerance, every=args.all))
+        files.write_whole(args.output, trend.as_svg(sessions, tolerance))
+    sys.stdout.write(trend.as_text(sessions, tolerance, every=args.all))
     return OK
 
 

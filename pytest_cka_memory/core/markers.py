@@ -113,7 +113,7 @@ _ROWS = (
         "no figure may be more than `tolerance` above the committed baseline, nor above the test "
         "with the parameter `relative_to`; `less_than`, `at_most` and `saves` compare the figure "
         "`of`.",
-        "pytest_cka_memory.baseline.limit:tolerance_of_marker",
+        "pytest_cka_memory.stored.baselines:tolerance_of_marker",
     ),
 )
 MARKERS: Mapping[str, Marker] = {marker.name: marker for marker in _ROWS}

@@ -73,7 +73,7 @@ class FileOutput(NamedTuple):
 
 
 _RENDERERS: Mapping[str, str] = {
-    "json": "pytest_cka_memory.reports.json.writer",
+    "json": "pytest_cka_memory.stored.json_report",
     "markdown": "pytest_cka_memory.reports.markdown",
     "html": "pytest_cka_memory.reports.html.page",
 }
@@ -90,11 +90,11 @@ def outputs_of(settings: Settings) -> list[Output]:
     baseline = settings.baseline
     # A report may be given the path at which later sessions look for baselines.
     if baseline.asked_for or reports or baseline.path.exists():
-        from pytest_cka_memory.baseline.output import BaselineOutput
+        from pytest_cka_memory.stored.output import BaselineOutput
 
         others.append(BaselineOutput(baseline))
     if settings.history is not None:
-        from pytest_cka_memory.history.output import HistoryOutput
+        from pytest_cka_memory.stored.history import HistoryOutput
 
         others.append(HistoryOutput(settings.history, settings.root))
     if settings.github is not None:

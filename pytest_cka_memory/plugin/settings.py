@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_cka_memory.baseline.plan import DEFAULT_TOLERANCE, BaselinePlan
 from pytest_cka_memory.errors import LimitError, ReportError, SizeError
 from pytest_cka_memory.plugin.options import BASELINE_FILE, GRAPH, given_by, option_of, value_of
+from pytest_cka_memory.stored.plan import DEFAULT_TOLERANCE, BaselinePlan
 from pytest_cka_memory.units import counted, format_exact, parse_megabytes
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from pytest_cka_memory.core.verdicts import Unjudged
 from pytest_cka_memory.reports import github, junit, markdown
 from pytest_cka_memory.reports.anonymous import anonymous
 from pytest_cka_memory.reports.html import page
-from pytest_cka_memory.reports.json import writer
+from pytest_cka_memory.stored import json_report
 
 ROOT = Path("/home/alice/project")
 STDLIB = places._STANDARD_LIBRARY
@@ -182,7 +182,7 @@ def secret_report() -> Report:
 
 
 RENDERERS = {
-    "json": writer.render,
+    "json": json_report.render,
     "html": page.render,
     "markdown": markdown.render,
     "github": lambda report: "\n".join(github.annotations(report, lambda file: file)),
@@ -215,7 +215,7 @@ def test_report_without_secrets_is_not_changed():
     report = replace(one_of_each(), locations={"t.py::test_kept": ("t.py", 3)})
     assert anonymous(report, ROOT) == report
     large = many(50)
-    assert writer.render(anonymous(large, ROOT)) == writer.render(large)
+    assert json_report.render(anonymous(large, ROOT)) == json_report.render(large)
 
 
 def test_reasons_that_become_equal_are_counted_together():
@@ -228,5 +228,5 @@ def test_values_of_other_plugins_keep_their_types():
     """Values that other plugins add keep their types, and only their texts are changed."""
     extra = {"n": 1, "none": None, "list": ["/home/alice/x", 2.5], "on": True}
     report = replace(one_of_each(), results=(replace(broken(), extra=extra),))
-    (region,) = json.loads(writer.render(anonymous(report, ROOT)))["regions"]
+    (region,) = json.loads(json_report.render(anonymous(report, ROOT)))["regions"]
     assert region["extra"] == {"n": 1, "none": None, "list": ["…/x", 2.5], "on": True}

@@ -3,9 +3,9 @@
 import pytest
 from reports_made import CPU, GPU
 
-from pytest_cka_memory.baseline import renames
-from pytest_cka_memory.baseline.changes import BaselineChange, as_lines, changes
-from pytest_cka_memory.baseline.file import BaselineKey, Figures
+from pytest_cka_memory.stored import update
+from pytest_cka_memory.stored.baselines import BaselineKey, Figures
+from pytest_cka_memory.stored.update import BaselineChange, as_lines, changes
 from pytest_cka_memory.units import MB
 
 
@@ -121,7 +121,7 @@ def test_renamed_test_is_recognised_by_equal_figures(
     old = {BaselineKey(nodeid, "", CPU): sizes for nodeid, sizes in gone.items()}
     measured = {BaselineKey(nodeid, "", CPU): sizes for nodeid, sizes in new.items()}
     expected = {next(iter(gone)): next(iter(new))} if found else {}
-    assert renames.renames(old, gone.keys(), measured) == expected
+    assert update.renames(old, gone.keys(), measured) == expected
 
 
 def test_moved_test_is_found_among_tests_with_equal_figures() -> None:
@@ -129,7 +129,7 @@ def test_moved_test_is_found_among_tests_with_equal_figures() -> None:
     names = {"a.py::test_x": "b.py::test_x", "a.py::test_y": "b.py::test_y", "c.py::t": "c.py::u"}
     old = {BaselineKey(nodeid, "", CPU): figures() for nodeid in names}
     measured = {BaselineKey(nodeid, "", CPU): figures() for nodeid in names.values()}
-    assert renames.renames(old, names.keys(), measured) == names
+    assert update.renames(old, names.keys(), measured) == names
 
 
 def test_renamed_test_must_have_the_same_regions() -> None:
@@ -142,9 +142,9 @@ def test_renamed_test_must_have_the_same_regions() -> None:
     one = {BaselineKey("a.py::test_new", "one", CPU): A}
     both = {**one, BaselineKey("a.py::test_new", "two", CPU): B}
     gone = {"a.py::test_old"}
-    assert renames.renames(old, gone, one) == {}
-    assert renames.renames(old, gone, both) == {"a.py::test_old": "a.py::test_new"}
-    assert renames.moved(old, {"a.py::test_old": "b.py::t"}).keys() == {
+    assert update.renames(old, gone, one) == {}
+    assert update.renames(old, gone, both) == {"a.py::test_old": "a.py::test_new"}
+    assert update.moved(old, {"a.py::test_old": "b.py::t"}).keys() == {
         key._replace(nodeid="b.py::t") for key in old
     }
 
@@ -153,7 +153,7 @@ def test_test_that_had_a_baseline_is_not_a_new_name() -> None:
     """A test that existed beside the one that is gone is not a new name for it."""
     old = {BaselineKey("a.py::test_old", "", CPU): A, BaselineKey("a.py::test_new", "", CPU): B}
     measured = {BaselineKey("a.py::test_new", "", CPU): A}
-    assert renames.renames(old, {"a.py::test_old"}, measured) == {}
+    assert update.renames(old, {"a.py::test_old"}, measured) == {}
 
 
 def test_renamed_test_is_recognised_beside_lines_of_other_machines() -> None:
@@ -163,14 +163,14 @@ def test_renamed_test_is_recognised_beside_lines_of_other_machines() -> None:
     other = {**figures, "peak_increase_bytes": 9}
     before, after = "a.py::test_old", "a.py::test_new"
     old = {BaselineKey(before, "", CPU, one): figures, BaselineKey(before, "", CPU, two): other}
-    found = renames.renames(old, {before}, {BaselineKey(after, "", CPU, one): figures})
+    found = update.renames(old, {before}, {BaselineKey(after, "", CPU, one): figures})
     assert found == {before: after}
-    assert renames.moved(old, found) == {
+    assert update.moved(old, found) == {
         BaselineKey(after, "", CPU, one): figures,
         BaselineKey(after, "", CPU, two): other,
     }
     of_older_version = {BaselineKey(before, "", CPU): figures}
-    assert renames.renames(of_older_version, {before}, {BaselineKey(after, "", CPU, one): figures})
+    assert update.renames(of_older_version, {before}, {BaselineKey(after, "", CPU, one): figures})
 
 
 def test_peak_without_scratch_memory_is_shown_only_if_the_peak_is_the_same() -> None:

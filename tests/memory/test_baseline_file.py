@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from reports_made import CPU, GPU
 
-from pytest_cka_memory.baseline import file as baseline_file
-from pytest_cka_memory.baseline.file import BaselineKey
 from pytest_cka_memory.errors import BaselineError
+from pytest_cka_memory.stored import baselines as baseline_file
+from pytest_cka_memory.stored.baselines import BaselineKey
 
 FIGURES = {
     "peak_increase_bytes": 4096,

@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from reports_made import GPU
 
 from pytest_cka_memory import RegionRecord
-from pytest_cka_memory.baseline import file as baseline_file
-from pytest_cka_memory.baseline.file import BaselineKey, Entries
-from pytest_cka_memory.baseline.output import BaselineOutput
-from pytest_cka_memory.baseline.plan import BaselinePlan
 from pytest_cka_memory.core.conditions import Fingerprint, fingerprint_of
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.errors import BaselineError
+from pytest_cka_memory.stored import baselines as baseline_file
+from pytest_cka_memory.stored.baselines import BaselineKey, Entries
+from pytest_cka_memory.stored.output import BaselineOutput
+from pytest_cka_memory.stored.plan import BaselinePlan
 
 fuzz = settings(max_examples=int(os.environ.get("CKA_MEMORY_FUZZ", "100")), deadline=None)
 

@@ -15,8 +15,8 @@ from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import judge
 from pytest_cka_memory.reports import markdown, terminal
 from pytest_cka_memory.reports.html import page as html_page
-from pytest_cka_memory.reports.json import writer as json_writer
-from pytest_cka_memory.reports.json.reader import read
+from pytest_cka_memory.stored import json_report as json_writer
+from pytest_cka_memory.stored.json_report import read
 from pytest_cka_memory.units import MB
 
 

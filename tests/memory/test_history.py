@@ -14,10 +14,9 @@ from pytest_cka_memory.core.conditions import fingerprint_of
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.errors import ReportError
-from pytest_cka_memory.history import file as history_file
-from pytest_cka_memory.history.file import SCHEMA, HistorySession
-from pytest_cka_memory.history.output import HistoryOutput
 from pytest_cka_memory.reports import files
+from pytest_cka_memory.stored import history as history_file
+from pytest_cka_memory.stored.history import SCHEMA, HistoryOutput, HistorySession
 
 SESSIONS = [
     HistorySession("a" * 40, False, "2026-01-02T00:00:00+00:00", ()),

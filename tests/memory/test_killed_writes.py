@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_cka_memory.baseline import file as baseline_file
+from pytest_cka_memory.stored import baselines as baseline_file
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 
@@ -21,7 +21,7 @@ import itertools
 import sys
 from pathlib import Path
 from pytest_cka_memory.baseline import file as baseline_file
-from pytest_cka_memory.baseline.file import BaselineKey
+from pytest_cka_memory.stored.baselines import BaselineKey
 from pytest_cka_memory.core.conditions import Fingerprint
 from pytest_cka_memory.reports import files
 from pytest_cka_memory.core.figures import COMPARED

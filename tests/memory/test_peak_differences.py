@@ -14,7 +14,7 @@ from pytest_cka_memory.core.tolerance import parse_tolerance
 from pytest_cka_memory.core.two_reports import PeakDifference, compare, peak_differences
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.reports import comparison
-from pytest_cka_memory.reports.json import writer
+from pytest_cka_memory.stored import json_report
 from pytest_cka_memory.units import MB
 
 HIDDEN = Holding(
@@ -77,7 +77,7 @@ def test_regions_without_a_list_are_counted_as_not_known() -> None:
 def written(tmp_path: Path) -> Callable[[str, Report], str]:
     def write(name: str, report: Report) -> str:
         path = tmp_path / name
-        path.write_text(writer.render(report), encoding="utf-8")
+        path.write_text(json_report.render(report), encoding="utf-8")
         return str(path)
 
     return write

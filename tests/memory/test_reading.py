@@ -9,8 +9,8 @@ from reports_made import LOSSES, SESSION, hostile, many, one_of_each
 
 from pytest_cka_memory import ReportError
 from pytest_cka_memory.core.report import Report
-from pytest_cka_memory.reports.json import reader as json_reader
-from pytest_cka_memory.reports.json import writer as json_writer
+from pytest_cka_memory.stored import json_report as json_reader
+from pytest_cka_memory.stored import json_report as json_writer
 
 
 @pytest.fixture

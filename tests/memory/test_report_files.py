@@ -11,7 +11,7 @@ from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result, judge
 from pytest_cka_memory.limits import limit_from_marker
 from pytest_cka_memory.reports import files
-from pytest_cka_memory.reports.json import writer as json_writer
+from pytest_cka_memory.stored import json_report as json_writer
 
 
 def names_in(folder: Path) -> list[str]:

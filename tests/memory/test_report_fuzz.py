@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from reports_made import hostile, one_of_each
 
 from pytest_cka_memory.cli.main import OK, REGRESSION, UNUSABLE, main
-from pytest_cka_memory.reports.json import writer as json_writer
+from pytest_cka_memory.stored import json_report as json_writer
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "100"))
 WHOLE = [json_writer.render(one_of_each()), json_writer.render(hostile())]

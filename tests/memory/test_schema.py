@@ -11,8 +11,8 @@ from pytest_cka_memory.core.growth import Sample
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.limits import Breach, Unjudged
-from pytest_cka_memory.reports.json import writer as json_writer
-from pytest_cka_memory.reports.json.schema import report_schema
+from pytest_cka_memory.stored import json_report as json_writer
+from pytest_cka_memory.stored.json_report import report_schema
 
 SCHEMA = report_schema()
 VALIDATOR = Draft202012Validator(SCHEMA, format_checker=FormatChecker())

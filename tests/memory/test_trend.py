@@ -9,8 +9,8 @@ import pytest
 
 from pytest_cka_memory.cli.main import OK, UNUSABLE, main
 from pytest_cka_memory.core.tolerance import parse_tolerance
-from pytest_cka_memory.history.file import HistoryDevice, HistoryRegion, HistorySession
-from pytest_cka_memory.history.trend import Series, series_of
+from pytest_cka_memory.stored.history import HistoryDevice, HistoryRegion, HistorySession
+from pytest_cka_memory.stored.trend import Series, series_of
 from pytest_cka_memory.units import MB
 
 ONE_PERCENT = parse_tolerance("1%")

@@ -9,8 +9,8 @@ from jsonschema import Draft202012Validator
 from pytest_cka_memory.cli.main import main
 from pytest_cka_memory.reports import markdown
 from pytest_cka_memory.reports.html import page as html_page
-from pytest_cka_memory.reports.json import reader as json_reader
-from pytest_cka_memory.reports.json.schema import report_schema
+from pytest_cka_memory.stored import json_report as json_reader
+from pytest_cka_memory.stored.json_report import report_schema
 
 SOURCE = """
 import pytest

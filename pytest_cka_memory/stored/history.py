@@ -1,26 +1,22 @@
-"""The file of a history: one JSON object per line, one line per session; lines are only added."""
+"""The history of a project: a file of sessions, one a line, each with its commit."""
 
 import json
-import re
+import os
+import subprocess
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from pytest_cka_memory.core.conditions import Conditions, Fingerprint, conditions_of, fingerprint_of
-from pytest_cka_memory.core.decoder import (
-    RepeatedKeyError,
-    ShapeError,
-    decode,
-    shown,
-    unique_keys,
-)
+from pytest_cka_memory.core.decoder import RepeatedKeyError, ShapeError, decode, shown, unique_keys
 from pytest_cka_memory.core.figures import rounded_figures
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.errors import ReportError
+from pytest_cka_memory.reports import files
+from pytest_cka_memory.stored.reading import bytes_of, conflict_in, is_other_version
+from pytest_cka_memory.units import counted
 
 SCHEMA = "pytest-cka-memory-history/1"
-_SCHEMAS = re.compile(r"pytest-cka-memory-history/\d{1,9}")
-_CONFLICT = re.compile(r"(?:<{7}|={7}|>{7}|\|{7})(?: .*)?")
 
 
 @dataclass(frozen=True)
@@ -100,12 +96,7 @@ def read(path: Path) -> list[HistorySession]:
     Raises:
         ReportError: naming the file, the line and what is wrong with it.
     """
-    try:
-        if path.exists() and not path.is_file():
-            raise ReportError(f"cannot use {path}: not a regular file")
-        content = path.read_bytes()
-    except OSError as error:
-        raise ReportError(f"cannot read {path}: {error.strerror or error}") from None
+    content = bytes_of(path, ReportError)
     try:
         sessions = list(_sessions(content))
     except ReportError as error:
@@ -133,9 +124,10 @@ def _refuse_negative(session: HistorySession) -> None:
 
 
 def _session(line: str) -> HistorySession:
-    if _CONFLICT.fullmatch(line.strip()):
+    conflict = conflict_in(line)
+    if conflict is not None:
         raise ReportError(
-            f"an unresolved merge conflict ({line[:40].strip()!r}); keep the lines of both sides "
+            f"an unresolved merge conflict ({conflict[1]!r}); keep the lines of both sides "
             "and remove this one"
         )
     try:
@@ -151,7 +143,7 @@ def _session(line: str) -> HistorySession:
         raise ReportError("no session has such values; remove the line") from None
     schema = data.get("schema") if isinstance(data, dict) else None
     if schema != SCHEMA:
-        if isinstance(schema, str) and _SCHEMAS.fullmatch(schema):
+        if is_other_version(schema, SCHEMA):
             raise ReportError(
                 f"schema {schema}, but this plugin reads {SCHEMA}; upgrade the plugin"
             )
@@ -165,3 +157,72 @@ def _session(line: str) -> HistorySession:
     except ShapeError as error:
         raise ReportError(f"{error}; remove the line") from None
     return session
+
+
+_SECONDS = 20
+
+
+def checked_out(folder: Path, ignored: Path) -> tuple[str | None, bool]:
+    """Return the commit checked out in `folder`, and whether tracked files differ from it.
+
+    A change of the file `ignored` does not count: it is the history itself, which may be tracked.
+    The commit is None outside a repository, before its first commit, and without git.
+    """
+    answer = _git(folder, "rev-parse", "--show-toplevel", "HEAD")
+    if answer is None:
+        return None, False
+    top, commit = answer.splitlines()
+    changed = _git(folder, "diff-index", "--name-only", "-z", "HEAD", "--") or ""
+    own = os.path.relpath(ignored.resolve(), Path(top).resolve()).replace(os.sep, "/")
+    return commit, any(name not in ("", own) for name in changed.split("\0"))
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Return what git prints; None if it is not installed or refuses."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            timeout=_SECONDS,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.decode("utf-8", "surrogateescape")
+
+
+@dataclass
+class HistoryOutput:
+    """The file to which a session appends one line."""
+
+    path: Path
+    root: Path
+    """A folder of the repository whose commit is recorded."""
+    option: str = "--cka-memory-history"
+    is_public = True
+    _commit: tuple[str | None, bool] = field(default=(None, False), init=False)
+
+    def check(self) -> None:
+        """Check that the file can be read and written, and find out the commit.
+
+        Raises:
+            ReportError: if it has a line that is not a session, or cannot be written.
+        """
+        if self.path.exists():
+            read(self.path)
+        files.check_writable(self.path)
+        # Now, because somebody may check out another commit while the tests run.
+        self._commit = checked_out(self.root, self.path)
+
+    def write(self, report: Report) -> str:
+        """Append the session; return a line for the terminal.
+
+        Raises:
+            ReportError: if the file cannot be written; it is then as it was.
+        """
+        session = session_of(report, *self._commit)
+        regions = sum(len(device.regions) for device in session.devices)
+        if not regions:
+            return "history: not written, because no region was measured"
+        files.append_line(self.path, session.to_line())
+        return f"history: {counted(regions, 'region')} of {session.name} added to {self.path}"

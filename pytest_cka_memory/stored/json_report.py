@@ -1,23 +1,86 @@
-"""Read a JSON report back. It may come from anywhere, so every value is checked."""
+"""The JSON report: written, its schema, and read back with every value checked.
+
+A file may come from anywhere.
+"""
 
 import json
-import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from pytest_cka_memory.core.decoder import RepeatedKeyError, ShapeError, decode, unique_keys
+from pytest_cka_memory.core.figure_rows import Figure
+from pytest_cka_memory.core.figures import DERIVED, MEASURED
 from pytest_cka_memory.core.report import Report
 from pytest_cka_memory.core.verdicts import Result
 from pytest_cka_memory.errors import ReportError
-from pytest_cka_memory.reports.json.writer import SCHEMA
+from pytest_cka_memory.stored.reading import is_other_version, line_at
+
+SCHEMA = "pytest-cka-memory/1"
+
+_on_a_line = partial(json.dumps, ensure_ascii=False, allow_nan=False)
+_in_lines = partial(_on_a_line, indent=1)  # much slower, so not used for regions
+
+
+def render(report: Report) -> str:
+    """Return the report as JSON text, with one line per region."""
+    head = _in_lines({"schema": SCHEMA, "session": dict(report.session)})
+    regions = ",\n".join(f"  {_on_a_line(_region(result))}" for result in report.results)
+    rest = {
+        "problems": list(report.problems),
+        "missing": list(report.missing),
+        "unmeasured": dict(report.unmeasured),
+    }
+    return (
+        head.removesuffix("\n}")
+        + f',\n "regions": [\n{regions}\n ],\n'
+        + _in_lines(rest).removeprefix("{\n")
+        + "\n"
+    )
+
+
+def _region(result: Result) -> dict[str, Any]:
+    region = result.to_dict()
+    del region["memory_timeline"]  # the data of a picture, which only the page draws
+    return region
+
+
+_TEMPLATE = Path(__file__).with_name("schema.json")
+_MEASURED_AFTER = "completed"
+_DERIVED_AFTER = "garbage"
+
+
+def report_schema() -> dict[str, Any]:
+    """Return the JSON Schema of reports, draft 2020-12."""
+    schema: dict[str, Any] = json.loads(_TEMPLATE.read_text(encoding="utf-8"))
+    region = schema["$defs"]["region"]
+    properties: dict[str, Any] = {}
+    required: list[str] = []
+    for name, described in region["properties"].items():
+        properties[name] = described
+        required += [name] if name in region["required"] else []
+        after = {_MEASURED_AFTER: MEASURED, _DERIVED_AFTER: DERIVED}.get(name, ())
+        properties.update({figure.name: _described(figure) for figure in after})
+        required += [figure.name for figure in after]
+    schema["$defs"]["region"] = {**region, "properties": properties, "required": required}
+    return schema
+
+
+def _described(figure: Figure) -> dict[str, Any]:
+    kind = "number" if figure.name.endswith("_per_batch") else "integer"
+    described: dict[str, Any] = {
+        "type": [kind, "null"] if figure.optional else kind,
+        "description": figure.description,
+    }
+    return {**described, "minimum": 0} if figure.never_negative else described
+
 
 MOST_BYTES = 2**29
 """Far more than any report has, and little enough to hold in memory several times."""
 
 _AGAIN = "write a report with pytest --cka-memory-json=PATH"
 _OBJECT: Any = dict
-_SCHEMAS = re.compile(r"pytest-cka-memory/([1-9]\d{0,3})")
 _SESSION: Mapping[str, Any] = {
     **dict.fromkeys(("device", "device_name", "meter", "torch", "cuda"), str | None),
     **dict.fromkeys(("python", "plugin", "started"), str | None),
@@ -59,7 +122,7 @@ def _decoded(content: bytes) -> str:
     try:
         return content.decode("utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
+        line = line_at(content, error.start)
         raise ReportError(f"line {line}: not UTF-8 ({error.reason}); {_AGAIN}") from None
 
 
@@ -107,8 +170,7 @@ def _report(data: Any) -> Report:
 def _check_schema(schema: object) -> None:
     if schema == SCHEMA:
         return
-    known = isinstance(schema, str) and _SCHEMAS.fullmatch(schema)
-    if not known:
+    if not is_other_version(schema, SCHEMA):
         given = str(schema)[:80]
         raise ReportError(f"not a report: its schema is {given!r}, not {SCHEMA!r}; {_AGAIN}")
     raise ReportError(

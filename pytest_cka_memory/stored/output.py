@@ -5,23 +5,25 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pytest_cka_memory.baseline import changes, renames
-from pytest_cka_memory.baseline import file as baseline_file
-from pytest_cka_memory.baseline.file import BaselineKey, Entries, Figures
-from pytest_cka_memory.baseline.plan import BaselinePlan
-from pytest_cka_memory.baseline.update import (
-    Measured,
-    Update,
-    gone_regions,
-    measured_entries,
-    seen_regions,
-    updated,
-)
 from pytest_cka_memory.core.conditions import conditions_of, fingerprint_of
 from pytest_cka_memory.core.fixture_names import is_fixture
 from pytest_cka_memory.core.report import Report, file_of
 from pytest_cka_memory.reports import files
 from pytest_cka_memory.reports.escapes import one_line
+from pytest_cka_memory.stored import baselines
+from pytest_cka_memory.stored.baselines import BaselineKey, Entries, Figures
+from pytest_cka_memory.stored.plan import BaselinePlan
+from pytest_cka_memory.stored.update import (
+    Measured,
+    Update,
+    as_lines,
+    gone_regions,
+    measured_entries,
+    moved,
+    renames,
+    seen_regions,
+    updated,
+)
 from pytest_cka_memory.units import counted
 
 _MOST_NAMED = 10
@@ -63,7 +65,7 @@ class BaselineOutput:
         if not (self.plan.updating or self.plan.pruning):
             return "\n".join(self._stale(self.plan.entries, report, measured))
         # Read again, because it may have changed: a file that cannot be read must not be replaced.
-        old = baseline_file.read(self.plan.path) if self.plan.path.exists() else {}
+        old = baselines.read(self.plan.path) if self.plan.path.exists() else {}
         update = updated(old, measured) if self.plan.updating else Update(old)
         lines = [*self._counted(update)] if self.plan.updating else []
         renamed = self._renamed(old, report, measured)
@@ -72,10 +74,10 @@ class BaselineOutput:
             pruned = self._gone(entries, report, measured)
             lines += self._pruned(pruned, renamed)
             kept = {key: figures for key, figures in entries.items() if key not in pruned}
-            entries = {**renames.moved({key: entries[key] for key in pruned}, renamed), **kept}
+            entries = {**moved({key: entries[key] for key in pruned}, renamed), **kept}
         lines += _named_renames(renamed)
         if entries != old:
-            files.write_whole(self.plan.path, baseline_file.render(entries))
+            files.write_whole(self.plan.path, baselines.render(entries))
         return "\n".join([*lines, *self._stale(entries, report, measured)])
 
     def _counted(self, update: Update) -> Iterator[str]:
@@ -87,7 +89,7 @@ class BaselineOutput:
             f"baseline: {counted(update.added, 'region')} added, {update.changed} changed, "
             f"{update.unchanged} unchanged{dropped} in {self.plan.path}"
         )
-        yield from changes.as_lines(update.changes)
+        yield from as_lines(update.changes)
 
     def _gone(
         self,
@@ -124,7 +126,7 @@ class BaselineOutput:
             gone = {key.nodeid for key in self._gone(old, report, measured)} - report.collected
         else:
             gone = self._lost({key.nodeid for key in old}, report)
-        return renames.renames(old, gone, measured_entries(measured))
+        return renames(old, gone, measured_entries(measured))
 
     def _stale(
         self,

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from pytest_cka_memory.errors import BaselineError
 
 if TYPE_CHECKING:
-    from pytest_cka_memory.baseline.file import BaselineKey, Entries, Figures
     from pytest_cka_memory.core.conditions import Changed, Fingerprint
     from pytest_cka_memory.core.tolerance import Tolerance
     from pytest_cka_memory.core.verdicts import Limit
+    from pytest_cka_memory.stored.baselines import BaselineKey, Entries, Figures
 
 MARKER = "memory_baseline"
 DEFAULT_TOLERANCE = "5%"
@@ -64,11 +64,11 @@ class BaselinePlan:
             BaselineError: if the file cannot be used, or does not exist and an option needs it.
         """
         if self.path.exists():
-            from pytest_cka_memory.baseline import file
+            from pytest_cka_memory.stored import baselines
 
-            return file.read(self.path)
+            return baselines.read(self.path)
         if (self.named or self.pruning) and not self.updating:
-            from pytest_cka_memory.baseline.limit import REMEDY
+            from pytest_cka_memory.stored.baselines import REMEDY
 
             raise BaselineError(f"{self.path} does not exist; {REMEDY}")
         return {}
@@ -93,8 +93,8 @@ class BaselinePlan:
                 figures.
             tolerance: how far figures may rise.
         """
-        from pytest_cka_memory.baseline.limit import WithinBaseline
         from pytest_cka_memory.core.conditions import changed, conditions_of, fingerprint_of
+        from pytest_cka_memory.stored.baselines import WithinBaseline
 
         fingerprint = None if facts is None else fingerprint_of(facts)
         now = None if facts is None else conditions_of(facts)

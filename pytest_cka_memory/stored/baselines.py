@@ -1,19 +1,20 @@
-"""The committed file of baselines: a JSON array with one line per region.
-
-Every line but the first and the last is a comma and a region, so a change of one region changes one
-line, and branches merge line by line. Any other layout of the same JSON is accepted too, because a
-formatter may have changed it.
-"""
+"""Committed baselines: the file, one region a line so that git merges it, and the limit it sets."""
 
 import json
 import re
 from bisect import bisect
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, make_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, make_dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pytest_cka_memory.core.conditions import Conditions, Fingerprint, conditions_of
+from pytest_cka_memory.core.conditions import (
+    Changed,
+    Conditions,
+    Fingerprint,
+    conditions_of,
+    listed,
+)
 from pytest_cka_memory.core.decoder import (
     MAX_NUMBER,
     RepeatedKeyError,
@@ -23,13 +24,23 @@ from pytest_cka_memory.core.decoder import (
     unique_keys,
 )
 from pytest_cka_memory.core.figure_rows import Figure
-from pytest_cka_memory.core.figures import COMPARED
+from pytest_cka_memory.core.figures import COMPARED, RegionRecord
+from pytest_cka_memory.core.relations import relations_of
+from pytest_cka_memory.core.tolerance import (
+    Difference,
+    Tolerance,
+    differences,
+    excess,
+    not_comparable,
+    parse_tolerance,
+)
+from pytest_cka_memory.core.verdicts import Breach, Limit, Unjudged, Verdict
 from pytest_cka_memory.errors import BaselineError
+from pytest_cka_memory.stored.reading import bytes_of, conflict_in, is_other_version, line_at
+from pytest_cka_memory.units import format_exact
 
 SCHEMA = "pytest-cka-memory-baseline/1"
 _HEADER = {"schema": SCHEMA}
-_CONFLICT = re.compile(r"^(?:<{7}|={7}|>{7}|\|{7}).*$", re.MULTILINE)
-_NEWER = re.compile(r"pytest-cka-memory-baseline/\d{1,9}")
 _SPACE = re.compile(r"[ \t\r\n]*")
 _REPAIR = "correct the line, or restore the file from version control"
 
@@ -102,18 +113,13 @@ def read(path: Path) -> Entries:
     Raises:
         BaselineError: naming the file, the line and what is wrong with it.
     """
+    content = bytes_of(path, BaselineError)
     try:
-        if path.exists() and not path.is_file():
-            raise BaselineError(f"cannot use {path}: not a regular file")
-        return parse(path.read_bytes().decode("utf-8"))
-    except OSError as error:
-        raise BaselineError(f"cannot read {path}: {error.strerror or error}") from None
+        return parse(content.decode("utf-8"))
     except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
+        line = line_at(content, error.start)
         raise BaselineError(f"cannot use {path}, {_wrong(line, 'not UTF-8')}") from None
     except BaselineError as error:
-        if str(path) in str(error):
-            raise
         raise BaselineError(f"cannot use {path}, {error}") from None
 
 
@@ -142,11 +148,12 @@ def _wrong(line: int, problem: str, remedy: str = _REPAIR) -> BaselineError:
 
 
 def _refuse_conflict(content: str) -> None:
-    conflict = _CONFLICT.search(content)
+    conflict = conflict_in(content)
     if conflict is not None:
+        line, text = conflict
         raise _wrong(
-            content.count("\n", 0, conflict.start()) + 1,
-            f"an unresolved merge conflict ({conflict[0][:40].strip()!r})",
+            line,
+            f"an unresolved merge conflict ({text!r})",
             "keep the lines of one side, then measure again with --cka-memory-update-baseline",
         )
 
@@ -210,7 +217,7 @@ def _check_header(line: int, header: object) -> None:
     if header == _HEADER:
         return
     schema = header.get("schema") if isinstance(header, dict) else None
-    if isinstance(schema, str) and _NEWER.fullmatch(schema):
+    if is_other_version(schema, SCHEMA):
         raise _wrong(line, f"schema {schema}, but this plugin reads {SCHEMA}", "upgrade the plugin")
     raise _wrong(line, _NOT_OURS, _NAME_ANOTHER)
 
@@ -232,3 +239,103 @@ def _region(line: int, element: object) -> tuple[BaselineKey, Figures]:
     figures = {name: getattr(region, name) for name in COMPARED if name in element}
     conditions = conditions_of({"conditions": region.conditions})
     return BaselineKey(region.nodeid, region.label, fingerprint, conditions), figures
+
+
+REMEDY = "write one with --cka-memory-update-baseline"
+
+
+_NOT_GIVEN = object()
+
+
+def tolerance_of_marker(
+    tolerance: object = _NOT_GIVEN,
+    *,
+    relative_to: object = None,
+    less_than: object = None,
+    at_most: object = None,
+    saves: object = None,
+    of: object = None,
+) -> Tolerance | None:
+    """Return the tolerance of a ``memory_baseline`` marker; None if it gives none.
+
+    Args:
+        tolerance: how far a figure may rise.
+        relative_to: id of a parameter; see
+            :func:`~pytest_cka_memory.core.relations.relations_of` for this and the next four.
+        less_than: id of a parameter.
+        at_most: a factor and the id of a parameter.
+        saves: a size, with `relative_to`.
+        of: the figure that is compared.
+
+    Raises:
+        LimitError: if one of them cannot be read.
+    """
+    given = None if tolerance is _NOT_GIVEN else parse_tolerance(tolerance)
+    relations_of(
+        relative_to=relative_to,
+        less_than=less_than,
+        at_most=at_most,
+        saves=saves,
+        of=of,
+        tolerance=given or parse_tolerance("0%"),
+    )
+    return given
+
+
+@dataclass(frozen=True)
+class WithinBaseline(Limit):
+    """No figure may be more than the tolerance above the baseline."""
+
+    tolerance: Tolerance
+    known: Mapping[str, Figures]
+    """Label -> the baseline of this test on this device."""
+    device: Fingerprint | None = None
+    """What the test runs on, if the baseline has no entry for it."""
+    required: bool = False
+    """Whether a region without a baseline breaks this limit."""
+    changed: Mapping[str, Sequence[Changed]] = field(default_factory=dict)
+    """Label -> facts that its figures depend on, and that are not what they were."""
+
+    def judge(self, record: RegionRecord) -> Verdict:
+        """Return the first of :meth:`verdicts`."""
+        return next(iter(self.verdicts(record)), None)
+
+    def verdicts(self, record: RegionRecord) -> list[Verdict]:
+        """Return a breach per figure that is too high, and what was not judged, with the reason."""
+        old, facts = self.known.get(record.label), self.changed.get(record.label, ())
+        if old is None:
+            return [self._without_baseline()]
+        now = {name: getattr(record, name) for name in COMPARED}
+        found = differences(old, now, self.tolerance, facts)
+        breaches = [self._breach(difference) for difference in found if difference.broken]
+        return [*breaches, *self._left_out(old, facts)]
+
+    def _without_baseline(self) -> Verdict:
+        missing = "region" if self.device is None else f"device ({self.device})"
+        reason = f"no baseline for this {missing}; {REMEDY}"
+        if not self.required:
+            return Unjudged(self.text, reason)
+        message = f"cannot be judged although --cka-memory-require-baseline is given: {reason}"
+        return Breach(self.text, 0, None, message, next(iter(COMPARED)))
+
+    def _left_out(self, old: Figures, facts: Sequence[Changed]) -> Iterator[Unjudged]:
+        """Yield what is not judged because it depends on facts that have changed."""
+        groups: dict[str, list[str]] = {}
+        for figure, changes, place in not_comparable(old, facts):
+            instead = "; judged without scratch memory of operators" if place else ""
+            groups.setdefault(f"{listed(changes)}{instead}", []).append(COMPARED[figure].noun)
+        for reason, nouns in groups.items():
+            remedy = "record it for this machine with --cka-memory-update-baseline"
+            yield Unjudged(f"{self.text}: {', '.join(nouns)}", f"{reason}; {remedy}")
+
+    def _breach(self, difference: Difference) -> Breach:
+        old, new, allowed = difference.old_bytes, difference.new_bytes, difference.allowed_bytes
+        noun = COMPARED[difference.figure].noun
+        if new is None:
+            message = (
+                f"cannot be judged: {noun} is {format_exact(old)} in the baseline and not known "
+                "now; run 5 full batches or more, or update the baseline"
+            )
+        else:
+            message = excess(difference, self.tolerance, "the baseline")
+        return Breach(self.text, allowed, new, message, difference.figure)

@@ -1,1 +1,0 @@
-"""Committed baselines: the file, its update, and the limit it sets."""

@@ -1,1 +1,0 @@
-"""The history of a project's figures: one line per session, and its trends."""

@@ -1,1 +1,0 @@
-"""The JSON report: written, described and read back."""

@@ -1,0 +1,259 @@
+"""The update of a file of baselines: what has changed, and which tests were renamed."""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pytest_cka_memory.core.figures import COMPARED, rounded_figures
+from pytest_cka_memory.core.report import file_of
+from pytest_cka_memory.core.verdicts import Result
+from pytest_cka_memory.reports.escapes import one_line
+from pytest_cka_memory.stored.baselines import BaselineKey, Entries, Figures
+from pytest_cka_memory.units import format_with_unit
+
+_MOST_SHOWN = 30
+
+
+class BaselineChange(NamedTuple):
+    """A figure whose baseline has changed."""
+
+    key: BaselineKey
+    figure: str
+    old_bytes: int | None
+    """None if the figure was not determined, which happens to growth only."""
+    new_bytes: int | None
+
+    @property
+    def rise_bytes(self) -> int:
+        """The rise; negative if the figure fell."""
+        return (self.new_bytes or 0) - (self.old_bytes or 0)
+
+
+def changes(
+    old: Mapping[BaselineKey, Figures], new: Mapping[BaselineKey, Figures]
+) -> tuple[BaselineChange, ...]:
+    """Return every figure whose value in `new` differs from that in `old`, largest rise first."""
+    found = [
+        BaselineChange(key, figure, old[key].get(figure), figures.get(figure))
+        for key, figures in new.items()
+        if key in old
+        for figure, row in COMPARED.items()
+        if old[key].get(figure) != figures.get(figure)
+        # What stands in the place of a figure that has changed as well says nothing new.
+        if not row.in_place_of or old[key].get(row.in_place_of) == figures.get(row.in_place_of)
+    ]
+    return tuple(sorted(found, key=lambda change: -change.rise_bytes))
+
+
+def as_lines(found: Sequence[BaselineChange]) -> list[str]:
+    """Return a line per change, for the terminal; the middle is left out if there are many."""
+    if len(found) <= _MOST_SHOWN:
+        return _table(found)
+    half = _MOST_SHOWN // 2  # the largest rises and the largest falls
+    lines = _table([*found[:half], *found[-half:]])
+    return [*lines[:half], f"  ... and {len(found) - 2 * half} more", *lines[half:]]
+
+
+def _table(found: Sequence[BaselineChange]) -> list[str]:
+    if not found:
+        return []
+    from tabulate import tabulate  # takes 20 ms, so only if there is a change
+
+    rows = [list(_cells(change)) for change in found]
+    align = ("left", "left", "right", "left", "right", "right", "left")
+    table = tabulate(rows, tablefmt="plain", disable_numparse=True, colalign=align)
+    return [f"  {line}".rstrip() for line in table.splitlines()]
+
+
+def _cells(change: BaselineChange) -> Iterator[str]:
+    old, new = change.old_bytes, change.new_bytes
+    yield one_line(f"{change.key.nodeid} {change.key.label}".rstrip())
+    yield COMPARED[change.figure].noun
+    sizes = [format_with_unit(old), format_with_unit(new)]
+    if sizes[0] == sizes[1]:  # the change is too small for two decimals
+        sizes = [f"{old:,} B", f"{new:,} B"]
+    yield from (sizes[0], "->", sizes[1])
+    if old is None or new is None:
+        yield from ("", "known now" if old is None else "not known now")
+    else:
+        from pytest_cka_memory.reports.tables import share_of_change  # few sessions need it
+
+        share = share_of_change(old, new) if old else ""
+        yield from (share, "up" if new > old else "down")
+
+
+_Signature = frozenset[tuple[BaselineKey, tuple[tuple[str, int | None], ...]]]
+
+
+def renames(
+    old: Mapping[BaselineKey, Figures],
+    gone: Collection[str],
+    measured: Mapping[BaselineKey, Figures],
+) -> dict[str, str]:
+    """Return old name -> new name of every test that was certainly renamed or moved.
+
+    All regions of both tests must have the same labels, devices and figures. A test that was moved
+    to another file must have kept its name; a test that was renamed must have kept its file. If
+    both changed, some figure must not be 0, and no other test may have the same figures.
+
+    Args:
+        old: the entries of the baseline file.
+        gone: tests in it that no longer exist.
+        measured: what this session measured.
+    """
+    known = {key.nodeid for key in old}
+    # Lines of other machines move with those of this one, but cannot be compared.
+    on = {
+        (key.fingerprint, conditions) for key in measured for conditions in (key.conditions, None)
+    }
+    before = _by_signature(
+        {
+            key: figures
+            for key, figures in old.items()
+            if key.nodeid in gone and (key.fingerprint, key.conditions) in on
+        }
+    )
+    after = _by_signature({k: f for k, f in measured.items() if k.nodeid not in known})
+    found: dict[str, str] = {}
+    for signature, left in before.items():
+        found |= _pairs(left, after.get(signature, []), any(_sizes(signature)))
+    return found
+
+
+def moved(entries: Mapping[BaselineKey, Figures], renamed: Mapping[str, str]) -> Entries:
+    """Return the entries of renamed tests under their new names."""
+    return {
+        key._replace(nodeid=renamed[key.nodeid]): figures
+        for key, figures in entries.items()
+        if key.nodeid in renamed
+    }
+
+
+def _by_signature(entries: Mapping[BaselineKey, Figures]) -> dict[_Signature, list[str]]:
+    regions: dict[str, set[tuple[BaselineKey, tuple[tuple[str, int | None], ...]]]] = {}
+    for key, figures in entries.items():
+        unnamed = key._replace(nodeid="", conditions=None)
+        regions.setdefault(key.nodeid, set()).add((unnamed, tuple(sorted(figures.items()))))
+    found: dict[_Signature, list[str]] = {}
+    for nodeid, signature in regions.items():
+        found.setdefault(frozenset(signature), []).append(nodeid)
+    return found
+
+
+def _sizes(signature: _Signature) -> Iterator[int]:
+    return (size for _, figures in signature for _, size in figures if size)
+
+
+def _pairs(before: Iterable[str], after: Iterable[str], has_sizes: bool) -> dict[str, str]:
+    left, new = list(before), list(after)
+    found: dict[str, str] = {}
+    for part_of in (_test_of, file_of, *([_nothing] if has_sizes else [])):
+        for part in {part_of(nodeid) for nodeid in left}:
+            olds = [nodeid for nodeid in left if part_of(nodeid) == part]
+            news = [nodeid for nodeid in new if part_of(nodeid) == part]
+            if len(olds) == len(news) == 1:
+                found[olds[0]] = news[0]
+        left = [nodeid for nodeid in left if nodeid not in found]
+        new = [nodeid for nodeid in new if nodeid not in found.values()]
+    return found
+
+
+def _test_of(nodeid: str) -> str:
+    return nodeid.rpartition("::")[2]
+
+
+def _nothing(_: str) -> str:
+    return ""
+
+
+@dataclass(frozen=True)
+class Update:
+    """The new entries, and how many regions were added, changed, left or dropped."""
+
+    entries: Entries
+    added: int = 0
+    changed: int = 0
+    unchanged: int = 0
+    dropped: int = 0
+    changes: tuple[BaselineChange, ...] = ()
+    """Every figure of the changed regions that rose or fell."""
+
+
+Measured = tuple[BaselineKey, Result]
+"""A region, and what identifies its line."""
+
+
+def updated(old: Mapping[BaselineKey, Figures], measured: Iterable[Measured]) -> Update:
+    """Return `old` with the regions of every test that passed; everything else stays.
+
+    A region that such a test no longer opens is dropped, for the same fingerprint only; so is a
+    line that another machine has recorded of other code, and one that has no conditions. If a
+    region was measured more than once, as with ``--dist=each``, the highest figures count.
+    """
+    results = list(measured)
+    fresh = measured_entries(results)
+    gone = gone_regions(old, seen_regions(results)) | _outdated(old, fresh)
+    old = _with_conditions(old, fresh)
+    return Update(
+        {**{key: figures for key, figures in old.items() if key not in gone}, **fresh},
+        added=len(fresh.keys() - old.keys()),
+        changed=sum(key in old and old[key] != figures for key, figures in fresh.items()),
+        unchanged=sum(old.get(key) == figures for key, figures in fresh.items()),
+        dropped=len(gone),
+        changes=changes(old, fresh),
+    )
+
+
+def _with_conditions(old: Mapping[BaselineKey, Figures], fresh: Iterable[BaselineKey]) -> Entries:
+    """Return `old` with the conditions of the fresh lines in those that have none."""
+    known = {key._replace(conditions=None): key for key in fresh}
+    return {known.get(key, key): figures for key, figures in old.items()}
+
+
+def _outdated(
+    old: Mapping[BaselineKey, Figures], fresh: Mapping[BaselineKey, Figures]
+) -> set[BaselineKey]:
+    """Return lines of other machines whose figures differ where machines do not matter."""
+    now = {key._replace(conditions=None): figures for key, figures in fresh.items()}
+    return {
+        key
+        for key, figures in old.items()
+        if key not in fresh and key.conditions is not None
+        if (current := now.get(key._replace(conditions=None))) is not None
+        if any(figures.get(name) != current.get(name) for name in _ON_EVERY_MACHINE)
+    }
+
+
+_ON_EVERY_MACHINE = [name for name, row in COMPARED.items() if "threads" not in row.depends_on]
+
+
+def measured_entries(measured: Iterable[Measured]) -> Entries:
+    """Return the figures of every region that ran to its end in a test that passed."""
+    entries: Entries = {}
+    for key, result in measured:
+        if result.outcome == "passed" and result.record.completed:
+            entries[key] = _highest(entries.get(key, {}), rounded_figures(result.record))
+    return entries
+
+
+def seen_regions(measured: Iterable[Measured]) -> list[BaselineKey]:
+    """Return the regions of tests that passed, also those that an exception ended."""
+    return [key for key, result in measured if result.outcome == "passed"]
+
+
+def _highest(one: Figures, other: Figures) -> Figures:
+    return {
+        name: max((f for f in (one.get(name), other[name]) if f is not None), default=None)
+        for name in other
+    }
+
+
+def gone_regions(entries: Iterable[BaselineKey], seen: Collection[BaselineKey]) -> set[BaselineKey]:
+    """Return entries of tests in `seen` that did not open this region this time."""
+    regions = {key._replace(conditions=None) for key in seen}
+    tests = {(key.nodeid, key.fingerprint) for key in regions}
+    return {
+        key
+        for key in entries
+        if (key.nodeid, key.fingerprint) in tests and key._replace(conditions=None) not in regions
+    }
