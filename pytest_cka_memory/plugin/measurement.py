@@ -20,7 +20,7 @@ from pytest_cka_memory.core.growth import GROWTH_ON_HOST
 from pytest_cka_memory.core.report import Payload
 from pytest_cka_memory.core.verdicts import Limit, Result, judge
 from pytest_cka_memory.errors import LimitWarning
-from pytest_cka_memory.integrations.ranks import this_rank
+from pytest_cka_memory.integrations.workers import this_rank
 from pytest_cka_memory.measure.probe import MemoryProbe
 from pytest_cka_memory.measure.region import Region
 from pytest_cka_memory.measure.region_context import never_closed
