@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_cka_memory.meters.base import Garbage, GarbageCounter, Meter, OlderGarbage
 from pytest_cka_memory.meters.blocks.python_objects import ALL, BEGIN, LATER, CompiledCensus
-from pytest_cka_memory.meters.garbage import without_collections
+from pytest_cka_memory.meters.collector import without_collections
 
 if TYPE_CHECKING:
     from pytest_cka_memory.meters.release import Freed

@@ -5,15 +5,13 @@ from dataclasses import replace
 
 import torch
 
-from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
-from pytest_cka_memory.core.recordings import Recording
+from pytest_cka_memory.core.allocations import Allocation
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import cpp_counts, torch_private
 from pytest_cka_memory.meters.base import Cleaned, Meter, Peaks, Reading
 from pytest_cka_memory.meters.blocks.counter import (
     Counter,
     Levels,
-    counts_collected,
     counts_pinned,
     is_intact,
     knows_scratch,
@@ -22,8 +20,8 @@ from pytest_cka_memory.meters.blocks.counter import (
 from pytest_cka_memory.meters.blocks.library import objects_of_types
 from pytest_cka_memory.meters.blocks.other_memory import OtherMemory, add_window
 from pytest_cka_memory.meters.blocks.region_peaks import BlockPeaks, CollectedBlocks
+from pytest_cka_memory.meters.collector import Garbage
 from pytest_cka_memory.meters.conditions import of_kernels, processor_name
-from pytest_cka_memory.meters.garbage import Garbage
 from pytest_cka_memory.meters.objects import is_pinned, live_storages
 
 
