@@ -13,6 +13,7 @@ import gc
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from pytest_cka_memory import MemoryProbe
@@ -32,25 +33,29 @@ def round_us(call: Callable[[], object], calls: int) -> float:
     return (time.process_time() - start) / calls * 1e6
 
 
-def with_and_without_host(
-    meter: Any, call: Callable[[], object], calls: int = 200, rounds: int = 31
-) -> tuple[float, float]:
-    """Return the medians of a call's microseconds with the meter for the host and without it."""
-    counting = meter._counting
+def empty_region(probe: MemoryProbe) -> None:
+    with probe.measure():
+        pass
+
+
+def with_and_without_host(meter: Any, calls: int = 200, rounds: int = 31) -> tuple[float, float]:
+    """Return the medians of an empty region's microseconds with the host's meter and without it."""
     find_host, by_blocks.host_memory = by_blocks.host_memory, lambda: None
-    without = by_blocks.BlockCounting(counting._device, counting._levels._stats, counting._counter)
+    without = type(meter)(meter._device, meter._stats, meter._counter)
     by_blocks.host_memory = find_host
-    taken: dict[Any, list[float]] = {counting: [], without: []}
+    times_us: dict[MemoryProbe, list[float]] = {
+        MemoryProbe(meter=each): [] for each in (meter, without)
+    }
     for _ in range(rounds):
-        for meter._counting in taken:
-            taken[meter._counting].append(round_us(call, calls))
-    meter._counting = counting
-    return statistics.median(taken[counting]), statistics.median(taken[without])
+        for probe, times in times_us.items():
+            times.append(round_us(partial(empty_region, probe), calls))
+    with_host, without_host = map(statistics.median, times_us.values())
+    return with_host, without_host
 
 
-def readings_of(counting: Any, call: Callable[[], object]) -> int:
+def readings_of(meter: Any, call: Callable[[], object]) -> int:
     """Return how often a call reads the allocator's statistics."""
-    stats, count = counting._levels._stats, 0
+    stats, count = meter._levels._stats, 0
     read = stats.levels
 
     def counted() -> object:
@@ -78,9 +83,7 @@ def main() -> None:
     model = torch.nn.Linear(10, 10).to(probe.device)
     numbers = torch.zeros(10, device=probe.device)
 
-    def empty() -> None:
-        with probe.measure():
-            pass
+    empty = partial(empty_region, probe)
 
     def leak() -> None:
         kept = []
@@ -88,16 +91,15 @@ def main() -> None:
             kept.append(numbers + numbers)
 
     print(f"{probe.meter.name}; {len(gc.get_objects())} objects in {len(objects)} + torch's own")
-    counting = getattr(probe.meter, "_counting", None)
-    if getattr(counting, "_host", None) is None:
+    if getattr(probe.meter, "_host", None) is None:
         print(f"empty region:              {median_us(empty, 200) / 1e3:10.3f} ms")
     else:
         empty()
-        taken, without = with_and_without_host(probe.meter, empty)
+        taken, without = with_and_without_host(probe.meter)
         host = taken - without
         print(f"empty region:              {taken / 1e3:10.3f} ms")
         print(f"  meter for the host:      {host / 1e3:10.3f} ms, {host / without:.1%} of the rest")
-        print(f"  readings of statistics:  {readings_of(counting, empty):10}")
+        print(f"  readings of statistics:  {readings_of(probe.meter, empty):10}")
     if options.regions_only:
         return
     print(f"region that keeps a tensor:{median_us(leak, 5) / 1e3:10.3f} ms")

@@ -62,7 +62,7 @@ TABLES = {
     ),
     "programs on machines": Table(
         "machines-programs-torch-{torch}.json",
-        ("pytest_cka_memory/baseline", "pytest_cka_memory/core", *COUNTER), "machines.py",
+        ("pytest_cka_memory/stored", "pytest_cka_memory/core", *COUNTER), "machines.py",
         ("programs",), minutes=11,
     ),
     "networks on machines": Table(
@@ -78,7 +78,7 @@ TABLES = {
     ),
     "cross-check, ledger": Table(
         "ledger-crosscheck-amd-epyc-torch-{torch}.json",
-        ("pytest_cka_memory/meters/storages", "pytest_cka_memory/meters/cpu"),
+        ("pytest_cka_memory/meters/ledger",),
         "crosscheck.py", minutes=15, needs="CKA_MEMORY_NATIVE=0 in the environment",
     ),
     "suites": Table(

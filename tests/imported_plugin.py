@@ -12,7 +12,7 @@ import tempfile
 
 import pytest
 
-_PACKAGES = ("baseline", "core", "holders", "measure", "meters", "plugin", "reports")
+_PACKAGES = ("core", "holders", "limits", "measure", "meters", "plugin", "reports", "stored")
 
 
 class _Importing:

@@ -1,4 +1,4 @@
-"""Write the report when the system ends the process with SIGTERM, from a thread that waits for it."""
+"""Write the report when SIGTERM ends the process, from a thread that waits for the signal."""
 
 import os
 import signal

@@ -14,7 +14,7 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.measure.additions import Addition
 from pytest_cka_memory.meters.base import Garbage, GarbageCounter, Meter, OlderGarbage, Peaks
 from pytest_cka_memory.meters.blocks.python_objects import ALL, BEGIN, LATER, CompiledCensus
-from pytest_cka_memory.meters.garbage import without_collections
+from pytest_cka_memory.meters.collector import without_collections
 
 if TYPE_CHECKING:
     from pytest_cka_memory.meters.release import Freed

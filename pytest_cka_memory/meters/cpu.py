@@ -20,8 +20,8 @@ from pytest_cka_memory.meters.blocks.counter import (
 from pytest_cka_memory.meters.blocks.library import objects_of_types
 from pytest_cka_memory.meters.blocks.other_memory import OtherMemory, add_window
 from pytest_cka_memory.meters.blocks.region_peaks import BlockPeaks, CollectedBlocks
+from pytest_cka_memory.meters.collector import Garbage
 from pytest_cka_memory.meters.conditions import of_kernels, processor_name
-from pytest_cka_memory.meters.garbage import Garbage
 from pytest_cka_memory.meters.objects import is_pinned, live_storages
 
 

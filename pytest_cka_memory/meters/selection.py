@@ -3,11 +3,15 @@
 import os
 import sys
 from functools import cache
+from typing import TYPE_CHECKING
 
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import device_names
 from pytest_cka_memory.meters.base import Meter
 from pytest_cka_memory.meters.device_names import KNOWN_DEVICES
+
+if TYPE_CHECKING:
+    from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 
 
 def check_device_name(name: str, found: str = "cpu") -> str:
@@ -168,17 +172,45 @@ def _accelerator_meter(kind: str, index: int) -> Meter:
     import emulated_cuda
 
     emulated = emulated_cuda.loaded() if kind == "cuda" else None
-    if emulated is not None:
-        from pytest_cka_memory.meters.accelerator.emulated import EmulatedMeter
-
-        return EmulatedMeter(emulated, index)
-    from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
     from pytest_cka_memory.meters.accelerator.stats import NoCountersError
 
     try:
-        return AcceleratorMeter(kind, index)
+        meter = accelerator_meter(kind, index)
     except NoCountersError as error:
-        reason = str(error)
+        if emulated is not None:
+            raise
+        return _tensor_meter(kind, index, str(error))
+    if emulated is not None:
+        from pytest_cka_memory.meters.accelerator.emulated import label_emulated
+
+        label_emulated(meter, emulated, index)
+    return meter
+
+
+def accelerator_meter(kind: str, index: int) -> "AcceleratorMeter":
+    """Return a new meter that reads an allocator's counters, and counts its blocks if it can.
+
+    Args:
+        kind: the type of the device: ``cuda``, ``xpu``.
+        index: its number, from 0.
+
+    Raises:
+        DeviceError: if the device cannot be used.
+        NoCountersError: if its allocator has no such counters.
+    """
+    import torch
+
+    from pytest_cka_memory.meters.accelerator.by_blocks import block_meter
+    from pytest_cka_memory.meters.accelerator.by_storages import AcceleratorStorageMeter
+    from pytest_cka_memory.meters.accelerator.stats import AllocatorStats
+
+    device = torch.device(kind, index)
+    stats = AllocatorStats(device)
+    stats.check()
+    return block_meter(device, stats) or AcceleratorStorageMeter(device, stats)
+
+
+def _tensor_meter(kind: str, index: int, reason: str) -> Meter:
     import torch
 
     from pytest_cka_memory.meters.accelerator.by_storages import TensorMeter

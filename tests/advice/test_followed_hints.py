@@ -32,7 +32,7 @@ MODULES = {
     "holders.references": {"CONSTANT"},
     "holders.survivors": set(),
     "core.process_limits": {"WORKER", "_FIGURE"},
-    "meters.accelerator.graph_pools": set(),
+    "meters.accelerator.blocks_in_use": set(),
 }
 """The modules that have hints as constants -> constants that are none."""
 _LONGEST_WORDING = 60

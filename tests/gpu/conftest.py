@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters.accelerator.by_blocks import BlockCounting
+from pytest_cka_memory.meters.accelerator.by_blocks import AcceleratorBlockMeter
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -34,7 +34,7 @@ def cuda(probe: MemoryProbe) -> torch.device:
 @pytest.fixture
 def native(probe: MemoryProbe) -> MemoryProbe:
     """Return the probe; skip if blocks cannot be counted in the device's allocator here."""
-    if not isinstance(probe.meter._counting, BlockCounting):
+    if not isinstance(probe.meter, AcceleratorBlockMeter):
         pytest.skip("blocks of this allocator cannot be counted natively")
     return probe
 

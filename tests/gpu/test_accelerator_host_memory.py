@@ -229,10 +229,10 @@ def test_pinned_memory_from_before_counting_is_left_out_by_the_meter_for_the_cpu
 
 def test_reports_say_if_pinned_memory_is_not_counted(native, monkeypatch):
     """If pinned memory cannot be counted, for example by an older library in C, a note says so."""
-    counting = native.meter._counting
+    meter = native.meter
     for module in (native_module, cpu_module):
         monkeypatch.setattr(module, "counts_pinned", lambda: False)
-    notes = type(counting)(counting._device, counting._levels._stats, counting._counter).notes
+    notes = type(meter)(meter._device, meter._stats, meter._counter).notes
     assert "pinned memory of the host is not counted" in notes
     of_cpu = cpu_module.BlockMeter().notes
     assert "packed weights of quantised layers and pinned memory are not counted" in of_cpu

@@ -344,7 +344,7 @@ def test_threads_that_allocate_and_free_do_not_wait_for_each_other(native, alloc
 
 def test_device_that_is_no_longer_counted_is_refused(native):
     """A counter whose level is not the allocator's is refused, because every limit would pass."""
-    counter = native.meter._counting._counter
+    counter = native.meter._counter
     level = torch.accelerator.memory_allocated(native.device)
     counter.set_level(level + 512, -1)
     with pytest.raises(DeviceError, match="can no longer be measured: something, perhaps"):
@@ -357,7 +357,7 @@ def test_device_that_is_no_longer_counted_is_refused(native):
 
 def test_empty_region_reads_the_statistics_twice(native, monkeypatch):
     """A region reads the allocator's statistics only twice, because each reading takes long."""
-    stats = native.meter._counting._levels._stats
+    stats = native.meter._levels._stats
     read, readings = stats.levels, []
     with native.measure():
         pass

@@ -12,13 +12,13 @@ import torch
 
 from pytest_cka_memory import MemoryProbe, RegionRecord, Sample
 from pytest_cka_memory.meters import Meter
-from pytest_cka_memory.meters.accelerator.by_storages import StorageCounting
+from pytest_cka_memory.meters.accelerator.by_storages import AcceleratorStorageMeter
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 from pytest_cka_memory.meters.blocks import library
 from pytest_cka_memory.meters.cpu import BlockMeter
 from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
 from pytest_cka_memory.meters.ledger.meter import StorageMeter
-from pytest_cka_memory.meters.selection import cpu_meter
+from pytest_cka_memory.meters.selection import accelerator_meter, cpu_meter
 from pytest_cka_memory.testing import ScriptedMeter
 
 
@@ -41,8 +41,12 @@ def probe(meter: ScriptedMeter) -> MemoryProbe:
 @pytest.fixture(scope="module", params=["native", "ledger"])
 def both_meters(request: pytest.FixtureRequest) -> Meter:
     """Each of the two meters for the CPU."""
-    if request.param == "ledger":
-        return StorageMeter()
+    return StorageMeter() if request.param == "ledger" else request.getfixturevalue("native_meter")
+
+
+@pytest.fixture(scope="module")
+def native_meter() -> Meter:
+    """The meter that counts blocks; what the ledger counts as a lower bound is tested with it."""
     if library.functions() is None:
         pytest.skip("the native counter was not compiled")
     chosen = cpu_meter()
@@ -143,7 +147,7 @@ def allocator(monkeypatch: pytest.MonkeyPatch) -> scripted_allocator.Allocator:
 @pytest.fixture
 def gpu(allocator: scripted_allocator.Allocator) -> AcceleratorMeter:
     """A meter with scripted counters that watches the tensors on the CPU."""
-    meter = AcceleratorMeter("cuda", 1)
-    assert isinstance(meter._counting, StorageCounting)
-    meter._counting._tracker = StorageTracker(torch.device("cpu"))
+    meter = accelerator_meter("cuda", 1)
+    assert isinstance(meter, AcceleratorStorageMeter)
+    meter._tracker = StorageTracker(torch.device("cpu"))
     return meter

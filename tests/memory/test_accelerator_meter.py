@@ -15,7 +15,12 @@ from pytest_cka_memory import DeviceError, MemoryProbe
 from pytest_cka_memory.meters.accelerator.by_storages import TensorMeter
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 from pytest_cka_memory.meters.base import Reading
-from pytest_cka_memory.meters.selection import _accelerator_meter, check_device_name, meter_for
+from pytest_cka_memory.meters.selection import (
+    _accelerator_meter,
+    accelerator_meter,
+    check_device_name,
+    meter_for,
+)
 
 
 def test_meter_names_its_device_and_allocator(gpu: AcceleratorMeter) -> None:
@@ -90,14 +95,14 @@ def test_clean_returns_none_if_torch_cannot_drop_workspaces(
 ) -> None:
     """`clean` returns None if torch has no function to drop workspaces."""
     monkeypatch.delattr(torch._C, "_cuda_clearCublasWorkspaces")
-    meter = AcceleratorMeter("cuda", 0)
+    meter = accelerator_meter("cuda", 0)
     assert meter.clean() is None
     assert "drop workspaces" not in allocator.calls
 
 
 def test_clean_drops_cublas_workspaces_only_on_cuda(allocator: Allocator) -> None:
     """Cleaning another accelerator must not initialize CUDA."""
-    assert AcceleratorMeter("xpu", 0).clean() is None
+    assert accelerator_meter("xpu", 0).clean() is None
     assert "drop workspaces" not in allocator.calls
 
 
@@ -158,7 +163,7 @@ def test_block_bytes_are_used_if_the_allocator_counts_no_requested_bytes(
 ) -> None:
     """With cudaMallocAsync torch counts no requested bytes; the meter's name says so in reports."""
     allocator.counts_requested = False
-    meter = AcceleratorMeter("cuda", 0)
+    meter = accelerator_meter("cuda", 0)
     assert meter.name == "PyTorch's caching allocator, whole blocks only"
     allocator.allocate(4)
     assert meter.read().requested_bytes == 512
@@ -234,7 +239,7 @@ def test_unusable_device_is_refused(allocator: Allocator, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(torch, "empty", fail)
     with pytest.raises(DeviceError, match="cuda:0 cannot be measured: out of memory"):
-        AcceleratorMeter("cuda", 0)
+        accelerator_meter("cuda", 0)
 
 
 def test_region_figures_on_a_scripted_gpu(gpu: AcceleratorMeter, allocator: Allocator) -> None:

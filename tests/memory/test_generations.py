@@ -7,9 +7,8 @@ import threading
 import forked_processes
 import pytest
 
-from pytest_cka_memory.meters import objects
-from pytest_cka_memory.meters.garbage import PROMOTED_TOGETHER
-from pytest_cka_memory.meters.objects import Generations
+from pytest_cka_memory.meters import collector
+from pytest_cka_memory.meters.collector import PROMOTED_TOGETHER, Generations
 
 
 class Thing:
@@ -102,7 +101,7 @@ def test_old_objects_are_searched_if_another_thread_runs(things, monkeypatch, ma
 
 def test_absence_is_not_proved_if_objects_are_promoted_one_by_one(things, monkeypatch):
     """Some versions of Python promote objects singly, so nothing is proved."""
-    monkeypatch.setattr(objects, "PROMOTED_TOGETHER", False)
+    monkeypatch.setattr(collector, "PROMOTED_TOGETHER", False)
     assert not things.none_after_collecting()
     assert list(things.all()) == []
 
@@ -120,7 +119,7 @@ def test_search_leaves_the_collector_enabled_or_disabled(things, enabled):
 STEPS = """
 import gc, sys
 from random import Random
-from pytest_cka_memory.meters.objects import Generations
+from pytest_cka_memory.meters.collector import Generations
 
 class Thing: pass
 
@@ -177,7 +176,7 @@ REGIONS = """
 import gc
 import torch
 from pytest_cka_memory import MemoryProbe
-from pytest_cka_memory.meters import objects
+from pytest_cka_memory.meters import collector
 
 class Node: pass
 
@@ -209,7 +208,7 @@ probe = MemoryProbe("cpu")
 programs = clean, keep, in_cycle, in_old_garbage, grows_old, frozen, frees, nested, with_gradient
 found, full = {}, {}
 for cheap in (False, True):
-    objects.PROMOTED_TOGETHER = cheap
+    collector.PROMOTED_TOGETHER = cheap
     for program in programs:
         gc.collect()
         gc.freeze()  # the modules of torch, which each search would go through

@@ -3,9 +3,7 @@
 Such an exception is raised by the handler of a signal, as pytest-timeout's or Ctrl-C's.
 """
 
-import concurrent.futures.thread
 import gc
-import multiprocessing.pool
 import re
 import sys
 import threading
@@ -20,7 +18,7 @@ import torch
 
 from pytest_cka_memory import MemoryProbe
 from pytest_cka_memory.measure.region_stack import region_stack_for
-from pytest_cka_memory.meters import Meter, garbage, torch_private
+from pytest_cka_memory.meters import Meter, collector, torch_private
 from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
 from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
 from pytest_cka_memory.meters.ledger.meter import StorageMeter
@@ -29,17 +27,14 @@ from pytest_cka_memory.meters.patching import Patch, SharedPatches
 
 FUNCTIONS = (
     (torch.UntypedStorage, "resize_"),
-    (threading.Thread, "start"),
+    (torch.UntypedStorage, "from_file"),
     (sys, "unraisablehook"),
-    (concurrent.futures.thread.ThreadPoolExecutor, "submit"),
-    (multiprocessing.pool.ThreadPool, "imap"),
     (torch.accelerator, "reset_peak_memory_stats"),
-    (torch_private.LOADER_ITERATOR, "__next__"),
     *((torch.jit, name) for name in torch_private.TRACERS),
 )
 """What regions patch."""
 CHANGING = re.compile(
-    r"/(patching|users|dispatch|generations|ledger|peak_resets|region_stack|_python_dispatch)\.py$"
+    r"/(patching|dispatch|collector|storages|by_storages|region_stack|_python_dispatch)\.py$"
 )
 """The files whose lines can leave something behind."""
 Line = tuple[str, int]
@@ -52,7 +47,7 @@ def patched() -> list[Any]:
 
 
 def trackers_of(meter: Any) -> list[StorageTracker]:
-    return [getattr(meter, "_counting", meter)._tracker]
+    return [meter._tracker]
 
 
 def left_behind(meter: Meter, before: list[Any]) -> list[str]:
@@ -147,7 +142,7 @@ def test_the_collector_is_enabled_again_by_the_next_region(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If an exception leaves the garbage collector disabled, the next region enables it."""
-    monkeypatch.setattr(garbage, "_off_in", threading.get_ident())
+    monkeypatch.setattr(collector, "_off_in", threading.get_ident())
     gc.disable()
     try:
         with MemoryProbe(meter=StorageMeter()).measure():

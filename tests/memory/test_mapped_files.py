@@ -1,4 +1,4 @@
-"""Mapped files count once, with the size of the file."""
+"""Mapped files count once with the size of the file; with the ledger, each tensor in them."""
 
 import gc
 from collections.abc import Callable
@@ -9,9 +9,14 @@ import pytest
 import torch
 
 from pytest_cka_memory import MemoryProbe
+from pytest_cka_memory.meters import Meter
+from pytest_cka_memory.meters.ledger.meter import StorageMeter
 
-pytestmark = pytest.mark.parametrize("both_meters", ["native"], indirect=True)
-"""Where torch's allocator cannot be counted, figures of this are lower bounds."""
+
+@pytest.fixture(scope="module")
+def both_meters(native_meter: Meter) -> Meter:
+    """The native meter alone: for the ledger, figures of mapped files are lower bounds."""
+    return native_meter
 
 
 def checkpoint(folder: Path) -> tuple[Path, Callable[[], Any]]:
@@ -75,3 +80,18 @@ def test_memory_at_the_address_of_a_file_that_was_unmapped_counts(
         del weights
         later = torch.zeros(5000)
     assert region.retained_bytes == later.nbytes
+
+
+@pytest.mark.parametrize("write", [checkpoint, safe_tensors])
+def test_the_ledger_counts_no_byte_of_a_mapped_file_twice(
+    write: Callable[[Path], tuple[Path, Callable[[], Any]]], tmp_path: Path
+) -> None:
+    """With the ledger a mapped file counts as its tensors, which is a lower bound."""
+    _, load = write(tmp_path)
+    probe = MemoryProbe(meter=StorageMeter())
+    with probe.measure() as region:
+        weights = load()
+    assert region.retained_bytes == sum(tensor.nbytes for tensor in weights.values())
+    del weights
+    assert probe.run(int).net_bytes == 0
+    assert any(note.startswith("lower bounds: ") for note in probe.meter.notes)

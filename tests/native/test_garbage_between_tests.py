@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pytest_cka_memory.meters.garbage import Garbage
+from pytest_cka_memory.meters.collector import Garbage
 
 KEPT = 7
 

@@ -25,7 +25,7 @@ from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.core.libraries import is_foreign
 from pytest_cka_memory.meters.blocks.counter import BlockAllocations
 from pytest_cka_memory.meters.blocks.written import LazySequence
-from pytest_cka_memory.meters.garbage import without_collections
+from pytest_cka_memory.meters.collector import without_collections
 from pytest_cka_memory.meters.patching import Patch, SharedPatches
 
 PoolId = tuple[int, ...]

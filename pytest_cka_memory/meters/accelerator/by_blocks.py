@@ -1,6 +1,9 @@
-"""Count the blocks of an accelerator's allocator natively: it reports each to torch's profiler."""
+"""Count the blocks of an accelerator's allocator natively: it reports each to torch's profiler.
 
-import os
+Beside the device, this meter counts what a region retains on the host, and no peak there: on an
+emulated device, computing values allocates temporaries on the host that the user's code would not.
+"""
+
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -11,9 +14,14 @@ from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.errors import DeviceError
 from pytest_cka_memory.meters import cpp_counts
 from pytest_cka_memory.meters.accelerator import blocks_in_use
-from pytest_cka_memory.meters.accelerator.counting import Counting
-from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, Levels, wait_until_ended
+from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
+from pytest_cka_memory.meters.accelerator.stats import (
+    AllocatorStats,
+    Levels,
+    wait_for_backward,
+)
 from pytest_cka_memory.meters.base import Peaks, Reading
+from pytest_cka_memory.meters.blocks import counter as block_counter
 from pytest_cka_memory.meters.blocks import library
 from pytest_cka_memory.meters.blocks.counter import (
     Counter,
@@ -23,13 +31,23 @@ from pytest_cka_memory.meters.blocks.counter import (
     is_intact,
     repair,
 )
-from pytest_cka_memory.meters.blocks.counter import Levels as BlockLevels
 from pytest_cka_memory.meters.blocks.library import SWITCH, UNKNOWN
 from pytest_cka_memory.meters.blocks.other_memory import EmptiedStorages, LentMemory
 from pytest_cka_memory.meters.blocks.region_peaks import BlockPeaks, CollectedBlocks
 from pytest_cka_memory.meters.blocks.written import LazySequence
-from pytest_cka_memory.meters.garbage import Garbage
+from pytest_cka_memory.meters.collector import Garbage
 from pytest_cka_memory.meters.patching import JoinedPatches, SharedPatches
+
+_DEVICE_TYPES = {"cuda": 1, "xpu": 12}
+"""Of ``c10::DeviceType``; ROCm's devices are ``cuda`` too."""
+_WITHOUT_FRAMES = "allocated outside Python code, such as in a backward pass"
+
+
+@dataclass(frozen=True)
+class _Mark:
+    serial: int
+    allocated_bytes: int
+    requested_bytes: int
 
 
 class LastLevels:
@@ -140,50 +158,42 @@ class CollectedRequests(CollectedBlocks):
             self.bytes += before[1].requested - now.requested if is_all else block_bytes
 
 
-_DEVICE_TYPES = {"cuda": 1, "xpu": 12}
-"""Of ``c10::DeviceType``; ROCm's devices are ``cuda`` too."""
-_WITHOUT_FRAMES = "allocated outside Python code, such as in a backward pass"
+class AcceleratorBlockMeter(AcceleratorMeter):
+    """Knows every block by its address, and the peaks of each region, without a dispatch mode.
 
-
-@dataclass(frozen=True)
-class _Mark:
-    serial: int
-    allocated_bytes: int
-    requested_bytes: int
-
-
-class BlockCounting(Counting):
-    """Every block by its address, and the peaks of each region, without a dispatch mode.
-
-    Only for a device for which :func:`native_counting` has proved that it works.
+    Only for a device for which :func:`block_meter` has proved that it works.
     """
 
     knows_blocks = True
 
     def __init__(self, device: torch.device, stats: AllocatorStats, counter: Counter) -> None:
-        self._device, self._counter = device, counter
+        self._host = host_memory()
+        misses_pinned = self._host is not None and not counts_pinned()
+        super().__init__(
+            device,
+            stats,
+            ("pinned memory of the host is not counted",) if misses_pinned else (),
+        )
+        self._counter = counter
         self._levels = LastLevels(stats, counter)
         self._garbage = Garbage(self._level, counter.retained_between)
         cpp_counts.prepare()
-        self._host = host_memory()
         self._patches: SharedPatches = EmptiedStorages(counter, device)
         if self._host is not None:
             self._patches = JoinedPatches(self._patches, self._host.lent_memory)
-            if not counts_pinned():
-                self.notes = ("pinned memory of the host is not counted",)
 
     def levels(self) -> Levels:
         return self._levels.known()
 
     def collect_before(self, *, thorough: bool) -> bool:
         if self._garbage.is_possible():
-            wait_until_ended(self._device)
+            wait_for_backward(self._device)
         return self._garbage.collect_before(thorough=thorough)
 
     def collect_after(self, mark: _Mark, *, thorough: bool) -> bool:
         if not (self._counter.retained_since(mark.serial) or self.host_retained_since(mark)):
             return True
-        wait_until_ended(self._device)
+        wait_for_backward(self._device)
         is_clean = self._garbage.collect_after(
             lambda: self._counter.retained_since(mark.serial), thorough=thorough
         )
@@ -213,7 +223,7 @@ class BlockCounting(Counting):
             )
         self._counter.set_level(UNKNOWN, levels.reserved)
 
-    def between_regions(self, *, objects_dropped: bool, since: int) -> None:
+    def between_regions(self, *, objects_dropped: bool = False, since: int = 0) -> None:
         if objects_dropped:
             self._garbage.suspect(since, self.serial())
         else:
@@ -299,7 +309,7 @@ class _RegionPeaks(BlockPeaks):
             return region.start_reserved  # no block came or went, and the cache was empty before
         return self._levels.read().reserved
 
-    def sampled(self, levels: BlockLevels) -> Reading:
+    def sampled(self, levels: block_counter.Levels) -> Reading:
         return _reading(self._levels.read(), levels.peak, levels.peak_reserved)
 
     def allocations(self) -> Sequence[AllocationGroup]:
@@ -318,10 +328,18 @@ class _GroupsWithoutFrames(LazySequence[AllocationGroup, AllocationGroup]):
         return known
 
 
-def native_counting(device: torch.device, stats: AllocatorStats) -> BlockCounting | None:
-    """Return native counting if it is proved to work: a trial tensor is counted to the byte."""
+def block_meter(device: torch.device, stats: AllocatorStats) -> AcceleratorBlockMeter | None:
+    """Return the meter if it is proved to work: a trial tensor is counted to the byte.
+
+    Args:
+        device: with its index.
+        stats: the counters of that device.
+
+    Returns:
+        The meter; None if native counting is switched off, not compiled, or wrong for this device.
+    """
     number = _DEVICE_TYPES.get(device.type)
-    if number is None or os.environ.get(SWITCH) == "0" or library.functions() is None:
+    if number is None or library.is_switched_off() or library.functions() is None:
         return None
     repair()  # torch may have loaded libraries since counting began
     counter = Counter(number << 8 | device.index)
@@ -332,7 +350,7 @@ def native_counting(device: torch.device, stats: AllocatorStats) -> BlockCountin
     if not figures.serial > before or figures.level != allocated_bytes or not figures.level:
         return None
     stats.read_fast()
-    return BlockCounting(device, stats, counter)
+    return AcceleratorBlockMeter(device, stats, counter)
 
 
 def _reading(levels: Levels, peak: int, peak_reserved: int) -> Reading:

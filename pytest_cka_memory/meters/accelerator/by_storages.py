@@ -1,4 +1,7 @@
-"""Count storages on an accelerator in a ledger, where its allocator cannot be counted natively."""
+"""Count storages on an accelerator in a ledger, where its blocks cannot be counted natively.
+
+:class:`TensorMeter` is for an allocator that has no counters either.
+"""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -9,9 +12,13 @@ import torch
 
 from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.meters import objects, torch_private
-from pytest_cka_memory.meters.accelerator import stats
-from pytest_cka_memory.meters.accelerator.counting import Counting
-from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, Levels, device_name
+from pytest_cka_memory.meters.accelerator.meter import AcceleratorMeter
+from pytest_cka_memory.meters.accelerator.stats import (
+    AllocatorStats,
+    Levels,
+    device_name,
+    wait_for_backward,
+)
 from pytest_cka_memory.meters.ledger.dispatch import StorageTracker
 from pytest_cka_memory.meters.ledger.meter import StorageMeter
 from pytest_cka_memory.meters.patching import Patch, SharedPatches
@@ -57,32 +64,6 @@ def _saving_before(original: Callable[..., Any], save: Callable[[], None]) -> Ca
     return reset_peak_memory_stats
 
 
-class TensorMeter(StorageMeter):
-    """Counts the bytes of the tensor storages on one device exactly, while started.
-
-    Its peak is a lower bound, and there is no reserve: what the allocator has besides tensors,
-    such as workspaces of libraries and unused blocks, cannot be read.
-
-    Args:
-        device: with its index.
-        reason: that the allocator cannot be read; part of the notes.
-    """
-
-    name = "tensors counted, allocator not seen"
-
-    def __init__(self, device: torch.device, reason: str) -> None:
-        self._device = device
-        super().__init__(device=device)
-        self.notes = (reason, *StorageMeter.notes, *torch_private.LOST)
-        self.device_name = device_name(device)
-
-    def clean(self) -> int | None:
-        # Running kernels hold tensors, and objects that a backward pass holds may be in a cycle.
-        torch.accelerator.synchronize(self._device)
-        stats.wait_until_ended(self._device)
-        return super().clean()
-
-
 @dataclass(frozen=True)
 class _Mark:
     serial: int
@@ -90,37 +71,45 @@ class _Mark:
     """Requested bytes that no storage of the ledger had."""
 
 
-class StorageCounting(Counting):
-    """A dispatch mode records storages; the allocator has one peak counter for all regions."""
+class AcceleratorStorageMeter(AcceleratorMeter):
+    """Counts storages in a ledger; the allocator has one peak counter for all regions.
 
-    notes = (
-        "what was live at the peak leaves out memory inside operators, because this allocator's "
-        "blocks cannot be counted natively",
-    )
+    Raises:
+        NoCountersError: if the device's peaks cannot be reset.
+    """
 
     def __init__(self, device: torch.device, stats: AllocatorStats) -> None:
         stats.check_reset()
-        self._device, self._stats = device, stats
+        super().__init__(
+            device,
+            stats,
+            (
+                "what was live at the peak leaves out memory inside operators, because this "
+                "allocator's blocks cannot be counted natively",
+            ),
+        )
         self._tracker = StorageTracker(device)
         self._erased_peaks = PeaksBeforeResets(device, self._allocator_peaks)
 
-    def seen_notes(self) -> tuple[str, ...]:
-        return objects.notes()
+    def facts(self) -> dict[str, Any]:
+        return {**super().facts(), "notes": [*self.notes, *objects.notes()]}
 
     def start_for(self, user: object) -> None:
+        super().start_for(user)
         self._tracker.start(user)  # the allocator always counts; the tracker knows the storages
         self._erased_peaks.start(user)
 
     def stop_for(self, user: object) -> None:
         self._erased_peaks.stop(user)
         self._tracker.stop(user)
+        super().stop_for(user)
 
     def levels(self) -> Levels:
         return self._stats.levels()
 
     def collect_before(self, *, thorough: bool) -> bool:
         # Objects that a backward pass holds may be in a cycle.
-        stats.wait_until_ended(self._device)
+        wait_for_backward(self._device)
         gc.collect()
         self._tracker.record_unseen()
         return True
@@ -169,3 +158,29 @@ class StorageCounting(Counting):
     def _allocator_peaks(self) -> tuple[int, int]:
         stats = self._stats.all()
         return stats["allocated_bytes.all.peak"], stats["reserved_bytes.all.peak"]
+
+
+class TensorMeter(StorageMeter):
+    """Counts the bytes of the tensor storages on one device exactly, while started.
+
+    Its peak is a lower bound, and there is no reserve: what the allocator has besides tensors,
+    such as workspaces of libraries and unused blocks, cannot be read.
+
+    Args:
+        device: with its index.
+        reason: that the allocator cannot be read; part of the notes.
+    """
+
+    name = "tensors counted, allocator not seen"
+
+    def __init__(self, device: torch.device, reason: str) -> None:
+        self._device = device
+        super().__init__(device=device)
+        self.notes = (reason, *StorageMeter.notes, *torch_private.LOST)
+        self.device_name = device_name(device)
+
+    def clean(self) -> int | None:
+        # Running kernels hold tensors, and objects that a backward pass holds may be in a cycle.
+        torch.accelerator.synchronize(self._device)
+        wait_for_backward(self._device)
+        return super().clean()

@@ -1,28 +1,176 @@
 """The meter for accelerators: it reads the counters of their caching allocator."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from pytest_cka_memory.core.allocations import Allocation, AllocationGroup
 from pytest_cka_memory.core.holdings import Holding
 from pytest_cka_memory.meters import torch_private
-from pytest_cka_memory.meters.accelerator import blocks_in_use, stats
-from pytest_cka_memory.meters.accelerator.blocks_in_use import Captures
-from pytest_cka_memory.meters.accelerator.by_blocks import native_counting
-from pytest_cka_memory.meters.accelerator.by_storages import StorageCounting
-from pytest_cka_memory.meters.accelerator.counting import Counting
-from pytest_cka_memory.meters.accelerator.stats import AllocatorStats, device_name
-from pytest_cka_memory.meters.base import Cleaned, DriverReading, Meter, Peaks, Reading
+from pytest_cka_memory.meters.accelerator import blocks_in_use
+from pytest_cka_memory.meters.accelerator.stats import (
+    AllocatorStats,
+    Levels,
+    device_name,
+    wait_for_backward,
+)
+from pytest_cka_memory.meters.base import Cleaned, DriverReading, Meter, Reading
 from pytest_cka_memory.meters.conditions import of_accelerator
 
-_MOST_ENTRIES = 100_000
+_MOST_HISTORY_ENTRIES = 100_000
+
+
+class AcceleratorMeter(Meter):
+    """Reads the counters of ``torch.accelerator``: CUDA, ROCm, XPU and out-of-tree backends.
+
+    A subclass counts what the allocator does not: what a region has allocated, and its peaks.
+
+    Args:
+        device: with its index.
+        stats: the counters of that device, which :meth:`AllocatorStats.check` has found usable.
+        limits: what the figures of the subclass leave out; part of the notes.
+    """
+
+    notes: tuple[str, ...] = (
+        "start and peak count the allocator's blocks; retained and growth count requested bytes",
+        "memory outside PyTorch's allocator (CUDA context, NCCL, other libraries) counts only with "
+        "--cka-memory-also=driver or max_outside_mb",
+    )
+
+    def __init__(
+        self, device: torch.device, stats: AllocatorStats, limits: tuple[str, ...] = ()
+    ) -> None:
+        self._device, self._stats = device, stats
+        self.device = str(device)
+        self.device_name = device_name(device)
+        self._drop_workspaces = torch_private.workspace_dropper(device.type)
+        self._history = AllocatorHistory(device.type)
+        self._captures = blocks_in_use.Captures()
+        self.name = "PyTorch's caching allocator"
+        if not stats.all().get("requested_bytes.all.allocated"):  # e.g. backend:cudaMallocAsync
+            self.name += ", whole blocks only"
+        self.notes = (*self.notes, *limits, *torch_private.LOST)
+
+    @property
+    def torch_device(self) -> str:
+        return str(self._device)  # an emulated one has another name in reports
+
+    def facts(self) -> dict[str, Any]:
+        is_cuda = self._device.type == "cuda"
+        return {**super().facts(), "cuda": torch.version.cuda if is_cuda else None}
+
+    def conditions(self) -> dict[str, str]:
+        return of_accelerator(self.device)
+
+    def start(self) -> None:
+        self.start_for(self)
+
+    def stop(self) -> None:
+        self.stop_for(self)
+
+    def start_for(self, user: object) -> None:
+        self._captures.start(user)
+
+    def stop_for(self, user: object) -> None:
+        self._captures.stop(user)
+
+    @abstractmethod
+    def levels(self) -> Levels:
+        """Return the allocator's levels, in which the reserve may be older than the rest."""
+
+    @abstractmethod
+    def peaks(self) -> tuple[int, int]:
+        """Return the highest level and reserve since :meth:`reset_peak`, or since a region."""
+
+    @abstractmethod
+    def collect_before(self, *, thorough: bool) -> bool:
+        """Free what is garbage before a region, so that its start level does not include it.
+
+        Returns:
+            False if there may still be garbage: only without `thorough`, to save time.
+        """
+
+    @abstractmethod
+    def collect_after(self, mark: Any, *, thorough: bool) -> bool:
+        """Do the same at the end of a region that began at `mark`."""
+
+    def dropping_workspaces(self) -> AbstractContextManager[None]:
+        """Return a context in which what is freed is a workspace of a library."""
+        return nullcontext()
+
+    def note_empty_cache(self) -> None:
+        """Take note that the cache was emptied, which lowers the reserve."""
+
+    def clean(self) -> int | None:
+        return self.clean_before(thorough=True).workspace_bytes
+
+    def clean_before(self, *, thorough: bool) -> Cleaned:
+        return self._clean(lambda: self.collect_before(thorough=thorough))
+
+    def clean_after(self, mark: Any, *, thorough: bool) -> Cleaned:
+        return self._clean(lambda: self.collect_after(mark, thorough=thorough))
+
+    def _clean(self, collect: Callable[[], bool]) -> Cleaned:
+        # The order matters: running kernels and reference cycles hold tensors; the cache can
+        # release only blocks that no tensor and no library's workspace uses.
+        torch.accelerator.synchronize(self._device)
+        workspace_bytes = self._without_workspaces()
+        is_clean = collect()
+        torch.accelerator.empty_cache()
+        self.note_empty_cache()
+        return Cleaned(workspace_bytes, garbage_left=not is_clean)
+
+    def _without_workspaces(self) -> int | None:
+        """Drop the libraries' workspaces; return their bytes, None if they cannot be dropped."""
+        if self._drop_workspaces is None:
+            return None
+        before = self.levels().requested
+        with self.dropping_workspaces():
+            self._drop_workspaces()
+        return before - self.levels().requested
+
+    def read(self) -> Reading:
+        levels = self._stats.levels()
+        peak_bytes, peak_reserved_bytes = self.peaks()
+        return Reading(
+            allocated_bytes=levels.allocated,
+            requested_bytes=levels.requested,
+            peak_bytes=peak_bytes,
+            reserved_bytes=levels.reserved,
+            peak_reserved_bytes=peak_reserved_bytes,
+        )
+
+    def wait_for_threads(self) -> None:
+        wait_for_backward(self._device)
+
+    def reserved_by_graphs(self) -> Sequence[Holding]:
+        return blocks_in_use.reserved_by_graphs(self._device)
+
+    def driver(self) -> DriverReading | None:
+        memory_info = getattr(torch.get_device_module(self._device), "mem_get_info", None)
+        return None if memory_info is None else DriverReading(*memory_info(self._device))
+
+    def record_history(self) -> bool:
+        return self._history.record()
+
+    def dump_history(self, path: Path) -> bool:
+        return self._history.dump(path)
+
+    def stop_history(self) -> None:
+        self._history.stop()
 
 
 class AllocatorHistory:
-    """Records the history, unless the user does: what the user has started is never changed."""
+    """The history of blocks that an allocator records, for PyTorch's memory viewer.
+
+    If the user records it, what the user has started is never changed.
+
+    Args:
+        device_type: ``cuda`` or ``xpu``.
+    """
 
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type
@@ -37,7 +185,7 @@ class AllocatorHistory:
         if self._is_recorded():
             return True
         try:
-            self._functions.record(max_entries=_MOST_ENTRIES)
+            self._functions.record(max_entries=_MOST_HISTORY_ENTRIES)
         except RuntimeError:  # backend:cudaMallocAsync has the functions but cannot record
             return False
         self._is_ours = True
@@ -64,158 +212,3 @@ class AllocatorHistory:
 
     def _leave_to_user(self) -> None:
         self._is_ours = False
-
-
-class AcceleratorMeter(Meter):
-    """Reads the counters of ``torch.accelerator``: CUDA, ROCm, XPU and out-of-tree backends.
-
-    Raises:
-        DeviceError: if the device cannot be used.
-        NoCountersError: if its allocator has no such counters.
-    """
-
-    notes: tuple[str, ...] = (
-        "start and peak count the allocator's blocks; retained and growth count requested bytes",
-        "memory outside PyTorch's allocator (CUDA context, NCCL, other libraries) counts only with "
-        "--cka-memory-also=driver or max_outside_mb",
-    )
-
-    def __init__(self, kind: str, index: int) -> None:
-        self._device = torch.device(kind, index)
-        self.device = str(self._device)
-        self._stats = AllocatorStats(self._device)
-        self._drop_workspaces = torch_private.workspace_dropper(kind)
-        self._history = AllocatorHistory(kind)
-        self._captures = Captures()
-        self._stats.check()
-        self.device_name = device_name(self._device)
-        self.name = "PyTorch's caching allocator"
-        if not self._stats.all().get(
-            "requested_bytes.all.allocated"
-        ):  # e.g. backend:cudaMallocAsync
-            self.name += ", whole blocks only"
-        self._counting: Counting = native_counting(self._device, self._stats) or StorageCounting(
-            self._device, self._stats
-        )
-        self.notes = (*self.notes, *self._counting.notes, *torch_private.LOST)
-
-    @property
-    def knows_blocks(self) -> bool:  # type: ignore[override]  # of the class in other meters
-        return self._counting.knows_blocks
-
-    def block_at(self, address: int) -> tuple[int, int] | None:
-        return self._counting.block_at(address)
-
-    def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "notes": [*self.notes, *self._counting.seen_notes()]}
-
-    def conditions(self) -> dict[str, str]:
-        return of_accelerator(self.device)
-
-    def start(self) -> None:
-        self.start_for(self)
-
-    def stop(self) -> None:
-        self.stop_for(self)
-
-    def start_for(self, user: object) -> None:
-        self._captures.start(user)
-        self._counting.start_for(user)
-
-    def stop_for(self, user: object) -> None:
-        self._counting.stop_for(user)
-        self._captures.stop(user)
-
-    def clean(self) -> int | None:
-        return self.clean_before(thorough=True).workspace_bytes
-
-    def clean_before(self, *, thorough: bool) -> Cleaned:
-        return self._clean(lambda: self._counting.collect_before(thorough=thorough))
-
-    def clean_after(self, mark: Any, *, thorough: bool) -> Cleaned:
-        return self._clean(lambda: self._counting.collect_after(mark, thorough=thorough))
-
-    def _clean(self, collect: Callable[[], bool]) -> Cleaned:
-        # The order matters: running kernels and reference cycles hold tensors; the cache can
-        # release only blocks that no tensor and no library's workspace uses.
-        torch.accelerator.synchronize(self._device)
-        workspace_bytes = self._without_workspaces()
-        is_clean = collect()
-        self._empty_cache()
-        return Cleaned(workspace_bytes, garbage_left=not is_clean)
-
-    def between_regions(self, *, objects_dropped: bool = False, since: int = 0) -> None:
-        self._counting.between_regions(objects_dropped=objects_dropped, since=since)
-
-    def read(self) -> Reading:
-        levels = self._stats.levels()
-        peak_bytes, peak_reserved_bytes = self._counting.peaks()
-        return Reading(
-            allocated_bytes=levels.allocated,
-            requested_bytes=levels.requested,
-            peak_bytes=peak_bytes,
-            reserved_bytes=levels.reserved,
-            peak_reserved_bytes=peak_reserved_bytes,
-        )
-
-    def reset_peak(self) -> None:
-        self._counting.reset_peak()
-
-    def mark(self) -> Any:
-        return self._counting.mark()
-
-    def open_peaks(self) -> Peaks | None:
-        return self._counting.open_peaks()
-
-    def wait_for_threads(self) -> None:
-        stats.wait_until_ended(self._device)
-
-    def retained_since(self, mark: Any) -> int:
-        return self._counting.retained_since(mark)
-
-    def host_retained_since(self, mark: Any) -> int | None:
-        return self._counting.host_retained_since(mark)
-
-    def host_allocations_since(self, mark: Any) -> Sequence[Allocation]:
-        return self._counting.host_allocations_since(mark)
-
-    def count_collected(self, mark: Any) -> Callable[[], int] | None:
-        return self._counting.count_collected(mark)
-
-    def reserved_by_graphs(self) -> Sequence[Holding]:
-        return blocks_in_use.reserved_by_graphs(self._device)
-
-    def driver(self) -> DriverReading | None:
-        counts = getattr(torch.get_device_module(self._device), "mem_get_info", None)
-        return None if counts is None else DriverReading(*counts(self._device))
-
-    def record_history(self) -> bool:
-        return self._history.record()
-
-    def dump_history(self, path: Path) -> bool:
-        return self._history.dump(path)
-
-    def stop_history(self) -> None:
-        self._history.stop()
-
-    def serial(self) -> int:
-        return self._counting.serial()
-
-    def allocations_since(self, mark: Any) -> Sequence[Allocation]:
-        return self._counting.allocations_since(mark)
-
-    def allocations_at_peak(self) -> list[AllocationGroup]:
-        return self._counting.allocations_at_peak()
-
-    def _without_workspaces(self) -> int | None:
-        """Drop the libraries' workspaces; return their bytes, None if they cannot be dropped."""
-        if self._drop_workspaces is None:
-            return None
-        before = self._counting.levels().requested
-        with self._counting.dropping_workspaces():
-            self._drop_workspaces()
-        return before - self._counting.levels().requested
-
-    def _empty_cache(self) -> None:
-        torch.accelerator.empty_cache()
-        self._counting.note_empty_cache()

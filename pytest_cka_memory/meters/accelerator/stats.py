@@ -1,4 +1,4 @@
-"""The counters that an accelerator's allocator keeps."""
+"""The counters that an accelerator's allocator keeps, and the threads that hold its tensors."""
 
 import os
 import threading
@@ -15,10 +15,14 @@ from pytest_cka_memory.meters import torch_private
 _LONGEST_WAIT_SECONDS = 1
 
 
-def wait_until_ended(device: torch.device) -> None:
+def wait_for_backward(device: torch.device) -> None:
     """Wait until `device`'s thread holds nothing of earlier backward passes, for 1 s at most.
 
-    To do so it runs a backward pass over an empty tensor in the queue of that thread. Neither the
+    When a backward pass fails, its caller gets the exception at once, while the thread still
+    references it, and with it every frame of the traceback and their tensors. The thread drops that
+    reference when it next gets the GIL: within about 1 ms, but possibly after a reading.
+
+    To wait, it runs a backward pass over an empty tensor in the queue of that thread. Neither the
     pass nor its tensors allocate memory.
     """
     # Inside a backward pass, waiting for its thread would be a deadlock. The threads must not be

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pytest_cka_memory.meters.blocks.library import functions
-from pytest_cka_memory.meters.garbage import PROMOTED_TOGETHER
+from pytest_cka_memory.meters.collector import PROMOTED_TOGETHER
 
 BEGIN, LATER, ALL = 0, 1, -1
 """Which objects a census looks at: those created since its begin, since the last call but one of

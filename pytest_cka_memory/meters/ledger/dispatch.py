@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pytest_cka_memory.meters import garbage, torch_private, torch_versions
+from pytest_cka_memory.meters import collector, torch_private, torch_versions
 from pytest_cka_memory.meters.ledger.storages import Ledger, is_shared_memory
 from pytest_cka_memory.meters.objects import live_storages, none_after_collecting, storages_of
 from pytest_cka_memory.meters.patching import (
@@ -133,7 +133,7 @@ class StorageTracker(SharedPatches):
         self._thread_mode.switch(on=self._users.in_this_thread())
 
     def make_patches(self) -> Iterator[Undoable]:
-        garbage.repair()
+        collector.repair()
         yield _Counting(self)
         yield Patch(torch.UntypedStorage, "resize_", self._resizing(torch.UntypedStorage.resize_))
         yield Patch(
