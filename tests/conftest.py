@@ -69,7 +69,7 @@ def _unfreeze() -> None:
         _has_frozen = False
 
 
-_IMPORTED_BY_SESSIONS = ("baseline", "core", "holders", "measure", "plugin", "reports")
+_IMPORTED_BY_SESSIONS = ("core", "holders", "limits", "measure", "plugin", "reports", "stored")
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_cka_memory.stored import baselines as baseline_file
+from pytest_cka_memory.stored import baselines
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 
@@ -20,7 +20,7 @@ WRITER = f"""
 import itertools
 import sys
 from pathlib import Path
-from pytest_cka_memory.baseline import file as baseline_file
+from pytest_cka_memory.stored import baselines
 from pytest_cka_memory.stored.baselines import BaselineKey
 from pytest_cka_memory.core.conditions import Fingerprint
 from pytest_cka_memory.reports import files
@@ -30,7 +30,7 @@ def text(number):
     figures = dict.fromkeys(COMPARED, number)
     device = Fingerprint("cpu", "exact", "2.15")
     keys = [BaselineKey(f"t.py::t{{n}}", "", device) for n in range({REGIONS})]
-    return baseline_file.render(dict.fromkeys(keys, figures))
+    return baselines.render(dict.fromkeys(keys, figures))
 
 path, texts = Path(sys.argv[1]), [text(1), text(2)]
 """
@@ -74,7 +74,7 @@ files.write_whole(path, texts[1])
 
 def number_in(path: Path) -> int:
     """Check that the file is complete, and return the number that all its figures have."""
-    entries = baseline_file.read(path)
+    entries = baselines.read(path)
     assert len(entries) == REGIONS
     (number,) = {figure for figures in entries.values() for figure in figures.values()}
     assert number is not None
